@@ -1,45 +1,45 @@
-//! What must be known of the database: facts, filled in by whoever can ask it.
+//! Facts about the database that capture needs; the caller reads them from the server and fills them in.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// A relation.
+/// A relation: a table, or something that a statement names like one ([`Table::kind`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     /// Object identifier.
     pub oid: u32,
-    /// Schema.
+    /// Name of its schema.
     pub schema: String,
-    /// Name.
+    /// Name without the schema.
     pub name: String,
-    /// What it is, when it is not a table: `view`, `foreign table`.
+    /// Kind of relation if it is not a table: `view`, `foreign table`.
     pub kind: Option<&'static str>,
-    /// It belongs to one session, and is not moved.
+    /// True if it belongs to one session; such a table is not moved.
     pub temporary: bool,
-    /// Columns that are stored, in their order.
+    /// Stored columns, in their order.
     pub columns: Vec<Column>,
     /// Positions of the columns of the replica identity.
     pub key: Option<Vec<usize>>,
-    /// Unique indexes whose values matter: all but the key's, and the key's if foreign keys refer to it.
+    /// Unique indexes whose values matter: all but the key's index, and the key's index too if foreign keys refer to it.
     pub uniques: Vec<Unique>,
     /// Foreign keys of this table.
     pub references: Vec<Reference>,
-    /// Triggers, rules and cascades, in words.
+    /// Triggers, rules and cascades, as text for messages.
     pub writes_more: Vec<WritesMore>,
-    /// Why it cannot be read in full: `no SELECT right`, `row security`.
+    /// Reason why it cannot be read in full: `no SELECT right`, `row security`.
     pub unreadable: Option<&'static str>,
 }
 
 /// A column.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// Name as the server stores it.
     pub name: String,
-    /// Computed from the others: not part of an image.
+    /// True if it is computed from other columns; then it is not part of an image.
     pub generated: bool,
-    /// `GENERATED ALWAYS AS IDENTITY`: it is given at INSERT only.
+    /// True for `GENERATED ALWAYS AS IDENTITY`: a value is assigned at INSERT only.
     pub identity_always: bool,
-    /// What it gets when no value is given is computed at that moment: a function, an identity.
+    /// True if its default is computed at the moment of the write: a function, an identity.
     pub computed_default: bool,
 }
 
@@ -48,11 +48,11 @@ pub struct Column {
 pub struct Unique {
     /// Object identifier of the index.
     pub oid: u32,
-    /// Positions of its columns; none when it has expressions.
+    /// Positions of its columns; `None` if it has expressions.
     pub columns: Option<Vec<usize>>,
-    /// Its values can be compared by hash, and it is checked at once.
+    /// True if its values can be compared by hash and the index is checked immediately.
     pub by_hash: bool,
-    /// NULLs count as equal.
+    /// True if NULLs count as equal.
     pub nulls_equal: bool,
 }
 
@@ -61,29 +61,29 @@ pub struct Unique {
 pub struct Reference {
     /// Positions of the referring columns, in the order of the referred ones.
     pub columns: Vec<usize>,
-    /// The table that is referred to.
+    /// Object identifier of the table that is referred to.
     pub table: u32,
-    /// Its unique index.
+    /// Object identifier of the unique index that is referred to.
     pub index: u32,
 }
 
-/// What else writes when this table is written.
+/// A further write that the server does when this table is written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WritesMore {
     /// `trigger NAME`, `rule NAME`, `foreign key NAME that cascades`.
     pub what: String,
-    /// Happens at INSERT.
+    /// True if it happens at INSERT.
     pub insert: bool,
-    /// Happens at UPDATE.
+    /// True if it happens at UPDATE.
     pub update: bool,
-    /// Happens at DELETE.
+    /// True if it happens at DELETE.
     pub delete: bool,
 }
 
-/// All facts.
+/// All facts about one database.
 #[derive(Debug, Clone, Default)]
 pub struct Catalogue {
-    /// Schemas in which names without one are looked up.
+    /// Schemas in which names without a schema are looked up, in this order.
     pub search_path: Vec<String>,
     /// Names of functions that may write.
     pub may_write: HashSet<String>,
@@ -91,7 +91,7 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// No tables yet, and no function that may write.
+    /// Makes a catalogue without tables and without functions that may write.
     pub fn new(search_path: impl IntoIterator<Item = String>) -> Catalogue {
         Catalogue { search_path: search_path.into_iter().collect(), ..Catalogue::default() }
     }
@@ -101,7 +101,7 @@ impl Catalogue {
         self.tables.insert((table.schema.clone(), table.name.clone()), Arc::new(table));
     }
 
-    /// All tables, in no order.
+    /// Returns all tables, in no particular order.
     pub fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
         self.tables.values()
     }

@@ -1,4 +1,4 @@
-//! Statements that are known by their first words: what they do to the transaction, or that they touch no row.
+//! Statements recognized by their first words: transaction control, and statements that touch no row.
 
 use crate::error::Refusal;
 use crate::rewrite::{Control, Seen};
@@ -28,10 +28,10 @@ const HARMLESS: [&str; 21] = [
     "TABLE",
 ];
 
-/// First words of statements that write what nobody is shown.
+/// First words of statements whose writes the server does not return.
 const HIDDEN: [&str; 4] = ["CALL", "DO", "EXECUTE", "REFRESH"];
 
-/// Judges `text` by its first words; `None` when a parser has to.
+/// Judges `text` by its first words; `None` if the statement needs the parser.
 pub(crate) fn by_first_words(text: &str) -> Option<Result<Seen, Refusal>> {
     let body = without_comments(text)?.trim_end_matches(|c: char| c == ';' || c.is_whitespace());
     let words: Vec<String> = body.split_whitespace().take(6).map(str::to_ascii_uppercase).collect();
@@ -61,7 +61,7 @@ pub(crate) fn by_first_words(text: &str) -> Option<Result<Seen, Refusal>> {
     }
 }
 
-/// The text from its first word on; `None` when a comment does not end.
+/// The text from its first word on; `None` if a comment does not end.
 fn without_comments(mut text: &str) -> Option<&str> {
     loop {
         text = text.trim_start();
@@ -69,7 +69,7 @@ fn without_comments(mut text: &str) -> Option<&str> {
             text = comment.split_once('\n').map_or("", |(_, after)| after);
         } else if let Some(comment) = text.strip_prefix("/*") {
             let (inside, after) = comment.split_once("*/")?;
-            // Comments nest; a parser counts them.
+            // Comments nest; only the parser counts the levels.
             if inside.contains("/*") {
                 return None;
             }
@@ -80,7 +80,7 @@ fn without_comments(mut text: &str) -> Option<&str> {
     }
 }
 
-/// The name at the end, as the server reads it.
+/// The last name in the text, folded as the server folds it.
 fn last_name(body: &str) -> String {
     match body.strip_suffix('"').and_then(|body| body.rsplit_once('"')) {
         Some((_, quoted)) => quoted.to_owned(),

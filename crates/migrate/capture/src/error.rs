@@ -1,68 +1,68 @@
-//! Why row images of a statement cannot be captured.
+//! Reasons why row images of a statement cannot be captured.
 
-/// Why row images of a statement cannot be captured: it is a barrier, or the table goes another way.
+/// Reason why row images of a statement cannot be captured: it becomes a barrier, or its table is captured in another way.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The parser does not know it: whatever it writes is unknown. What it expected.
+    /// The parser does not know the statement, so its writes are unknown. Holds what the parser expected.
     #[error("the statement cannot be parsed{0}")]
     Unparsable(String),
-    /// It has more tokens than are taken apart: how many are.
+    /// The statement has more tokens than the parser takes. Holds the limit.
     #[error("the statement is too long: more than {0} words and signs")]
     TooLong(usize),
-    /// Operators in a row, set operations or brackets may make a tree that is not walked: how many levels are.
+    /// Operators in a row, set operations or brackets may make a tree that is too deep to walk. Holds the limit in levels.
     #[error("the statement is too deep: more than {0} words and operators without a comma between them")]
     TooDeep(usize),
-    /// A string of several statements, which is to be split before.
+    /// The text has several statements; the caller must split it first. Holds their number.
     #[error("{0} statements in one text")]
     Several(usize),
-    /// A table that the catalogue does not have: made since, or temporary.
+    /// The catalogue does not have the table: it is newer than the catalogue, or temporary.
     #[error("table {0} is not in the catalogue")]
     UnknownTable(String),
     /// The relation is not a table.
     #[error("{0} is not a table but a {1}")]
     NotATable(String, &'static str),
-    /// Nothing identifies its rows.
+    /// The table has no key that identifies its rows.
     #[error("table {0} has no key")]
     NoKey(String),
-    /// What the statement writes is not all that is written.
+    /// The server writes more than the statement does.
     #[error("table {table} has {what}")]
     WritesMore {
-        /// The table.
+        /// Name of the table.
         table: String,
         /// `trigger NAME`, `rule NAME`, `foreign key NAME that cascades`.
         what: String,
     },
-    /// RETURNING needs to read the row.
+    /// RETURNING would have to read a row that the client may not read in full.
     #[error("table {0} may not be read in full: {1}")]
     NotReadable(String, &'static str),
-    /// The old key is not returned (PostgreSQL 18 could).
+    /// The statement changes a key; RETURNING does not show the old one (PostgreSQL 18 could).
     #[error("key column {column} of table {table} is changed")]
     KeyChanged {
-        /// The table.
+        /// Name of the table.
         table: String,
-        /// The column.
+        /// Name of the key column.
         column: String,
     },
-    /// A statement whose writes RETURNING does not show.
+    /// RETURNING does not show the writes of this kind of statement.
     #[error("{0} cannot return the rows that it writes")]
     NoReturning(&'static str),
-    /// A function that may write.
+    /// The statement calls a function that may write.
     #[error("function {0} may write")]
     Function(String),
-    /// Its text may do something else when it is repeated.
+    /// The text may have another effect when it is repeated.
     #[error("{0} may differ when the statement is repeated")]
     NotRepeatable(String),
-    /// Writes inside WITH.
+    /// A statement inside WITH writes.
     #[error("WITH holds a statement that writes")]
     WritingWith,
-    /// The hidden column does not hold what was asked for.
+    /// The hidden column does not hold what was asked for. Holds the table's object identifier.
     #[error("an image of a row of table {0} is malformed")]
     Image(u32),
 }
 
 impl Refusal {
-    /// Of what the parser says only what it expected: it quotes what it found, which may be a value of the client's.
+    /// Keeps only what the parser expected: what it found may be a value of the client's and must not be quoted.
     pub(crate) fn unparsable(error: &sqlparser::parser::ParserError) -> Refusal {
         let text = error.to_string();
         let expected = text.split_once("Expected: ").and_then(|(_, text)| text.split_once(", found:"));

@@ -1,16 +1,16 @@
-//! The hidden column: a record as the server writes it, one text.
+//! The hidden column: a record in the server's own notation, as one text.
 
 use stillpoint_migrate_replay::Token;
 
 use crate::error::Refusal;
 use crate::rewrite::{Hash, Rewritten};
 
-/// A row that was written, and what it touched.
+/// A row that was written, with its tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     /// Values of the columns of [`Rewritten::image`], as text.
     pub values: Vec<Option<String>>,
-    /// What the row touched.
+    /// Tokens that the row touched.
     pub tokens: Vec<Token>,
 }
 
@@ -18,7 +18,7 @@ impl Rewritten {
     /// Reads the hidden column of one row.
     ///
     /// # Errors
-    /// [`Refusal::Image`]: it is no record of so many columns.
+    /// [`Refusal::Image`] if it is not a record with the expected number of columns.
     pub fn read(&self, hidden: &str) -> Result<Image, Refusal> {
         let mut values = fields(hidden).ok_or(Refusal::Image(self.table.oid))?;
         if values.len() != self.image.len() + self.hashes.len() {
@@ -26,7 +26,7 @@ impl Rewritten {
         }
         let mut tokens = Vec::with_capacity(self.hashes.len());
         for (hash, value) in self.hashes.iter().zip(values.split_off(self.image.len())) {
-            // NULL: there is nothing to meet.
+            // NULL: no other row can conflict with it.
             let Some(value) = value else { continue };
             let value = value.parse::<i64>().map_err(|_| Refusal::Image(self.table.oid))?.cast_unsigned();
             let table = self.table.oid;
@@ -40,7 +40,7 @@ impl Rewritten {
     }
 }
 
-/// The fields of a record: `(a,"b ""c""",,"")`; nothing between commas is NULL.
+/// The fields of a record: `(a,"b ""c""",,"")`; an empty place between commas is NULL.
 fn fields(record: &str) -> Option<Vec<Option<String>>> {
     let inside = record.strip_prefix('(')?.strip_suffix(')')?;
     let (mut fields, mut field, mut quoted, mut is_null) = (Vec::new(), String::new(), false, true);

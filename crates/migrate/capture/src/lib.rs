@@ -1,18 +1,19 @@
-//! Row images from statements: statement and catalogue facts in, the statement with a hidden column behind RETURNING out.
+//! Row images from statements: takes a statement and facts of the catalogue, returns the statement with a hidden column after
+//! RETURNING.
 //!
 //! **The caller must** fill the [`Catalogue`] from the database as it is when the statement runs, split texts of several
 //! statements, and take the hidden column out of what the client gets: the first field of every row, or all rows when
 //! [`Rewritten::client_sees_rows`] is false.
 //!
-//! **Guaranteed:** the statement's own text is untouched, only added to behind its RETURNING or its end, so what it does, its
+//! **Guaranteed:** the statement's own text is unchanged; text is only added after its RETURNING or its end. So its effect, its
 //! parameters and their numbers stay the same. Every row that it writes comes back with its image and with the hashes of its
-//! tokens, computed by the server, whose equality is not that of bytes. What cannot be shown so is refused by name, never
-//! guessed; a statement that may write without being seen to is refused too. So is a text that takes too much to be understood:
-//! one of more than a million tokens, and one whose tree may be more than 10,000 levels deep (operators in a row, not lists).
-//! A tree is walked on a stack of its own where the caller's is too small for it.
+//! tokens. The server computes the hashes, because its equality is not equality of bytes. A statement whose rows cannot be
+//! shown in this way is refused by name, never guessed; so is a statement that may write without showing it. A text that costs
+//! too much to parse is refused too: one of more than a million tokens, or one whose tree may be more than 10,000 levels deep
+//! (operators in a row, not lists). If the caller's stack is too small for a tree, the tree is walked on a stack of its own.
 //!
-//! **It does not** parse what clients send while no migration runs, ask the database, or see what bypasses the statement
-//! (triggers and cascades are facts of the catalogue).
+//! **It does not** parse what clients send while no migration is active, query the database, or see writes that bypass the
+//! statement (triggers and cascades are facts of the catalogue).
 //!
 //! ```text
 //! UPDATE item SET stock = 1 WHERE id = $1
@@ -21,19 +22,20 @@
 //!               \__________ image __________/  \________________ token of the row _____________/
 //! ```
 //!
-//! The hidden column is one text, so that it looks the same in every format that a client may ask for, and depends only on
-//! how the session writes dates, intervals and floating-point numbers. It is the first, so that a row need not be held whole to
-//! be shown without it.
+//! The hidden column is one text. So it looks the same in every format that a client may request, and it depends only on how
+//! the session writes dates, intervals and floating-point numbers. It is the first column, so that the proxy need not hold a
+//! whole row before it forwards the row without it.
 //!
 //! | statement | becomes |
 //! |---|---|
 //! | INSERT; INSERT ... ON CONFLICT, UPDATE, DELETE of a table with a key; with or without RETURNING | row images |
-//! | the same of a temporary table; SELECT, SET, cursors, COPY TO, COPY FROM into a temporary table, VACUUM, EXPLAIN without ANALYZE | nothing |
+//! | the same of a temporary table; COPY FROM into a temporary table | nothing |
+//! | SELECT, SET, cursors, COPY TO, VACUUM, EXPLAIN without ANALYZE | nothing |
 //! | BEGIN, COMMIT, ROLLBACK, SAVEPOINT, RELEASE, ROLLBACK TO | [`Seen::Control`] |
 //! | TRUNCATE, DDL, SELECT INTO | a barrier |
 //! | COPY FROM, MERGE, CALL, DO, EXECUTE, two-phase commit, writes inside WITH, EXPLAIN ANALYZE of a write | refused |
-//! | UPDATE of a key; UPDATE and DELETE of a table without one; tables with triggers, rules or cascades at that statement, views, row security, \
-//!   no SELECT right; functions that may write | refused |
+//! | UPDATE of a key; UPDATE and DELETE of a table without one; functions that may write | refused |
+//! | tables with triggers, rules or cascades at that statement, views, row security, no SELECT right | refused |
 //!
 //! An example:
 //!

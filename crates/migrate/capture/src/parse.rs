@@ -1,13 +1,13 @@
-//! The parser, held to what a text of a client may take of it: memory for its tokens, and stack for the depth of its tree.
+//! The parser with limits for a client's text: memory for its tokens, and stack for the depth of its tree.
 //!
-//! The obvious way is the parser's own limit. It counts the parser's recursion only: a chain of operators is a loop there, and
-//! a tree as deep as the chain is long, and whatever walks that tree recurses, the end of its life too. So the depth is bounded
-//! before, by the tokens alone, and a tree lives and ends on a stack that is large enough for it.
+//! The parser's own limit is not enough: it counts only the parser's recursion. The parser reads a chain of operators in a
+//! loop, but builds a tree as deep as the chain is long, and all code that walks or drops that tree recurses. So the depth is
+//! bounded before parsing, from the tokens alone, and a tree is built and dropped on a stack that is large enough for it.
 //!
-//! The bound needs to know little of the grammar: a level of the tree takes a token that is no literal and no separator, and
-//! stands within the brackets that are open and behind the last comma there. Set operations alone chain up
-//! across commas (`SELECT 1, 2 UNION SELECT 3, 4`): they count until their bracket closes. So lists may be as long as memory
-//! allows, and chains may not.
+//! The bound needs little knowledge of the grammar. Each level of the tree takes one token that is neither a literal nor a
+//! separator; that token is inside the open brackets and after the last comma there. Only set operations chain across commas
+//! (`SELECT 1, 2 UNION SELECT 3, 4`), so they count until their bracket closes. So memory alone limits the length of a list,
+//! and this bound limits the length of a chain.
 
 use sqlparser::ast::Statement;
 use sqlparser::dialect::PostgreSqlDialect;
@@ -18,19 +18,19 @@ use std::str::Chars;
 
 use crate::error::Refusal;
 
-/// The deepest tree, in levels: a chain of 3,300 `a = 1 OR`.
+/// Maximum depth of a tree, in levels: a chain of 3,300 `a = 1 OR`.
 pub(crate) const DEPTH_MAX: usize = 10_000;
-/// Tokens of one text, blanks among them: 100 bytes each, and the tree twice that.
+/// Maximum number of tokens in one text, blanks included: 100 bytes each, and the tree takes twice that.
 const TOKENS_MAX: usize = 1 << 20;
-/// Bytes of stack for a tree without any depth, and for each level. A comparison of two trees takes most: 2 to 3 KiB a level
-/// where nothing is optimized (measured). The parser's own descent, to which it sets limits, grows its stack by itself.
+/// Bytes of stack for a tree of depth 0, and for each level. The comparison of two trees takes most: 2 to 3 KiB a level in an
+/// unoptimized build (measured). The parser's own recursion has limits of its own and grows its stack by itself.
 const STACK_BASE: usize = 512 << 10;
 const STACK_PER_LEVEL: usize = 8 << 10;
 
-/// Parses `text` and has its statements judged. They are gone when this returns: they must not be walked on another stack.
+/// Parses `text` and passes its statements to `judge`. They are dropped before this returns: no other stack may walk them.
 ///
 /// # Errors
-/// [`Refusal::TooLong`] and [`Refusal::TooDeep`], before anything is parsed; [`Refusal::Unparsable`]; what `judge` refuses.
+/// [`Refusal::TooLong`] and [`Refusal::TooDeep`] before anything is parsed; [`Refusal::Unparsable`]; the refusals of `judge`.
 pub(crate) fn parsed<T>(text: &str, judge: impl FnOnce(Vec<Statement>) -> Result<T, Refusal>) -> Result<T, Refusal> {
     let tokens = tokens(text)?;
     let depth = depth(&tokens);
@@ -38,7 +38,7 @@ pub(crate) fn parsed<T>(text: &str, judge: impl FnOnce(Vec<Statement>) -> Result
         return Err(Refusal::TooDeep(DEPTH_MAX));
     }
     let stack = STACK_BASE + depth * STACK_PER_LEVEL;
-    // Most texts need no stack of their own.
+    // Most texts need no separate stack.
     stacker::maybe_grow(stack, stack, || {
         let statements = Parser::new(&PostgreSqlDialect {}).with_tokens_with_locations(tokens).parse_statements();
         judge(statements.map_err(|error| Refusal::unparsable(&error))?)
@@ -50,7 +50,7 @@ pub(crate) fn parsed<T>(text: &str, judge: impl FnOnce(Vec<Statement>) -> Result
 /// # Errors
 /// [`Refusal::TooLong`]; [`Refusal::Unparsable`].
 pub(crate) fn tokens(text: &str) -> Result<Vec<TokenWithSpan>, Refusal> {
-    // A token is a byte at least.
+    // A token takes at least one byte.
     if text.len() > TOKENS_MAX && about_tokens(text) > TOKENS_MAX {
         return Err(Refusal::TooLong(TOKENS_MAX));
     }
@@ -58,10 +58,10 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<TokenWithSpan>, Refusal> {
     tokens.map_err(|error| Refusal::unparsable(&error.into()))
 }
 
-/// What stands in a bracket.
+/// Contents of one open bracket.
 #[derive(Default)]
 struct Level {
-    /// Tokens that may make the tree deeper, behind the last comma.
+    /// Tokens after the last comma that may make the tree deeper.
     behind_comma: usize,
     set_operations: usize,
 }
@@ -72,7 +72,7 @@ impl Level {
     }
 }
 
-/// A tree of these tokens is no deeper, counted in chained or nested constructs.
+/// Upper bound of the depth of a tree of these tokens, in chained or nested constructs.
 fn depth(tokens: &[TokenWithSpan]) -> usize {
     let (mut around, mut here) = (Vec::<Level>::new(), Level::default());
     let (mut depth_around, mut deepest) = (0, 0);
@@ -104,7 +104,7 @@ fn depth(tokens: &[TokenWithSpan]) -> usize {
     deepest
 }
 
-/// How many tokens a text has, about: it decides on memory, and on nothing else.
+/// Approximate number of tokens in a text; only the memory limit depends on it.
 fn about_tokens(text: &str) -> usize {
     let (mut rest, mut count, mut escapes) = (text.as_bytes(), 0, false);
     while let Some(first) = rest.first() {
@@ -126,7 +126,7 @@ fn is_of_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
-/// The length of a text in quotes, at the beginning of `text`; a doubled quote ends one and begins another.
+/// The length in bytes of the quoted text at the beginning of `text`; a doubled quote ends one quoted text and begins another.
 fn quoted(text: &[u8], escapes: bool) -> usize {
     let mut at = 1;
     while let Some(byte) = text.get(at) {
@@ -140,17 +140,17 @@ fn quoted(text: &[u8], escapes: bool) -> usize {
     at.min(text.len())
 }
 
-/// The same of `$tag$...$tag$`; of a parameter its sign alone.
+/// The length in bytes of `$tag$...$tag$`; 1 (the sign alone) for a parameter such as `$1`.
 fn dollar_quoted(text: &[u8]) -> usize {
     let end = text.iter().skip(1).position(|b| !is_of_word(*b)).map(|at| at + 1);
     let Some(end) = end.filter(|end| text[*end] == b'$' && !text[1].is_ascii_digit()) else { return 1 };
     let (tag, inside) = text.split_at(end + 1);
-    // Only a place with a `$` can be the end.
+    // Only a `$` can begin the closing tag.
     let mut places = inside.iter().enumerate().filter(|(_, b)| **b == b'$').map(|(at, _)| at);
     places.find(|at| inside[*at..].starts_with(tag)).map_or(text.len(), |at| at + 2 * tag.len())
 }
 
-/// Where tokens begin in a text. They are asked for in their order, so that the text is walked once.
+/// Converts token locations in a text to byte offsets. The caller asks in ascending order, so the text is walked once.
 pub(crate) struct Places<'t> {
     rest: Chars<'t>,
     at: usize,
@@ -162,7 +162,7 @@ impl<'t> Places<'t> {
         Places { rest: text.chars(), at: 0, place: Location::new(1, 1) }
     }
 
-    /// The byte at which a place is. Lines and columns count from 1, columns in characters.
+    /// Returns the byte offset of a location. Lines and columns count from 1, columns in characters.
     pub(crate) fn byte(&mut self, place: Location) -> usize {
         while self.place < place {
             let Some(character) = self.rest.next() else { break };

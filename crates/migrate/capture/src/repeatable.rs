@@ -1,4 +1,4 @@
-//! Whether a write does the same when its text is sent again to a copy of what it saw.
+//! Checks that a write has the same effect when its text is sent again to a copy of the database it saw.
 
 use std::ops::ControlFlow;
 
@@ -11,8 +11,8 @@ use crate::catalogue::Catalogue;
 use crate::error::Refusal;
 use crate::parse::parsed;
 
-/// Functions of the server whose value depends on their arguments alone, in whatever order rows come. Whoever is not named
-/// here is not believed.
+/// Server functions whose value depends only on their arguments, in any order of rows. A function that is not in this list
+/// counts as not pure.
 const PURE: [&str; 40] = [
     "abs",
     "btrim",
@@ -56,13 +56,13 @@ const PURE: [&str; 40] = [
     "upper",
 ];
 
-/// Texts that mean another moment each time that they are read as one.
+/// Texts that mean a different moment each time the server reads them as a time.
 const MOMENTS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
 
-/// Refuses a write (INSERT, UPDATE, DELETE) that may do something else when it is repeated on the same rows.
+/// Refuses a write (INSERT, UPDATE, DELETE) that may have another effect when it is repeated on the same rows.
 ///
 /// # Errors
-/// [`Refusal::NotRepeatable`], with what it is that may differ; [`Refusal::Unparsable`], [`Refusal::TooLong`] and
+/// [`Refusal::NotRepeatable`] with the part that may differ; [`Refusal::Unparsable`], [`Refusal::TooLong`] and
 /// [`Refusal::TooDeep`].
 pub fn repeatable(text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
     parsed(text, |statements| match &statements[..] {
@@ -76,7 +76,7 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
     match statement {
         Statement::Insert(insert) => {
             if insert.on.is_some() {
-                // Whether there is a conflict depends on transactions that its snapshot does not show.
+                // A conflict may be with transactions that the statement's snapshot does not show.
                 return refuse("ON CONFLICT".into());
             }
             let TableObject::TableName(name) = &insert.table else { return refuse("its table".into()) };
@@ -105,8 +105,8 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
     }
 }
 
-/// Whether a statement that writes nothing may be sent again to a copy of the database: it reads rows that the copy has, and
-/// does nothing to the server or to its session.
+/// Returns true if a statement that writes nothing may be sent again to a copy of the database: it reads only rows that the
+/// copy has, and changes nothing in the server or its session.
 pub fn only_reads(text: &str, catalogue: &Catalogue) -> bool {
     let reads = parsed(text, |statements| match &statements[..] {
         [statement @ Statement::Query(_)] => {
@@ -125,7 +125,7 @@ fn folded(ident: &Ident) -> String {
     if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
 }
 
-/// A column that is not given, and whose default is computed anew each time.
+/// Finds a column that is not given and whose default is computed again at each write.
 fn default_of_the_moment(
     name: &ObjectName,
     given: &[String],
@@ -142,10 +142,10 @@ fn default_of_the_moment(
     Ok(open.map(|column| column.name.clone()))
 }
 
-/// Whose rows a statement reads.
+/// Checks the relations whose rows a statement reads.
 struct Rows<'c> {
     catalogue: &'c Catalogue,
-    /// Names that stand for no relation: of WITH, and of functions.
+    /// Names that are not relations: names from WITH, and functions.
     names: Vec<String>,
 }
 
@@ -154,7 +154,7 @@ impl Rows<'_> {
         Rows { catalogue, names: Vec::new() }
     }
 
-    /// What locks rows may wait for somebody who waits for it, and may skip them.
+    /// A statement that locks rows may wait for a transaction that waits for it, or may skip rows.
     fn query(&mut self, query: &Query) -> ControlFlow<String> {
         let with = query.with.iter().flat_map(|with| &with.cte_tables);
         self.names.extend(with.map(|table| folded(&table.alias.name)));
@@ -186,7 +186,7 @@ impl Rows<'_> {
     }
 }
 
-/// Stops at what may differ when it is done again.
+/// Stops at the first part that may differ when the statement is repeated.
 struct Differing<'c> {
     rows: Rows<'c>,
 }
@@ -218,7 +218,7 @@ impl Visitor for Differing<'_> {
     fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<String> {
         match expr {
             Expr::Function(called) => function(&called.name),
-            // DEFAULT among values is read as a name.
+            // The parser reads DEFAULT among values as a name.
             Expr::Identifier(name) if name.quote_style.is_none() && name.value.eq_ignore_ascii_case("default") => {
                 ControlFlow::Break("DEFAULT".into())
             }
@@ -240,7 +240,7 @@ impl Visitor for Differing<'_> {
     }
 }
 
-/// Stops at what does more than read.
+/// Stops at the first part that does more than read.
 struct Doing<'c> {
     rows: Rows<'c>,
 }
@@ -279,7 +279,7 @@ impl Visitor for Doing<'_> {
     }
 }
 
-/// Functions of the server, beside [`PURE`] ones, that do nothing.
+/// Server functions that have no side effect but are not in [`PURE`].
 const READING: [&str; 12] = [
     "array_agg",
     "array_length",

@@ -1,4 +1,4 @@
-//! From a statement to the same statement with one column more behind RETURNING.
+//! Rewrites a statement to the same statement with one more column after RETURNING.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -16,102 +16,103 @@ use crate::control::by_first_words;
 use crate::error::Refusal;
 use crate::parse::{self, Places, parsed};
 
-/// How many of the words RETURNING in a text are tried, from the last one on.
+/// Maximum number of RETURNING words that are tried in one text, from the last one backwards.
 const RETURNING_TRIED_MAX: usize = 16;
 
-/// What a statement does, as far as capture is concerned.
+/// Effect of a statement, as far as capture needs to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// It writes nothing; it goes as it is.
+    /// It writes nothing and is sent unchanged.
     Nothing,
-    /// It writes rows, and shows them.
+    /// It writes rows and returns them.
     Writes(Rewritten),
     /// It begins or ends a transaction or a part of one.
     Control(Control),
-    /// It changes whole tables or the schema: it is replayed as text, and conflicts with this.
+    /// It changes whole tables or the schema: it is replayed as text, and conflicts with these tokens.
     Barrier(Vec<Token>),
 }
 
-/// What a statement does to the transaction.
+/// Effect of a statement on the transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Control {
-    /// One begins.
+    /// A transaction begins.
     Begin,
-    /// It is to be committed.
+    /// The transaction is to be committed.
     Commit {
-        /// And another begins.
+        /// True if another transaction begins immediately.
         chain: bool,
     },
-    /// It is rolled back.
+    /// The transaction is rolled back.
     Rollback {
-        /// And another begins.
+        /// True if another transaction begins immediately.
         chain: bool,
     },
-    /// A name for this place.
+    /// A savepoint with this name is set.
     Savepoint(String),
-    /// The name is forgotten.
+    /// The savepoint with this name is released.
     Release(String),
-    /// Back to the place with this name.
+    /// The transaction is rolled back to the savepoint with this name.
     RollbackTo(String),
 }
 
-/// What happened to each row that comes back.
+/// Change of each row that is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// It is new.
+    /// The row is new.
     Insert,
-    /// It is new, or was there and has been updated.
+    /// The row is new, or existed and was updated.
     Upsert,
-    /// It was there; the image is its new state, its key is what it was.
+    /// The row existed; the image is its new state, and its key is unchanged.
     Update,
-    /// It is gone; the image is its last state.
+    /// The row is deleted; the image is its last state.
     Delete,
 }
 
-/// What a hash among the hidden columns stands for. NULL means: nothing, unless NULLs are equal there.
+/// Meaning of a hash in the hidden column. NULL means no value, unless NULLs count as equal in that index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hash {
-    /// The row.
+    /// The key of the row.
     Row,
     /// A value of a unique index.
     Unique {
-        /// The index.
+        /// Object identifier of the index.
         index: u32,
     },
     /// A value that a foreign key refers to.
     Parent {
-        /// The table referred to.
+        /// Object identifier of the table referred to.
         table: u32,
-        /// Its index.
+        /// Object identifier of its unique index.
         index: u32,
     },
 }
 
-/// The statement as it is sent.
+/// A statement as the proxy sends it to the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rewritten {
-    /// Its text.
+    /// SQL text with the hidden column.
     pub text: String,
-    /// The table.
+    /// The table that it writes.
     pub table: Arc<Table>,
-    /// What happens to each row.
+    /// Change of each row.
     pub action: Action,
     /// Positions of the table's columns whose values come first in the hidden column.
     pub image: Vec<usize>,
-    /// What the hashes behind the image stand for.
+    /// Meaning of each hash after the image.
     pub hashes: Vec<Hash>,
-    /// Tokens that the transaction takes whatever comes back, when anything does.
+    /// Tokens that the transaction takes in addition, independent of the values, if at least one row is returned.
     pub tokens: Vec<Token>,
-    /// The client asked for rows itself; otherwise it gets none, and no description of any.
+    /// True if the client itself asked for rows; otherwise it gets no rows and no row description.
     pub client_sees_rows: bool,
-    /// It has ON CONFLICT: a row that another transaction inserts at the same moment is inserted, deleted and tried once more.
+    /// True if it has ON CONFLICT: if another transaction inserts the same row at the same moment, the row is inserted, deleted
+    /// and tried once more.
     pub may_conflict: bool,
 }
 
 /// Rewrites one statement.
 ///
 /// # Errors
-/// [`Refusal`]: the statement is to be treated as a barrier, or its tables are to be captured in another way.
+/// [`Refusal`]: the caller must treat the statement as a barrier, or capture its tables in another way.
 pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
     if let Some(judged) = by_first_words(text) {
         return judged;
@@ -169,7 +170,7 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<See
             for name in &truncate.table_names {
                 let target = Target::find(&name.name, None, catalogue)?;
                 tokens.push(Token::Table(target.table.oid));
-                // Its rows referred to others, and nobody says to which.
+                // The deleted rows referred to other rows, and the server does not report which.
                 let parents = target.table.references.iter();
                 tokens.extend(parents.map(|parent| Token::Index { table: parent.table, index: parent.index }));
             }
@@ -193,12 +194,12 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<See
     }
 }
 
-/// Statements that change no row of any table, beside those known by their first words.
+/// Returns true for statements that change no row of any table, beside those recognized by their first words.
 fn is_harmless(statement: &Statement) -> bool {
     matches!(statement, Statement::Copy { to: true, .. } | Statement::Declare { .. } | Statement::Explain { .. })
 }
 
-/// Whether only the session's own tables are made or dropped.
+/// Returns true if the statement creates or drops only temporary tables or views of the session.
 fn is_temporary(statement: &Statement, catalogue: &Catalogue) -> bool {
     match statement {
         Statement::CreateTable(table) => table.temporary,
@@ -215,7 +216,7 @@ fn makes_table(query: &Query) -> bool {
     matches!(&*query.body, SetExpr::Select(select) if select.into.is_some())
 }
 
-/// Whether the first word of a statement says so.
+/// Returns true if the first word is one of the DDL words.
 fn changes_schema(text: &str) -> bool {
     let first = words(text).into_iter().find(|token| token.token != SqlToken::SemiColon);
     let ddl = [Keyword::CREATE, Keyword::ALTER, Keyword::DROP, Keyword::COMMENT, Keyword::GRANT, Keyword::REVOKE];
@@ -229,7 +230,7 @@ fn writes_inside(query: &Query) -> bool {
     in_body || with.into_iter().any(|cte| writes_inside(&cte.query))
 }
 
-/// A function may write, also inside SELECT.
+/// Refuses a statement that calls a function that may write; SELECT can do so too.
 fn only_harmless_functions(statement: &Statement, catalogue: &Catalogue) -> Result<(), Refusal> {
     struct Functions<'a>(&'a Catalogue);
     impl Functions<'_> {
@@ -276,7 +277,7 @@ fn only_table<'a>(
     }
 }
 
-/// An identifier as the server reads it.
+/// The identifier as the server reads it.
 fn folded(ident: &Ident) -> String {
     if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
 }
@@ -285,13 +286,13 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// The tokens of a text with their places, without what stands between them.
+/// The tokens of a text with their locations, without blanks and comments.
 fn words(text: &str) -> Vec<TokenWithSpan> {
     let tokens = parse::tokens(text).unwrap_or_default();
     tokens.into_iter().filter(|token| !matches!(token.token, SqlToken::Whitespace(_) | SqlToken::EOF)).collect()
 }
 
-/// The text up to the semicolon that ends the statement, if one does; comments may stand behind it.
+/// The text up to the semicolon that ends the statement, if there is one; comments may follow it.
 fn without_semicolon(text: &str) -> &str {
     match words(text).last() {
         Some(last) if last.token == SqlToken::SemiColon => &text[..Places::of(text).byte(last.span.start)],
@@ -299,7 +300,7 @@ fn without_semicolon(text: &str) -> &str {
     }
 }
 
-/// What a statement returns to its client.
+/// The RETURNING list of a statement.
 fn returned(statement: &mut Statement) -> Option<&mut Vec<SelectItem>> {
     match statement {
         Statement::Insert(insert) => insert.returning.as_mut(),
@@ -318,8 +319,8 @@ fn has_returning(statement: &Statement) -> bool {
     }
 }
 
-/// The text with a column before those that it returns; none where it cannot be told which RETURNING that is, as the word may
-/// name things too. `statement` is the text without that column.
+/// The text with `column` before the columns that it returns. `None` if it is unclear which RETURNING is the clause, because
+/// the word may also be a name. `statement` is the text without that column.
 fn with_first(text: &str, statement: &Statement, column: &str) -> Option<String> {
     let mut places = Places::of(text);
     let ends: Vec<usize> = words(text)
@@ -349,7 +350,7 @@ fn with_first(text: &str, statement: &Statement, column: &str) -> Option<String>
 /// The table that a statement writes.
 struct Target<'a> {
     table: &'a Arc<Table>,
-    /// What its columns are qualified by.
+    /// Quoted alias or name that qualifies its columns.
     qualifier: String,
 }
 
@@ -370,7 +371,7 @@ impl<'a> Target<'a> {
         Ok(Target { table, qualifier })
     }
 
-    /// Positions of the columns that are assigned to.
+    /// Positions of the columns that the statement assigns to.
     fn assigned(&self, assignments: &[Assignment]) -> Result<Vec<usize>, Refusal> {
         let mut positions = Vec::new();
         for assignment in assignments {
@@ -379,7 +380,7 @@ impl<'a> Target<'a> {
                 AssignmentTarget::Tuple(names) => &names[..],
             };
             for name in names {
-                // A field of a composite column is written `column.field`: the first part counts.
+                // A field of a composite column is written `column.field`: only the first part counts.
                 let column = name.0.first().and_then(|part| part.as_ident()).map(folded).unwrap_or_default();
                 let position = self.table.columns.iter().position(|other| other.name == column);
                 positions.push(position.ok_or_else(|| Refusal::UnknownTable(format!("{}.{column}", self.table.name)))?);
@@ -406,8 +407,8 @@ impl<'a> Target<'a> {
             columns.push(value);
         }
         let text = without_semicolon(text);
-        // One column, and a text: it looks the same in whatever format the client asks for. The first, so that it is known
-        // where it ends before all of a row has come.
+        // One column of type text, because it looks the same in every format that the client may ask for. It is the first, so
+        // that its end is known before the whole row has arrived.
         let hidden = format!("ROW({})::pg_catalog.text", columns.join(", "));
         let unclear = || Refusal::Unparsable(": which RETURNING is meant".into());
         let has_returning = has_returning(statement);
@@ -427,7 +428,8 @@ impl<'a> Target<'a> {
         }))
     }
 
-    /// Refuses what RETURNING would not show; answers the key, which rows that are only ever added need not have.
+    /// Refuses a write that RETURNING would not show completely; returns the key, which a table needs unless rows are only
+    /// inserted.
     fn may_capture(&self, action: Action, changed: &[usize]) -> Result<Option<&[usize]>, Refusal> {
         let table = self.table;
         let (insert, update, delete) = match action {
@@ -447,7 +449,7 @@ impl<'a> Target<'a> {
         let Some(key) = table.key.as_deref() else {
             return if action == Action::Insert { Ok(None) } else { Err(Refusal::NoKey(table.name.clone())) };
         };
-        // What the server computes from other columns changes with them.
+        // A column that the server computes from others changes with them.
         let generated = |at: &&usize| self.table.columns[**at].generated;
         if let Some(at) = key.iter().find(generated) {
             let column = table.columns[*at].name.clone();
@@ -462,7 +464,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Tokens of unique values and parents: those that are certain, and those whose hash the server computes.
+    /// Tokens of unique values and of parents: those known now, and those whose hash the server computes.
     fn values(&self, action: Action, changed: &[usize]) -> (Vec<Token>, Vec<(Hash, String)>) {
         let (mut tokens, mut hashes) = (Vec::new(), Vec::new());
         let touches =
@@ -470,7 +472,8 @@ impl<'a> Target<'a> {
         for unique in &self.table.uniques {
             let whole = Token::Index { table: self.table.oid, index: unique.oid };
             match &unique.columns {
-                // The old value of a changed one is not returned, and of an expression nobody knows what it reads.
+                // RETURNING does not show the old value of a changed column; for an expression, the columns it reads are
+                // unknown.
                 None if action != Action::Update || !changed.is_empty() => tokens.push(whole),
                 None => {}
                 Some(_) if !unique.by_hash => tokens.push(whole),
@@ -487,7 +490,7 @@ impl<'a> Target<'a> {
         for parent in &self.table.references {
             let touched = touches(&parent.columns);
             if matches!(action, Action::Update | Action::Upsert) && touched {
-                // The parent that it had until now is not returned.
+                // RETURNING does not show the parent that the row had before.
                 tokens.push(Token::Index { table: parent.table, index: parent.index });
             } else if action != Action::Update {
                 let hash = Hash::Parent { table: parent.table, index: parent.index };
@@ -501,7 +504,8 @@ impl<'a> Target<'a> {
         format!("{}.{}", self.qualifier, quoted(&self.table.columns[at].name))
     }
 
-    /// A hash with the equality of the columns' types; NULL when one of them is, unless that counts as a value.
+    /// The SQL expression of a hash that uses the equality of the columns' types; NULL if one of them is NULL, unless NULLs
+    /// count as values.
     fn hash(&self, columns: &[usize], nulls_count: bool) -> String {
         let list: Vec<String> = columns.iter().map(|at| self.column(*at)).collect();
         let hash = format!("pg_catalog.hash_record_extended(ROW({}), 0)", list.join(", "));

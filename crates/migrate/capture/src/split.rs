@@ -1,4 +1,4 @@
-//! Where the statements of one text begin and end.
+//! Splits a text into its statements.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use sqlparser::tokenizer::Token;
 
 use crate::parse::{Places, tokens};
 
-/// The places of the statements in `text`, without the semicolons that end them; empty ones are left out. `None` when the
-/// text cannot be split with certainty, or is too long to be taken apart.
+/// Returns the byte ranges of the statements in `text`, without the semicolons that end them and without empty statements.
+/// `None` if the text cannot be split with certainty, or is too long to split.
 pub fn split(text: &str) -> Option<Vec<Range<usize>>> {
     if !text.contains(';') {
         return Some(std::iter::once(0..text.len()).collect());
@@ -19,7 +19,7 @@ pub fn split(text: &str) -> Option<Vec<Range<usize>>> {
         match &token.token {
             Token::LParen => depth += 1,
             Token::RParen => depth -= 1,
-            // Statements inside of statements: their semicolons end nothing.
+            // Statements inside a statement: their semicolons do not end it.
             Token::Word(word) if word.value.eq_ignore_ascii_case("ATOMIC") => return None,
             Token::SemiColon if depth == 0 => {
                 let at = places.byte(token.span.start);

@@ -1,10 +1,10 @@
-//! `make demo-migrate`: two PostgreSQL servers, the proxy in front, pgbench through it, and sessions that hold all that a
-//! session can hold; the database moves to the other server, a newer one where that can be had, and back while they go on.
-//! A table and `report.html` show what they noticed.
+//! `make demo-migrate`: two PostgreSQL servers, the proxy in front, pgbench through it, and sessions that hold all that
+//! a session can hold. The database moves to the other server (a newer version where one is available) and back while
+//! clients go on. A table and `report.html` show what the clients noticed.
 //!
-//! Runs the `stillpoint` binary (`STILLPOINT_BIN`) as a user would. Servers are started in directories of their own;
-//! nothing of the machine's own clusters is touched. It ends with code 1 when a client saw an error, a commit is missing
-//! or is there twice, a session lost what it held, or the sides differ.
+//! Runs the `stillpoint` binary (`STILLPOINT_BIN`) as a user would. It starts the servers in directories of their own
+//! and does not touch the machine's own clusters. It exits with code 1 if a client saw an error, a commit is missing or
+//! is there twice, a session lost what it held, or the sides differ.
 #![forbid(unsafe_code)]
 
 mod record;
@@ -26,14 +26,14 @@ use stillpoint_testing::{
     wait::until,
 };
 
-/// What is run; `--short` is for a look and for tests.
+/// Size of the load; `--short` is for a quick look and for tests.
 struct Size {
     scale: &'static str,
     clients: &'static str,
     rate: &'static str,
-    /// Before the migration, between it and the way back, and after.
+    /// Wait before the migration, between it and the way back, and after the way back.
     rest: Duration,
-    /// Of the whole load; it must outlast both moves.
+    /// Duration of the whole load in seconds; it must outlast both moves.
     load_s: &'static str,
 }
 
@@ -120,7 +120,7 @@ impl Demo {
         Demo { stillpoint, source, target, dir, port, proxy }
     }
 
-    /// Runs `stillpoint migrate ...`; its events go to `events`, where they are appended. Whether it succeeded.
+    /// Runs `stillpoint migrate ...` and appends its events to `events`. Returns true if the command succeeded.
     fn migrate(&self, arguments: &[&str], events: Option<&Path>) -> bool {
         let mut command = Command::new(&self.stillpoint);
         command.arg("migrate").args(arguments).arg("--source").arg(self.source.conninfo("shop"));
@@ -163,7 +163,7 @@ fn show(event: &Event) {
     }
 }
 
-/// The table and the page; whether all is as it must be.
+/// Prints the table and writes the page. Returns true if all checks pass.
 fn report(demo: &Demo, outcome: &LoadOutcome, seen: Seen, events: &Path, there: bool, back: bool) -> bool {
     let called = format!("of sessions that hold {HELD}");
     let record = record::of_logs(demo.source.socket_dir(), demo.port, seen.samples, called);

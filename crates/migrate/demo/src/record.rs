@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 use stillpoint_measure::record::{Header, Outcome, Record, Sample};
 
-/// Everything that pgbench logged in a directory. With a rate its latencies count from the time at which a transaction
-/// was due, so no pause hides behind a client that waits. With it goes what `others` saw, who are called `called`.
+/// Reads everything that pgbench logged in a directory. With a rate, its latencies count from the time at which a
+/// transaction was due, so no pause hides behind a client that waits. Adds the samples `others`, under the name
+/// `called`.
 pub(crate) fn of_logs(directory: &Path, port: u16, others: Vec<Sample>, called: String) -> Record {
-    // The logs tell wall-clock time, events the monotonic one.
+    // The logs use wall-clock time, events the monotonic clock.
     let apart = nanoseconds(ClockId::Realtime) - now_ns();
     let mut samples = Vec::new();
     let logs = fs::read_dir(directory).expect("list the logs").flatten();
@@ -35,7 +36,7 @@ pub(crate) fn of_logs(directory: &Path, port: u16, others: Vec<Sample>, called: 
     Record::of_others(header, samples, apart)
 }
 
-/// As events tell time.
+/// Current time in nanoseconds, by the clock that events use.
 pub(crate) fn now_ns() -> u64 {
     nanoseconds(ClockId::Monotonic)
 }
@@ -45,7 +46,8 @@ fn nanoseconds(clock: ClockId) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// `client transaction latency_us script seconds microseconds [lag_us]`; what is not a number was a failure.
+/// Parses `client transaction latency_us script seconds microseconds [lag_us]`; a latency that is not a number was a
+/// failure.
 fn sample(line: &str, apart: u64) -> Option<Sample> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());

@@ -1,4 +1,4 @@
-//! Sessions that hold what a session can hold, and use all of it in each of their transactions.
+//! Sessions that hold all that a session can hold, and use all of it in each of their transactions.
 
 use crate::record::now_ns;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 pub(crate) const SESSIONS: usize = 8;
-/// All of them come to some 80 transactions a second.
+/// Think time of one session; all sessions together make some 80 transactions a second.
 const THINK: Duration = Duration::from_millis(100);
-/// What is in their hands, for people.
+/// Objects that the sessions hold, as text for the output.
 pub(crate) const HELD: &str = "prepared statements, settings, a role, a channel and advisory locks";
 
-/// Sessions at work.
+/// Sessions that execute transactions.
 pub(crate) struct Sessions {
     runtime: Runtime,
     stop: Arc<AtomicBool>,
     work: JoinSet<Result<(Teller, Vec<Sample>), String>>,
-    /// Writes nothing, and listens to all of them.
+    /// Writes nothing, and listens to all channels.
     silent: (Client, Heard),
 }
 
-/// What they saw.
+/// Result of all sessions.
 pub(crate) struct Seen {
     pub(crate) commits: u64,
     pub(crate) samples: Vec<Sample>,
-    /// What was lost, or heard twice.
+    /// First thing that was lost, or received twice.
     pub(crate) wrong: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl Sessions {
             for number in 0..SESSIONS {
                 tellers.push(Teller::open(&conninfo, number, SESSIONS).await.expect("open a session"));
             }
-            // Only now everybody listens.
+            // From here on every session listens.
             let mut work = JoinSet::new();
             for teller in tellers {
                 work.spawn(transact(teller, Arc::clone(&stop)));
@@ -57,7 +57,7 @@ impl Sessions {
         Sessions { runtime, stop, work, silent }
     }
 
-    /// Has them end what they are at, and looks at what they have heard.
+    /// Stops the sessions after their current transactions, and checks the notifications that they received.
     pub(crate) fn finish(self) -> Seen {
         let Sessions { runtime, stop, work, silent } = self;
         stop.store(true, Ordering::Relaxed);

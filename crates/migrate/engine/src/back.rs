@@ -1,4 +1,4 @@
-//! After the switch: going back, or deciding that it stays.
+//! After the switch: roll back to the source, or make the switch final.
 
 use crate::catalogs::{self, Definitions};
 use crate::fault::{FaultPoint, reach};
@@ -19,15 +19,15 @@ use stillpoint_events::EventKind;
 
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
-/// Repeats on the source what was committed on the target since the switch, and sends clients back. A failure before
-/// they are sent leaves them on the target, and the way back open. Where they are on the source already it removes what an
-/// earlier command left. Where the proxy is lost and another one serves in its place it begins anew.
+/// Repeats on the source what was committed on the target since the switch, and moves clients back. A failure before that
+/// leaves clients on the target and the way back open. If clients are on the source already, it removes what an earlier command
+/// left. If the proxy is lost and another one serves in its place, it begins again.
 pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "fallback");
     with_any_proxy(async |may_go_on| attempt(options, may_go_on, &teller).await).await
 }
 
-/// How it ended; nothing when the proxy was lost with clients on the target, another one serves, and it `may_go_on`.
+/// Makes one attempt; `None` if the proxy was lost with clients on the target, another one serves, and `may_go_on` is true.
 async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
@@ -49,7 +49,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
         }
     }
     if journal.record.phase == Phase::Returning {
-        // An earlier attempt was cut off: it may have come to pass.
+        // An earlier attempt was interrupted, possibly after clients had moved back.
         let returned = switch::serves(options, &journal.record, Side::Source).await;
         match returned {
             Ok(true) => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
@@ -100,12 +100,12 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     }
 }
 
-/// [`Held::is_over`]; false where the source could not be asked.
+/// Calls [`Held::is_over`]; false if the source could not be asked.
 fn is_over(held: Option<&Held>, journal: &Journal) -> Result<bool, Error> {
     held.map_or(Ok(false), |held| held.is_over(journal))
 }
 
-/// Clients are on the source: what is left of the migration goes, the target's database with it.
+/// Removes what is left of the migration, the target's database included; clients are on the source.
 async fn taken_away(options: &Options, journal: Journal, outcome: Outcome) -> Result<Outcome, Failure> {
     match undo::undo(options, journal).await {
         State::OnSource => Ok(outcome),
@@ -113,7 +113,7 @@ async fn taken_away(options: &Options, journal: Journal, outcome: Outcome) -> Re
     }
 }
 
-/// The target's definitions, unless something of them would be lost; they are to be the same until clients are back.
+/// Returns the target's definitions, unless some of them would be lost; they must not change until clients are back.
 async fn nothing_is_lost(options: &Options, teller: &Teller) -> Result<Definitions, Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     let definitions = catalogs::read(&mut target).await?;
@@ -137,7 +137,7 @@ async fn steps(
     let following =
         teller.phase("compare", compare_between(options, following, &direction.from, &direction.to, teller)).await?;
     journal.update(|record| record.phase = Phase::Returning)?;
-    // Sessions that are prepared on a fenced side would be read-only for good.
+    // Sessions prepared on a fenced side would stay read-only.
     let lifted = fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await?;
     lifted.into_iter().for_each(|lost| teller.warn(lost));
     let prepared = teller.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
@@ -175,15 +175,15 @@ async fn follow_back(
     Ok(following)
 }
 
-/// Clients stay where they are: that side's door is open, should an attempt that was cut off have shut it, and the other
-/// side's is shut. Until both is done the journal says that they are on their way.
+/// Keeps clients on the target: enables its connections, in case an interrupted attempt disabled them, and disables those of
+/// the source. Until both are done, the journal records that clients are on their way.
 pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     fence::lift_if_shut(&options.target, journal.record.fenced_target.as_ref()).await?;
     shut_source(options, &journal.record).await?;
     journal.update(|record| record.phase = Phase::Switched)
 }
 
-/// Shuts the side that clients have left: it is opened to be written to, and shows old rows to whoever finds it open.
+/// Disables connections to the side that clients have left: otherwise sessions could write to it, or read old rows.
 pub(crate) async fn shut_source(options: &Options, record: &Record) -> Result<(), Error> {
     let grants = record.fenced.clone().unwrap_or_default();
     let mut door = fence::at_the_door(&options.source).await?;
@@ -191,8 +191,8 @@ pub(crate) async fn shut_source(options: &Options, record: &Record) -> Result<()
     fence::clear(&mut door, &options.source.database).await
 }
 
-/// Ends a migration after its switch: nothing of it is left on the target, and there is no way back. The source keeps its
-/// rows and stays fenced.
+/// Ends a migration after its switch: removes everything of it from the target, so that there is no way back. The source keeps
+/// its rows and stays fenced.
 pub async fn finish(options: &Options) -> Result<(), Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
@@ -211,13 +211,13 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
 
 async fn take_away(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    // Whoever finds it half done must not try to return by what is gone.
+    // A command that finds this half done must not return to the source by objects that are gone.
     journal.update(|record| record.way_back = false)?;
     outfit::drop_slot(&mut target, &journal.record.back_slot()).await?;
     outfit::uninstall(&mut target).await?;
     outfit::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;
     let mut source = fence::enter(&options.source).await?;
-    // Of a `run` that was cut off right behind the switch.
+    // Targets that remain from a `run` that was interrupted directly after the switch.
     let left = several::leave_others(options, journal, &mut source).await?;
     if !left.is_empty() {
         return Err(Error::WrongPhase(format!("{}; `finish` goes on without", left.join("; "))));

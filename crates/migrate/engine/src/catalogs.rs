@@ -1,18 +1,19 @@
-//! Definitions: everything that a database holds beside the rows of its tables, compared with itself at a later moment.
+//! Definitions: all contents of a database except the rows of its tables, compared with those at a later moment.
 //!
-//! The server says which catalogs there are, and each of them is compared, known here or not, but for [`NO_DEFINITIONS`]. A row
-//! of a catalog counts as the thing that it is of: a column as its table, a comment as what it is on. [`read`] has a sum for
-//! each thing, by its name. That takes about a second for ten thousand tables, too long for a pause: for that there are marks,
-//! one for each catalog, which tell whether a row came, went or changed since a [`Look`], but not of which thing.
+//! The server lists its catalogs, and each one is compared, even if this code does not know it, except for [`NO_DEFINITIONS`].
+//! A row of a catalog counts as part of an object: a column as part of its table, a comment as part of the object it describes.
+//! [`read`] computes a checksum for each object, by name. That takes about a second for ten thousand tables, which is too long
+//! for a pause. For the pause there are marks, one for each catalog: they show that a row was added, removed or changed since a
+//! [`Look`], but not of which object.
 //!
 //! ```text
-//!  snapshot of the copy        before the pause            in the pause, the door shut
-//!  read: names and sums   ==   Look: names and sums, marks   ==   marks
-//!        |  differs: ends by name                                  |  differs: clients go on, and another Look says
+//!  snapshot of the copy        before the pause                     in the pause, connections disabled
+//!  read: names, checksums ==   Look: names, checksums, marks   ==   marks
+//!                          |  differs: ends by name            |  differs: clients go on, and another Look reports
 //! ```
 //!
-//! Left out are temporary and TOAST relations, our own schema and publications, columns that the server changes when it looks
-//! after itself (VACUUM, ANALYZE, REINDEX, TRUNCATE), and of the catalogs that all databases share the rows that are of others.
+//! Not compared: temporary and TOAST relations, our own schema and publications, columns that the server changes in its own
+//! maintenance (VACUUM, ANALYZE, REINDEX, TRUNCATE), and rows of shared catalogs that belong to other databases.
 
 use crate::Error;
 use crate::fence::OWN_READ_ONLY;
@@ -25,16 +26,16 @@ use std::sync::LazyLock;
 
 /// Catalogs whose rows define nothing.
 const NO_DEFINITIONS: [&str; 4] = [
-    // What ANALYZE found.
+    // Results of ANALYZE.
     "pg_statistic",
     "pg_statistic_ext_data",
-    // Owners, rights and tablespaces once more, which are compared where they are given.
+    // Owners, rights and tablespaces again, which are compared in the catalogs that define them.
     "pg_shdepend",
-    // How far subscriptions are, of all databases.
+    // Progress of subscriptions of all databases.
     "pg_replication_origin",
 ];
 
-/// Columns that change while the definition stays: the server's own bookkeeping, and the door that we shut and open.
+/// Columns that change while the definition stays: the server's own bookkeeping, and those that our fence changes and restores.
 const PASSING: [(&str, &[&str]); 7] = [
     (
         "pg_class",
@@ -62,11 +63,11 @@ const PASSING: [(&str, &[&str]); 7] = [
     ("pg_subscription_rel", &["srsubstate", "srsublsn"]),
 ];
 
-/// Columns that name the thing of which a row is part, in catalogs whose rows have numbers of their own.
+/// Columns that name the object a row is part of, in catalogs whose rows have numbers of their own.
 const PART_OF: [&str; 9] =
     ["adrelid", "tgrelid", "ev_class", "polrelid", "enumtypid", "prpubid", "pnpubid", "amopfamily", "amprocfamily"];
 
-/// Catalogs of things that `pg_identify_object` names.
+/// Catalogs of objects that `pg_identify_object` can name.
 const NAMED: [&str; 36] = [
     "pg_am",
     "pg_attrdef",
@@ -106,14 +107,15 @@ const NAMED: [&str; 36] = [
     "pg_user_mapping",
 ];
 
-/// Catalogs whose rows our door, or a TRUNCATE, writes again without another definition: their marks are of what rows hold.
+/// Catalogs whose rows the fence or a TRUNCATE writes again without a new definition: their marks are made from the contents of
+/// the rows.
 const REWRITTEN: [&str; 3] = ["pg_class", "pg_database", "pg_db_role_setting"];
 
-/// Shared catalogs whose things go with the database.
+/// Shared catalogs whose objects belong to one database.
 const OF_DATABASE: [&str; 2] = ["pg_database", "pg_subscription"];
 
-/// Settings, as they are without a fence: where there is one, it keeps the database's own `default_transaction_read_only` under another
-/// name.
+/// SQL expression for settings without the effect of a fence: a fence keeps the database's own `default_transaction_read_only`
+/// under another name.
 static SETTINGS: LazyLock<String> = LazyLock::new(|| {
     let (name, of_fence) = ("default_transaction_read_only", format!("{OWN_READ_ONLY}="));
     let is_of_fence = |setting: &str| format!("starts_with({setting}, '{of_fence}')");
@@ -127,21 +129,21 @@ static SETTINGS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Manner in which a thing comes and goes.
+/// Owner of an object's lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Belonging {
-    /// With the database.
+    /// It is created and dropped with the database.
     Database,
-    /// With an extension, which is named.
+    /// It belongs to an extension, which is reported by name.
     Extension,
-    /// A role, which is looked at while something in the database is its own or open to it.
+    /// It is a role, compared only while it owns something in the database or has rights there.
     Role,
-    /// With the cluster.
+    /// It belongs to the cluster.
     Cluster,
 }
 
-/// One thing that is defined.
+/// One defined object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Definition {
     sum: String,
@@ -155,9 +157,9 @@ pub(crate) type Definitions = BTreeMap<String, Definition>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Column {
     name: String,
-    /// The catalog of which its values are numbers; empty where they are none.
+    /// Catalog that its values refer to; empty if they refer to none.
     refers_to: String,
-    /// It holds numbers of functions, which the server writes by their names: that takes long.
+    /// True if it holds numbers of functions; the server writes them as names, which is slow.
     of_functions: bool,
 }
 
@@ -165,13 +167,13 @@ struct Column {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Catalog {
     name: String,
-    /// It holds rows of all databases.
+    /// True if it holds rows of all databases.
     shared: bool,
     columns: Vec<Column>,
 }
 
 impl Catalog {
-    /// All catalogs of the server but those without definitions.
+    /// Lists all catalogs of the server, without those that have no definitions.
     async fn all(link: &mut Link) -> Result<Vec<Catalog>, Error> {
         let rows = link
             .query(
@@ -198,22 +200,22 @@ impl Catalog {
         self.columns.iter().any(|known| known.name == column)
     }
 
-    /// The column that names the thing of which a row is part.
+    /// The column that names the object a row is part of.
     fn owner(&self) -> Option<&Column> {
         let first = self.columns.first().filter(|first| !self.has("oid") && !first.refers_to.is_empty());
         self.columns.iter().find(|column| PART_OF.contains(&column.name.as_str())).or(first)
     }
 
-    /// The column that names the schema in which things are.
+    /// The column that names the schema of the objects.
     fn schema(&self) -> Option<&str> {
         self.columns.iter().find(|column| column.refers_to == "pg_namespace").map(|column| column.name.as_str())
     }
 
-    /// Number of the catalog of the thing that a row is of, and its number there, as expressions.
+    /// SQL expressions for the object that a row is part of: the number of its catalog, and its number there.
     fn thing(&self) -> [String; 2] {
         let of = |catalog: &str, column: &str| [class(catalog), format!("x.{column}::oid")];
         match self.name.as_str() {
-            // Rows of tables and arrays have types that go with what they are of.
+            // Row types of tables and array types belong to their table or element type.
             "pg_type" => {
                 let relation = "coalesce(e.typrelid, x.typrelid)";
                 [
@@ -225,7 +227,7 @@ impl Catalog {
                 format!("CASE x.conrelid WHEN 0 THEN {} ELSE {} END", class("pg_type"), class("pg_class")),
                 "CASE x.conrelid WHEN 0 THEN x.contypid ELSE x.conrelid END".into(),
             ],
-            // For all roles, and so for each database.
+            // A setting for all roles counts as one of this database.
             "pg_db_role_setting" => [
                 format!(
                     "CASE WHEN x.setdatabase = 0 AND x.setrole <> 0 THEN {} ELSE {} END",
@@ -235,7 +237,7 @@ impl Catalog {
                 "CASE WHEN x.setdatabase = 0 AND x.setrole <> 0 THEN x.setrole ELSE (SELECT oid FROM here) END".into(),
             ],
             "pg_auth_members" => of("pg_authid", "member"),
-            // An extension is what belongs to it.
+            // The members of an extension count as its definition.
             "pg_depend" => {
                 ["class", "obj"].map(|part| format!("CASE x.deptype WHEN 'e' THEN x.ref{part}id ELSE x.{part}id END"))
             }
@@ -250,7 +252,7 @@ impl Catalog {
         }
     }
 
-    /// The rows of which definitions are made, as conditions.
+    /// SQL conditions for the rows that are definitions.
     fn conditions(&self) -> String {
         let roles = "(SELECT role FROM roles)";
         let here = "(SELECT oid FROM here)";
@@ -268,9 +270,9 @@ impl Catalog {
                 class("pg_database"),
                 class("pg_authid")
             )],
-            // System columns come with their table.
+            // System columns belong to their table.
             "pg_attribute" => vec!["(x.attnum > 0 OR x.attacl IS NOT NULL)".into()],
-            // The rest follows from what things are made of.
+            // Other dependencies follow from the definitions of the objects.
             "pg_depend" => {
                 let both = ["x.classid", "x.refclassid"].map(|column| format!("{column} = {}", class("pg_class")));
                 vec![format!("(x.deptype IN ('e', 'x') OR {})", both.join(" AND "))]
@@ -289,7 +291,7 @@ impl Catalog {
         if conditions.is_empty() { "true".into() } else { conditions.join(" AND ") }
     }
 
-    /// All that a row says of its thing, as an expression; rights to connect, which the door takes, if these are wanted.
+    /// SQL expression for all that a row says about its object; `with_connect` includes CONNECT rights, which a fence removes.
     fn content(&self, with_connect: bool) -> String {
         let passing =
             PASSING.iter().find(|(name, _)| *name == self.name).map(|(_, columns)| *columns).unwrap_or_default();
@@ -320,7 +322,7 @@ impl Catalog {
         format!("hashtextextended(ROW({})::text, 0)", columns.join(", "))
     }
 
-    /// A question for catalog and number of the thing of each row, and what it says of it.
+    /// Query for each row: catalog and number of its object, and the row's contents.
     fn definitions(&self) -> String {
         let ([class, object], content, name) = (self.thing(), self.content(true), &self.name);
         let elements = match name.as_str() {
@@ -330,8 +332,8 @@ impl Catalog {
         format!("SELECT {class}, {object}, {content} FROM {name} x{elements} WHERE {}", self.conditions())
     }
 
-    /// A question for its mark: how many rows there are, and which of them transactions wrote that were not over when the
-    /// oldest that then ran was this one. Each row is found again by place and writer, whatever becomes of others.
+    /// Query for the catalog's mark: the number of rows, and a checksum of rows whose writer is not older than `oldest`, the
+    /// oldest transaction that was running then. A row is identified by its place and its writer, independent of other rows.
     fn mark(&self, oldest: u32) -> String {
         let sum = if REWRITTEN.contains(&self.name.as_str()) {
             format!("sum({})", self.content(false))
@@ -341,13 +343,13 @@ impl Catalog {
                  FILTER (WHERE age(x.xmin) BETWEEN 0 AND age('{oldest}'::xid))"
             )
         };
-        // Of TOAST relations it is enough to know that none was made or dropped: to leave them out everywhere takes as long as
-        // all the rest.
+        // For TOAST relations their number is enough: excluding them everywhere takes as long as all the rest.
         let toast = if self.name == "pg_class" { " AND x.relnamespace <> 'pg_toast'::regnamespace" } else { "" };
         format!("SELECT '{0}', count(*), {sum} FROM {0} x WHERE {1}{toast}", self.name, self.conditions())
     }
 
-    /// A question for catalog and number of things that are left out, in `schemas` or as our own, where it is a catalog of such.
+    /// Query for catalog and number of objects that are not compared, in `schemas` or our own; `None` if the catalog has no
+    /// such objects.
     fn left_out(&self, schemas: &str) -> Option<String> {
         let schemas = format!("(SELECT oid FROM pg_namespace WHERE nspname ~ '{schemas}' OR nspname = 'stillpoint')");
         let name = &self.name;
@@ -360,16 +362,16 @@ impl Catalog {
     }
 }
 
-/// The number of a catalog, as an expression.
+/// SQL expression for the number of a catalog.
 fn class(name: &str) -> String {
     format!("'{name}'::regclass::oid")
 }
 
-/// Schemas, as patterns, of what is temporary, and of what holds the large values of tables besides.
+/// Patterns for schemas: of temporary objects, and of temporary objects and TOAST tables.
 const TEMPORARY: &str = "^pg_(temp|toast_temp)_";
 const TEMPORARY_OR_TOAST: &str = "^pg_(temp_|toast)";
 
-/// A question about each catalog, joined to one that sees them at one moment.
+/// Combines a query about each catalog into one that sees all at the same moment. Returns its WITH part and the rest.
 fn of_all(catalogs: &[Catalog], left_out: &str, question: impl Fn(&Catalog) -> String) -> (String, String) {
     let left_out: Vec<String> = catalogs.iter().filter_map(|catalog| catalog.left_out(left_out)).collect();
     let with = format!(
@@ -384,7 +386,7 @@ fn of_all(catalogs: &[Catalog], left_out: &str, question: impl Fn(&Catalog) -> S
     (with, catalogs.iter().map(question).collect::<Vec<_>>().join(" UNION ALL "))
 }
 
-/// All definitions of the database, as one statement sees them.
+/// Reads all definitions of the database, as one statement sees them.
 pub(crate) async fn read(link: &mut Link) -> Result<Definitions, Error> {
     let catalogs = Catalog::all(link).await?;
     definitions(link, &catalogs).await
@@ -417,14 +419,14 @@ async fn definitions(link: &mut Link, catalogs: &[Catalog]) -> Result<Definition
             _ => Belonging::Database,
         };
         let (name, sum) = (text(&row, 0), text(&row, 1));
-        // Two of one name are one thing of which nothing is lost.
+        // Two objects with the same name become one entry with both checksums.
         let same = definitions.entry(name).or_insert_with(|| Definition { sum: String::new(), belonging });
         same.sum = format!("{} {sum}", same.sum).trim_start().into();
     }
     Ok(definitions)
 }
 
-/// Names of all that came, went or changed, for people.
+/// Names of all objects that were added, removed or changed, as messages.
 fn differences(
     then: &Definitions,
     now: &Definitions,
@@ -439,18 +441,18 @@ fn differences(
     told.chain(gone.map(|(name, _)| format!("dropped {name}"))).collect()
 }
 
-/// Changes that a copy of the database lacks which was made of its definitions then.
+/// Changes that are missing in a copy of the database made from the definitions `then`.
 pub(crate) fn changes(then: &Definitions, now: &Definitions) -> Vec<String> {
     differences(then, now, |belonging| matches!(belonging, Belonging::Database | Belonging::Cluster), |_| true)
 }
 
-/// Definitions that go with the database now and were not there, or were others, then.
+/// Definitions that would be dropped with the database and are new or changed since `then`.
 pub(crate) fn made_since(then: &Definitions, now: &Definitions) -> Vec<String> {
     let dropped_with_it = |belonging| matches!(belonging, Belonging::Database | Belonging::Extension);
     differences(then, now, |belonging| belonging == Belonging::Database, dropped_with_it)
 }
 
-/// Changes as a reason to end; many of them are not listed to the last.
+/// Makes an error of the changes, if there are any; it lists only the first of many.
 pub(crate) fn changed(mut changes: Vec<String>) -> Result<(), Error> {
     const LISTED: usize = 30;
     if changes.is_empty() {
@@ -464,23 +466,24 @@ pub(crate) fn changed(mut changes: Vec<String>) -> Result<(), Error> {
     Err(Error::SchemaChanged(changes.join("; ")))
 }
 
-/// Definitions at one moment, with what tells of later changes at little cost. It belongs to the connection that took it.
+/// Definitions at one moment, with marks that show later changes at little cost. It is valid only on the connection that took
+/// it.
 pub(crate) struct Look {
     pub(crate) definitions: Definitions,
     marks: Vec<Row>,
 }
 
-/// Asks for the marks; planned beforehand, as that takes longer than the answer.
+/// Query for the marks. It is prepared beforehand, because planning takes longer than executing it.
 const MARKS: &str = "EXECUTE stillpoint_marks";
 
 impl Look {
-    /// Takes one; once for each connection.
+    /// Takes a look; only once on each connection.
     pub(crate) async fn take(link: &mut Link) -> Result<Look, Error> {
         link.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let catalogs = Catalog::all(link).await?;
         let definitions = definitions(link, &catalogs).await?;
-        // What a subtransaction writes has a number of its own, of which a snapshot does not tell whether it is over: all that
-        // is not older than the oldest that runs is looked at row by row.
+        // A subtransaction has its own number, and a snapshot does not show if that has ended. So every row whose writer is not
+        // older than the oldest running transaction is compared one by one.
         let oldest = link.text("SELECT pg_snapshot_xmin(pg_current_snapshot())").await?;
         let oldest =
             oldest.parse::<u64>().map_err(|_| link.receiver.protocol(format!("`{oldest}` as a transaction")))?;
@@ -491,7 +494,8 @@ impl Look {
         Ok(Look { definitions, marks })
     }
 
-    /// The catalogs in which a row came, went or changed since; by the connection that took it.
+    /// Returns the catalogs in which a row was added, removed or changed since; `link` must be the connection that took the
+    /// look.
     pub(crate) async fn outdated(&self, link: &mut Link) -> Result<Vec<String>, Error> {
         let now = link.query(MARKS).await?;
         Ok(now.iter().filter(|mark| !self.marks.contains(mark)).map(|mark| text(mark, 0)).collect())
@@ -511,7 +515,7 @@ mod tests {
          CREATE FUNCTION t() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
          CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; CREATE TABLE parts (a int) PARTITION BY LIST (a)";
 
-    /// Statements that define something, and a name by which each is told.
+    /// Statements that define something, and the message expected for each.
     const DEFINING: &[(&str, &str)] = &[
         ("SELECT lo_create(4711)", "new large object 4711"),
         ("SELECT lo_put(4711, 0, 'x')", "changed large object 4711"),
@@ -599,7 +603,7 @@ mod tests {
             "CREATE SUBSCRIPTION s CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)",
             "new subscription s",
         ),
-        // What takes a module of the server's, or another server.
+        // Definitions that need a module of the server, or another server.
         (
             "SET allow_system_table_mods = on; INSERT INTO pg_seclabel VALUES ('goods'::regclass, 'pg_class'::regclass, \
              0, 'p', 'x')",
@@ -619,7 +623,7 @@ mod tests {
         ("CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION e()", "new event trigger e"),
     ];
 
-    /// Statements of servers, and of clients that define nothing.
+    /// Statements of servers and clients that define nothing.
     const PASSING_BY: [&str; 9] = [
         "ANALYZE",
         "VACUUM",
@@ -661,7 +665,7 @@ mod tests {
             cluster.sql("shop", sql);
             let outdated = look.outdated(&mut link).await.unwrap();
             let told = changes(&look.definitions, &read(&mut link).await.unwrap());
-            // The door takes and gives this one; it is compared when it is shut.
+            // The fence removes and restores this one; it is compared when connections are disabled.
             let marked = !outdated.is_empty() || sql.starts_with("GRANT CONNECT");
             if !marked || !told.iter().any(|told| told == name) {
                 untold.push(format!("{sql}: {told:?}, in {outdated:?}"));
@@ -669,7 +673,7 @@ mod tests {
             seen.extend(outdated);
         }
         assert_eq!(untold, Vec::<String>::new());
-        // One that is struck from the list is missing here.
+        // A catalog without a statement in the list is missing here.
         let there = "SELECT relname FROM pg_class WHERE relnamespace = 11 AND relkind = 'r' ORDER BY relname";
         let there: BTreeSet<String> = cluster.sql("shop", there).lines().map(str::to_owned).collect();
         let kept: BTreeSet<String> = seen.iter().cloned().chain(NO_DEFINITIONS.map(str::to_owned)).collect();
@@ -685,7 +689,7 @@ mod tests {
         let mut link = shop(&cluster).await;
         let look = Look::take(&mut link).await.unwrap();
         for sql in PASSING_BY {
-            // Seen while its session lives, and afterwards.
+            // Compared while its session exists, and afterwards.
             let mut psql = cluster.client("psql");
             psql.args(["-X", "-q", "-d", "shop", "-c", sql, "-c", "SELECT 'ready', pg_sleep(600)"]);
             let mut session = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
@@ -701,21 +705,21 @@ mod tests {
             session.wait().unwrap();
             assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "behind {sql}");
         }
-        // These write rows of catalogs again, so that another look is needed; it finds nothing.
+        // These write rows of catalogs again, so that another look is needed; it finds no difference.
         for sql in ["VACUUM FULL", "REINDEX TABLE goods", "CLUSTER goods USING goods_pkey; CLUSTER goods"] {
             let before = read(&mut link).await.unwrap();
             cluster.sql("shop", sql);
             let told = changes(&before, &read(&mut link).await.unwrap());
             assert!(told.is_empty() || sql.starts_with("CLUSTER") && told.len() == 1, "{sql}: {told:?}");
         }
-        // Other databases are none of ours, nor are roles that own nothing here.
+        // Other databases are not compared, and neither are roles that own nothing here.
         let before = read(&mut link).await.unwrap();
         cluster.sql("postgres", "ALTER DATABASE elsewhere SET work_mem = '5MB'; COMMENT ON DATABASE elsewhere IS 'x'");
         cluster.sql("postgres", "CREATE ROLE passing LOGIN PASSWORD 'x'; ALTER ROLE guest PASSWORD 'y'");
         assert_eq!(changes(&before, &read(&mut link).await.unwrap()), Vec::<String>::new());
     }
 
-    /// A transaction that is not over may have done anything, also in subtransactions.
+    /// A transaction that has not ended may have done anything, in subtransactions too.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_is_under_way_while_it_is_looked_is_found_afterwards() {
         if !available() {

@@ -1,7 +1,7 @@
-//! Preflight: everything that can be known before anything is touched.
+//! Preflight: checks everything that can be known before anything is changed.
 //!
-//! One row of [`SURVEY`] for each kind of thing that a database can hold; the query names the things of that kind, and
-//! says of each what will become of it.
+//! Each kind of object that a database can hold has one row in [`SURVEY`]; its query returns the objects of that kind, and for
+//! each a note about its handling.
 
 use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
@@ -11,55 +11,56 @@ use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
 
-/// What becomes of something.
+/// Handling of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It is moved, and stays in step.
+    /// It is moved, and kept up to date.
     Moved,
     /// It is changed on the source for the time of the migration.
     Changed,
-    /// It is not moved; the note says why that is no loss, or what to do about it.
+    /// It is not moved; the note says why that is harmless, or what the operator can do.
     NotMoved,
-    /// The migration is refused because of it.
+    /// It makes the check refuse the migration.
     Refused,
-    /// It was not looked at; the note says why not.
+    /// It was not checked; the note says why.
     NotLookedAt,
 }
 
-/// One thing that was found, and what will become of it.
+/// One object that was found, and its handling.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Table, trigger, sequence, type, ...
+    /// Kind of object: table, trigger, sequence, type, ...
     pub kind: String,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// What becomes of it.
+    /// Handling of the object.
     pub verdict: Verdict,
-    /// Why, and how.
+    /// Reason and details.
     pub note: String,
 }
 
-/// How much of what is written to a table a source of changes tells.
+/// Share of the writes to a table that a source of changes reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Carries {
-    /// All of it.
+    /// All writes.
     All,
-    /// All but what a statement leaves to a default that is computed anew each time: that ends the migration.
+    /// All writes, except statements that leave a column to a default computed at each write: such a statement ends the
+    /// migration.
     Given,
-    /// New rows alone: whatever else is written ends the migration.
+    /// Only new rows: any other write ends the migration.
     NewRows,
-    /// Nothing: a migration that is fed by it is refused.
+    /// No writes: a migration from this source is refused.
     Nothing,
 }
 
-/// What a source of changes is to a table.
+/// Ability of a source of changes, for one table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Way {
-    /// How much it tells.
+    /// Share of the writes that it reports.
     pub carries: Carries,
-    /// Why not all.
+    /// Reason why it does not report all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -74,23 +75,23 @@ impl Way {
     }
 }
 
-/// Where the changes of one table are captured, and where they could be. All tables of a database have one source: two of
-/// them have no common order for a transaction that writes to tables of both.
+/// The source that captures the changes of one table, and the sources that could. All tables of a database have the same
+/// source, because two sources have no common order for a transaction that writes to tables of both.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TableSources {
     /// Schema and name.
     pub table: String,
-    /// Where they are captured.
+    /// Source that captures its changes.
     pub by: Capture,
     /// The source's log.
     pub log: Way,
     /// Images of rows, by the proxy.
     pub rows: Way,
-    /// Statements, by the proxy, as far as the table goes: whether one can be repeated is seen when it comes.
+    /// Statements, by the proxy, as far as the table is concerned: each statement is checked for repetition when it arrives.
     pub statements: Way,
 }
 
-/// The sources, for people.
+/// Name of a source of changes, for messages.
 fn name(by: Capture) -> &'static str {
     match by {
         Capture::Log => "C (pgoutput)",
@@ -99,52 +100,52 @@ fn name(by: Capture) -> &'static str {
     }
 }
 
-/// What preflight found.
+/// Result of the check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Where changes are captured, and why there.
+    /// Source that captures changes, and the reason, as text.
     pub capture: String,
-    /// The same, for programs.
+    /// The same source, for programs.
     pub source: Capture,
-    /// Where the changes of each table are captured, and where they could be, by name.
+    /// Sources for the changes of each table, by name.
     pub tables: Vec<TableSources>,
     /// Size of all tables that are moved, in bytes.
     pub bytes: u64,
-    /// Everything, by kind and name.
+    /// All findings, by kind and name.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// The refusals, for one clear error.
+    /// Texts of all refusals, for one error message.
     pub fn refusals(&self) -> Vec<String> {
         let refused = self.findings.iter().filter(|finding| finding.verdict == Verdict::Refused);
         refused.map(|finding| format!("{} {}: {}", finding.kind, finding.name, finding.note)).collect()
     }
 
-    /// An error unless nothing is refused.
+    /// Returns an error if anything is refused.
     pub fn accepted(&self) -> Result<(), Error> {
         let refusals = self.refusals();
         if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
     }
 }
 
-/// What the user accepts knowingly.
+/// Restrictions that the user accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accepted {
-    /// Unlogged tables arrive empty.
+    /// Accepts that unlogged tables arrive empty.
     pub unlogged_empty: bool,
-    /// There will be no way back, because the target keeps no logical log.
+    /// Accepts that there is no way back, because the target keeps no logical log.
     pub no_fallback: bool,
-    /// The way back drops what was defined on the target since the switch.
+    /// Accepts that the way back drops what was defined on the target since the switch.
     pub definitions_dropped: bool,
 }
 
-/// Looks at both servers and the proxy. It changes nothing but for a rehearsal ([`Options::rehearse`]), for which a database of
-/// another name is made on each target, and dropped again.
+/// Examines both servers and the proxy. It changes nothing, except for a rehearsal ([`Options::rehearse`]), which creates a
+/// database of another name on each target and drops it again.
 ///
 /// # Errors
 ///
-/// [`Error::Interrupted`], and those of the servers' connections.
+/// [`Error::Interrupted`], and errors of the connections to the servers.
 pub async fn check(options: &Options) -> Result<Report, Error> {
     let mut report = tokio::select! {
         report = look(options) => report?,
@@ -155,7 +156,7 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// Looks at what is there.
+/// Examines everything without a rehearsal.
 async fn look(options: &Options) -> Result<Report, Error> {
     let Options { source, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
@@ -214,7 +215,7 @@ async fn look(options: &Options) -> Result<Report, Error> {
     Ok(Report { capture, source: by, tables: sources, bytes: inventory.bytes(), findings })
 }
 
-/// What stands against what only the proxy sees; the rows of statements are captured with these.
+/// Adds refusals for changes that only the proxy captures; statements are captured together with their rows.
 fn proxy_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
     if targets > 1 {
         refuse(findings, "server", "target", "several targets need capture by pgoutput");
@@ -238,7 +239,7 @@ fn proxy_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
     }
 }
 
-/// What the sources of changes are to each table.
+/// Determines the sources of changes for each table.
 async fn sources(
     link: &mut Link,
     inventory: &Inventory,
@@ -247,7 +248,7 @@ async fn sources(
 ) -> Result<Vec<TableSources>, Error> {
     let level = link.text("SHOW wal_level").await?;
     let log = if level == "logical" { Way::all() } else { Way::nothing(format!("wal_level is {level} on the source")) };
-    // Statements name the table that is partitioned.
+    // Statements name the partitioned table.
     let partitions = link
         .query(
             "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = pg_partition_root(c.oid) \
@@ -288,8 +289,8 @@ async fn sources(
     Ok(inventory.tables.iter().map(of).collect())
 }
 
-/// Sessions that do not come through the proxy. Those that can be told apart are no reason to refuse where changes are
-/// read from the log: what they write meanwhile is repeated like everything else.
+/// Adds findings about direct sessions, which bypass the proxy. They are not a reason to refuse if changes are read from the
+/// log: what they write meanwhile is repeated like everything else.
 async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let note =
         |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
@@ -335,7 +336,7 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
     Ok(())
 }
 
-/// Refuses names that are no text: a database that keeps bytes of any encoding (SQL_ASCII) may have some.
+/// Refuses names that are not text: a database that keeps bytes in any encoding (SQL_ASCII) may have such names.
 async fn unreadable(link: &mut Link, inventory: &Inventory, findings: &mut Vec<Finding>) -> Result<(), Error> {
     if link.text("SHOW server_encoding").await? != "SQL_ASCII" {
         return Ok(());
@@ -426,7 +427,7 @@ async fn source_facts(
     Ok((by, format!("C (pgoutput) for every table, {why}")))
 }
 
-/// Refuses a server before 17 that takes a client's role for another one, by the database that it names.
+/// Refuses a server before version 17 that changes a client's role according to the database it names.
 async fn names_of_roles(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
     const SETTING: &str = "db_user_namespace";
     if link.value(&format!("SELECT current_setting('{SETTING}', true)")).await?.as_deref() == Some("on") {
@@ -488,7 +489,7 @@ async fn target_facts(
     Ok(cluster)
 }
 
-/// `plain` are tables without large values that lie elsewhere.
+/// Adds a finding for each table. `plain` are tables without large values stored elsewhere.
 fn tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSet<u32>, findings: &mut Vec<Finding>) {
     for (table, sources) in inventory.tables.iter().zip(sources) {
         let (other, way) = match sources.by {
@@ -681,7 +682,7 @@ async fn survey(link: &mut Link, accepted: Accepted, findings: &mut Vec<Finding>
     Ok(())
 }
 
-/// Looks for tablespaces and extensions that definitions refer to, and the target must have. Roles are compared by themselves.
+/// Refuses tablespaces and extensions that definitions need and the target lacks. Roles are compared separately.
 async fn there_needed(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let needed = [
         (

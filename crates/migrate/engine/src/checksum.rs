@@ -1,10 +1,9 @@
-//! Comparing both sides: sums over rows that do not depend on their order.
+//! Compares both sides by checksums over rows that do not depend on the rows' order.
 //!
-//! While a snapshot is held every version of every row stays, and lies in the way of clients who write the same rows again
-//! and again. So a table whose key has an order that is the same everywhere is compared in ranges of keys, and both sides are
-//! looked at anew, each time at one moment, every few seconds. A row that goes from a range not yet compared to one that was
-//! is compared by neither; but then its change was replayed, and found its row. Other tables are compared as a whole, at one
-//! moment.
+//! While a snapshot is held, every version of every row stays, and slows clients that write the same rows again and again. So a
+//! table whose key sorts in the same order on every server is compared in ranges of keys, and every few seconds both sides get
+//! a new snapshot of the same moment. A row that moves from a range not yet compared to a range already compared is not
+//! compared; but its change was replayed then, and found its row. Other tables are compared as a whole, at one moment.
 
 use crate::copy::Cutter;
 use crate::follow::Follower;
@@ -15,44 +14,44 @@ use crate::throttle::{COMPARED, Throttle};
 use crate::{Error, Server};
 use std::time::{Duration, Instant};
 
-/// What was compared.
+/// Size of a comparison that found no difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compared {
-    /// Tables.
+    /// Number of tables.
     pub tables: usize,
-    /// Rows of the source.
+    /// Number of rows on the source.
     pub rows: u64,
 }
 
-/// Pages that one statement reads, some milliseconds' work: little enough for clients to come in between.
+/// Pages that one statement reads, some milliseconds of work: few enough that clients' statements run in between.
 const PIECE_PAGES: u64 = 128;
 const PAGE: u64 = 8192;
-/// Rows of a range of keys that come to about as much.
+/// Limits for the rows of a key range that takes about as much work.
 const PIECE_ROWS: std::ops::RangeInclusive<u64> = 64..=16384;
-/// Bytes of a value that is compared by a sum of its own.
+/// Size in bytes above which a value is compared by its own checksum.
 const LARGE: u64 = 100_000;
-/// Bytes a second, at least, while a snapshot is held for all of a table.
+/// Minimum bytes a second while a snapshot is held for a whole table.
 const LEAST_HELD: u64 = 32 << 20;
-/// How long both sides are seen as they were at one moment, where a range may follow at a later one.
+/// Maximum age of the snapshots if the next range may be read at a later moment.
 const LIFE: Duration = Duration::from_secs(2);
-/// Ranges are found and read by the index, whatever the planner knows of a table that was filled a moment ago.
+/// Session settings that make the planner find and read ranges by the index, even with poor statistics of a newly filled table.
 const BY_INDEX: [(&str, &str); 4] =
     [("enable_seqscan", "off"), ("enable_bitmapscan", "off"), ("enable_sort", "off"), ("jit", "off")];
 
-/// Both sides, while they are compared.
+/// Connections to both sides while they are compared.
 pub(crate) struct Comparison<'a> {
     source: Link,
     target: Link,
     follower: &'a mut Follower,
     reading: &'a Throttle,
-    /// One of them works at a time.
+    /// True if only one side works at a time.
     in_turn: bool,
-    /// Since when both are seen at one moment.
+    /// Time at which both sides got their snapshots of the same moment.
     seen: Option<Instant>,
 }
 
 impl<'a> Comparison<'a> {
-    /// Between two servers, the second of which the follower brings to what the first one sees.
+    /// Connects to two servers; the follower brings the second one to the state that the first one shows.
     pub(crate) async fn between(
         from: &Server,
         to: &Server,
@@ -110,8 +109,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// The same rows lie in other pieces on the other side: only the whole table compares, and all the while old versions of
-    /// rows stay for it, so that to be slow is no favour to clients.
+    /// The same rows are in other pages on the other side, so only checksums of the whole table can be compared. Meanwhile old
+    /// versions of rows stay, so a slow comparison does not help clients.
     async fn by_pages(&mut self, table: &TableDef) -> Result<Sums, Error> {
         self.see_anew().await?;
         self.reading.least(LEAST_HELD);
@@ -127,7 +126,7 @@ impl<'a> Comparison<'a> {
         Ok(Sums { same: sums.here == sums.there, ..sums })
     }
 
-    /// Looks at both sides at a later moment, unless that was done a moment ago.
+    /// Takes new snapshots of both sides at the same later moment, unless the present ones are recent.
     async fn see_anew(&mut self) -> Result<(), Error> {
         if let Some(seen) = self.seen {
             if seen.elapsed() < LIFE {
@@ -141,9 +140,9 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// All columns of a table, generated ones too, in the source's order: one that inherits may have them in another order
-    /// where it was made once more. Large values are compared by a sum, as no text holds more than a gigabyte and bytes become
-    /// two digits each; how long they are is known without reading them.
+    /// SQL list of all columns of a table, generated ones too, in the source's order: a table that inherits may have another
+    /// order where it was created again. Large values are compared by a checksum, because no text holds more than a gigabyte
+    /// and bytes become two digits each. Their length is known without reading them.
     async fn columns(&mut self, table: &str) -> Result<String, Error> {
         let columns = format!(
             "SELECT coalesce(string_agg(format(CASE coalesce(nullif(t.typbasetype, 0), t.oid) \
@@ -161,7 +160,7 @@ impl<'a> Comparison<'a> {
     }
 
     async fn sums(&mut self, table: &str, columns: &str, place: &str) -> Result<[Sum; 2], Error> {
-        // The hash of the text: equal values have equal text when both sides print alike, which our connections see to.
+        // The hash of the text: equal values have equal text if both sides print alike, and our connections ensure that.
         let sql = format!(
             "SELECT count(*), coalesce(sum(hashtextextended(ROW({columns})::text, 0)), 0) FROM ONLY {table} _stillpoint_row \
              WHERE {place}"
@@ -175,20 +174,20 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// How many rows take as much as the pages of a piece, of a table of so many bytes and, about, rows; 0 or less when nobody
-/// knows.
+/// Number of rows that take as much work as the pages of a piece. `bytes` is the table's size and `rows` its estimated number
+/// of rows; 0 or less if unknown.
 fn rows_of_a_piece(bytes: u64, rows: i64) -> u64 {
     const UNKNOWN: u64 = 128;
     let row = u64::try_from(rows).ok().and_then(|rows| bytes.checked_div(rows)).unwrap_or(UNKNOWN).max(1);
     (PIECE_PAGES * PAGE / row).clamp(*PIECE_ROWS.start(), *PIECE_ROWS.end())
 }
 
-/// As literals.
+/// Formats the row's values as SQL literals.
 fn values(row: &Row) -> String {
     (0..row.len()).map(|at| literal(&text(row, at))).collect::<Vec<_>>().join(", ")
 }
 
-/// Of rows, in whatever order.
+/// Checksum over rows, independent of their order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Sum {
     rows: u64,
@@ -206,7 +205,7 @@ impl Sum {
     }
 }
 
-/// Of a table, on both sides.
+/// Checksums of a table on both sides.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     here: Sum,

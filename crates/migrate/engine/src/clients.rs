@@ -1,16 +1,16 @@
-//! How clients fare while a migration is at work, as the proxy counts their statements, and what follows for its speed.
+//! Measures how much clients suffer while a migration is at work, from the proxy's counts of their statements, and sets its
+//! speed.
 //!
 //! ```text
 //! kept = the lesser of: statements a second, of the last two windows / the usual ones
-//!                       share * bearable / what 95 of 100 statements of the window stay below
-//! usual = before anything began; more when there is more; what is left when nothing that we do makes a difference, until it
-//!         does; bearable = twice the usual and a little
+//!                       share * bearable / 95th percentile of the statements' time in the window
+//! usual = before the work began; more if there is more; the present rate if nothing that we do makes a difference, until
+//!         it does; bearable = twice the usual and a little
 //! ```
 //!
-//! Clients that wait for their answers before they go on show in their throughput that they are made to wait. Those that
-//! come whether others have been answered or not, as people do, keep it until nothing goes any more, and show it in the
-//! time that their statements take. A load that comes only later, while the migration is at work, is not known
-//! undisturbed.
+//! Clients that wait for their answers before they continue show a slow server in their throughput. Clients that arrive
+//! independently of others' answers, as people do, keep their throughput until the server stops, and show it in the time of
+//! their statements. For a load that begins while the migration is at work, the undisturbed state is unknown.
 
 use crate::Error;
 use crate::follow::Standing;
@@ -27,56 +27,56 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How long clients are looked at before anything begins.
+/// Time for which clients are measured before any work begins.
 const BEFORE: Duration = Duration::from_secs(2);
-/// If nobody has said anything by then, there is nobody to be looked at.
+/// Time after which clients that have sent no statement count as absent.
 const SILENT: Duration = Duration::from_millis(300);
 const WINDOW: Duration = Duration::from_secs(1);
-/// One that is as good: ticks do not come to the millisecond.
+/// Length that counts as a whole window, because ticks are not exact to the millisecond.
 const NEARLY: Duration = Duration::from_millis(900);
-/// Fewer statements a second tell nothing.
+/// Statements a second below which a rate is not significant.
 const FEW: f64 = 20.0;
-/// After so many windows at the least rate it is not us whom clients suffer from.
+/// Number of windows at the lowest rate after which clients suffer from another cause than the migration.
 const IN_VAIN: u32 = 10;
-/// And after so many at most, where it was us each time before.
+/// Maximum of that number, after the migration was the cause each time before.
 const PATIENCE_MAX: u32 = 16 * IN_VAIN;
-/// Of so few statements the slowest tell nothing.
+/// Number of statements below which their slowest are not significant.
 const FEW_WAITS: u64 = 100;
-/// Longer by so much is not noticed, however short it was.
+/// Increase in microseconds that clients do not notice, even for very short statements.
 const UNNOTICED_US: f64 = 5000.0;
 
-/// What is known of the clients' throughput.
+/// Throughput of the clients, as far as it is known.
 pub(crate) struct Clients {
     front: Front,
     share: f64,
-    /// When, and what had been done by then.
+    /// Time of the last count, and the count.
     last: (Instant, Served),
     rates: Throughput,
-    /// What 95 of 100 statements usually stay below, and what they did last, in microseconds, where that is known.
+    /// 95th percentile of the statements' time in microseconds, usual and last, if known.
     usual_wait: Option<f64>,
     last_wait: Option<f64>,
-    /// The first of them, before it was given up.
+    /// The usual value before it was given up.
     given_up_wait: Option<f64>,
 }
 
-/// What was seen in a window.
+/// Measurements of one window.
 struct Window {
     /// Statements a second.
     rate: f64,
-    /// What 95 of 100 stayed below, in microseconds, where there were enough.
+    /// 95th percentile of the statements' time in microseconds, if there were enough.
     wait: Option<f64>,
 }
 
-/// The arithmetic; rates are statements a second.
+/// Calculations on rates, in statements a second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Throughput {
     usual: f64,
     smoothed: f64,
     last: f64,
     in_vain: u32,
-    /// So many windows in vain are enough.
+    /// Number of windows in vain after which the usual rate is given up.
     patience: u32,
-    /// What was usual before nothing helped.
+    /// Usual rate before it was given up.
     given_up: Option<f64>,
 }
 
@@ -85,7 +85,7 @@ impl Throughput {
         Throughput { usual, smoothed: usual, last: usual, in_vain: 0, patience: IN_VAIN, given_up: None }
     }
 
-    /// The part of it that clients keep; `None` where there is too little to tell.
+    /// Returns the share of the usual rate that clients keep; `None` if there are too few statements.
     fn take(&mut self, rate: f64) -> Option<f64> {
         self.smoothed = self.smoothed * 0.8 + rate * 0.2;
         self.usual = self.usual.max(self.smoothed);
@@ -94,7 +94,8 @@ impl Throughput {
         (self.usual >= FEW).then_some(kept)
     }
 
-    /// The migration goes as slowly as it can, and clients are no better off. Whether that is how things are from now on.
+    /// Records a window in which the migration runs at its lowest rate and clients still suffer. Returns true if the usual rate
+    /// is given up: the present rate counts as usual from now on.
     fn nothing_helps(&mut self) -> bool {
         self.in_vain += 1;
         let given_up = self.in_vain >= self.patience;
@@ -105,8 +106,8 @@ impl Throughput {
         given_up
     }
 
-    /// Clients lose when the migration goes faster. Whether that had been given up: then it was us after all, and what was
-    /// usual before is so again, for longer.
+    /// Records that clients lose throughput when the migration runs faster. Returns true if the usual rate had been given up:
+    /// the migration was the cause then, so the earlier rate is the usual one again, for longer.
     fn it_was_us(&mut self) -> bool {
         let Some(usual) = self.given_up.take() else { return false };
         self.usual = self.usual.max(usual);
@@ -116,7 +117,7 @@ impl Throughput {
 }
 
 impl Clients {
-    /// Looks at them undisturbed; `None` when they are not to be heeded.
+    /// Measures clients undisturbed; `None` if the migration is to ignore them.
     pub(crate) async fn look(options: &Options) -> Result<Option<Clients>, Error> {
         if options.share <= 0.0 {
             return Ok(None);
@@ -137,7 +138,7 @@ impl Clients {
         Ok(Some(clients))
     }
 
-    /// The same once more, for somebody else who heeds them.
+    /// Makes a second measurement of the same clients, for another task that adjusts to them.
     pub(crate) async fn again(&self) -> Result<Clients, Error> {
         let mut front = self.front.again().await?;
         let last = (Instant::now(), front.served().await?);
@@ -145,7 +146,7 @@ impl Clients {
         Ok(Clients { front, share, last, rates, usual_wait, last_wait: None, given_up_wait: None })
     }
 
-    /// Whether there is a load worth heeding.
+    /// Returns true if the load is large enough to adjust to.
     pub(crate) fn any(&self) -> bool {
         self.rates.usual >= FEW
     }
@@ -161,8 +162,8 @@ impl Clients {
         Ok(Window { rate, wait })
     }
 
-    /// The same where another proxy may have taken the place of the first: it counts anew. While there is none, there is
-    /// nobody to heed.
+    /// Measures a window, even if another proxy may have replaced the first: that one counts from zero. `None` if there is no
+    /// proxy, and so no client.
     async fn look_again(&mut self) -> Result<Option<Window>, Error> {
         match self.window().await {
             Err(Error::ProxyGone(_)) => {
@@ -176,7 +177,7 @@ impl Clients {
         }
     }
 
-    /// Once in a window: the part of their speed that clients keep; `None` where there is too little to tell.
+    /// Returns, once in a window, the share of their speed that clients keep; `None` if there are too few statements.
     async fn kept(&mut self) -> Result<Option<f64>, Error> {
         let Some(Window { rate, wait }) = self.look_again().await? else { return Ok(None) };
         self.last_wait = wait;
@@ -185,7 +186,7 @@ impl Clients {
         Ok(Some(kept.min(self.share * (2.0 * usual + UNNOTICED_US) / wait)))
     }
 
-    /// Once in a window: adjusts how fast that may go which is at work, and tells.
+    /// Adjusts, once in a window, the speed of the work under way, and reports it.
     pub(crate) async fn heed(&mut self, throttles: &[&Throttle], teller: &Teller) -> Result<(), Error> {
         let window = self.last.0.elapsed();
         if window >= NEARLY
@@ -222,7 +223,7 @@ impl Clients {
     }
 }
 
-/// What 95 of 100 of the statements between two counts stayed below, in microseconds; none where there are few.
+/// 95th percentile of the time of the statements between two counts, in microseconds; `None` if there are few.
 fn most_stay_below(before: &[(u64, u64)], now: &[(u64, u64)]) -> Option<f64> {
     let known = |end: u64| before.iter().find(|(known, _)| *known == end).map_or(0, |(_, count)| *count);
     let new: Vec<(u64, u64)> = now.iter().map(|(end, count)| (*end, count.saturating_sub(known(*end)))).collect();
@@ -235,21 +236,21 @@ fn most_stay_below(before: &[(u64, u64)], now: &[(u64, u64)]) -> Option<f64> {
     reached.filter(|_| all >= FEW_WAITS).map(|(end, _)| *end as f64)
 }
 
-/// Adjusts the speed of the replay, of the comparison and of what makes indexes beside them, until dropped; then they go as
-/// fast as they can.
+/// Adjusts the speed of the replay, of the comparison and of sessions that build indexes beside them, until it is dropped; then
+/// they run at full speed.
 pub(crate) struct Guide {
     task: JoinHandle<()>,
     pace: Arc<Throttle>,
-    /// Of the comparison.
+    /// Throttle of the comparison.
     pub(crate) reading: Arc<Throttle>,
-    /// Of processes that make indexes and check foreign keys.
+    /// Throttle of processes that build indexes and check foreign keys.
     pub(crate) weight: Arc<Throttle>,
     weighed: Weighed,
 }
 
 impl Guide {
-    /// The replay never falls below twice what the source commits: else it would not catch up. While a target follows, its
-    /// `standing` tells whether it does.
+    /// Starts the task. The replay never runs slower than twice the source's commits, because otherwise it would not catch up.
+    /// `standing` reports if a target that follows has caught up.
     pub(crate) async fn start(
         mut clients: Clients,
         options: &Options,
@@ -286,7 +287,7 @@ impl Guide {
                     break;
                 }
             }
-            // Who was asked is gone, which others find and tell.
+            // The server or proxy that this task asks is gone; other tasks find and report that.
             replay.release();
             comparison.release();
             indexes.release();

@@ -1,7 +1,7 @@
-//! Connection strings: options that their parser does not know are taken out of one, and a name is put into one.
+//! Connection strings: removes options that their parser does not know, and builds one for a database name.
 
-/// A connection string that names a database and nothing else, for programs of libpq. These take a name that looks like a
-/// connection string for one, with whatever host it holds; within one it is a value.
+/// Makes a connection string that names only a database, for programs of libpq. These read a name that looks like a connection
+/// string as one, with any host in it; inside a connection string it is a value.
 pub(crate) fn of_database(name: &str) -> String {
     let mut text = "dbname='".to_owned();
     for character in name.chars() {
@@ -14,8 +14,8 @@ pub(crate) fn of_database(name: &str) -> String {
     text
 }
 
-/// Takes one option out of a connection string of either form: what is left, and its value. What is not well formed is left
-/// for the parser, which says so.
+/// Removes one option from a connection string of either form. Returns the rest, and the option's value. Malformed parts are
+/// left for the parser to report.
 pub(crate) fn take(conninfo: &str, option: &str) -> (String, Option<String>) {
     if conninfo.starts_with("postgres://") || conninfo.starts_with("postgresql://") {
         take_from_url(conninfo, option)
@@ -33,7 +33,7 @@ fn take_from_url(url: &str, option: &str) -> (String, Option<String>) {
     (format!("{place}{mark}{}", kept.join("&")), value)
 }
 
-/// `%20` is a space.
+/// Decodes `%` escapes: `%20` is a space.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -67,7 +67,7 @@ fn take_from_words(words: &str, option: &str) -> (String, Option<String>) {
     (kept.trim_end().into(), value)
 }
 
-/// The value at the beginning of a text, and how many bytes it takes there: quotes and backslashes as libpq has them.
+/// Returns the value at the beginning of a text, and its length there in bytes; quotes and backslashes as in libpq.
 fn word(text: &str) -> (String, usize) {
     let quoted = text.starts_with('\'');
     let mut value = String::new();

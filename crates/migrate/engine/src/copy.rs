@@ -1,24 +1,27 @@
-//! Copying rows: several connections, tables in pieces, no faster than clients can bear.
+//! Copies rows: several connections, tables in pieces, no faster than clients tolerate.
 //!
-//! For a snapshot that is held the source keeps every version of every row, which lie in the way of clients who write the
-//! same rows again and again: the slower a copy, the more of them. So what can be is copied without: rows as the slot's
-//! snapshot saw them and nobody has changed since, each piece with a snapshot of its own that lasts as long as the piece is
-//! read. The log brings the rest, from the slot on.
+//! While a snapshot is held, the source keeps every version of every row, and these versions slow clients that write the same
+//! rows again and again: the slower a copy, the more versions. So rows are copied without it if possible: rows that are the
+//! same now as the slot's snapshot saw them. Each piece has its own snapshot, which lasts only as long as the piece is read.
+//! The log brings the rest, from the slot's position on.
 //!
-//! - A snapshot that a slot exports lists every number below its end that it does not see, those of subtransactions and of
-//!   aborted ones too. So it sees a version of a row if and only if the version's `xmin` committed, is below that end and is not
-//!   on the list. Of each row it sees one version at most.
-//! - A piece's snapshot sees all that the slot's does; that is waited for once ([`SourceSnapshot::contains`]), since a commit
-//!   may be in the log, and not be seen while it waits for a standby. So a version that both see is the row as the slot's
-//!   snapshot saw it: what is copied is a part of that, and breaks no key.
-//! - A version that only the slot's snapshot sees was replaced or deleted by a transaction that it does not see, which is in
-//!   the log behind the slot's position, and before the *horizon*: a place in the log that is behind the last piece, and on
-//!   disk. Up to there an update may meet no row, and brings it; a delete may meet no row. Then all rows are there.
-//! - An update brings a row only if it tells all of it. It tells no large value that lies elsewhere and is as it was: so a table
-//!   with such values, when the slot's snapshot was taken, is copied with that snapshot. So is one whose rows have no key, or
-//!   that has rules, beside which there is no upsert. These come first, that the snapshot is soon let go.
-//! - An `xmin` has 32 bits. Once the source has given out so many numbers, a frozen row may carry one that comes again, and
-//!   everything is copied with the slot's snapshot.
+//! - A snapshot that a slot exports lists every number below its end that it does not see, including those of subtransactions
+//!   and aborted transactions. So it sees a version of a row if and only if the version's `xmin` committed, is below that end
+//!   and is not on the list. Of each row it sees one version at most.
+//! - A piece's snapshot sees everything that the slot's snapshot sees. The copy waits for that once
+//!   ([`SourceSnapshot::contains`]), because a commit may be in the log and still be invisible while it waits for a standby. So
+//!   a version that both see is the row as the slot's snapshot saw it: the copied rows are a subset of that state, and violate
+//!   no key.
+//! - A version that only the slot's snapshot sees was replaced or deleted by a transaction that it does not see. That
+//!   transaction is in the log after the slot's position and before the *horizon*: a position in the log that is after the last
+//!   piece, and on disk. Up to the horizon, an update may find no row, and then inserts it; a delete may find no row. After it,
+//!   all rows are present.
+//! - An update can insert a row only if the log holds all its values. The log omits a large value that is stored elsewhere and
+//!   unchanged. So a table that had such values when the slot's snapshot was taken is copied with that snapshot. The same holds
+//!   for a table whose rows have no key, or that has rules, because an upsert is impossible there. These tables are copied
+//!   first, so that the snapshot is released soon.
+//! - An `xmin` has 32 bits. Once the source has assigned that many numbers, a frozen row may carry a number that is used again,
+//!   and everything is copied with the slot's snapshot.
 
 use crate::follow::SourceSnapshot;
 use crate::inventory::{ColumnDef, TableDef};
@@ -33,14 +36,15 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 const PAGE: u64 = 8192;
-/// Pages of a piece at most, and at least: 64 MiB and 1 MiB.
+/// Maximum and minimum pages of a piece: 64 MiB and 1 MiB.
 const PIECE_PAGES: u64 = 8192;
 const LEAST_PAGES: u64 = 128;
-/// Pieces that the allowed rate comes to in a second: each is read at once, and paid for afterwards.
+/// Number of pieces a second at the allowed rate: each is read without a limit, and paid for afterwards.
 const A_SECOND: u64 = 8;
-/// Numbers of transactions from which on a version's number no longer tells enough: the rest is for what the copy itself sees.
+/// Transaction number from which on a version's number is no longer sufficient; the remaining numbers are for transactions
+/// during the copy.
 const NUMBERS: u64 = 3 << 30;
-/// Rows of a table that are tried, and bytes that one of them may have where it is stored.
+/// Number of sampled rows of a table, and maximum stored size in bytes of each.
 const SAMPLE_ROWS: u32 = 100;
 const SAMPLE_BYTES: u32 = 64 << 10;
 
@@ -48,51 +52,51 @@ const SAMPLE_BYTES: u32 = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) table: usize,
-    /// From this page on.
+    /// First page.
     first: u64,
-    /// To before this page; the last piece is open, since the table may have grown by the time of the snapshot.
+    /// Page after the last one; `None` for the last piece, because the table may have grown by the time of the snapshot.
     end: Option<u64>,
 }
 
 impl Piece {
-    /// How much it is of its table, in bytes.
+    /// Size of the piece in bytes, as a part of its table.
     fn bytes(&self, table: &TableDef) -> u64 {
         let pages = self.end.unwrap_or(table.pages) - self.first;
         if table.pages == 0 { table.bytes } else { (table.bytes as f64 * pages as f64 / table.pages as f64) as u64 }
     }
 
-    /// The condition that finds its rows.
+    /// SQL condition that finds its rows.
     pub(crate) fn place(&self) -> String {
         let from = format!("ctid >= '({},0)'", self.first);
         self.end.map_or_else(|| from.clone(), |end| format!("{from} AND ctid < '({end},0)'"))
     }
 }
 
-/// What is seen of the source.
+/// Rows of the source that a copy sees.
 #[derive(Debug, Clone)]
 pub(crate) enum View {
-    /// All that a snapshot saw that somebody holds, by its name.
+    /// Everything that a snapshot saw, by its name; another session holds the snapshot.
     Held(String),
-    /// What a snapshot saw and nobody has changed since.
+    /// Rows that a snapshot saw and that are unchanged since.
     Since(SourceSnapshot),
 }
 
-/// Whether a version's number tells whether a snapshot saw it.
+/// Returns true if the number of a version shows that a snapshot saw it.
 pub(crate) fn tells_apart(snapshot: &SourceSnapshot) -> bool {
     snapshot.end < NUMBERS
 }
 
-/// What is copied so far.
+/// Amount that is copied so far.
 #[derive(Debug, Default)]
 pub(crate) struct Copied {
-    /// As it was sent.
+    /// Bytes that were sent.
     pub(crate) bytes: AtomicU64,
-    /// Of whole pieces: as they were sent, and as they lie in their tables.
+    /// Bytes of whole pieces: as they were sent, and as they are stored in their tables.
     whole: Mutex<(u64, u64)>,
 }
 
 impl Copied {
-    /// How much of the tables it is, in bytes; what is sent of pieces that are not whole yet by what others came to.
+    /// Size of the copied part of the tables, in bytes; for unfinished pieces it is estimated from the finished ones.
     pub(crate) async fn of_tables(&self) -> u64 {
         let (sent, lay) = *self.whole.lock().await;
         let more = self.bytes.load(Ordering::Relaxed).saturating_sub(sent);
@@ -100,12 +104,12 @@ impl Copied {
     }
 }
 
-/// Cuts tables into pieces: largest tables first, so that no long one is left for the end.
+/// Cuts tables into pieces: largest tables first, so that no large one is left for the end.
 #[derive(Debug)]
 pub(crate) struct Cutter {
     tables: Arc<[TableDef]>,
     order: VecDeque<usize>,
-    /// The next page of the first in order.
+    /// Next page of the first table in `order`.
     at: u64,
 }
 
@@ -116,7 +120,7 @@ impl Cutter {
         Cutter { tables: tables.into(), order: order.into(), at: 0 }
     }
 
-    /// The next piece, of so many pages at most.
+    /// Returns the next piece, with at most `pages` pages.
     pub(crate) fn next(&mut self, pages: u64) -> Option<Piece> {
         let table = *self.order.front()?;
         let (first, end) = (self.at, self.at + pages);
@@ -130,7 +134,7 @@ impl Cutter {
     }
 }
 
-/// Copies tables.
+/// Copies the rows of tables, with `jobs` connections at the same time.
 pub(crate) async fn copy(
     source: &Server,
     target: &Server,
@@ -158,7 +162,7 @@ pub(crate) async fn copy(
         });
     }
     while let Some(ended) = workers.join_next().await {
-        // The others end with the set.
+        // The other workers end with the set.
         ended.unwrap_or_else(|panic| Err(Error::WrongPhase(format!("a copy ended: {panic}"))))?;
     }
     Ok(())
@@ -173,7 +177,7 @@ async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link,
     Ok((from, filling(target).await?))
 }
 
-/// A session that rows are brought by.
+/// Opens a session that writes copied rows.
 pub(crate) async fn filling(target: &Server) -> Result<Link, Error> {
     let settings = [("session_replication_role", "replica"), ("synchronous_commit", "off")];
     Link::connect(target, Purpose::Statements, &settings).await
@@ -192,7 +196,7 @@ async fn copy_piece(
     let format = if table.binary() { "binary" } else { "text" };
     let rows = match view {
         View::Held(_) => piece.place(),
-        // Pages that came later hold nothing that it saw.
+        // Pages added later hold no row that the snapshot saw.
         View::Since(snapshot) => {
             let end = piece.end.or(Some(table.pages));
             format!("{} AND {}", Piece { end, ..piece.clone() }.place(), seen_by(snapshot))
@@ -209,23 +213,22 @@ async fn copy_piece(
         sent += size;
         copied.bytes.fetch_add(size, Ordering::Relaxed);
         match view {
-            // A few pages may lead to many large values.
+            // A few pages may refer to many large values.
             View::Held(_) => throttle.spend(size).await,
             View::Since(_) => due += size,
         }
     }
     to.end_copy().await?;
-    // Its snapshot is gone.
+    // Wait only now, when the piece's snapshot is released.
     throttle.spend(due).await;
     let mut whole = copied.whole.lock().await;
     *whole = (whole.0 + sent, whole.1 + piece.bytes(table));
     Ok(())
 }
 
-/// Copies some rows of a table, the same way as all of them are copied, of those that hold no large values. Returns true if there
-/// were any.
+/// Copies some rows of a table without large values, in the same way as a real copy. Returns true if there were any.
 pub(crate) async fn sample(from: &mut Link, to: &mut Link, table: &TableDef) -> Result<bool, Error> {
-    /// Bytes that a binary copy of no rows has: its header and its end.
+    /// Size in bytes of a binary copy without rows: its header and its end.
     const OF_NO_ROWS: usize = 21;
     let (name, columns) = (table.qualified(), table.column_list());
     let size = |column: &ColumnDef| format!("coalesce(pg_column_size({}), 0)", identifier(&column.name));
@@ -250,9 +253,9 @@ pub(crate) async fn sample(from: &mut Link, to: &mut Link, table: &TableDef) -> 
     Ok(true)
 }
 
-/// The condition that finds versions of rows which a snapshot saw that a slot exported, of a source that has given out less
-/// than all numbers of transactions once. `age` counts from one moment of the statement behind its snapshot, so that none
-/// that the statement sees is younger.
+/// SQL condition for versions of rows that a slot's snapshot saw, for a source that has not yet assigned all transaction
+/// numbers once. `age` counts from one moment of the statement after its snapshot, so every version that the statement sees is
+/// at least as old.
 fn seen_by(snapshot: &SourceSnapshot) -> String {
     let running: Vec<String> = snapshot.in_progress.iter().map(u64::to_string).collect();
     format!(

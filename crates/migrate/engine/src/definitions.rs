@@ -1,4 +1,5 @@
-//! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` makes them, indexes and constraints after the rows.
+//! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` creates them; indexes and constraints follow after the
+//! rows.
 
 use crate::conninfo::of_database;
 use crate::link::{Link, literal};
@@ -9,7 +10,7 @@ use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Reads all definitions as the snapshot sees them, from a source of major version `from` for a target of `major`.
+/// Dumps all definitions as the snapshot shows them, from a source of major version `from` for a target of `major`.
 pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {
     let mut command = client("pg_dump", major, source);
     command.env("PGOPTIONS", settings::options(from, &[]));
@@ -19,52 +20,52 @@ pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str,
     run(command, "pg_dump", "").await.map(drop)
 }
 
-/// Makes the database with its types, tables and functions, without indexes.
+/// Creates the database with its types, tables and functions, without indexes.
 pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(), Error> {
     let mut command = client("pg_restore", major, target);
-    // It connects to the database that the dump names by that name, and not as a connection string.
+    // pg_restore connects to the database that the dump names by that name, and does not read the name as a connection string.
     command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres", "--"]).arg(dump);
     command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings::options(major, &[LAZY]));
     run(command, "pg_restore", "").await.map(drop)
 }
 
-/// What sessions are called that make definitions of a database at a target. A server keeps 63 bytes of it, and what is not
-/// ASCII otherwise.
+/// Application name of sessions that create definitions of a database at a target. A server keeps only 63 bytes of it, and
+/// replaces characters that are not ASCII.
 fn maker(target: &Server) -> String {
     let mut hasher = DefaultHasher::new();
     target.database.hash(&mut hasher);
     format!("{} makes {:016x}", crate::APPLICATION, hasher.finish())
 }
 
-/// The condition that finds such sessions among those of a server.
+/// SQL condition that finds such sessions among those of a server.
 pub(crate) fn makers(target: &Server) -> String {
     format!("application_name = {}", literal(&maker(target)))
 }
 
-/// Ends what such sessions still do: a server goes on with a statement whose client was killed.
+/// Terminates such sessions: a server continues a statement after its client was killed.
 pub(crate) async fn end(target: &Server, link: &mut Link) -> Result<(), Error> {
     let which = makers(target);
     link.query(&format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {which}")).await.map(drop)
 }
 
-/// Nothing waits for the disk: a later commit does, before anything is made of what was written.
+/// Setting: commits do not wait for the disk; a later commit does, before the migration relies on what was written.
 const LAZY: (&str, &str) = ("synchronous_commit", "off");
 
-/// A definition that a target does not take.
+/// A definition that a target rejects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Kind, name and owner, as pg_restore has them.
+    /// Kind, name and owner, as pg_restore prints them.
     pub(crate) of: String,
-    /// The server's error, its first line.
+    /// First line of the server's error.
     pub(crate) why: String,
 }
 
-/// Errors that pg_restore tells of, the first one of each entry of its list.
+/// Errors in the output of pg_restore, the first for each entry of its list.
 fn faults(told: &str) -> Vec<Fault> {
     let (mut faults, mut entry, mut is_new) = (Vec::new(), String::new(), true);
     for line in told.lines() {
         if let Some(of) = line.strip_prefix("pg_restore: from TOC entry ") {
-            // Number in the dump, its catalogue's, its own, and the rest.
+            // An entry has: number in the dump, number of its catalog, its own number, and the rest.
             of.splitn(4, ' ').nth(3).unwrap_or(of).clone_into(&mut entry);
             is_new = true;
         } else if let Some(error) = line.strip_prefix("pg_restore: error: ")
@@ -79,7 +80,7 @@ fn faults(told: &str) -> Vec<Fault> {
     faults
 }
 
-/// Statements that make the database itself, with its settings and rights, as a script that names it as the dump does.
+/// Returns a script that creates the database itself, with its settings and rights; it uses the name in the dump.
 pub(crate) async fn of_database_itself(major: u32, dump: &Path) -> Result<String, Error> {
     const KINDS: [&str; 5] = [
         "DATABASE - ",
@@ -101,14 +102,14 @@ pub(crate) async fn of_database_itself(major: u32, dump: &Path) -> Result<String
     run(command, "pg_restore", &list).await
 }
 
-/// Makes types, tables and functions in a database that is there, as far as it takes them.
+/// Creates types, tables and functions in an existing database, and returns those that it rejects.
 pub(crate) async fn attempt(target: &Server, major: u32, dump: &Path) -> Result<Vec<Fault>, Error> {
     attempt_with(target, major, dump, "--section=pre-data", "").await
 }
 
 async fn attempt_with(target: &Server, major: u32, dump: &Path, which: &str, list: &str) -> Result<Vec<Fault>, Error> {
     let mut command = client("pg_restore", major, target);
-    // without --verbose it does not say of which entry an error is
+    // Without --verbose, pg_restore does not report which entry an error belongs to.
     command.args(["--verbose", which]).arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
     command.env("PGAPPNAME", maker(target));
     command.env("PGOPTIONS", settings::options(major, &[LAZY, ("lc_messages", "C")]));
@@ -118,7 +119,7 @@ async fn attempt_with(target: &Server, major: u32, dump: &Path, which: &str, lis
     if output.status.success() || !faults.is_empty() { Ok(faults) } else { Err(failed("pg_restore", &told)) }
 }
 
-/// What comes behind the rows: the lines of the dump's list, but for foreign keys with what belongs to them, and these.
+/// Definitions that follow after the rows: lines of the dump's list, those of foreign keys and their comments apart.
 pub(crate) struct Behind {
     most: String,
     foreign_keys: String,
@@ -131,11 +132,11 @@ impl Behind {
         Ok(Behind::of(&run(command, "pg_restore", "").await?))
     }
 
-    /// A comment on something comes right behind it.
+    /// Splits the list. The comment on an entry follows directly after it.
     fn of(list: &str) -> Behind {
         let (mut most, mut foreign_keys, mut of_key) = (String::new(), String::new(), false);
         for line in list.lines().filter(|line| !line.starts_with(';')) {
-            // Number in the dump, its catalogue's, its own, and what it is.
+            // A line has: number in the dump, number of its catalog, its own number, and its kind.
             let is = |kind: &str| line.splitn(4, ' ').nth(3).is_some_and(|entry| entry.starts_with(kind));
             of_key = is("FK CONSTRAINT ") || of_key && is("COMMENT ");
             let into = if of_key { &mut foreign_keys } else { &mut most };
@@ -145,13 +146,13 @@ impl Behind {
         Behind { most, foreign_keys }
     }
 
-    /// Whether there are foreign keys.
+    /// Returns true if there are foreign keys.
     pub(crate) fn has_foreign_keys(&self) -> bool {
         !self.foreign_keys.is_empty()
     }
 
-    /// Makes indexes, constraints and triggers, several at a time, without foreign keys unless these are wanted `too`; `alone`
-    /// by one process of the server, which leaves the other processors to clients.
+    /// Creates indexes, constraints and triggers, several at a time; foreign keys only if `too`. If `alone`, only one process
+    /// of the server does the work and leaves the other processors to clients.
     pub(crate) async fn complete(
         &self,
         target: &Server,
@@ -168,12 +169,12 @@ impl Behind {
         restore(target, major, dump, &list, &format!("--jobs={jobs}"), &settings).await
     }
 
-    /// Makes as much of it as a database takes that has no foreign keys yet.
+    /// Creates as many of them as possible in a database without foreign keys; returns those that it rejects.
     pub(crate) async fn attempt_most(&self, target: &Server, major: u32, dump: &Path) -> Result<Vec<Fault>, Error> {
         attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.most).await
     }
 
-    /// Makes as many foreign keys as a database takes.
+    /// Creates as many foreign keys as possible; returns those that the database rejects.
     pub(crate) async fn attempt_foreign_keys(
         &self,
         target: &Server,
@@ -183,14 +184,14 @@ impl Behind {
         attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.foreign_keys).await
     }
 
-    /// Makes foreign keys, all or none; on disk when this returns.
+    /// Creates all foreign keys or none; they are on disk when this returns.
     pub(crate) async fn tie(&self, target: &Server, major: u32, dump: &Path, alone: bool) -> Result<(), Error> {
         let settings = alone.then_some(("max_parallel_workers_per_gather", "0"));
         restore(target, major, dump, &self.foreign_keys, "--single-transaction", settings.as_slice()).await
     }
 }
 
-/// Makes what a list names.
+/// Creates the entries of a list.
 async fn restore(
     target: &Server,
     major: u32,
@@ -206,7 +207,7 @@ async fn restore(
     run(command, "pg_restore", list).await.map(drop)
 }
 
-/// A program that reaches `server`, and no other that the environment names.
+/// Makes a command for a program that connects to `server`, and to no other server that the environment names.
 fn client(name: &str, major: u32, server: &Server) -> Command {
     let mut command = Command::new(program(name, major));
     for variable in ELSEWHERE {
@@ -216,16 +217,16 @@ fn client(name: &str, major: u32, server: &Server) -> Command {
     command
 }
 
-/// Variables that would lead such a program to another server or database than ours.
+/// Variables that would direct such a program to another server or database than ours.
 const ELSEWHERE: [&str; 4] = ["PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGTARGETSESSIONATTRS"];
 
-/// The program of one major version where Debian puts it, else the one on the path.
+/// Path of the program of one major version as Debian installs it, or else its name for a search on the path.
 fn program(name: &str, major: u32) -> PathBuf {
     let path = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin/{name}"));
     if path.exists() { path } else { name.into() }
 }
 
-/// What it prints, when it is given this to read.
+/// Runs a program with `input`, and returns what it prints.
 async fn run(command: Command, program: &str, input: &str) -> Result<String, Error> {
     let output = ended(command, program, input).await?;
     if output.status.success() {
@@ -234,22 +235,22 @@ async fn run(command: Command, program: &str, input: &str) -> Result<String, Err
     Err(failed(program, &String::from_utf8_lossy(&output.stderr)))
 }
 
-/// The error of a program that printed this.
+/// Makes an error from the output of a program that failed.
 fn failed(program: &str, told: &str) -> Error {
     let why = told.lines().find(|line| line.contains("error")).unwrap_or(told.trim()).to_owned();
     Error::Program { program: program.into(), why }
 }
 
-/// Runs a program that is given this to read, to its end.
+/// Runs a program with `input` to its end.
 async fn ended(mut command: Command, program: &str, input: &str) -> Result<std::process::Output, Error> {
-    // Its messages are read.
+    // Its messages are parsed, so they must be in English.
     command.env("LC_ALL", "C");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let failed = |why: String| Error::Program { program: program.into(), why };
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     let mut stdin = child.stdin.take();
     let give = async move {
-        // One that reads nothing ends without, and says why.
+        // A program that does not read its input ends anyway, and reports the reason.
         if let Some(stdin) = &mut stdin {
             let _ = stdin.write_all(input.as_bytes()).await;
         }

@@ -1,44 +1,44 @@
-//! What can go wrong while a database is moved.
+//! Errors of a migration.
 
 use crate::fault::FaultPoint;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why an operation of this crate did not succeed.
+/// Reason why an operation of this crate failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A connection string does not parse, or asks for what there is not.
+    /// A connection string does not parse, or uses something that is not supported.
     #[error("connection string of the {side}: {why}")]
     Conninfo {
         /// `source` or `target`.
         side: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         why: String,
     },
     /// A server could not be reached.
     #[error("connect to {server}")]
     Connect {
-        /// Which one.
+        /// The server.
         server: String,
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A connection could not be encrypted, and must be.
+    /// A connection could not be encrypted, but must be.
     #[error("encrypt the connection to {server}: {why}")]
     Tls {
-        /// To which server.
+        /// The server.
         server: String,
-        /// Why not.
+        /// Reason of the failure.
         why: String,
     },
     /// A connection broke.
     #[error("connection to {server} lost while {doing}")]
     Lost {
-        /// To which server.
+        /// The server.
         server: String,
-        /// What was going on.
+        /// Work during which it broke.
         doing: String,
         /// The system's error.
         #[source]
@@ -47,81 +47,81 @@ pub enum Error {
     /// A server answered with an error.
     #[error("{server}: {message} ({code}) while {doing}")]
     Sql {
-        /// Which one.
+        /// The server.
         server: String,
-        /// What was going on.
+        /// Work during which it answered.
         doing: String,
-        /// SQLSTATE.
+        /// SQLSTATE of the error.
         code: String,
-        /// The server's message, with its detail, without values of rows.
+        /// Message of the server with its detail, without values of rows.
         message: String,
     },
-    /// A server sent what the protocol does not allow here.
+    /// A server sent something that the protocol does not allow at this point.
     #[error("{server} sent {what}")]
     Protocol {
-        /// Which one.
+        /// The server.
         server: String,
-        /// What it sent.
+        /// Description of the message.
         what: String,
     },
-    /// The server asks for a way to log in that is not supported.
+    /// The server requires an authentication method that is not supported.
     #[error("{server} asks for {method} authentication, which is not supported")]
     Authentication {
-        /// Which one.
+        /// The server.
         server: String,
-        /// What it asks for.
+        /// Name of the method.
         method: String,
     },
-    /// A stream of changes held bytes that are no message of pgoutput.
+    /// A stream of changes held bytes that are not a pgoutput message.
     #[error("change stream: {0}")]
     Pgoutput(String),
     /// A program could not be run, or failed.
     #[error("{program}: {why}")]
     Program {
-        /// Which one.
+        /// Name of the program.
         program: String,
-        /// What it said.
+        /// Its message, or the system's.
         why: String,
     },
-    /// Preflight found what is not supported; nothing has been touched.
+    /// The check found something that is not supported; nothing has been changed.
     #[error("{} not supported: {}", if .0.len() == 1 { "something is".into() } else { format!("{} things are", .0.len()) }, .0.join("; "))]
     Refused(Vec<String>),
-    /// Definitions were made on the target that the way back would drop; nothing has been touched.
+    /// The way back would drop definitions that were made on the target; nothing has been changed.
     #[error("what was defined on the target since the switch would be dropped: {}", .0.join("; "))]
     DefinedSince(Vec<String>),
-    /// The proxy serves the tenant from another server than the source: what clients write there would not be moved.
+    /// The proxy serves the tenant from another server than the source: clients' writes there would not be moved.
     #[error(
         "the proxy's sessions are not at {server}, which has no process {pid} for this database: another server is served"
     )]
     ServedElsewhere {
-        /// What was named.
+        /// The server that was named.
         server: String,
-        /// A server process of a session.
+        /// Process id of one session's server process, according to the proxy.
         pid: u32,
     },
     /// A limit ran out.
     #[error("{what} took longer than {:.1} s{}", .limit.as_secs_f64(), if .who.is_empty() { String::new() } else { format!(": {}", .who.join(", ")) })]
     TimedOut {
-        /// What did.
+        /// The work that took too long.
         what: String,
         /// The limit.
         limit: Duration,
-        /// Who held it up, where that is known.
+        /// Sessions or transactions that caused it, if known.
         who: Vec<String>,
     },
-    /// Definitions on the source are not what they were when the migration began.
+    /// Definitions on the source have changed since the migration began.
     #[error("definitions changed during the migration: {0}")]
     SchemaChanged(String),
-    /// Catalogs of the side that is left are not what they were before the pause.
+    /// Catalogs of the side that clients leave have changed since before the pause.
     #[error("definitions changed while clients were paused, in {}", .0.join(", "))]
     CatalogsChanged(Vec<String>),
-    /// Somebody waits for a lock that the copy holds.
+    /// A session waits for a lock that the copy holds.
     #[error("the copy stands in the way of {0}")]
     InTheWay(String),
-    /// The two sides do not hold the same.
+    /// The two sides hold different rows.
     #[error("source and target differ in {}", .0.join(", "))]
     Differs(Vec<String>),
-    /// The log cannot tell of a change, as a row's text is longer than a gigabyte.
+    /// The log cannot report a change, because a row's text is longer than a gigabyte.
     #[error("{message}: a row was written whose text is longer than the gigabyte that a message holds{}", if .tables.is_empty() { String::new() } else { format!("; there are such in {}", .tables.join(", ")) })]
     TooLong {
         /// The server's message.
@@ -129,56 +129,56 @@ pub enum Error {
         /// Tables in which such rows were found.
         tables: Vec<String>,
     },
-    /// The source makes changes faster than the target takes them.
+    /// The source makes changes faster than the target applies them.
     #[error(
         "the source outruns the target: {made:.0} transactions a second against {applied:.0}, {lag_bytes} bytes behind"
     )]
     Outrun {
-        /// Made a second.
+        /// Transactions made a second.
         made: f64,
-        /// Applied a second.
+        /// Transactions applied a second.
         applied: f64,
-        /// How far behind.
+        /// Lag in bytes of log.
         lag_bytes: u64,
     },
-    /// Clients of a server cannot be led to the proxy; nothing has been touched.
+    /// Clients of a server cannot be redirected to the proxy; nothing has been changed.
     #[error("clients cannot be led to the proxy: {}", .0.join("; "))]
     Attach(Vec<String>),
-    /// Clients cannot be led to the server itself again; nothing has been touched.
+    /// Clients cannot be directed to the server itself again; nothing has been changed.
     #[error("clients are not led back to the server: {}", .0.join("; "))]
     Detach(Vec<String>),
-    /// What clients commit is not captured any more.
+    /// Commits of clients are no longer captured.
     #[error("the capture in the proxy ended: {0}")]
     Capture(String),
     /// The proxy refused, or does not answer.
     #[error("proxy: {0}")]
     Proxy(String),
-    /// The proxy is not there, or went away: another one may serve in its place.
+    /// The proxy is not present or has ended: another one may serve in its place.
     #[error("proxy: {0}")]
     ProxyGone(String),
     /// The journal cannot be read or written.
     #[error("journal {path}")]
     Journal {
-        /// Where it is.
+        /// Path of the journal.
         path: PathBuf,
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Another user can change where files of a migration lie, or the proxy's configuration.
+    /// Another user can change the place of a migration's files, or the proxy's configuration.
     #[error(transparent)]
     Host(#[from] stillpoint_host::Error),
-    /// A journal tells of another database than the one whose name its file has.
+    /// A journal is of another database than its file name says.
     #[error("journal {path} is of database {database:?}, not of {wanted:?}")]
     ForeignJournal {
-        /// Where it is.
+        /// Path of the journal.
         path: PathBuf,
-        /// The database that it tells of.
+        /// The database in the journal.
         database: String,
-        /// The one that was looked for.
+        /// The database that was looked up.
         wanted: String,
     },
-    /// A command is at work on the migration of a database, perhaps with a journal in another directory.
+    /// A command works on the migration of a database, possibly with a journal in another directory.
     #[error("another command is at work on the migration of {server}: {who}")]
     AtWork {
         /// The source of that migration.
@@ -186,29 +186,29 @@ pub enum Error {
         /// The command's session there.
         who: String,
     },
-    /// The database has a migration, whose journal is another one.
+    /// The database has a migration with another journal.
     #[error("{server} has a migration of another journal: {owner}")]
     Owned {
         /// The source of that migration.
         server: String,
-        /// Its number, beginning and journal.
+        /// Number, beginning and journal of that migration.
         owner: String,
     },
-    /// The lock that keeps other commands from the database is held no more.
+    /// The lock that keeps other commands from the database is no longer held.
     #[error("the command's lock on {server} is lost: {why}")]
     LockLost {
         /// The source of the migration.
         server: String,
-        /// How it was lost, and why it is not taken again.
+        /// Cause of the loss, and the reason why the lock is not taken again.
         why: String,
     },
-    /// A migration is, or is not, in the phase that a command needs.
+    /// A migration is in a phase that the command cannot work with.
     #[error("{0}")]
     WrongPhase(String),
     /// Changes cannot be replayed in an order that the scheduler allows.
     #[error("replay")]
     Replay(#[source] stillpoint_migrate_replay::Error),
-    /// The user wants it ended.
+    /// The user interrupted the operation.
     #[error("interrupted")]
     Interrupted,
     /// A test made a phase fail.
@@ -217,7 +217,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it is about the target alone, so that another one may fare better.
+    /// Returns true if the error concerns only the target, so that another target may succeed.
     pub(crate) fn is_of_target(&self) -> bool {
         match self {
             Error::Connect { server, .. }
@@ -233,7 +233,7 @@ impl Error {
         }
     }
 
-    /// Whether what was asked for cannot be had, however often it is tried: the caller has to change something first.
+    /// Returns true if a retry cannot succeed: the caller has to change something first.
     pub fn is_refusal(&self) -> bool {
         match self {
             Error::Conninfo { .. }
@@ -249,16 +249,16 @@ impl Error {
             | Error::WrongPhase(_)
             | Error::Proxy(_)
             | Error::ProxyGone(_) => true,
-            // Who it is, which database, what he may.
+            // Errors of authentication, of an unknown database, and of missing rights.
             Error::Sql { code, .. } => code.starts_with("28") || code == "3D000" || code == "42501",
             _ => false,
         }
     }
 
-    /// Returns true if a server could not make a text or message, as it would be longer than a gigabyte.
+    /// Returns true if a server could not make a text or message because it would be longer than a gigabyte.
     pub(crate) fn is_of_length(&self) -> bool {
         match self {
-            // Neither has a code of its own.
+            // These errors have no code of their own.
             Error::Sql { code, message, .. } => {
                 code == "54000"
                     && (message.starts_with("out of memory") || message.starts_with("string buffer exceeds"))
@@ -268,7 +268,7 @@ impl Error {
         }
     }
 
-    /// SQLSTATE, when a server answered with an error.
+    /// SQLSTATE of a server's error.
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             Error::Sql { code, .. } => Some(code),

@@ -1,26 +1,26 @@
-//! How long the rest of something will take, by how fast it went of late.
+//! Estimates the remaining time of some work by its recent speed.
 
 use std::time::{Duration, Instant};
 
-/// What is longer ago counts for little.
+/// Time constant of the average: older measurements count little.
 const MEMORY: Duration = Duration::from_secs(10);
 
-/// What has been measured so far.
+/// Measurements of the work so far.
 #[derive(Debug)]
 pub(crate) struct Estimate {
     at: Instant,
     done: u64,
-    /// A second.
+    /// Amount of work a second.
     rate: Option<f64>,
 }
 
 impl Estimate {
-    /// Nothing is done at `now`.
+    /// Begins at `now` with no work done.
     pub(crate) fn begin(now: Instant) -> Estimate {
         Estimate { at: now, done: 0, rate: None }
     }
 
-    /// Takes note of what is `done` of `all` at `now`; the seconds that the rest takes, once something has been measured.
+    /// Records that `done` of `all` is done at `now`; returns the remaining seconds, once something has been measured.
     pub(crate) fn left(&mut self, now: Instant, done: u64, all: u64) -> Option<u64> {
         let seconds = now.duration_since(self.at).as_secs_f64();
         let moved = done.saturating_sub(self.done) as f64;

@@ -1,15 +1,15 @@
-//! Fencing the side that clients leave: nobody connects to the database there any more, and nobody who is connected writes.
+//! Fences the side that clients leave: no session can connect to the database there, and no connected session can write.
 //!
-//! Whoever does not come through the proxy may write at any moment, also behind the last change that is repeated. A lock
-//! on every table would meet autovacuum, and end with our connection; so the order of things sees to it:
+//! A direct session, which bypasses the proxy, may write at any moment, even after the last change that is repeated. A lock on
+//! every table would conflict with autovacuum, and would end with our connection. So the order of steps prevents such writes:
 //!
 //! ```text
-//! clients stand --> door shut --> strangers ended --> marker in the log --> all before it applied --> clients go over
+//! clients paused --> connections disabled --> direct sessions terminated --> marker in the log --> all before it applied --> clients move
 //! ```
 //!
-//! What strangers committed is in the log before the marker; what they had not committed failed with an error, as does
-//! every new connection. Who was let in before the door was shut is waited for, and ended like the others. The
-//! proxy's own server processes stay: they do nothing until it has switched, and go on should it not switch.
+//! Commits of direct sessions are in the log before the marker; their open transactions failed with an error, and so does every
+//! new connection. A session that was accepted before connections were disabled is waited for and terminated like the others.
+//! The proxy's own server processes stay: they do nothing until the proxy has switched, and continue if it does not switch.
 
 use crate::front::Front;
 use crate::inventory::text;
@@ -17,30 +17,30 @@ use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::{APPLICATION, Error, Server};
 use std::time::{Duration, Instant};
 
-/// How long sessions may take to end outside of a pause.
+/// Maximum time for sessions to end outside of a pause.
 pub(crate) const ENDING: Duration = Duration::from_secs(10);
-/// How long the proxy has for leaving; it takes less than two seconds.
+/// Time for the proxy's sessions to leave; they take less than two seconds.
 const LEAVING: Duration = Duration::from_secs(3);
-/// First half of the key of the lock that [`at_the_door`] takes; the other is made of the database's name.
+/// First half of the key of the lock that [`at_the_door`] takes; the second half is derived from the database's name.
 const DOOR: u32 = 0x0053_544d;
-/// Setting of a database that is shut, in which the database's own `default_transaction_read_only` is kept, which is the fence's then: `=` and
-/// the value, or nothing where it has none.
+/// Setting of a fenced database that keeps the database's own `default_transaction_read_only`, which the fence replaces: `=`
+/// and the value, or empty if the database has none.
 pub(crate) const OWN_READ_ONLY: &str = "stillpoint.default_transaction_read_only";
-/// Between two looks at who bypasses the proxy.
+/// Time between two searches for direct sessions.
 const LOOKING_AGAIN: Duration = Duration::from_millis(250);
-/// Between two looks at sessions that end.
+/// Time between two checks for sessions that are ending.
 const LOOKING: Duration = Duration::from_millis(1);
 
-/// A connection beside the database: whoever is in it cannot shut its door.
+/// Connects to another database of the server: a session inside the database could not disable its connections.
 pub(crate) async fn beside(server: &Server) -> Result<Link, Error> {
     Link::connect(&server.database("postgres"), Purpose::Statements, &[("synchronous_commit", "on")]).await
 }
 
-/// A connection beside the database that alone shuts and opens its door.
+/// Connects to another database of the server, to enable or disable connections to this one; only one such connection exists.
 ///
-/// A command that was cut off, or whose network stands still, may have told the server what to do with the door, and the
-/// server may do it at any later moment. So each of these connections holds a lock, and whoever comes next ends the one who
-/// holds it: nothing that was said before is done after.
+/// A command that was interrupted, or whose network is stalled, may have sent the server such a statement, and the server may
+/// execute it at any later moment. So each of these connections holds a lock, and a new one terminates the session that holds
+/// it: no earlier statement is executed after that.
 pub(crate) async fn at_the_door(server: &Server) -> Result<Link, Error> {
     let mut link = beside(server).await?;
     let name = literal(&server.database);
@@ -58,26 +58,26 @@ pub(crate) async fn at_the_door(server: &Server) -> Result<Link, Error> {
     }
 }
 
-/// A right to connect, as it was given.
+/// A right to connect, and how it was granted.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Grant {
-    /// To whom, quoted, or PUBLIC.
+    /// Grantee, quoted, or PUBLIC.
     to: String,
-    /// By whom, quoted.
+    /// Grantor, quoted.
     by: String,
-    /// By the database's owner, in whose name superusers give rights and take them.
+    /// True if the database's owner granted it; superusers grant and revoke rights in the owner's name.
     by_owner: bool,
-    /// It may be passed on.
+    /// True if the grantee may grant it to others.
     grantable: bool,
 }
 
-/// Who can connect to the database: what [`shut`] takes and [`lift`] gives back. Whoever passed a right on comes behind whoever
-/// gave it to him.
+/// Returns the rights to connect to the database, which [`shut`] revokes and [`lift`] grants again. A grantor comes before its
+/// grantees.
 pub(crate) async fn grants(beside: &mut Link, database: &str) -> Result<Vec<Grant>, Error> {
     Ok(in_order(&beside.query(&rights(database)).await?))
 }
 
-/// A question for all rights to connect.
+/// Query for all rights to connect.
 fn rights(database: &str) -> String {
     format!(
         "SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, \
@@ -88,7 +88,7 @@ fn rights(database: &str) -> String {
     )
 }
 
-/// Rights of which none comes before the one from which it was passed on.
+/// Sorts rights so that each comes after the one that allowed its grant.
 fn in_order(rows: &[Row]) -> Vec<Grant> {
     let is = |row: &Row, at| text(row, at) == "t";
     let grant = |row: &Row| Grant { to: text(row, 0), by: text(row, 1), by_owner: is(row, 2), grantable: is(row, 3) };
@@ -100,7 +100,7 @@ fn in_order(rows: &[Row]) -> Vec<Grant> {
         let (mut next, rest) = left.into_iter().partition::<Vec<_>, _>(could);
         left = rest;
         if next.is_empty() {
-            // The server lets nobody pass on what he has not got.
+            // A server never lets a role grant a right that it does not have.
             next.append(&mut left);
         }
         grants.append(&mut next);
@@ -108,8 +108,8 @@ fn in_order(rows: &[Row]) -> Vec<Grant> {
     grants
 }
 
-/// Those rights that can be taken and given still, and for people whose others are: who was dropped or renamed meanwhile has
-/// none, nor has whoever had it from him.
+/// Returns the rights that can still be revoked and granted, and the names of roles whose rights cannot: a role that was
+/// dropped or renamed meanwhile has none, and neither have its grantees.
 async fn remaining<'g>(beside: &mut Link, grants: &'g [Grant]) -> Result<(Vec<&'g Grant>, Vec<&'g str>), Error> {
     let roles = beside.query("SELECT quote_ident(rolname) FROM pg_roles").await?;
     let roles: Vec<String> = roles.iter().map(|row| text(row, 0)).collect();
@@ -125,24 +125,24 @@ async fn remaining<'g>(beside: &mut Link, grants: &'g [Grant]) -> Result<(Vec<&'
     Ok((kept, lost))
 }
 
-/// [`shut`] with rights that were read a while ago.
+/// Calls [`shut`] with rights that were read some time before.
 pub(crate) async fn shut_again(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
     let (kept, _) = remaining(beside, grants).await?;
     let kept: Vec<Grant> = kept.into_iter().cloned().collect();
     shut(beside, database, &kept).await
 }
 
-/// Shuts the door, on a connection [`at_the_door`]. One commit: it stands in the pause.
+/// Disables connections, on a connection from [`at_the_door`]. It is one commit, because it happens in the pause.
 ///
-/// No right and no setting keeps a superuser out, so connections are not allowed at all; the rest holds while the door is
-/// open for us.
+/// No right and no setting keeps a superuser out, so all connections are disabled; the rest of the fence is active while
+/// connections are enabled for us.
 async fn shut(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
     let read_only = begin_to_shut(beside, database).await?;
     beside.query(&format!("{read_only}{}COMMIT", revoking(database, grants))).await.map(drop)
 }
 
-/// The same where rights to connect still are these. Otherwise nothing is done, and they are returned as they are now: giving
-/// back the old ones later would undo what another session did.
+/// Disables connections if the rights to connect are still `grants`. Otherwise it does nothing and returns the present rights:
+/// granting the old ones later would undo a change of another session.
 pub(crate) async fn shut_unless_changed(
     beside: &mut Link,
     database: &str,
@@ -158,8 +158,8 @@ pub(crate) async fn shut_unless_changed(
     Ok(None)
 }
 
-/// Begins a transaction in which the door is shut, and in which no other session can give or take a right to connect, or set the
-/// database something. Statements that have sessions begin read-only, and keep the database's own setting beside that.
+/// Begins a transaction that disables connections; until its end no other session can change rights to connect or settings of
+/// the database. Returns statements that make sessions begin read-only, and keep the database's own setting beside that.
 async fn begin_to_shut(beside: &mut Link, database: &str) -> Result<String, Error> {
     let name = identifier(database);
     let settings = beside
@@ -171,7 +171,7 @@ async fn begin_to_shut(beside: &mut Link, database: &str) -> Result<String, Erro
         .await?;
     let fence = format!("ALTER DATABASE {name} SET default_transaction_read_only = on; ");
     Ok(match (own_read_only(&settings), settings.first()) {
-        // It is shut already.
+        // It is fenced already.
         (Some(_), _) => fence,
         (None, own) => {
             let own = own.map_or_else(String::new, |row| format!("={}", text(row, 1)));
@@ -180,7 +180,7 @@ async fn begin_to_shut(beside: &mut Link, database: &str) -> Result<String, Erro
     })
 }
 
-/// A question for the database's settings of read-only: name and value.
+/// Query for the database's read-only settings: name and value.
 fn read_only(database: &str) -> String {
     format!(
         "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) s \
@@ -190,20 +190,20 @@ fn read_only(database: &str) -> String {
     )
 }
 
-/// The database's own setting, as the fence keeps it; none where there is no fence.
+/// The database's own setting, as the fence keeps it; `None` if there is no fence.
 fn own_read_only(settings: &[Row]) -> Option<String> {
     settings.iter().find(|row| text(row, 0) == OWN_READ_ONLY).map(|row| text(row, 1))
 }
 
-/// Takes rights to connect, and with each what was passed on of it.
+/// Statements that revoke rights to connect, and the grants that depend on each.
 fn revoking(database: &str, grants: &[Grant]) -> String {
     let name = identifier(database);
     let given = grants.iter().filter(|grant| grant.by_owner);
     given.map(|Grant { to, .. }| format!("REVOKE CONNECT ON DATABASE {name} FROM {to} CASCADE; ")).collect()
 }
 
-/// Takes back what an earlier attempt has shut, if it came to that; harmless where the door is open again already. For people,
-/// who does not get his right back.
+/// Removes the fence that an earlier attempt may have set; harmless if connections are enabled already. Returns a message about
+/// roles that do not get their right back.
 pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<Grant>>) -> Result<Option<String>, Error> {
     match fenced {
         Some(grants) => lift(server, grants).await,
@@ -211,8 +211,8 @@ pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<Grant>>) -
     }
 }
 
-/// Takes [`shut`] back, and whoever was at it when it was cut off does not finish it later. For people, who does not get his
-/// right back.
+/// Undoes [`shut`], and ensures that an interrupted command does not finish it later. Returns a message about roles that do not
+/// get their right back.
 pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<String>, Error> {
     let name = identifier(&server.database);
     let mut beside = at_the_door(server).await?;
@@ -237,15 +237,16 @@ pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<Str
     Ok((!lost.is_empty()).then_some(told))
 }
 
-/// Opens the door for us: rights are not given back, and new sessions stay read-only unless they say otherwise, as ours do.
+/// Enables connections for us: rights are not granted again, and new sessions stay read-only unless they override it, as ours
+/// do.
 pub(crate) async fn open(server: &Server) -> Result<(), Error> {
     let name = identifier(&server.database);
     at_the_door(server).await?.query(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await.map(drop)
 }
 
-/// Connects to a database whose door is shut: it is open while we step through, and whoever came along is ended. A superuser
-/// who tries all the time and overrides what keeps him from writing may write in that moment: only for what comes after a
-/// crash, or when the migration ends.
+/// Connects to a fenced database: enables connections for that moment, and terminates other sessions that connected too. A
+/// superuser's session that tries all the time and overrides the read-only setting may write in that moment; so this is used
+/// only after a crash, or when the migration ends.
 pub(crate) async fn enter(server: &Server) -> Result<Link, Error> {
     open(server).await?;
     let link = Link::connect(server, Purpose::Statements, &[]).await;
@@ -255,8 +256,8 @@ pub(crate) async fn enter(server: &Server) -> Result<Link, Error> {
     link
 }
 
-/// Sessions of the database that are neither ours nor come through the proxy, whose server processes are `proxied`: number
-/// of the process, and a description for people. Workers of the server itself are none.
+/// Query for direct sessions: those of the database that are neither ours nor the proxy's, whose server processes are
+/// `proxied`. Returns process id and description. Workers of the server itself do not count.
 pub(crate) fn strangers(database: &str, proxied: &[u32]) -> String {
     format!(
         "SELECT pid, format('%s of %s from %s', coalesce(nullif(application_name, ''), backend_type), \
@@ -270,8 +271,8 @@ pub(crate) fn strangers(database: &str, proxied: &[u32]) -> String {
     )
 }
 
-/// [`strangers`] while the door is open. A server process of the proxy shows among the server's before the proxy knows of
-/// it: who is found is looked for again.
+/// Finds direct sessions while connections are enabled. The server shows a server process of the proxy before the proxy knows
+/// of it, so sessions that are found are checked again.
 pub(crate) async fn bypassing(link: &mut Link, front: &mut Front, database: &str) -> Result<Vec<Row>, Error> {
     let mut found: Option<Vec<Row>> = None;
     loop {
@@ -288,15 +289,16 @@ pub(crate) async fn bypassing(link: &mut Link, front: &mut Front, database: &str
     }
 }
 
-/// Ends all strangers behind a shut door, and tells who they were. When it returns, nobody but us and the proxy is left.
+/// Terminates all direct sessions while connections are disabled, and returns their descriptions. When it returns, only our
+/// sessions and the proxy's are left.
 pub(crate) async fn empty(
     beside: &mut Link,
     database: &str,
     proxied: &[u32],
     limit: Duration,
 ) -> Result<Vec<String>, Error> {
-    // A session that logs in shows among the activities at the end of that, and holds a lock on its database from before
-    // it looks whether it may.
+    // A session appears in `pg_stat_activity` only at the end of its login, but holds a lock on its database from before the
+    // server checks its rights.
     let sql = format!(
         "SELECT pid, who, pg_terminate_backend(pid) FROM ({}) AS strangers (pid, who) UNION ALL \
          SELECT l.pid, '', false FROM pg_locks l WHERE l.locktype = 'object' AND l.mode = 'RowExclusiveLock' \
@@ -326,8 +328,8 @@ pub(crate) async fn empty(
     }
 }
 
-/// Ends every session that is not ours. The proxy's end by themselves, one after another: all at once would take the
-/// machine from the clients, who have just begun elsewhere.
+/// Terminates every session that is not ours. The proxy's sessions first get time to end by themselves, one after another: all
+/// at once would take processor time from clients that have just begun on the other side.
 pub(crate) async fn leave(server: &Server) -> Result<(), Error> {
     let mut beside = beside(server).await?;
     let begun = Instant::now();
@@ -337,12 +339,12 @@ pub(crate) async fn leave(server: &Server) -> Result<(), Error> {
     empty(&mut beside, &server.database, &[], ENDING).await.map(drop)
 }
 
-/// Ends every session that is not ours, at once.
+/// Terminates every session that is not ours, without delay.
 pub(crate) async fn clear(beside: &mut Link, database: &str) -> Result<(), Error> {
     empty(beside, database, &[], ENDING).await.map(drop)
 }
 
-/// Transactions that are prepared and not decided would be left behind.
+/// Fails if there are prepared transactions that are not decided, because they would be left behind.
 pub(crate) async fn undecided(beside: &mut Link, database: &str, limit: Duration) -> Result<(), Error> {
     let sql = format!("SELECT gid FROM pg_prepared_xacts WHERE database = {}", literal(database));
     let who: Vec<String> = beside.query(&sql).await?.iter().map(|row| text(row, 0)).collect();

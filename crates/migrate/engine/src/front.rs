@@ -1,4 +1,4 @@
-//! The proxy in front of both servers, as far as the manager needs it: its control socket, asked about one tenant.
+//! The manager's client of the proxy in front of both servers: the control socket, for one tenant.
 
 use crate::inventory::text;
 use crate::link::{Link, literal};
@@ -12,35 +12,36 @@ use stillpoint_migrate_proxy::control::{
     Client, ControlError, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus,
 };
 
-/// Sessions that hold what cannot be taken along may let go of it: how often they are asked.
+/// Interval between requests while sessions hold objects that cannot be moved; they may release them.
 const ASKING_AGAIN: Duration = Duration::from_millis(200);
-/// And how long they may take to answer, also at the end: a reply that is cut off does not say what is in the way.
+/// Minimum time for a prepare request to answer, even at the end: an aborted one would not report what blocks it.
 const ANSWERING: Duration = Duration::from_secs(2);
-/// More than the proxy's own limits; it is the proxy that falls back by itself.
+/// Maximum time for an answer, longer than the proxy's own limits, because the proxy falls back by itself.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// A proxy that stands by serves by then; so does one that a service manager has started again.
+/// Time by which a standby proxy, or one that a service manager has restarted, serves.
 const TAKING_OVER: Duration = Duration::from_secs(5);
 
-/// A conversation with the proxy about one tenant. Dropping it ends a pause: clients go on where they are.
+/// A control connection to the proxy for one tenant. Dropping it ends a pause: clients continue where they are.
 pub(crate) struct Front {
     client: Client,
     path: PathBuf,
     tenant: String,
 }
 
-/// Sessions that are ready to go over.
+/// Number of sessions that are ready to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ready {
     pub(crate) sessions: u64,
 }
 
-/// What has been done for clients.
+/// Work that the proxy has done for clients.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Served {
-    /// How many statements each session has sent, by its number.
+    /// Number of statements that each session has sent, by session number.
     pub(crate) statements: HashMap<u32, u64>,
-    /// How many took how long: less than so many microseconds, and no less than the entry before.
+    /// Histogram of durations: upper bound in microseconds, and the number of statements below it and not below the previous
+    /// bound.
     pub(crate) waits: Vec<(u64, u64)>,
 }
 
@@ -50,7 +51,7 @@ impl Front {
         Ok(Front { client, path: path.into(), tenant: tenant.into() })
     }
 
-    /// The same conversation with whoever is there now.
+    /// Opens the same connection to the proxy that serves now.
     pub(crate) async fn again(&self) -> Result<Front, Error> {
         Front::connect(&self.path, &self.tenant).await
     }
@@ -77,7 +78,7 @@ impl Front {
         if let Some(tenant) = find(self.status().await?, &self.tenant) {
             return Ok(Some(tenant));
         }
-        // One of those that `*` stands for, perhaps, of which no client has come yet.
+        // The tenant may match `*`, and none of its clients may have come yet.
         match self.ask(Request::Know { tenant: self.tenant.clone() }).await {
             Ok(Reply::Known) => Ok(find(self.status().await?, &self.tenant)),
             Ok(reply) => Err(out_of_turn(&reply)),
@@ -86,12 +87,12 @@ impl Front {
         }
     }
 
-    /// Where the tenant is served now, and whether the proxy knows it.
+    /// Returns the server that serves the tenant now; `None` if the proxy does not know the tenant.
     pub(crate) async fn serving(&mut self) -> Result<Option<(String, u16)>, Error> {
         Ok(self.of_tenant().await?.map(|tenant| (tenant.server.host, tenant.server.port)))
     }
 
-    /// The same, once nobody holds a pause: a request to switch that was cut off may still come to pass until then.
+    /// Returns the same after any pause has ended: until then, an interrupted request to switch may still be carried out.
     pub(crate) async fn settled(&mut self) -> Result<Option<(String, u16)>, Error> {
         let begun = tokio::time::Instant::now();
         while self.of_tenant().await?.is_some_and(|tenant| tenant.phase == Phase::Paused) {
@@ -103,14 +104,14 @@ impl Front {
         self.serving().await
     }
 
-    /// Process numbers of the tenant's server processes: those through which its clients come.
+    /// Process ids of the tenant's server processes, which its clients use.
     pub(crate) async fn backends(&mut self) -> Result<Vec<u32>, Error> {
         let sessions = self.status().await?.sessions;
         Ok(sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend).collect())
     }
 
-    /// Refuses `server` unless `backends`, which the proxy has just named, are processes of its own: what clients write at
-    /// another one would not be moved. `link` leads to it.
+    /// Refuses `server` unless `backends`, which the proxy has just reported, are processes of it: clients' writes on another
+    /// server would not be moved. `link` is connected to it.
     pub(crate) async fn are_at(&mut self, backends: &[u32], link: &mut Link, server: &Server) -> Result<(), Error> {
         let list = backends.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let sql = format!(
@@ -122,7 +123,7 @@ impl Front {
         if missing.is_empty() {
             return Ok(());
         }
-        // Whoever has gone meanwhile is at no server.
+        // A session that has ended meanwhile is at no server.
         let there = self.backends().await?;
         match missing.into_iter().find(|pid| there.contains(pid)) {
             Some(pid) => Err(Error::ServedElsewhere { server: server.to_string(), pid }),
@@ -130,7 +131,7 @@ impl Front {
         }
     }
 
-    /// What has been done for the tenant's clients so far.
+    /// Work that the proxy has done so far for the tenant's clients.
     pub(crate) async fn served(&mut self) -> Result<Served, Error> {
         let Status { sessions, tenants, .. } = self.status().await?;
         let statements =
@@ -139,8 +140,8 @@ impl Front {
         Ok(Served { statements, waits: tenant.map(|tenant| tenant.waits).unwrap_or_default() })
     }
 
-    /// Opens a session on the target for each of the tenant's; waits until all are ready. `verifiers` are stored passwords
-    /// by role, for a target that asks for them.
+    /// Opens a session on the target for each of the tenant's sessions, and waits until all are ready. `verifiers` are stored
+    /// passwords by role, for a target that requires them.
     pub(crate) async fn prepare(
         &mut self,
         target: &Server,
@@ -172,8 +173,8 @@ impl Front {
         }
     }
 
-    /// Lets no transaction begin and waits until none runs. After `limit`, which counts until the switch, clients go on
-    /// by themselves.
+    /// Stops new transactions and waits until none runs. After `limit`, which counts until the switch, clients continue by
+    /// themselves.
     pub(crate) async fn pause(&mut self, limit: Duration) -> Result<(), Error> {
         let request = Request::Pause { tenant: self.tenant.clone(), limit_ms: limit.as_millis() as u64 };
         match self.ask(request).await? {
@@ -186,12 +187,12 @@ impl Front {
         }
     }
 
-    /// Sends clients on to the target; only in a pause.
+    /// Moves clients to the target; allowed only in a pause.
     pub(crate) async fn switch(&mut self) -> Result<(), Error> {
         self.ask(Request::Switch { tenant: self.tenant.clone() }).await.map(drop)
     }
 
-    /// Sends clients on to where they were.
+    /// Ends the pause: clients continue where they were.
     pub(crate) async fn resume(&mut self) -> Result<(), Error> {
         self.ask(Request::Resume { tenant: self.tenant.clone() }).await.map(drop)
     }
@@ -202,7 +203,7 @@ impl Front {
     }
 }
 
-/// Asks a proxy; where there is none, for as long as another one may be about to take its place.
+/// Asks a proxy; if there is none, waits as long as another one may take its place.
 pub(crate) async fn patiently<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> Result<T, Error> {
     let begun = tokio::time::Instant::now();
     loop {
@@ -215,7 +216,7 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, Error>>>(ask: impl
     }
 }
 
-/// Whether a proxy that knows the tenant serves, now or in a moment.
+/// Returns true if a proxy that knows the tenant serves, now or soon.
 pub(crate) async fn is_served(options: &Options) -> bool {
     let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.serving().await };
     matches!(patiently(serving).await, Ok(Some(_)))
@@ -233,7 +234,7 @@ fn out_of_turn(reply: &Reply) -> Error {
     Error::Proxy(format!("answered {reply:?} out of turn"))
 }
 
-/// A session and what is to be said of it, for people.
+/// Describes a session and the remark about it, for messages.
 fn remark(remark: &Remark) -> String {
     let since = remark.transaction_ms.map_or_else(String::new, |ms| format!(" for {ms} ms"));
     format!("session {} of {}: {}{since}", remark.id, remark.user, remark.why)

@@ -1,26 +1,26 @@
-//! What a guardian does when the command that it watches over has died.
+//! Work of a guardian after the command that it watches has died.
 //!
-//! From the moment when the door is shut until clients have changed sides, a command that is killed would leave the side that
-//! clients are on refusing new sessions, until somebody calls the next command; and behind the switch, while a command works on
-//! the side that was left, it would leave that side's door open. A guardian is another process, which sees that
-//! the command is gone (a pipe between them ends) and calls [`heal`].
+//! A command that is killed between disabling connections and the switch would leave the side that clients are on refusing new
+//! sessions, until the next command. A command that is killed after the switch, while it works on the side that clients left,
+//! would leave connections to that side enabled. A guardian is another process: it notices that the command is gone (a pipe
+//! between them ends) and calls [`heal`].
 //!
 //! ```text
-//!  Switching, proxy serves the source --> door opened, Following      Switching, proxy serves the target --> Switched
-//!  Returning, proxy serves the target --> its door opened, the source's shut, Switched       the source --> Returned
-//!  Returned --> the source's door opened       Switched --> the source's door shut           all others --> nothing
+//! Switching, proxy serves the source --> connections enabled, Following    Switching, proxy serves the target --> Switched
+//! Returning, proxy serves the target --> target's enabled, source's disabled, Switched           the source --> Returned
+//! Returned --> source's connections enabled    Switched --> source's connections disabled        all others --> nothing
 //! ```
 //!
-//! It holds the journal's lock meanwhile: a command that comes waits, and finds one of the states above; a guardian that comes
-//! second finds the lock taken, and leaves it to that command. Nothing is dropped here, and nothing begun.
+//! The guardian holds the journal's lock meanwhile: a command that starts waits, and finds one of the states above. A guardian
+//! that starts second finds the lock taken, and leaves the work to that command. It drops nothing and begins nothing.
 
 use crate::journal::{Journal, Phase};
 use crate::options::Options;
 use crate::switch::{Side, serves};
 use crate::{Error, back, fence};
 
-/// Opens the door of the side that serves and shuts the other's, should a dead command have left them otherwise. Harmless at any time and as often as one
-/// likes; a failure leaves things as they are, and it can be tried again.
+/// Enables connections to the side that serves and disables those to the other, if a dead command has left them otherwise. It
+/// is harmless at any time and can be repeated; a failure changes nothing, and a retry is possible.
 pub async fn heal(options: &Options) -> Result<(), Error> {
     let Some(mut journal) = Journal::try_open(&options.state, &options.source.database)? else { return Ok(()) };
     let options = &options.recorded_in(&journal.record)?;

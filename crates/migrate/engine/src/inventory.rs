@@ -1,38 +1,38 @@
-//! What a database holds, as far as the migration acts on it: tables with their columns and unique indexes, sequences.
+//! Contents of a database that the migration acts on: tables with their columns and unique indexes, and sequences.
 
 use crate::Error;
 use crate::link::{Link, Row, identifier};
 use std::collections::{BTreeMap, HashSet};
 
-/// Schemas of the user: not PostgreSQL's, not ours.
+/// SQL condition for schemas of the user, neither PostgreSQL's nor ours.
 pub(crate) const USER_SCHEMA: &str =
     "n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND n.nspname <> 'stillpoint'";
-/// Relations that no extension made.
+/// SQL condition for relations that no extension made.
 pub(crate) const NOT_OF_EXTENSION: &str = "NOT EXISTS (SELECT FROM pg_depend x WHERE x.classid = 'pg_class'::regclass \
      AND x.objid = c.oid AND x.deptype = 'e')";
 
-/// Types whose equality is equality of their text: values of other types lead to no row token.
+/// Types with equal text for equal values; values of other types give no row token.
 /// bool, bytea, "char", name, int8, int2, int4, text, oid, char(n), varchar, date, time, timestamp, timestamptz, uuid.
 const PLAIN_TYPES: [u32; 16] = [16, 17, 18, 19, 20, 21, 23, 25, 26, 1042, 1043, 1082, 1083, 1114, 1184, 2950];
-/// Types of which every server sorts values alike, whatever its libraries and their versions:
+/// Types that every server sorts in the same order, independent of its libraries and their versions:
 /// int8, int2, int4, oid, date, time, timestamp, timestamptz, uuid.
 const ORDERED_TYPES: [u32; 9] = [20, 21, 23, 26, 1082, 1083, 1114, 1184, 2950];
-/// Types numbered from here on are the user's, and have other numbers on the other server.
+/// Types with this number or a higher one are the user's, and have other numbers on the other server.
 const FIRST_USER_OID: u32 = 16384;
 
 /// A column that is copied and replayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ColumnDef {
     pub(crate) name: String,
-    /// GENERATED ALWAYS AS IDENTITY: an update can set it to its next number alone, and an insert must override it.
+    /// True for GENERATED ALWAYS AS IDENTITY: an update can only set it to its next number, and an insert must override it.
     pub(crate) identity_always: bool,
-    /// Whether equal values have equal text.
+    /// True if equal values have equal text.
     plain: bool,
-    /// Whether both servers sort its values alike.
+    /// True if both servers sort its values in the same order.
     ordered: bool,
-    /// Whether its binary form means the same on both servers.
+    /// True if its binary form means the same on both servers.
     binary: bool,
-    /// Its type, where values of many rows can be sent as one array.
+    /// Its type, if values of many rows can be sent as one array.
     pub(crate) element: Option<String>,
 }
 
@@ -40,50 +40,50 @@ pub(crate) struct ColumnDef {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UniqueIndex {
     pub(crate) oid: u32,
-    /// Positions in [`TableDef::columns`]; `None` where equality cannot be told from the text (expressions, numeric,
-    /// collations of one's own).
+    /// Positions in [`TableDef::columns`]; `None` if equality is not visible in the text (expressions, numeric, user-defined
+    /// collations).
     pub(crate) columns: Option<Vec<usize>>,
-    /// Whether two NULLs are the same.
+    /// True if two NULLs count as equal.
     pub(crate) nulls_equal: bool,
 }
 
 /// A table whose rows are moved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableDef {
-    /// Its number on the source.
+    /// Object identifier on the source.
     pub(crate) oid: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// Its rows lie in its partitions.
+    /// True if its rows are in its partitions.
     pub(crate) partitioned: bool,
-    /// Pages of 8 KiB at this moment.
+    /// Size in pages of 8 KiB when it was last measured.
     pub(crate) pages: u64,
-    /// With large values, which lie elsewhere.
+    /// Size in bytes, including large values that are stored outside the table (TOAST).
     pub(crate) bytes: u64,
     pub(crate) columns: Vec<ColumnDef>,
-    /// Positions of the primary key's columns, where there is one.
+    /// Positions of the primary key's columns, if there is a primary key.
     pub(crate) key: Option<Vec<usize>>,
-    /// `d`, `n`, `f`, `i`.
+    /// Replica identity as in `pg_class.relreplident`: `d`, `n`, `f` or `i`.
     pub(crate) identity: char,
     /// Unique and exclusion indexes that are not the primary key.
     pub(crate) uniques: Vec<UniqueIndex>,
-    /// Whether rules stand on it, beside which PostgreSQL takes no `ON CONFLICT`.
+    /// True if it has rules; for such tables PostgreSQL does not support `ON CONFLICT`.
     pub(crate) rules: bool,
 }
 
 /// Tables and sequences of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Inventory {
-    /// Those that hold rows.
+    /// Tables that hold rows themselves.
     pub(crate) tables: Vec<TableDef>,
-    /// Partitioned ones.
+    /// Partitioned tables.
     pub(crate) partitioned: Vec<TableDef>,
     /// Qualified names, quoted.
     pub(crate) sequences: Vec<String>,
 }
 
 impl Inventory {
-    /// Leaves out what another one has not.
+    /// Removes everything that `other` does not have.
     pub(crate) fn keep_those_of(&mut self, other: &Inventory) {
         let is_there =
             |of: &[TableDef], table: &TableDef| of.iter().any(|known| known.qualified() == table.qualified());
@@ -99,12 +99,12 @@ impl TableDef {
         format!("{}.{}", identifier(&self.schema), identifier(&self.name))
     }
 
-    /// The same as what is updated or deleted from: no table that inherits from it, but all partitions.
+    /// The table as UPDATE and DELETE name it: without tables that inherit from it, but with all partitions.
     pub(crate) fn alone(&self) -> String {
         if self.partitioned { self.qualified() } else { format!("ONLY {}", self.qualified()) }
     }
 
-    /// Its name for people.
+    /// Name for messages, not quoted.
     pub(crate) fn display(&self) -> String {
         format!("{}.{}", self.schema, self.name)
     }
@@ -114,12 +114,12 @@ impl TableDef {
         self.columns.iter().map(|column| identifier(&column.name)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether COPY may use the binary form.
+    /// Returns true if COPY may use the binary form.
     pub(crate) fn binary(&self) -> bool {
         self.columns.iter().all(|column| column.binary)
     }
 
-    /// What REPLICA IDENTITY must become for updates and deletes to be told, if it must change.
+    /// The REPLICA IDENTITY that the table needs so that updates and deletes are logged; `None` if it need not change.
     pub(crate) fn identity_wanted(&self) -> Option<&'static str> {
         match (self.identity, &self.key) {
             ('d', Some(_)) | ('f' | 'i', _) => None,
@@ -128,25 +128,25 @@ impl TableDef {
         }
     }
 
-    /// Whether a row can be brought by its key, be it there or not.
+    /// Returns true if a row can be written by its key, independent of the key's presence.
     pub(crate) fn upserts(&self) -> bool {
         !self.rules && (self.key.is_some() || self.identity == 'i')
     }
 
-    /// The columns that name rows, where both servers sort the values of each alike.
+    /// The columns of the primary key, if both servers sort the values of each in the same order.
     pub(crate) fn ordered_key(&self) -> Option<Vec<&str>> {
         let columns = self.key.as_ref()?.iter().map(|at| &self.columns[*at]);
         columns.map(|column| column.ordered.then_some(column.name.as_str())).collect()
     }
 
-    /// Whether equal values of the column have equal text.
+    /// Returns true if equal values of the column have equal text.
     pub(crate) fn plain(&self, column: usize) -> bool {
         self.columns[column].plain
     }
 }
 
 impl Inventory {
-    /// Reads it from `link`'s database.
+    /// Reads the inventory of `link`'s database.
     pub(crate) async fn read(link: &mut Link) -> Result<Inventory, Error> {
         let mut tables = read_tables(link).await?;
         let positions = read_columns(link, &mut tables).await?;
@@ -163,7 +163,7 @@ impl Inventory {
         Ok(Inventory { tables, partitioned, sequences })
     }
 
-    /// Takes the pages of the tables anew, and tells, by number, which of them have no large values that lie elsewhere.
+    /// Measures the pages of the tables again; returns the numbers of tables without large values stored elsewhere.
     pub(crate) async fn measure(&mut self, link: &mut Link) -> Result<HashSet<u32>, Error> {
         let numbers: Vec<String> = self.tables.iter().map(|table| table.oid.to_string()).collect();
         let rows = link
@@ -180,13 +180,13 @@ impl Inventory {
         Ok(rows.iter().filter(|row| text(row, 2) == "t").map(|row| number(row, 0)).collect())
     }
 
-    /// How many bytes the tables take.
+    /// Total size of the tables in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.bytes).sum()
     }
 }
 
-/// Tables by number, which is also how the indexes and columns name them; ordered by size is the copy's business.
+/// Tables by object identifier, which indexes and columns refer to; the copy sorts them by size.
 async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> {
     let rows = link
         .query(&format!(
@@ -221,7 +221,7 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
     Ok(tables)
 }
 
-/// Adds the columns, and tells for each table and attribute number the position.
+/// Adds the columns; returns the position of each table's attribute numbers.
 async fn read_columns(
     link: &mut Link,
     tables: &mut BTreeMap<u32, TableDef>,
@@ -243,7 +243,7 @@ async fn read_columns(
         let Some(table) = tables.get_mut(&number(&row, 0)) else { continue };
         let flag = |at: usize| text(&row, at) == "t";
         let (oid, kind): (u32, String) = (number(&row, 4), text(&row, 5));
-        // A domain is compared and sent like its base.
+        // A domain is compared and sent like its base type.
         let compared: u32 = if kind == "d" { number(&row, 9) } else { oid };
         let of_user = compared >= FIRST_USER_OID;
         positions.insert((table.oid, number(&row, 1)), table.columns.len());
@@ -252,7 +252,7 @@ async fn read_columns(
             identity_always: flag(3),
             ordered: ORDERED_TYPES.contains(&compared),
             plain: (PLAIN_TYPES.contains(&compared) || kind == "e") && flag(8),
-            // Enums go by label; composites, arrays and ranges of the user's carry type numbers.
+            // Enums are sent by label; user-defined composites, arrays and ranges carry type numbers.
             binary: flag(7) && (!of_user || kind == "e" || (kind == "b" && !flag(6))),
             element: row[10].clone(),
         });
@@ -265,7 +265,7 @@ async fn read_indexes(
     tables: &mut BTreeMap<u32, TableDef>,
     positions: &BTreeMap<(u32, i32), usize>,
 ) -> Result<(), Error> {
-    // NULLS NOT DISTINCT came with 15: asked for in a way that older servers understand.
+    // NULLS NOT DISTINCT exists since version 15; this query works on older servers too.
     let rows = link
         .query(
             "SELECT i.indrelid, i.indexrelid, i.indisprimary, i.indisexclusion OR i.indexprs IS NOT NULL, \
@@ -295,19 +295,19 @@ async fn read_indexes(
     Ok(())
 }
 
-/// A column of a catalogue's row, empty for NULL.
+/// Text of a column in a row of the catalogue, empty for NULL.
 pub(crate) fn text(row: &Row, at: usize) -> String {
     row.get(at).cloned().flatten().unwrap_or_default()
 }
 
-/// A number of a catalogue's row, 0 for NULL.
+/// Number in a row of the catalogue, 0 for NULL.
 pub(crate) fn number<T: std::str::FromStr + Default>(row: &Row, at: usize) -> T {
     text(row, at).parse().unwrap_or_default()
 }
 
 #[cfg(test)]
 impl ColumnDef {
-    /// A column for tests.
+    /// Makes a column for tests.
     pub(crate) fn of(name: &str, plain: bool) -> ColumnDef {
         ColumnDef {
             name: name.into(),

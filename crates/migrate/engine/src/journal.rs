@@ -1,4 +1,4 @@
-//! The journal of a migration: one small file, replaced as a whole, on disk before what it tells of is done.
+//! The journal of a migration: one small file, replaced as a whole, and on disk before the step that it describes is done.
 
 use crate::Error;
 use crate::catalogs::Definitions;
@@ -16,82 +16,82 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use stillpoint_host::trusted::Directory;
 
-/// Bytes of a file beside the journals, or of one of them: definitions of very many tables are some.
+/// Maximum size in bytes of a journal or a file beside it; definitions of very many tables are large.
 const FILE_MAX: u64 = 1 << 30;
-/// Bytes of a lock file, which holds a process id.
+/// Maximum size in bytes of a lock file, which holds a process id.
 const HOLDER_MAX: u64 = 64;
-/// How the file beside a journal ends that tells of definitions.
+/// Extension of the file beside a journal that holds definitions.
 const DEFINITIONS: &str = "definitions";
-/// What is older tells of a copy that ended without a word.
+/// Maximum age of a progress file; an older one is from a copy that ended without removing it.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// How far a migration is.
+/// Progress of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Things are about to be put on the servers.
+    /// Objects are about to be created on the servers.
     Begun,
-    /// Step 1 of the paper: the snapshot is taken, changes are kept.
+    /// Step 1 of the paper: the snapshot is taken, and changes are kept.
     Snapshotted,
     /// Step 2: the target is being filled.
     Copying,
-    /// Step 3: the target holds the snapshot, and follows.
+    /// Step 3: the target holds the snapshot and follows.
     Following,
-    /// Step 4 is under way: the proxy says which side serves.
+    /// Step 4 is under way: the proxy knows which side serves.
     Switching,
-    /// Clients are on the target; the source can be returned to.
+    /// Clients are on the target; a return to the source is possible.
     Switched,
-    /// Clients are going back.
+    /// Clients are moving back to the source.
     Returning,
-    /// Clients are on the source, to stay: again, or because the migration was given up. What is left of it goes; whatever is
-    /// called next sees to that.
+    /// Clients are on the source for good: again, or because the migration was aborted. The next command removes everything
+    /// that is left of it.
     Returned,
 }
 
-/// Where changes of the source are captured ("Capture" of the design).
+/// Source of captured changes ("Capture" of the design).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Capture {
-    /// Its log, by pgoutput (source C).
+    /// The source's log, by pgoutput (source C).
     #[default]
     Log,
     /// The proxy, as images of the rows that statements write (source A).
     Rows,
-    /// The proxy, as statements with what their transactions saw (source B).
+    /// The proxy, as statements with the snapshots of their transactions (source B).
     Statements,
 }
 
 impl Capture {
-    /// Whether the proxy captures, which sees what comes through it.
+    /// Returns true if the proxy captures; it sees only what passes through it.
     pub(crate) fn is_by_proxy(self) -> bool {
         self != Capture::Log
     }
 }
 
-/// A target that is not the one clients are to go to.
+/// A target that is not the one to which clients are to go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Other {
-    /// Part of the name of its slot.
+    /// Number of the target; part of the name of its slot.
     pub(crate) number: usize,
-    /// Which server, for people.
+    /// Name of its server for messages.
     pub server: String,
-    /// Whether a database of ours may be there.
+    /// True if a database that this migration made may be there.
     pub made_database: bool,
-    /// As [`Record::made_roles`].
+    /// Roles made on this target, see [`Record::made_roles`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     made_roles: Vec<String>,
-    /// It holds the snapshot, and repeats what commits on the source.
+    /// True if it holds the snapshot and repeats the commits of the source.
     #[serde(default)]
     following: bool,
-    /// As [`Record::horizon`].
+    /// Position in the source's log, see [`Record::horizon`].
     #[serde(default)]
     horizon: u64,
-    /// Why it is no target any more; none while clients may still go to it.
+    /// Reason why it was dropped; `None` while clients may still go to it.
     pub dropped: Option<String>,
 }
 
 impl Other {
-    /// One that was named, and of which nothing has been done.
+    /// Makes a target that was named and for which nothing has been done.
     pub(crate) fn named(number: usize, server: String) -> Other {
         Other {
             number,
@@ -104,71 +104,72 @@ impl Other {
         }
     }
 
-    /// Whether it holds the snapshot, and repeats what commits on the source.
+    /// Returns true if it holds the snapshot and repeats the commits of the source.
     pub fn is_following(&self) -> bool {
         self.following
     }
 }
 
-/// Everything that a later command, or the next run after a crash, must know. No secrets.
+/// Everything that a later command, or the next run after a crash, must know. It holds no secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Version of the record.
+    /// Version of the record's format.
     pub v: u32,
-    /// Number of the migration; part of every name that it leaves on a server.
+    /// Identifier of the migration; part of every name that it leaves on a server.
     pub migration: String,
-    /// The database.
+    /// Name of the database.
     pub database: String,
-    /// The tenant of the proxy.
+    /// Name of the proxy's tenant.
     pub tenant: String,
-    /// Which servers, for people.
+    /// Name of the source's server for messages.
     pub source: String,
-    /// The target.
+    /// Name of the target's server for messages.
     pub target: String,
-    /// Which of the targets that were named this is.
+    /// Number of this target among those that were named.
     #[serde(default)]
     pub(crate) number: usize,
-    /// The others.
+    /// The other targets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Other>,
-    /// Where changes are captured.
+    /// Source of captured changes.
     #[serde(default)]
     pub capture: Capture,
-    /// How far it is.
+    /// Progress of the migration.
     pub phase: Phase,
-    /// Whether the target's database was made by us, and may be dropped.
+    /// True if this migration made the target's database and may drop it.
     pub made_database: bool,
-    /// Roles that were made on the target, and go with the database.
+    /// Roles that this migration made on the target; they are removed with the database.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) made_roles: Vec<String>,
-    /// Handling of the roles that go with the database.
+    /// Handling of the roles that the database needs.
     #[serde(default)]
     pub(crate) roles: Roles,
-    /// Whether a way back is kept open.
+    /// True if a way back is kept open.
     pub way_back: bool,
-    /// The source names this migration as the owner of the database, until it has ended.
+    /// True if the source names this migration as the owner of the database, until it has ended.
     #[serde(default)]
     pub(crate) claimed: bool,
-    /// Where in the target's log the way back begins.
+    /// Position in the target's log at which the way back begins.
     pub back_from: u64,
-    /// Behind the switch the source is as it is to stay; where there is a slot, its absence says so.
+    /// True if, after the switch, the source is in its final state; where a slot exists, its absence shows that.
     #[serde(default)]
     pub(crate) settled: bool,
-    /// Where the proxy said that it serves the tenant when it began, and where it is told to lead it: host and port.
+    /// Host and port at which the proxy served the tenant when the migration began, and (`leads_to`) those to which it is to
+    /// redirect it.
     #[serde(default)]
     pub(crate) served_from: Option<(String, u16)>,
     #[serde(default)]
     pub(crate) leads_to: Option<(String, u16)>,
-    /// Where in the source's log rows are there that the copy has left to the log: up to there a change may meet no row, and
-    /// then foreign keys are made. 0 when that is done, or the copy has left none.
+    /// Position in the source's log by which the rows are present that the copy left to the log. Up to this position a change
+    /// may find no row; foreign keys are made after it. 0 when that is done, or if the copy left no rows.
     #[serde(default)]
     pub(crate) horizon: u64,
-    /// Replica identities that were changed.
+    /// Replica identities that this migration changed.
     pub(crate) identities: Vec<IdentityChange>,
-    /// Who could connect to the source before it was fenced; none when it never was.
+    /// Connect privileges on the source before it was fenced; `None` if it never was.
     #[serde(default)]
     pub(crate) fenced: Option<Vec<Grant>>,
-    /// Who could connect to the target before it was fenced, on the way back; none when it never was.
+    /// Connect privileges on the target before it was fenced, on the way back; `None` if it never was.
     #[serde(default)]
     pub(crate) fenced_target: Option<Vec<Grant>>,
 }
@@ -198,13 +199,13 @@ impl Record {
         if number == self.number { self.phase == Phase::Following } else { other() }
     }
 
-    /// How far the log must have brought a target that follows; see [`Record::horizon`].
+    /// Position that a target that follows must reach in the log; see [`Record::horizon`].
     pub(crate) fn horizon_of(&self, number: usize) -> u64 {
         let other = self.others.iter().find(|other| other.number == number);
         if number == self.number { self.horizon } else { other.map_or(0, |other| other.horizon) }
     }
 
-    /// Another target takes the place to which clients go, and the one that had it is one of the others.
+    /// Makes another target the one to which clients go; the previous one becomes one of the others.
     fn put_first(&mut self, number: usize) {
         let Some(at) = self.others.iter().position(|other| other.number == number) else { return };
         let next = self.others.remove(at);
@@ -219,7 +220,7 @@ impl Record {
         self.horizon = next.horizon;
     }
 
-    /// Roles that were made on one of the targets.
+    /// Roles that this migration made on one of the targets.
     pub(crate) fn roles_of(&self, number: usize) -> &[String] {
         let other = || self.others.iter().find(|other| other.number == number);
         if number == self.number { &self.made_roles } else { other().map_or(&[], |other| other.made_roles.as_slice()) }
@@ -236,7 +237,7 @@ impl Record {
 pub(crate) struct Journal {
     path: PathBuf,
     pub(crate) record: Record,
-    /// Tells whether the lock on the source is held that goes with it; none where the source could not be asked.
+    /// Reports if the lock on the source that goes with the journal is held; `None` if the source could not be asked.
     pub(crate) witness: Option<Witness>,
     _lock: File,
 }
@@ -249,42 +250,42 @@ impl<'j> Shared<'j> {
         Shared(Mutex::new(journal))
     }
 
-    /// For the moment of one look or change.
+    /// Locks the journal for one read or change.
     pub(crate) fn lock(&self) -> MutexGuard<'_, &'j mut Journal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How far the copy of rows to one target is.
+/// Progress of the copy of rows to one target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copying {
-    /// Copied so far.
+    /// Bytes copied so far.
     pub bytes: u64,
-    /// Size of the tables on the source; what is copied may come to less or more.
+    /// Size in bytes of the tables on the source; the copy may take fewer or more.
     pub bytes_total: u64,
-    /// Copied in a second, now.
+    /// Bytes copied a second at present.
     pub bytes_per_s: u64,
-    /// How long the rest takes, as fast as it went of late; none before anything has been measured.
+    /// Estimated seconds for the rest at the recent speed; `None` before anything has been measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate_s: Option<u64>,
 }
 
-/// Tells others how far a copy is. What cannot be told is left out: nothing depends on it.
+/// Publishes the progress of a copy for other processes. Errors are ignored, because nothing depends on it.
 pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying: &Copying) {
     let (Ok(path), Ok(text)) = (copying_of(state, database, number), serde_json::to_vec(copying)) else { return };
     let _ = Directory::of_file(&path).and_then(|(directory, name)| directory.write(name, &text));
 }
 
-/// A copy has ended.
+/// Removes the published progress when a copy has ended.
 pub(crate) fn forget_copying(state: &Path, database: &str, number: usize) {
     let _ = copying_of(state, database, number).map(|path| remove(&path));
 }
 
-/// How far a copy is; none when nobody tells of one.
+/// Published progress of a copy; `None` if no running copy publishes it.
 pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<Copying> {
     let path = copying_of(state, database, number).ok()?;
     let written = path.metadata().and_then(|told| told.modified()).ok()?;
-    // A clock that was set back makes it fresh.
+    // If the clock was set back, the file counts as fresh.
     let fresh = written.elapsed().map_or(true, |age| age < FRESH);
     read(&path).ok()?.filter(|_| fresh)
 }
@@ -293,8 +294,8 @@ fn copying_of(state: &Path, database: &str, number: usize) -> Result<PathBuf, Er
     Ok(path_of(state, database)?.with_extension(format!("copying-{}", number + 1)))
 }
 
-/// The name of a database as one of a file: what is no letter, digit, `-` or `_` of ASCII as `%` and two digits for each byte.
-/// Two databases have two names, none of which leads to another directory.
+/// The file name for a database: a byte other than an ASCII letter, digit, `-` or `_` becomes `%` and two hexadecimal digits.
+/// Two databases have two names, and no name leads to another directory.
 fn file_name(database: &str) -> String {
     let mut name = String::with_capacity(database.len());
     for byte in database.bytes() {
@@ -306,12 +307,12 @@ fn file_name(database: &str) -> String {
     name
 }
 
-/// The same as it was before: several databases had one name.
+/// The file name as earlier versions made it: several databases had the same one.
 fn old_file_name(database: &str) -> String {
     database.chars().map(|c| if c.is_alphanumeric() || "-_".contains(c) { c } else { '%' }).collect()
 }
 
-/// Where the journal of a database is, or will be: under its old name while it is there, and is this database's.
+/// Path of a database's journal, present or future: under its old name while that file exists and is this database's.
 fn path_of(state: &Path, database: &str) -> Result<PathBuf, Error> {
     let named = |name: String| state.join(format!("{name}.json"));
     let (path, old) = (named(file_name(database)), named(old_file_name(database)));
@@ -322,7 +323,7 @@ fn path_of(state: &Path, database: &str) -> Result<PathBuf, Error> {
     Ok(if is_ours { old } else { path })
 }
 
-/// Reads a journal without taking it.
+/// Reads a journal without locking it.
 pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error> {
     let path = path_of(state, database)?;
     match read::<Record>(&path)? {
@@ -333,7 +334,7 @@ pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error
     }
 }
 
-/// What there was on the target when clients went there; none where nobody wrote it down.
+/// Definitions on the target when clients moved there; `None` if no command recorded them.
 pub(crate) fn definitions(state: &Path, database: &str) -> Result<Option<Definitions>, Error> {
     read(&path_of(state, database)?.with_extension(DEFINITIONS))
 }
@@ -347,7 +348,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     }
 }
 
-/// Reads all journals of a directory without taking them.
+/// Reads all journals of a directory without locking them.
 pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
     let directory = match Directory::open(state) {
         Err(error) if error.is_not_found() => return Ok(Vec::new()),
@@ -362,14 +363,14 @@ pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-/// For so long a command waits for the one before: its guardian may be at work, which does not take longer.
+/// Maximum time that a command waits for the one before; a guardian may be at work, and takes no longer.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(8) };
 
-/// Takes the lock of a database's migration; a second process is refused.
+/// Locks a database's migration; a second process is refused.
 fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
     match try_lock(state, database, PATIENCE)? {
         Some((path, mut lock)) => {
-            // For whoever wants it to be interrupted.
+            // The process id is for a command that wants to interrupt this one.
             let told = lock.write_all(std::process::id().to_string().as_bytes());
             told.map_err(|source| Error::Journal { path: path.clone(), source })?;
             Ok((path, lock))
@@ -378,13 +379,13 @@ fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
     }
 }
 
-/// The same; none when another process holds it for longer than `patience`.
+/// Locks a database's migration; `None` if another process holds the lock for longer than `patience`.
 fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(PathBuf, File)>, Error> {
     let begun = Instant::now();
     loop {
         let path = path_of(state, database)?;
         let Some(lock) = lock_beside(state, &path, patience.saturating_sub(begun.elapsed()))? else { return Ok(None) };
-        // The process before may have ended a migration whose journal had the old name.
+        // The previous process may have ended a migration whose journal had the old name.
         if path_of(state, database)? == path {
             return Ok(Some((path, lock)));
         }
@@ -414,7 +415,7 @@ fn lock_beside(state: &Path, path: &Path, patience: Duration) -> Result<Option<F
     }
 }
 
-/// Asks the command that works at the migration to end it (SIGINT), and waits until it has; nothing where none does.
+/// Asks the command that works on the migration to end (SIGINT), and waits for that; does nothing if there is none.
 pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> Result<(), Error> {
     let begun = Instant::now();
     let mut asked = None;
@@ -422,7 +423,7 @@ pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> 
         let path = path_of(state, database)?.with_extension("lock");
         let (directory, name) = Directory::of_file(&path)?;
         let holder = String::from_utf8_lossy(&directory.read(name, HOLDER_MAX)?).into_owned();
-        // A guardian tells nothing, and is soon done.
+        // A guardian writes no process id, and is done soon.
         if let Some(pid) = holder.parse().ok().and_then(Pid::from_raw).filter(|pid| asked != Some(*pid)) {
             asked = Some(pid);
             match rustix::process::kill_process(pid, Signal::INT) {
@@ -440,7 +441,7 @@ pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> 
 }
 
 impl Journal {
-    /// Begins a new one; there must be none.
+    /// Begins a new journal; there must be none.
     pub(crate) fn begin(state: &Path, record: Record) -> Result<Journal, Error> {
         let (path, lock) = lock(state, &record.database)?;
         if let Some(there) = peek(state, &record.database)? {
@@ -454,7 +455,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Takes up an existing one.
+    /// Opens and locks an existing journal.
     pub(crate) fn open(state: &Path, database: &str) -> Result<Journal, Error> {
         let (path, lock) = lock(state, database)?;
         let record =
@@ -462,20 +463,20 @@ impl Journal {
         Ok(Journal { path, record, witness: None, _lock: lock })
     }
 
-    /// Takes up an existing one at once; none when there is none, or when another process is at work on it.
+    /// Opens and locks an existing journal without waiting; `None` if there is none, or if another process works on it.
     pub(crate) fn try_open(state: &Path, database: &str) -> Result<Option<Journal>, Error> {
         let Some((path, lock)) = try_lock(state, database, Duration::ZERO)? else { return Ok(None) };
         Ok(peek(state, database)?.map(|record| Journal { path, record, witness: None, _lock: lock }))
     }
 
-    /// Changes the record; it is on disk when this returns.
+    /// Changes the record; the change is on disk when this returns.
     pub(crate) fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), Error> {
         change(&mut self.record);
         self.write()
     }
 
-    /// Writes how far a target has been brought up. Of another than the migration's own only that is kept which must be taken
-    /// away again.
+    /// Records the progress of a target. For a target other than the migration's own, it records only what must be removed
+    /// later.
     pub(crate) fn reached(&mut self, number: usize, phase: Phase) -> Result<(), Error> {
         let makes = phase == Phase::Copying;
         self.update(|record| {
@@ -489,11 +490,11 @@ impl Journal {
         })
     }
 
-    /// These roles are about to be made on a target, or were.
+    /// Records that these roles are about to be made on a target, or were made.
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// An error if the journal cannot be written.
     pub(crate) fn makes_roles(&mut self, number: usize, roles: &[String]) -> Result<(), Error> {
         self.update(|record| {
             if number == record.number {
@@ -504,7 +505,7 @@ impl Journal {
         })
     }
 
-    /// A target follows, made of these definitions, and with this horizon before it.
+    /// Records that a target follows, with the definitions it was made of and its horizon.
     pub(crate) fn follows(&mut self, number: usize, made_of: &Definitions, horizon: u64) -> Result<(), Error> {
         self.replace(&self.definitions_of(number), made_of)?;
         self.update(|record| {
@@ -517,18 +518,18 @@ impl Journal {
         })
     }
 
-    /// The definitions of which a target was made that follows.
+    /// The definitions of which a target that follows was made.
     ///
     /// # Errors
     ///
-    /// When there is no such file, or it cannot be read.
+    /// An error if there is no such file, or it cannot be read.
     pub(crate) fn made_of(&self, number: usize) -> Result<Definitions, Error> {
         let path = self.definitions_of(number);
         let missing = || Error::Journal { path: path.clone(), source: std::io::ErrorKind::NotFound.into() };
         read(&path)?.ok_or_else(missing)
     }
 
-    /// The horizon of a target is behind it.
+    /// Records that a target has passed its horizon.
     pub(crate) fn is_whole(&mut self, number: usize) -> Result<(), Error> {
         self.update(|record| {
             if number == record.number {
@@ -540,8 +541,8 @@ impl Journal {
         })
     }
 
-    /// A target is dropped. Where it was the migration's own, the first of those that follow takes its place, or else the
-    /// first that is left.
+    /// Drops a target. If it was the migration's own, the first target that follows replaces it, or else the first that is
+    /// left.
     pub(crate) fn drop_target(&mut self, number: usize, reason: String) -> Result<(), Error> {
         self.update(|record| {
             let left = || record.others.iter().filter(|other| other.dropped.is_none());
@@ -555,7 +556,7 @@ impl Journal {
         })
     }
 
-    /// Nothing is left of what was made for another target.
+    /// Records that everything made for another target has been removed.
     pub(crate) fn is_gone(&mut self, number: usize) -> Result<(), Error> {
         self.update(|record| {
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
@@ -565,12 +566,12 @@ impl Journal {
         })
     }
 
-    /// Clients are to go to this target.
+    /// Records that clients are to go to this target.
     pub(crate) fn choose(&mut self, number: usize) -> Result<(), Error> {
         if number == self.record.number { Ok(()) } else { self.update(|record| record.put_first(number)) }
     }
 
-    /// What there is on the target when clients go there.
+    /// Records the definitions on the target when clients move there.
     pub(crate) fn keep_definitions(&self, definitions: &Definitions) -> Result<(), Error> {
         self.replace(&self.path.with_extension(DEFINITIONS), definitions)
     }
@@ -587,7 +588,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Where the definitions lie with which a target is made.
+    /// Path of the dumped definitions from which a target is made.
     pub(crate) fn dump_of(&self, number: usize) -> PathBuf {
         match number {
             0 => self.path.with_extension("dump"),
@@ -595,11 +596,11 @@ impl Journal {
         }
     }
 
-    /// Makes the file for them, which no other user may read: definitions hold passwords of foreign servers, and `pg_dump` would
-    /// make it as the umask says.
+    /// Creates the dump file so that no other user can read it: definitions hold passwords of foreign servers, and `pg_dump`
+    /// would create it with the umask's permissions.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// An error if the file cannot be created.
     pub(crate) fn make_dump(&self, number: usize) -> Result<PathBuf, Error> {
         let path = self.dump_of(number);
         let (directory, name) = Directory::of_file(&path)?;
@@ -612,7 +613,7 @@ impl Journal {
         self.path.with_extension(format!("{DEFINITIONS}-{}", number + 1))
     }
 
-    /// The migration is over: nothing of it is left.
+    /// Ends the migration: removes the journal and all files beside it.
     pub(crate) fn end(self) -> Result<(), Error> {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
             let _ = remove(&self.dump_of(number));
@@ -727,14 +728,14 @@ mod tests {
         let state = dir.path().join("state");
         let journal = Journal::begin(&state, record()).unwrap();
         tell_copying(&state, "a/b", 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
-        // one that an earlier version made for all to read, and one that leads elsewhere
+        // One file that an earlier version made readable for all, and one symbolic link to elsewhere.
         let outside = dir.path().join("outside");
         fs::write(&outside, "stays").unwrap();
         fs::write(journal.dump_of(0), "old").unwrap();
         symlink(&outside, journal.dump_of(1)).unwrap();
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
         for number in [0, 1] {
-            // as pg_dump does
+            // The way pg_dump writes it.
             fs::write(journal.make_dump(number).unwrap(), "new").unwrap();
             assert_eq!(
                 (mode(&journal.dump_of(number)), fs::read(journal.dump_of(number)).unwrap()),
@@ -788,7 +789,7 @@ mod tests {
         Record { database: database.into(), ..record() }
     }
 
-    /// Names that were one file before, that are another file's name, or that lead elsewhere.
+    /// Names that were one file before, that equal another file's name, or that point to another directory.
     fn names() -> Vec<String> {
         let mut names: Vec<String> = [
             "a'b",
@@ -892,7 +893,7 @@ mod tests {
     fn a_journal_of_another_database_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path();
-        // The old name of a database that is the name of another one now.
+        // The old file name of one database that equals the new file name of another.
         fs::write(state.join("a%27b.json"), serde_json::to_vec(&of("a/27b")).unwrap()).unwrap();
         assert!(peek(state, "a/27b").unwrap().is_some());
         for refused in [

@@ -1,33 +1,34 @@
-//! Moves a PostgreSQL database to another server while it is in use, clients and all.
+//! Moves a PostgreSQL database with its clients to another server while it is in use.
 //!
-//! **The caller must** name both servers with roles that are superusers there; have the proxy
-//! (`stillpoint-migrate-proxy`) in front, directly before the servers; call from a tokio runtime.
+//! **The caller must** name both servers with roles that are superusers there; run the proxy (`stillpoint-migrate-proxy`)
+//! directly in front of the servers; call from a tokio runtime.
 //!
-//! **Guaranteed:** [`check`] changes nothing, and names everything that [`run`] would refuse. Until clients change sides
-//! every failure, interruption and time-out leaves them on the source, and takes away what was put on either server: schema,
-//! publications, slots, replica identities, the target's database; [`State`] says so, or what is left. From then on they
-//! are on the target, and [`fallback`] brings them back with all that was committed since, until [`finish`]. A process
-//! that is killed leaves a journal: the next [`run`] goes on from it, or [`abort`] takes everything away; where it left the
-//! side that serves shut to new sessions, [`heal`], called by a process that outlives it, opens it at once. A committed
-//! transaction is on the side in service exactly once: it is repeated with its stamp in the same transaction on the
-//! target, and the source is told of it only when the target has flushed it. Where changes come from the log no snapshot is
-//! held while rows are copied, but of tables for which it must be.
+//! **Guaranteed:** [`check`] changes nothing, and names everything that [`run`] would refuse. Until clients change sides, every
+//! failure, interruption and time-out leaves them on the source, and removes what was put on either server: schema,
+//! publications, slots, replica identities, the target's database; [`State`] reports success or what is left. After that,
+//! clients are on the target, and [`fallback`] brings them back with everything that was committed since, until [`finish`]. A
+//! process that is killed leaves a journal: the next [`run`] continues from it, or [`abort`] removes everything. If the killed
+//! process left connections to the serving side disabled, [`heal`], called by a process that outlives it, enables them
+//! immediately. A committed transaction is on the side in service exactly once: it is repeated together with its stamp in one
+//! transaction on the target, and the source gets a confirmation only when the target has flushed it. If changes come from the
+//! log, no snapshot is held while rows are copied, except for tables that require it.
 //!
-//! Of several targets those that fail before clients are sent to one are dropped, and it goes on with the others
+//! With several targets, those that fail before clients move to one are dropped, and the migration continues with the others
 //! ([`Options::others`]).
 //!
-//! Where the source's log tells of no rows ([`Capture::Rows`]) the proxy captures what its clients' statements write. That
-//! sees less: what gives no images of rows, and a session that bypasses the proxy, ends the migration by name, clients
-//! unharmed; and a process that was killed is not gone on from, as the capture ends with it. Whoever asks for it
-//! ([`Capture::Statements`]) has the statements themselves repeated, in one of the paper's schedules, where all of them can
-//! be. The way back reads the target's log in any case.
+//! If the source's log has no rows ([`Capture::Rows`]), the proxy captures what its clients' statements write. This sees less:
+//! a statement that gives no row images, or a session that bypasses the proxy, ends the migration with its name, and clients
+//! are not affected. A process that was killed cannot be continued, because the capture ends with it. On request
+//! ([`Capture::Statements`]), the statements themselves are repeated, in one of the paper's schedules, if all of them can be.
+//! The way back always reads the target's log.
 //!
-//! One command at a time is at work on a database: it holds the journal, and a lock on the source by which another command
-//! is refused that was given another directory for its journal. Between two commands the source names the migration that has the
-//! database, and no command works on it with another journal.
+//! Only one command at a time works on a database: it holds the journal, and a lock on the source that refuses a command with
+//! its journal in another directory. Between two commands the source names the migration that owns the database, and no command
+//! works on it with another journal.
 //!
-//! **It does not** repeat definitions (whatever is defined on the source, or written to a large object, ends the migration by
-//! name, clients unharmed), move large objects, or hold back clients whose load the target cannot follow: it tells of that.
+//! **It does not** repeat definitions (a definition or a write to a large object on the source ends the migration with its
+//! name, and clients are not affected), move large objects, or throttle clients whose load the target cannot follow: it reports
+//! that.
 //!
 //! ```text
 //!  Begun --> Snapshotted --> Copying --> Following --> Switching --> Switched --> (finish)
@@ -37,7 +38,7 @@
 //!    |            |             |        +---|-- after a crash: `run`                    |
 //!    +------------+-------------+------------+-- undo ---------------------> Returned <--+
 //!                                                                               |
-//!                              clients stay on the source: what is left goes    +--> (gone)
+//!                           clients stay on the source: what is left is removed +--> (gone)
 //! ```
 //!
 //! An example:
@@ -57,8 +58,8 @@
 //! ```
 //!
 //! Follows section 4.3 of "Madeus: Database Live Migration Middleware under Heavy Workloads for Cloud Environment" (SIGMOD
-//! 2015); changes come from PostgreSQL's logical decoding, or as images of rows, so that any isolation level is sound, and as
-//! statements, as there, only when asked for.
+//! 2015). Changes come from PostgreSQL's logical decoding, or as images of rows, so every isolation level is correct; they come
+//! as statements, as in the paper, only on request.
 #![forbid(unsafe_code)]
 
 mod attach;
@@ -119,10 +120,10 @@ pub use since::defined_since;
 pub use stillpoint_migrate_replay::Mode as Schedule;
 pub use undo::{Status, abort, status};
 
-/// Repeating statements as a migration does, of a capture that nobody migrates: for measurements.
+/// Replay of statements as a migration does it, for a capture without a migration: for measurements.
 pub mod spoken {
     pub use crate::follow::spoken::{Happened, Reader, Replay, Transaction, Way};
 }
 
-/// What our connections call themselves, so that both servers can tell them from clients.
+/// Application name of our connections, by which both servers distinguish them from clients.
 pub(crate) const APPLICATION: &str = "stillpoint migrate";

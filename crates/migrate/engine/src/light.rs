@@ -1,14 +1,14 @@
-//! Our own sessions at servers of this machine, with less weight than those of clients while a target follows.
+//! Gives our own sessions at servers of this machine less weight than clients' sessions while a target follows.
 //!
-//! What follows costs about as much as clients leave idle between their waits for the disk; it only comes at the wrong moment:
-//! every commit wakes the process that reads the log, that one wakes us, and we wake players, each in front of a client. With
-//! less weight they take what is left, and more with each turn. Clients that leave nothing are no reason to fall behind for
-//! ever: while the replay does not gain on the source its sessions get more, in the end more than clients, and keep that until it
-//! is not late any more. Who reads the log of an overloaded server else gets one part in hundreds of its time, and such servers
-//! are the ones that are to be left.
+//! Following takes about as much processor time as clients leave idle while they wait for the disk, but at the wrong moments:
+//! every commit wakes the process that reads the log, that one wakes us, and we wake apply workers, each ahead of a client.
+//! With less weight they take what is left, and more work in each turn. But a replay must not fall behind for ever if clients
+//! leave nothing idle. So while the replay does not gain on the source, its sessions get more weight, in the end more than
+//! clients, and keep it until the lag is short. Otherwise the reader of an overloaded server's log gets less than a hundredth
+//! of its time, and such servers are the ones to move away from.
 //!
-//! Weight that was taken must be given back before clients wait for the target, which only root may do for others' processes;
-//! without that nothing is weighed. Sessions end with us: one that is killed leaves nothing behind.
+//! Weight must be restored before clients wait for the target, and only root may do that for others' processes; without root no
+//! weight is changed. Our sessions end with this process, so a kill leaves nothing behind.
 
 use crate::follow::Standing;
 use crate::inventory::number;
@@ -21,20 +21,20 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// Of each process, at least; twice of that where it is not enough, and so on up to the most.
+/// Weight of each process, at least; it is doubled while it is not enough, up to the maximum.
 const LEAST: u64 = 36;
 const MOST: u64 = 16 * WHOLE;
-/// Bytes of log behind which a replay is never late.
+/// Lag in bytes of log below which a replay is never late.
 const NOT_LATE: u64 = 1 << 20;
-/// A replay that is late is to be there within so many windows, at the rate of the last one.
+/// Number of windows in which a late replay must catch up, at the rate of the last window.
 const WINDOWS: u64 = 32;
 
-/// The processes that have less weight now; none any more once it was given back.
+/// Processes that have less weight now; `None` after it was restored.
 pub(crate) type Weighed = Arc<Mutex<Option<HashSet<i32>>>>;
 
-/// What weighs them.
+/// Adjusts the weight of our sessions.
 pub(crate) struct Light {
-    /// One at each server.
+    /// One connection to each server.
     links: Vec<Link>,
     which: String,
     standing: watch::Receiver<Standing>,
@@ -43,7 +43,7 @@ pub(crate) struct Light {
     last: Option<Seen>,
 }
 
-/// How far the source was, and how much of it was not repeated.
+/// Position of the source, and the lag of the replay.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     end: u64,
@@ -51,8 +51,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// What sessions are to weigh that had this weight since `before`: more while the replay falls behind, or comes nearer too
-    /// slowly; less only when it is not late, and then by little, as it would fall behind again.
+    /// Returns the new weight of sessions that had `weight` since `before`: more while the lag grows or shrinks too slowly;
+    /// less only if the replay is not late, and then by little, because otherwise it would fall behind again.
     fn weight(self, before: Seen, weight: u64) -> u64 {
         let written = self.end.saturating_sub(before.end);
         let weight = if self.behind <= NOT_LATE.max(written) {
@@ -67,7 +67,8 @@ impl Seen {
 }
 
 impl Light {
-    /// For a migration to one target, both servers of this machine, by somebody who may give weight back; none else.
+    /// Makes one for a migration to one target, with both servers on this machine and the right to restore weight; otherwise
+    /// `None`.
     pub(crate) async fn of(
         options: &Options,
         standing: watch::Receiver<Standing>,
@@ -89,7 +90,7 @@ impl Light {
         Ok(Some(Light { links, which, standing, weight: LEAST, weighed: Arc::clone(weighed), last: None }))
     }
 
-    /// Once in a window: weighs whatever sessions there are.
+    /// Sets, once in a window, the weight of all our sessions.
     pub(crate) async fn weigh(&mut self) -> Result<(), Error> {
         let end = outfit::lsn(&self.links[0].text("SELECT pg_current_wal_lsn()").await?);
         let seen = Seen { end, behind: end.saturating_sub(self.standing.borrow().position) };
@@ -102,7 +103,7 @@ impl Light {
                 let (pid, age_s) = (number(&row, 0), number(&row, 1));
                 let mut weighed = self.weighed.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(weighed) = &mut *weighed else { return Ok(()) };
-                // It may have ended meanwhile, or its server counts processes in a world of its own.
+                // It may have ended meanwhile, or its server runs in another PID namespace.
                 if is_here(pid, age_s).and_then(|()| weigh(pid, nice)).is_ok() {
                     weighed.insert(pid);
                 }
@@ -112,7 +113,7 @@ impl Light {
     }
 }
 
-/// Gives all of them their weight back; nobody takes it from them again.
+/// Restores the weight of all sessions; it is not reduced again.
 pub(crate) fn give_back(weighed: &Weighed) {
     let weighed = weighed.lock().unwrap_or_else(PoisonError::into_inner).take();
     for pid in weighed.into_iter().flatten() {

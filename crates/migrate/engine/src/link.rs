@@ -1,8 +1,8 @@
 //! One connection to a server, at the level of protocol messages.
 //!
-//! The obvious way is tokio-postgres. It has no CopyBoth, a Sync after every statement, and copies COPY data through its
-//! own buffers; here a replayed transaction is one batch with one Sync, COPY data passes through as it came, and the
-//! replication stream is one more mode of the same connection. Log-in and message encoding are `postgres-protocol`'s.
+//! tokio-postgres is not suitable: it has no CopyBoth, sends a Sync after every statement, and copies COPY data through its own
+//! buffers. Here a replayed transaction is one batch with one Sync, COPY data passes through unchanged, and the replication
+//! stream is one more mode of the same connection. Login and message encoding come from `postgres-protocol`.
 
 use crate::server::{Address, Server};
 use crate::{Error, settings};
@@ -17,24 +17,24 @@ use stillpoint_migrate_wire::backend::{Report, report, without_values};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-/// No row and no message of the protocol is longer.
+/// Maximum size in bytes of a row or message of the protocol.
 const MESSAGE_MAX: usize = 1 << 30;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// After this long without a word the system asks the other machine whether it is there.
+/// Time without traffic after which the system checks that the other machine is reachable.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Bytes of the stream of changes that a server on this machine may send before they are read.
+/// Receive buffer in bytes: limits how much of the stream of changes a server on this machine may send ahead.
 const WINDOW: usize = 32 << 10;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Statements.
+    /// The connection executes statements.
     Statements,
-    /// Statements, slots and the stream of changes.
+    /// The connection executes statements, manages slots and receives the stream of changes.
     Replication,
 }
 
-/// A message from the server: its tag and what follows the length.
+/// A message from the server: its tag, and its contents after the length.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub(crate) tag: u8,
@@ -48,12 +48,12 @@ pub(crate) struct Receiver {
     server: String,
 }
 
-/// The sending half.
+/// The sending half of a connection.
 pub(crate) struct Sender {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
-    /// What is to be sent next; frontend messages are appended to it.
+    /// Bytes to be sent next; frontend messages are appended.
     pub(crate) buffer: BytesMut,
-    /// Encryption may hold back the end of what it was given.
+    /// True if encryption may still hold back the end of the bytes it was given.
     held_back: bool,
     server: String,
 }
@@ -62,17 +62,17 @@ pub(crate) struct Sender {
 pub(crate) struct Link {
     pub(crate) receiver: Receiver,
     pub(crate) sender: Sender,
-    /// Process id of the backend.
+    /// Process id of the server process.
     pub(crate) pid: i32,
-    /// An answer is under way; one that nobody waited for leaves the connection of no use.
+    /// True if an answer is expected; a caller that does not wait for it leaves the connection unusable.
     asking: bool,
 }
 
-/// One row in text; `None` is NULL.
+/// One row in text form; `None` is NULL.
 pub(crate) type Row = Vec<Option<String>>;
 
 impl Receiver {
-    /// The next message, notices and parameter changes left out.
+    /// Receives the next message, without notices and parameter changes.
     pub(crate) async fn frame(&mut self) -> Result<Frame, Error> {
         loop {
             let frame = self.any_frame().await?;
@@ -82,7 +82,7 @@ impl Receiver {
         }
     }
 
-    /// The next message that has been received already.
+    /// Returns the next message if it has been received already.
     pub(crate) fn waiting(&mut self) -> Result<Option<Frame>, Error> {
         loop {
             match self.buffered()? {
@@ -92,7 +92,7 @@ impl Receiver {
         }
     }
 
-    /// Whether the next message has to be waited for.
+    /// Returns true if the next message has not been received completely.
     pub(crate) fn is_dry(&self) -> bool {
         let length = |head: &[u8]| u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
         self.buffer.get(..5).is_none_or(|head| self.buffer.len() <= length(head))
@@ -138,7 +138,7 @@ impl Receiver {
         Error::Lost { server: self.server.clone(), doing: "reading".into(), source }
     }
 
-    /// The error that an ErrorResponse tells.
+    /// Makes an error from an ErrorResponse.
     pub(crate) fn sql_error(&self, body: &Bytes, doing: &str) -> Error {
         let Report { code, message, detail, .. } = report(body).unwrap_or_default();
         let message = without_values(&code, &message, &detail);
@@ -151,12 +151,12 @@ impl Receiver {
 }
 
 impl Sender {
-    /// Whether something is still to be sent.
+    /// Returns true if bytes are left to send.
     pub(crate) fn is_due(&self) -> bool {
         self.held_back || !self.buffer.is_empty()
     }
 
-    /// Sends what is buffered. Dropped halfway, it goes on with the rest when it is called again.
+    /// Sends the buffered bytes. If the future is dropped early, the next call sends the rest.
     pub(crate) async fn flush(&mut self) -> Result<(), Error> {
         let all = async {
             self.held_back = true;
@@ -169,7 +169,7 @@ impl Sender {
         result.map_err(|source| Error::Lost { server: self.server.clone(), doing: "writing".into(), source })
     }
 
-    /// Buffers a message; only a NUL byte inside a string can make that fail.
+    /// Buffers a message; it fails only if a string contains a NUL byte.
     pub(crate) fn put(&mut self, write: impl FnOnce(&mut BytesMut) -> io::Result<()>) -> Result<(), Error> {
         write(&mut self.buffer)
             .map_err(|error| Error::Protocol { server: self.server.clone(), what: error.to_string() })
@@ -177,7 +177,7 @@ impl Sender {
 }
 
 impl Link {
-    /// Connects and logs in. Output is in the one form that both sides read alike.
+    /// Connects and logs in. The session's output has the form that both sides read in the same way.
     pub(crate) async fn connect(server: &Server, purpose: Purpose, settings: &[(&str, &str)]) -> Result<Link, Error> {
         let connecting = async {
             let mut link = Link::open(server, purpose).await?;
@@ -313,17 +313,17 @@ impl Link {
         self.sender.flush().await
     }
 
-    /// Runs statements by the simple protocol; the rows of the last one that has any. Several statements in one text
-    /// are one transaction.
+    /// Executes statements by the simple protocol; returns the rows of the last one that has rows. Several statements in one
+    /// text are one transaction.
     pub(crate) async fn query(&mut self, sql: &str) -> Result<Vec<Row>, Error> {
         self.query_secret(sql, sql).await
     }
 
-    /// The same for statements with a secret: errors say `doing` instead of them.
+    /// Executes statements that hold a secret: errors show `doing` instead of the statements.
     ///
     /// # Errors
     ///
-    /// When the server answers with an error, or cannot be asked.
+    /// An error if the server answers with one, or cannot be asked.
     pub(crate) async fn query_secret(&mut self, sql: &str, doing: &str) -> Result<Vec<Row>, Error> {
         if std::mem::replace(&mut self.asking, true) {
             return Err(self.receiver.lost(io::ErrorKind::Interrupted.into()));
@@ -348,18 +348,18 @@ impl Link {
         }
     }
 
-    /// The first column of the first row.
+    /// Returns the first column of the first row.
     pub(crate) async fn value(&mut self, sql: &str) -> Result<Option<String>, Error> {
         Ok(self.query(sql).await?.into_iter().next().and_then(|row| row.into_iter().next().flatten()))
     }
 
-    /// The first column of the first row, which is there.
+    /// Returns the first column of the first row; it is an error if there is none.
     pub(crate) async fn text(&mut self, sql: &str) -> Result<String, Error> {
         let value = self.value(sql).await?;
         value.ok_or_else(|| self.receiver.protocol(format!("nothing in answer to {sql}")))
     }
 
-    /// Begins a COPY (of either direction), or the stream of changes.
+    /// Begins a COPY (in either direction), or the stream of changes.
     pub(crate) async fn begin_copy(&mut self, sql: &str) -> Result<(), Error> {
         self.sender.put(|buffer| frontend::query(sql, buffer))?;
         self.sender.flush().await?;
@@ -375,7 +375,7 @@ impl Link {
         }
     }
 
-    /// The next piece of a COPY to us; `None` at its end.
+    /// Receives the next piece of a COPY; `None` at its end.
     pub(crate) async fn copied(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             let frame = self.receiver.frame().await?;
@@ -393,7 +393,7 @@ impl Link {
         }
     }
 
-    /// Buffers a piece of a COPY from us, and sends when there is enough of it.
+    /// Buffers a piece of a COPY to the server, and sends when there is enough data.
     pub(crate) async fn copy(&mut self, piece: &Bytes) -> Result<(), Error> {
         self.sender.put(|buffer| {
             frontend::CopyData::new(piece.as_ref())?.write(buffer);
@@ -402,7 +402,7 @@ impl Link {
         if self.sender.buffer.len() >= 128 << 10 { self.sender.flush().await } else { Ok(()) }
     }
 
-    /// Ends a COPY from us.
+    /// Ends a COPY to the server.
     pub(crate) async fn end_copy(&mut self) -> Result<(), Error> {
         frontend::copy_done(&mut self.sender.buffer);
         self.sender.flush().await?;
@@ -424,7 +424,7 @@ impl Link {
     }
 }
 
-/// Asks the server for TLS. A server that will not have it is not spoken to.
+/// Asks the server for TLS. If the server refuses, the connection is not used.
 async fn encrypted(
     mut stream: TcpStream,
     server: &Server,
@@ -434,7 +434,7 @@ async fn encrypted(
     frontend::ssl_request(&mut request);
     let mut answer = [0];
     stream.write_all(&request).await.map_err(|error| failed(error.to_string()))?;
-    // One byte and no more: what came behind it in the clear would be nobody's.
+    // Read exactly one byte: unencrypted bytes after it must not be taken as part of the TLS stream.
     stream.read_exact(&mut answer).await.map_err(|error| failed(error.to_string()))?;
     match answer[0] {
         b'S' => stillpoint_migrate_proxy::encrypt(stream, &server.as_the_proxy_has_it()).await.map_err(failed),
@@ -442,7 +442,8 @@ async fn encrypted(
     }
 }
 
-/// A peer whose machine or network is gone says nothing: ask it, and give it up when it does not answer.
+/// Enables keepalive: a peer whose machine or network is gone sends nothing, so the system probes it, and closes the connection
+/// if it does not answer.
 fn watch(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, SILENCE)?;
@@ -451,13 +452,14 @@ fn watch(stream: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_tcp_user_timeout(stream, 2 * SILENCE.as_millis() as u32)?)
 }
 
-/// Whether both ends are on this machine, where a window is as good as any.
+/// Returns true if both ends are on this machine, where a small window costs nothing.
 fn is_near(ours: SocketAddr, theirs: SocketAddr) -> bool {
     ours.ip() == theirs.ip() || theirs.ip().is_loopback()
 }
 
-/// A server sends each change by itself, and with a wide window each crosses the whole network stack in the server's time: two
-/// thirds of what it spends on a stream. Behind a window that is full they join, and cross together when we read.
+/// Makes the receive window small. A server sends each change separately, and with a large window each passes the whole network
+/// stack in the server's time: two thirds of its time for a stream. If the window is full, changes are joined, and pass
+/// together when we read.
 fn narrow(stream: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_socket_recv_buffer_size(stream, WINDOW)?)
 }
@@ -468,7 +470,7 @@ fn parameter(body: &[u8]) -> Option<(&str, &str)> {
     Some((name, value.trim_end_matches('\0')))
 }
 
-/// The major version of `17.2 (Debian 17.2-1)` or `18beta1`, 0 of what is none.
+/// The major version of `17.2 (Debian 17.2-1)` or `18beta1`; 0 if the text is not a version.
 fn leading_number(version: &str) -> u32 {
     let end = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
     version[..end].parse().unwrap_or(0)
@@ -493,12 +495,12 @@ fn row(body: &Bytes) -> Option<Row> {
     rest.is_empty().then_some(row)
 }
 
-/// A string constant of SQL.
+/// Formats a string constant of SQL.
 pub(crate) fn literal(text: &str) -> String {
     postgres_protocol::escape::escape_literal(text).trim_start().to_owned()
 }
 
-/// An identifier of SQL, quoted.
+/// Formats a quoted identifier of SQL.
 pub(crate) fn identifier(name: &str) -> String {
     postgres_protocol::escape::escape_identifier(name)
 }
@@ -539,7 +541,7 @@ mod tests {
         }
     }
 
-    /// What a server can send in small pieces, as it sends changes, to a link that nobody reads, and how much of that crosses.
+    /// Counts the bytes that a server can send in small pieces, as it sends changes, to a link that is not read.
     async fn unread(purpose: Purpose) -> usize {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -552,7 +554,7 @@ mod tests {
                 break;
             }
         }
-        // One read takes what has crossed, and no more: nothing else runs on this thread before it.
+        // One read takes exactly what has arrived: nothing else runs on this thread before it.
         link.receiver.buffer.reserve(64 << 20);
         link.receiver.stream.read_buf(&mut link.receiver.buffer).await.unwrap()
     }
@@ -575,13 +577,13 @@ mod tests {
     async fn what_encryption_holds_back_is_sent_too() {
         let (ours, mut theirs) = tokio::io::duplex(64);
         let mut sender = Sender {
-            // As encryption does, this holds back what nobody asks it to send.
+            // Like encryption, this holds back bytes until it is flushed.
             stream: Box::new(tokio::io::BufWriter::with_capacity(4096, ours)),
             buffer: BytesMut::from(&[7; 1000][..]),
             held_back: false,
             server: String::new(),
         };
-        // Dropped halfway: nobody reads yet.
+        // The future is dropped early, because the other end does not read yet.
         tokio::time::timeout(Duration::from_millis(20), sender.flush()).await.unwrap_err();
         assert!(sender.buffer.is_empty() && sender.is_due());
         let mut got = vec![0; 1000];

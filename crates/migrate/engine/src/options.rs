@@ -1,4 +1,4 @@
-//! What a migration is told, and how it ends when it does not succeed.
+//! Options of a migration, and its state after a failure.
 
 use crate::{Accepted, Capture, Error, FaultPoint, Roles, Server};
 use std::fmt;
@@ -8,59 +8,58 @@ use std::time::Duration;
 use stillpoint_migrate_replay::Mode as Schedule;
 use tokio::sync::Notify;
 
-/// How a database is moved.
+/// Options of a migration.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where it is.
+    /// Server from which the database moves.
     pub source: Server,
-    /// Where it goes.
+    /// Server to which the database moves.
     pub target: Server,
-    /// Where it may go instead, in order: all are brought up at the same time, and should the target fail before clients are
-    /// there, the next takes its place.
+    /// Alternative targets, in order: all are brought up at the same time. If the target fails before clients are there, the
+    /// next one takes its place.
     pub others: Vec<Server>,
-    /// The proxy's name for it.
+    /// Name of the proxy's tenant.
     pub tenant: String,
-    /// The proxy's control socket.
+    /// Path of the proxy's control socket.
     pub proxy: PathBuf,
-    /// Where the journal lies.
+    /// Directory of the journal.
     pub state: PathBuf,
-    /// Connections that copy at the same time, and indexes that are made at the same time.
+    /// Number of connections that copy at the same time, and of indexes that are created at the same time.
     pub copy_jobs: usize,
-    /// Connections that replay at the same time.
+    /// Number of connections that replay at the same time.
     pub players: usize,
-    /// The part of their throughput, as the proxy counts it, that clients keep until they are sent over; 0 goes as fast as
-    /// it can.
+    /// Share of their throughput, as the proxy counts it, that clients keep until they move; 0 runs at full speed.
     pub share: f64,
-    /// How long the snapshot may wait for older transactions.
+    /// Maximum time that the snapshot waits for older transactions.
     pub snapshot_limit: Duration,
-    /// How long sessions may take to be prepared on the target.
+    /// Maximum time to prepare sessions on the target.
     pub prepare_limit: Duration,
-    /// The longest pause; after it clients go on where they were.
+    /// Maximum length of a pause; after it clients continue where they were.
     pub pause_limit: Duration,
-    /// Pauses that are tried before the migration is given up.
+    /// Number of pauses that are tried before the migration is aborted.
     pub pause_attempts: u32,
-    /// Whether both sides are compared, row by row, before the switch-over.
+    /// True if both sides are compared, row by row, before the switch-over.
     pub compare: bool,
-    /// Where changes are captured; none leaves it to the check.
+    /// Source of captured changes; `None` lets the check decide.
     pub capture: Option<Capture>,
-    /// In which order statements are repeated, where these are captured.
+    /// Order in which statements are repeated, if they are captured.
     pub schedule: Schedule,
-    /// Handling of the roles that go with the database.
+    /// Handling of the roles that the database needs.
     pub roles: Roles,
-    /// Number of a migration whose journal is lost, and that [`crate::abort`] takes away without.
+    /// Number of a migration whose journal is lost, and that [`crate::abort`] removes without the journal.
     pub without_journal: Option<String>,
-    /// Makes the check bring the definitions to each target for a trial, and look into rows.
+    /// Makes the check create the definitions on each target as a trial, and examine rows.
     pub rehearse: bool,
-    /// What the user accepts knowingly.
+    /// Restrictions that the user accepts.
     pub accepted: Accepted,
-    /// Wakes when the user wants it ended.
+    /// Notified when the user wants to interrupt the operation.
     pub interrupt: Arc<Notify>,
-    /// Where to fail; for tests.
+    /// Points at which to fail, for tests.
     pub faults: Vec<FaultPoint>,
 }
 
 impl Options {
-    /// The defaults for a database that the proxy knows by its own name.
+    /// Makes options with defaults, for a tenant that has the name of the database.
     pub fn new(source: Server, target: Server, proxy: PathBuf, state: PathBuf) -> Options {
         Options {
             tenant: source.database.clone(),
@@ -88,17 +87,18 @@ impl Options {
         }
     }
 
-    /// The target, and those that may take its place.
+    /// The target, and then those that may take its place.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &Server> {
         std::iter::once(&self.target).chain(&self.others)
     }
 
-    /// The same for one of the targets, alone.
+    /// Returns the same options for one of the targets alone.
     pub(crate) fn to(&self, target: &Server) -> Options {
         Options { target: target.clone(), others: Vec::new(), ..self.clone() }
     }
 
-    /// The same with the target of the journal, when there is one: another may have taken the place of the first.
+    /// Returns the same options with the journal's target, if there is a journal: another target may have taken the place of
+    /// the first.
     pub(crate) fn recorded(&self) -> Result<Options, Error> {
         match crate::journal::peek(&self.state, &self.source.database)? {
             Some(record) => self.recorded_in(&record),
@@ -106,10 +106,10 @@ impl Options {
         }
     }
 
-    /// The same with the target that the record names, and what becomes of its roles.
+    /// Returns the same options with the record's target and its handling of roles.
     pub(crate) fn recorded_in(&self, record: &crate::Record) -> Result<Options, Error> {
         let Some(at) = self.targets().position(|server| server.to_string() == record.target) else {
-            // Of one alone it is known which is meant, however its address is written.
+            // A single target is unambiguous, independent of the spelling of its address.
             let known = record.others.is_empty() && self.others.is_empty();
             let text = || format!("clients go, or went, to {}: name it with --target", record.target);
             return if known {
@@ -124,7 +124,7 @@ impl Options {
     }
 }
 
-/// Where the service is after an operation that did not succeed.
+/// State of the service after an operation that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// Nothing was touched.
@@ -133,7 +133,7 @@ pub enum State {
     OnSource,
     /// Clients are on the source; something of the migration could not be removed.
     OnSourceWithRemains(String),
-    /// Clients are on the target; the source can be returned to.
+    /// Clients are on the target; a return to the source is possible.
     OnTarget,
     /// The proxy cannot be asked which side serves.
     Unknown(String),
@@ -155,14 +155,14 @@ impl fmt::Display for State {
     }
 }
 
-/// An operation that did not succeed.
+/// An operation that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Failure {
-    /// Why.
+    /// Reason of the failure.
     #[source]
     pub error: Error,
-    /// Where the service is now.
+    /// State of the service now.
     pub state: State,
 }
 
@@ -175,7 +175,7 @@ impl Failure {
         Failure { error, state: State::OnTarget }
     }
 
-    /// What to do next.
+    /// The next step for the operator.
     pub fn hint(&self) -> &'static str {
         match (&self.error, &self.state) {
             (_, State::Unknown(_)) => "see that the proxy runs, then `stillpoint migrate status`",

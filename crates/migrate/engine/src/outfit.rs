@@ -1,5 +1,5 @@
-//! What we put on both servers for the time of a migration, and take away again: a schema, publications, slots, replica
-//! identities. Every step has its inverse beside it, and every inverse is harmless when there is nothing to undo.
+//! Objects that a migration puts on both servers and removes again: a schema, publications, slots, replica identities. Every
+//! step has its inverse beside it, and every inverse is harmless if there is nothing to undo.
 
 use crate::follow::copy_of;
 use crate::inventory::{Inventory, TableDef, number, text};
@@ -8,21 +8,22 @@ use crate::pgoutput::Lsn;
 use crate::{Error, Server};
 use std::time::{Duration, Instant};
 
-/// What is published: rows of the user's tables, and our stamps, by which the way back tells whose a transaction is.
+/// Publications: rows of the user's tables, and our stamps, by which the way back identifies our own transactions.
 pub(crate) const PUBLICATIONS: [&str; 2] = ["stillpoint_rows", "stillpoint_stamps"];
-/// A lock that is not had by then is asked for again later: who waits for one stands in the way of clients.
+/// Lock timeout in milliseconds; after it the lock is requested again later, because a session that waits for a lock blocks
+/// clients.
 const LOCK_PATIENCE_MS: u32 = 100;
-/// A command that takes longer has looked up its tables' publications long ago.
+/// Maximum time to wait for running commands; a command that takes longer has looked up its tables' publications long before.
 const COMMANDS_LIMIT: Duration = Duration::from_secs(2);
 
-/// A replica identity that was changed: table, and what it was.
+/// A replica identity that was changed: the table, and its previous identity.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct IdentityChange {
     table: String,
     was: String,
 }
 
-/// Our schema with its tables; `position` is where the replay onto this server begins.
+/// Creates our schema with its tables; `position` is where the replay onto this server begins.
 pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error> {
     let made = "BEGIN; CREATE SCHEMA IF NOT EXISTS stillpoint; \
          CREATE TABLE IF NOT EXISTS stillpoint.applied (stamps bigint[] NOT NULL); \
@@ -36,15 +37,15 @@ pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error>
     link.query(&filled).await.map(drop)
 }
 
-/// Schema of a migration in a database that is moved.
+/// Name of our schema in a database that is moved.
 pub(crate) const SCHEMA: &str = "stillpoint";
 
-/// Refuses a schema of ours that another role has made, or has a relation in: that could have triggers and views there that run
-/// with our rights. A transaction that is open is rolled back then.
+/// Refuses our schema if another role created it or owns a relation in it: it could have triggers and views there that run with
+/// our rights. An open transaction is rolled back in that case.
 ///
 /// # Errors
 ///
-/// [`Error::Refused`]; others when the server cannot be asked.
+/// [`Error::Refused`]; other errors if the server cannot be asked.
 pub(crate) async fn must_be_ours(link: &mut Link, schema: &str) -> Result<(), Error> {
     let sql = format!(
         "SELECT r.rolname, current_database() FROM pg_namespace n CROSS JOIN LATERAL (SELECT n.nspowner UNION ALL \
@@ -60,15 +61,15 @@ pub(crate) async fn must_be_ours(link: &mut Link, schema: &str) -> Result<(), Er
     )]))
 }
 
-/// Takes [`install`] and [`publish`] back.
+/// Undoes [`install`] and [`publish`].
 pub(crate) async fn uninstall(link: &mut Link) -> Result<(), Error> {
     withdraw(link).await?;
     link.query("DROP SCHEMA IF EXISTS stillpoint CASCADE").await.map(drop)
 }
 
-/// Takes [`publish`] back. A client's write looks up which publications its table is in, then each of these, and fails where
-/// one is gone by then (`cache lookup failed for publication`). So tables leave first, and publications go when every command
-/// that may have looked before has ended.
+/// Undoes [`publish`]. A client's write looks up the publications of its table, then each of these, and fails if one has been
+/// dropped meanwhile (`cache lookup failed for publication`). So the tables are removed from the publications first, and the
+/// publications are dropped when every command that may have looked them up before has ended.
 pub(crate) async fn withdraw(link: &mut Link) -> Result<(), Error> {
     let [rows, stamps] = PUBLICATIONS.map(literal);
     let tables = format!(
@@ -83,7 +84,7 @@ pub(crate) async fn withdraw(link: &mut Link) -> Result<(), Error> {
         let sql = format!("BEGIN; SET LOCAL lock_timeout = {LOCK_PATIENCE_MS}; {leave} COMMIT");
         match link.query(&sql).await {
             Ok(_) => until_commands_end(link).await?,
-            // Somebody defines one of these tables anew, or has dropped it meanwhile.
+            // Another session redefines one of these tables, or has dropped it meanwhile.
             Err(error) => {
                 tracing::debug!("publications are dropped with their tables: {error}");
                 link.query("ROLLBACK").await?;
@@ -96,7 +97,7 @@ pub(crate) async fn withdraw(link: &mut Link) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits for the commands that other sessions of the database are at now, for two seconds at most.
+/// Waits for the present commands of other sessions of the database, for two seconds at most.
 async fn until_commands_end(link: &mut Link) -> Result<(), Error> {
     let now = literal(&link.text("SELECT clock_timestamp()").await?);
     let older = format!(
@@ -123,7 +124,7 @@ pub(crate) async fn publish(link: &mut Link, inventory: &Inventory) -> Result<()
     .map(drop)
 }
 
-/// Refuses a table that has come since they were published: nothing would tell of its changes.
+/// Refuses a table that was created after the others were published, because its changes would not be reported.
 pub(crate) async fn all_published(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
     let [rows, _] = PUBLICATIONS.map(literal);
     let published = link
@@ -138,7 +139,7 @@ pub(crate) async fn all_published(link: &mut Link, inventory: &Inventory) -> Res
     }
 }
 
-/// Has updates and deletes of tables without a key tell the whole old row.
+/// Makes updates and deletes of tables without a key log the whole old row.
 pub(crate) async fn widen_identities(
     link: &mut Link,
     inventory: &Inventory,
@@ -151,14 +152,14 @@ pub(crate) async fn widen_identities(
             'n' => "NOTHING",
             _ => "DEFAULT",
         };
-        // Written down before it is done: what was not done is harmless to undo.
+        // Recorded before it is done: undoing a change that was not done is harmless.
         changed(IdentityChange { table: table.qualified(), was: was.into() })?;
         set_identity(link, &table.qualified(), wanted, limit).await?;
     }
     Ok(())
 }
 
-/// Takes [`widen_identities`] back.
+/// Undoes [`widen_identities`].
 pub(crate) async fn restore_identities(
     link: &mut Link,
     changes: &[IdentityChange],
@@ -166,7 +167,7 @@ pub(crate) async fn restore_identities(
 ) -> Result<(), Error> {
     for change in changes {
         match set_identity(link, &change.table, &change.was, limit).await {
-            // Somebody dropped the table: nothing to restore.
+            // The table was dropped: there is nothing to restore.
             Err(error) if error.sqlstate() == Some("42P01") => {}
             result => result?,
         }
@@ -194,21 +195,21 @@ async fn set_identity(link: &mut Link, table: &str, identity: &str, limit: Durat
     }
 }
 
-/// A slot, where it begins, and a snapshot of that very moment, which lasts as long as the connection does nothing else.
+/// A slot, its start position, and a snapshot of the same moment, valid while the connection does nothing else.
 pub(crate) struct Slot {
     pub(crate) link: Link,
     pub(crate) position: Lsn,
     pub(crate) snapshot: String,
 }
 
-/// Makes a slot. That waits for all transactions that run now; after `limit` it is given up, and `Error::TimedOut` names
-/// them.
+/// Creates a slot. The server waits for all transactions that run now; after `limit` the attempt is aborted, and
+/// `Error::TimedOut` names them.
 pub(crate) async fn create_slot(server: &Server, name: &str, export: bool, limit: Duration) -> Result<Slot, Error> {
     let mut link = Link::connect(server, Purpose::Replication, &[]).await?;
     let kind = if export { "EXPORT_SNAPSHOT" } else { "NOEXPORT_SNAPSHOT" };
     let sql = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {kind}", identifier(name));
     let Ok(made) = tokio::time::timeout(limit, link.query(&sql)).await else {
-        // A slot that is not complete goes with its connection.
+        // An incomplete slot is removed with its connection.
         let backend = link.pid;
         drop(link);
         let mut asking = Link::connect(server, Purpose::Statements, &[]).await?;
@@ -221,7 +222,7 @@ pub(crate) async fn create_slot(server: &Server, name: &str, export: bool, limit
     Ok(Slot { position: lsn(&text(&row, 1)), snapshot: text(&row, 2), link })
 }
 
-/// Takes [`create_slot`] back: ends who reads the slot or its copy, and drops it.
+/// Undoes [`create_slot`]: terminates readers of the slot or its copy, and drops it.
 pub(crate) async fn drop_slot(link: &mut Link, name: &str) -> Result<(), Error> {
     let names = [name, &copy_of(name)].map(literal).join(", ");
     let find = format!("SELECT active_pid, slot_name FROM pg_replication_slots WHERE slot_name IN ({names})");
@@ -244,7 +245,7 @@ pub(crate) async fn drop_slot(link: &mut Link, name: &str) -> Result<(), Error> 
     Err(Error::WrongPhase(format!("slot {name} has a reader that does not end")))
 }
 
-/// Slots of ours for this database, whoever left them.
+/// Names of our slots for this database, from any command.
 pub(crate) async fn our_slots(link: &mut Link, database: &str) -> Result<Vec<String>, Error> {
     let sql = format!(
         "SELECT slot_name FROM pg_replication_slots WHERE slot_name ~ '^stillpoint_' AND database = {}",
@@ -253,7 +254,7 @@ pub(crate) async fn our_slots(link: &mut Link, database: &str) -> Result<Vec<Str
     Ok(link.query(&sql).await?.iter().map(|row| text(row, 0)).collect())
 }
 
-/// Transactions of others that have run for a while, for people.
+/// Descriptions of other sessions' transactions that have run longest, for messages.
 pub(crate) async fn running(link: &mut Link) -> Result<Vec<String>, Error> {
     let sql = format!(
         "SELECT {WHO} FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_xid IS NOT NULL \
@@ -262,8 +263,8 @@ pub(crate) async fn running(link: &mut Link) -> Result<Vec<String>, Error> {
     Ok(link.query(&sql).await?.iter().map(|row| text(row, 0)).collect())
 }
 
-/// A row of `pg_stat_activity` for people: who, in which state, for how long, and the kind of its last command. Never its
-/// text: that may hold a secret, and so may a word that begins no command.
+/// SQL expression that describes a row of `pg_stat_activity` for messages: process, state, duration, and the kind of its last
+/// command. It never shows the command's text, which may hold a secret, and neither a first word that is not a command.
 pub(crate) const WHO: &str = "format('process %s (%s, %s), %s for %s s, %s', pid, coalesce(usename, '-'), \
      coalesce(nullif(application_name, ''), '-'), coalesce(state, '-'), \
      coalesce(extract(epoch FROM clock_timestamp() - xact_start)::int, 0), coalesce(upper(substring(query FROM \
@@ -272,7 +273,7 @@ pub(crate) const WHO: &str = "format('process %s (%s, %s), %s for %s s, %s', pid
      |reindex|release|reset|revoke|rollback|savepoint|security|select|set|show|start|table|truncate|unlisten|update\
      |vacuum|values|with)\\y')), 'another command'))";
 
-/// `16/B374D848` as a number.
+/// Parses a position such as `16/B374D848`.
 pub(crate) fn lsn(text: &str) -> Lsn {
     let half = |part: &str| u64::from_str_radix(part, 16).unwrap_or(0);
     text.split_once('/').map_or(0, |(high, low)| half(high) << 32 | half(low))

@@ -1,13 +1,14 @@
-//! Exclusion on the source of a database: of a second command while one is at work, and of a second migration until the first has ended.
+//! Exclusion on the source of a database: of a second command while one works, and of a second migration until the first has
+//! ended.
 //!
-//! A command holds an advisory lock in the database `postgres` there as long as it works. From the first command of a migration to the last a
-//! row of a table beside it names the migration, and where its journal is: with another journal no command works on the database. The lock of
-//! a journal does neither, which is one directory's of one machine.
+//! A command holds an advisory lock in the source's database `postgres` as long as it works. From a migration's first command
+//! to its last, a row of a table there names the migration and the place of its journal: no command works on the database with
+//! another journal. The journal's own lock does neither, because it belongs to one directory of one machine.
 //!
 //! ```text
 //!  run: lock, row ........ lock lost? --> taken again, the row is still ours: no other command has worked in between --> goes on
 //!       |                             \-> another command's, or the row is gone: ends, clients on the source
-//!       +-- in the pause, before the switch: the lock is held still, or clients go on where they are
+//!       +-- in the pause, before the switch: the lock is still held, or clients continue where they are
 //!  fallback, finish, abort: lock ........ row gone
 //! ```
 
@@ -24,31 +25,32 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// First halves of the keys of the locks that [`hold`] takes: the other halves are made of the database's name, and are the
-/// migration's number.
+/// First halves of the keys of the locks that [`hold`] takes; the second halves are derived from the database's name, and are
+/// the migration's number.
 const COMMANDS: u32 = 0x0053_5443;
 const MIGRATIONS: u32 = 0x0053_544e;
-/// Schema of the table.
+/// Schema of the table of owners.
 const SCHEMA: &str = "stillpoint_migrations";
-/// Key of the lock under which the table is made and dropped, which is no command's.
+/// Key of the lock under which the table is created and dropped; it is not a command's lock.
 const TABLE: u64 = 0x0053_544f;
-/// Begins a transaction that changes the table. Its commit waits for no standby, which would hold up every command while it is gone.
+/// Beginning of a transaction that changes the table. Its commit does not wait for a standby, because one that is gone would
+/// block every command.
 const BEGIN: &str = "BEGIN; SET LOCAL synchronous_commit = local; SELECT pg_advisory_xact_lock";
 /// Time for the session of a command that has just ended to end too.
 const COMMAND_ENDING: Duration = Duration::from_secs(2);
-/// Between two tries to take the lock.
+/// Time between two attempts to take the lock.
 const TRYING_AGAIN: Duration = Duration::from_millis(25);
-/// Between two looks whether the lock is held still.
+/// Time between two checks that the lock is still held.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Migration that has a database, as its source tells.
+/// Migration that owns a database, as its source reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Owner {
-    /// Its number.
+    /// Number of the migration.
     pub migration: String,
     /// Machine and directory of its journal.
     pub journal: String,
-    /// Moment when it began, by the source's clock.
+    /// Time at which it began, by the source's clock.
     pub since: String,
 }
 
@@ -58,11 +60,12 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The owner of the server's database; none when it has none. `beside` is a connection beside it.
+/// Returns the owner of the server's database; `None` if it has none. `beside` is a connection to another database of the
+/// server.
 ///
 /// # Errors
 ///
-/// When the server cannot be asked.
+/// An error if the server cannot be asked.
 pub(crate) async fn owner(beside: &mut Link, database: &str) -> Result<Option<Owner>, Error> {
     if beside.value("SELECT to_regclass('stillpoint_migrations.owners')").await?.is_none() {
         return Ok(None);
@@ -80,18 +83,18 @@ pub(crate) async fn owner(beside: &mut Link, database: &str) -> Result<Option<Ow
     Ok(rows.first().map(|row| Owner { migration: text(row, 0), journal: text(row, 1), since: text(row, 2) }))
 }
 
-/// Machine and directory of a journal, for people.
+/// Machine and directory of a journal, for messages.
 fn place(state: &Path) -> String {
     let machine = rustix::system::uname();
     let state = std::path::absolute(state).unwrap_or_else(|_| state.into());
     format!("{}:{}", machine.nodename().to_string_lossy(), state.display())
 }
 
-/// Has the source name the journal's migration as the owner of the database, until [`release`].
+/// Makes the source name the journal's migration as the owner of the database, until [`release`].
 ///
 /// # Errors
 ///
-/// When the server cannot be asked, or the journal cannot be written.
+/// An error if the server cannot be asked, or the journal cannot be written.
 pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut link = beside(&options.source).await?;
     let (record, place) = (&journal.record, place(&options.state));
@@ -110,11 +113,11 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
     journal.update(|record| record.claimed = true)
 }
 
-/// Takes [`claim`] back; harmless when there is nothing to take back.
+/// Undoes [`claim`]; harmless if there is nothing to undo.
 ///
 /// # Errors
 ///
-/// When the server cannot be asked.
+/// An error if the server cannot be asked.
 pub(crate) async fn release(server: &Server, migration: &str) -> Result<(), Error> {
     let mut link = beside(server).await?;
     link.query(&format!("{BEGIN}({TABLE})")).await?;
@@ -134,11 +137,11 @@ pub(crate) async fn release(server: &Server, migration: &str) -> Result<(), Erro
 #[derive(Debug, Clone)]
 struct Session {
     pid: i32,
-    /// Its beginning: another session may come to have its number.
+    /// Start of the session: another session may later get the same number.
     since: String,
 }
 
-/// Tells others whether a command still holds its lock.
+/// Shows other tasks if a command still holds its lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Witness {
     server: Server,
@@ -146,11 +149,11 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Fails unless the lock is held at this moment, as the source tells; `link` is any connection to it.
+    /// Fails unless the lock is held at this moment, according to the source; `link` is any connection to it.
     ///
     /// # Errors
     ///
-    /// [`Error::LockLost`]; others when the server cannot be asked.
+    /// [`Error::LockLost`]; other errors if the server cannot be asked.
     pub(crate) async fn holds(&self, link: &mut Link) -> Result<(), Error> {
         let Session { pid, since } = self.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sql = format!(
@@ -165,7 +168,7 @@ impl Witness {
     }
 }
 
-/// Condition on rows of `pg_locks`: a command's lock on a database.
+/// SQL condition on rows of `pg_locks`: a command's lock on a database.
 fn is_lock(database: &str) -> String {
     format!(
         "l.locktype = 'advisory' AND l.classid = {COMMANDS} AND l.granted AND l.objsubid = 2 \
@@ -174,7 +177,7 @@ fn is_lock(database: &str) -> String {
     )
 }
 
-/// The right of a command to work on the migration of a database, as long as the connection lives.
+/// The right of a command to work on the migration of a database, as long as the connection exists.
 pub(crate) struct Held {
     link: Link,
     witness: Witness,
@@ -182,21 +185,21 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns true if the source names the migration for which it is held.
+    /// Returns true if the source names the migration for which the lock is held.
     pub(crate) fn is_owned(&self) -> bool {
         self.owner.is_some()
     }
 
-    /// Returns true if the journal's migration has ended, and nothing of it is left but the journal.
+    /// Returns true if the journal's migration has ended, and nothing but the journal is left of it.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongPhase`] when it was removed without its journal.
+    /// [`Error::WrongPhase`] if the migration was removed without its journal.
     pub(crate) fn is_over(&self, journal: &Journal) -> Result<bool, Error> {
         let record = &journal.record;
         match record.phase {
             _ if !record.claimed || self.is_owned() => Ok(false),
-            // A command was cut off at its very end.
+            // A command was interrupted at its very end.
             Phase::Returned => Ok(true),
             Phase::Switched if !record.way_back => Ok(true),
             _ => Err(Error::WrongPhase(format!(
@@ -206,13 +209,13 @@ impl Held {
         }
     }
 
-    /// Witness for others, by which these tell that it is held still.
+    /// Returns a witness, by which other tasks can check that the lock is still held.
     pub(crate) fn witness(&self) -> Witness {
         self.witness.clone()
     }
 
-    /// Waits until the lock is lost for good. One whose connection breaks is taken again, which is no loss where the owner is still
-    /// `migration`: any other command would have refused, or removed it.
+    /// Waits until the lock is lost for good. If its connection breaks, the lock is taken again. That is not a loss if the
+    /// owner is still `migration`: any other command would have refused to work, or removed the owner.
     pub(crate) async fn lost(&mut self, migration: &str, teller: &Teller) -> Error {
         loop {
             tokio::time::sleep(WATCH_INTERVAL).await;
@@ -235,13 +238,13 @@ impl Held {
     }
 }
 
-/// Keeps other commands from the migration of a database. The caller holds the journal of `migration`, if there is one: another session that
-/// holds it here is of a command that has died.
+/// Keeps other commands from the migration of a database. The caller holds the journal of `migration`, if there is one: another
+/// session that holds the migration's lock here belongs to a command that has died.
 ///
 /// # Errors
 ///
-/// [`Error::AtWork`] when another command is at work, [`Error::Owned`] when the database has another migration; others when the server
-/// cannot be asked.
+/// [`Error::AtWork`] if another command works, [`Error::Owned`] if the database has another migration; other errors if the
+/// server cannot be asked.
 pub(crate) async fn hold(server: &Server, migration: Option<&str>) -> Result<Held, Error> {
     let mut link = beside(server).await?;
     let name = literal(&server.database);
@@ -276,11 +279,11 @@ pub(crate) async fn hold(server: &Server, migration: Option<&str>) -> Result<Hel
     Ok(Held { link, witness: Witness { server: server.clone(), session }, owner })
 }
 
-/// The same where the server can be asked; none where it cannot, of which the next question tells the reason.
+/// Calls [`hold`]; `None` if the server cannot be asked, and the next query reports the reason.
 ///
 /// # Errors
 ///
-/// [`Error::AtWork`] and [`Error::Owned`] alone.
+/// [`Error::AtWork`] and [`Error::Owned`] only.
 pub(crate) async fn hold_if_there(server: &Server, migration: &str) -> Result<Option<Held>, Error> {
     match hold(server, Some(migration)).await {
         Ok(held) => Ok(Some(held)),
@@ -292,11 +295,12 @@ pub(crate) async fn hold_if_there(server: &Server, migration: &str) -> Result<Op
     }
 }
 
-/// The session of a command that [`hold`]s a database, for people; `beside` is a connection beside it.
+/// Describes the session of a command that [`hold`]s a database, for messages; `beside` is a connection to another database of
+/// the server.
 ///
 /// # Errors
 ///
-/// When the server cannot be asked.
+/// An error if the server cannot be asked.
 pub(crate) async fn at_work(beside: &mut Link, database: &str) -> Result<Option<String>, Error> {
     let sql = format!(
         "SELECT format('%s, since %s, from %s', {WHO}, date_trunc('second', backend_start), \

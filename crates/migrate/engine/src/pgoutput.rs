@@ -1,4 +1,4 @@
-//! The stream of changes that PostgreSQL's output plugin `pgoutput` makes: bytes in, messages out, no I/O.
+//! The stream of changes from PostgreSQL's output plugin `pgoutput`: takes bytes, returns messages, does no I/O.
 //!
 //! Protocol version 1, values in text: binary values of composite and array types carry type numbers of the source.
 //! Follows the PostgreSQL manual, "Logical Replication Message Formats".
@@ -14,9 +14,9 @@ pub(crate) type Lsn = u64;
 pub(crate) enum Value {
     /// NULL.
     Null,
-    /// A value stored out of line that the change did not touch: it is not sent.
+    /// A value stored out of line (TOAST) that the change did not touch: the stream does not contain it.
     Unchanged,
-    /// Text.
+    /// The value in text form.
     Text(Bytes),
 }
 
@@ -27,9 +27,9 @@ pub(crate) type Tuple = Vec<Value>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Column {
     pub(crate) name: String,
-    /// Whether it belongs to the replica identity.
+    /// True if it belongs to the replica identity.
     pub(crate) key: bool,
-    /// The type's number, on the source.
+    /// Number of its type on the source.
     pub(crate) type_oid: u32,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Relation {
     pub(crate) oid: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// `d`efault, `n`othing, `f`ull, `i`ndex.
+    /// Replica identity: `d`efault, `n`othing, `f`ull, `i`ndex.
     pub(crate) identity: u8,
     pub(crate) columns: Vec<Column>,
 }
@@ -49,44 +49,44 @@ pub(crate) struct Relation {
 pub(crate) enum Message {
     /// A transaction begins; streams hold whole transactions in the order of their commits.
     Begin {
-        /// Where its commit record begins.
+        /// Position of the beginning of its commit record.
         commit_lsn: Lsn,
-        /// Its number on the source.
+        /// Number of the transaction on the source.
         xid: u32,
     },
-    /// It ends.
+    /// A transaction ends.
     Commit {
-        /// Where its commit record begins.
+        /// Position of the beginning of its commit record.
         commit_lsn: Lsn,
-        /// Where its commit record ends: what may be confirmed when it has been applied.
+        /// Position of the end of its commit record, which may be confirmed when the transaction has been applied.
         end_lsn: Lsn,
     },
     /// Describes a table.
     Relation(Relation),
     /// A row was inserted.
     Insert { relation: u32, new: Tuple },
-    /// A row was changed. `old` is there when the replica identity changed, or is FULL.
+    /// A row was changed. `old` is present if the replica identity changed, or is FULL.
     Update { relation: u32, old: Option<Tuple>, new: Tuple },
-    /// A row was deleted; only the columns of the replica identity are there.
+    /// A row was deleted; only the columns of the replica identity are present.
     Delete { relation: u32, old: Tuple },
     /// Tables were truncated.
     Truncate { relations: Vec<u32>, cascade: bool, restart_identity: bool },
-    /// `pg_logical_emit_message`.
+    /// A message of `pg_logical_emit_message`.
     Emitted { prefix: String, content: Bytes },
-    /// Types and origins: nothing that we need.
+    /// Types and origins, which are not needed here.
     Other,
 }
 
-/// What comes in CopyData while changes are streamed.
+/// Content of a CopyData while changes are streamed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Streamed {
-    /// A message, and where it was.
+    /// A message, and the end of its position in the log.
     Data { end: Lsn, message: Message },
-    /// The server is alive; it may want an answer at once.
+    /// The server is alive; it may want an answer immediately.
     KeepAlive { end: Lsn, answer: bool },
 }
 
-/// Decodes what one CopyData holds.
+/// Decodes the contents of one CopyData.
 pub(crate) fn streamed(mut body: Bytes) -> Result<Streamed, Error> {
     match byte(&mut body)? {
         b'w' => {
@@ -104,20 +104,20 @@ pub(crate) fn streamed(mut body: Bytes) -> Result<Streamed, Error> {
     }
 }
 
-/// A standby status update: everything before `confirmed` is safe with us.
+/// Encodes a standby status update: everything before `confirmed` is on disk here.
 pub(crate) fn status_update(received: Lsn, confirmed: Lsn) -> Bytes {
     let mut update = Vec::with_capacity(34);
     update.push(b'r');
     for position in [received, confirmed, confirmed] {
         update.extend_from_slice(&position.to_be_bytes());
     }
-    // The time is for the server's statistics only, and a clock is no business of this module.
+    // Only the server's statistics use the time, and this module reads no clock.
     update.extend_from_slice(&0i64.to_be_bytes());
     update.push(0);
     update.into()
 }
 
-/// Decodes one message, as a stream holds it and as a slot's function returns it.
+/// Decodes one message, as the stream holds it and as a slot's function returns it.
 pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
     let tag = byte(&mut body)?;
     let message = match tag {
@@ -182,7 +182,7 @@ pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
 fn relation(body: &mut Bytes) -> Result<Relation, Error> {
     let oid = word(body)?;
     let schema = name(body)?;
-    // The empty name stands for pg_catalog.
+    // The empty name means pg_catalog.
     let schema = if schema.is_empty() { "pg_catalog".to_owned() } else { schema };
     let table = name(body)?;
     let identity = byte(body)?;

@@ -1,19 +1,19 @@
-//! What a migration tells while it runs.
+//! Events that a migration reports while it runs.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::time::Instant;
 use stillpoint_events::{Event, EventKind};
 
-/// Takes events; called from several tasks.
+/// Receives events; several tasks call it.
 pub type Observer = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// Tells.
+/// Sends events of one operation to an observer.
 #[derive(Clone)]
 pub(crate) struct Teller {
     observer: Observer,
     operation: &'static str,
-    /// Which of several targets it tells of, from the second on.
+    /// Number of the target that its events concern; 0 for the first.
     number: usize,
 }
 
@@ -22,12 +22,12 @@ impl Teller {
         Teller { observer, operation, number: 0 }
     }
 
-    /// Tells of one of several targets.
+    /// Makes a teller for events of one of several targets.
     pub(crate) fn of_target(&self, number: usize) -> Teller {
         Teller { number, ..self.clone() }
     }
 
-    /// Which of several targets it tells of.
+    /// Number of the target that its events concern.
     pub(crate) fn number(&self) -> usize {
         self.number
     }
@@ -43,12 +43,12 @@ impl Teller {
         self.tell(EventKind::Warning { text: self.named(text) });
     }
 
-    /// What is said of one of several targets.
+    /// Adds the target's number to a text, unless it is the first target.
     fn named(&self, text: String) -> String {
         if self.number == 0 { text } else { format!("{text}, target {}", self.number + 1) }
     }
 
-    /// Runs one phase, told at its beginning and its end.
+    /// Runs one phase, and reports its beginning and its end.
     pub(crate) async fn phase<T, E>(&self, phase: &str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let phase = self.named(phase.to_owned());
         let operation = self.operation.to_owned();

@@ -1,16 +1,16 @@
-//! What the proxy captures of a database's clients, kept until it is repeated: for a source whose log does not tell of rows.
+//! Changes of a database's clients that the proxy captures, stored until they are replayed: for a source whose log has no rows.
 //!
 //! ```text
 //! proxy --a line for each commit--> taker --> file without a name --> follow::rows --> conductor
 //! ```
 //!
-//! The copy may take hours, and what is committed meanwhile is repeated behind it: it lies in a file beside the journal,
-//! which is empty again whenever the replay has read it to its end. It holds rows of the user: nobody else can open it, as
-//! it has no name, and it is gone with the process.
+//! The copy may take hours, and commits in that time are replayed after it. They are stored in a file beside the journal, which
+//! is truncated whenever the replay has read it completely. The file holds rows of the user; it has no name, so no other
+//! process can open it, and it is removed when this process ends.
 //!
-//! The proxy sees what comes through it. Sessions that bypass it are looked for all the time; one that is found ends the
-//! recording, and with it the migration. One that comes, writes and leaves between two looks is not found: the comparison
-//! of both sides before the switch-over finds what it wrote, if it came before that.
+//! The proxy sees only what passes through it. Direct sessions, which bypass the proxy, are searched for all the time; one that
+//! is found ends the recording, and so the migration. A session that connects, writes and leaves between two searches is not
+//! found. The comparison of both sides before the switch-over finds what it wrote, if it wrote before the comparison.
 
 use crate::front::{Front, broken};
 use crate::inventory::text;
@@ -27,14 +27,14 @@ use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// How often sessions that bypass the proxy are looked for.
+/// Interval of the search for direct sessions.
 const LOOKING: Duration = Duration::from_millis(500);
-/// What is read of the file at once.
+/// Maximum bytes read from the file at once.
 const CHUNK: u64 = 1 << 20;
-/// How the last line of a capture begins.
+/// Beginning of the last line of a capture.
 const LAST_LINE: &[u8] = br#"{"reply":"capture_over""#;
 
-/// A capture that runs. Dropping it ends it.
+/// A running capture. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Recording {
     spool: Arc<Spool>,
@@ -43,7 +43,7 @@ pub(crate) struct Recording {
     tenant: String,
 }
 
-/// Lines that wait to be repeated.
+/// Captured lines that wait to be replayed.
 #[derive(Debug)]
 pub(crate) struct Spool {
     file: File,
@@ -58,12 +58,12 @@ struct State {
     over: Option<Over>,
 }
 
-/// Why nothing more comes.
+/// Reason why the capture has ended.
 #[derive(Debug, Clone)]
 enum Over {
-    /// Something is not captured, or not seen.
+    /// Something was not captured or not seen.
     Missed(String),
-    /// There is no proxy any more.
+    /// The proxy is gone.
     Gone(String),
 }
 
@@ -86,7 +86,7 @@ impl From<Error> for Over {
 }
 
 impl Recording {
-    /// Has the proxy capture everything that its clients commit from now on, with their statements if these are wanted.
+    /// Makes the proxy capture everything that its clients commit from now on, with the statements if `statements` is true.
     pub(crate) async fn begin(options: &Options, statements: bool) -> Result<Recording, Error> {
         let journal = |source| Error::Journal { path: options.state.clone(), source };
         let spool = Arc::new(Spool {
@@ -110,23 +110,23 @@ impl Recording {
         Ok(Recording { spool, tasks, proxy: options.proxy.clone(), tenant: options.tenant.clone() })
     }
 
-    /// Where it is read.
+    /// The spool from which the lines are read.
     pub(crate) fn spool(&self) -> Arc<Spool> {
         Arc::clone(&self.spool)
     }
 
-    /// Why it is of no use any more.
+    /// The error that made the recording unusable, if there is one.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.spool.lock().over.as_ref().map(Over::error)
     }
 
-    /// Bytes that wait to be repeated.
+    /// Number of bytes that wait to be replayed.
     pub(crate) fn unread(&self) -> u64 {
         let state = self.spool.lock();
         state.written - state.read
     }
 
-    /// Asks for stamps.
+    /// Opens a connection to ask for stamps.
     pub(crate) async fn stamps(&self) -> Result<Stamps, Error> {
         let client = Client::connect(&self.proxy).await.map_err(|error| broken(&error))?;
         Ok(Stamps { client, tenant: self.tenant.clone() })
@@ -139,7 +139,7 @@ impl Drop for Recording {
     }
 }
 
-/// A connection on which the proxy tells the last stamp.
+/// A connection on which the proxy reports the last stamp.
 #[derive(Debug)]
 pub(crate) struct Stamps {
     client: Client,
@@ -147,7 +147,7 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    /// The last stamp that was taken: whatever a snapshot sees that was taken before has this one or a lower.
+    /// Returns the last stamp that was taken: everything that a snapshot taken before sees has this stamp or a lower one.
     pub(crate) async fn last(&mut self) -> Result<u64, Error> {
         let request = Request::Captured { tenant: self.tenant.clone() };
         match self.client.ask(&request).await.map_err(|error| broken(&error))? {
@@ -158,7 +158,7 @@ impl Stamps {
     }
 }
 
-/// Writes down what comes; why nothing more does.
+/// Stores the lines that arrive; returns the reason why they end.
 async fn take(mut client: Client, spool: &Spool) -> Over {
     loop {
         let line = match client.line().await {
@@ -178,7 +178,7 @@ async fn take(mut client: Client, spool: &Spool) -> Over {
     }
 }
 
-/// Looks for sessions that bypass the proxy.
+/// Search for direct sessions, which bypass the proxy.
 struct Watch {
     beside: Link,
     front: Front,
@@ -192,7 +192,7 @@ impl Watch {
         Ok(Watch { beside, front, database: options.source.database.clone() })
     }
 
-    /// Returns when it has found one, or cannot look any more.
+    /// Returns when it has found one, or when the search fails.
     async fn find(mut self) -> Over {
         let mut tick = tokio::time::interval(LOOKING);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -228,13 +228,14 @@ impl Spool {
         Ok(())
     }
 
-    /// The first reason is the one that is told.
+    /// Ends the spool; only the first reason is reported.
     fn end(&self, why: Over) {
         self.lock().over.get_or_insert(why);
         self.changed.notify_one();
     }
 
-    /// Adds what comes next to `into`. One reader at a time; nothing is lost when this is dropped before it is there.
+    /// Appends the next bytes to `into`. Only one reader at a time is allowed; if the future is dropped early, no bytes are
+    /// lost.
     pub(crate) async fn take(&self, into: &mut Vec<u8>) -> Result<(), Error> {
         loop {
             let changed = self.changed.notified();

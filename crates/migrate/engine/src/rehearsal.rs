@@ -1,12 +1,12 @@
-//! Rehearsal: the definitions of a database are made on a target for a trial, some rows of each table are brought to it, and indexes
-//! and constraints are made of these.
+//! Rehearsal: creates the definitions of a database on a target as a trial, copies some rows of each table, and creates indexes
+//! and constraints on them.
 //!
-//! The obvious way is a list of what may differ on another server: a view of a system catalog whose column is gone, a function
-//! that finds its tables by the caller's search path alone, a locale, a setting. It never ends. What a run does is done here by the
-//! same programs and statements, into a database of another name that is dropped again, and each definition that fails is
-//! reported.
+//! A list of possible differences between servers would never be complete: a view of a system catalog whose column is gone, a
+//! function that finds its tables only by the caller's search path, a locale, a setting. So the rehearsal does what a run does,
+//! with the same programs and statements, in a database of another name that is dropped afterwards. It reports each definition
+//! that fails.
 //!
-//! The name is made of the database's, so that what a killed command left is found and dropped by the next one.
+//! The name is derived from the database's name, so the next command finds and drops what a killed command left.
 
 use crate::check::{Finding, Report, Verdict};
 use crate::copy::{filling, sample};
@@ -21,24 +21,24 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A rehearsal that takes longer is broken off.
+/// Time after which a rehearsal is aborted.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Time for the rows of one table, in milliseconds.
 const SAMPLE_LIMIT_MS: &str = "2000";
-/// Definitions that are reported one by one.
+/// Maximum number of definitions that are reported one by one.
 const REPORTED: usize = 30;
-/// First half of the key of the lock on rehearsals; the other is made of the database's name.
+/// First half of the key of the lock on rehearsals; the second half is derived from the database's name.
 const REHEARSALS: i32 = 0x7374_7265;
-/// Time between two looks at clients that may wait for a lock of pg_dump's.
+/// Time between two checks for clients that may wait for a lock of pg_dump.
 const LOOKING_AGAIN: Duration = Duration::from_millis(200);
-/// Kinds of refusals that say what is missing for a rehearsal, too.
+/// Kinds of refusals that also mean that a rehearsal is not possible.
 const MISSING: [&str; 6] = ["database", "extension", "right", "role", "server", "tablespace"];
 
-/// Rehearses on every target, and adds what was found, or that it was not looked at.
+/// Rehearses on every target, and adds the findings, or the reason why there was no rehearsal.
 ///
 /// # Errors
 ///
-/// [`Error::Interrupted`], and those of the servers' connections.
+/// [`Error::Interrupted`], and errors of the connections to the servers.
 pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(), Error> {
     let missing = |finding: &Finding| finding.verdict == Verdict::Refused && MISSING.contains(&&finding.kind[..]);
     let not_looked_at = if !options.rehearse {
@@ -66,7 +66,7 @@ pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(
 /// Kind of a finding about definitions as a whole.
 const DEFINITIONS: &str = "definitions";
 
-/// A finding about what was not looked at.
+/// Makes a finding about something that was not checked.
 pub(crate) fn not_looked(kind: &str, name: &str, note: impl Into<String>) -> Finding {
     Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotLookedAt, note: note.into() }
 }
@@ -75,7 +75,7 @@ fn refused(kind: &str, name: &str, note: impl Into<String>) -> Finding {
     Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() }
 }
 
-/// A server's error, for people; others as they are.
+/// Formats a server's or program's error for the operator; other errors are unchanged.
 pub(crate) fn told(error: &Error) -> String {
     match error {
         Error::Sql { code, message, .. } => format!("{message} ({code})"),
@@ -84,13 +84,13 @@ pub(crate) fn told(error: &Error) -> String {
     }
 }
 
-/// Findings of the rehearsal on one target.
+/// Returns the findings of the rehearsal on one target.
 async fn of_target(options: &Options, target: &Server) -> Result<Vec<Finding>, Error> {
     let name = &options.source.database;
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     let scratch = target.database(&format!("stillpoint_rehearsal_{:016x}", hasher.finish()));
-    // Held as long as the connection lives.
+    // The lock is held as long as the connection exists.
     let mut held = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let lock = format!("SELECT pg_try_advisory_lock({REHEARSALS}, hashtext({}))", literal(name));
     if held.text(&lock).await? != "t" {
@@ -105,7 +105,7 @@ async fn of_target(options: &Options, target: &Server) -> Result<Vec<Finding>, E
     drop_scratch(&scratch).await?;
     match rehearsed {
         Ok(Ok(())) => {}
-        // Which side it is of does not matter: a run would meet it too, perhaps.
+        // The side of the error does not matter: a run could have the same error.
         Ok(Err(error @ (Error::Sql { .. } | Error::Program { .. } | Error::InTheWay(_)))) => {
             findings.push(not_looked(DEFINITIONS, name, format!("the rehearsal ended: {}", told(&error))));
         }
@@ -126,8 +126,8 @@ async fn of_target(options: &Options, target: &Server) -> Result<Vec<Finding>, E
     Ok(refusals)
 }
 
-/// Drops what a rehearsal made, now or before; by a connection of its own, as what is broken off may have left another one of no
-/// use.
+/// Drops the database of this rehearsal or an earlier one. It uses a new connection, because an aborted rehearsal may have left
+/// the others unusable.
 async fn drop_scratch(scratch: &Server) -> Result<(), Error> {
     let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
     let there = format!("SELECT 1 FROM pg_database WHERE datname = {}", literal(&scratch.database));
@@ -136,12 +136,12 @@ async fn drop_scratch(scratch: &Server) -> Result<(), Error> {
     }
     definitions::end(scratch, &mut link).await?;
     let name = identifier(&scratch.database);
-    // A database may be a template, which nothing drops.
+    // A template database cannot be dropped.
     link.query(&format!("ALTER DATABASE {name} IS_TEMPLATE false")).await?;
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
 }
 
-/// A file in memory that is gone with this process, and its path for the programs that it starts.
+/// Creates a file in memory that ends with this process, and its path for programs that this process starts.
 fn memory_file() -> Result<(OwnedFd, PathBuf), Error> {
     let failed = |error: rustix::io::Errno| Error::Program { program: "memfd_create".into(), why: error.to_string() };
     let file = rustix::fs::memfd_create("definitions", MemfdFlags::CLOEXEC).map_err(failed)?;
@@ -184,7 +184,7 @@ async fn on_scratch(options: &Options, scratch: &Server, findings: &mut Vec<Find
     faults.extend(behind.attempt_most(scratch, to, &dump).await?);
     let mut link = filling(scratch).await?;
     if behind.has_foreign_keys() {
-        // Of what a row refers to there may be no sample.
+        // Rows that a sample refers to may be missing.
         for table in &inventory.tables {
             match link.query(&format!("TRUNCATE ONLY {} CASCADE", table.qualified())).await {
                 Err(Error::Sql { .. }) if !all_there => {}
@@ -203,7 +203,7 @@ async fn on_scratch(options: &Options, scratch: &Server, findings: &mut Vec<Find
     functions(&mut holder, &untried, findings).await
 }
 
-/// Comes to an end when a client waits for a lock of a session that dumps definitions: the rehearsal gives way.
+/// Returns when a client waits for a lock of a session that dumps definitions: the rehearsal gives way.
 async fn in_the_way(source: &Server) -> Error {
     let waiting = format!(
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND EXISTS (SELECT FROM pg_stat_activity h \
@@ -227,8 +227,8 @@ async fn in_the_way(source: &Server) -> Error {
     }
 }
 
-/// Makes the database, with its settings and rights. Returns true if it was made: one that another role made a moment before may
-/// hold code that would run with our rights.
+/// Creates the database, with its settings and rights. Returns true if it was created: a database that another role created a
+/// moment before may hold code that would run with our rights.
 async fn database_itself(
     scratch: &Server,
     name: &str,
@@ -248,7 +248,7 @@ async fn database_itself(
             }
             Err(error) => return Err(error),
         }
-        // it comes first
+        // CREATE DATABASE is the first statement.
         if !is_made {
             break;
         }
@@ -256,7 +256,7 @@ async fn database_itself(
     Ok(is_made)
 }
 
-/// Statements of a script of pg_restore's about a database itself, without its commands for psql.
+/// Splits pg_restore's script about a database itself into statements, without the commands for psql.
 fn statements(script: &str) -> Vec<String> {
     let (mut statements, mut statement, mut quote) = (Vec::new(), String::new(), None);
     for line in script.split_inclusive('\n') {
@@ -281,7 +281,7 @@ fn statements(script: &str) -> Vec<String> {
     statements
 }
 
-/// The same statement about a database of another name; nothing of one that is about none.
+/// Returns the same statement for a database of another name; `None` for a statement that is not about the database.
 fn renamed(statement: &str, from: &str, to: &str) -> Option<String> {
     let to = format!("DATABASE {} ", identifier(to));
     let names = [identifier(from), from.to_owned()].map(|name| format!("DATABASE {name} "));
@@ -289,7 +289,7 @@ fn renamed(statement: &str, from: &str, to: &str) -> Option<String> {
     Some(statement.replacen(from, &to, 1))
 }
 
-/// Brings some rows of each table. Tables of which none was brought are given back.
+/// Copies some rows of each table. Returns tables of which no row was copied.
 async fn rows(
     source: &Server,
     scratch: &Server,
@@ -302,7 +302,7 @@ async fn rows(
     let mut untried = Vec::new();
     for table in &inventory.tables {
         let there = format!("SELECT to_regclass({})", literal(&table.qualified()));
-        // That its definition failed is reported.
+        // The failure of its definition is reported already.
         if !all_there && to.value(&there).await?.is_none() {
             continue;
         }
@@ -316,13 +316,13 @@ async fn rows(
     Ok(untried)
 }
 
-/// A finding about rows of a table that could not be copied.
+/// Makes a finding about rows of a table that could not be copied.
 fn of_rows(table: &TableDef, error: &Error) -> Option<Finding> {
     let (name, is_of_source) = (table.display(), !error.is_of_target());
     Some(match error.sqlstate()? {
-        // It took too long, or the table is gone.
+        // The query took too long, or the table is gone.
         "57014" | "42P01" if is_of_source => not_looked("rows", &name, format!("none were tried: {}", told(error))),
-        // No function, table, type or schema of that name.
+        // No function, table, type or schema has that name.
         "42883" | "42P01" | "42704" | "3F000" => {
             let why = "what its constraints and columns call must find all that it names without a search path";
             refused("rows", &name, format!("they cannot be brought to the target: {}; {why}", told(error)))
@@ -331,8 +331,8 @@ fn of_rows(table: &TableDef, error: &Error) -> Option<Finding> {
     })
 }
 
-/// Names functions that rows would be given to, in tables of which none was brought: they may find others by the caller's search
-/// path only, which is known when a row comes.
+/// Reports functions that would be called for rows, in tables of which no row was copied: they may find other objects only by
+/// the caller's search path, and that shows only when a row is written.
 async fn functions(link: &mut Link, tables: &[u32], findings: &mut Vec<Finding>) -> Result<(), Error> {
     let tables: Vec<String> = tables.iter().map(u32::to_string).collect();
     let sql = format!(

@@ -1,17 +1,17 @@
-//! Roles of the source that go with a database: compared with those of the target, and made there on request.
+//! Roles of the source that a database needs: compared with those of the target, and created there on request.
 //!
-//! A role goes with the database when a definition names it (an owner, a right, a setting in the database), when it may log in and
-//! connect and is no superuser, and when a role that goes is its member. Roles that the target has stay as they are, but for those
-//! that this migration made: they are kept as they are on the source until clients change sides, and are dropped with the target's
-//! database when the migration is given up.
+//! A role goes with the database if a definition names it (an owner, a right, a setting in the database), if it may log in and
+//! connect and is not a superuser, or if a role that goes is its member. Roles that the target already has stay unchanged,
+//! except for those that this migration created: they are updated from the source until clients change sides, and dropped with
+//! the target's database if the migration is aborted.
 //!
 //! ```text
-//!  copy: missing roles made     before each pause: made ones brought up to date     in the pause: marks
-//!        |  undo: dropped                                                                |  differ: clients go on, and once more
+//!  copy: missing roles created     before each pause: created ones updated     in the pause: marks
+//!        |  undo: dropped                                                                      |  differ: clients go on, and retry
 //! ```
 //!
-//! Passwords go as the verifiers that the source stores. The session that sends them turns off all that would log or show its
-//! statements.
+//! Passwords are sent as the verifiers that the source stores. The session that sends them turns off everything that could log
+//! or show its statements.
 
 use crate::check::{Finding, Verdict};
 use crate::inventory::text;
@@ -24,16 +24,16 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Roles {
-    /// Roles that the target lacks are made there.
+    /// Roles that the target lacks are created there.
     Create,
-    /// Roles are compared, and differences are named.
+    /// Roles are compared, and differences are reported.
     #[default]
     Check,
-    /// Only roles are looked at without which definitions cannot be made.
+    /// Only roles that definitions need are checked.
     Ignore,
 }
 
-/// Verifier of a password, which no message shows.
+/// Verifier of a password; no message shows it.
 #[derive(Clone, PartialEq, Eq)]
 struct Verifier(String);
 
@@ -43,7 +43,7 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// Membership in another role. Servers before 16 have no options of inheritance and of SET ROLE for each membership.
+/// Membership in another role. Servers before version 16 have no separate INHERIT and SET options for each membership.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Membership {
     role: String,
@@ -60,7 +60,7 @@ impl Membership {
             && same(self.may_set, other.may_set)
     }
 
-    /// Options of the GRANT that makes it.
+    /// Options of the GRANT that creates it.
     fn options(&self) -> String {
         match (self.inherits, self.may_set) {
             (Some(inherits), Some(may_set)) => {
@@ -94,18 +94,18 @@ struct Role {
     /// Settings in all databases, as `name=value`.
     settings: Vec<String>,
     comment: Option<String>,
-    /// A definition of the database names it.
+    /// True if a definition of the database names it.
     is_named: bool,
-    /// It goes with the database.
+    /// True if it goes with the database.
     goes: bool,
-    /// It may log in and connect to the database.
+    /// True if it may log in and connect to the database.
     connects: bool,
 }
 
-/// Time until which passwords hold that have no end.
+/// Expiry of passwords that do not expire.
 const FOR_EVER: &str = "infinity";
 
-/// A question for all roles but the server's own.
+/// Query for all roles except the server's own.
 fn question(database: &str) -> String {
     format!(
         "WITH RECURSIVE here AS (SELECT oid, datdba FROM pg_database WHERE datname = {}), \
@@ -143,18 +143,18 @@ fn keyword(column: &str, word: &str) -> String {
     format!("CASE WHEN r.{column} THEN '{word}' ELSE 'NO{word}' END")
 }
 
-/// Marks of the catalogs that hold roles: another one means that a row came, went or changed.
+/// Query for marks of the catalogs that hold roles: a different mark means that a row was added, removed or changed.
 const MARKS: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_authid \
      UNION ALL SELECT 'pg_auth_members', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_auth_members \
      UNION ALL SELECT 'pg_db_role_setting', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) \
      FROM pg_db_role_setting WHERE setdatabase = 0";
 
-/// Asks for the marks of a server's roles.
+/// Reads the marks of a server's roles.
 pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, Error> {
     link.query(MARKS).await
 }
 
-/// Names of the catalogs whose marks are other ones.
+/// Names of the catalogs whose marks differ.
 pub(crate) fn outdated(then: &[Row], now: &[Row]) -> Vec<String> {
     now.iter().filter(|mark| !then.contains(mark)).map(|mark| text(mark, 0)).collect()
 }
@@ -186,7 +186,7 @@ fn of<'r>(roles: &'r [Role], name: &str) -> Option<&'r Role> {
 }
 
 impl Role {
-    /// Differences of the target's role, for people; of a password only that there is one.
+    /// Differences of the target's role, for messages; of a password it shows only that it differs.
     fn differences(&self, there: &Role) -> Vec<String> {
         let mut each: Vec<String> = Vec::new();
         let mut differ = |kind: &str, here: &str, there: &str| {
@@ -218,7 +218,7 @@ impl Role {
         format!("WITH {attributes} CONNECTION LIMIT {limit} PASSWORD {password}")
     }
 
-    /// Statement that makes it.
+    /// Statement that creates the role.
     fn made(&self) -> String {
         let until = if self.valid_until == FOR_EVER { String::new() } else { self.until() };
         format!("CREATE ROLE {} {}{until}; ", identifier(&self.name), self.with())
@@ -228,10 +228,10 @@ impl Role {
         format!(" VALID UNTIL {}", literal(&self.valid_until))
     }
 
-    /// Statements that have the target's role be like this one, but for [`Role::equipped`].
+    /// Statements that make the target's role equal to this one, without those of [`Role::equipped`].
     fn changed(&self, there: &Role) -> String {
         let name = identifier(&self.name);
-        // no statement takes an end away that was never set
+        // No statement removes an expiry, so one that was never set is not touched.
         let until = if self.valid_until == there.valid_until { String::new() } else { self.until() };
         let mut sql = format!("ALTER ROLE {name} {}{until}; ALTER ROLE {name} RESET ALL; ", self.with());
         for membership in &there.memberships {
@@ -240,7 +240,7 @@ impl Role {
         sql
     }
 
-    /// Statements that give a role of the target memberships, settings and comment of this one.
+    /// Statements that give a role of the target the memberships, settings and comment of this one.
     fn equipped(&self) -> String {
         let name = identifier(&self.name);
         let mut sql = String::new();
@@ -261,7 +261,8 @@ fn listed(all: &[impl ToString]) -> String {
     if all.is_empty() { "none".into() } else { all.join(", ") }
 }
 
-/// Settings whose values are lists of quoted names: SET takes each of these by itself, where the value of another is one text.
+/// Settings whose values are lists of quoted names: SET takes each name as a separate value, but the value of another setting
+/// as one text.
 const LISTS: [&str; 6] = [
     "local_preload_libraries",
     "search_path",
@@ -271,7 +272,7 @@ const LISTS: [&str; 6] = [
     "unix_socket_directories",
 ];
 
-/// The value of a setting as SET takes it.
+/// The value of a setting in the syntax of SET.
 fn written(setting: &str, value: &str) -> String {
     if !LISTS.contains(&setting) {
         return literal(value);
@@ -280,7 +281,7 @@ fn written(setting: &str, value: &str) -> String {
     if names.is_empty() { literal("") } else { names.iter().map(|name| literal(name)).collect::<Vec<_>>().join(", ") }
 }
 
-/// The names of such a list: each is quoted, or ends at a comma.
+/// Splits such a list into names: each is quoted, or ends at a comma.
 fn names(list: &str) -> Vec<String> {
     let (mut names, mut name, mut quoted) = (Vec::new(), String::new(), false);
     let mut letters = list.chars().peekable();
@@ -299,14 +300,14 @@ fn names(list: &str) -> Vec<String> {
     names
 }
 
-/// Settings that a server has and does not list.
+/// Settings that a server knows but does not list.
 const UNLISTED: [&str; 2] = ["role", "session_authorization"];
 
-/// Says what becomes of the source's roles; `here` and `there` are sessions of superusers.
+/// Adds findings about the source's roles; `here` and `there` are sessions of superusers.
 ///
 /// # Errors
 ///
-/// When a server cannot be asked.
+/// An error if a server cannot be asked.
 pub(crate) async fn compare(
     here: &mut Link,
     there: &mut Link,
@@ -364,7 +365,7 @@ pub(crate) async fn compare(
     Ok(())
 }
 
-/// A statement that keeps those that follow in its session from being logged and shown.
+/// Statement that prevents later statements of its session from being logged and shown.
 const SILENCE: &str = "SELECT set_config(name, silent.value, false) FROM (VALUES ('log_statement', 'none'), \
      ('log_min_duration_statement', '-1'), ('log_min_duration_sample', '-1'), ('log_duration', 'off'), \
      ('log_transaction_sample_rate', '0'), ('log_min_error_statement', 'panic'), ('debug_print_parse', 'off'), \
@@ -372,12 +373,12 @@ const SILENCE: &str = "SELECT set_config(name, silent.value, false) FROM (VALUES
      ('track_activities', 'off'), ('pg_stat_statements.track', 'none'), ('pg_stat_statements.track_utility', 'off'), \
      ('pgaudit.log', 'none'), ('pgaudit.role', '')) AS silent (name, value) JOIN pg_settings USING (name)";
 
-/// Has the target have all roles that go with the source's database: makes those that it lacks, and has those that were `made` before be
-/// as they are on the source. Before one is made, `keep` writes down the names of all that are.
+/// Creates all roles on the target that go with the source's database and are missing, and updates those that were `made`
+/// before. Before a role is created, `keep` records the names of all created roles.
 ///
 /// # Errors
 ///
-/// When a server cannot be asked, refuses a role, or `keep` fails.
+/// An error if a server cannot be asked or refuses a role, or if `keep` fails.
 pub(crate) async fn bring(
     source: &Server,
     target: &Server,
@@ -409,7 +410,7 @@ pub(crate) async fn bring(
     let names = missing.iter().chain(changed.iter().map(|(role, _)| role)).map(|role| role.name.as_str());
     let doing =
         format!("making roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
-    // One transaction: all of it, or none.
+    // One transaction: all statements take effect, or none.
     let done = there.query_secret(&sql, &doing).await;
     if let Err(Error::Sql { .. }) = done {
         keep(made)?;
@@ -417,11 +418,11 @@ pub(crate) async fn bring(
     done.map(drop)
 }
 
-/// Drops roles that a migration made on a server, but for those that something else there has come to depend on.
+/// Drops roles that a migration created on a server, except for those that another object there depends on now.
 ///
 /// # Errors
 ///
-/// When the server cannot be asked.
+/// An error if the server cannot be asked.
 pub(crate) async fn drop_made(link: &mut Link, made: &[String]) -> Result<(), Error> {
     let statement = |names: &[String]| {
         let names: Vec<String> = names.iter().map(|name| identifier(name)).collect();
@@ -430,7 +431,7 @@ pub(crate) async fn drop_made(link: &mut Link, made: &[String]) -> Result<(), Er
     if made.is_empty() {
         return Ok(());
     }
-    // Together: a role may depend on the membership of another.
+    // Together, because a role may depend on the membership of another.
     let dropped = link.query(&statement(made)).await;
     if !is_needed(&dropped) {
         return dropped.map(drop);

@@ -6,8 +6,8 @@
 //!     | (nothing touched)     +---------------------+---- undo: clients on the source ----------+
 //! ```
 //!
-//! Where the log captures changes, most rows are copied without the snapshot (see [`copy`](mod@crate::copy)), and until the
-//! replay has passed the copy's horizon some are missing: foreign keys are made behind it, where the replay stands.
+//! If the log captures changes, most rows are copied without the snapshot (see [`copy`](mod@crate::copy)). Some rows are
+//! missing until the replay has passed the copy's horizon, so foreign keys are created after it, while the replay is stopped.
 
 use crate::catalogs::{self, Definitions};
 use crate::checksum::Comparison;
@@ -37,85 +37,86 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
-/// How often progress is told.
+/// Interval of progress reports.
 const TELLING: Duration = Duration::from_millis(500);
-/// A replay that is no further behind has caught up.
+/// Lag at which a replay has caught up.
 const CAUGHT_UP: Duration = Duration::from_millis(200);
-/// Transactions a second that are repeated, as far as clients bear it.
+/// Limits of repeated transactions a second, within what clients tolerate.
 const REPLAYED: Bounds = Bounds::of_rate(100, 4000);
-/// How long a barrier may take to be reached.
+/// Maximum time until a barrier is reached.
 pub(crate) const BARRIER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Proxies that may be lost one after the other.
+/// Number of times in one run that a lost proxy may be replaced by another.
 const LOSSES: u32 = 5;
 
-/// How a way there or back ended.
+/// Result of a move there or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Clients have changed sides.
     Switched {
-        /// How long they were paused.
+        /// Length of the pause.
         paused: Duration,
     },
-    /// They had before; what an earlier attempt left undone is done.
+    /// Clients had changed sides before; what an earlier attempt left undone is done.
     AlreadyThere,
 }
 
-/// Step 1 is done: changes are kept, the snapshot is open.
+/// State after step 1: changes are kept, the snapshot is open.
 struct Snapshotted {
     kept: Kept,
-    /// Its name, by which others take it, and who holds it.
+    /// Name of the snapshot, by which other sessions take it, and the session that holds it.
     snapshot: String,
     holder: Link,
-    /// What it sees, and the tables that are copied without it; nothing where all are copied with it.
+    /// The snapshot's contents, and tables that are copied without it; `None` if all are copied with it.
     since: Option<(SourceSnapshot, Vec<TableDef>)>,
-    /// A lock on every table against changed definitions, and no snapshot.
+    /// Session with a lock on every table against changed definitions, and without a snapshot.
     locks: Link,
     inventory: Inventory,
-    /// All of them, seen by the snapshot.
+    /// All definitions, as the snapshot sees them.
     definitions: Definitions,
 }
 
-/// Step 2 is done: the target is there, up to what the log brings.
+/// State after step 2: the target is complete, except for rows that the log brings.
 struct Created {
     inventory: Inventory,
-    /// Those of which the target was made.
+    /// Definitions of which the target was made.
     definitions: Definitions,
-    /// What the proxy captured meanwhile, where it does.
+    /// Changes that the proxy captured meanwhile, if it captures.
     captured: Option<(Recording, SourceSnapshot)>,
-    /// As [`Record::horizon`].
+    /// Position in the source's log, see [`Record::horizon`].
     horizon: Lsn,
 }
 
-/// Where changes are kept that are committed behind the snapshot.
+/// Place that keeps changes committed after the snapshot.
 enum Kept {
-    /// In the log, by a slot that has exported the snapshot.
+    /// The log, by a slot that has exported the snapshot.
     Slot(Slot),
-    /// As the proxy captured them, whatever the snapshot sees.
+    /// The proxy's capture, which also holds changes that the snapshot sees.
     Proxy(Recording, SourceSnapshot),
 }
 
-/// Step 3: the target follows.
+/// State of step 3: the target follows.
 pub(crate) struct Following {
     pub(crate) follower: Follower,
     pub(crate) inventory: Inventory,
-    /// Those of which the side that follows was made.
+    /// Definitions of which the following side was made.
     pub(crate) definitions: Definitions,
-    /// Holds it back for the sake of clients.
+    /// Throttles the replay for clients.
     pub(crate) guide: Option<Guide>,
 }
 
-/// Moves a database. Whatever happens before the switch leaves clients on the source, and what was put on the servers is
-/// taken away again; after it, they are on the target.
+/// Moves a database. A failure before the switch leaves clients on the source, and everything that was put on the servers is
+/// removed; after the switch, clients are on the target.
 ///
-/// Where the proxy is lost and another one serves in its place, the migration goes on as if it were called again: from where
-/// the target follows, or else from its first step.
+/// If the proxy is lost and another one serves in its place, the migration continues as if it were called again: from where the
+/// target follows, or else from its first step.
 pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "migrate");
     with_any_proxy(async |may_go_on| attempt(options, may_go_on, &teller).await).await
 }
 
-/// Tries until an attempt has an outcome; one without lost its proxy, and is told whether it `may_go_on` by another.
+/// Repeats attempts until one has an outcome. An attempt without one lost its proxy; its argument is true if it may continue
+/// with another.
 pub(crate) async fn with_any_proxy(
     attempt: impl AsyncFn(bool) -> Result<Option<Outcome>, Failure>,
 ) -> Result<Outcome, Failure> {
@@ -128,7 +129,7 @@ pub(crate) async fn with_any_proxy(
     }
 }
 
-/// How a migration ended; nothing when the proxy was lost before the switch, another one serves, and it `may_go_on`.
+/// Makes one attempt; `None` if the proxy was lost before the switch, another one serves, and `may_go_on` is true.
 async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
@@ -167,7 +168,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     let options = &recorded;
     let switched = match journal.record.phase {
         Phase::Switched => Ok(true),
-        // It was cut off between asking for the switch and writing that it came to pass.
+        // It was interrupted between the request to switch and the record that the switch happened.
         Phase::Switching => switch::serves(options, &journal.record, Side::Target).await,
         _ => Ok(false),
     };
@@ -186,7 +187,8 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     }
 }
 
-/// The same error, with the tables that it is about where only a look into them tells: those of the server that is followed.
+/// Returns the same error, with the names of the tables that it concerns if only a check of their rows shows them. `followed`
+/// is the server that is followed.
 pub(crate) async fn named(error: Error, followed: &Server) -> Error {
     let message = match &error {
         Error::Sql { server, message, .. } if *server == followed.to_string() && error.is_of_length() => {
@@ -194,12 +196,12 @@ pub(crate) async fn named(error: Error, followed: &Server) -> Error {
         }
         _ => return error,
     };
-    // What cannot be asked leaves the error as good as it was.
+    // If the server cannot be asked, the error is no worse than before.
     let tables = values::with_long_values(followed).await.unwrap_or_default();
     Error::TooLong { message, tables }
 }
 
-/// One error branch (in [`run`]).
+/// Does all steps; [`attempt`] handles their errors in one place.
 async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
     let clients = Clients::look(options).await?;
     let (paused, source) = several::bring_over(options, journal, clients, teller).await?;
@@ -208,7 +210,7 @@ async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Res
     Ok(paused)
 }
 
-/// Steps 1 to 3 for one target: it follows, and holds what the source does.
+/// Does steps 1 to 3 for one target: when it returns, the target follows and holds the same data as the source.
 pub(crate) async fn bring_up(
     options: &Options,
     number: usize,
@@ -248,7 +250,7 @@ pub(crate) async fn bring_up(
     teller.phase("compare", compare_sides(options, following, teller)).await
 }
 
-/// Checks, and writes down that something begins; with what keeps other commands from the database.
+/// Checks, and records that a migration begins. Returns the lock that keeps other commands from the database, too.
 async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Held), Error> {
     let mut random = [0u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
@@ -265,7 +267,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Held), Er
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let backends = front.backends().await?;
     front.are_at(&backends, &mut link, &options.source).await?;
-    // Without a journal nobody will ever read them, and they keep the source's log until its disk is full.
+    // Without a journal, no command will read these slots, and they keep the source's log until its disk is full.
     for orphan in outfit::our_slots(&mut link, &options.source.database).await? {
         teller.warn(format!("slot {orphan} of an abandoned migration is dropped"));
         outfit::drop_slot(&mut link, &orphan).await?;
@@ -302,7 +304,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Held), Er
     Ok((journal, held))
 }
 
-/// Puts on the source what all targets need of it.
+/// Creates on the source what all targets need.
 pub(crate) async fn fit_out(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     outfit::install(&mut link, 0).await?;
@@ -337,7 +339,7 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
             (Kept::Slot(slot), snapshot)
         }
         Capture::Rows | Capture::Statements => {
-            // Whatever was not captured has ended by now, and so the snapshot sees it.
+            // Every transaction that was not captured has ended by now, so the snapshot sees it.
             let recording = Recording::begin(options, capture == Capture::Statements).await?;
             holder.query(BEGIN).await?;
             let told = holder.query("SELECT pg_export_snapshot(), pg_current_snapshot()").await?;
@@ -355,7 +357,7 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
     if capture == Capture::Log {
         outfit::all_published(&mut locks, &inventory).await?;
     }
-    // While the snapshot is held nothing that it sees goes away: what has no large values now had none then.
+    // While the snapshot is held, no value that it sees is removed: a table without large values now had none then.
     let plain = inventory.measure(&mut locks).await?;
     let since = match &kept {
         Kept::Slot(_) => {
@@ -380,7 +382,7 @@ async fn create(
     teller: &Teller,
 ) -> Result<Created, Error> {
     let mut clients = clients.filter(|clients| clients.any());
-    // Indexes cannot be held back as rows can.
+    // The creation of indexes cannot be throttled as the copy of rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let dump = journal.lock().make_dump(number)?;
     let major = major(&options.target).await?;
@@ -423,8 +425,8 @@ async fn create(
     Ok(Created { inventory, definitions, captured, horizon })
 }
 
-/// Gathers what a planner wants to know of all tables but those of which foreign tables are a part: a third server would have to
-/// be asked, which may not let us in.
+/// Gathers planner statistics of all tables, except those with foreign tables as parts: the server would have to ask a third
+/// one, which may refuse us.
 pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
     let names = link
         .value(
@@ -447,12 +449,13 @@ pub(crate) async fn major(server: &Server) -> Result<u32, Error> {
     Ok(major.parse().unwrap_or(0))
 }
 
-/// With this commit all that was written on the target is on disk.
+/// Commits synchronously: after it, everything written on the target is on disk.
 async fn on_disk(target: &mut Link) -> Result<(), Error> {
     target.query("UPDATE stillpoint.position SET position = position").await.map(drop)
 }
 
-/// Copies all rows but those that the log brings; where all of these are in the log, as [`Record::horizon`].
+/// Copies all rows except those that the log brings. Returns the position by which all of these are in the log, see
+/// [`Record::horizon`].
 async fn copy_rows(
     options: &Options,
     snapshotted: &mut Snapshotted,
@@ -511,7 +514,7 @@ async fn copy_rows(
     }
 }
 
-/// Waits until whoever looks at the source sees all that a snapshot of its log saw.
+/// Waits until a new snapshot on the source sees everything that a snapshot of its log saw.
 async fn until_seen(snapshot: &SourceSnapshot, link: &mut Link, limit: Duration) -> Result<(), Error> {
     let begun = Instant::now();
     loop {
@@ -527,7 +530,7 @@ async fn until_seen(snapshot: &SourceSnapshot, link: &mut Link, limit: Duration)
     }
 }
 
-/// A place in the source's log, on disk, behind all that anybody has seen there.
+/// Returns a position in the source's log, on disk, after every commit that any session has seen there.
 async fn horizon(source: &Server) -> Result<Lsn, Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let snapshot = SourceSnapshot::parse(&link.text("SELECT pg_current_snapshot()").await?)?;
@@ -540,7 +543,7 @@ async fn horizon(source: &Server) -> Result<Lsn, Error> {
     Ok(outfit::lsn(&link.text(&message).await?))
 }
 
-/// Makes foreign keys: every row is there by now, and the replay stands meanwhile where they hold.
+/// Creates foreign keys: every row is present by now, and the replay is stopped meanwhile at a position where they hold.
 async fn tie(options: &Options, following: &mut Following, dump: &Path, teller: &Teller) -> Result<(), Error> {
     let major = major(&options.target).await?;
     let behind = Behind::read(major, dump).await?;
@@ -567,7 +570,7 @@ async fn tied(
     source: &mut Link,
     target: &mut Link,
 ) -> Result<(), Error> {
-    // Of a command that was killed.
+    // Sessions of a command that was killed.
     definitions::end(&options.target, target).await?;
     let there = format!(
         "SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f' AND {NOT_OF_EXTENSION}"
@@ -585,7 +588,7 @@ async fn tied(
     tied.and(gone_on)
 }
 
-/// Somebody who waits for a lock behind us would hold up everybody behind him: the copy gives way.
+/// A session that waits for a lock behind ours would block all sessions behind it, so the copy gives way.
 async fn stand_aside(watch: &mut Link, holder: i32) -> Result<(), Error> {
     let sql = format!(
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {holder} = ANY (pg_blocking_pids(pid))",
@@ -601,7 +604,7 @@ async fn inventory_of(server: &Server) -> Result<Inventory, Error> {
     Inventory::read(&mut Link::connect(server, Purpose::Statements, &[]).await?).await
 }
 
-/// Step 3: repeats what was committed since the snapshot, until it is a moment behind.
+/// Step 3: repeats what was committed since the snapshot, until the lag is short.
 async fn follow(
     options: &Options,
     feed: Feed<'_>,
@@ -635,7 +638,7 @@ async fn follow(
     Ok(following)
 }
 
-/// Waits until the replay is a moment behind; tells how far it is.
+/// Waits until the replay's lag is short, and reports its progress.
 pub(crate) async fn catch_up(following: &mut Following, source: &mut Link, teller: &Teller) -> Result<(), Error> {
     let mut told = (Instant::now(), following.follower.standing().applied, 0.0);
     let mut warned = false;
@@ -671,7 +674,7 @@ pub(crate) async fn catch_up(following: &mut Following, source: &mut Link, telle
     }
 }
 
-/// Compares both sides, each part of them at one moment, while clients go on.
+/// Compares both sides, each part at one moment, while clients continue.
 pub(crate) async fn compare_sides(
     options: &Options,
     following: Following,
@@ -691,14 +694,14 @@ pub(crate) async fn compare_between(
         return Ok(following);
     }
     let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
-    // What came since it had caught up may be more than a barrier waits for.
+    // Changes since it had caught up may be more than a barrier waits for.
     catch_up(&mut following, &mut link, teller).await?;
     let reading =
         following.guide.as_ref().map_or_else(|| Arc::new(Throttle::free()), |guide| Arc::clone(&guide.reading));
     let in_turn = following.guide.is_some() && from.shares_machine_with(to);
     let comparison = Comparison::between(from, to, &mut following.follower, &reading, in_turn).await?;
     let compared = comparison.run(&following.inventory).await.map_err(|error| match error.sqlstate() {
-        // No table, or no column, of that name.
+        // No table, or no column, has that name.
         Some("42P01" | "42703") => Error::SchemaChanged(error.to_string()),
         _ => error,
     })?;
@@ -707,7 +710,7 @@ pub(crate) async fn compare_between(
     Ok(following)
 }
 
-/// Statements that set every sequence to its value on this side; nothing where there is none.
+/// Statements that set every sequence to its value on this side; empty if there are no sequences.
 pub(crate) async fn sequences(from: &mut Link, inventory: &Inventory) -> Result<String, Error> {
     if inventory.sequences.is_empty() {
         return Ok(String::new());
@@ -722,7 +725,7 @@ pub(crate) async fn sequences(from: &mut Link, inventory: &Inventory) -> Result<
     Ok(writes.collect())
 }
 
-/// The state after a failure in which both servers were reached and cleaned.
+/// Makes the state after a failure in which both servers were reached and cleaned.
 pub(crate) fn clean(problems: Vec<String>) -> State {
     if problems.is_empty() { State::OnSource } else { State::OnSourceWithRemains(problems.join("; ")) }
 }

@@ -1,4 +1,4 @@
-//! How a server is reached: what the user's connection string says.
+//! Address and login of a server, from the user's connection string.
 
 use crate::Error;
 use crate::conninfo::take;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use stillpoint_migrate_proxy::ServerTls;
 use tokio_postgres::config::{Config, Host};
 
-/// Where the server listens.
+/// Address at which the server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// Host name or address, and port.
@@ -16,10 +16,10 @@ pub(crate) enum Address {
     Unix(PathBuf),
 }
 
-/// A server, the database on it that is moved, and the role that we are there. The password shows in no message.
+/// A server, the database on it that is moved, and our role there. The password appears in no message.
 #[derive(Clone)]
 pub struct Server {
-    /// `source` or `target`: how messages call it.
+    /// Name of the server in messages: `source` or `target`.
     pub(crate) side: String,
     pub(crate) address: Address,
     pub(crate) user: String,
@@ -31,9 +31,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// From a connection string of libpq's two forms; `side` is what messages call the server. Without a user it is
-    /// `postgres`, without a password that of `PGPASSWORD`, without a database `database` must be given. `sslmode` is `require`
-    /// or `verify-full` (with `sslrootcert`); without one of these the connection is not encrypted.
+    /// Parses a connection string in either form of libpq; `side` is the server's name in messages. The default user is
+    /// `postgres`, and the default password is that of `PGPASSWORD`. If the string has no database, `database` must be given.
+    /// `sslmode` is `require` or `verify-full` (with `sslrootcert`); without one of these the connection is not encrypted.
     pub fn parse(side: &str, conninfo: &str, database: Option<&str>) -> Result<Server, Error> {
         let wrong = |why: String| Error::Conninfo { side: side.into(), why };
         let (rest, mode) = take(conninfo, "sslmode");
@@ -70,22 +70,22 @@ impl Server {
         Ok(Server { side: side.into(), address, user, password, database, tls, ca })
     }
 
-    /// The same server under another name and with another database.
+    /// Returns the same server with another database.
     pub(crate) fn database(&self, database: &str) -> Server {
         Server { database: database.into(), ..self.clone() }
     }
 
-    /// The same server, called `side` in messages: source and target change places on the way back.
+    /// Returns the same server under another name in messages: source and target are exchanged on the way back.
     pub(crate) fn called(&self, side: &str) -> Server {
         Server { side: side.into(), ..self.clone() }
     }
 
-    /// The name of the database that is moved.
+    /// Name of the database that is moved.
     pub fn database_name(&self) -> &str {
         &self.database
     }
 
-    /// The environment with which libpq's programs reach it.
+    /// Environment variables with which libpq's programs connect to it.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         let mut variables = match &self.address {
             Address::Tcp(host, port) => vec![("PGHOST", host.clone()), ("PGPORT", port.to_string())],
@@ -111,8 +111,8 @@ impl Server {
         variables
     }
 
-    /// Whether both run on one machine, as far as their addresses tell: there the work of one is time that the other's clients
-    /// do not get.
+    /// Returns true if both run on one machine, judged by their addresses: there, work for one takes processor time from
+    /// clients of the other.
     pub(crate) fn shares_machine_with(&self, other: &Server) -> bool {
         let host = |server: &Server| match &server.address {
             Address::Unix(_) => None,
@@ -121,7 +121,7 @@ impl Server {
         self.is_here() && other.is_here() || host(self).is_some() && host(self) == host(other)
     }
 
-    /// Whether it runs on this machine, as far as its address tells.
+    /// Returns true if it runs on this machine, judged by its address.
     pub(crate) fn is_here(&self) -> bool {
         match &self.address {
             Address::Unix(_) => true,
@@ -131,19 +131,19 @@ impl Server {
         }
     }
 
-    /// Whether connections must be encrypted.
+    /// Returns true if connections must be encrypted.
     pub(crate) fn is_encrypted(&self) -> bool {
         self.tls != ServerTls::Disable
     }
 
-    /// The same server in the proxy's words: its sessions go there as safely as ours.
+    /// Returns the same server as the proxy describes it, so that the proxy's sessions are as secure as ours.
     pub(crate) fn as_the_proxy_has_it(&self) -> stillpoint_migrate_proxy::Server {
         let (host, port) = self.host_and_port();
         let (tls, ca) = (self.tls, self.ca.clone());
         stillpoint_migrate_proxy::Server { name: String::new(), host, port, database: None, tls, ca }
     }
 
-    /// Host (or socket directory) and port, as the proxy wants them.
+    /// Host (or socket directory) and port, as the proxy expects them.
     pub fn host_and_port(&self) -> (String, u16) {
         match &self.address {
             Address::Tcp(host, port) => (host.clone(), *port),

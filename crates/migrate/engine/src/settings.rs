@@ -1,21 +1,21 @@
-//! Settings of our own sessions and of the programs that we start, pinned in one place.
+//! Settings of our own sessions and of the programs that we start, all in one place.
 //!
-//! An ALTER DATABASE or ALTER ROLE that is meant for clients gives its settings to our sessions too: a time-out ends them, another
-//! isolation level or another role has them fail or do something else. What a session is told at log-in comes before these. Each
-//! setting that a session may have is pinned here, or known to do no harm: a test compares both with the server's own list.
+//! An ALTER DATABASE or ALTER ROLE that is meant for clients sets our sessions too: a time-out ends them; another isolation
+//! level or role makes them fail or behave differently. Settings given at login take precedence. Each setting that a session
+//! may have is pinned here, or known to be harmless: a test compares both with the server's own list.
 
-/// Condition under which a server can be told.
+/// Condition under which a setting can be sent to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// Nothing: every supported server takes it from every role.
+    /// Always: every supported server accepts it from every role.
     AtLogin,
-    /// The server is of this major version, or newer.
+    /// The server has this major version or a newer one.
     Since(u32),
     /// Our role is a superuser.
     AsSuperuser,
 }
 
-/// A setting with the value that our sessions have.
+/// A setting, with the value that our sessions use.
 struct Pinned {
     name: &'static str,
     value: &'static str,
@@ -26,7 +26,7 @@ const fn pinned(name: &'static str, value: &'static str, when: When) -> Pinned {
     Pinned { name, value, when }
 }
 
-/// Settings that would end a session, have a statement fail, or make it another one.
+/// Settings that could end a session, make a statement fail, or change its effect.
 const BEHAVIOUR: [Pinned; 22] = [
     pinned("statement_timeout", "0", When::AtLogin),
     pinned("lock_timeout", "0", When::AtLogin),
@@ -34,12 +34,12 @@ const BEHAVIOUR: [Pinned; 22] = [
     pinned("idle_in_transaction_session_timeout", "0", When::AtLogin),
     pinned("transaction_timeout", "0", When::Since(17)),
     pinned("tcp_user_timeout", "0", When::AtLogin),
-    // PostgreSQL's own value: with none a sender whose reader is gone would keep its slot.
+    // PostgreSQL's default: without a time-out, a sender whose reader is gone would keep its slot.
     pinned("wal_sender_timeout", "60s", When::AtLogin),
     pinned("exit_on_error", "off", When::AtLogin),
     pinned("temp_file_limit", "-1", When::AsSuperuser),
     pinned("default_transaction_isolation", "read committed", When::AtLogin),
-    // A database, or a role, whose default this is (a fenced one) must still take what is replayed.
+    // A database or a role with this default (a fenced one) must still accept what is replayed.
     pinned("default_transaction_read_only", "off", When::AtLogin),
     pinned("default_transaction_deferrable", "off", When::AtLogin),
     pinned("role", "none", When::AtLogin),
@@ -49,13 +49,13 @@ const BEHAVIOUR: [Pinned; 22] = [
     pinned("default_table_access_method", "heap", When::AtLogin),
     pinned("xmloption", "content", When::AtLogin),
     pinned("icu_validation_level", "warning", When::Since(16)),
-    // Its time to compile is one of the pause.
+    // The time to compile would be part of the pause.
     pinned("jit", "off", When::AtLogin),
     pinned("zero_damaged_pages", "off", When::AsSuperuser),
     pinned("ignore_checksum_failure", "off", When::AsSuperuser),
 ];
 
-/// Settings of the form in which values are written and read, which both servers have. Programs of PostgreSQL choose theirs.
+/// Settings for the text form of values, the same on both servers. Programs of PostgreSQL set their own.
 const FORM: [(&str, &str); 13] = [
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),
@@ -72,7 +72,7 @@ const FORM: [(&str, &str); 13] = [
     ("search_path", "pg_catalog"),
 ];
 
-/// Settings for the log-in of a session of ours; `own` are its own, and come before what is pinned.
+/// Settings for the login of one of our sessions; those in `own` take precedence over pinned ones.
 pub(crate) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)> {
     let behaviour = BEHAVIOUR.iter().filter(|pinned| pinned.when == When::AtLogin);
     let all = FORM.into_iter().chain(behaviour.map(|pinned| (pinned.name, pinned.value)));
@@ -81,9 +81,9 @@ pub(crate) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)
     settings
 }
 
-/// A statement for the rest, of which a server is told only when it is known who it is and who we are there. One alone: a
-/// session that sends changes takes no more at a time. A database whose text is bytes of any encoding (`is_bytes`) would refuse
-/// those of its own that are no UTF-8.
+/// Statement for the settings that can be sent only when the server's version and our role there are known. It is one
+/// statement, because a session that sends changes accepts only one at a time. A database whose text may be bytes in any
+/// encoding (`is_bytes`) would otherwise reject its own text that is not UTF-8.
 pub(crate) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&str, &str)]) -> Option<String> {
     let may = |pinned: &&Pinned| match pinned.when {
         When::AtLogin => false,
@@ -96,7 +96,8 @@ pub(crate) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&
     (!each.is_empty()).then(|| format!("SELECT {}", each.join(", ")))
 }
 
-/// `PGOPTIONS` of a program that connects to a server of this major version, as a superuser; `own` comes before what is pinned.
+/// `PGOPTIONS` of a program that connects to a server of this major version as a superuser; `own` takes precedence over pinned
+/// settings.
 pub(crate) fn options(major: u32, own: &[(&str, &str)]) -> String {
     let known = BEHAVIOUR.iter().filter(|pinned| !matches!(pinned.when, When::Since(first) if major < first));
     let known = known.map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
@@ -117,7 +118,7 @@ mod tests {
     use std::collections::BTreeSet;
     use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
 
-    /// Kinds of settings that tell how something is done, logged or counted, and of which none ends or changes a session.
+    /// Kinds of settings for planning, logging or statistics; none of them ends or changes a session.
     const HARMLESS_KINDS: [&str; 9] = [
         "Customized Options",
         "Preset Options",
@@ -130,14 +131,14 @@ mod tests {
         "Statistics / ",
     ];
 
-    /// The others that a session may have, and that do no harm to ours.
+    /// Other settings that a session may have and that are harmless to ours.
     const HARMLESS: &[&str] = &[
-        // How our own connections are called, and what is said to them.
+        // Names of our own connections, and messages to them.
         "application_name",
         "client_min_messages",
         "lc_messages",
         "escape_string_warning",
-        // What our statements do not use.
+        // Settings for features that our statements do not use.
         "default_text_search_config",
         "gin_fuzzy_search_limit",
         "lc_numeric",
@@ -147,18 +148,18 @@ mod tests {
         "password_encryption",
         "scram_iterations",
         "createrole_self_grant",
-        // Times are written with their distance from UTC.
+        // Times are written with their offset from UTC.
         "timezone_abbreviations",
-        // Of one transaction, which begins with the defaults of the session.
+        // Settings of one transaction, which begins with the session's defaults.
         "transaction_deferrable",
         "transaction_isolation",
         "transaction_read_only",
-        // Programs of PostgreSQL set them, and our statements make no functions.
+        // Programs of PostgreSQL set them, and our statements create no functions.
         "check_function_bodies",
         "restrict_nonsystem_relation_kind",
-        // Event triggers are refused by the check.
+        // The check refuses event triggers.
         "event_triggers",
-        // How a server stores and looks after what is written.
+        // Storage and maintenance of what is written.
         "default_toast_compression",
         "gin_pending_list_limit",
         "temp_tablespaces",
@@ -169,8 +170,8 @@ mod tests {
         "vacuum_multixact_failsafe_age",
         "vacuum_multixact_freeze_min_age",
         "vacuum_multixact_freeze_table_age",
-        // Sessions whose commits must be on disk, or need not be, say so; a standby of the source's that is gone would have all
-        // others wait.
+        // Sessions whose commits must be on disk, or need not be, set this themselves; all others would wait for a standby of
+        // the source that is gone.
         "synchronous_commit",
         "commit_delay",
         "commit_siblings",
@@ -179,19 +180,19 @@ mod tests {
         "wal_recycle",
         "wal_skip_threshold",
         "deadlock_timeout",
-        // They find a peer that is gone.
+        // They detect a peer that is gone.
         "client_connection_check_interval",
         "tcp_keepalives_count",
         "tcp_keepalives_idle",
         "tcp_keepalives_interval",
-        // Which libraries a server loads, and where it finds them; pgoutput is its own.
+        // Libraries that a server loads, and their directories; pgoutput is the server's own.
         "dynamic_library_path",
         "extension_destdir",
         "jit_provider",
         "local_preload_libraries",
         "output_plugin_libraries",
         "session_preload_libraries",
-        // For those who develop PostgreSQL.
+        // Settings for developers of PostgreSQL.
         "allow_in_place_tablespaces",
         "allow_system_table_mods",
         "backtrace_functions",
@@ -292,7 +293,7 @@ mod tests {
             }
             assert_eq!(link.text("SHOW search_path").await.unwrap(), "pg_catalog");
         }
-        // A role that may not set all of it is let in: the check says what it lacks.
+        // A role that may not set all of it can connect; the check reports the rights that it lacks.
         let mut link = Link::connect(&server("plain"), Purpose::Statements, &[]).await.unwrap();
         assert_eq!(link.text("SHOW is_superuser").await.unwrap(), "off");
 

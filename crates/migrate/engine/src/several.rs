@@ -1,16 +1,16 @@
-//! Several targets: each is brought up until it follows and has been compared, all of them at the same time. One that fails is
-//! dropped (section 4.3 of the paper), and clients go to the first that is left; should it fail while they stand, they go on
-//! on the source, and the next is tried.
+//! Several targets: each is brought up until it follows and has been compared, all at the same time. A target that fails is
+//! dropped (section 4.3 of the paper). Clients go to the first target that is left. If that target fails while clients are
+//! paused, they continue on the source, and the next target is tried.
 //!
 //! ```text
 //!  target 1   copy  catch-up  compare  follows ............. prepare  switch-over x dropped
 //!  target 2   copy  x dropped
 //!  target 3   copy  catch-up  compare  follows .................................... prepare  switch-over
-//!  target 4   copy  catch-up  compare  follows .................................................... settle: taken away
+//!  target 4   copy  catch-up  compare  follows .................................................... settle: removed
 //! ```
 //!
-//! Each has a slot, and so a snapshot and a stream of changes, of its own: what one needs does not depend on another. Each
-//! heeds clients by itself, so that all of them together are as slow as clients want it.
+//! Each target has its own slot, and so its own snapshot and stream of changes: no target depends on another. Each adjusts its
+//! own speed to the clients, so all of them together are as slow as clients need.
 
 use crate::clients::Clients;
 use crate::front::Front;
@@ -28,34 +28,34 @@ use std::task::Poll;
 use std::time::Duration;
 use stillpoint_events::EventKind;
 
-/// How often those that follow are looked at while others are brought up.
+/// Interval at which targets that follow are checked while others are brought up.
 const LOOKING: Duration = Duration::from_millis(500);
 
-/// A target by its number, and how it is reached.
+/// A target: its number, and options to reach it.
 struct Candidate {
     number: usize,
     options: Options,
 }
 
-/// A target that follows and holds what the source does.
+/// A target that follows and holds the same data as the source.
 struct Ready {
     of: Candidate,
     following: Following,
 }
 
-/// What is done for all targets at the same time.
+/// Work for one target; the work of all targets runs at the same time.
 type Work<'w> = Pin<Box<dyn Future<Output = Done> + 'w>>;
 
-/// What comes of it.
+/// Result of such work.
 enum Done {
-    /// A target was brought up, or could not be.
+    /// A target was brought up, or its bring-up failed.
     Risen(Box<(Candidate, Result<Following, Error>)>),
-    /// What there was of a dropped one is gone.
+    /// Everything that was made for a dropped target has been removed.
     TakenAway(Result<(), Error>),
 }
 
-/// Brings all targets up, and clients to the first that is fit, as the journal then says: how long they stood, and a connection
-/// to the source that was made before its door was shut.
+/// Brings all targets up, and moves clients to the first one that is fit, which the journal then names. Returns how long
+/// clients were paused, and a connection to the source that was made before its connections were disabled.
 pub(crate) async fn bring_over(
     options: &Options,
     journal: &mut Journal,
@@ -74,14 +74,14 @@ pub(crate) async fn bring_over(
         match go_over(&of, journal, following, teller).await {
             Ok(gone_over) => return Ok(gone_over),
             Err(error) => {
-                // Clients are on the source, or it is not for us to say where they are.
+                // Clients are on the source, or their place is not for this command to decide.
                 let stay = journal.record.phase == Phase::Following;
                 if ready.len() == 0 || !stay || !is_of_target(&error, &of.options).await {
                     return Err(error);
                 }
                 drop_target(&of, &error, &Shared::new(journal), teller)?;
                 if let Ok(mut front) = Front::connect(&options.proxy, &options.tenant).await {
-                    // Nothing prepared is no problem.
+                    // It is not an error if nothing was prepared.
                     let _ = front.abandon().await;
                 }
                 take_away(&of, &Shared::new(journal), teller).await?;
@@ -91,7 +91,7 @@ pub(crate) async fn bring_over(
     Err(Error::WrongPhase("no target is left".into()))
 }
 
-/// Step 4 for one of them.
+/// Step 4 of the paper (prepare and switch over) for one target.
 async fn go_over(
     of: &Candidate,
     journal: &mut Journal,
@@ -106,19 +106,19 @@ async fn go_over(
     teller.phase("switch-over", switch::switch(&of.options, journal, prepared, &direction, &teller)).await
 }
 
-/// Whether another target may fare better: what failed is about this one, or this one cannot be reached.
+/// Returns true if another target may succeed: the failure concerns this target, or this target cannot be reached.
 async fn is_of_target(error: &Error, of: &Options) -> bool {
     error.is_of_target() || Link::connect(&of.target.database("postgres"), Purpose::Statements, &[]).await.is_err()
 }
 
-/// All that could be brought up.
+/// Brings all targets up; returns those for which that succeeded.
 async fn bring_all_up(
     candidates: Vec<Candidate>,
     journal: &mut Journal,
     clients: Option<Clients>,
     teller: &Teller,
 ) -> Result<Vec<Ready>, Error> {
-    // Before anything begins that clients might notice.
+    // Connect before any work begins that clients might notice.
     let mut heeding = Vec::new();
     for _ in 1..candidates.len() {
         heeding.push(match &clients {
@@ -165,7 +165,7 @@ async fn bring_all_up(
     }
 }
 
-/// One that follows no more, and why.
+/// Removes a target that no longer follows from `ready`; returns it with its error.
 async fn one_that_ended(ready: &mut Vec<Ready>) -> Option<(Candidate, Error)> {
     for at in 0..ready.len() {
         if let Some(error) = ready[at].following.follower.failure().await {
@@ -175,7 +175,7 @@ async fn one_that_ended(ready: &mut Vec<Ready>) -> Option<(Candidate, Error)> {
     None
 }
 
-/// What is done first; nothing when there is nothing left to be done. The rest stands still until it is asked for again.
+/// Waits for the first work that is done; `None` if no work is left. The other work makes no progress until the next call.
 async fn next(work: &mut Vec<Work<'_>>) -> Option<Done> {
     poll_fn(|context| {
         for at in 0..work.len() {
@@ -189,8 +189,8 @@ async fn next(work: &mut Vec<Work<'_>>) -> Option<Done> {
     .await
 }
 
-/// The targets: that of the journal first, which may follow already, as may others. Of those that do not nothing is left
-/// that an earlier command may have begun.
+/// Lists the targets, that of the journal first; it may follow already, and others may too. For every target that does not
+/// follow, removes everything that an earlier command may have begun.
 async fn candidates(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Vec<Candidate>, Error> {
     let own = Candidate { number: journal.record.number, options: options.to(&options.target) };
     let mut candidates = vec![own];
@@ -220,15 +220,15 @@ async fn candidates(options: &Options, journal: &mut Journal, teller: &Teller) -
     Ok(candidates)
 }
 
-/// Says that a target is dropped: it is not gone on with.
+/// Drops a target, and reports it: the migration continues without it.
 fn drop_target(of: &Candidate, error: &Error, journal: &Shared<'_>, teller: &Teller) -> Result<(), Error> {
     let (target, reason) = (of.options.target.to_string(), error.to_string());
     teller.of_target(of.number).tell(EventKind::TargetDropped { target, reason: reason.clone() });
     journal.lock().drop_target(of.number, reason)
 }
 
-/// Takes away what was made for a target to which clients do not go. A server that cannot be reached keeps it, which is
-/// said; the source keeps nothing for it, or that is an error.
+/// Removes everything that was made for a target to which clients do not go. If the target's server cannot be reached, its
+/// database stays and a warning says so. An unreachable source is an error, because its slot must not stay.
 async fn take_away(of: &Candidate, journal: &Shared<'_>, teller: &Teller) -> Result<(), Error> {
     let Candidate { number, options } = of;
     let record = journal.lock().record.clone();
@@ -247,8 +247,8 @@ fn left_behind(server: &str, error: &Error) -> String {
     format!("the database is left at {server}, to be dropped by hand: {error}")
 }
 
-/// Behind the switch: takes away what was made for the targets to which clients did not go. What is left of those that cannot
-/// be reached, for people; it is not looked for again.
+/// Removes, after the switch, what was made for the targets to which clients did not go. Returns messages for the
+/// operator about targets that cannot be reached; no later command tries them again.
 pub(crate) async fn leave_others(
     options: &Options,
     journal: &mut Journal,

@@ -1,13 +1,13 @@
-//! What was defined on the target since clients went there: the way back would drop it, as it repeats rows alone.
+//! Definitions made on the target since clients went there. The way back would lose them, because it repeats only rows.
 //!
-//! The definitions at the switch lie beside the journal.
+//! The definitions at the switch are stored beside the journal.
 
 use crate::catalogs::{self, Definitions};
 use crate::journal::{self, Phase, Record};
 use crate::link::{Link, Purpose};
 use crate::{Error, Options};
 
-/// Definitions of this migration's target, as it is now, that the way back would not bring to the source, for people.
+/// Returns definitions now on this migration's target that the way back would not bring to the source, as messages.
 pub(crate) fn the_switch(options: &Options, now: &Definitions) -> Result<Vec<String>, Error> {
     let Some(then) = journal::definitions(&options.state, &options.source.database)? else {
         return Ok(vec!["whatever it was: the journal does not tell what there was at the switch".into()]);
@@ -15,7 +15,7 @@ pub(crate) fn the_switch(options: &Options, now: &Definitions) -> Result<Vec<Str
     Ok(catalogs::made_since(&then, now))
 }
 
-/// The same where there is a way back; nothing otherwise.
+/// Returns the same if there is a way back, and nothing otherwise.
 pub(crate) async fn defined(options: &Options, record: &Record) -> Result<Vec<String>, Error> {
     if !record.way_back || !matches!(record.phase, Phase::Switched | Phase::Returning) {
         return Ok(Vec::new());
@@ -24,8 +24,8 @@ pub(crate) async fn defined(options: &Options, record: &Record) -> Result<Vec<St
     the_switch(options, &catalogs::read(&mut target).await?)
 }
 
-/// What was defined, changed or dropped on the target since clients went there: [`crate::fallback`] refuses to drop it, unless
-/// [`crate::Accepted::definitions_dropped`]. Nothing where there is no way back.
+/// Returns what was defined, changed or dropped on the target since clients went there. [`crate::fallback`] refuses to lose it,
+/// unless [`crate::Accepted::definitions_dropped`]. Empty if there is no way back.
 pub async fn defined_since(options: &Options) -> Result<Vec<String>, Error> {
     let options = &options.recorded()?;
     match journal::peek(&options.state, &options.source.database)? {

@@ -1,5 +1,5 @@
-//! Comparison of what is outside of a database, stays where it is, and is noticed by clients when they go over: what both servers give to
-//! sessions that set nothing themselves, and their limits.
+//! Compares facts outside the database that are not moved and that clients notice after the switch: the settings that both
+//! servers give to sessions that set nothing themselves, and the servers' limits.
 
 use crate::Error;
 use crate::check::{Finding, Verdict};
@@ -7,8 +7,8 @@ use crate::inventory::text;
 use crate::link::{Link, Row, literal};
 use stillpoint_migrate_proxy::SESSION_SETTINGS;
 
-/// A question for the settings that a session has from its server: where our own session, or its role, has another value,
-/// what the configuration file says.
+/// Query for the settings that a session gets from its server. If our own session or its role has another value, the query
+/// takes the value of the configuration file.
 const SETTINGS: &str = "WITH files AS MATERIALIZED (SELECT DISTINCT ON (name) name, setting FROM pg_file_settings \
      WHERE applied ORDER BY name, seqno DESC) SELECT s.name, CASE WHEN s.source IN ('client', 'session', 'user', \
      'database', 'database user') THEN coalesce(f.setting, s.boot_val) ELSE s.reset_val END \
@@ -16,7 +16,7 @@ const SETTINGS: &str = "WITH files AS MATERIALIZED (SELECT DISTINCT ON (name) na
      AND s.category ~ '^(Client Connection Defaults|Error Handling|Lock Management|Version and Platform|Write-Ahead Log / S)' \
      AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
 
-/// A question for limits that clients may reach.
+/// Query for limits that clients may reach.
 const LIMITS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('max_connections', 'max_prepared_transactions', \
      'max_locks_per_transaction', 'max_worker_processes') ORDER BY 1";
 
@@ -26,7 +26,7 @@ pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Ve
         findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotMoved, note });
     };
     for link in [&mut *here, &mut *there] {
-        // Categories of settings are in the server's language.
+        // The names of setting categories are translated into the server's language.
         link.query("SET lc_messages = 'C'").await?;
     }
     for (kind, question) in [("setting", SETTINGS), ("limit", LIMITS)] {

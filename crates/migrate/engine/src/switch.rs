@@ -1,16 +1,17 @@
-//! Step 4: clients change sides. Everything that takes time is done before the pause; in it only what must be.
+//! Step 4: clients change sides. Everything that takes time is done before the pause, and in the pause only what is
+//! unavoidable.
 //!
 //! ```text
-//!  Prepared --pause--> (clients stand) --fence, drain, sequences, definitions, flush--> --switch--> Switched
+//!  Prepared --pause--> (clients wait) ---fence, drain, sequences, definitions, flush--> --switch--> Switched
 //!     ^                     |  time-out or failure: lift the fence, resume      |
 //!     +---------------------+                                    no way back but `fallback`
 //! ```
 //!
-//! Definitions are compared as a whole before each pause, and in it, once the door is shut and sessions that bypass the proxy
-//! are gone, only whether a row of a catalog came, went or changed meanwhile: then clients go on, and the next look tells what it
-//! was. With 10,000 tables of ten columns, each with a sequence and large values, the look in the pause takes a processor 0.2 to 0.4 s
-//! (of two with other work to do), beside the drain. Where roles are brought over, so are their changes before each pause, and in it they
-//! are looked at in the same way.
+//! All definitions are compared before each pause. In the pause, after connections are disabled and direct sessions are
+//! terminated, only the catalogs are checked for rows that were added, removed or changed meanwhile. If there are any, clients
+//! continue on their side, and the next look reports the difference. With 10,000 tables of ten columns, each with a sequence
+//! and large values, the check in the pause takes 0.2 to 0.4 s of one processor (of two with other work to do), beside the
+//! drain. If roles are moved, their changes are moved before each pause too, and checked in the pause in the same way.
 
 use crate::catalogs::{self, Look};
 use crate::fault::{FaultPoint, reach};
@@ -27,7 +28,7 @@ use crate::{Error, Roles, Server, fence, roles, several};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
-/// Between two pauses clients get this long to work off what has queued.
+/// Time between two pauses for clients to work off their queued statements.
 const BETWEEN_PAUSES: Duration = Duration::from_millis(500);
 
 /// One of the two servers of a migration.
@@ -37,17 +38,17 @@ pub(crate) enum Side {
     Target,
 }
 
-/// From where to where, and what the journal says before and after.
+/// Servers of a switch from one side to the other, and the journal's phases before and after it.
 pub(crate) struct Direction {
     pub(crate) from: Server,
     pub(crate) to: Server,
-    /// While clients are where they were.
+    /// Phase while clients are on the side they leave.
     pub(crate) before: Phase,
-    /// While it is for the proxy to say where they are.
+    /// Phase while only the proxy knows which side clients are on.
     pub(crate) during: Phase,
-    /// Once they have changed sides.
+    /// Phase after clients have changed sides.
     pub(crate) after: Phase,
-    /// Whether a way back is to be opened.
+    /// True if a way back is to be opened.
     pub(crate) open_way_back: bool,
 }
 
@@ -67,7 +68,7 @@ impl Direction {
         Direction {
             from: options.target.clone(),
             to: options.source.clone(),
-            // The source is open from here on.
+            // The source accepts connections from here on.
             before: Phase::Returning,
             during: Phase::Returning,
             after: Phase::Returned,
@@ -75,23 +76,23 @@ impl Direction {
         }
     }
 
-    /// Returns true if roles that the target lacks are made there.
+    /// Returns true if roles that the target lacks are created there.
     fn brings_roles(&self, options: &Options) -> bool {
         self.side() == Side::Target && options.roles == Roles::Create
     }
 
-    /// Where clients are led.
+    /// Side to which clients are redirected.
     fn side(&self) -> Side {
         if self.after == Phase::Returned { Side::Source } else { Side::Target }
     }
 
-    /// Where the journal keeps who could connect to the side that is left.
+    /// Field of the journal that keeps the connect privileges of the side that clients leave.
     fn fenced<'r>(&self, record: &'r mut Record) -> &'r mut Option<Vec<Grant>> {
         if self.side() == Side::Source { &mut record.fenced_target } else { &mut record.fenced }
     }
 }
 
-/// Sessions are ready on the other side; nothing has been decided.
+/// State after sessions are ready on the other side, and before anything has been decided.
 pub(crate) struct Prepared {
     following: Following,
     front: Front,
@@ -99,22 +100,22 @@ pub(crate) struct Prepared {
     sessions: u64,
 }
 
-/// The connections that a pause needs: opened before it, and used once, since a limit may cut off an answer.
+/// Connections that a pause needs. They are opened before it and used only once, because a limit may cut off an answer.
 struct Hands {
-    /// Beside the database that is left.
+    /// Connection to another database of the server that clients leave.
     beside: Link,
     from: Link,
-    /// Looks at definitions while the others are busy.
+    /// Connection that checks definitions while the others are busy.
     looking: Link,
     look: Look,
-    /// Marks of roles; none where they are not brought over.
+    /// Marks of roles; empty if roles are not moved.
     roles: Vec<Row>,
     to: Link,
 }
 
 impl Hands {
     async fn open(direction: &Direction, inventory: &Inventory, with_roles: bool) -> Result<Hands, Error> {
-        // A session of a parallel plan would have to pass the door.
+        // A parallel worker would count as a new session, and connections are disabled then.
         let settings = [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0")];
         let mut looking = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
         let look = Look::take(&mut looking).await?;
@@ -127,9 +128,9 @@ impl Hands {
             roles,
             to: Link::connect(&direction.to, Purpose::Statements, &settings).await?,
         };
-        // Once for nothing: a server process that does it again has read its catalogues.
+        // Run once without use: a server process that runs it again has its catalog cache filled.
         hands.beside.query(&fence::strangers(&direction.from.database, &[])).await?;
-        // What it finds now may be decided by then.
+        // Transactions that it finds now may be decided by the time of the pause.
         let _ = fence::undecided(&mut hands.beside, &direction.from.database, Duration::ZERO).await;
         sequences(&mut hands.from, inventory).await?;
         hands.to.query("SELECT FROM stillpoint.epoch").await?;
@@ -144,7 +145,7 @@ pub(crate) async fn prepare(
     mut following: Following,
     direction: &Direction,
 ) -> Result<Prepared, Error> {
-    // From here on every moment of delay is one of the pause.
+    // From here on, every delay would be part of the pause.
     following.guide = None;
     let mut to = Link::connect(&direction.to, Purpose::Statements, &[]).await?;
     if direction.open_way_back {
@@ -152,7 +153,7 @@ pub(crate) async fn prepare(
         outfit::drop_slot(&mut to, &journal.record.back_slot()).await?;
         let slot = &journal.record.back_slot();
         let position = outfit::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
-        // What is repeated from here to the switch carries our stamps, and is not brought back.
+        // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
         journal.update(|record| record.back_from = position)?;
         journal.keep_definitions(&catalogs::read(&mut to).await?)?;
     }
@@ -169,14 +170,15 @@ pub(crate) async fn prepare(
     Ok(Prepared { following, front, grants, sessions: ready.sessions })
 }
 
-/// Has the target have the roles of the source as they are now.
+/// Creates or updates the source's present roles on the target.
 async fn bring_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let (number, made) = (journal.record.number, journal.record.made_roles.clone());
     roles::bring(&options.source, &options.target, &made, |made| journal.makes_roles(number, made)).await
 }
 
-/// Pauses clients and sends them on to the other side, several times if need be. How long they stood, and a connection to
-/// the side that they have left: it was made before the door was shut, which nobody passes from now on.
+/// Pauses clients and moves them to the other side, with several attempts if necessary. Returns how long they were paused, and
+/// a connection to the side that they left, made before connections were disabled there; no new session can connect from now
+/// on.
 pub(crate) async fn switch(
     options: &Options,
     journal: &mut Journal,
@@ -203,7 +205,7 @@ pub(crate) async fn switch(
     let switched = prepared.front.switch().await;
     let paused = begun.elapsed();
     if let Err(error) = switched {
-        // It may have come to pass before the connection broke: the proxy knows.
+        // The switch may have happened before the connection broke: the proxy knows.
         if !serves(options, &journal.record, direction.side()).await? {
             back_to_work(journal, &mut prepared, direction).await?;
             return Err(error);
@@ -219,8 +221,9 @@ pub(crate) async fn switch(
     Ok((paused, left))
 }
 
-/// One pause. When it succeeds clients stand, the other side holds all that was ever committed here, and nobody can add to
-/// it; when it does not, clients go on where they were. When it began, and how long transactions took to end.
+/// Does one pause. If it succeeds, clients are paused, and the other side holds every commit of this side, where no session can
+/// write any more. If it fails, clients continue where they were. Returns its start, how long transactions took to end, and a
+/// connection.
 async fn stand_still(
     options: &Options,
     journal: &mut Journal,
@@ -238,7 +241,7 @@ async fn stand_still(
         changes.retain(|change| !brought.contains(change));
     }
     catalogs::changed(changes)?;
-    // What the pause would refuse is refused before it; and it asks a server process that has read its catalogues.
+    // Refusals of the pause are found before it. This also fills the catalog cache of the server process that it asks.
     let backends = prepared.front.backends().await?;
     prepared.front.are_at(&backends, &mut hands.beside, &direction.from).await?;
     let grants = prepared.grants.clone();
@@ -255,7 +258,7 @@ async fn stand_still(
         return Err(error);
     }
     let drained = begun.elapsed();
-    // The rest of the limit is for lifting the fence before the proxy lets clients go on by itself.
+    // The rest of the limit is for lifting the fence before the proxy resumes clients by itself.
     let limit = options.pause_limit.mul_f64(0.8).saturating_sub(drained);
     let work = in_pause(options, journal, prepared, &mut hands, direction, teller, limit);
     let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
@@ -268,8 +271,8 @@ async fn stand_still(
     Ok((begun, drained, hands.from))
 }
 
-/// Does all that cannot be done before clients stand: fence, last changes, sequences, a last look at definitions, and that all of it is
-/// on disk.
+/// Does everything that is possible only while clients are paused: fence, last changes, sequences, a last check of definitions,
+/// and the flush of all of it to disk.
 async fn in_pause(
     options: &Options,
     journal: &Journal,
@@ -299,7 +302,7 @@ async fn in_pause(
     }
     let emptied = begun.elapsed();
     reach(&options.faults, FaultPoint::Fenced)?;
-    // No session is left that could draw a number from a sequence, decide a transaction or define something.
+    // No session is left that could use a sequence, decide a transaction or define an object.
     let outdated = async {
         let mut outdated = look.outdated(looking).await?;
         if !roles.is_empty() {
@@ -322,11 +325,11 @@ async fn in_pause(
     if !outdated.is_empty() {
         return Err(Error::CatalogsChanged(outdated));
     }
-    // This commit is synchronous: with it all that the players wrote is on disk.
+    // This commit is synchronous: after it, everything that the apply workers wrote is on disk.
     let migration = literal(&journal.record.migration);
     let epoch = format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)");
     to.query(&(numbers + &epoch)).await?;
-    // Behind all that takes time: from here on it is the proxy alone that decides, and clients of one pause go one way.
+    // After all work that takes time: from here on only the proxy decides, and all clients of one pause go to the same side.
     if let Some(witness) = &journal.witness {
         witness.holds(if direction.side() == Side::Target { beside } else { to }).await?;
     }
@@ -334,11 +337,11 @@ async fn in_pause(
     reach(&options.faults, FaultPoint::Drained)
 }
 
-/// Undoes what was done in the pause; clients go on where they were.
+/// Undoes the work of the pause; clients continue where they were.
 async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
-    // First: a client that connects when the pause is over must be let in.
+    // This comes first: a client that connects when the pause is over must be able to.
     let lifted = fence::lift(&direction.from, &prepared.grants).await;
-    // The proxy may have reached the limit itself, or be gone; then clients have gone on without us.
+    // The proxy may have reached the limit itself, or be gone; then clients have continued already.
     let _ = prepared.front.resume().await;
     lifted?;
     let grants = prepared.grants.clone();
@@ -348,8 +351,8 @@ async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction:
     })
 }
 
-/// Whether the proxy serves the tenant from this side. An address that is neither side's, as it was told or as the journal
-/// has it, is an error: nothing may be concluded from how an address is written.
+/// Returns true if the proxy serves the tenant from this side. It is an error if the address is neither side's, as given in the
+/// options or recorded in the journal: no conclusion is drawn from the spelling of an address.
 pub(crate) async fn serves(options: &Options, record: &Record, side: Side) -> Result<bool, Error> {
     let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.settled().await };
     let Some(now) = patiently(serving).await? else {
@@ -364,7 +367,7 @@ pub(crate) async fn serves(options: &Options, record: &Record, side: Side) -> Re
     }
 }
 
-/// Which side an address is of, in what the proxy says.
+/// The side that an address reported by the proxy belongs to.
 pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) -> Option<Side> {
     let is =
         |server: &Server, known: &Option<(String, u16)>| server.host_and_port() == *at || known.as_ref() == Some(at);
@@ -375,7 +378,7 @@ pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) ->
     }
 }
 
-/// [`settle`], when it was cut off: the slot on the source tells, or the journal where there is none.
+/// Completes [`settle`] if it was interrupted: the slot on the source shows that, or the journal if there is no slot.
 pub(crate) async fn settle_again(options: &Options, teller: &Teller) -> Result<(), Error> {
     let mut journal = Journal::open(&options.state, &options.source.database)?;
     let settled = match journal.record.capture {
@@ -389,7 +392,7 @@ pub(crate) async fn settle_again(options: &Options, teller: &Teller) -> Result<(
     if settled { Ok(()) } else { settle(options, &mut journal, None, teller).await }
 }
 
-/// After the switch: the way out is closed, the way back is open, and other targets are as they were.
+/// Cleans up after the switch: closes the way out, opens the way back, and restores the other targets.
 pub(crate) async fn settle(
     options: &Options,
     journal: &mut Journal,
@@ -406,7 +409,7 @@ pub(crate) async fn settle(
     }
     outfit::withdraw(&mut source).await?;
     several::leave_others(options, journal, &mut source).await?.into_iter().for_each(|left| teller.warn(left));
-    // Last: it tells that all of this is done.
+    // This comes last: it records that everything before is done.
     outfit::drop_slot(&mut source, &journal.record.slot()).await?;
     journal.update(|record| record.settled = true)
 }

@@ -1,4 +1,4 @@
-//! Holding the migration back so that clients keep their throughput.
+//! Throttles the migration so that clients keep their throughput.
 //!
 //! ```text
 //! clients' throughput / usual  <  share + cushion              =>  min(rate, what was really moved) * 0.7
@@ -11,36 +11,36 @@ use stillpoint_events::EventKind;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// The share is what clients keep at the least, not on average: nearer to it, it goes slower. Twice as much was tried
-/// once: the migration took 284 s instead of 156 to 223, and clients kept no more.
+/// Distance from the share below which the rate is reduced, because the share is a minimum for clients and not an average. A
+/// cushion of twice this size was tested once: the migration took 284 s instead of 156 to 223 s, and clients kept no more.
 const CUSHION: f64 = 0.02;
-/// Above the share by so much, it may go faster.
+/// Distance above the share from which the rate may rise.
 const MARGIN: f64 = 0.05;
 const FREE: u64 = 4 << 30;
 
-/// Between what and what a rate moves.
+/// Limits of a rate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
-    /// It does not fall below: a migration that never ends keeps log on the source.
+    /// Minimum of the rate: a migration that never ends would keep log on the source.
     pub(crate) least: u64,
-    /// Where it begins.
+    /// Rate at the beginning.
     pub(crate) first: u64,
     pub(crate) most: u64,
-    /// How it is told, with the hundredths of their throughput that clients keep.
+    /// Makes the event that reports a rate; its first argument is the percentage of their throughput that clients keep.
     pub(crate) told: fn(u64, u64) -> EventKind,
 }
 
 impl Bounds {
-    /// Of what is moved in a second.
+    /// Makes limits for amounts moved in a second.
     pub(crate) const fn of_rate(least: u64, first: u64) -> Bounds {
         let told = |kept_percent, allowed_per_s| EventKind::Throttled { kept_percent, allowed_per_s };
         Bounds { least, first, most: FREE, told }
     }
 }
 
-/// Bytes of rows that are copied.
+/// Limits for the copy, in bytes of rows a second.
 pub(crate) const COPIED: Bounds = Bounds::of_rate(2 << 20, 8 << 20);
-/// Bytes of rows that are compared.
+/// Limits for the comparison, in bytes of rows a second.
 pub(crate) const COMPARED: Bounds = Bounds::of_rate(4 << 20, 8 << 20);
 
 /// A rate that several workers share.
@@ -49,12 +49,12 @@ pub(crate) struct Throttle {
     rate: AtomicU64,
     least: AtomicU64,
     spent: AtomicU64,
-    /// Somebody had to wait.
+    /// True if a worker had to wait.
     held: AtomicBool,
     fallen: AtomicBool,
     most: u64,
     told: fn(u64, u64) -> EventKind,
-    /// When what has been spent so far is paid for.
+    /// Time at which everything spent so far is paid for.
     paid: Mutex<Option<Instant>>,
 }
 
@@ -72,55 +72,56 @@ impl Throttle {
         }
     }
 
-    /// One that does not look for what clients bear, where a window of too much is long beside all of the work.
+    /// Makes a throttle that does not probe for the highest rate clients tolerate, for work in which a window at too high a
+    /// rate would be a large part.
     pub(crate) fn careful(bounds: Bounds) -> Throttle {
         Throttle { fallen: AtomicBool::new(true), ..Throttle::new(bounds) }
     }
 
-    /// As fast as it goes.
+    /// Makes a throttle without a limit.
     pub(crate) fn free() -> Throttle {
         Throttle::new(Bounds::of_rate(FREE, FREE))
     }
 
-    /// What is allowed in a second now.
+    /// Amount that is allowed in a second now.
     pub(crate) fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }
 
-    /// As fast as it goes from now on; what waits for its turn goes on waiting.
+    /// Removes the limit from now on; workers that already wait continue to wait.
     pub(crate) fn release(&self) {
         self.least(FREE);
     }
 
-    /// It does not fall below this from now on.
+    /// Sets the minimum of the rate.
     pub(crate) fn least(&self, least: u64) {
         self.least.store(least.min(self.most), Ordering::Relaxed);
         self.rate.fetch_max(least.min(self.most), Ordering::Relaxed);
     }
 
-    /// Whether it goes as fast as it can, whatever clients do.
+    /// Returns true if the rate has no limit, independent of the clients.
     pub(crate) fn is_free(&self) -> bool {
         self.least.load(Ordering::Relaxed) >= self.most
     }
 
-    /// What cannot be counted goes on, as fast as it may.
+    /// Records that work which cannot be counted continues at the allowed rate.
     pub(crate) fn goes_on(&self) {
         self.spent.store(u64::MAX, Ordering::Relaxed);
         self.held.store(true, Ordering::Relaxed);
     }
 
-    /// Tells that so much is allowed now.
+    /// Makes the event that reports the allowed rate.
     pub(crate) fn tell(&self, kept: f64, allowed: u64) -> EventKind {
         (self.told)((kept * 100.0) as u64, allowed)
     }
 
-    /// Whether it cannot go slower.
+    /// Returns true if the rate is at its minimum.
     pub(crate) fn is_least(&self) -> bool {
         self.rate() <= self.least.load(Ordering::Relaxed)
     }
 
-    /// Takes in how clients fared in the last `window`: their throughput as a part of the usual one, and the part that
-    /// they must keep. Whether anything was moved, and how fast it may go on.
+    /// Adjusts the rate to the clients' throughput in the last `window`: `kept` is its share of the usual throughput, and
+    /// `share` the part that they must keep. Returns the new rate; `None` if nothing was moved.
     pub(crate) fn heed(&self, kept: f64, share: f64, window: Duration) -> Option<u64> {
         let (spent, held) = (self.spent.swap(0, Ordering::Relaxed), self.held.swap(false, Ordering::Relaxed));
         if spent == 0 {
@@ -140,20 +141,20 @@ impl Throttle {
         Some(rate)
     }
 
-    /// Waits until so much may have been moved.
+    /// Waits until `amount` may have been moved.
     pub(crate) async fn spend(&self, amount: u64) {
         if let Some(due) = self.charge(amount).await {
             tokio::time::sleep_until(due).await;
         }
     }
 
-    /// Until when that has to be waited for, if it has.
+    /// Records `amount`; returns the time until which the caller must wait, if it must.
     pub(crate) async fn charge(&self, amount: u64) -> Option<Instant> {
         self.spent.fetch_add(amount, Ordering::Relaxed);
         let cost = Duration::from_secs_f64(amount as f64 / self.rate().max(1) as f64);
         let now = Instant::now();
         let mut paid = self.paid.lock().await;
-        // What was not used is not saved up: a burst is what clients notice.
+        // Unused rate is not saved up, because clients notice a burst.
         let due = paid.map_or(now, |paid| paid.max(now)) + cost;
         *paid = Some(due);
         if due <= now + Duration::from_millis(5) {
@@ -170,7 +171,7 @@ mod tests {
 
     const WINDOW: Duration = Duration::from_secs(1);
 
-    /// As if so much had been moved in a window.
+    /// Adjusts the rate as if `moved` had been moved in a window.
     async fn heed(throttle: &Throttle, moved: u64, kept: f64) -> u64 {
         throttle.spend(moved).await;
         throttle.heed(kept, 0.85, WINDOW).unwrap()

@@ -1,4 +1,4 @@
-//! Taking a migration away again, whoever left it, and telling where one stands.
+//! Removes a migration that any earlier command left, and reports the state of one.
 
 use crate::front::Front;
 use crate::inventory::{number, text};
@@ -17,48 +17,49 @@ use std::time::Duration;
 
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the next run makes of a migration that was cut off.
+/// Result of [`recover`] for a migration that was interrupted.
 pub(crate) enum Recovered {
-    /// It goes on from where the target follows; with what keeps other commands from the database.
+    /// It continues from where the target follows. Holds the journal, and the lock that keeps other commands from the database.
     Following(Box<(Journal, Held)>),
     /// Clients are on the target.
     Switched,
-    /// It was taken away.
+    /// Everything of it was removed.
     Nothing,
 }
 
-/// A migration, as its journal and both servers tell of it.
+/// State of a migration, as its journal and both servers report it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// The journal's record; none when there is no migration.
+    /// The journal's record; `None` if there is no migration.
     pub record: Option<Record>,
-    /// `source` or `target`: where the proxy serves the tenant from; none when it cannot be asked.
+    /// `source` or `target`: the side from which the proxy serves the tenant; `None` if the proxy cannot be asked.
     pub serving: Option<&'static str>,
-    /// How far rows are copied, by server, while a command is at it.
+    /// Progress of the copy of rows, by server, while a command copies.
     pub copying: BTreeMap<String, Copying>,
     /// Log that the source keeps for other targets, in bytes, by server.
     pub kept_for_others: BTreeMap<String, u64>,
     /// Log that the slot in use keeps on its server, in bytes.
     pub kept_bytes: Option<u64>,
-    /// Slots of ours that this journal does not know.
+    /// Names of our slots that this journal does not know.
     pub orphans: Vec<String>,
-    /// The migration that has the database, as the source tells: that of the record, or one of another journal.
+    /// The migration that owns the database according to the source: that of the record, or one of another journal.
     pub owner: Option<Owner>,
-    /// The session on the source of the command that is at work on it, perhaps with another journal.
+    /// Session on the source of the command that works on the database, possibly with another journal.
     pub at_work: Option<String>,
-    /// Error of the server that would know the rest, and could not be asked.
+    /// Error of the server that would know the rest and could not be asked.
     pub unasked: Option<String>,
-    /// What was defined on the target since the switch, and `fallback` would drop.
+    /// Definitions made on the target since the switch, which `fallback` would drop.
     pub defined_since: Vec<String>,
 }
 
 impl Status {
-    /// Returns true if there is a migration, or none; false where only a server would know, and could not be asked.
+    /// Returns true if the presence or absence of a migration is certain; false if only a server would know, and it could not
+    /// be asked.
     pub fn is_known(&self) -> bool {
         self.record.is_some() || self.unasked.is_none()
     }
 
-    /// What can be done now, for people; nothing when there is no migration.
+    /// Commands that are possible now, as text for the operator; `None` if there is no migration.
     pub fn advice(&self) -> Option<&'static str> {
         let record = self.record.as_ref()?;
         Some(match record.phase {
@@ -78,7 +79,7 @@ impl Status {
     }
 }
 
-/// Takes up what a crash left: clients were on the source unless the proxy says otherwise.
+/// Continues or removes what a crash left: clients were on the source, unless the proxy reports otherwise.
 pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recovered, Failure> {
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let unknown = |error: Error| Failure { state: State::Unknown(error.to_string()), error };
@@ -92,7 +93,7 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
         journal.end().map_err(Failure::untouched)?;
         return Ok(Recovered::Nothing);
     }
-    // Not as it was before the lock was had: a guardian may have been at work.
+    // Read only now that the lock is held: a guardian may have changed it before.
     let phase = journal.record.phase;
     if phase == Phase::Switched {
         crate::switch::settle(options, &mut journal, None, teller).await.map_err(Failure::on_target)?;
@@ -130,7 +131,7 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
     }
 }
 
-/// Whether the source keeps its log for a slot.
+/// Returns true if the source keeps its log for a slot.
 pub(crate) async fn is_kept(options: &Options, slot: &str) -> bool {
     let asking = async {
         let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
@@ -143,10 +144,10 @@ pub(crate) async fn is_kept(options: &Options, slot: &str) -> bool {
     matches!(asking.await, Ok(Some(_)))
 }
 
-/// Takes everything away, with clients on the source. Goes on after a failure, so that as little as possible is left;
-/// the journal stays until all is gone.
+/// Removes everything, with clients on the source. It continues after a failure, so that as little as possible is left; the
+/// journal stays until everything is removed.
 ///
-/// It says so before anything goes: whoever finds it half done must not take the migration up on a target that is gone.
+/// The journal records this before the first step, so that no later command continues the migration on a target that is gone.
 pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
     if let Err(error) = journal.update(|record| record.phase = Phase::Returned) {
         return clean(vec![error.to_string()]);
@@ -158,7 +159,7 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
         }
     };
     if let Ok(mut front) = Front::connect(&options.proxy, &options.tenant).await {
-        // Nothing prepared is no problem.
+        // It is not an error if nothing was prepared.
         let _ = front.abandon().await;
     }
     note(undo_source(options, &journal.record).await);
@@ -170,7 +171,7 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
             Some(server) => drop_database(server, &journal.record, other.number).await,
             None => Err(Error::WrongPhase(format!("its database at {}: name it with --target", other.server))),
         };
-        // Of one that was dropped it has been said that it could not be reached.
+        // For a dropped target, the failure to reach it has been reported already.
         if other.dropped.is_none() {
             note(undone);
         }
@@ -183,11 +184,11 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
     clean(problems)
 }
 
-/// Nothing of the migration is left: the database is free for another, and the journal goes.
+/// Ends a migration of which nothing is left: frees the database for another migration, and removes the journal.
 ///
 /// # Errors
 ///
-/// When the source cannot be asked, or the journal cannot be removed.
+/// An error if the source cannot be asked, or the journal cannot be removed.
 pub(crate) async fn released(options: &Options, journal: Journal) -> Result<(), Error> {
     owner::release(&options.source, &journal.record.migration).await?;
     journal.end()
@@ -203,7 +204,7 @@ async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
     outfit::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await
 }
 
-/// Drops the database that was made at a target, and the roles.
+/// Drops the database that was made at a target, and the roles made for it.
 pub(crate) async fn drop_database(target: &Server, record: &Record, number: usize) -> Result<(), Error> {
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut link, &record.back_slot()).await?;
@@ -213,10 +214,10 @@ pub(crate) async fn drop_database(target: &Server, record: &Record, number: usiz
     roles::drop_made(&mut link, record.roles_of(number)).await
 }
 
-/// A command that was interrupted takes away what it made; a copy of a large database is dropped in that time.
+/// Time for an interrupted command to remove what it made; enough to drop the copy of a large database.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(120);
 
-/// Ends a migration before its switch: clients stay on the source, both sides are as they were. A command that is at work is
+/// Ends a migration before its switch: clients stay on the source, and both sides are restored. A command that is at work is
 /// interrupted.
 pub async fn abort(options: &Options) -> Result<State, Failure> {
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some();
@@ -224,7 +225,7 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let journal = match Journal::open(&options.state, &options.source.database) {
         Ok(journal) => journal,
-        // The command that was at work has taken everything away.
+        // The interrupted command has removed everything.
         Err(_) if there && matches!(journal::peek(&options.state, &options.source.database), Ok(None)) => {
             return Ok(State::OnSource);
         }
@@ -253,7 +254,7 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
     }
 }
 
-/// Without a journal there may still be slots, whose owner is lost.
+/// Removes slots that may exist without a journal, because their owner is lost.
 async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure> {
     let untouched = Failure::untouched;
     if journal::peek(&options.state, &options.source.database).map_err(untouched)?.is_some() {
@@ -277,7 +278,7 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
     Ok(State::OnSource)
 }
 
-/// Where a migration stands. Changes nothing; what cannot be asked is left out.
+/// Reports the state of a migration. It changes nothing, and leaves out what cannot be asked.
 pub async fn status(options: &Options) -> Result<Status, Error> {
     let options = &options.recorded()?;
     let record = journal::peek(&options.state, &options.source.database)?;
@@ -312,7 +313,8 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         }
         status.defined_since = since::defined(options, record).await.unwrap_or_default();
     }
-    // Where clients are to stay on the source both slots only wait to be dropped; it is the source's that fills a disk in use.
+    // If clients are to stay on the source, both slots only wait to be dropped; the one on the source matters, because it can
+    // fill a disk in use.
     let back = status.record.as_ref().is_some_and(|record| matches!(record.phase, Phase::Switched | Phase::Returning));
     let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });
     let others =
@@ -329,7 +331,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
             return Ok(status);
         }
     };
-    // The lock and the owner are on the source whichever side serves.
+    // The lock and the owner are on the source, whichever side serves.
     let mut elsewhere = if back { fence::beside(&options.source).await.ok() } else { None };
     if let Some(source) = if back { elsewhere.as_mut() } else { Some(&mut link) } {
         status.owner = owner::owner(source, options.source.database_name()).await?;

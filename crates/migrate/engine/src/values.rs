@@ -1,5 +1,5 @@
-//! A look into rows, for a bounded time: text that cannot be written in UTF8, and values whose text is longer than a gigabyte, which
-//! no server can tell another one.
+//! Checks rows for a limited time: finds text that cannot be written in UTF8, and values whose text is longer than a gigabyte,
+//! which no server can send to another.
 
 use crate::check::{Finding, Verdict};
 use crate::inventory::{Inventory, TableDef, number, text};
@@ -9,20 +9,20 @@ use crate::{Error, Server};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Time for a look into all tables.
+/// Maximum time for the check of all tables.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Bytes of a row's values from which on it may not fit into a message.
+/// Size of a row's values, in bytes, above which the row may not fit into a message.
 const LONGEST: u64 = (1 << 30) - (64 << 10);
-/// Bytes of a value, where it is stored, below which it is never that long: compression makes at most 1/255 of it.
+/// Stored size in bytes below which a value is never that long: compression makes it at most 255 times smaller.
 const LEAST_STORED: u64 = 1 << 20;
-/// Bytes of a value, where it is stored, whose text may be that long if its type is neither text nor bytes.
+/// Stored size in bytes above which the text of a value of another type than text or bytea may be that long.
 const DOUBTFUL: u64 = 32 << 20;
 
-/// Looks into all tables of a database, and adds what was found, or not looked at.
+/// Checks all tables of a database, and adds findings for problems and for tables not checked.
 ///
 /// # Errors
 ///
-/// Those of the server, but for those of single rows.
+/// Errors of the server, except for those about single rows.
 pub(crate) async fn look(source: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let (mut link, tables) = smallest_first(source).await?;
     let begun = Instant::now();
@@ -30,8 +30,8 @@ pub(crate) async fn look(source: &Server, findings: &mut Vec<Finding>) -> Result
     odd_bytes(&mut link, &tables, begun, findings).await
 }
 
-/// Tables with rows whose text is longer than a server can send, as far as they are found in a bounded time: those that a change
-/// of which was not told may be of.
+/// Returns tables with rows whose text is longer than a server can send, as far as a limited time suffices to find them. A
+/// change that the log does not report may be of one of them.
 pub(crate) async fn with_long_values(source: &Server) -> Result<Vec<String>, Error> {
     let mut findings = Vec::new();
     let (mut link, tables) = smallest_first(source).await?;
@@ -40,7 +40,7 @@ pub(crate) async fn with_long_values(source: &Server) -> Result<Vec<String>, Err
     Ok(long.map(|finding| finding.name).collect())
 }
 
-/// Connects, and lists the tables in the order in which most of them are looked into before the time is over.
+/// Connects, and lists the tables smallest first, so that most of them are checked before the time is over.
 async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut tables = Inventory::read(&mut link).await?.tables;
@@ -48,7 +48,7 @@ async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error>
     Ok((link, tables))
 }
 
-/// Runs a question about a table in what is left of the time; the inner error is the reason why it has no answer.
+/// Runs a query about a table in the time that is left; the inner error is the reason why it has no answer.
 async fn ask(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
     let left = LIMIT.saturating_sub(begun.elapsed()).as_millis().max(1);
     link.query(&format!("SET statement_timeout = {left}")).await?;
@@ -59,7 +59,7 @@ async fn ask(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate:
     }
 }
 
-/// Adds that some tables were not looked into.
+/// Adds a finding about tables that were not checked.
 fn left_out(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
     const NAMED: usize = 5;
     if left.is_empty() {
@@ -71,7 +71,7 @@ fn left_out(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
     findings.push(not_looked(kind, &format!("{} tables", left.len()), note));
 }
 
-/// Finds rows that a server cannot write in UTF8, as which all is copied.
+/// Finds rows that a server cannot convert to UTF8, the encoding in which everything is copied.
 async fn odd_bytes(
     link: &mut Link,
     tables: &[TableDef],
@@ -81,7 +81,7 @@ async fn odd_bytes(
     const KIND: &str = "text";
     let encoding = "SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()";
     let encoding = link.text(encoding).await?;
-    // a database of bytes is read and written as such
+    // A SQL_ASCII database is read and written as bytes.
     if ["UTF8", "SQL_ASCII"].contains(&encoding.as_str()) {
         return Ok(());
     }
@@ -107,17 +107,17 @@ async fn odd_bytes(
     Ok(())
 }
 
-/// Expressions for the lengths of the values of a row.
+/// SQL expressions for the lengths of the values of a row.
 #[derive(Default)]
 struct Shape {
-    /// Sums over a row: its bytes, and those of its text.
+    /// Terms of a sum over a row: the bytes of its values, and (`text`) the bytes of their text.
     bytes: Vec<String>,
     text: Vec<String>,
-    /// Bytes of values of other types, as they are stored.
+    /// Stored bytes of values of other types.
     others: Vec<String>,
 }
 
-/// Tables that have large values which lie elsewhere, by number.
+/// Expressions, by table number, for tables that have large values stored outside the table.
 async fn shapes(link: &mut Link) -> Result<HashMap<u32, Shape>, Error> {
     let rows = link
         .query(&format!(
@@ -136,7 +136,7 @@ async fn shapes(link: &mut Link) -> Result<HashMap<u32, Shape>, Error> {
             format!("CASE WHEN pg_column_size({name}) > {LEAST_STORED} THEN octet_length({length})::bigint ELSE 0 END")
         };
         match text(&row, 2).as_str() {
-            // Two digits for each byte.
+            // Each byte becomes two hexadecimal digits.
             "bytes" => {
                 shape.text.push(format!("2 * {}", large(&name)));
                 shape.bytes.push(large(&name));
@@ -152,7 +152,7 @@ async fn shapes(link: &mut Link) -> Result<HashMap<u32, Shape>, Error> {
     Ok(shapes)
 }
 
-/// Finds rows that do not fit into a message: their values are not read for it, but for text that is compressed.
+/// Finds rows that do not fit into a message. Values are not read for this, except for compressed text.
 async fn long_values(
     link: &mut Link,
     tables: &[TableDef],

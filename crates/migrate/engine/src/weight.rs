@@ -1,10 +1,10 @@
-//! How much of a processor sessions at a target take from clients on the same machine.
+//! Limits the processor time that sessions at a target take from clients on the same machine.
 //!
-//! An index is not made piece by piece, as rows are copied, and no setting of a server makes that slower. To stop the process
-//! for a part of the time would be exact; but killed then, we would leave it so, with its server's locks. So where the target
-//! runs on this machine, and we may, the processes of its sessions that make indexes get less weight than those of clients:
-//! nobody waits for a target yet. Linux weighs twice: groups of processes by their session (`autogroup`, where that is on), and
-//! a process in its group. Each process of PostgreSQL is a session of its own.
+//! An index is not built piece by piece, as rows are copied, and no server setting makes that slower. Stopping the process for
+//! part of the time would be exact, but if this command were killed then, the process would stay stopped and hold its locks. So
+//! if the target runs on this machine and we have the permission, its processes that build indexes get less weight than those
+//! of clients, because no client waits for a target yet. Linux applies weight at two levels: to groups of processes by their
+//! session (`autogroup`, if it is enabled), and to a process in its group. Each process of PostgreSQL is its own session.
 
 use crate::inventory::number;
 use crate::link::{Link, Purpose};
@@ -18,22 +18,22 @@ use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_host::kernel_files;
 
-/// Of a process that nobody has weighed.
+/// Weight of a process with unchanged priority.
 pub(crate) const WHOLE: u64 = 1024;
-/// What a process may have beside that. With the least an index takes some twenty times as long where nothing is left idle.
+/// Limits of a process's weight, relative to [`WHOLE`]. With the lowest, an index takes about 20 times as long on a busy
+/// machine.
 pub(crate) const WEIGHT: Bounds = Bounds {
     least: 70,
     first: 110,
     most: WHOLE,
     told: |kept_percent, weight| EventKind::Yielding { kept_percent, weight_percent: weight * 100 / WHOLE },
 };
-/// How often sessions are looked for.
+/// Interval at which sessions are searched for.
 const LOOKING: Duration = Duration::from_millis(250);
-/// Between when a process began and when its server says so.
+/// Maximum difference in seconds between the start of a process and the start that its server reports.
 const BEGINNING_S: f64 = 2.0;
 
-/// Does some work by sessions at the target, found by a condition on `pg_stat_activity`, whose processes have no more weight
-/// than is allowed meanwhile.
+/// Runs `work` and limits the weight of the target's sessions that do it; `sessions` is a condition on `pg_stat_activity`.
 pub(crate) async fn yielding<T>(
     target: &Server,
     sessions: &str,
@@ -57,7 +57,7 @@ pub(crate) async fn yielding<T>(
                     let (pid, age_s) = (number(&row, 0), number(&row, 1));
                     match is_here(pid, age_s).and_then(|()| weigh(pid, nice)) {
                         Ok(()) => weight.goes_on(),
-                        // It has ended meanwhile, or only a superuser gives weight back.
+                        // The process has ended, or only a superuser may raise weight again.
                         Err(error) if told || error.kind() == io::ErrorKind::NotFound => {}
                         Err(error) => {
                             told = true;
@@ -70,13 +70,14 @@ pub(crate) async fn yielding<T>(
     }
 }
 
-/// The nice value that comes nearest: each takes a fifth of the weight away.
+/// The nice value nearest to `weight`; each step takes away a fifth of the weight.
 pub(crate) fn niceness(weight: u64) -> i32 {
     let steps = (WHOLE as f64 / weight.max(1) as f64).ln() / 1.25_f64.ln();
     steps.round().clamp(-20.0, 19.0) as i32
 }
 
-/// Whether this is the server's process: another one may have the number here, where the server counts in a world of its own.
+/// Returns `Ok` if `pid` is the server's process here. In another PID namespace the server's number may be another process
+/// here.
 pub(crate) fn is_here(pid: i32, age_s: f64) -> io::Result<()> {
     let stat = kernel_files::text(format!("/proc/{pid}/stat"))?;
     let uptime = kernel_files::text("/proc/uptime")?;
@@ -87,7 +88,7 @@ pub(crate) fn is_here(pid: i32, age_s: f64) -> io::Result<()> {
     Err(io::Error::other("its processes are not to be seen from here"))
 }
 
-/// How old a process of PostgreSQL is.
+/// Age in seconds of a process, if it is PostgreSQL's.
 fn age_here_s(stat: &str, uptime: &str, ticks_per_s: u64) -> Option<f64> {
     let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
     let began: f64 = rest.split_whitespace().nth(19)?.parse().ok()?;

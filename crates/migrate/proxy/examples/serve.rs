@@ -1,4 +1,4 @@
-//! The proxy alone, without the rest of `stillpoint`: for measuring, and for trying it out.
+//! The proxy alone, without the rest of `stillpoint`: for measurements and first trials.
 
 fn main() {
     let Some(path) = std::env::args_os().nth(1) else {

@@ -1,9 +1,9 @@
-//! Writes to many connections by one system call.
+//! Writes to many connections with one system call.
 //!
-//! The obvious way is a system call for each. But each wakes somebody, and at the end of a system call whoever was woken may
-//! take the processor: where all processors are at work, a thread that serves many sessions lost it at every third pair of
-//! messages, and found little to do each time that it came back. io_uring makes all writes in one call. They are made at once
-//! or not at all: none waits for room, so none is under way when the call returns.
+//! The obvious way is a system call for each write. But each write wakes a process, which may take the processor at the
+//! end of the system call. With all processors busy, a thread that serves many sessions lost its processor at every
+//! third pair of messages, and found little to do each time it ran again. io_uring makes all writes in one call. A
+//! write is made at once or not at all: none waits for room, so none is under way when the call returns.
 
 use io_uring::{IoUring, Probe, opcode, types};
 use rustix::io::Errno;
@@ -11,9 +11,9 @@ use rustix::net::{SendFlags, send};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// So many go with one system call.
+/// Most writes in one system call.
 const MOST: u32 = 128;
-/// Nobody is to be told of a connection that is gone by a signal, and no write waits.
+/// No signal reports a connection that is gone, and no write waits.
 const FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 /// A write.
@@ -23,24 +23,24 @@ pub(crate) struct Write<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// How many bytes of a write were taken.
+/// Number of bytes that a write took.
 pub(crate) type Taken = Result<usize, Errno>;
 
-/// What makes them.
+/// Executes batches of writes.
 pub(crate) struct Batch {
-    /// Without one each write is a system call.
+    /// Without a ring each write is a system call.
     ring: Option<IoUring>,
     taken: Vec<Taken>,
 }
 
 impl Batch {
-    /// Without io_uring where the kernel has none, or whoever runs the proxy does not let it have one; the log says so.
+    /// Creates a batch, without io_uring if the kernel has none or the operator does not allow it; the log says so.
     pub(crate) fn new() -> Batch {
         let ring = ring().inspect_err(|error| tracing::info!(%error, "no io_uring: each write is a system call"));
         Batch { ring: ring.ok(), taken: Vec::new() }
     }
 
-    /// Makes all writes; what came of each stands at its place.
+    /// Makes all writes; the result of each is at its place.
     pub(crate) fn write(&mut self, writes: &[Write<'_>]) -> &[Taken] {
         self.taken.clear();
         if writes.len() > 1
@@ -52,7 +52,7 @@ impl Batch {
                 self.ring = None;
             }
         }
-        // System calls go past libc, whose own are points of cancellation and cost more for that.
+        // System calls bypass libc, whose calls are cancellation points and cost more for that.
         let others = writes[self.taken.len()..].iter().map(|write| send(write.to, write.bytes, FLAGS));
         self.taken.extend(others);
         &self.taken
@@ -66,16 +66,16 @@ fn ring() -> io::Result<IoUring> {
     if probe.is_supported(opcode::Send::CODE) { Ok(ring) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Makes no more than `MOST` writes. After an error those that have no place in `taken` were not made, and the ring is to be
-/// used no more.
+/// Makes no more than `MOST` writes. After an error, writes without a place in `taken` were not made, and the caller
+/// must not use the ring again.
 fn write_part(ring: &mut IoUring, writes: &[Write<'_>], taken: &mut Vec<Taken>) -> io::Result<()> {
     for (place, write) in (taken.len() as u64..).zip(writes) {
         let len = u32::try_from(write.bytes.len()).unwrap_or(u32::MAX);
         let send = opcode::Send::new(types::Fd(write.to.as_raw_fd()), write.bytes.as_ptr(), len);
         let entry = send.flags(FLAGS.bits().cast_signed()).build().user_data(place);
-        // SAFETY: the kernel uses the descriptor and the bytes, both borrowed until this function returns, from when it
-        // takes the entry until it answers it; the loop below ends only when all that were taken have been answered. What
-        // was not taken then stays in the ring, which is not used again, so that it is never taken.
+        // SAFETY: the kernel uses the descriptor and the bytes from when it takes the entry until it answers it. Both
+        // are borrowed until this function returns, and the loop below ends only when all entries that the kernel took
+        // have been answered. The others stay in the ring, which is not used again, so the kernel never takes them.
         unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
     }
     let end = taken.len() + writes.len();
@@ -108,7 +108,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
-    /// By io_uring where there is one, and by system calls.
+    /// Runs a test with io_uring, where the kernel has it, and with system calls.
     fn both(test: impl Fn(&mut Batch)) {
         [Batch::new(), Batch { ring: None, taken: Vec::new() }].iter_mut().for_each(test);
     }

@@ -1,17 +1,18 @@
-//! What is under way in one direction of a session.
+//! Bytes under way in one direction of a session.
 //!
 //! ```text
 //! ├── gone ──┼── looked at, to be sent ──┼── not looked at ──┼── room ──┤
 //! 0        start                      scanned               end        len
 //! ```
 //!
-//! Nothing is allocated for a message. An idle session holds no buffer at all: an empty one goes back to its thread's pool.
+//! No message causes an allocation. An idle session holds no buffer at all: an empty one goes back to its thread's
+//! pool.
 
 use std::cell::RefCell;
 
-/// Length of a buffer: what one read can bring.
+/// Length of a buffer in bytes: the most that one read returns.
 pub(crate) const LEN: usize = 16 << 10;
-/// A thread keeps so many for sessions that wake up.
+/// Most buffers that a thread keeps for sessions that wake up.
 pub(crate) const KEPT_MAX: usize = 64;
 
 thread_local! {
@@ -28,7 +29,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Room for the next read; empty when there is none before something has been sent.
+    /// Room for the next read; empty if there is none before something has been sent.
     #[inline]
     pub(crate) fn room(&mut self) -> &mut [u8] {
         if self.bytes.is_empty() {
@@ -41,37 +42,37 @@ impl Buffer {
         &mut self.bytes[self.end..]
     }
 
-    /// Whether a read could bring something.
+    /// Returns true if there is room for a read.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.bytes.is_empty() || self.end < self.bytes.len() || self.start > 0
     }
 
-    /// A read brought `n` bytes.
+    /// Records that a read returned `n` bytes.
     #[inline]
     pub(crate) fn filled(&mut self, n: usize) {
         self.end += n;
     }
 
-    /// What has not been looked at.
+    /// Bytes that have not been looked at.
     #[inline]
     pub(crate) fn unscanned(&self) -> &[u8] {
         &self.bytes[self.scanned..self.end]
     }
 
-    /// Looks at `n` more bytes: they may be sent.
+    /// Marks `n` more bytes as looked at: they may be sent.
     #[inline]
     pub(crate) fn scan(&mut self, n: usize) {
         self.scanned += n;
     }
 
-    /// What is to be sent.
+    /// Bytes that may be sent.
     #[inline]
     pub(crate) fn sendable(&self) -> &[u8] {
         &self.bytes[self.start..self.scanned]
     }
 
-    /// `n` bytes were sent.
+    /// Records that `n` bytes were sent.
     #[inline]
     pub(crate) fn sent(&mut self, n: usize) {
         self.start += n;
@@ -80,19 +81,19 @@ impl Buffer {
         }
     }
 
-    /// Whether all that was looked at has been sent.
+    /// Returns true if all bytes that were looked at have been sent.
     #[inline]
     pub(crate) fn all_sent(&self) -> bool {
         self.start == self.scanned
     }
 
-    /// Whether nothing is here.
+    /// Returns true if the buffer holds no bytes.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.end == 0
     }
 
-    /// Appends bytes that did not come from the connection. They are few, and find room.
+    /// Appends bytes that did not come from the connection. They are few; the buffer grows if needed.
     pub(crate) fn append(&mut self, more: &[u8]) {
         if more.is_empty() {
             return;
@@ -106,7 +107,7 @@ impl Buffer {
         self.end = needed;
     }
 
-    /// Gives the memory back when nothing is in it; call it when a session has nothing more to do for now.
+    /// Gives the memory back if it holds nothing; call it when a session has nothing more to do for now.
     #[inline]
     pub(crate) fn rest(&mut self) {
         if self.end == 0 && !self.bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! The configuration file: what there may be in it, and what is refused.
+//! The configuration file: its contents, and what is refused.
 
 pub(crate) mod access;
 mod secrets;
@@ -23,9 +23,9 @@ use std::time::Duration;
 pub struct Config {
     /// Addresses (`127.0.0.1:6432`) and paths of sockets (`/run/stillpoint/.s.PGSQL.6432`) where clients connect.
     pub listen: Vec<Endpoint>,
-    /// Path of the socket by which `stillpoint migrate` commands reach the proxy.
+    /// Path of the socket through which `stillpoint migrate` commands reach the proxy.
     pub control: PathBuf,
-    /// File in which the proxy keeps where tenants have moved; it outranks `server` of a tenant.
+    /// File in which the proxy keeps the servers that tenants have moved to; it outranks `server` of a tenant.
     pub routes: PathBuf,
     /// Address that serves Prometheus metrics at `/metrics`.
     #[serde(default)]
@@ -36,10 +36,10 @@ pub struct Config {
     /// Permissions of the sockets in `listen`, as octal digits.
     #[serde(default = "default_socket_mode")]
     pub socket_mode: String,
-    /// What clients' TLS is served with.
+    /// Certificate and key for clients' TLS.
     #[serde(default)]
     pub tls: Option<TlsFiles>,
-    /// What bounds memory and patience.
+    /// Limits of memory, connections and time.
     #[serde(default)]
     pub limits: Limits,
     /// PostgreSQL servers by name.
@@ -48,21 +48,21 @@ pub struct Config {
     /// Databases by the name that clients ask for; `*` stands for every other name.
     #[serde(default)]
     pub tenants: BTreeMap<String, TenantConfig>,
-    /// Who may connect from where; the first rule that fits decides. Without rules: this machine only.
+    /// Rules for clients' connections; the first rule that matches decides. Without rules: this machine only.
     #[serde(default)]
     pub allow: Vec<Rule>,
-    /// What it was read from.
+    /// Text that it was read from.
     #[serde(skip)]
     pub(crate) text: String,
 }
 
-/// A place to listen at.
+/// An address or path to listen at.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Endpoint {
-    /// TCP.
+    /// TCP address.
     Tcp(SocketAddr),
-    /// A socket in the file system.
+    /// Path of a socket in the file system.
     Unix(PathBuf),
 }
 
@@ -91,33 +91,33 @@ impl fmt::Display for Endpoint {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// The certificate and those between it and its root.
+    /// Certificate, and those between it and its root.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of the certificate.
     pub key: PathBuf,
 }
 
-/// What bounds memory and patience.
+/// Limits of memory, connections and time.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Sessions at a time, all tenants together.
     pub connections: usize,
-    /// Memory for what is under way between clients and servers.
+    /// Memory for bytes under way between clients and servers, in MiB.
     pub memory_mib: usize,
-    /// Connections at a time that have not said who they are, or wait in line for their login; at the limit the longest waiting of
-    /// the address that has the most is closed.
+    /// Connections at a time that have not named their user, or wait in line for their login. At the limit the proxy
+    /// looks for the address that has the most and closes its connection that waits longest.
     pub unnamed: usize,
     /// Logins at a time of one tenant, and no more than half of the sessions that it may have.
     pub logins_per_tenant: usize,
-    /// Logins at a time of one tenant from one address, and no more than a quarter of the sessions that it may have. All IPv6
-    /// addresses of a /64 network are one.
+    /// Logins at a time of one tenant from one address, and no more than a quarter of the sessions that it may have.
+    /// All IPv6 addresses of a /64 network count as one.
     pub logins_per_address: usize,
-    /// From a client's first byte to its session.
+    /// Time from a client's first byte to its session, in milliseconds.
     pub startup_ms: u64,
-    /// Until a server accepts a connection.
+    /// Time until a server accepts a connection, in milliseconds.
     pub connect_ms: u64,
-    /// After SIGTERM sessions may go on so long with what they are doing.
+    /// Time after SIGTERM in which sessions may finish their transactions, in milliseconds.
     pub drain_ms: u64,
 }
 
@@ -137,38 +137,38 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// As a duration.
+    /// `startup_ms` as a duration.
     pub fn startup(&self) -> Duration {
         Duration::from_millis(self.startup_ms)
     }
 
-    /// As a duration.
+    /// `connect_ms` as a duration.
     pub fn connect(&self) -> Duration {
         Duration::from_millis(self.connect_ms)
     }
 
-    /// As a duration.
+    /// `drain_ms` as a duration.
     pub fn drain(&self) -> Duration {
         Duration::from_millis(self.drain_ms)
     }
 }
 
-/// A PostgreSQL server, and how to reach it.
+/// A PostgreSQL server, with its address and the rules for its connections.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
-    /// Name; empty for one that a request described.
+    /// Name; empty for a server that a request described.
     #[serde(default)]
     pub name: String,
-    /// Host name, address, or the directory of its socket.
+    /// Host name, address, or the directory of the server's socket.
     pub host: String,
-    /// Port.
+    /// TCP port, and the number in the name of the socket.
     #[serde(default = "default_port")]
     pub port: u16,
-    /// Name of the database there; by default the one that the client asked for.
+    /// Name of the database on that server; by default the one that the client asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub database: Option<String>,
-    /// Whether the connection to it is encrypted.
+    /// Encryption of the connection to it.
     #[serde(default)]
     pub tls: ServerTls,
     /// Root certificates in PEM format, for `verify-full`.
@@ -185,16 +185,16 @@ impl fmt::Display for Server {
     }
 }
 
-/// As libpq's `sslmode`, those of its values that mean something.
+/// Encryption, as libpq's `sslmode`: those of its values that give a clear guarantee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServerTls {
-    /// Never.
+    /// No encryption.
     #[default]
     Disable,
-    /// Always, with any certificate.
+    /// Encryption, with any certificate.
     Require,
-    /// Always, with a certificate for `host` under one of the roots in `ca`.
+    /// Encryption, with a certificate for `host` under one of the roots in `ca`.
     VerifyFull,
 }
 
@@ -204,14 +204,14 @@ pub enum ServerTls {
 pub struct TenantConfig {
     /// Name of its server, unless it has moved since.
     pub server: String,
-    /// Its name there, if it differs.
+    /// Name of the database on that server, if it differs.
     #[serde(default)]
     pub database: Option<String>,
     /// Sessions at a time.
     #[serde(default)]
     pub connections: Option<usize>,
-    /// File with lines `USER VERIFIER` (`rolname` and `rolpassword` of `pg_authid`). With it the proxy checks passwords by
-    /// itself; without, it passes the server's questions on.
+    /// File with lines `USER VERIFIER` (`rolname` and `rolpassword` of `pg_authid`). With it the proxy checks passwords
+    /// itself; without it, the proxy passes the server's questions on.
     #[serde(default)]
     pub verifiers: Option<PathBuf>,
 }
@@ -224,7 +224,7 @@ fn default_socket_mode() -> String {
     "0600".into()
 }
 
-/// Every name of a database that has no tenant of its own.
+/// Name that stands for every database without a tenant of its own.
 pub(crate) const ANY: &str = "*";
 
 impl Config {
@@ -245,13 +245,13 @@ impl Config {
         Ok(config)
     }
 
-    /// The same with what takes effect at the start only as it was then.
+    /// This configuration, except for the values that take effect only at the start: those come from `start`.
     pub(crate) fn started_as(self, start: &Config) -> Config {
         let Config { listen, control, routes, workers, .. } = start.clone();
         Config { listen, control, routes, workers, ..self }
     }
 
-    /// Names of what differs.
+    /// Names of the values that differ.
     pub(crate) fn differences(&self, other: &Config) -> Vec<&'static str> {
         let (a, b) = (self, other);
         let parts = [
@@ -317,28 +317,28 @@ impl Config {
         self.socket_mode().map(|_| ())
     }
 
-    /// The tenant for a database: its own, or the one for every other name.
+    /// Tenant for a database: its own, or the one for every other name.
     pub(crate) fn tenant(&self, database: &str) -> Option<&TenantConfig> {
         self.tenants.get(database).or_else(|| self.tenants.get(ANY))
     }
 
-    /// The server that a database is on unless it has moved.
+    /// Server of a database, unless the database has moved.
     pub fn server_of(&self, database: &str) -> Option<&Server> {
         self.servers.get(&self.tenant(database)?.server)
     }
 
-    /// Whether a client at an address is let in.
+    /// Returns true if a client at an address may connect.
     pub fn admits(&self, database: &str, user: &str, from: IpAddr, tls: bool) -> bool {
         access::allows(&self.allow, database, user, Origin::Address(from), tls)
     }
 
-    /// Permissions of sockets for clients.
+    /// Permissions of the clients' sockets.
     pub(crate) fn socket_mode(&self) -> Result<u32, ConfigError> {
         let mode = u32::from_str_radix(&self.socket_mode, 8).ok().filter(|mode| *mode <= 0o777);
         mode.ok_or_else(|| ConfigError::Invalid(format!("`socket_mode` is {:?}, not octal digits", self.socket_mode)))
     }
 
-    /// What is set up in a way that surprises, one line each.
+    /// Settings that may surprise the operator, one line each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for (name, server) in &self.servers {

@@ -1,4 +1,4 @@
-//! The process: sockets, threads, signals.
+//! The proxy's process: sockets, threads, signals.
 
 use crate::config::{Config, Endpoint, secrets_warnings};
 use crate::control;
@@ -20,16 +20,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// Connections accepted and not yet among the unnamed, at most.
+/// Most connections that are accepted and not yet among the unnamed.
 const ARRIVALS: usize = 32;
-/// When accepting fails (no more file descriptors), it is tried again after this time.
+/// Time until the next try when accepting fails (no more file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// The kernel closes a dead process's sockets one after the other, its lock among them.
+/// Time for which an address may still be in use: the kernel closes a dead process's sockets one after the other, its
+/// lock among them.
 const CLOSING: Duration = Duration::from_secs(5);
 const BINDING_AGAIN: Duration = Duration::from_millis(5);
 
-/// Serves until a signal ends it: SIGTERM lets transactions end, SIGINT does not. SIGHUP reads the file anew. `started` is
-/// called once clients can connect.
+/// Serves until a signal ends it: SIGTERM lets transactions end, SIGINT does not. SIGHUP reloads the file. Calls
+/// `started` once clients can connect.
 pub fn run(path: &Path, started: impl FnOnce(&Config)) -> Result<(), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     runtime()?.block_on(async {
@@ -38,7 +39,7 @@ pub fn run(path: &Path, started: impl FnOnce(&Config)) -> Result<(), StartError>
     })
 }
 
-/// The same as soon as no other proxy serves. `standing_by` is called when one does, and knows of this one.
+/// Serves as [`run`] does, as soon as no other proxy serves. Calls `standing_by` if one does and has accepted this one.
 pub fn stand_by(
     path: &Path,
     standing_by: impl FnOnce(&Config),
@@ -59,7 +60,7 @@ fn runtime() -> Result<Runtime, StartError> {
     Builder::new_current_thread().enable_all().build().map_err(failed)
 }
 
-/// Checks a configuration file and the files that it names; returns it with what surprises about it.
+/// Checks a configuration file and the files that it names; returns it with the warnings about it.
 pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     let mut warnings = settings.config.warnings();
@@ -68,7 +69,7 @@ pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     Ok((settings.config, warnings))
 }
 
-/// `patience`: for so long an address may still be in use.
+/// Serves; `patience` is the time for which an address may still be in use.
 async fn serve(
     path: &Path,
     settings: Settings,
@@ -107,7 +108,7 @@ async fn serve(
             Told::End { patiently } => break patiently,
         }
     };
-    // Nobody connects any more, and no command is answered. Then a successor may serve.
+    // From here on no client can connect, and no command is answered. Then a successor may serve.
     tasks.shutdown().await;
     proxy.retire();
     if patiently {
@@ -132,7 +133,7 @@ async fn serve(
     Ok(())
 }
 
-/// All sockets that others connect to.
+/// All sockets that clients, commands and scrapers connect to.
 struct Listening {
     control: (UnixListener, SocketFile),
     clients: Vec<Listener>,
@@ -158,16 +159,16 @@ impl Listening {
     }
 }
 
-/// What the process is told.
+/// Request to the process by a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// Read the configuration anew.
+    /// Reload the configuration.
     Reload,
-    /// End; patiently, so that transactions may finish, or at once.
+    /// End: patiently, so that transactions may finish, or at once.
     End { patiently: bool },
 }
 
-/// By which it is told; a signal that nobody waits for would end the process.
+/// Handlers of the signals; a signal without one would end the process.
 pub(crate) struct Signals {
     hangup: Signal,
     terminate: Signal,
@@ -186,7 +187,7 @@ impl Signals {
         })
     }
 
-    /// The next.
+    /// Waits for the next request.
     pub(crate) async fn next(&mut self) -> Told {
         tokio::select! {
             _ = self.hangup.recv() => Told::Reload,
@@ -220,10 +221,11 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into)
 }
 
-/// No faster than workers take connections on: those on their way have open files, and nobody makes way for them yet.
+/// Accepts no faster than workers take connections over: accepted connections hold open files, and the limit on unnamed
+/// connections does not count them yet.
 async fn accept(listener: Listener, workers: Arc<Workers>) {
     let arrivals = Arc::new(Semaphore::new(ARRIVALS));
-    // nobody closes it
+    // The semaphore is never closed.
     while let Ok(arrival) = arrivals.clone().acquire_owned().await {
         match listener.accept().await {
             Ok((raw, origin)) => workers.serve(raw, origin, arrival),
@@ -235,7 +237,7 @@ async fn accept(listener: Listener, workers: Arc<Workers>) {
     }
 }
 
-/// Connections end with this task: what the proxy does no more, it is not to be asked for.
+/// Answers control connections. They end with this task, so no command can ask for what the proxy no longer does.
 async fn accept_control((listener, _file): (UnixListener, SocketFile), proxy: Arc<Proxy>) {
     let mut connections = tokio::task::JoinSet::new();
     loop {

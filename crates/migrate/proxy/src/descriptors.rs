@@ -3,12 +3,12 @@
 use crate::config::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Of a session: its client, its server, and the counterpart on the target.
+/// Files of a session: its client, its server, and the counterpart on the target.
 const OF_A_SESSION: u64 = 3;
-/// The proxy's own sockets, files and threads, and requests to cancel.
+/// Files for the proxy's own sockets, files and threads, and for requests to cancel.
 const BESIDE: u64 = 128;
 
-/// Takes as many as the configuration needs, as far as the system lets us; what there are too few of, in words.
+/// Raises the limit to what the configuration needs, as far as the system allows. Returns a text if that is too few.
 pub(crate) fn raise(config: &Config) -> Option<String> {
     let limit = getrlimit(Resource::Nofile);
     let (needed, now) = (needed(config), limit.current.unwrap_or(u64::MAX));
@@ -22,7 +22,7 @@ pub(crate) fn raise(config: &Config) -> Option<String> {
     shortage(needed, most, config.limits.connections)
 }
 
-/// The same, without taking anything.
+/// Returns the same text, without raising the limit.
 pub(crate) fn warning(config: &Config) -> Option<String> {
     shortage(needed(config), getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX), config.limits.connections)
 }

@@ -1,4 +1,4 @@
-//! What others may see of a session, and how they reach it.
+//! Shared view of a session, and the commands that reach it.
 
 use crate::capture::Capture;
 use crate::config::Server;
@@ -12,24 +12,24 @@ use std::time::{Duration, Instant};
 use stillpoint_migrate_wire::frontend::CancelKey;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Locks; what a thread that panicked left is as good as any other state here.
+/// Locks; the state that a panicked thread left is as good as any other here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a session does.
+/// Activity of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activity {
-    /// Its client logs in.
+    /// The client logs in.
     Starting,
-    /// Nothing is under way.
+    /// No statement or transaction is under way.
     Idle,
     /// A statement runs.
     Active,
     /// A transaction is open.
     InTransaction,
-    /// It waits for a switch-over.
+    /// The session waits for a switch-over.
     Parked,
 }
 
@@ -37,7 +37,7 @@ impl Activity {
     const ALL: [Activity; 5] =
         [Activity::Starting, Activity::Idle, Activity::Active, Activity::InTransaction, Activity::Parked];
 
-    /// Why others wait for a session that does this.
+    /// Reason why others wait for a session with this activity.
     pub(crate) fn holds_up_by(self) -> &'static str {
         match self {
             Activity::Starting => "is logging in",
@@ -47,7 +47,8 @@ impl Activity {
     }
 }
 
-/// Who reports what to whoever asked all sessions of a tenant for something. Dropping it says that the session is gone.
+/// Reports one session's result of a request that all sessions of a tenant got. Dropping it reports that the session is
+/// gone.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     pub(crate) id: u32,
@@ -56,25 +57,25 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     pub(crate) fn report(self, result: Result<(), String>) {
-        // Nobody listens any more: the request has reached its limit.
+        // A failed send is ignored: the request has reached its limit, and its receiver is gone.
         let _ = self.to.send((self.id, result));
     }
 }
 
-/// What a session is asked to do.
+/// Command to a session.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Open a session at the target and keep it like the one here.
+    /// Open a counterpart at the target and keep it like the session here.
     Prepare(Arc<Target>, Option<Reporter>),
-    /// The same, unless there is one already with which nothing is wrong.
+    /// Open a counterpart, unless there is already one without errors.
     PrepareAgain(Arc<Target>, Reporter),
-    /// Forget the one at the target.
+    /// Forget the counterpart at the target.
     Abandon,
-    /// Capture what is written from the next boundary on.
+    /// Capture writes from the next boundary on.
     Capture(Arc<Capture>, Option<Reporter>),
     /// Begin no new transaction; report once none is open.
     Pause(Reporter),
-    /// Go on where you are.
+    /// Go on at the present server.
     Resume,
     /// Go on at the target.
     Switch(Reporter),
@@ -91,7 +92,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Adds to a counter that one thread alone writes.
+    /// Adds to a counter that only one thread writes.
     #[inline]
     pub(crate) fn add(counter: &AtomicU64, n: u64) {
         counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
@@ -108,7 +109,7 @@ impl Counters {
     }
 }
 
-/// A session as others see it.
+/// A session as other threads see it.
 pub(crate) struct Entry {
     pub(crate) id: u32,
     pub(crate) tenant: String,
@@ -117,7 +118,7 @@ pub(crate) struct Entry {
     pub(crate) origin: String,
     pub(crate) counters: Counters,
     pub(crate) prepared: AtomicBool,
-    /// Its tenant's.
+    /// Shared with its tenant.
     waits: Arc<Waits>,
     commands: UnboundedSender<Command>,
     activity: AtomicU8,
@@ -140,7 +141,7 @@ pub(crate) fn now_us() -> u64 {
     BEGINNING.elapsed().as_micros() as u64
 }
 
-/// Who a session belongs to.
+/// Names that a session belongs to.
 #[derive(Debug, Clone)]
 pub(crate) struct Who {
     pub(crate) tenant: String,
@@ -172,7 +173,7 @@ impl Entry {
     }
 
     pub(crate) fn send(&self, command: Command) {
-        // A session that has ended needs no commands; its reporter is dropped with the command, and that says so.
+        // A session that has ended needs no commands; its reporter is dropped with the command, which reports the end.
         let _ = self.commands.send(command);
     }
 
@@ -181,14 +182,14 @@ impl Entry {
         self.activity.store(activity as u8, Ordering::Relaxed);
     }
 
-    /// Something begins after nothing was under way.
+    /// Records that something begins after nothing was under way.
     #[inline]
     pub(crate) fn begin(&self, now_us: u64) {
         self.busy_since_us.store(now_us, Ordering::Relaxed);
         self.set(Activity::Active);
     }
 
-    /// A statement that was passed on at this time has been answered.
+    /// Records the answer to a statement that was passed on at `asked_us`.
     #[inline]
     pub(crate) fn answered(&self, asked_us: u64) {
         self.waits.count(now_us().saturating_sub(asked_us));
@@ -198,14 +199,14 @@ impl Entry {
         Activity::ALL[usize::from(self.activity.load(Ordering::Relaxed)).min(4)]
     }
 
-    /// For how long it has been doing what it does, if that is something.
+    /// Time of the present activity; `None` if the session is idle or parked.
     pub(crate) fn busy_for(&self) -> Option<Duration> {
         let busy = !matches!(self.activity(), Activity::Idle | Activity::Parked);
         let since = self.busy_since_us.load(Ordering::Relaxed);
         busy.then(|| Duration::from_micros(now_us().saturating_sub(since)))
     }
 
-    /// Whether it has a counterpart at the target that carries the same.
+    /// Returns true if it has a counterpart at the target that carries the same state.
     pub(crate) fn is_prepared(&self) -> bool {
         self.prepared.load(Ordering::Relaxed)
     }
@@ -218,22 +219,22 @@ impl Entry {
         *lock(&self.pinned) = why;
     }
 
-    /// The key that its client has.
+    /// Cancel key of its client.
     pub(crate) fn key(&self) -> CancelKey {
         CancelKey { pid: self.id, secret: self.secret.clone() }
     }
 
-    /// Where a request to cancel goes.
+    /// Sets the server and the key for requests to cancel.
     pub(crate) fn cancel_at(&self, server: Arc<Server>, key: CancelKey) {
         *lock(&self.cancel) = Some((server, key));
     }
 
-    /// The process that serves it at the server, once it has logged in there.
+    /// Process number of its server process, once it has logged in there.
     pub(crate) fn backend(&self) -> Option<u32> {
         lock(&self.cancel).as_ref().map(|(_, key)| key.pid)
     }
 
-    /// Where a request to cancel goes, for whoever has the key.
+    /// Server and key for a request to cancel; `None` if `key` is not this session's.
     pub(crate) fn canceller(&self, key: &CancelKey) -> Option<(Arc<Server>, CancelKey)> {
         let differs = key.secret.len() != self.secret.len()
             || key.secret.iter().zip(&self.secret).fold(0, |all, (a, b)| all | (a ^ b)) != 0;
@@ -248,7 +249,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// A session whose number no other has; `None` when there are as many as there may be.
+    /// Enters a session under a number that no other has; `None` at the limit of sessions.
     pub(crate) fn enter(
         &self,
         who: Who,
@@ -262,7 +263,7 @@ impl Directory {
         if entries.1.len() >= most {
             return None;
         }
-        // Numbers are positive for clients that take them for signed ones.
+        // Numbers stay positive as signed 32-bit numbers, since some clients read them so.
         let next = |id: u32| if id >= i32::MAX as u32 { 1 } else { id + 1 };
         let mut id = next(entries.0);
         while entries.1.contains_key(&id) {

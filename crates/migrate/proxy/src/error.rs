@@ -1,5 +1,5 @@
-//! What can go wrong, for the log and for the one who started the proxy. What clients are told is another matter: see
-//! [`Refusal`]. What is from outside is held as [`Untrusted`]: an error shows as one line.
+//! Errors, for the log and for the operator. Clients get a [`Refusal`] instead. Text from outside is kept as
+//! [`Untrusted`]: every error is one line.
 
 use crate::untrusted::Untrusted;
 use std::path::PathBuf;
@@ -12,23 +12,23 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
-    /// It is not TOML, or not of our shape.
+    /// The text is not TOML, or has other keys or types than a configuration.
     #[error("{0}")]
     Syntax(String),
-    /// Its parts do not fit together.
+    /// The parts of the configuration do not fit together.
     #[error("{0}")]
     Invalid(String),
     /// A certificate or key cannot be used.
     #[error("{}: {why}", path.display())]
     Tls {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         why: String,
     },
 }
@@ -39,53 +39,53 @@ pub enum StartError {
     /// The configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An address or socket is not to be had.
+    /// An address or socket is not available.
     #[error("cannot listen at {at}")]
     Listen {
         /// The address or path.
         at: String,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
-    /// Another proxy answers there.
+    /// Another proxy answers at the control socket.
     #[error("another proxy serves the control socket {}", .0.display())]
     Taken(PathBuf),
-    /// Another proxy has the file of routes.
+    /// Another proxy uses the file of routes.
     #[error("another proxy uses the routes file {}: the one with the control socket {}", routes.display(), control.display())]
     Served {
-        /// The file.
+        /// Path of the file.
         routes: PathBuf,
-        /// Where that proxy is reached.
+        /// Control socket of that proxy.
         control: PathBuf,
     },
-    /// The proxy that serves does not want this one to stand by.
+    /// The proxy that serves refuses this one as its standby.
     #[error("cannot stand by for the proxy at {}: {why}", control.display())]
     StandBy {
-        /// Where that proxy is reached.
+        /// Control socket of that proxy.
         control: PathBuf,
-        /// Why.
+        /// Reason for the refusal.
         why: String,
     },
     /// The file of routes cannot be read or written.
     #[error("cannot use the routes file {}: {why}", path.display())]
     Routes {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         why: String,
     },
-    /// A thread, a signal handler or the runtime is not to be had.
+    /// A thread, a signal handler or the runtime cannot be created.
     #[error("cannot start {what}")]
     System {
-        /// What.
+        /// Name of the missing part.
         what: &'static str,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
 }
 
 impl StartError {
-    /// Whether somebody listens there still.
+    /// Returns true if a process still listens at the address or socket.
     pub(crate) fn is_in_use(&self) -> bool {
         match self {
             StartError::Taken(_) => true,
@@ -95,7 +95,7 @@ impl StartError {
     }
 }
 
-/// Why a session ended other than by its client's wish.
+/// Reason for the end of a session, other than its client's request.
 #[derive(Debug, Error)]
 pub(crate) enum SessionError {
     /// The client's connection broke.
@@ -107,58 +107,58 @@ pub(crate) enum SessionError {
     /// The server closed the connection.
     #[error("the server closed the connection")]
     ServerClosed,
-    /// The client does not keep to the protocol.
+    /// The client broke the protocol.
     #[error("the client broke the protocol")]
     ClientProtocol(#[source] WireError),
-    /// The server does not keep to the protocol.
+    /// The server broke the protocol.
     #[error("the server broke the protocol")]
     ServerProtocol(#[source] WireError),
-    /// The server said no.
+    /// The server refused the login.
     #[error("the server refused: {code}: {message}")]
     ServerRefused {
         /// SQLSTATE.
         code: Untrusted,
-        /// Its message.
+        /// Message of the server.
         message: Untrusted,
     },
-    /// The client was told why it is not served.
+    /// The client was refused, and has received the reason.
     #[error("{0}")]
     Refused(Refusal),
-    /// A server asks for what we do not have.
+    /// The server asks for a secret that the proxy does not have.
     #[error("cannot log in at {server} as {user}: {why}")]
     Login {
-        /// The server.
+        /// Name and address of the server.
         server: String,
-        /// The role.
+        /// Name of the role.
         user: Untrusted,
-        /// What is missing.
+        /// Secret that is missing.
         why: Untrusted,
     },
     /// The server cannot be reached.
     #[error("cannot reach {server}: {why}")]
     Unreachable {
-        /// The server.
+        /// Name and address of the server.
         server: String,
-        /// Why.
+        /// Cause of the failure.
         why: Untrusted,
     },
     /// The session could not be handed to the thread that passes bytes on, or back.
     #[error("the session is lost between two threads")]
     Lent(#[source] std::io::Error),
-    /// A limit of time was reached.
+    /// A time limit was reached.
     #[error("{0} took too long")]
     TimedOut(&'static str),
 }
 
-/// What a client is told before its connection is closed.
+/// Error that a client gets before its connection is closed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{code}: {message}")]
 pub(crate) struct Refusal {
     /// SQLSTATE.
     pub(crate) code: &'static str,
-    /// The message, which may hold names that the client has sent.
+    /// Message, which may hold names that the client has sent.
     pub(crate) message: Untrusted,
-    /// What to do, where something can be done.
+    /// Action for the client or operator, if there is one.
     pub(crate) hint: Option<&'static str>,
 }
 
@@ -171,7 +171,7 @@ impl Refusal {
         Refusal { hint: Some(hint), ..self }
     }
 
-    /// What a client may know of an error: nothing about servers but that they are not there.
+    /// The part of an error that a client may know: nothing about servers except that they cannot be reached.
     pub(crate) fn of(error: &SessionError) -> Option<Refusal> {
         match error {
             SessionError::Client(_) | SessionError::ServerRefused { .. } => None,
@@ -216,7 +216,7 @@ mod tests {
         ] {
             assert!(!error.to_string().contains(char::is_control), "{error}");
         }
-        // The client gets its names as it has sent them.
+        // The client gets its names back unchanged.
         assert_eq!(refusal.message.as_str(), text());
     }
 }

@@ -1,31 +1,34 @@
-//! A proxy for PostgreSQL whose sessions can be moved to another server between two transactions, with what they carry.
+//! A proxy for PostgreSQL that can move sessions to another server between two transactions, with the state that they
+//! carry.
 //!
-//! The caller gives a configuration file ([`Config`]), must be able to reach the servers, and must be the only way to the
-//! databases that are to be moved. Servers see the proxy's address: the file's `allow` rules take the place of pg_hba.conf's
-//! addresses, while passwords stay the servers' affair.
+//! The caller gives a configuration file ([`Config`]). The proxy must be able to reach the servers, and must be the
+//! only way to the databases that are moved. Servers see the proxy's address: the file's `allow` rules replace the
+//! addresses in pg_hba.conf, while the servers still check the passwords.
 //!
-//! The crate guarantees: what a client may do directly it may do through the proxy, since messages are passed on as they
-//! are; a client or server that is slow, silent or broken harms its own session only; bytes that are not the protocol end
-//! their connection with an error that says so; what a client asks for is read once, and servers get what was read; clients that
-//! do not finish their logins keep none from another address or of another tenant; memory is bounded by the number of connections. A tenant is switched only
-//! while no transaction is open ([`control::Request::Pause`]), and every limit of time leads back to the source. When the
-//! one who asked for a pause dies, the sessions go on at the source. After [`control::Request::Switch`] a session is at the
-//! target with its settings, role, prepared statements, channels and advisory locks, or it is closed, and named in the reply.
+//! The crate guarantees: a client may do through the proxy all that it may do directly, since messages are passed on
+//! unchanged. A client or server that is slow, silent or broken harms only its own session. Bytes that break the
+//! protocol end their connection with an error. A client's request is read once, and servers get what was read. Clients
+//! that do not finish their logins do not block clients of another address or another tenant. The number of connections
+//! bounds the memory. A tenant is switched only while no transaction is open ([`control::Request::Pause`]), and at
+//! every time limit the sessions go on at the source. They also do if the process that asked for a pause dies. After
+//! [`control::Request::Switch`] a session is at the target with its settings, role, prepared statements, channels and
+//! advisory locks, or it is closed, and named in the reply.
 //!
 //! One proxy serves at a time, by a lock beside the file of routes; another one may stand by ([`stand_by`]).
 //!
-//! While somebody follows a capture ([`control::Request::Capture`]), what the sessions of that tenant write is rewritten so
-//! that every row comes back, and is handed on transaction by transaction in an order that can be repeated; the crate
-//! `stillpoint-migrate-capture` has a table of the statements. Clients see what they see directly, but for
-//! `pg_prepared_statements` and for time. What cannot be captured ends the capture, with its name, and never the client:
-//! [`control::Reply::CaptureOver`] is then the last that the follower gets, and what it has built is of no use. At each
-//! commit an audit compares the server's own counters with what was captured. It does not see what a transaction without
-//! any captured write does (a SELECT of a writing function that says it is STABLE), nor what does not come through the
-//! proxy; a comparison of both sides does.
+//! While a follower reads a capture ([`control::Request::Capture`]), the writes of that tenant's sessions are rewritten
+//! so that every row comes back. The follower gets them transaction by transaction in an order that can be repeated;
+//! the crate `stillpoint-migrate-capture` has a table of the statements. Clients see the same as without a proxy,
+//! except for `pg_prepared_statements` and time. A statement that cannot be captured ends the capture, with its name,
+//! but never the client. [`control::Reply::CaptureOver`] is then the follower's last message, and its copy is of no
+//! use. At each commit an audit compares the server's own counters with the captured rows. The audit misses writes of a
+//! transaction without any captured write (a SELECT of a writing function that is declared STABLE), and writes that
+//! bypass the proxy; a comparison of both sides finds them.
 //!
-//! It does not: pool connections, parse SQL or rewrite statements where nobody follows, keep passwords. What cannot be
-//! taken along pins a session and is said: temporary tables, WITH HOLD cursors, replication. Not noticed, and so lost:
-//! values of `currval` and `lastval`, how often a lock was taken, libraries that were loaded by LOAD.
+//! It does not pool connections, parse SQL or rewrite statements without a follower, or keep passwords. State that
+//! cannot be moved pins a session, and the status shows it: temporary tables, WITH HOLD cursors, replication. The proxy
+//! does not notice, and so loses: values of `currval` and `lastval`, how often a lock was taken, libraries that LOAD
+//! loaded.
 //!
 //! ```text
 //! client ────── thread without a runtime: [ up: read, look at headers, write ] ────── server (source)
@@ -51,7 +54,8 @@
 //! # Ok::<(), stillpoint_migrate_proxy::ConfigError>(())
 //! ```
 //!
-//! Follows section 4.2 (the worker) and step 4 of section 4.3 of "Madeus" (SIGMOD 2015), where clients wait and sessions end.
+//! The crate follows section 4.2 (the worker) and step 4 of section 4.3 of "Madeus" (SIGMOD 2015), where clients wait
+//! and sessions end.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! A connection to a server while *we* speak to it: opening it, logging in, asking questions of our own.
+//! A connection to a server that *the proxy* speaks on: opening it, logging in, asking the proxy's own questions.
 
 use crate::config::{Server, ServerTls};
 use crate::error::SessionError;
@@ -16,10 +16,10 @@ use stillpoint_migrate_wire::{md5, scram};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-/// A message of a server that we wait for is never this long; results of our own questions may be.
+/// Longest message of a server that the proxy waits for, in bytes; all rows of an answer together may be longer.
 const ANSWER_MAX: usize = 16 << 20;
 
-/// A message with its header.
+/// A whole message with its header.
 #[derive(Debug)]
 pub(crate) struct Whole<'a> {
     pub(crate) tag: u8,
@@ -28,7 +28,7 @@ pub(crate) struct Whole<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Reads whole messages; it may read ahead, [`Reader::leftover`] tells what.
+/// Reads whole messages; bytes that it read ahead are in [`Reader::leftover`].
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     buffer: Vec<u8>,
@@ -36,7 +36,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// The next message.
+    /// Reads the next message.
     pub(crate) async fn next<'a>(&'a mut self, stream: &mut Stream) -> Result<Whole<'a>, SessionError> {
         let (tag, total) = loop {
             let mut scanner = Scanner::new(ANSWER_MAX as u32);
@@ -58,7 +58,7 @@ impl Reader {
         Ok(Whole { tag, body: &bytes[stillpoint_migrate_wire::frame::HEADER_LEN..], bytes })
     }
 
-    /// What was read and not taken.
+    /// Bytes that were read and not taken.
     pub(crate) fn leftover(&self) -> &[u8] {
         &self.buffer[self.start..]
     }
@@ -75,7 +75,7 @@ async fn connect_raw(server: &Server) -> std::io::Result<Raw> {
     Ok(Raw::Tcp(stream))
 }
 
-/// Opens a connection, encrypted where the configuration says so; nothing is sent of the session yet.
+/// Opens a connection, encrypted if the configuration says so; sends nothing of the session yet.
 pub(crate) async fn connect(server: &Server, limit: Duration) -> Result<Stream, SessionError> {
     let unreachable = |why: String| SessionError::Unreachable { server: server.to_string(), why: why.into() };
     let connect = async {
@@ -96,7 +96,7 @@ pub(crate) async fn connect(server: &Server, limit: Duration) -> Result<Stream, 
     tokio::time::timeout(limit, connect).await.map_err(|_| unreachable("no answer in time".into()))?
 }
 
-/// The packet that begins a session at a server: ours is always 3.0, since nothing else differs but keys.
+/// Packet that begins a session at a server. The version is always 3.0: 3.2 differs only in the cancel keys.
 pub(crate) fn startup_packet(client: &Startup, server: &Server) -> Vec<u8> {
     let mut packet = Vec::new();
     client.for_server(server.database.as_deref()).encode(&mut packet);
@@ -107,14 +107,14 @@ pub(crate) fn startup_packet(client: &Startup, server: &Server) -> Vec<u8> {
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) stream: Stream,
-    /// What came behind the first ReadyForQuery.
+    /// Bytes after the first ReadyForQuery.
     pub(crate) leftover: Vec<u8>,
-    /// What the server reported of itself.
+    /// Parameters that the server reported.
     pub(crate) parameters: BTreeMap<String, Vec<u8>>,
     pub(crate) key: CancelKey,
 }
 
-/// Opens a connection and logs in with what we have.
+/// Opens a connection and logs in with the credential.
 pub(crate) async fn login(
     server: &Server,
     packet: &[u8],
@@ -150,7 +150,7 @@ pub(crate) async fn login(
     Ok(Ready { stream, leftover, parameters, key })
 }
 
-/// What a server's error says.
+/// Reads a server's error.
 pub(crate) fn refused(body: &[u8]) -> SessionError {
     match backend::report(body) {
         Ok(report) => SessionError::ServerRefused { code: report.code.into(), message: report.message.into() },
@@ -210,19 +210,19 @@ async fn authenticate(
     }
 }
 
-/// What a server answered to questions of ours.
+/// A server's answers to the proxy's own questions.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    /// In the session's encoding.
+    /// Rows in the session's encoding.
     pub(crate) rows: Vec<Vec<Option<Vec<u8>>>>,
-    /// The first error.
+    /// Code and message of the first error.
     pub(crate) error: Option<(String, String)>,
     /// Messages that are not answers: for the session's client.
     pub(crate) aside: Vec<u8>,
 }
 
-/// Sends `question`, which ends in `syncs` answers of ReadyForQuery, and waits for all of them. Nothing else may be under
-/// way.
+/// Sends `question`, which ends in `syncs` ReadyForQuery messages, and waits for all of them. The caller must have
+/// nothing else under way.
 pub(crate) async fn exchange(stream: &mut Stream, question: &[u8], syncs: usize) -> Result<Answers, SessionError> {
     stream.write_all(question).await.map_err(SessionError::Server)?;
     stream.flush().await.map_err(SessionError::Server)?;

@@ -1,4 +1,4 @@
-//! Sockets that clients and commands come by.
+//! Sockets for clients and commands.
 
 use crate::config::{Endpoint, Origin};
 use crate::error::StartError;
@@ -11,17 +11,17 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// A place where clients connect; its socket in the file system goes with it.
+/// A place where clients connect; dropping it removes its socket from the file system.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, #[allow(dead_code, reason = "its end removes the socket")] SocketFile),
 }
 
-/// A socket's name, removed when dropped.
+/// Path of a socket, removed when dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile(PathBuf);
 
@@ -32,7 +32,7 @@ impl Drop for SocketFile {
 }
 
 impl Listener {
-    /// Listens; must run inside of a runtime.
+    /// Listens; the caller must be inside a runtime.
     pub(crate) fn bind(at: &Endpoint, mode: u32) -> Result<Listener, StartError> {
         let bound = match at {
             Endpoint::Tcp(address) => tcp(*address).map(Listener::Tcp),
@@ -41,13 +41,13 @@ impl Listener {
         bound.map_err(|source| StartError::Listen { at: at.to_string(), source })
     }
 
-    /// The next client.
+    /// Accepts the next client.
     pub(crate) async fn accept(&self) -> io::Result<(Raw, Origin)> {
         match self {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                // A client whose machine is gone must not hold a transaction open for ever.
+                // Keepalive ends a transaction whose client's machine is gone.
                 rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
                 Ok((Raw::Tcp(stream), Origin::Address(peer.ip())))
             }
@@ -56,7 +56,8 @@ impl Listener {
     }
 }
 
-/// A successor may listen at the same address while this process serves its last sessions, and not before it listens no more.
+/// Listens with SO_REUSEADDR: a successor may listen at the same address while this process serves its last sessions,
+/// but only after this process has stopped listening.
 fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
@@ -64,7 +65,7 @@ fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// A socket that only `mode` may use from its first moment on: it gets its name when it has its permissions.
+/// Creates a socket that only `mode` may use from its first moment on: it gets its permissions before its name.
 pub(crate) fn unix(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
     if let Ok(found) = fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {

@@ -1,5 +1,6 @@
-//! Logins under way: of clients that have said who they are and have not proved it. Each may hold a connection of the server, and
-//! anybody can begin them: so there are so many at a time of one address and of one tenant, and the others wait in line.
+//! Logins under way: their clients have named their user and have not proved it. Each may hold a connection of the
+//! server, and any client can begin one. So their number is limited for each address and each tenant, and the others
+//! wait in line.
 //!
 //! ```text
 //!              a place is free                       the server or proxy lets it in, or not
@@ -8,8 +9,9 @@
 //!                                     ╰───────────────────────────────────────────────────▶ turned away
 //! ```
 //!
-//! A client that is waited for loses its place only to another one that could have it, and not before it had time to answer; one
-//! that waits for a server keeps it. Of those in line the one comes first whose address has the fewest under way.
+//! A client that owes an answer loses its place only to a login that could use it, and only after it had time to
+//! answer. A client that waits for a server keeps its place. The next in line is the login whose address has the fewest
+//! under way.
 
 use crate::config::{ANY, Config, Limits, Origin};
 use crate::entry::lock;
@@ -20,12 +22,12 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// A client has this time for an answer, however many wait for its place.
+/// Time that a client has for an answer, no matter how many wait for its place.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often a login in line looks whether a client has used that up.
+/// Interval at which a login in line checks if a client has used up that time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a login counts to.
+/// Group of logins with a common limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Scope {
     All,
@@ -36,14 +38,14 @@ enum Scope {
     Address(Origin, Arc<str>),
 }
 
-/// How many may be under way at a time.
+/// Most logins under way at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Places {
-    /// All together.
+    /// All logins together.
     pub(crate) all: usize,
-    /// To one tenant.
+    /// Logins to one tenant.
     pub(crate) tenant: usize,
-    /// To one tenant from one address.
+    /// Logins to one tenant from one address.
     pub(crate) address: usize,
 }
 
@@ -58,20 +60,20 @@ impl Places {
     }
 }
 
-/// Where a login comes from, and where it goes.
+/// Origin and tenant of a login.
 #[derive(Debug, Clone)]
 pub(crate) struct Path {
     host: Origin,
     tenant: Arc<str>,
 }
 
-/// Where a client's login has to find a place, and how many there are; `None` when there is no such tenant.
+/// Origin and tenant of a client's login, with the limits for them; `None` if there is no such tenant.
 pub(crate) fn places(config: &Config, database: &str, origin: Origin) -> Option<(Path, Places)> {
     let tenant = config.tenant(database)?;
-    // The name in the configuration: clients may think of any number of names for `*`.
+    // The name in the configuration: clients may use any number of names for `*`.
     let name = if config.tenants.contains_key(database) { database } else { ANY };
     let Limits { connections, logins_per_tenant, logins_per_address, .. } = config.limits;
-    // What is under way leaves room for sessions that begin elsewhere.
+    // The limits leave room for sessions that begin from other addresses.
     let sessions = tenant.connections.unwrap_or(connections).min(connections);
     let places = Places {
         all: (connections / 2).max(1),
@@ -102,7 +104,7 @@ struct Waiting {
 #[derive(Debug)]
 struct UnderWay {
     path: Path,
-    /// Since when its client owes an answer.
+    /// Time since which its client owes an answer.
     owes_since: Option<Instant>,
     makes_way: Arc<Notify>,
 }
@@ -115,7 +117,7 @@ struct State {
     counts: HashMap<Scope, usize>,
 }
 
-/// All logins, by the order in which they came.
+/// All logins, in the order of their arrival.
 #[derive(Debug)]
 pub(crate) struct Logins {
     state: Mutex<State>,
@@ -143,7 +145,7 @@ impl State {
         self.counts.get(scope).copied().unwrap_or(0)
     }
 
-    /// Why a login has to wait, if it has to.
+    /// The first limit that a login has to wait for, if any.
     fn full(&self, path: &Path, places: &Places) -> Option<Scope> {
         path.scopes().into_iter().find(|scope| self.count(scope) >= places.of(scope))
     }
@@ -168,7 +170,7 @@ impl State {
         Some(login)
     }
 
-    /// Gives what is free to those in line.
+    /// Gives free places to logins in line.
     fn give(&mut self) {
         loop {
             let able = self.in_line.iter().filter(|(_, waiting)| self.full(&waiting.path, &waiting.places).is_none());
@@ -180,7 +182,8 @@ impl State {
         }
     }
 
-    /// The login that has to make way for the one in line: of the address that has the most, the one whose client is waited for longest.
+    /// Finds the login that must make way for the one in line: of the address with the most logins, the one whose
+    /// client has owed its answer longest.
     fn victim(&self, number: u64, grace: Duration) -> Option<u64> {
         let waiting = self.in_line.get(&number)?;
         let full = self.full(&waiting.path, &waiting.places)?;
@@ -219,7 +222,7 @@ impl Logins {
         Place { of: self.clone(), number, begins, makes_way: Arc::default() }
     }
 
-    /// Has one make way for the one in line, if one has used its time up.
+    /// Makes one login end for the one in line, if one has used up its time.
     fn relieve(&self, number: u64) {
         let mut state = lock(&self.state);
         if let Some(victim) = state.victim(number, self.grace)
@@ -231,26 +234,26 @@ impl Logins {
         }
     }
 
-    /// How many are under way.
+    /// Number of logins under way.
     pub(crate) fn count(&self) -> usize {
         lock(&self.state).under_way.len()
     }
 
-    /// How many had to make way.
+    /// Number of logins that had to make way.
     pub(crate) fn turned_away(&self) -> u64 {
         self.turned_away.load(Ordering::Relaxed)
     }
 }
 
 impl Place {
-    /// Says whether the client owes an answer from now on.
+    /// Records if the client owes an answer from now on.
     pub(crate) fn client_owes(&self, owes: bool) {
         if let Some(login) = lock(&self.of.state).under_way.get_mut(&self.number) {
             login.owes_since = owes.then(Instant::now);
         }
     }
 
-    /// Comes to an end when the client has to make way.
+    /// Returns when the client has to make way.
     pub(crate) async fn makes_way(&self) {
         self.makes_way.notified().await;
     }
@@ -270,7 +273,7 @@ mod tests {
     use super::*;
 
     const PLACES: Places = Places { all: 100, tenant: 6, address: 2 };
-    /// As good as never.
+    /// Long enough never to pass in a test.
     const LONG: Duration = Duration::from_secs(3600);
 
     fn logins(grace: Duration) -> Arc<Logins> {
@@ -281,13 +284,13 @@ mod tests {
         Path::new(Origin::Address(address.parse().unwrap()), tenant)
     }
 
-    /// The place, if it is to be had at once.
+    /// Returns the place if it is free at once.
     async fn now(logins: &Arc<Logins>, address: &str, tenant: &str) -> Option<Place> {
         let entering = logins.enter(path(address, tenant), PLACES);
         tokio::time::timeout(Duration::from_millis(1), entering).await.ok()
     }
 
-    /// The place, when it comes.
+    /// Waits for the place.
     async fn soon(logins: &Arc<Logins>, address: &str, tenant: &str) -> Place {
         let entering = logins.enter(path(address, tenant), PLACES);
         tokio::time::timeout(Duration::from_secs(30), entering).await.expect("a place")
@@ -303,7 +306,7 @@ mod tests {
             }
             assert!(now(&logins, address, "shop").await.is_none(), "{address}");
         }
-        // The tenant is full, for other addresses too; other tenants are not, for those addresses either.
+        // The tenant is full, for other addresses too; other tenants are free, for those addresses too.
         assert!(now(&logins, "10.0.0.4", "shop").await.is_none());
         assert!(now(&logins, "10.0.0.1", "blog").await.is_some());
         assert_eq!(logins.count(), 6);
@@ -338,7 +341,7 @@ mod tests {
         silent.client_owes(true);
         let third = soon(&logins, "10.0.0.1", "shop").await;
         silent.makes_way().await;
-        // What has made way gives nothing back a second time.
+        // A login that has made way gives nothing back a second time.
         drop(silent);
         assert_eq!((logins.count(), logins.turned_away()), (2, 1));
         third.client_owes(true);

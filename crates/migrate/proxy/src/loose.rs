@@ -1,4 +1,4 @@
-//! A connection that belongs to no runtime: its owner asks it when the kernel has told that there is something.
+//! A connection that belongs to no runtime: its owner polls it after the kernel has reported an event.
 
 use crate::stream::{End, Raw};
 use rustix::event::epoll::EventFlags;
@@ -20,9 +20,9 @@ enum Socket {
 #[derive(Debug)]
 pub(crate) struct Loose {
     socket: Socket,
-    /// A read may bring something.
+    /// A read may return something.
     readable: bool,
-    /// The other side has ended, or the connection is broken: reads tell so, after what has come before.
+    /// The peer has ended, or the connection is broken: reads report it after the bytes that came before.
     ended: bool,
     /// A write may be taken.
     writable: bool,
@@ -38,7 +38,7 @@ impl Loose {
         Ok(Loose { socket, readable: false, ended: false, writable: true })
     }
 
-    /// Puts it into the runtime of the calling task.
+    /// Puts the connection into the runtime of the calling task.
     pub(crate) fn settle(self) -> io::Result<Raw> {
         Ok(match self.socket {
             Socket::Tcp(stream) => Raw::Tcp(TcpStream::from_std(stream)?),
@@ -46,7 +46,7 @@ impl Loose {
         })
     }
 
-    /// The kernel has told of a change.
+    /// Records an event that the kernel reported.
     #[inline]
     pub(crate) fn note(&mut self, flags: EventFlags) {
         self.ended |= flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
@@ -54,19 +54,19 @@ impl Loose {
         self.writable |= flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR);
     }
 
-    /// Whether a write may be taken.
+    /// Returns true if a write may be taken.
     #[inline]
     pub(crate) fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// A write to it had no room.
+    /// Records that a write had no room.
     #[inline]
     pub(crate) fn fill_up(&mut self) {
         self.writable = false;
     }
 
-    /// Whether a read may bring something.
+    /// Returns true if a read may return something.
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
         self.readable
@@ -83,8 +83,8 @@ impl AsFd for Loose {
     }
 }
 
-/// Nobody is woken: whoever asks waits for the kernel himself. System calls go past libc, whose own are points of
-/// cancellation and cost more for that.
+/// No task is woken: the owner itself waits for the kernel. System calls bypass libc, whose calls are cancellation
+/// points and cost more for that.
 impl End for Loose {
     #[inline]
     fn poll_fill(&mut self, _: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
@@ -93,7 +93,7 @@ impl End for Loose {
         }
         match recv(&*self, &mut *space, RecvFlags::empty()) {
             Ok((n, _)) => {
-                // What comes behind a short read is told anew.
+                // The kernel reports bytes that arrive after a short read as a new event.
                 self.readable = n == space.len() || self.ended;
                 Poll::Ready(Ok(n))
             }

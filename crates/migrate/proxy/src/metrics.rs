@@ -1,4 +1,4 @@
-//! Metrics in Prometheus' text format, by as much HTTP as that takes.
+//! Metrics in Prometheus' text format, with the little HTTP that they need.
 
 use crate::entry::{Activity, Counters};
 use crate::proxy::Proxy;
@@ -11,13 +11,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// A request's head is shorter, and here sooner.
+/// Most bytes of a request's head, which must arrive within `ANSWER_LIMIT`.
 const HEAD_MAX: usize = 8 << 10;
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// Scrapers at a time; at the limit the one that has been here longest makes way.
+/// Most scrapers at a time; at the limit the oldest one makes way.
 const SCRAPERS_MAX: usize = 16;
 
-/// Answers scrapers, each by itself: one that says nothing keeps none of the others.
+/// Answers each scraper in a task of its own: a silent one does not block the others.
 pub(crate) async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
     let (mut tasks, mut scrapers) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
     loop {
@@ -59,7 +59,7 @@ async fn answer(mut stream: TcpStream, proxy: &Proxy) -> std::io::Result<()> {
     stream.write_all(body.as_bytes()).await
 }
 
-/// All metrics.
+/// Text of all metrics.
 fn text(proxy: &Proxy) -> String {
     let sum = proxy.sum();
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);

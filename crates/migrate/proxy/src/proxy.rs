@@ -1,4 +1,4 @@
-//! What all threads of the proxy share.
+//! State that all threads of the proxy share.
 
 use crate::capture::Memory;
 use crate::config::{ANY, Config, Server};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-/// A configuration and what was made of it.
+/// A configuration, with the TLS acceptor built from it.
 pub(crate) struct Settings {
     pub(crate) config: Config,
     pub(crate) tls: Option<TlsAcceptor>,
@@ -41,7 +41,7 @@ impl Settings {
     }
 }
 
-/// What all threads of the proxy share.
+/// State that all threads of the proxy share.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     settings: Mutex<Arc<Settings>>,
@@ -50,17 +50,17 @@ pub(crate) struct Proxy {
     pub(crate) routes: Routes,
     /// Sums over sessions that have ended.
     pub(crate) totals: Counters,
-    /// What captured sessions hold of messages, in bytes.
+    /// Bytes of messages that captured sessions hold.
     held: Arc<AtomicUsize>,
-    /// How often the configuration was taken over anew.
+    /// Number of times that the configuration was reloaded.
     pub(crate) reloads: watch::Sender<u64>,
-    /// Connections that have not said who they are.
+    /// Connections that have not named their user.
     pub(crate) unnamed: Unnamed,
-    /// Clients that have not proved who they are.
+    /// Clients that have not proved their identity.
     pub(crate) logins: Arc<Logins>,
-    /// What mock exchanges are made of.
+    /// Secret from which mock exchanges are built.
     pub(crate) mock_secret: MockSecret,
-    /// Who waits to serve in our place.
+    /// Place of the process that waits to serve in this one's place.
     pub(crate) standby: Place,
 }
 
@@ -89,18 +89,18 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Tenants that the configuration names are known before anybody asks for them.
+    /// Registers the tenants that the configuration names, before any client asks for them.
     fn know_the_named(&self) {
         let named: Vec<String> = self.settings().config.tenants.keys().filter(|name| *name != ANY).cloned().collect();
         named.iter().for_each(|name| drop(self.tenant(name)));
     }
 
-    /// The configuration of this moment.
+    /// Present configuration.
     pub(crate) fn settings(&self) -> Arc<Settings> {
         lock(&self.settings).clone()
     }
 
-    /// The tenant for a database; `None` when the configuration has none.
+    /// Tenant for a database; `None` if the configuration has none.
     pub(crate) fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
         let settings = self.settings();
         let config = settings.config.tenant(name)?;
@@ -109,7 +109,7 @@ impl Proxy {
             return Some(known.clone());
         }
         let server = self.place(&settings, name, &config.server, config.database.as_deref())?;
-        // Clients may think of any number of names for `*`: those that have come to nothing go.
+        // Clients may use any number of names for `*`: names without sessions are removed.
         let is_named = |name: &str| settings.config.tenants.contains_key(name) || self.routes.get(name).is_some();
         tenants.retain(|name, tenant| tenant.is_kept() || Arc::strong_count(tenant) > 1 || is_named(name));
         let tenant = Arc::new(Tenant::new(name.to_owned(), config.clone(), server));
@@ -117,7 +117,7 @@ impl Proxy {
         Some(tenant)
     }
 
-    /// Where a tenant is: where it has moved, or as the configuration says.
+    /// Server of a tenant: the one that it has moved to, or the one in the configuration.
     fn place(&self, settings: &Settings, name: &str, server: &str, database: Option<&str>) -> Option<Arc<Server>> {
         if let Some(moved) = self.routes.get(name) {
             return Some(moved);
@@ -129,12 +129,12 @@ impl Proxy {
         })
     }
 
-    /// All tenants.
+    /// All known tenants.
     pub(crate) fn tenants(&self) -> Vec<Arc<Tenant>> {
         lock(&self.tenants).values().cloned().collect()
     }
 
-    /// Takes over a changed configuration. Sessions go on; what is listened at stays.
+    /// Applies a changed configuration. Sessions go on; the listening sockets stay.
     pub(crate) fn reload(&self, settings: Settings) {
         let settings = Arc::new(settings);
         *lock(&self.settings) = settings.clone();
@@ -148,12 +148,12 @@ impl Proxy {
         self.reloads.send_modify(|reloads| *reloads += 1);
     }
 
-    /// What captured sessions may hold of messages.
+    /// Memory that captured sessions may hold for messages.
     pub(crate) fn memory(&self) -> Memory {
         Memory { held: self.held.clone(), most: self.settings().config.limits.memory_mib << 20 }
     }
 
-    /// Sums over all sessions that there were.
+    /// Sums over all sessions so far.
     pub(crate) fn sum(&self) -> Counters {
         let sum = Counters::default();
         sum.absorb(&self.totals);
@@ -161,7 +161,7 @@ impl Proxy {
         sum
     }
 
-    /// From here on another proxy may serve: no tenant moves any more.
+    /// Lets another proxy serve from here on: no tenant moves in this one any more.
     pub(crate) fn retire(&self) {
         self.routes.close();
     }

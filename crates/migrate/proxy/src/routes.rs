@@ -1,8 +1,8 @@
-//! Where tenants have moved, kept in a file: a proxy that starts again must not send clients back to a server that is out of
-//! service.
+//! Servers that tenants have moved to, kept in a file: a proxy that starts again must not send clients back to a server
+//! that is out of service.
 //!
-//! The file is one proxy's at a time. Whoever holds the lock beside it serves; the kernel gives the lock up with the process,
-//! however that ends, and a proxy that ends by itself changes nothing in the file from the moment when it gives it up.
+//! One proxy uses the file at a time: the one that holds the lock beside it. The kernel releases the lock when the
+//! process ends in any way. A proxy that ends by itself does not change the file after it has released the lock.
 
 use crate::config::Server;
 use crate::entry::lock;
@@ -20,9 +20,9 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Routes {
     path: PathBuf,
     servers: Mutex<BTreeMap<String, Server>>,
-    /// The next file's number: what is staged has a file of its own.
+    /// Number of the next staged file: each staged change has a file of its own.
     staged: AtomicU64,
-    /// None once another proxy may serve.
+    /// `None` once another proxy may serve.
     lock: Mutex<Option<Lock>>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Takes it at once, or says at which control socket the one is that has it.
+    /// Takes the lock at once, or returns the control socket of the proxy that has it.
     pub(crate) fn take(routes: &Path, control: &Path) -> Result<Lock, StartError> {
         let wrong = |error: std::io::Error| StartError::Routes { path: routes.into(), why: error.to_string() };
         let path = routes.with_extension("lock");
@@ -54,7 +54,7 @@ impl Lock {
 }
 
 impl Routes {
-    /// Reads the file; there need not be one.
+    /// Reads the file, which need not exist.
     pub(crate) fn load(lock: Lock) -> Result<Routes, StartError> {
         let path = lock.routes.clone();
         let wrong = |why: String| StartError::Routes { path: path.clone(), why };
@@ -65,7 +65,7 @@ impl Routes {
         };
         let (staged, lock) = (AtomicU64::new(0), Mutex::new(Some(lock)));
         let routes = Routes { servers: Mutex::new(servers.clone()), staged, path, lock };
-        // A route that cannot be kept would be noticed at the switch-over, which is too late.
+        // A file that cannot be written would be noticed only at the switch-over, which is too late.
         routes
             .write(servers.clone(), servers)
             .and_then(|known| known.rename(&routes.path))
@@ -74,7 +74,7 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Nothing changes from here on, and another proxy may serve.
+    /// Ends all changes; another proxy may serve from here on.
     pub(crate) fn close(&self) {
         let held = lock(&self.lock).take();
         if held.is_some()
@@ -84,7 +84,7 @@ impl Routes {
         }
     }
 
-    /// The lock while it is held: what is done under it is done before another proxy serves.
+    /// Returns the lock while it is held: work done under it is done before another proxy serves.
     fn held(&self) -> Result<std::sync::MutexGuard<'_, Option<Lock>>, StartError> {
         let held = lock(&self.lock);
         if held.is_none() {
@@ -93,13 +93,13 @@ impl Routes {
         Ok(held)
     }
 
-    /// Where a tenant has moved.
+    /// Server that a tenant has moved to.
     pub(crate) fn get(&self, tenant: &str) -> Option<Arc<Server>> {
         lock(&self.servers).get(tenant).cloned().map(Arc::new)
     }
 
-    /// Writes down where a tenant may move: what is slow about [`Routes::commit`], before anybody waits. Several tenants
-    /// may be on their way at a time.
+    /// Writes the server that a tenant may move to into a new file: the slow part of [`Routes::commit`], before any
+    /// client waits. Several tenants may be under way at a time.
     pub(crate) fn stage(&self, tenant: &str, server: &Server) -> Result<Staged, StartError> {
         let _held = self.held()?;
         let before = lock(&self.servers).clone();
@@ -108,8 +108,8 @@ impl Routes {
         self.write(before, servers).map_err(|error| self.wrong(&error))
     }
 
-    /// Puts in force what was staged. The name in the directory may reach the disk later: should the machine, not the
-    /// process, die before, the fence on the source keeps clients from it.
+    /// Activates a staged change. The name in the directory may reach the disk later. If the machine (not the process)
+    /// fails before that, the fence on the source keeps clients away from it.
     pub(crate) fn commit(&self, mut staged: Staged) -> Result<(), StartError> {
         let _held = self.held()?;
         let mut in_force = lock(&self.servers);
@@ -125,7 +125,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Makes sure that what is in force is on the disk.
+    /// Makes sure that the active routes are on the disk.
     pub(crate) fn sync(&self) -> Result<(), StartError> {
         let dir = self.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_data());
         dir.map_err(|error| self.wrong(&error))
@@ -137,7 +137,7 @@ impl Routes {
 
     fn write(&self, before: BTreeMap<String, Server>, servers: BTreeMap<String, Server>) -> std::io::Result<Staged> {
         let (path, mut file) = loop {
-            // One that is there may be of a proxy that ends, or has crashed.
+            // A file that exists may belong to a proxy that ends, or that has crashed.
             let number = self.staged.fetch_add(1, Ordering::Relaxed);
             let path = self.path.with_extension(format!("new{number}"));
             match File::create_new(&path) {
@@ -152,12 +152,12 @@ impl Routes {
     }
 }
 
-/// Routes that are written down and not in force; their file goes when they do not come to be.
+/// Routes that are written and not active; dropping them removes their file.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Staged {
     path: PathBuf,
-    /// What was in force when they were written.
+    /// Routes that were active when these were written.
     before: BTreeMap<String, Server>,
     servers: BTreeMap<String, Server>,
 }
@@ -170,7 +170,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // Renamed, or nothing that anybody reads.
+        // The file has been renamed, or no process reads it.
         let _ = fs::remove_file(&self.path);
     }
 }

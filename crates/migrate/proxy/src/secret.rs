@@ -1,4 +1,4 @@
-//! What a session could log in with at another server. Secrets are wiped when dropped and do not show.
+//! Secrets with which a session can log in at another server. They are wiped when dropped and never shown.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -16,18 +16,18 @@ pub(crate) fn nonce() -> [u8; 18] {
     bytes
 }
 
-/// Random bytes.
+/// Fills `bytes` with random bytes.
 pub(crate) fn random(bytes: &mut [u8]) {
     let mut at = 0;
     while at < bytes.len() {
-        // The kernel has entropy long before a proxy starts; an interrupted call is made again.
+        // The kernel has entropy long before a proxy starts; an interrupted call is repeated.
         if let Ok(n) = rustix::rand::getrandom(&mut bytes[at..], rustix::rand::GetRandomFlags::empty()) {
             at += n;
         }
     }
 }
 
-/// What mock exchanges are made of: with it, roles that are there can be told from those that are not.
+/// Secret from which mock exchanges are built: a reader of it can tell which roles exist.
 pub(crate) struct MockSecret([u8; 32]);
 
 impl fmt::Debug for MockSecret {
@@ -37,8 +37,8 @@ impl fmt::Debug for MockSecret {
 }
 
 impl MockSecret {
-    /// The one in a file beside the routes, made if there is none: a role without a verifier must be asked the same by the next
-    /// proxy. Only the proxy that holds the lock of the routes may call it.
+    /// Reads the secret from a file beside the routes, or creates it: the next proxy must ask a role without a verifier
+    /// the same. The caller must hold the lock of the routes.
     pub(crate) fn load(routes: &Path) -> io::Result<MockSecret> {
         let path = routes.with_extension("secret");
         match fs::read(&path) {
@@ -53,7 +53,7 @@ impl MockSecret {
         let mut secret = [0; 32];
         random(&mut secret);
         let fresh = routes.with_extension("secret-new");
-        // One that is there is of a proxy that was killed.
+        // A file that exists belongs to a proxy that was killed.
         let _ = fs::remove_file(&fresh);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
         file.write_all(&secret)?;
@@ -62,29 +62,29 @@ impl MockSecret {
         Ok(MockSecret(secret))
     }
 
-    /// What a verifier is to look like for a role that has none.
+    /// Mock verifier for a role that has none.
     pub(crate) fn verifier(&self, user: &str, like: Option<&Verifier>) -> Verifier {
         Verifier::mock(&self.0, user, like)
     }
 }
 
-/// What the client's login left us with.
+/// Secret or proof that the client's login left in the proxy.
 #[derive(Clone, Default)]
 pub(crate) enum Login {
-    /// It was let in without a password.
+    /// The client was let in without a password.
     #[default]
     Trusted,
-    /// It sent its password.
+    /// The client sent its password.
     Password(Zeroizing<Vec<u8>>),
-    /// It proved its password by md5, from which nothing can be had.
+    /// The client proved its password by MD5, from which no secret can be computed.
     Md5,
-    /// It proved its password by SCRAM, in an exchange that we listened to.
+    /// The client proved its password to the server by SCRAM, in an exchange that passed through the proxy.
     Heard(Transcript),
-    /// It proved its password by SCRAM to us.
+    /// The client proved its password to the proxy by SCRAM.
     Keys(Keys),
 }
 
-/// A login, and what the role's stored password is, when somebody told us.
+/// A login, with the role's stored password if it was given.
 #[derive(Clone, Default)]
 pub(crate) struct Credential {
     pub(crate) login: Login,
@@ -103,7 +103,7 @@ impl fmt::Debug for Credential {
 }
 
 impl Credential {
-    /// The password itself.
+    /// Password in plain text, if the client sent it.
     pub(crate) fn password(&self) -> Option<&[u8]> {
         match &self.login {
             Login::Password(password) => Some(password),
@@ -111,13 +111,13 @@ impl Credential {
         }
     }
 
-    /// The stored form of md5.
+    /// Stored form of MD5.
     pub(crate) fn md5(&self, user: &str) -> Option<Zeroizing<String>> {
         let stored = self.stored.as_ref().filter(|stored| stored.starts_with("md5")).cloned();
         stored.or_else(|| self.password().map(|password| md5::stored(password, user.as_bytes())))
     }
 
-    /// What SCRAM can be done with.
+    /// Secret for a SCRAM login.
     pub(crate) fn scram(&self) -> Result<Secret, String> {
         match &self.login {
             Login::Password(password) => Ok(Secret::Password(password.clone())),

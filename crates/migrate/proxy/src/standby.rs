@@ -1,18 +1,18 @@
-//! A proxy that stands by: it has its configuration read and checked, and serves when the one that serves is gone.
+//! A proxy that stands by: it has read and checked its configuration, and serves when the proxy that serves is gone.
 //!
 //! ```text
 //!  standby                                            proxy that serves (holds the lock of the routes file)
 //!     lock? ---------- held ---------------------------+
 //!     control socket: stand_by, my configuration ----> | another one stands by, or it differs: refused
 //!     <--------------- standing_by, configuration ---- |
-//!     <--------------- the same when it is read anew - |
+//!     <--------------- the same after a reload ------- |
 //!     <--------------- end of the connection --------- x killed, crashed, or ending
 //!     lock? ---------- free: read the routes, listen, serve
 //! ```
 //!
-//! The end of the connection only says that it is time to look. Who serves is decided by the lock, which the kernel takes
-//! from a process when its last thread is gone and not before: there are never two. A proxy that hangs keeps its lock, and is
-//! not replaced. What the dead one's sessions were doing their servers decide, as with any client that is gone.
+//! The end of the connection is only the signal to check. The lock decides which proxy serves. The kernel takes it from
+//! a process when its last thread is gone, and not before: two proxies never serve together. A proxy that hangs keeps
+//! its lock, and is not replaced. The servers end the dead proxy's transactions, as for any client that is gone.
 
 use crate::config::Config;
 use crate::control::{Client, ControlError, Reply, Request};
@@ -27,19 +27,19 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-/// How often it is looked whether the lock is free, once that may be.
+/// Interval at which the lock is tried, once it may be free.
 const LOOKING: Duration = Duration::from_millis(10);
-/// By then it is known whether the one that stands by is gone.
+/// Longest time until the end of an earlier standby is noticed.
 const LEAVING: Duration = Duration::from_millis(500);
-/// The one that has the lock answers by then, or it is another proxy than the configuration's.
+/// Time in which the proxy with the lock answers; if it does not, it is not the one in the configuration.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// The place of the one that stands by, of which there is one.
+/// Place of the standby, of which there is at most one.
 #[derive(Debug, Default)]
 pub(crate) struct Place(Mutex<Option<i32>>);
 
 impl Place {
-    /// Process number of the one that stands by.
+    /// Process number of the standby.
     pub(crate) fn taken_by(&self) -> Option<i32> {
         *lock(&self.0)
     }
@@ -63,7 +63,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// At the proxy that serves: keeps the asker informed until it is gone, or says why it is not wanted.
+/// Keeps a standby informed until it is gone, in the proxy that serves; an error is the reason why it is refused.
 pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text: &str) -> Result<(), String> {
     let process = stream.get_ref().peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
     let theirs = Config::parse(text).map_err(|error| format!("its configuration is not understood: {error}"))?;
@@ -74,7 +74,7 @@ pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text
     let begun = Instant::now();
     let _taken = loop {
         match proxy.standby.take(process) {
-            // That one may be gone, and its end not have been heard yet.
+            // The earlier standby may be gone, and its end not yet noticed.
             Err(_) if begun.elapsed() < LEAVING => tokio::time::sleep(LOOKING).await,
             taken => break taken?,
         }
@@ -90,7 +90,7 @@ pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text
         }
         tokio::select! {
             changed = reloads.changed() => if changed.is_err() { break },
-            // It says nothing more: whatever is read is its end.
+            // The standby sends nothing more: any read is its end.
             _ = stream.read_line(&mut nothing) => break,
         }
     }
@@ -98,8 +98,8 @@ pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text
     Ok(())
 }
 
-/// Waits until nobody serves; `standing_by` is called once the one that serves knows of us. What it is configured by then
-/// is in `settings`. None when a signal ends the waiting.
+/// Waits until no proxy serves, and returns the lock; `None` if a signal ends the wait. Calls `standing_by` once the
+/// proxy that serves has accepted this one. Updates `settings` to the latest configuration of that proxy.
 pub(crate) async fn wait(
     settings: &mut Settings,
     signals: &mut Signals,
@@ -142,7 +142,7 @@ pub(crate) async fn wait(
     }
 }
 
-/// Tells the proxy that serves of us, and takes over what it is configured with until the connection ends.
+/// Registers with the proxy that serves, and takes over its configuration until the connection ends.
 async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Config)>) -> Result<(), ControlError> {
     let request = Request::StandBy { config: settings.config.text.clone() };
     let answering = async {
@@ -172,7 +172,7 @@ async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Confi
     }
 }
 
-/// Until a signal wants an end.
+/// Returns when a signal requests the end.
 async fn ended(signals: &mut Signals) {
     while signals.next().await == Told::Reload {
         tracing::info!("the configuration is that of the proxy that serves: it is told to read it anew, not this one");

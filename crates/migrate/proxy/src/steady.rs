@@ -1,9 +1,9 @@
-//! Sessions with which nothing special goes on: one thread waits for all of them and passes their bytes on.
+//! Steady sessions, in which nothing special happens: one thread waits for all of them and passes their bytes on.
 //!
-//! The obvious way is to leave them to the runtime, one task each. It asks a task by way of wakers, locks and queues, at
-//! two events for each pair of messages, and that was most of what a pair cost outside of the kernel. Here an event of the
-//! kernel leads to the session itself. Whatever is special (a command, a counterpart to keep alike, encryption) is the
-//! affair of the session's task, which gets the session back for it.
+//! The obvious way is to leave them to the runtime, one task each. The runtime polls a task through wakers, locks and
+//! queues, with two events for each pair of messages; outside the kernel that was most of the cost of a pair. Here an
+//! event of the kernel leads directly to the session. Special work (a command, a counterpart to keep alike, encryption)
+//! is done by the session's task, which gets the session back for it.
 //!
 //! ```text
 //! task:    log in ──▶ lend ── commands? ──────── serve the command ──▶ lend ...
@@ -12,9 +12,9 @@
 //!                         pass bytes on
 //! ```
 //!
-//! Bytes are passed on for many sessions together with which something can be done: what has come to any of them is read,
-//! then what they have to send is sent at once ([`crate::batch`]). Of each at most a buffer from either side goes each time,
-//! so that one that floods keeps no other waiting.
+//! Bytes are passed on for many ready sessions together: the thread reads what has arrived for each of them, then makes
+//! all their writes at once ([`crate::batch`]). Each round takes at most one buffer from either side of a session, so a
+//! flooding session delays no other.
 
 use crate::batch::Batch;
 use crate::entry::Command;
@@ -34,25 +34,25 @@ use std::thread::JoinHandle;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
-/// So many events come with one system call.
+/// Most events from one system call.
 const EVENTS: usize = 1024;
-/// Bytes of so many sessions are passed on together. Each may hold two buffers meanwhile: as many as a thread keeps.
+/// Sessions whose bytes are passed on together. Each may hold two buffers meanwhile: as many as a thread keeps.
 const GROUP: usize = crate::buffer::KEPT_MAX / 2;
-/// Events of the bell; those of sessions have the session's number and the side of the connection.
+/// Event data of the bell; events of sessions have the session's number and the side of the connection.
 const BELL: u64 = u64::MAX;
 
-/// What a session was doing when it came back.
+/// Reason why a session came back.
 type Happened = Result<Event, SessionError>;
 
 /// A session that was lent to the thread.
 struct Lent {
     pump: Pump<Loose>,
     back: oneshot::Sender<(Pump<Loose>, Happened)>,
-    /// The kernel tells also when one of its connections takes bytes again.
+    /// The kernel also reports when one of its connections takes bytes again.
     watches_room: bool,
-    /// It stands among those with which something can be done.
+    /// The session is in the list of ready sessions.
     is_ready: bool,
-    /// It ends with this as soon as what could be sent has been.
+    /// Error with which the session ends as soon as its pending bytes have been sent.
     failed: Option<SessionError>,
 }
 
@@ -61,11 +61,11 @@ enum Order {
     Lend(Box<Lent>),
     /// Give the session of this number back, for this command.
     Recall(u32, Command),
-    /// End the thread, with whatever it serves.
+    /// End the thread, with all its sessions.
     End,
 }
 
-/// The thread, for those who lend it sessions.
+/// The thread, for tasks that lend it sessions.
 #[derive(Debug)]
 pub(crate) struct Steady {
     orders: Sender<Order>,
@@ -90,8 +90,8 @@ impl Steady {
         self.tell(Order::End);
     }
 
-    /// Has a session's bytes passed on until something happens, a command among that. What was asked for before comes
-    /// before every byte: a session that begins under a capture begins no transaction without it.
+    /// Lends a session to the thread until an event, for example a command. Commands that were sent before come before
+    /// every byte: a session that begins under a capture begins no transaction without it.
     pub(crate) async fn pass(
         &self,
         pump: Pump,
@@ -112,13 +112,13 @@ impl Steady {
                 returned.await
             }
         };
-        // The thread has failed at it.
+        // The thread failed in this session.
         let (pump, happened) = returned.map_err(|gone| SessionError::Lent(io::Error::other(gone)))?;
         Ok((pump.settle().map_err(SessionError::Lent)?, happened))
     }
 
     fn tell(&self, order: Order) {
-        // A thread that has ended has dropped what it was lent, which whoever waits for it notices.
+        // A thread that has ended has dropped its sessions, and each task that waits for one notices that.
         let _ = self.orders.send(order);
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
@@ -128,7 +128,7 @@ struct Thread {
     epoll: OwnedFd,
     orders: Receiver<Order>,
     sessions: HashMap<u32, Box<Lent>>,
-    /// Those with which something can be done.
+    /// Numbers of ready sessions.
     ready: Vec<u32>,
     batch: Batch,
 }
@@ -151,7 +151,7 @@ impl Thread {
                 }
             }
             self.pass();
-            // After the events: those of a session that is given back end here.
+            // Orders come after the events: those of a session that is given back end here.
             while rung && let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Lend(lent) => self.lend(lent),
@@ -162,7 +162,7 @@ impl Thread {
         }
     }
 
-    /// The kernel has told of a change at one end of a session.
+    /// Records an event at one end of a session.
     #[inline]
     fn note(&mut self, number: u32, of_client: bool, flags: EventFlags) {
         let Some(lent) = self.sessions.get_mut(&number) else { return };
@@ -172,7 +172,7 @@ impl Thread {
         }
     }
 
-    /// Passes the bytes of all on with which something can be done.
+    /// Passes on the bytes of all ready sessions.
     fn pass(&mut self) {
         let mut left = self.ready.len();
         while left > 0 {
@@ -182,7 +182,7 @@ impl Thread {
         }
     }
 
-    /// What has come to any of them is read, then what they have to send is sent.
+    /// Reads what has arrived for each session of the group, then makes all their writes.
     fn pass_group(&mut self, mut group: Vec<u32>) {
         group.retain(|number| self.attend(*number, |lent| lent.failed = lent.pump.take_in().err()));
         let (mut places, mut writes) = (Vec::with_capacity(2 * GROUP), Vec::with_capacity(2 * GROUP));
@@ -205,13 +205,13 @@ impl Thread {
         }
     }
 
-    /// Does something to a session; whether it is there afterwards.
+    /// Runs `what` on a session; returns true if the session still exists afterwards.
     #[inline]
     fn attend(&mut self, number: u32, what: impl FnOnce(&mut Lent)) -> bool {
         let Some(lent) = self.sessions.get_mut(&number) else { return false };
         let done = catch_unwind(AssertUnwindSafe(|| what(lent)));
         if done.is_err() {
-            // Its connections are closed; the others are well.
+            // Its connections are closed; the other sessions are not affected.
             self.sessions.remove(&number);
         }
         done.is_ok()
@@ -243,7 +243,7 @@ impl Thread {
     fn lend(&mut self, mut lent: Box<Lent>) {
         let number = lent.pump.number();
         let watched = watch(&self.epoll, &lent);
-        // Something may lie in its buffers already.
+        // Its buffers may already hold bytes.
         lent.is_ready = true;
         self.sessions.insert(number, lent);
         self.ready.push(number);
@@ -253,7 +253,7 @@ impl Thread {
     }
 
     fn give_back(&mut self, number: u32, happened: Happened) {
-        // Who recalls it may come too late: then it has come back already.
+        // A recall may come too late: the session has then come back already.
         let Some(lent) = self.sessions.remove(&number) else { return };
         for end in lent.pump.ends() {
             let _ = epoll::delete(&self.epoll, end);
@@ -262,8 +262,8 @@ impl Thread {
     }
 }
 
-/// Has the kernel tell of changes at both connections of a session. It is asked about room for writes only once there was
-/// none: a socket of the file system would tell of it after every message.
+/// Lets the kernel report events at both connections of a session. Events about room for writes are requested only
+/// after there was none: a socket in the file system would report one after every message.
 fn watch(epoll: &OwnedFd, lent: &Lent) -> rustix::io::Result<()> {
     const CHANGES: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
     let number = u64::from(lent.pump.number());
@@ -291,7 +291,7 @@ mod tests {
     use stillpoint_migrate_wire::{frame, frontend};
     use tokio::net::UnixStream;
 
-    /// A session, and what its client and its server hold.
+    /// A session, with its client's and its server's ends.
     struct Session {
         pump: Pump,
         entry: Arc<Entry>,
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(bytes, expected);
     }
 
-    /// Asks and answers.
+    /// Sends a question and its answer.
     fn pair(client: &mut StdUnixStream, server: &mut StdUnixStream) {
         let (mut question, mut answer) = (Vec::new(), Vec::new());
         frontend::put_query(&mut question, "select 1");
@@ -360,7 +360,7 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn what_was_asked_for_before_comes_before_every_byte() {
         let (steady, thread) = Steady::start(0).unwrap();
-        // A thread that has ended can be lent nothing.
+        // A thread that has ended takes no sessions.
         steady.end();
         thread.join().unwrap();
         let Session { pump, entry, mut commands, .. } = session(7);
@@ -414,7 +414,7 @@ mod tests {
                 for turn in 0..200 {
                     let mut row = Vec::new();
                     frame::put(&mut row, b'D', |body| body.extend(format!("{number} {turn}").bytes()));
-                    // All of them write at once.
+                    // All servers write at once.
                     begin.wait();
                     server.write_all(&row).unwrap();
                     receive(&mut client, &row);

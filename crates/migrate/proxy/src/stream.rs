@@ -14,13 +14,13 @@ pub(crate) enum Raw {
     Unix(UnixStream),
 }
 
-/// One end of a session, as far as it is read from.
+/// One end of a session, for reads.
 pub(crate) trait End {
-    /// Reads what there is into `space`; 0 means the end.
+    /// Reads available bytes into `space`; 0 means the end.
     fn poll_fill(&mut self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>>;
 }
 
-/// A connection as we use it.
+/// A connection as sessions use it.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Plain(Raw),
@@ -62,7 +62,7 @@ impl AsyncWrite for Raw {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // the kernel holds nothing back: Nagle's algorithm is off
+        // The kernel delays nothing: Nagle's algorithm is off.
         Poll::Ready(Ok(()))
     }
 
@@ -80,7 +80,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Plain(raw) => Pin::new(raw).poll_read(cx, buf),
             Stream::Tls(stream) => match Pin::new(stream.as_mut()).poll_read(cx, buf) {
-                // libpq and others close without TLS's good-bye
+                // libpq and others close without TLS's close_notify.
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
                 other => other,
             },

@@ -1,4 +1,4 @@
-//! Where a tenant is going to.
+//! Target of a tenant's move.
 
 use crate::config::Server;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use zeroize::Zeroizing;
 
-/// A server that a tenant may be switched to, and what its sessions need there.
+/// A server that a tenant may be switched to, with the data that its sessions need there.
 pub(crate) struct Target {
     pub(crate) server: Arc<Server>,
     /// Stored passwords of roles, as in `pg_authid`.
@@ -15,7 +15,7 @@ pub(crate) struct Target {
     places: Semaphore,
 }
 
-/// Sessions that are prepared at the same time: those of all at once would take the machine from the clients.
+/// Sessions that are prepared at the same time: all at once would take the processors from the clients.
 const AT_ONCE: usize = 2;
 
 impl Target {
@@ -23,9 +23,9 @@ impl Target {
         Target { server: Arc::new(server), verifiers, places: Semaphore::new(AT_ONCE) }
     }
 
-    /// Waits until one more session may be prepared; its place is free again when this is dropped.
+    /// Waits until one more session may be prepared; dropping the result frees its place.
     pub(crate) async fn place(&self) -> Option<SemaphorePermit<'_>> {
-        // It is never closed.
+        // The semaphore is never closed.
         self.places.acquire().await.ok()
     }
 }

@@ -1,4 +1,4 @@
-//! A database behind the proxy: where it is, who is in it, and whether it stands still for a switch-over.
+//! A database behind the proxy: its server, its sessions, and its pauses for a switch-over.
 
 use crate::capture::{Capture, Memory};
 use crate::config::{Server, TenantConfig};
@@ -20,11 +20,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// A session that is prepared has both servers look into catalogues for some milliseconds: what all of them ask for at once is
-/// what clients would wait for.
+/// Time between two sessions that are prepared. Each makes both servers read catalogues for some milliseconds; clients
+/// would wait if all sessions did this at once.
 const BETWEEN_SESSIONS: Duration = Duration::from_millis(25);
 
-/// Whether transactions may begin.
+/// Admission of transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Service {
     Open,
@@ -47,33 +47,33 @@ pub(crate) struct Tenant {
     pub(crate) name: String,
     /// Names of settings that its sessions were seen to use.
     pub(crate) custom: CustomNames,
-    /// How long its statements took.
+    /// Histogram of its statements' durations.
     pub(crate) waits: Arc<Waits>,
     state: Mutex<State>,
     changed: watch::Sender<()>,
-    /// A client has logged in, or a command has been about it.
+    /// A client has logged in, or a command has named the tenant.
     kept: AtomicBool,
 }
 
-/// A session and what was said about it.
+/// Sessions by their numbers, with their reports.
 pub(crate) type Reports = BTreeMap<u32, Result<(), String>>;
 
-/// How a pause went.
+/// Result of a pause.
 #[derive(Debug)]
 pub(crate) enum Paused {
-    /// No transaction is open. It ends at the limit, or when this is dropped.
+    /// No transaction is open. The pause ends at the limit, or when this is dropped.
     Drained(Pause, Duration),
-    /// These would not stop; all go on.
+    /// These sessions did not stop; all sessions go on.
     Blocked(Vec<(Arc<Entry>, String)>),
 }
 
-/// A tenant that stands still. Dropping it lets the sessions go on where they are.
+/// A paused tenant. Dropping this lets the sessions go on at their present server.
 #[derive(Debug)]
 pub(crate) struct Pause {
     tenant: Arc<Tenant>,
     limit: Instant,
     over: bool,
-    /// The route to the target, written down before the pause.
+    /// Route to the target, written before the pause.
     route: Option<(Arc<Target>, Staged)>,
 }
 
@@ -86,32 +86,32 @@ impl Tenant {
         Tenant { name, custom, waits, state: Mutex::new(state), changed, kept }
     }
 
-    /// Has it stay known: it is more than a name that a client has thought of.
+    /// Keeps the tenant known: it is more than a name that a client has used.
     pub(crate) fn keep(&self) {
         self.kept.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if it is to stay known when no session has it.
+    /// Returns true if the tenant stays known without sessions.
     pub(crate) fn is_kept(&self) -> bool {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// Where it is.
+    /// Server that it is on.
     pub(crate) fn server(&self) -> Arc<Server> {
         lock(&self.state).server.clone()
     }
 
-    /// Where it may go.
+    /// Target that it may move to.
     pub(crate) fn target(&self) -> Option<Arc<Target>> {
         lock(&self.state).target.clone()
     }
 
-    /// Whether it stands still.
+    /// Returns true if it is paused.
     pub(crate) fn is_paused(&self) -> bool {
         lock(&self.state).service == Service::Paused
     }
 
-    /// What a changed configuration says; sessions that run stay where they are.
+    /// Applies a changed configuration; running sessions stay at their server.
     pub(crate) fn reload(&self, config: TenantConfig, server: Option<Arc<Server>>) {
         let mut state = lock(&self.state);
         state.config = config;
@@ -120,7 +120,7 @@ impl Tenant {
         }
     }
 
-    /// The stored password of a role, or a mock of one, where this tenant's are with us.
+    /// Stored password of a role, or a mock one; `None` if the proxy does not have this tenant's verifiers.
     pub(crate) fn verifier(&self, user: &str, secret: &MockSecret) -> Option<Verifier> {
         let path = lock(&self.state).config.verifiers.clone()?;
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
@@ -146,8 +146,8 @@ impl Tenant {
         reports
     }
 
-    /// Opens a counterpart at the target for every session, and for those that come later. `again`: for those alone that
-    /// were not ready when it was asked a moment ago.
+    /// Opens a counterpart at the target for every present and later session. With `again`, present sessions that were
+    /// ready a moment ago are not asked.
     pub(crate) async fn prepare(&self, target: Arc<Target>, limit: Duration, again: bool) -> Result<Reports, String> {
         self.keep();
         let (sessions, again) = {
@@ -189,7 +189,7 @@ impl Tenant {
         Ok(said)
     }
 
-    /// Captures what every session writes, and those that come later. Once this answers, every commit is captured.
+    /// Captures the writes of every present and later session. Once this returns, every commit is captured.
     pub(crate) async fn capture(
         &self,
         limit: Duration,
@@ -234,7 +234,7 @@ impl Tenant {
         Err(format!("not every session can be captured: {why}"))
     }
 
-    /// What is captured, or was.
+    /// Present or last capture.
     pub(crate) fn captured(&self) -> Option<Arc<Capture>> {
         lock(&self.state).capture.clone()
     }
@@ -250,7 +250,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Lets no transaction begin until none is open.
+    /// Lets no transaction begin, and waits until none is open.
     pub(crate) async fn pause(self: &Arc<Self>, limit: Duration, routes: &Routes) -> Result<Paused, String> {
         self.keep();
         let route = match self.target() {
@@ -268,7 +268,7 @@ impl Tenant {
             }
             state.service = Service::Paused;
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
-            // Under the lock: a session that is admitted later waits, one that was before gets the command.
+            // The lock is held: a session that is admitted later waits, and an earlier one gets the command.
             let reports = Tenant::ask_all(&sessions, Command::Pause);
             (sessions, reports)
         };
@@ -310,17 +310,17 @@ impl Tenant {
 }
 
 impl Pause {
-    /// When it ends by itself.
+    /// Time at which the pause ends by itself.
     pub(crate) fn limit(&self) -> Instant {
         self.limit
     }
 
-    /// The tenant that stands still.
+    /// The paused tenant.
     pub(crate) fn tenant(&self) -> &Arc<Tenant> {
         &self.tenant
     }
 
-    /// Puts the target in service: the point of no return. Sessions that do not come along are closed, and reported.
+    /// Puts the target in service: the point of no return. Sessions that cannot move are closed, and reported.
     pub(crate) async fn switch(mut self, proxy: &Proxy) -> Result<(usize, Reports), String> {
         let (target, staged) = self.route.take().ok_or("the tenant was not prepared before the pause")?;
         if Instant::now() >= self.limit {
@@ -347,7 +347,7 @@ impl Pause {
         };
         self.tenant.changed.send_replace(());
         let mut said = Reports::new();
-        // Every session answers: what it waits for has limits of its own.
+        // Every session answers: its own waits have limits.
         while let Some((id, result)) = reports.recv().await {
             said.insert(id, result);
         }
@@ -367,7 +367,7 @@ impl Drop for Pause {
     }
 }
 
-/// A session's place in the proxy and its tenant; dropping it frees it.
+/// A session's place in the proxy and its tenant; dropping it frees the place.
 pub(crate) struct Place {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) entry: Arc<Entry>,
@@ -379,12 +379,12 @@ impl Place {
         Place { tenant, entry, proxy }
     }
 
-    /// Waits while the tenant stands still. The server is the one in service then; the tenant is not entered.
+    /// Waits while the tenant is paused; returns the server in service, without entering the tenant.
     pub(crate) async fn server_in_service(&self) -> Result<Arc<Server>, Refusal> {
         self.once_open(|_| {}).await.map(|admitted| admitted.server)
     }
 
-    /// Waits while the tenant stands still, and enters it. The server is the one that is in service from now on.
+    /// Waits while the tenant is paused, and enters it; returns the server in service from now on.
     pub(crate) async fn admit(&self) -> Result<Admitted, Refusal> {
         self.once_open(|state| {
             state.sessions.insert(self.entry.id, self.entry.clone());
@@ -422,12 +422,12 @@ impl Place {
     }
 }
 
-/// A place in a tenant that is open.
+/// A place in a tenant that is not paused.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     /// The server in service.
     pub(crate) server: Arc<Server>,
-    /// It stood still before.
+    /// The tenant was paused before.
     pub(crate) waited: bool,
 }
 

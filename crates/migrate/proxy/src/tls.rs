@@ -1,4 +1,4 @@
-//! TLS by rustls: for clients with our certificate, to servers as their `tls` says.
+//! TLS by rustls: for clients with the proxy's certificate, and to servers as their `tls` setting requires.
 
 use crate::config::{Server, ServerTls, TlsFiles};
 use crate::error::{ConfigError, SessionError};
@@ -14,7 +14,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName,
 use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// The name of the protocol inside, which clients that begin with TLS at once must name.
+/// ALPN name of the protocol; clients that begin with TLS at once must send it.
 const ALPN: &[u8] = b"postgresql";
 
 fn provider() -> Arc<CryptoProvider> {
@@ -31,7 +31,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError
     if found.is_empty() { Err(wrong(path)("holds no certificate".into())) } else { Ok(found) }
 }
 
-/// What clients are served with.
+/// Builds the acceptor for clients' TLS.
 pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ConfigError> {
     let chain = certificates(&files.certificate)?;
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| wrong(&files.key)(error.to_string()))?;
@@ -50,14 +50,14 @@ pub(crate) async fn accept(raw: Raw, acceptor: &TlsAcceptor) -> std::io::Result<
     Ok(Encrypted { stream: Stream::Tls(Box::new(stream.into())), names_protocol })
 }
 
-/// A client's connection inside of TLS.
+/// A client's connection inside TLS.
 pub(crate) struct Encrypted {
     pub(crate) stream: Stream,
-    /// True if the client has named the protocol inside (ALPN): what it says is meant for a PostgreSQL server.
+    /// True if the client has named the protocol inside (ALPN): its bytes are meant for a PostgreSQL server.
     pub(crate) names_protocol: bool,
 }
 
-/// Encrypts a connection to `server`, which has said that it will.
+/// Encrypts a connection to `server`, which has agreed to TLS.
 pub(crate) async fn connect(raw: Raw, server: &Server) -> Result<Stream, SessionError> {
     match handshake(raw, server).await {
         Ok(stream) => Ok(Stream::Tls(Box::new(stream.into()))),
@@ -65,7 +65,7 @@ pub(crate) async fn connect(raw: Raw, server: &Server) -> Result<Stream, Session
     }
 }
 
-/// The same for other connections to a server that are to be as safe as the proxy's; the error is for people.
+/// Encrypts another connection to a server as the proxy does its own; the error is a text for the operator.
 pub async fn encrypt<S>(raw: S, server: &Server) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<S>, String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin,
@@ -99,7 +99,8 @@ fn client_config(server: &Server) -> Result<ClientConfig, ConfigError> {
     })
 }
 
-/// `require`: the connection is encrypted, and nobody asks to whom, as with libpq's `sslmode=require`.
+/// Accepts any certificate, for `require`: the connection is encrypted, and the server's identity is not checked, as
+/// with libpq's `sslmode=require`.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

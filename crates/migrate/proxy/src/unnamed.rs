@@ -1,6 +1,6 @@
-//! Connections that have not said who they are, or have and wait in line for their login. They cost nothing but open files, and
-//! anybody can make them: there is a limit, at which the longest waiting of the address that has the most makes way for the next.
-//! A client says who it is within a round trip or a few.
+//! Connections that have not named their user, or have and wait in line for their login. They cost only open files, but
+//! any client can open them, so their number is limited. At the limit the oldest connection of the address that has the
+//! most makes way for the next. A client names its user within a few round trips.
 
 use crate::config::Origin;
 use crate::entry::lock;
@@ -12,13 +12,13 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    /// Of each address that has any: those that wait, by the order in which they came.
+    /// Waiting connections of each address, in the order of their arrival.
     waiting: HashMap<Origin, BTreeMap<u64, Arc<Notify>>>,
     count: usize,
 }
 
 impl State {
-    /// Takes one away, if it is there.
+    /// Removes one connection, if it is there.
     fn remove(&mut self, host: Origin, number: u64) -> Option<Arc<Notify>> {
         let of_host = self.waiting.get_mut(&host)?;
         let removed = of_host.remove(&number)?;
@@ -29,21 +29,21 @@ impl State {
         Some(removed)
     }
 
-    /// The longest waiting of the address that has the most.
+    /// The oldest connection of the address that has the most.
     fn longest(&self) -> Option<(Origin, u64)> {
         let first = |(host, of_host): (&Origin, &BTreeMap<u64, _>)| Some((*host, *of_host.first_key_value()?.0));
         self.waiting.iter().max_by_key(|(_, of_host)| of_host.len()).and_then(first)
     }
 }
 
-/// All of them.
+/// All such connections.
 #[derive(Debug, Default)]
 pub(crate) struct Unnamed {
     state: Mutex<State>,
     turned_away: AtomicU64,
 }
 
-/// The place of one; free again when dropped.
+/// The place of one connection; free again when dropped.
 #[derive(Debug)]
 pub(crate) struct Place<'u> {
     of: &'u Unnamed,
@@ -53,7 +53,7 @@ pub(crate) struct Place<'u> {
 }
 
 impl Unnamed {
-    /// A place among `most`.
+    /// Enters a place among `most`.
     pub(crate) fn enter(&self, origin: Origin, most: usize) -> Place<'_> {
         let (host, called) = (origin.host(), Arc::new(Notify::new()));
         let mut state = lock(&self.state);
@@ -71,19 +71,19 @@ impl Unnamed {
         Place { of: self, host, number, called }
     }
 
-    /// How many there are.
+    /// Number of such connections.
     pub(crate) fn count(&self) -> usize {
         lock(&self.state).count
     }
 
-    /// How many had to make way.
+    /// Number of connections that had to make way.
     pub(crate) fn turned_away(&self) -> u64 {
         self.turned_away.load(Ordering::Relaxed)
     }
 }
 
 impl Place<'_> {
-    /// Comes to an end when this one must make way.
+    /// Returns when this connection must make way.
     pub(crate) async fn makes_way(&self) {
         self.called.notified().await;
     }

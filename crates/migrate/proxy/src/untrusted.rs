@@ -1,12 +1,13 @@
-//! Text from clients and servers, in errors and lines of the log: it may hold a line of its own, or what moves a terminal's cursor.
+//! Text from clients and servers, in errors and log lines: it may hold a line break, or codes that move a terminal's
+//! cursor.
 
 use std::fmt;
 use stillpoint_host::text::one_line;
 
-/// Characters that are shown; errors are lines.
+/// Most characters that are shown; errors are lines.
 const SHOWN_MAX: usize = 500;
 
-/// A text from outside. It shows as a part of one line, and goes back to a client as it is.
+/// Text from outside. It is shown as a part of one line, and goes back to a client unchanged.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Untrusted(String);
 
@@ -15,7 +16,7 @@ impl Untrusted {
         Untrusted(text.into())
     }
 
-    /// As it came, for a protocol that says where it ends.
+    /// The text unchanged, for a protocol that marks its end.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

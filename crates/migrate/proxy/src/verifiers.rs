@@ -3,10 +3,10 @@
 use crate::secret::MockSecret;
 use stillpoint_migrate_wire::scram::Verifier;
 
-/// The verifier that an exchange with a client is about.
+/// Returns the verifier for an exchange with a client.
 ///
-/// There is always one. For a role that has none in `text`, or more than one, the exchange is carried out all the same, and fails
-/// at its end: how the proxy answers does not show which roles there are.
+/// There is always one. For a role that has no verifier in `text`, or more than one, the exchange takes place all the
+/// same, and fails at its end: the proxy's answers do not show which roles exist.
 pub(crate) fn find(text: &str, user: &str, secret: &MockSecret) -> Verifier {
     let (mut found, mut like, mut count) = (None, None, 0);
     for (name, stored) in lines(text).filter_map(|(_, line)| line) {
@@ -26,7 +26,7 @@ pub(crate) fn find(text: &str, user: &str, secret: &MockSecret) -> Verifier {
     }
 }
 
-/// What is wrong with a file, one text each.
+/// Faults of a file, one text each.
 pub(crate) fn faults(text: &str) -> Vec<String> {
     let (mut faults, mut seen) = (Vec::new(), std::collections::BTreeMap::new());
     for (number, line) in lines(text) {
@@ -36,7 +36,7 @@ pub(crate) fn faults(text: &str) -> Vec<String> {
                     faults.push(format!("lines {before} and {number} are of one role, which cannot log in"));
                 }
             }
-            // It need not be a role's.
+            // A comment need not hold a role.
             Some((name, _)) if name.starts_with('#') => {}
             _ => faults.push(format!("line {number} is no role with a verifier of SCRAM-SHA-256")),
         }
@@ -44,7 +44,7 @@ pub(crate) fn faults(text: &str) -> Vec<String> {
     faults
 }
 
-/// Lines by their numbers: name and verifier.
+/// Lines with their numbers: name and verifier.
 fn lines(text: &str) -> impl Iterator<Item = (usize, Option<(&str, &str)>)> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines.map(|(at, line)| (at + 1, line.split_once(char::is_whitespace).map(|(name, stored)| (name, stored.trim()))))
@@ -58,7 +58,7 @@ mod tests {
 
     const A: &str = "SCRAM-SHA-256$4096:AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
 
-    /// What a client is asked, without what differs each time.
+    /// The proxy's question to a client, without the part that differs each time.
     fn question(text: &str, user: &str) -> String {
         static SECRET: LazyLock<MockSecret> = LazyLock::new(|| {
             let dir = tempfile::tempdir().unwrap();

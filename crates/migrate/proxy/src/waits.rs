@@ -1,12 +1,13 @@
-//! How long statements took, counted by classes: four to each doubling.
+//! Durations of statements, counted by classes: four to each doubling.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The first class is everything below; the last one everything above its beginning.
+/// Upper end of the first class, in microseconds; the last class has no upper end.
 const FIRST_US: u64 = 16;
 const CLASSES: usize = 4 * 22;
 
-/// Counts of statements by how long they took. Of statements that a client sends without waiting for answers the first counts.
+/// Counts of statements by duration. Of statements that a client sends without waiting for answers, only the first
+/// counts.
 #[derive(Debug)]
 pub(crate) struct Waits([AtomicU64; CLASSES]);
 
@@ -22,7 +23,7 @@ impl Waits {
         self.0[class(us)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Where a class ends, in microseconds, and how many it holds; of those that hold any.
+    /// Classes that are not empty: upper end in microseconds, and count.
     pub(crate) fn counts(&self) -> Vec<(u64, u64)> {
         let counts = self.0.iter().enumerate().map(|(class, count)| (end_us(class), count.load(Ordering::Relaxed)));
         counts.filter(|(_, count)| *count > 0).collect()

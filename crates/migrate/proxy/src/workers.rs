@@ -1,6 +1,6 @@
-//! Threads that serve sessions, in pairs: one has the sessions' tasks, the other passes bytes on ([`crate::steady`]) and
-//! waits for all of its sessions by one system call. A session stays with its pair, and with one of the two at a time, so
-//! that nothing of it is shared.
+//! Threads that serve sessions, in pairs: one runs the sessions' tasks, the other passes bytes on ([`crate::steady`])
+//! and waits for all of its sessions with one system call. A session stays with its pair, and with one of the two at a
+//! time, so the threads share nothing of it.
 
 use crate::config::Origin;
 use crate::error::StartError;
@@ -17,16 +17,16 @@ use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// How many threads serve sessions when nobody says.
+/// Default number of thread pairs that serve sessions.
 ///
-/// The obvious number is one for each processor. But nine tenths of the work is the kernel's, for the ends of connections
-/// that others hold, and a thread that serves twice the sessions finds twice as many ready each time that it wakes up. So
-/// half of the processors are left to them.
+/// The obvious number is one for each processor. But nine tenths of the work is the kernel's, for the other ends of the
+/// connections. A thread that serves twice the sessions finds twice as many ready each time that it wakes up. So half
+/// of the processors are left to the other ends.
 pub(crate) fn default_count(processors: usize) -> usize {
     (processors / 2).max(1)
 }
 
-/// A connection's part of how many may be on their way from the one that accepts them; given up on arrival.
+/// Permit that limits the connections on their way from the accepting task; released on arrival.
 pub(crate) type Arrival = OwnedSemaphorePermit;
 
 struct Worker {
@@ -52,7 +52,7 @@ impl Workers {
             let (steady, passing) = Steady::start(number).map_err(failed)?;
             let steady = Arc::new(steady);
             let (proxy, loaded, lends) = (proxy.clone(), load.clone(), steady.clone());
-            // A runtime of one thread is built there; whether it could be is told here.
+            // The new thread builds a runtime of one thread; here its failure is received.
             let (built, told) = sync_channel(1);
             let serve = move || match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
                 Ok(runtime) => {
@@ -79,12 +79,12 @@ impl Workers {
         }
     }
 
-    /// Connections that are being served.
+    /// Number of connections that are being served.
     pub(crate) fn load(&self) -> usize {
         self.all.iter().map(|worker| worker.load.load(Ordering::Relaxed)).sum()
     }
 
-    /// Ends the threads with whatever they serve.
+    /// Ends the threads with all their sessions.
     pub(crate) fn stop(self) {
         for worker in &self.all {
             worker.steady.end();
@@ -94,7 +94,7 @@ impl Workers {
         for thread in threads.into_iter().flatten() {
             let _ = thread.join();
         }
-        // A bell that is taken down is not heard, even where it was rung before.
+        // The bell is closed only now: a closed bell wakes no thread, even if it was rung before.
         drop(steady);
     }
 }

@@ -1,4 +1,4 @@
-//! How many syncsets a second the scheduler orders, and how the replay scales with players in simulated time.
+//! Measures how many syncsets the scheduler orders a second, and how the replay scales with players in simulated time.
 //!
 //! `cargo bench -p stillpoint-migrate-replay` prints two tables. The first is measured on this machine, one thread. The
 //! second is computed: each operation takes a fixed time on a target with as many processors as players, commits that
@@ -11,11 +11,11 @@ use stillpoint_migrate_replay::{
     Limits, Mode, Part, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Syncset, Token, Xid,
 };
 
-/// What a transaction touches.
+/// Rows that a transaction touches.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
-    /// Rows in the table, and writes of a transaction.
+    /// Number of rows in the table.
     rows: u64,
     writes: usize,
     /// Every nth write goes to one of six hot rows; 0: none.
@@ -47,7 +47,7 @@ fn keys(load: &Load, random: &mut Random) -> Vec<u64> {
     (0..load.writes).map(|_| key(random)).collect()
 }
 
-/// Rows and a value of a second unique index for each.
+/// Tokens of rows, and of a value of a second unique index for each row.
 fn tokens(keys: &[u64]) -> Vec<Token> {
     let of = |key: u64| {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -66,7 +66,7 @@ fn measure(load: &Load, batch: usize) -> f64 {
     let mut sets = sets.into_iter();
     let mut stamp = 0;
     while done < COUNT {
-        // A backlog of some thousands, as during catch-up.
+        // A backlog of some thousand syncsets, as during catch-up.
         while scheduler.progress().pending < 4_000 {
             let Some(tokens) = sets.next() else { break };
             stamp += 1;
@@ -87,17 +87,17 @@ fn measure(load: &Load, batch: usize) -> f64 {
     COUNT as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// Transactions that ran at the same time on the source, and commits that one flush of its log made visible at once: a
-/// client begins its next transaction when its last one is committed.
+/// Transactions that ran at the same time on the source, and commits that one flush of its log made visible together. A client
+/// begins its next transaction when its last one is committed.
 const SESSIONS: u64 = 64;
 const GROUP: u64 = 8;
 
-/// Microseconds that things take on the simulated target.
+/// Microseconds that each operation takes on the simulated target.
 const READ_US: u64 = 60;
 const WRITE_US: u64 = 80;
 const COMMIT_US: u64 = 20;
 
-/// What a player reports.
+/// Report of a player.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Report {
     Read,
@@ -107,18 +107,18 @@ enum Report {
 /// Simulated seconds for a backlog of transactions that ran on the source at the load's concurrency.
 struct Simulation {
     scheduler: Scheduler<u64>,
-    /// When each player reports what.
+    /// Time of each player's next report, and its kind.
     busy: BTreeSet<(u64, u32, Report)>,
     free: BTreeSet<u32>,
     now: u64,
     flush_us: u64,
-    /// When the log is flushed next.
+    /// Time of the next flush of the log.
     flush_at: u64,
     writes: u64,
 }
 
 impl Simulation {
-    /// Transactions a second, and players at the end.
+    /// Returns transactions a second, and the number of players at the end.
     fn run(mode: Mode, load: &Load, players: u32, flush_us: u64) -> (f64, u32) {
         const COUNT: u64 = 4_000;
         let mut simulation = Simulation {
@@ -143,7 +143,7 @@ impl Simulation {
 
     fn hand_in(&mut self, load: &Load, number: u64, random: &mut Random) {
         let keys = keys(load, random);
-        // The group that its client's last transaction was committed with, and all before.
+        // It sees the group that its client's last transaction was committed with, and all groups before.
         let seen = (number.saturating_sub(SESSIONS) / GROUP + 1) * GROUP;
         let running = RunningId(number);
         self.scheduler.begins(running);
@@ -154,7 +154,8 @@ impl Simulation {
     }
 
     fn give(&mut self) {
-        // Whoever is free takes what there is; a transaction of statements goes on where it is open.
+        // Every free player takes the operation that it may send; a transaction of statements continues on the player where it
+        // is open.
         for player in self.free.clone() {
             let Some(operation) = self.scheduler.next(Player(player)).expect("a player") else { continue };
             let took = |part, us| if operation.step.has(part) { us } else { 0 };
@@ -169,7 +170,7 @@ impl Simulation {
         }
     }
 
-    /// Commits that are ready before a flush begins share it.
+    /// Commits that are ready before a flush begins share that flush.
     fn flushed(&mut self, ready: u64) -> u64 {
         if self.flush_us == 0 {
             return ready;
@@ -211,7 +212,7 @@ fn main() {
         println!("\ntransactions a second, computed, flush of the log {flush_us} us:\n");
         println!("| load | mode | 1 | 2 | 4 | 8 | 16 | 32 |\n|---|---|---|---|---|---|---|---|");
         for load in &LOADS[1..] {
-            // Under snapshot isolation transactions that ran beside each other did not write the same row.
+            // Under snapshot isolation, concurrent transactions did not write the same row.
             let all = [Mode::BMin, Mode::BCon, Mode::Lsir, Mode::Rows];
             let modes = if load.rows > SESSIONS && load.hot_every == 0 { &all[..] } else { &all[3..] };
             for mode in modes {

@@ -1,83 +1,83 @@
-//! What the scheduler refuses.
+//! Errors of the scheduler.
 
 use crate::{Player, RunningId, Stamp};
 
-/// Why the scheduler refused a call. It is unchanged then.
+/// Reason why the scheduler refused a call. The scheduler is unchanged then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A syncset came after the promise that no more would come up to its stamp.
+    /// A syncset arrived after the promise that no more would come up to its stamp.
     #[error("syncset {stamp} comes late: stamps up to {closed} are closed")]
     Late {
-        /// Its stamp.
+        /// Stamp of the syncset.
         stamp: Stamp,
-        /// What had been promised.
+        /// Highest stamp that had been closed.
         closed: Stamp,
     },
-    /// Two syncsets of one stamp.
+    /// Another syncset has the same stamp.
     #[error("there is a syncset {stamp} already")]
     Duplicate {
-        /// The stamp.
+        /// Stamp of both.
         stamp: Stamp,
     },
-    /// The memory limit is reached, and what is pending can go on without this syncset.
+    /// The memory limit is reached, and the pending syncsets can make progress without this one.
     #[error("syncset {stamp} finds no room: {pending} pending syncsets hold {bytes} bytes")]
     Full {
-        /// Its stamp.
+        /// Stamp of the syncset that was refused.
         stamp: Stamp,
-        /// Syncsets that are not done.
+        /// Number of syncsets that are not done.
         pending: usize,
-        /// What they hold.
+        /// Bytes that they hold.
         bytes: u64,
     },
-    /// A mode that replays statements needs to know what each transaction saw.
+    /// The syncset does not say what its transaction saw, and modes that replay statements need that.
     #[error("syncset {stamp} does not say what its transaction saw, which mode {mode} needs")]
     NoVisibility {
-        /// Its stamp.
+        /// Stamp of the syncset.
         stamp: Stamp,
-        /// Name of the mode.
+        /// Name of the mode, as on the command line.
         mode: &'static str,
     },
-    /// A syncset of a transaction whose snapshot was never told.
+    /// The snapshot of the syncset's transaction was never reported to the scheduler.
     #[error("transaction {running} has no snapshot")]
     UnknownSnapshot {
-        /// The transaction.
+        /// Number of the transaction.
         running: RunningId,
     },
-    /// There is no such player.
+    /// No player has this number.
     #[error("there is no player {player}")]
     UnknownPlayer {
-        /// What was called one.
+        /// The unknown number.
         player: Player,
     },
-    /// A report about an operation that nobody was given.
+    /// A report arrived about an operation that the player was not given.
     #[error("player {player} has no operation under way")]
     NothingUnderWay {
-        /// Who reported.
+        /// The player that reported.
         player: Player,
     },
-    /// A transaction failed after a commit that it must not see: its first read cannot be repeated.
+    /// A transaction failed after a commit that it must not see, so its first read cannot be repeated.
     #[error("syncset {stamp} cannot be retried: a commit that its transaction did not see has been replayed")]
     SnapshotGone {
-        /// Its stamp.
+        /// Stamp of its syncset.
         stamp: Stamp,
     },
-    /// A transaction failed even with all earlier ones done and nothing beside it.
+    /// A transaction failed even with all lower stamps done and no other transaction executing.
     #[error("syncset {stamp} failed {attempts} times, at last alone")]
     GivenUp {
-        /// Its stamp.
+        /// Stamp of its syncset.
         stamp: Stamp,
-        /// How often it was tried.
+        /// Number of tries.
         attempts: u8,
     },
 }
 
-/// A syncset that was not taken, and why.
+/// A syncset that the scheduler did not take, and the reason.
 #[derive(Debug)]
 pub struct Refused<P> {
-    /// Why.
+    /// Reason of the refusal.
     pub error: Error,
-    /// What was handed in.
+    /// The syncset, unchanged.
     pub syncset: crate::Syncset<P>,
 }
 

@@ -1,8 +1,8 @@
-//! The LSIR by visibility: when a first read may be sent, and when a commit.
+//! The LSIR by visibility: decides from which moment a first read may be sent, and from which moment a commit.
 //!
-//! Algorithm 4 of the paper takes the smallest start stamp of the *committed* transactions, so the first read of one
-//! that runs long is replayed after commits that it did not see. Here the transactions that still run count as well,
-//! and instead of barriers there are two watermarks: the lowest commit that is not replayed, and the lowest first read.
+//! Algorithm 4 of the paper takes the smallest start stamp of the *committed* transactions, so it replays the first read of a
+//! long transaction after commits that the transaction did not see. Here transactions that still run on the source count as
+//! well. Two watermarks replace the barriers: the lowest commit that is not replayed, and the lowest first read that is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,31 +11,31 @@ use crate::rules::Rules;
 use crate::syncset::RunningId;
 use crate::visibility::{Rank, Snapshot, Xid};
 
-/// A transaction that runs on the source.
+/// A transaction that still runs on the source.
 #[derive(Debug)]
 enum Running {
-    /// Its first read is under way; commits that were handed in before that are seen by it.
+    /// Its first read is under way; it sees the commits that were handed in before that.
     Beginning { handed_in: u64 },
-    /// It has its snapshot.
+    /// It has this snapshot.
     Began(Snapshot),
 }
 
-/// A first read that has not been replayed, or whose transaction still runs.
+/// A first read that is not replayed, or that belongs to a transaction still running on the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Reader {
     Running(RunningId),
     Admitted(Slot),
 }
 
-/// Which first reads and commits are open.
+/// First reads and commits that are not done, and the order in which they open.
 #[derive(Debug, Default)]
 pub(crate) struct Gates {
     running: BTreeMap<RunningId, Running>,
-    /// Beginnings by what had been handed in.
+    /// Transactions that begin, by the number of syncsets handed in before.
     beginnings: BTreeSet<(u64, RunningId)>,
-    /// All first reads that are not done.
+    /// All first reads that are not done, lowest snapshot first.
     unread: BTreeMap<(Rank, Reader), Snapshot>,
-    /// Those that a player may take, lowest first.
+    /// First reads that a player may take, lowest first.
     unclaimed: BTreeSet<(Rank, Slot)>,
     /// Commits that are not done.
     uncommitted: BTreeSet<Xid>,
@@ -57,7 +57,7 @@ impl Gates {
         matches!(self.running.get(&running), Some(Running::Began(_)))
     }
 
-    /// It ended without anything to replay.
+    /// Removes a transaction that ended without a syncset, or whose syncset is admitted now; returns its snapshot.
     pub(crate) fn forget(&mut self, running: RunningId) -> Option<Snapshot> {
         match self.running.remove(&running)? {
             Running::Beginning { handed_in } => {
@@ -76,14 +76,14 @@ impl Gates {
         self.reopen(slot, snapshot);
     }
 
-    /// Its first read is to be done (again).
+    /// Makes its first read available, at admission and again after a failure.
     pub(crate) fn reopen(&mut self, slot: Slot, snapshot: &Snapshot) {
         self.unread.insert((snapshot.rank(), Reader::Admitted(slot)), snapshot.clone());
         self.unclaimed.insert((snapshot.rank(), slot));
     }
 
-    /// The first read that comes next, when every commit that it saw is done. Later ones see more: while the first is
-    /// shut they are, too.
+    /// The lowest first read that no player has taken, if every commit that it saw is done. Higher ones see more, so they are
+    /// closed while the lowest is.
     pub(crate) fn open_read(&self, rules: &Rules) -> Option<Slot> {
         let &(rank, slot) = self.unclaimed.first()?;
         let snapshot = self.unread.get(&(rank, Reader::Admitted(slot)))?;
@@ -103,7 +103,7 @@ impl Gates {
         self.uncommitted.remove(&xid);
     }
 
-    /// The lowest first read that is not done, but for that of `own`.
+    /// The lowest first read that is not done, without that of `own`.
     pub(crate) fn lowest_unread(&self, own: Slot, rules: &Rules) -> Option<&Snapshot> {
         let counts = |reader: &Reader| match reader {
             Reader::Running(_) => rules.running_counts,
@@ -112,7 +112,7 @@ impl Gates {
         self.unread.iter().find(|((_, reader), _)| counts(reader)).map(|(_, snapshot)| snapshot)
     }
 
-    /// Whether every first read of others that did not see this commit of `own` is done.
+    /// Returns true if all first reads of other transactions that did not see this commit of `own` are done.
     pub(crate) fn commit_open(&self, own: Slot, xid: Xid, handed_in: u64, rules: &Rules) -> bool {
         if !rules.commits_after_reads {
             return true;

@@ -1,17 +1,18 @@
-//! Syncsets in, allowed operations out: which transaction of the source a player may replay now, on the target.
+//! Orders replay: takes syncsets, and returns which transaction of the source a player may replay on the target now.
 //!
 //! **The caller must**
-//! - stamp transactions so that of two which wrote the same thing the earlier writer has the lower stamp: one counter
+//! - stamp transactions so that of two that wrote the same row or value, the earlier writer has the lower stamp: one counter
 //!   taken when COMMIT is *sent* and every earlier reply has arrived, or the LSN of the commit;
-//! - give each transaction a token for everything it touched ([`Token`]), and make replayed writes blind: functions of
+//! - give each transaction a token for everything it touched ([`Token`]), and make replayed writes blind: they depend on
 //!   captured values alone ([`Mode::Rows`]);
-//! - in the modes that replay statements tell when a transaction of the source begins, what its snapshot is, and when it
-//!   ended, and let only deterministic statements under REPEATABLE READ or SERIALIZABLE in;
-//! - send the operations of one player on one connection, in the order in which the player was given them, and report
-//!   each ([`Scheduler::done`]; a first read that others may wait for before the rest, [`Operation::awaited`]); a batch of
-//!   several whole transactions goes out under one Sync, so that what stands behind a failure is not run.
+//! - in the modes that replay statements, report when a transaction of the source begins, its snapshot, and when it ends, and
+//!   pass only deterministic statements under REPEATABLE READ or SERIALIZABLE;
+//! - send the operations of one player on one connection, in the order in which the player got them, and report each
+//!   ([`Scheduler::done`]; a first read that other transactions may wait for is reported before the rest,
+//!   [`Operation::awaited`]); a batch of several whole transactions goes out under one Sync, so that the server does not
+//!   execute what follows a failure.
 //!
-//! **Guaranteed** is, for every order in which players ask and report:
+//! **Guaranteed**, in every order in which players ask and report:
 //!
 //! ```text
 //! rows       stamp_i < stamp_j and tokens conflict   =>  c_i completes before the first write of j is sent
@@ -22,16 +23,16 @@
 //! b-min      one transaction at a time in the order of stamps (b-all: with all its reads)
 //! ```
 //!
-//! and nothing else is made to wait; that some player can always go on ([`Scheduler::is_starved`] says when one more is
-//! needed); that what failed is tried again when all lower stamps are done, and then once more alone. An error leaves
-//! the scheduler as it was, but for the two that end a replay: [`Error::GivenUp`] and [`Error::SnapshotGone`].
+//! Nothing else has to wait. Some player can always make progress ([`Scheduler::is_starved`] returns true when one more player
+//! is needed). A failed transaction is retried when all lower stamps are done, and then once more alone. An error leaves the
+//! scheduler unchanged, except for the two that end a replay: [`Error::GivenUp`] and [`Error::SnapshotGone`].
 //!
-//! **It does not** know rows, SQL or connections. It cannot make the serial modes sound for statements that read what
-//! they do not write, nor for those that find nothing to write (leave these out: the command tag tells): a serial order
-//! equals no history with write skew. `lsir` can, and `rows` has no such statements.
-//! Under `lsir` a player that fails after a commit which its transaction did not see cannot repeat its first read.
+//! **It does not** know rows, SQL or connections. It cannot make the serial modes correct for statements that read rows they do
+//! not write, or that find no row to write (the caller leaves the latter out; the command tag shows them): no serial order
+//! equals a history with write skew. `lsir` is correct for them, and `rows` has no such statements. Under `lsir`, a player that
+//! fails after a commit which its transaction did not see cannot repeat its first read.
 //!
-//! A syncset's way (modes that hand out whole transactions):
+//! Path of a syncset (modes that hand out whole transactions):
 //!
 //! ```text
 //!   push            close                 tokens granted        next           done
@@ -71,8 +72,8 @@
 //! ```
 //!
 //! Follows sections 3 and 4 and Appendix C of "Madeus: Database Live Migration Middleware under Heavy Workloads for Cloud
-//! Environment" (SIGMOD 2015), with the order taken from visibility instead of a critical region, and with tokens where
-//! the paper's rule alone loses updates on real PostgreSQL.
+//! Environment" (SIGMOD 2015). Two things differ: the order comes from visibility instead of a critical region, and tokens are
+//! added where the paper's rule alone loses updates on real PostgreSQL.
 #![forbid(unsafe_code)]
 
 mod error;

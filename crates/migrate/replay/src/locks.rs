@@ -1,20 +1,20 @@
-//! The table of granules: who holds one, and who waits for it in which order.
+//! The table of granules: the holders of each, and the queue of syncsets that wait for it.
 //!
-//! Syncsets ask for all their granules at once and in stamp order, so each queue is in stamp order and no circle can
-//! close. What is granted is granted until the commit.
+//! A syncset asks for all its granules at once and in stamp order, so each queue is in stamp order and no deadlock is possible.
+//! A granted granule stays granted until the commit.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::token::{Access, Granule};
 
-/// Place of a syncset in the scheduler's memory.
+/// Index of a syncset in the scheduler's memory.
 pub(crate) type Slot = u32;
 
-/// Place of a granule in the table, as long as anybody holds it or waits for it: it is looked for once.
+/// Index of a granule in the table while it is held or waited for, so that it is looked up only once.
 pub(crate) type Place = u32;
 
-/// Those that may hold a granule at the same time.
+/// Syncsets that may hold a granule at the same time.
 #[derive(Debug)]
 struct Group {
     access: Access,
@@ -27,7 +27,7 @@ impl Group {
         std::iter::once(self.first).chain(self.more.iter().copied())
     }
 
-    /// Whether anybody is left.
+    /// Removes `slot`; returns true if the group still has members.
     fn leave(&mut self, slot: Slot) -> bool {
         if self.first != slot {
             self.more.retain(|member| *member != slot);
@@ -44,14 +44,14 @@ struct Lock {
     granule: Granule,
     access: Access,
     holders: u32,
-    /// Who holds it, when the access is exclusive.
+    /// The syncset that holds it if the access is exclusive.
     holder: Slot,
     waiting: VecDeque<Group>,
-    /// So many groups at the front have been handed out behind the holder: they need not be looked at again.
+    /// Number of groups at the front that were already handed out behind the holder; they are not examined again.
     given: usize,
 }
 
-/// The values in granules are hashes already: folding them together is enough.
+/// Hasher that only folds values together, because the values in granules are hashes already.
 #[derive(Default)]
 pub(crate) struct Fold(u64);
 
@@ -74,17 +74,17 @@ impl Hasher for Fold {
     }
 }
 
-/// The lock table.
+/// The lock table: all granules that are held, with their queues.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     places: HashMap<Granule, Place, BuildHasherDefault<Fold>>,
-    /// Those that nobody holds are `free`.
+    /// All entries; those without a holder are in `free`.
     locks: Vec<Lock>,
     free: Vec<Place>,
 }
 
 impl Locks {
-    /// Asks for a granule: where it is, and whether it was granted at once.
+    /// Asks for a granule. Returns its index, and true if it was granted immediately.
     pub(crate) fn acquire(&mut self, granule: Granule, access: Access, slot: Slot) -> (Place, bool) {
         use std::collections::hash_map::Entry;
         let place = match self.places.entry(granule) {
@@ -119,7 +119,7 @@ impl Locks {
         (place, false)
     }
 
-    /// Gives a granted granule back; those to whom it is granted now are appended to `granted`.
+    /// Gives back a granted granule; syncsets that get it now are appended to `granted`.
     pub(crate) fn release(&mut self, place: Place, granted: &mut Vec<Slot>) {
         let lock = &mut self.locks[place as usize];
         lock.holders -= 1;
@@ -139,7 +139,7 @@ impl Locks {
         }
     }
 
-    /// Gives a granule back that may not have been granted.
+    /// Gives back a granule that may not have been granted.
     pub(crate) fn leave(&mut self, place: Place, slot: Slot, granted: &mut Vec<Slot>) {
         let lock = &mut self.locks[place as usize];
         match lock.waiting.iter().position(|group| group.members().any(|member| member == slot)) {
@@ -153,8 +153,8 @@ impl Locks {
         }
     }
 
-    /// Whether `slot` waits for the granule behind syncsets of `inside` alone. Of granules that are held shared the
-    /// holders are not known, so the answer there is no.
+    /// Returns true if `slot` waits for the granule behind syncsets of `inside` alone. Always false for a granule that is held
+    /// shared, because its holders are not recorded.
     pub(crate) fn waits_behind(&self, place: Place, slot: Slot, inside: impl Fn(Slot) -> bool) -> bool {
         let lock = &self.locks[place as usize];
         if lock.access == Access::Shared || !inside(lock.holder) {
@@ -171,7 +171,7 @@ impl Locks {
         false
     }
 
-    /// The first who waits for a granule behind syncsets of `inside` alone and is not one of them.
+    /// The first syncset that waits for a granule behind syncsets of `inside` alone and is not one of them.
     pub(crate) fn first_behind(&self, place: Place, inside: impl Fn(Slot) -> bool) -> Option<Slot> {
         let lock = &self.locks[place as usize];
         if lock.access == Access::Shared || !inside(lock.holder) {
@@ -181,14 +181,14 @@ impl Locks {
         waiting.flat_map(Group::members).find(|&member| !inside(member))
     }
 
-    /// Who holds it exclusively.
+    /// The syncset that holds it exclusively.
     pub(crate) fn holder(&self, place: Place) -> Option<Slot> {
         let lock = &self.locks[place as usize];
         (lock.access == Access::Exclusive).then_some(lock.holder)
     }
 
-    /// Somebody was handed out behind the holder: those at the front of whom all were need not be looked at again, or a
-    /// batch on one row would cost its square.
+    /// Records that a syncset was handed out behind the holder. Groups at the front that are handed out completely are not
+    /// examined again; otherwise a batch on one row would take quadratic time.
     pub(crate) fn give(&mut self, place: Place, inside: impl Fn(Slot) -> bool) {
         let lock = &mut self.locks[place as usize];
         if inside(lock.holder) {
@@ -197,12 +197,12 @@ impl Locks {
         }
     }
 
-    /// What was handed out behind the holder has been given back.
+    /// Records that syncsets handed out behind the holder were given back.
     pub(crate) fn take_back(&mut self, place: Place) {
         self.locks[place as usize].given = 0;
     }
 
-    /// Granules that anybody holds.
+    /// Number of granules that are held.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }

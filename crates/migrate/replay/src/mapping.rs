@@ -1,6 +1,6 @@
 //! Definition 2 of the paper: from a transaction of the source to its syncset.
 
-/// How a captured operation counts.
+/// Kind of a captured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Reads only.
@@ -9,19 +9,19 @@ pub enum Kind {
     Write,
 }
 
-/// How a transaction of the source ended.
+/// End of a transaction on the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// Its commit was acknowledged.
     Committed,
-    /// Rolled back, for whatever reason.
+    /// It was rolled back, for any reason.
     Aborted,
 }
 
-/// The operations of a transaction that are replayed, in their order; empty when there is nothing to replay.
+/// The operations of a transaction that are replayed, in their order; empty if there is nothing to replay.
 ///
-/// The *minimal* set is the first operation (it creates the snapshot, whether or not it reads), and all writes; without
-/// it every operation of every committed transaction counts (B-ALL). Either way what was rolled back is nobody's.
+/// The *minimal* set is the first operation (it takes the snapshot, even if it is not a read) and all writes. If `minimal` is
+/// false, every operation of every committed transaction counts (B-ALL). Operations that were rolled back are never replayed.
 pub fn map<O>(operations: Vec<(Kind, O)>, end: End, minimal: bool) -> Vec<(Kind, O)> {
     let writes = operations.iter().any(|(kind, _)| *kind == Kind::Write);
     match end {

@@ -1,4 +1,4 @@
-//! The scheduler: what each player may send next.
+//! The scheduler: decides which operation each player may send next.
 
 mod statements;
 
@@ -14,15 +14,15 @@ use crate::token::{Access, granules};
 use crate::visibility::{Snapshot, Xid};
 use statements::Phase;
 
-/// Tries of one syncset before it is given up: freely, after all lower stamps, alone.
+/// Tries of one syncset before the replay fails: the first freely, the second after all lower stamps, the third alone.
 const ATTEMPTS_MAX: u8 = 3;
 
-/// How much may be pending.
+/// Limits of the pending syncsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of all pending syncsets.
     pub bytes: u64,
-    /// Their number.
+    /// Number of pending syncsets.
     pub syncsets: usize,
 }
 
@@ -32,20 +32,20 @@ impl Default for Limits {
     }
 }
 
-/// Where the replay stands.
+/// Progress of the replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Syncsets handed in and not done.
     pub pending: usize,
-    /// What they hold.
+    /// Bytes that they hold.
     pub bytes: u64,
-    /// Of these, those that wait until all lower stamps have been handed in.
+    /// Pending syncsets that wait until all lower stamps have been handed in.
     pub unordered: usize,
     /// Operations that players were given and have not reported.
     pub under_way: usize,
     /// Every syncset up to this stamp is done.
     pub applied: Stamp,
-    /// Up to this stamp nothing more comes in.
+    /// The caller hands in no more syncsets up to this stamp.
     pub closed: Stamp,
     /// Syncsets done.
     pub done: u64,
@@ -58,16 +58,16 @@ pub struct Progress {
 pub struct Done<P> {
     /// Its stamp.
     pub stamp: Stamp,
-    /// What was handed in with it.
+    /// Payload that was handed in with it.
     pub payload: P,
 }
 
-/// What becomes of a syncset that failed.
+/// Consequence of a failed syncset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
-    /// Which one failed.
+    /// Stamp of the syncset that failed.
     pub stamp: Stamp,
-    /// So many that the player was given behind it go back with it, in whatever order they come again.
+    /// Number of syncsets given to the player behind it; they are given back too, and may be given out again in any order.
     pub given_back: usize,
 }
 
@@ -79,54 +79,54 @@ struct Entry<P> {
     granules: Box<[(Place, Access)]>,
     /// Granules that are not granted yet.
     waiting: u32,
-    /// Position in the line of stamps.
+    /// Position in the line of syncsets by stamp.
     position: u64,
-    /// How many had been handed in before it.
+    /// Number of syncsets handed in before it.
     handed_in: u64,
     attempts: u8,
-    /// Who was given it.
+    /// The player that it was given to.
     player: Option<Player>,
     statement: Option<(Xid, Snapshot)>,
 }
 
 #[derive(Debug, Default)]
 struct PlayerState {
-    /// What it was given whole, in order.
+    /// Whole transactions that it was given, in order.
     batch: VecDeque<Slot>,
-    /// Syncsets next in line behind what it was given, lowest first. Some may wait for others as well, and some for nothing
-    /// any more: whether one may run is seen when it is its turn.
+    /// Syncsets next in line behind those it was given, lowest first. Some may also wait for others, and some for nothing any
+    /// more: each is checked when it is first in the heap.
     behind: BinaryHeap<Reverse<(Stamp, Slot)>>,
     /// The transaction of statements that is open on it.
     open: Option<(Slot, Phase)>,
-    /// A commit that the open transaction must not see has been done: its first read cannot be repeated.
+    /// True if a commit that the open transaction must not see is done: its first read cannot be repeated.
     overtaken: bool,
 }
 
-/// Replays syncsets in the order that their mode asks for and no other. See the crate's documentation.
+/// Orders the replay of syncsets as their mode requires, and no more strictly. See the crate's documentation.
 #[derive(Debug)]
 pub struct Scheduler<P> {
     mode: Mode,
     limits: Limits,
     rules: Rules,
     closed: Stamp,
-    /// Handed in above what is closed.
+    /// Syncsets handed in above the highest closed stamp.
     unordered: BTreeMap<Stamp, (u64, Syncset<P>)>,
     handed_in: u64,
     entries: Vec<Option<Entry<P>>>,
     free: Vec<Slot>,
     locks: Locks,
     gates: Gates,
-    /// Admitted syncsets in stamp order; those done are `None` until all before them are.
+    /// Admitted syncsets in stamp order; a finished one is `None` until all before it are done.
     line: VecDeque<(Stamp, Option<Slot>)>,
     /// Position of the front of the line.
     front: u64,
     ready: BinaryHeap<Reverse<(Stamp, Slot)>>,
-    /// Failed, waiting for all lower stamps: by position.
+    /// Positions of failed syncsets that wait for all lower stamps.
     held: BTreeSet<u64>,
-    /// Failed twice: runs when nothing else does, and nothing else is given until it is done.
+    /// A syncset that failed twice: it runs alone, and no other is given out until it is done.
     alone: Option<Slot>,
     players: Vec<PlayerState>,
-    /// Admitted, and waiting for granules.
+    /// Number of admitted syncsets that wait for granules.
     blocked: usize,
     under_way: usize,
     pending: usize,
@@ -138,7 +138,7 @@ pub struct Scheduler<P> {
 }
 
 impl<P> Scheduler<P> {
-    /// A scheduler for so many players, numbered from 0.
+    /// Makes a scheduler for `players` players, numbered from 0.
     pub fn new(mode: Mode, players: u32, limits: Limits) -> Scheduler<P> {
         Scheduler {
             mode,
@@ -168,42 +168,43 @@ impl<P> Scheduler<P> {
         }
     }
 
-    /// The same with rules left out.
+    /// Makes a scheduler with some rules left out.
     #[cfg(test)]
     pub(crate) fn with_rules(mode: Mode, players: u32, limits: Limits, rules: Rules) -> Scheduler<P> {
         Scheduler { rules, ..Scheduler::new(mode, players, limits) }
     }
 
-    /// One more player.
+    /// Adds a player.
     pub fn add_player(&mut self) -> Player {
         self.players.push(PlayerState::default());
         Player(self.players.len() as u32 - 1)
     }
 
-    /// How many players there are.
+    /// Number of players.
     pub fn players(&self) -> u32 {
         self.players.len() as u32
     }
 
-    /// A transaction of the source is about to send its first read. Told before it is sent.
+    /// Reports that a transaction of the source is about to send its first read. The caller must call this before it is sent.
     pub fn begins(&mut self, running: RunningId) {
         self.gates.begins(running, self.handed_in);
     }
 
-    /// A transaction of the source has its snapshot.
+    /// Reports the snapshot of a transaction of the source.
     pub fn began(&mut self, running: RunningId, snapshot: Snapshot) {
         self.gates.began(running, snapshot);
     }
 
-    /// A transaction of the source ended without a syncset: read-only, or rolled back.
+    /// Reports that a transaction of the source ended without a syncset: read-only, or rolled back.
     pub fn ended(&mut self, running: RunningId) {
         self.gates.forget(running);
     }
 
-    /// Takes a syncset, in any order above what is closed. It is not scheduled before [`Scheduler::close`] reaches it.
+    /// Takes a syncset, in any order above the highest closed stamp. It is not scheduled before [`Scheduler::close`] reaches
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Full`] only while what is pending can go on: waiting for it to shrink never waits for ever.
+    /// [`Error::Full`] only while the pending syncsets can make progress, so a caller that waits for them never waits for ever.
     pub fn push(&mut self, syncset: Syncset<P>) -> Result<(), Refused<P>> {
         if let Err(error) = self.may_take(&syncset) {
             return Err(Refused { error, syncset });
@@ -218,10 +219,10 @@ impl<P> Scheduler<P> {
         Ok(())
     }
 
-    /// Takes a syncset of which is known that none with a lower stamp comes any more: `push` and `close` in one.
+    /// Takes a syncset when no more syncsets with a lower stamp will come: `push` and `close` in one.
     ///
     /// # Errors
-    /// As [`Scheduler::push`].
+    /// The same as [`Scheduler::push`].
     pub fn push_next(&mut self, syncset: Syncset<P>) -> Result<(), Refused<P>> {
         let stamp = syncset.stamp;
         if !self.unordered.is_empty() || !self.rules.stamp_order {
@@ -267,7 +268,7 @@ impl<P> Scheduler<P> {
         self.bytes += syncset.bytes;
     }
 
-    /// Whether something is under way, or could be, without anything more handed in.
+    /// Returns true if an operation is under way, or could be, without another syncset.
     fn can_go_on(&self) -> bool {
         self.under_way > 0 || !self.ready.is_empty() || self.alone.is_some() || {
             self.mode.needs_snapshots()
@@ -275,7 +276,7 @@ impl<P> Scheduler<P> {
         }
     }
 
-    /// Promises that no syncset with this stamp or a lower one comes any more.
+    /// Promises that no more syncsets with this stamp or a lower one will come.
     pub fn close(&mut self, upto: Stamp) {
         if upto <= self.closed {
             return;
@@ -333,11 +334,11 @@ impl<P> Scheduler<P> {
         }
     }
 
-    /// What this player may send now, if anything. It counts as under way until it is reported.
+    /// The operation that this player may send now, if there is one. It counts as under way until it is reported.
     ///
-    /// In the modes that hand out transactions whole, a player may ask again before it has reported: it is then given
-    /// what may run behind what it has, on the same connection, provided that a failure of one keeps those behind it
-    /// from being run (one Sync for all). Serial modes give one at a time.
+    /// In the modes that hand out whole transactions, a player may ask again before it has reported. It then gets a transaction
+    /// that may run behind those it has, on the same connection. The condition is that after a failure the server does not
+    /// execute those behind it (one Sync for all). Serial modes give out one at a time.
     ///
     /// # Errors
     /// [`Error::UnknownPlayer`].
@@ -365,18 +366,18 @@ impl<P> Scheduler<P> {
         })
     }
 
-    /// Whether a syncset may run behind what one player was given, on that player.
+    /// Returns true if a syncset may run behind those that one player was given, on that player.
     fn chains(&self) -> bool {
         self.blocked > 0 && self.mode == Mode::Rows && self.rules.until_commit
     }
 
-    /// Whether a syncset's time has come when that of `slot` has, as far as `player` goes.
+    /// Returns true if, for `player`, a syncset behind `slot` may be given out already.
     fn is_inside(&self, player: Player, slot: Slot) -> bool {
         let of = self.entry(slot).player;
         of == Some(player) || (of.is_some() && !self.rules.chain_on_one_player)
     }
 
-    /// The lowest syncset that waits for nothing but what this player has been given.
+    /// The lowest syncset that waits only for syncsets that this player has been given.
     fn chained(&mut self, player: Player) -> Option<(Stamp, Slot)> {
         if !self.chains() {
             return None;
@@ -385,7 +386,7 @@ impl<P> Scheduler<P> {
             if self.is_chained(player, stamp, slot) {
                 return Some((stamp, slot));
             }
-            // It comes again when the last of those before it is given to this player.
+            // It is added again when the last one before it is given to this player.
             self.players[player.0 as usize].behind.pop();
         }
         None
@@ -402,8 +403,8 @@ impl<P> Scheduler<P> {
             && entry.granules.iter().filter(|(granule, _)| behind(*granule)).count() == entry.waiting as usize
     }
 
-    /// Notes who is next in line behind what `player` has just been given: a look at one syncset and not at all of the
-    /// batch each time, which would make a batch on hot rows cost its cube.
+    /// Records the syncsets next in line behind the one that `player` has just been given. This examines one syncset, not the
+    /// whole batch each time, which would make a batch on hot rows take cubic time.
     fn note_behind(&mut self, player: Player, slot: Slot) {
         let granules = std::mem::take(&mut self.entry_mut(slot).granules);
         let exclusive = || granules.iter().filter(|(_, access)| *access == Access::Exclusive);
@@ -418,7 +419,7 @@ impl<P> Scheduler<P> {
         self.players[player.0 as usize].behind.extend(next);
     }
 
-    /// Notes a syncset that came when those before it had been given already.
+    /// Records a syncset that arrived after those before it had been given out.
     fn note_arrival(&mut self, slot: Slot) {
         let entry = self.entry(slot);
         let next_in_line = |granule: &Place| {
@@ -435,7 +436,7 @@ impl<P> Scheduler<P> {
         }
     }
 
-    /// A syncset that was given is to be given again, to whomever.
+    /// Takes a syncset back from its player, so that any player can be given it again.
     fn take_back(&mut self, slot: Slot) -> &mut Entry<P> {
         let granules = std::mem::take(&mut self.entry_mut(slot).granules);
         granules.iter().for_each(|(granule, _)| self.locks.take_back(*granule));
@@ -458,7 +459,7 @@ impl<P> Scheduler<P> {
         Operation { syncset: SyncsetId(slot), stamp, step: Step::WHOLE, awaited: false }
     }
 
-    /// The oldest operation that this player was given is done. Answers the syncset when that was its last one.
+    /// Reports that the oldest operation of this player is done. Returns the syncset if that was its last operation.
     ///
     /// # Errors
     /// [`Error::UnknownPlayer`], [`Error::NothingUnderWay`].
@@ -513,7 +514,7 @@ impl<P> Scheduler<P> {
                 continue;
             }
             self.blocked -= 1;
-            // One that a player was given behind another has been handed out already.
+            // A syncset that was given to a player behind another has been handed out already.
             if entry.statement.is_none() && entry.player.is_none() {
                 self.ready.push(Reverse((entry.stamp, slot)));
             }
@@ -521,11 +522,11 @@ impl<P> Scheduler<P> {
         self.granted = granted;
     }
 
-    /// The oldest operation that this player was given failed in a way that a retry can mend (23505, 23P01, 40P01,
-    /// 40001), and the transaction was rolled back; what the player was given behind it was not run.
+    /// Reports that the oldest operation of this player failed with an error that a retry can resolve (23505, 23P01, 40P01,
+    /// 40001), that the transaction was rolled back, and that those behind it were not executed.
     ///
     /// # Errors
-    /// [`Error::GivenUp`] after three tries and [`Error::SnapshotGone`]: the replay cannot go on. Otherwise as
+    /// [`Error::GivenUp`] after three tries and [`Error::SnapshotGone`]: the replay cannot continue. Otherwise the same as
     /// [`Scheduler::done`].
     pub fn failed(&mut self, player: Player) -> Result<Retry, Error> {
         let state = self.state(player)?;
@@ -555,7 +556,7 @@ impl<P> Scheduler<P> {
         Ok(Retry { stamp, given_back: behind.len() })
     }
 
-    /// Lets a failed syncset go again when it has come to the front of the line.
+    /// Makes a failed syncset available again when it is at the front of the line.
     fn let_held_go(&mut self) {
         if self.held.first() != Some(&self.front) {
             return;
@@ -569,15 +570,15 @@ impl<P> Scheduler<P> {
         }
     }
 
-    /// What the player sends for a syncset.
+    /// The payload that the player sends for a syncset.
     ///
     /// # Panics
-    /// When it is done already: an [`Operation`] is worth nothing after its last step was reported.
+    /// Panics if the syncset is done already: an [`Operation`] is invalid after its last step was reported.
     pub fn payload(&self, syncset: SyncsetId) -> &P {
         &self.entry(syncset.0).payload
     }
 
-    /// Where the replay stands.
+    /// Progress of the replay.
     pub fn progress(&self) -> Progress {
         Progress {
             pending: self.pending,
@@ -591,13 +592,14 @@ impl<P> Scheduler<P> {
         }
     }
 
-    /// Whether everything that was handed in is done.
+    /// Returns true if every syncset that was handed in is done.
     pub fn is_drained(&self) -> bool {
         self.pending == 0
     }
 
-    /// Whether another player is needed to go on: all have a transaction open, and each waits for the first read of one
-    /// that nobody has begun. There are at most as many as ran on the source at the same time.
+    /// Returns true if another player is needed: all players have a transaction open, and each waits for the first read of a
+    /// transaction that no player has begun. At most as many players are needed as transactions ran on the source at the same
+    /// time.
     pub fn is_starved(&self) -> bool {
         self.mode.needs_snapshots()
             && self.under_way == 0
@@ -606,7 +608,7 @@ impl<P> Scheduler<P> {
             && (0..self.players()).all(|player| self.statement_step(Player(player)).is_none())
     }
 
-    /// Things that pending syncsets hold tokens for, ancestors included.
+    /// Number of things that pending syncsets hold tokens for, ancestors included.
     pub fn tokens_held(&self) -> usize {
         self.locks.len()
     }

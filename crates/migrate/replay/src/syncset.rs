@@ -1,4 +1,4 @@
-//! What goes into the scheduler, and the names of what comes out.
+//! Input of the scheduler, and the names of its output.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::visibility::Xid;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stamp(pub u64);
 
-/// A transaction while it runs on the source; the caller chooses the number and uses it once.
+/// A transaction while it runs on the source; the caller chooses the number and uses it only once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunningId(pub u64);
 
@@ -17,31 +17,31 @@ pub struct RunningId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Player(pub u32);
 
-/// What is needed to replay the commit of one transaction.
+/// The data needed to replay the commit of one transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Syncset<P> {
     /// Its place in the order of commits.
     pub stamp: Stamp,
-    /// What it touched.
+    /// Tokens of everything that it touched.
     pub tokens: Vec<Token>,
-    /// Where it stands among first reads and commits; [`Mode::BCon`] and [`Mode::Lsir`] need it.
+    /// Its position among first reads and commits; [`Mode::BCon`] and [`Mode::Lsir`] need it.
     pub statement: Option<Statement>,
-    /// What it holds in memory.
+    /// Bytes that it holds in memory.
     pub bytes: u64,
-    /// What the player sends; the scheduler does not look at it.
+    /// Data that the player sends; the scheduler does not read it.
     pub payload: P,
 }
 
 /// A transaction that is replayed by its statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statement {
-    /// Under which its snapshot was told ([`crate::Scheduler::began`]).
+    /// Number under which its snapshot was reported ([`crate::Scheduler::began`]).
     pub running: RunningId,
-    /// Its number, by which the snapshots of others tell whether they saw it.
+    /// Its transaction number; the snapshots of other transactions show by it if they saw this one.
     pub xid: Xid,
 }
 
-/// Which schedules are allowed.
+/// Rules for the order of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The paper's baseline: all operations, one transaction after another in the order of commits.
@@ -57,10 +57,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes, from the most serial to the most concurrent.
     pub const ALL: [Mode; 5] = [Mode::BAll, Mode::BMin, Mode::BCon, Mode::Lsir, Mode::Rows];
 
-    /// As on the command line.
+    /// Name of the mode on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Mode::BAll => "b-all",
@@ -71,7 +71,7 @@ impl Mode {
         }
     }
 
-    /// Whether snapshots must be told.
+    /// Returns true if the caller must report snapshots.
     pub fn needs_snapshots(self) -> bool {
         matches!(self, Mode::BCon | Mode::Lsir)
     }
@@ -90,16 +90,17 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// What a player sends next. Operations of one player are sent in the order in which it was given them.
+/// The next operation that a player sends. A player sends its operations in the order in which it got them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
-    /// Of which transaction.
+    /// The transaction it belongs to.
     pub syncset: SyncsetId,
-    /// Its stamp.
+    /// Stamp of the transaction.
     pub stamp: Stamp,
-    /// What of it.
+    /// Part of the transaction to send.
     pub step: Step,
-    /// Others may wait for its first read before the rest of it is done: [`crate::Scheduler::read_done`] tells them.
+    /// True if other transactions may wait for its first read before the rest is done: the player reports it with
+    /// [`crate::Scheduler::read_done`].
     pub awaited: bool,
 }
 
@@ -118,20 +119,20 @@ pub enum Part {
     Commit,
 }
 
-/// What is sent in one go: one part of a transaction or several, the last of them included.
+/// Parts of a transaction that are sent together, from `first` to `last` inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Step {
-    /// It begins with this.
+    /// First part.
     pub first: Part,
-    /// It ends with this.
+    /// Last part.
     pub last: Part,
 }
 
 impl Step {
-    /// From the beginning to the commit.
+    /// A whole transaction, from its beginning to its commit.
     pub const WHOLE: Step = Step { first: Part::FirstRead, last: Part::Commit };
 
-    /// Whether a part is among it.
+    /// Returns true if the step includes `part`.
     pub fn has(self, part: Part) -> bool {
         (self.first..=self.last).contains(&part)
     }

@@ -1,9 +1,9 @@
-//! Tokens: what a transaction touches, as far as the order of transactions depends on it.
+//! Tokens: the things that a transaction touches, as far as the order of transactions depends on them.
 
 use crate::rules::Rules;
 
-/// What a transaction touched. Two transactions conflict when they hold tokens for the same thing and at least one of
-/// them is not shared; equality is by hash, so a collision costs concurrency and nothing else.
+/// One thing that a transaction touched. Two transactions conflict if they hold tokens for the same thing and at least one
+/// token is not shared. Equality is by hash, so a collision costs concurrency and nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Token {
     /// A row was inserted, updated or deleted; a change of key takes both keys.
@@ -13,7 +13,8 @@ pub enum Token {
         /// Hash of the replica identity.
         key: u64,
     },
-    /// A value of a unique index came or went. For the primary key this is needed only where foreign keys refer to it.
+    /// A value of a unique index was added or removed. For the primary key this token is needed only if foreign keys refer to
+    /// it.
     Unique {
         /// Object identifier of the index's table.
         table: u32,
@@ -22,7 +23,7 @@ pub enum Token {
         /// Hash of the indexed values.
         value: u64,
     },
-    /// Shared: a row came or went that refers to this value of a unique index.
+    /// Shared: a row that refers to this value of a unique index was added or removed.
     Parent {
         /// Object identifier of the *referenced* table.
         table: u32,
@@ -31,7 +32,7 @@ pub enum Token {
         /// Hash of the referenced values.
         value: u64,
     },
-    /// Any value of a unique index: what came or went is not known, or its equality cannot be hashed.
+    /// Any value of a unique index: the value that was added or removed is unknown, or its equality cannot be hashed.
     Index {
         /// Object identifier of the index's table.
         table: u32,
@@ -40,19 +41,19 @@ pub enum Token {
     },
     /// The whole table with all its indexes (TRUNCATE, bulk changes).
     Table(u32),
-    /// The whole database (DDL, statements nobody could parse).
+    /// The whole database (DDL, statements that could not be parsed).
     Everything,
 }
 
-/// How a granule is held.
+/// Access with which a granule is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Access {
     Exclusive,
     Shared,
 }
 
-/// A node of the tree database / table / index / value. Who holds a node holds its ancestors shared, so that a token of
-/// a whole table meets every token below it without either side knowing of the other.
+/// A node of the tree database / table / index / value. A syncset that holds a node also holds its ancestors shared. So a token
+/// of a whole table conflicts with every token below it, and neither needs to know the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Granule {
     /// Table and index; the rows of a table are its index 0.
@@ -105,7 +106,7 @@ pub(crate) fn granules(tokens: &[Token], rules: &Rules) -> Box<[(Granule, Access
         }
     }
     held.extend(whole);
-    // The exclusive access of a granule sorts before its shared one, and the first of equals is kept.
+    // The exclusive access of a granule sorts before its shared one; the first of equal granules is kept.
     held.sort_unstable();
     held.dedup_by_key(|(granule, _)| *granule);
     held.into_boxed_slice()

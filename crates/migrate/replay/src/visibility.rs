@@ -1,4 +1,4 @@
-//! What a transaction of the source saw: the order between commits and first reads, without a critical region.
+//! Visibility on the source: gives the order between commits and first reads without a critical region.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid(pub u64);
 
-/// What `pg_current_snapshot()` says: transactions below `xmax` are seen unless they were in progress.
+/// A value of `pg_current_snapshot()`: transactions below `xmax` are seen unless they were in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     xmax: Xid,
-    /// In progress when the snapshot was taken, below `xmax`, ascending.
+    /// Transactions below `xmax` that were in progress when the snapshot was taken, ascending.
     in_progress: Box<[Xid]>,
 }
 
-/// Snapshots of one server follow each other: each sees all that earlier ones saw. With the same `xmax` the later one
-/// has fewer in progress.
+/// Order of the snapshots of one server: each sees everything that earlier ones saw. Of two with the same `xmax`, the later one
+/// has fewer transactions in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank(Xid, std::cmp::Reverse<usize>);
 
 impl Snapshot {
-    /// From the first number not yet given out and those in progress, in any order.
+    /// Makes a snapshot from the first number not yet assigned and the transactions in progress, in any order.
     pub fn new(xmax: Xid, in_progress: impl IntoIterator<Item = Xid>) -> Snapshot {
         let mut in_progress: Vec<Xid> = in_progress.into_iter().filter(|xid| *xid < xmax).collect();
         in_progress.sort_unstable();
@@ -28,22 +28,23 @@ impl Snapshot {
         Snapshot { xmax, in_progress: in_progress.into() }
     }
 
-    /// A start stamp of the paper (STS): sees every commit whose end stamp (ETS, taken for its [`Xid`]) is lower.
+    /// Makes a snapshot from a start stamp of the paper (STS): it sees every commit whose end stamp (ETS, used as its [`Xid`])
+    /// is lower.
     pub fn at_clock(sts: u64) -> Snapshot {
         Snapshot { xmax: Xid(sts), in_progress: Box::default() }
     }
 
-    /// Whether a commit of this transaction was visible.
+    /// Returns true if a commit of this transaction was visible.
     pub fn sees(&self, xid: Xid) -> bool {
         xid < self.xmax && self.in_progress.binary_search(&xid).is_err()
     }
 
-    /// Whether it sees all that another snapshot of the same server sees.
+    /// Returns true if it sees everything that another snapshot of the same server sees.
     pub fn includes(&self, other: &Snapshot) -> bool {
         self.rank() >= other.rank()
     }
 
-    /// The first number that is not seen because it had not been given out.
+    /// The first number that is not seen because it was not yet assigned.
     pub fn xmax(&self) -> Xid {
         self.xmax
     }

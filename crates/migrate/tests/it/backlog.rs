@@ -1,12 +1,13 @@
-//! What was committed while nobody followed is read in steps, from a copy of the slot: all of it comes once, also when the
-//! tool is killed in between.
+//! A backlog of commits is read in steps, from a copy of the slot: every commit arrives once, also if the tool is
+//! killed between two steps.
 
 use rustix::process::Signal;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_tests::Stage;
 use stillpoint_testing::{postgresql::available, wait::until};
 
-/// Transactions of each of four clients, beside one that touches every row: more than 16 MiB of log, and more than one step.
+/// Transactions of each of four clients, beside one that touches every row: more than 16 MiB of log, and more than one
+/// step.
 const EACH: u32 = 4000;
 const COPIES: &str = "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ '^stillpoint_.*_copy$'";
 

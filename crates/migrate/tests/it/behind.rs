@@ -1,5 +1,6 @@
-//! Something goes wrong where nothing is moved any more or not yet: while `run` settles, while `finish` or `abort` takes things
-//! away, and between a switch and the way back. Clients' histories are in order, and the next command finishes it.
+//! Faults at times when nothing is moved any more or not yet: while `run` settles, while `finish` or `abort` removes
+//! objects, and between a switch and the way back. Clients' histories are in order, and the next command completes the
+//! work.
 
 use rustix::process::Signal;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use stillpoint_testing::{
 const RUN: [&str; 5] = ["run", "--share", "0", "--pause-timeout", "3s"];
 const FALLBACK: [&str; 3] = ["fallback", "--pause-timeout", "3s"];
 
-/// Commands that are called again where a fault hit them.
+/// Most calls of a command that a fault hits.
 const ATTEMPTS: usize = 8;
 
 fn quiet(back: bool) -> Trial {
@@ -28,7 +29,7 @@ fn succeeds(stage: &Stage, words: &[&str]) -> Ended {
     ended
 }
 
-/// Kills a command ever later, until it comes to its end before that; how often it was killed.
+/// Kills a command, each time later, until it ends before that; returns how often it was killed.
 #[track_caller]
 fn killed_ever_later(stage: &Stage, words: &[&str], after_each: impl Fn(&Stage)) -> usize {
     let mut after = Duration::from_millis(1);
@@ -37,7 +38,7 @@ fn killed_ever_later(stage: &Stage, words: &[&str], after_each: impl Fn(&Stage))
         std::thread::sleep(after);
         tool.signal(Signal::KILL);
         let ended = tool.end();
-        // The one before may have come to its end before it was killed.
+        // The command before may have ended before it was killed.
         if ended.code == Some(0) || ended.complaints.contains("there is no migration") {
             return killed;
         }
@@ -79,7 +80,7 @@ fn run_is_killed_while_it_settles() {
                 assert_eq!(count(&stage.source, "postgres", "pg_replication_slots"), "0", "it settles again");
             }
             until("the source to be shut", || is_shut(&stage.source).then_some(()));
-            // With what clients have committed on the target, also where nobody has settled.
+            // With the commits of clients on the target, also if no `run` has settled.
             succeeds(stage, &FALLBACK);
             stage.assert_clean();
             usize::from(cut_off)
@@ -96,7 +97,7 @@ fn finish_is_killed() {
     let mut stage = Stage::start();
     Trial::prepare(&stage);
     let killed = quiet(false).under_load(&mut stage, |stage| {
-        // Also what a killed `run` has left is taken away.
+        // It also removes what a killed `run` has left.
         let mut tool = stage.tool(&RUN);
         Moment { phase: Some("settle"), after: Duration::ZERO }.come(&mut tool);
         tool.signal(Signal::KILL);

@@ -1,5 +1,5 @@
-//! Somebody writes to the source and does not come through the proxy, from before the migration until after it: what was
-//! acknowledged is on the target, everything else was refused with an error that says why.
+//! A client writes to the source without the proxy, from before the migration until after it: every acknowledged row is
+//! on the target, and every other write was refused with an error that gives the reason.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
 use stillpoint_testing::{postgresql::available, wait::until};
 use tokio_postgres::{Client, Error, NoTls};
 
-/// What a writer was told.
+/// Results that a writer got.
 #[derive(Debug, Default)]
 struct Told {
     acknowledged: BTreeSet<i32>,
-    /// Their end was not told.
+    /// The writer got no result for these.
     doubtful: BTreeSet<i32>,
-    /// SQLSTATEs of everything that was refused.
+    /// SQLSTATEs of all refusals.
     refusals: BTreeSet<String>,
 }
 
@@ -27,7 +27,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Numbers from `first` on, each in a transaction that lasts so long.
+    /// Writes numbers from `first` on, each in a transaction of this length.
     fn start(port: u16, first: i32, lasting: Duration) -> Writer {
         let stop = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&stop);
@@ -74,7 +74,7 @@ async fn write(port: u16, first: i32, lasting: Duration, over: &AtomicBool) -> T
     told
 }
 
-/// A superuser who overrides every default that would keep him from writing.
+/// Inserts as a superuser that overrides every default against its writes.
 async fn insert(client: &Client, number: i32, lasting: Duration) -> Result<(), Error> {
     client.batch_execute(&format!("BEGIN READ WRITE; INSERT INTO bypass VALUES ({number})")).await?;
     tokio::time::sleep(lasting).await;
@@ -119,7 +119,7 @@ fn what_bypasses_the_proxy_is_on_the_target_or_refused() {
         let lost: Vec<_> = told.acknowledged.difference(&there).collect();
         assert!(lost.is_empty(), "acknowledged and not on the target: {lost:?}");
         assert!(told.acknowledged.len() > 5, "{told:?}");
-        // The database does not accept connections. Who was ended while it asked for nothing is not told why.
+        // The database does not accept connections. A session that was ended while idle gets no reason.
         assert!(told.refusals.contains("55000"), "{:?}", told.refusals);
         assert!(told.doubtful.len() < 10, "{:?}", told.doubtful);
     }

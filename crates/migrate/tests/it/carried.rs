@@ -1,6 +1,6 @@
-//! 64 sessions that write all the time, and one that is silent, change servers with all that a session can hold, there and
-//! back: nobody sees an error, every commit counts once, every notification comes once and in order, and at no moment does
-//! anybody else get a lock that is held.
+//! 64 sessions that write all the time, and one that is silent, change servers with all that a session can hold, there
+//! and back. No client sees an error, every commit counts once, every notification arrives once and in order, and no
+//! other session ever gets a lock that is held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,19 +14,19 @@ use tokio::task::JoinSet;
 const SESSIONS: usize = 64;
 /// Transactions of each session before, between and after both moves.
 const EACH: u32 = 10;
-/// 64 sessions come to 320 transactions a second.
+/// Pause after each transaction; 64 sessions make 320 transactions a second.
 const THINK: Duration = Duration::from_millis(200);
 
-/// The copy takes a while.
+/// A table whose copy takes a while.
 const BALLAST: &str = "
     CREATE TABLE ballast AS SELECT i AS id, repeat(md5(i::text), 10) AS v FROM generate_series(1, 20000) i;
     ALTER TABLE ballast ADD PRIMARY KEY (id);
 ";
 
-/// What all sessions share.
+/// State that all sessions share.
 struct Shared {
     stop: AtomicBool,
-    /// Commits by session, and last how often somebody tried for all their locks.
+    /// Commits by session; the last entry counts the tries to take all their locks.
     done: [AtomicU32; SESSIONS + 1],
 }
 
@@ -35,7 +35,7 @@ impl Shared {
         Shared { stop: AtomicBool::new(false), done: std::array::from_fn(|_| AtomicU32::new(0)) }
     }
 
-    /// Waits until each has done some more, or one has failed.
+    /// Waits until each session has committed some more, or one has failed.
     fn more(&self) {
         let before: Vec<u32> = self.done.iter().map(|done| done.load(Ordering::Relaxed)).collect();
         until("every session to do some more", || {
@@ -44,7 +44,7 @@ impl Shared {
         });
     }
 
-    /// Whether it goes on after what was done by one; a failure ends it for all.
+    /// Counts one session's transaction, and returns true if it goes on; a failure ends all sessions.
     async fn goes_on(&self, number: usize, done: Result<(), String>, pause: Duration) -> Result<bool, String> {
         done.inspect_err(|_| self.stop.store(true, Ordering::Relaxed))?;
         self.done[number].fetch_add(1, Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! Something from outside goes wrong while a database is moved: no acknowledged commit is lost or doubled, and it can be
-//! moved all the same. Long form: 300 faults of all kinds at moments of all phases.
+//! Faults from outside while a database is moved: no acknowledged commit is lost or doubled, and the database can still
+//! be moved. Long form: 300 faults of all kinds at moments of all phases.
 
 use std::time::Duration;
 use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Stage, Trial, is_soak, rounds};
 use stillpoint_testing::postgresql::available;
 
-/// One fault of a kind there and one back, in the phases where they hurt.
+/// Injects one kind of fault on a way there and on a way back, in the phases where it hurts.
 #[track_caller]
 fn both_ways(fault: Fault, moments: [Moment; 2]) {
     if !available() {
@@ -58,8 +58,8 @@ fn the_network_to_the_target_stalls() {
     both_ways(Fault::StallTarget, [at("switch-over", 10), at("catch-up", 10)]);
 }
 
-/// What the short form takes: there, back, there, back. It is the same every time, so that a change that breaks something is
-/// told from one that does not.
+/// Seeds of the short form: there, back, there, back. They are the same every time, so a failure points to a change in
+/// the code.
 const SEEDS: [u64; 4] = [
     96,  // the network to the target is cut in the copy
     196, // the tool is killed when clients are back and nothing is removed yet
@@ -67,8 +67,8 @@ const SEEDS: [u64; 4] = [
     228, // the network to the target, where clients are, is cut in the switch-over
 ];
 
-/// A source whose log tells of no rows: the capture ends with whatever fails, and the next command begins anew. Long form:
-/// anything at any moment.
+/// A source whose log has no row changes: the capture ends with any failure, and the next command starts again. Long
+/// form: any fault at any moment.
 #[test]
 fn nothing_is_lost_where_rows_are_captured_by_the_proxy() {
     if !available() {
@@ -93,7 +93,7 @@ fn nothing_is_lost_where_rows_are_captured_by_the_proxy() {
     println!("COUNT faults with images of rows {rounds}");
 }
 
-/// Anything at any moment; in pieces with `STILLPOINT_SOAK_PIECES`.
+/// Any fault at any moment; in pieces with `STILLPOINT_SOAK_PIECES`.
 #[test]
 fn anything_at_any_moment() {
     if !available() {

@@ -1,5 +1,5 @@
-//! The command is killed while the side that serves is shut to new sessions: its guardian opens it, without anybody calling
-//! the next command; and who calls it at once finds it at work, and goes on after it.
+//! The command is killed while connections to the side that serves are disabled. Its guardian enables them, without any
+//! further command; a command that is called at once finds the guardian at work, and continues after it.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
@@ -13,8 +13,8 @@ use stillpoint_testing::{
     wait::until,
 };
 
-/// A session that does not come through the proxy and does not end when it is told to: the switch-over waits for it behind
-/// the shut door, to its limit.
+/// A direct session that does not end when it is told to: the switch-over waits for it with connections disabled, up to
+/// its limit.
 struct Stubborn {
     psql: Child,
     backend: Pid,
@@ -47,7 +47,7 @@ fn is_open(cluster: &Cluster) -> bool {
     cluster.sql("postgres", "SELECT datallowconn FROM pg_database WHERE datname = 'shop'") == "t"
 }
 
-/// Starts the command and sends it a signal behind the door that it has shut on `left`.
+/// Starts the command and sends it a signal while it has connections to `left` disabled.
 #[track_caller]
 fn signalled_behind_the_door(stage: &Stage, words: &[&str], left: &Cluster, signal: Signal) -> Ended {
     let stubborn = Stubborn::on(left);
@@ -58,7 +58,7 @@ fn signalled_behind_the_door(stage: &Stage, words: &[&str], left: &Cluster, sign
     until("the door to be shut", || (!is_open(left)).then_some(()));
     tool.signal(signal);
     if signal != Signal::KILL {
-        // It clears up behind itself, for which the stubborn one need not end.
+        // It cleans up after itself; the stubborn session need not end for that.
         assert!(tool.await_event(|event| matches!(event.kind, EventKind::FellBack { .. })), "{:?}", tool.seen);
     }
     stubborn.go_on();
@@ -141,7 +141,7 @@ fn who_is_interrupted_behind_the_door_opens_it() {
     }
 }
 
-/// The same way again, under load.
+/// Moves in the same direction again, under load.
 #[track_caller]
 fn succeeds(stage: &mut Stage, back: bool) {
     let moment = Moment { phase: None, after: Duration::ZERO };
@@ -159,7 +159,7 @@ fn the_side_that_was_left_is_shut_again_when_a_command_is_killed() {
     let ended = stage.run(&RUN);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 
-    // The comparison waits for a lock, with the door open to what is repeated on the source.
+    // The comparison waits for a lock, while the source accepts connections for the replay.
     let mut holder = Stubborn::on(&stage.target);
     writeln!(holder.psql.stdin.as_mut().unwrap(), "BEGIN; LOCK TABLE held;").unwrap();
     let locked =
@@ -168,7 +168,7 @@ fn the_side_that_was_left_is_shut_again_when_a_command_is_killed() {
     killed_with_an_open_door(&stage, &FALLBACK);
     holder.go_on();
 
-    // Whoever connects to the database waits for whoever copies it, who is stopped.
+    // A connection to the database waits for the process that copies the database, which is stopped.
     stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
     let inside = Stubborn::on(&stage.source);
     stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS false");
@@ -189,7 +189,7 @@ fn the_side_that_was_left_is_shut_again_when_a_command_is_killed() {
     assert!(!is_open(&stage.source), "it stays shut");
 }
 
-/// Kills a command that has opened the door of the side that was left; the guardian shuts it.
+/// Kills a command that has enabled connections to the side that was left; the guardian disables them.
 #[track_caller]
 fn killed_with_an_open_door(stage: &Stage, words: &[&str]) {
     let mut tool = stage.tool(words);

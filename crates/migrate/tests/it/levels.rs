@@ -1,6 +1,7 @@
-//! Migrations there and back at each isolation level under load with hot rows and unique keys that are used again: both
-//! sides are compared row by row on each way, and every client's history is in order; and once more with a last transaction
-//! that holds the switch-over up, and sees the same rows after it as before. Long form: 102 migrations each.
+//! Migrations there and back at each isolation level, under load with hot rows and unique keys that are used again.
+//! Both sides are compared row by row on each way, and every client's history is in order. They are repeated with a
+//! last transaction that holds the switch-over up, and sees the same rows after it as before. Long form: 102 migrations
+//! each.
 
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
@@ -16,7 +17,7 @@ const TABLES: &str = "
     CREATE TABLE things (id serial PRIMARY KEY, owner int REFERENCES owners ON DELETE CASCADE ON UPDATE CASCADE, n numeric UNIQUE);
 ";
 
-/// Each gives a key away that another takes in the same moment.
+/// Each script frees a key that another takes in the same moment.
 const SCRIPTS: [&str; 4] = [
     r"
 \set h random(1, 3)
@@ -50,7 +51,7 @@ DELETE FROM owners WHERE id = :a;
 /// PostgreSQL's names of [`LEVELS`].
 const NAMES: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
 
-/// Of the transaction behind which nothing is written any more.
+/// Writes of the last transaction; nothing is written after it.
 const LAST: &str = "
     UPDATE hot SET n = n + id;
     DELETE FROM seats WHERE seat % 2 = 0;
@@ -70,7 +71,7 @@ fn churn(stage: &Stage, level: &str) -> Load {
         ["-n", "-c", "6", "-R", "150", "-T", "600", "--max-tries", "1000"].map(str::to_owned).into();
     for (number, script) in SCRIPTS.iter().enumerate() {
         let path = dir.join(format!("churn{number}.sql"));
-        // A level that is asked for in the script goes wherever the session goes.
+        // A level that is set in the script stays with the session on any server.
         let begin = format!("BEGIN ISOLATION LEVEL {level};");
         let script = if script.contains("BEGIN;") {
             script.replace("BEGIN;", &begin)
@@ -96,7 +97,7 @@ fn both_sides_are_equal_at_every_level() {
     let (rounds, mut random) = (rounds(2, 102), Random::new(if is_soak() { Random::seed() } else { 1 }));
     for round in 0..rounds {
         println!("migration {round} of {rounds}");
-        // There and back at one level.
+        // A way there and the way back have the same level.
         let number = round / 2 % 3;
         let mut load = churn(&stage, NAMES[number]);
         let moment = Moment { phase: None, after: Duration::ZERO };
@@ -116,7 +117,7 @@ fn both_sides_are_equal_at_every_level() {
     println!("COUNT migrations {rounds}");
 }
 
-/// Number of rows and a sum of them, of each table.
+/// Number of rows and a checksum of them, for each table.
 async fn rows(client: &Client) -> Vec<String> {
     let each = "SELECT string_agg(format('SELECT %L || '': '' || count(*) || '', '' || coalesce(sum(hashtextextended(x::text, 0)), 0) \
                 FROM ONLY %s x', oid::regclass, oid::regclass), ' UNION ALL ' ORDER BY oid::regclass::text) FROM pg_class \
@@ -150,7 +151,7 @@ fn a_session_sees_the_same_rows_behind_the_switch_at_every_level() {
         let level = NAMES[round / 2 % 3];
         println!("migration {round} of {rounds}, {level}");
         let load = churn(&stage, level);
-        // It takes no snapshot yet, and nobody is sent over while it is open.
+        // It takes no snapshot yet, and no client is moved while it is open.
         say(&format!("BEGIN ISOLATION LEVEL {level}"));
         let words = [&["run", "--share", "0", "--snapshot-timeout", "20s"][..], &["fallback"]][round % 2];
         let mut tool = stage.tool(&[words, &["--pause-timeout", "3s"]].concat());

@@ -1,6 +1,7 @@
 //! Whole migrations with the binary, and tests of each crate in the folder of its name.
 //!
-//! Each module, in a folder each of its modules, runs as a process of its own: `cargo test -p stillpoint-migrate-tests --test it faults::`.
+//! Each module runs as a process of its own; in a folder each of its modules does: `cargo test -p
+//! stillpoint-migrate-tests --test it faults::`.
 
 mod capture;
 mod engine;

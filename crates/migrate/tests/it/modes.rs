@@ -1,5 +1,5 @@
-//! What the proxy captured of a load is replayed on a real server in each mode of the scheduler, and ends in what the source
-//! holds.
+//! A load that the proxy captured is replayed on a real server in each mode of the scheduler, and ends with the rows of
+//! the source.
 
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;

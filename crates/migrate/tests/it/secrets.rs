@@ -1,5 +1,5 @@
-//! Everything that proxy and tool say at level trace, and everything that they write down, through one migration that fails and
-//! two that do not: no password, nothing that a password can be replaced by, and no value of a client's.
+//! All output of proxy and tool at level trace, and all files that they write, through one migration that fails and two
+//! that do not: they hold no password, nothing that can replace a password, and no value of a client's.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,16 +14,16 @@ use stillpoint_testing::{
 
 /// Roles of clients, and their passwords.
 const CLIENTS: [(&str, &str); 2] = [("alice", "first-hidden-word"), ("bob", "second-hidden-word")];
-/// The tool's own at either server.
+/// Passwords of the tool's own role, one for each server.
 const MOVERS: [&str; 2] = ["third-hidden-word", "fourth-hidden-word"];
-/// Stands in every value that clients write, set or say.
+/// Part of every value that clients write, set or send.
 const VALUE: &str = "hidden-value";
 
-/// What takes a while to be copied.
+/// A table whose copy takes a while.
 const BALLAST: &str = "CREATE TABLE ballast AS SELECT i, repeat(md5(i::text), 10) AS v FROM generate_series(1, 10000) i; \
      ALTER TABLE ballast ADD PRIMARY KEY (i)";
 
-/// All that can be had of a password and the verifier of it, in the forms in which bytes are written.
+/// All values that can be derived from a password and its verifier, in the forms in which bytes are written.
 const FORMS: &str = r#"
 import base64, hashlib, hmac, sys
 password, stored = sys.argv[1].encode(), sys.argv[2]
@@ -59,12 +59,12 @@ fn cluster(mover: &str, stored: &[String], settings: &[&str]) -> Cluster {
     cluster
 }
 
-/// What a role's password is stored as.
+/// Stored form of a role's password.
 fn stored(cluster: &Cluster, role: &str) -> String {
     cluster.sql("postgres", &format!("SELECT rolpassword FROM pg_authid WHERE rolname = '{role}'"))
 }
 
-/// A client's psql at the proxy, which goes on when it is told more.
+/// A client's psql at the proxy, which waits for more input.
 struct Client(Child);
 
 impl Client {
@@ -86,7 +86,7 @@ impl Client {
     }
 }
 
-/// The proxy and the tool, with all that they say in files of one directory.
+/// The proxy and the tool, with all their output in files of one directory.
 struct Told<'s> {
     stage: &'s Stage,
     proxy: Child,
@@ -129,7 +129,7 @@ impl Told<'_> {
         said
     }
 
-    /// Starts a `run` that is stuck in its copy, whose definitions are on the target; `mend` lets it go on.
+    /// Starts a `run` that is stuck in its copy, with the definitions on the target; `slow_down(0)` lets it go on.
     fn stuck(&mut self) -> (Child, usize) {
         let stage = self.stage;
         let run = self.begin(&["run", "--share", "0"]);
@@ -145,7 +145,8 @@ impl Told<'_> {
         self.end(begun, 0)
     }
 
-    /// Checks that no other user can read what a migration keeps on disk: definitions hold passwords of foreign servers.
+    /// Checks that no other user can read what a migration keeps on disk: definitions hold passwords of foreign
+    /// servers.
     fn assert_private(&self) {
         let state = self.stage.path("told/state");
         let mode = |path: &Path| std::fs::metadata(path).expect("look at a file").permissions().mode() & 0o7777;
@@ -158,7 +159,7 @@ impl Told<'_> {
         assert!(names.iter().any(|kind| kind == "dump"), "{names:?}");
     }
 
-    /// Looks for what must not be said in everything that is there now.
+    /// Searches all files so far for the secrets.
     fn search(&self, secrets: &[String]) {
         let mut found = Vec::new();
         look(&self.stage.path("told"), &mut |path| search_file(path, secrets, &mut found));
@@ -209,7 +210,7 @@ fn no_secret_is_told_or_written_down() {
     stage.source.sql("shop", "CREATE TABLE kept (k text PRIMARY KEY, v text); GRANT ALL ON kept TO PUBLIC");
     stage.source.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-0', '{VALUE}')"));
     stage.source.sql("shop", BALLAST);
-    // This proxy hears logins; the one of the other test knows verifiers.
+    // This proxy listens to logins; the proxy of the other test has verifiers.
     stage.kill_proxy();
     let mut told = Told::start(&stage);
     let mut clients = CLIENTS.map(|client| Client::start(&stage, client));
@@ -254,7 +255,7 @@ fn no_secret_is_told_or_written_down() {
     told.search(&secrets);
 }
 
-/// What ends a capture is told; what the client said is not.
+/// The end of a capture is reported with its cause, and without the client's text.
 #[test]
 fn what_ends_a_capture_is_told_without_what_the_client_said() {
     if !available() {

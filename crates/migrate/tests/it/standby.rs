@@ -1,5 +1,5 @@
-//! A proxy stands by: it serves as soon as the one that served is gone, there are never two, and a migration goes on. No
-//! acknowledged commit is lost or doubled.
+//! A proxy stands by: it serves as soon as the one that served is gone, two never serve together, and a migration goes
+//! on. No acknowledged commit is lost or doubled.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdout, Command, Stdio};
@@ -33,7 +33,7 @@ impl Psql {
         Psql { process, answers }
     }
 
-    /// What it prints for a statement; nothing when its session has ended.
+    /// Output for a statement; empty if its session has ended.
     fn asks(&mut self, sql: &str) -> String {
         let mut answer = String::new();
         let input = self.process.child().stdin.as_mut().unwrap();
@@ -44,7 +44,7 @@ impl Psql {
     }
 }
 
-/// Runs a command that is refused; what it says.
+/// Runs a command that is refused; returns its output.
 #[track_caller]
 fn refused(mut command: Command) -> String {
     let output = command.output().unwrap();
@@ -98,7 +98,7 @@ fn one_serves_and_one_stands_by() {
     until("an idle session to end", || old.asks("SELECT 4;").is_empty().then_some(()));
     assert!(retired.ended().is_none(), "a transaction is open");
     assert_eq!(held.asks("INSERT INTO held VALUES ('the same one') RETURNING 5;"), "5");
-    // The session ends with its transaction; psql by itself says whether that was committed.
+    // The session ends with its transaction; psql then prints 6 by itself.
     assert_eq!(held.asks("COMMIT;\n\\echo 6"), "6");
     assert!(until("the old proxy to end", || retired.ended()).success());
     assert_eq!(stage.source.sql("shop", "SELECT count(*) FROM held"), "3");
@@ -120,7 +120,7 @@ fn a_migration_goes_on() {
     assert_eq!(finished.code, Some(0), "{finished:?}");
 }
 
-/// While rows are copied clients' statements are counted by the proxy: the next one counts them anew.
+/// While rows are copied, the proxy counts clients' statements: the next proxy counts them again from zero.
 #[test]
 fn a_copy_goes_on() {
     if !available() {

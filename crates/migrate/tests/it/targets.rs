@@ -1,4 +1,4 @@
-//! Several targets, one of which dies: clients notice nothing, and everything that was told committed is there once.
+//! Several targets, one of which dies: clients notice nothing, and every acknowledged commit is there once.
 
 use std::time::Duration;
 use stillpoint_events::EventKind;
@@ -25,7 +25,7 @@ fn a_target_that_dies_in_catch_up_is_dropped() {
     let load = PostgresLoad::start(plan).expect("start the load");
     let other = second.conninfo("shop");
     let mut tool = stage.tool(&["run", "--pause-timeout", "3s", "--share", "0", "--target", &other]);
-    // The words of the stage come behind: the one that dies is the first, and the other takes its place.
+    // The stage adds its own words after these: the target that dies is the first, and the other takes its place.
     let follows = |event: &stillpoint_events::Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up");
     assert!(tool.await_event(follows), "it ended before: {:?}", tool.seen);
     second.crash();

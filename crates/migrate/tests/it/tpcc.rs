@@ -1,5 +1,5 @@
-//! The TPC-C of others, go-tpc, at a database that moves meanwhile: none of its statements fails, every payment that it counts
-//! is there once, and its own check of consistency passes behind the switch. Long form: ten times there and back.
+//! A third-party TPC-C, go-tpc, on a database that moves meanwhile: none of its statements fails, every payment that it
+//! counts is there once, and its own consistency check passes after the switch. Long form: ten times there and back.
 
 use rustix::process::Signal;
 use std::fs::File;
@@ -16,12 +16,12 @@ use stillpoint_testing::{
 };
 
 const CLIENTS: u64 = 4;
-/// Payments while a way is under way, before and after it.
+/// Payments while a move is under way, before and after it.
 const SOME: u64 = 20;
-/// Of `tpcc check`, unless all are asked for.
+/// Number of conditions that `tpcc check` checks by default.
 const CONDITIONS: usize = 11;
 
-/// go-tpc's words for one warehouse.
+/// Command of go-tpc for one warehouse.
 fn command(go_tpc: &Path, port: u16, database: &str, words: &[&str]) -> Command {
     let mut command = tied(go_tpc);
     command.args(["tpcc"]).args(words).args(["--warehouses=1", "--driver=postgres", "--host=127.0.0.1"]);
@@ -30,7 +30,7 @@ fn command(go_tpc: &Path, port: u16, database: &str, words: &[&str]) -> Command 
     command
 }
 
-/// The dump of one warehouse, which takes long to fill.
+/// Dump of one warehouse, which takes long to fill.
 fn dump(cluster: &Cluster, go_tpc: &Path) -> PathBuf {
     let entry = recipes::entry("dumps", "tpcc-1", &[VERSION.as_bytes().to_vec()], |into| {
         cluster.sql("postgres", "CREATE DATABASE filled");
@@ -46,17 +46,17 @@ fn dump(cluster: &Cluster, go_tpc: &Path) -> PathBuf {
     entry.unwrap_or_else(|why| panic!("{why}")).join("dump")
 }
 
-/// One warehouse in `shop`.
+/// Fills `shop` with one warehouse.
 fn fill(cluster: &Cluster, go_tpc: &Path) {
     let kept = dump(cluster, go_tpc);
     let dump = File::open(&kept).expect("open the dump");
     let restored = cluster.client("pg_restore").args(["-d", "shop", "--exit-on-error"]).stdin(dump).status();
     assert!(restored.expect("run pg_restore").success(), "pg_restore failed: is {} whole?", kept.display());
-    // Without it one of the conditions is checked by reading the table for each customer.
+    // Without this index, one of the conditions reads the whole table for each customer.
     cluster.sql("shop", "CREATE INDEX ON history (h_c_w_id, h_c_d_id, h_c_id); ANALYZE");
 }
 
-/// `tpcc run` that goes on.
+/// A `tpcc run` that goes on.
 struct Load {
     process: Guarded,
     output: PathBuf,
@@ -67,7 +67,7 @@ impl Load {
         let output = stage.path("go-tpc.out");
         let file = File::create(&output).expect("make a file for go-tpc");
         let threads = format!("--threads={CLIENTS}");
-        // It goes on after errors, each of which is a line that is judged here.
+        // It goes on after errors; each error is a line that is judged here.
         let words = ["run", "--time=10h", "--interval=1s", "--ignore-error", &threads];
         let mut command = command(go_tpc, stage.port(), "shop", &words);
         command.stderr(file.try_clone().expect("share the file")).stdout(file);
@@ -78,7 +78,7 @@ impl Load {
         std::fs::read_to_string(&self.output).expect("read what go-tpc printed")
     }
 
-    /// Waits for some payments more.
+    /// Waits for some more payments.
     #[track_caller]
     fn goes_on(&mut self) {
         let before = payments(&self.text(), "[Current]");
@@ -86,13 +86,13 @@ impl Load {
         assert_eq!(self.process.ended(), None, "{}", self.text());
     }
 
-    /// Ends it; how many payments it counted.
+    /// Ends it; returns the number of payments that it counted.
     #[track_caller]
     fn end(mut self) -> u64 {
         self.process.signal(Signal::TERM);
         until("go-tpc to end", || self.process.ended());
         let text = self.text();
-        // Circles of waiting are TPC-C's own.
+        // Deadlocks are a part of TPC-C.
         let failures: Vec<&str> =
             text.lines().filter(|line| is_failure(line) && !line.contains("deadlock detected")).collect();
         assert!(failures.is_empty(), "{} statements failed: {failures:#?}", failures.len());
@@ -101,7 +101,7 @@ impl Load {
     }
 }
 
-/// What it counted in lines of that kind.
+/// Sum of its counts in lines of that kind.
 fn payments(text: &str, kind: &str) -> u64 {
     let count = |line: &str| {
         let rest = line.strip_prefix(kind)?.trim_start().strip_prefix("PAYMENT ")?;
@@ -114,7 +114,7 @@ fn is_failure(line: &str) -> bool {
     ["failed", "panic", "bad connection", "EOF", "pq: "].iter().any(|word| line.contains(word))
 }
 
-/// Its own check of consistency, at the proxy.
+/// Runs its own consistency check, at the proxy.
 #[track_caller]
 fn check(go_tpc: &Path, stage: &Stage) {
     let output = command(go_tpc, stage.port(), "shop", &["check"]).output().expect("run go-tpc");
@@ -149,7 +149,7 @@ fn tpc_c_is_consistent_behind_the_switch() {
         load.goes_on();
         let (counted, there) = (load.end(), paid(to) - before);
         println!("{counted} payments");
-        // What was under way when it was told to end it may not have counted.
+        // It may not have counted payments that were under way when it was ended.
         assert!((counted..=counted + CLIENTS).contains(&there), "{counted} payments were made, and {there} are there");
         check(go_tpc, &stage);
     }

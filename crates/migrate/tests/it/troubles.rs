@@ -1,5 +1,5 @@
-//! Troubles that last until somebody mends them: the migration is given up with an error that names them, clients go on, and
-//! once they are mended it succeeds.
+//! Troubles that last until an operator removes them: the migration is aborted with an error that names them, clients
+//! go on, and after the repair it succeeds.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,7 @@ use stillpoint_testing::{
 
 const QUICK: [&str; 3] = ["run", "--share", "0"];
 
-/// The migration succeeds now, under load.
+/// Asserts that the migration succeeds now, under load.
 #[track_caller]
 fn succeeds(stage: &mut Stage) {
     let moment = Moment { phase: None, after: Duration::ZERO };
@@ -26,7 +26,7 @@ fn begins(wanted: &'static str) -> impl Fn(&Event) -> bool {
     move |event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted)
 }
 
-/// psql at the proxy that has been told something and waits for more.
+/// A psql at the proxy that has received these statements and waits for more.
 fn psql(stage: &Stage, told: &str) -> Child {
     let mut command = stage.source.client("psql");
     command.env("PGPORT", stage.port().to_string()).args(["-X", "-q", "-d", "shop"]);
@@ -70,7 +70,7 @@ fn the_target_is_slower_than_the_load() {
     }
     let mut stage = Stage::start();
     Trial::prepare(&stage);
-    // 800 transactions a second: some 100 kB of changes, where 2 kB get through.
+    // At 800 transactions a second: some 100 kB of changes, while 2 kB get through.
     let think = Duration::from_millis(20);
     let plan = PostgresPlan { duration: Duration::from_secs(600), think, ..PostgresPlan::checked(stage.conninfo()) };
     let load = PostgresLoad::start(plan).unwrap();
@@ -122,7 +122,8 @@ fn a_transaction_is_prepared_and_not_decided() {
     let mut stage = Stage::of(Cluster::start(&settings), Cluster::start(&settings));
     Trial::prepare(&stage);
     let mut tool = stage.tool(&["run", "--share", "0", "--pause-attempts", "2"]);
-    // The snapshot is taken, which would have waited for it; and it does not get to the switch-over before there is one.
+    // The snapshot, which would have waited for the transaction, is taken. The run cannot reach the switch-over before
+    // the transaction exists.
     assert!(tool.await_event(begins("copy")), "{:?}", tool.seen);
     stage.to_target.stall();
     let mut client = psql(&stage, "BEGIN; INSERT INTO ballast VALUES (-1, 'late'); PREPARE TRANSACTION 'undecided';");
@@ -177,7 +178,7 @@ fn a_source_that_the_proxy_does_not_serve_is_refused() {
     }
     let mut stage = Stage::direct(Cluster::start(&["wal_level=logical"]), Cluster::start(&["wal_level=logical"]));
     Trial::prepare(&stage);
-    // As it would be after a restore of a backup beside the server: the same contents at another address.
+    // As after a restore of a backup beside the server: the same contents at another address.
     let clone = Cluster::start(&["wal_level=logical"]);
     clone.sql("postgres", "CREATE DATABASE shop");
     let mut client = psql(&stage, "SELECT 1;");
@@ -208,7 +209,7 @@ fn abort_ends_a_command_that_is_at_work() {
     Trial::prepare(&stage);
     let mut tool = stage.tool(&QUICK);
     assert!(tool.await_event(begins("copy")), "{:?}", tool.seen);
-    // It cannot get to its end by itself.
+    // It cannot end by itself.
     stage.to_target.slow_down(2_000);
     let abort = stage.tool(&["abort"]);
     assert!(tool.await_event(|event| matches!(event.kind, EventKind::FellBack { .. })), "{:?}", tool.seen);
@@ -221,7 +222,7 @@ fn abort_ends_a_command_that_is_at_work() {
     succeeds(&mut stage);
 }
 
-/// Gives a server's disk so much room beyond what it holds now, in MiB.
+/// Leaves a server's disk this much room beyond its present contents, in MiB.
 #[track_caller]
 fn leave_room(cluster: &Cluster, mib: u32) {
     let mut du = Command::new("du");
@@ -230,7 +231,7 @@ fn leave_room(cluster: &Cluster, mib: u32) {
     cluster.disk().expect("it has one").resize(used + mib).unwrap();
 }
 
-/// Rows for which a server has no room, from a client at the proxy.
+/// Writes rows for which a server has no room, from a client at the proxy.
 #[track_caller]
 fn flood(stage: &Stage) {
     let rows = "INSERT INTO ballast SELECT -i, (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 300) \
@@ -240,7 +241,7 @@ fn flood(stage: &Stage) {
     assert!(client.wait().unwrap().success(), "clients go on");
 }
 
-/// What is repeated finds no room: on the target behind the copy, and on the source on the way back.
+/// The replay finds no room: on the target after the copy, and on the source on the way back.
 #[test]
 fn a_disk_gets_full_behind_the_copy() {
     if !available() {

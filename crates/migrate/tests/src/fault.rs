@@ -1,4 +1,4 @@
-//! What goes wrong, and when.
+//! Faults, and their moments.
 
 use crate::Random;
 use crate::stage::{Stage, Tool};
@@ -6,35 +6,35 @@ use rustix::process::Signal;
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 
-/// Something from outside that happens once during a trial.
+/// An outside fault that happens once during a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
     /// The tool is killed at once.
     KillTool,
-    /// Ctrl-C.
+    /// The tool gets SIGINT, as from Ctrl-C.
     InterruptTool,
     /// The proxy is killed at once, and started again.
     KillProxy,
-    /// The proxy is killed at once, and the one that stands by serves in its place. Not among [`Fault::ALL`].
+    /// The proxy is killed at once, and the standby serves in its place. Not among [`Fault::ALL`].
     ReplaceProxy,
     /// The source ends without a checkpoint, and is started again.
     CrashSource,
-    /// The target does.
+    /// The target ends without a checkpoint, and is started again.
     CrashTarget,
     /// All connections to the source end, and none can be made for a while.
     CutSource,
-    /// The same with the target.
+    /// All connections to the target end, and none can be made for a while.
     CutTarget,
-    /// Nothing passes to and from the source for a while.
+    /// No byte passes to and from the source for a while.
     StallSource,
-    /// The same with the target.
+    /// No byte passes to and from the target for a while.
     StallTarget,
 }
 
 impl Fault {
-    /// All that do something and need nothing else.
+    /// All faults that have an effect and need nothing else.
     pub const ALL: [Fault; 9] = [
         Fault::KillTool,
         Fault::InterruptTool,
@@ -47,12 +47,12 @@ impl Fault {
         Fault::StallTarget,
     ];
 
-    /// Whether clients must notice nothing of it but a delay.
+    /// Returns true if clients must notice nothing of it but a delay.
     pub fn spares_clients(self) -> bool {
         matches!(self, Fault::None | Fault::KillTool | Fault::InterruptTool)
     }
 
-    /// Lets it happen. When this returns, what was broken is whole again.
+    /// Injects the fault. When this returns, all broken parts are restored.
     pub fn strike(self, stage: &mut Stage, tool: &Tool, random: &mut Random) {
         let while_broken = Duration::from_millis(50 + random.below(1500));
         match self {
@@ -95,9 +95,9 @@ impl Fault {
 /// A moment of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// The phase in which it lies; none counts from the tool's start.
+    /// Phase of the moment; `None` counts from the tool's start.
     pub phase: Option<&'static str>,
-    /// After its beginning.
+    /// Time after the beginning of the phase.
     pub after: Duration,
 }
 
@@ -106,7 +106,7 @@ impl Moment {
         ["check", "snapshot", "copy", "indexes", "catch-up", "compare", "prepare", "switch-over"];
     const BACK: [&'static str; 4] = ["catch-up", "compare", "prepare", "switch-over"];
 
-    /// One of a way there or back: half of them in the switch-over, where most is at stake.
+    /// A random moment of a way there or back: half of them in the switch-over, where most is at stake.
     pub fn any(back: bool, random: &mut Random) -> Moment {
         let phases = if back { &Moment::BACK[..] } else { &Moment::THERE[..] };
         let (phase, within_us) = match random.below(4) {
@@ -117,7 +117,7 @@ impl Moment {
         Moment { phase, after: Duration::from_micros(random.below(within_us)) }
     }
 
-    /// Waits for it; the tool may end before.
+    /// Waits for the moment; the tool may end before.
     pub fn come(self, tool: &mut Tool) {
         if let Some(wanted) = self.phase {
             tool.await_event(

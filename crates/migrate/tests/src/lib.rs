@@ -1,13 +1,15 @@
-//! Trials of `stillpoint migrate`: whole migrations with the real binary under load, while something is killed, cut or full.
+//! Trials of `stillpoint migrate`: whole migrations with the real binary under load, while a part is killed, cut off or
+//! full.
 //!
-//! A [`Stage`] holds two servers, each behind a network that can be cut, and the proxy. [`Trial`] is one move of the
-//! database, there or back, with clients that record what they did and saw, and a [`Fault`] at some moment of it.
+//! A [`Stage`] holds two servers, each behind a network that can be cut, and the proxy. A [`Trial`] is one move of the
+//! database, there or back, with clients that record their writes and reads, and a [`Fault`] at some moment of it.
 //!
-//! A trial that does not panic guarantees: every acknowledged commit is on the side in service exactly once, and no other;
-//! the database can still be moved.
+//! A trial that does not panic guarantees: every acknowledged commit is on the side in service exactly once, and no
+//! other commit is there; the database can still be moved.
 //!
 //! The caller must be root on Debian with `postgresql-15` (as for `stillpoint_testing::postgresql`). The binary is
-//! `$STILLPOINT_BIN`, else it is built. A failing trial panics with all that was printed, and with its seed.
+//! `$STILLPOINT_BIN`; without that variable it is built. A failing trial panics with all that was printed, and with its
+//! seed.
 #![forbid(unsafe_code)]
 
 mod fault;
@@ -23,13 +25,13 @@ pub use stillpoint_testing::binary::stillpoint;
 pub use stillpoint_testing::random::Random;
 pub use trial::{LEVELS, Trial};
 
-/// Whether the long form is asked for.
+/// Returns true if the long form is requested.
 pub fn is_soak() -> bool {
     std::env::var("STILLPOINT_SOAK").as_deref() == Ok("1")
 }
 
-/// How often a test does what it does: `short` times, or in the long form (`STILLPOINT_SOAK=1`) `long` times, of which one
-/// piece where it is run in pieces (`STILLPOINT_SOAK_PIECES=N`).
+/// Number of repetitions in a test: `short`, or in the long form (`STILLPOINT_SOAK=1`) `long`, of which one piece if it
+/// is run in pieces (`STILLPOINT_SOAK_PIECES=N`).
 pub fn rounds(short: usize, long: usize) -> usize {
     let variable = |name| std::env::var(name).ok();
     let pieces = variable("STILLPOINT_SOAK_PIECES").and_then(|n| n.parse().ok()).unwrap_or(1).max(1);

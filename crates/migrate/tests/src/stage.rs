@@ -17,21 +17,21 @@ use stillpoint_testing::{
 
 /// The database that is moved.
 const DATABASE: &str = "shop";
-/// A tool that is still at it after this long hangs.
+/// Time after which a tool that still runs counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Everything that a migration needs, and a directory for what it leaves behind.
+/// All parts of a migration, and a directory for its files.
 #[derive(Debug)]
 pub struct Stage {
     /// The server that holds the database at first.
     pub source: Cluster,
-    /// The other one.
+    /// The other server.
     pub target: Cluster,
-    /// Proxy and tool reach the source through it.
+    /// Network through which proxy and tool reach the source.
     pub to_source: Relay,
-    /// Proxy and tool reach the target through it.
+    /// Network through which proxy and tool reach the target.
     pub to_target: Relay,
-    /// By which source and target are reached.
+    /// Ports at which source and target are reached.
     ports: [u16; 2],
     proxy: Option<Proxy>,
     standby: Option<Proxy>,
@@ -51,31 +51,31 @@ pub struct Proxy {
 pub struct Tool {
     child: Child,
     events: Receiver<Event>,
-    /// What came so far.
+    /// Events so far.
     pub seen: Vec<Event>,
     complaints: Option<JoinHandle<String>>,
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit code; none when a signal ended it.
+    /// Exit code; none if a signal ended the command.
     pub code: Option<i32>,
-    /// What it told.
+    /// Events that it printed.
     pub events: Vec<Event>,
-    /// What it said on its error output.
+    /// Text of its error output.
     pub complaints: String,
 }
 
 impl Stage {
-    /// Starts everything; `shop` is there, and empty.
+    /// Starts everything, with an empty database `shop`.
     #[track_caller]
     pub fn start() -> Stage {
         let settings = ["wal_level=logical", "deadlock_timeout=100ms"];
         Stage::of(Cluster::start(&settings), Cluster::start(&settings))
     }
 
-    /// The same with a source whose log tells of no rows: the proxy captures them.
+    /// Starts a stage whose source's log has no row changes: the proxy captures them.
     #[track_caller]
     pub fn without_logical_log() -> Stage {
         let deadlocks = "deadlock_timeout=100ms";
@@ -83,19 +83,19 @@ impl Stage {
         Stage::of(source, Cluster::start(&["wal_level=logical", deadlocks]))
     }
 
-    /// The same with servers that run.
+    /// Starts a stage with servers that run.
     #[track_caller]
     pub fn of(source: Cluster, target: Cluster) -> Stage {
         Stage::reached(source, target, false, &[DATABASE])
     }
 
-    /// The same, for measuring: proxy and tool reach the servers themselves, and the networks do nothing.
+    /// Starts a stage for measurements: proxy and tool reach the servers directly, and the networks have no effect.
     #[track_caller]
     pub fn direct(source: Cluster, target: Cluster) -> Stage {
         Stage::reached(source, target, true, &[DATABASE])
     }
 
-    /// The same with several databases, each of which can be moved.
+    /// Starts a stage with several databases, each of which can be moved.
     #[track_caller]
     pub fn of_tenants(source: Cluster, target: Cluster, databases: &[&str]) -> Stage {
         Stage::reached(source, target, true, databases)
@@ -123,7 +123,7 @@ impl Stage {
         stage
     }
 
-    /// Of a file in the directory of this stage.
+    /// Path of a file in the directory of this stage.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -154,14 +154,14 @@ impl Stage {
         let (out, (sender, told)) = (child.stdout.take().expect("piped"), channel());
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
-                // Nobody listens once it serves.
+                // The output is no longer read once the proxy serves.
                 let _ = sender.send(line);
             }
         });
         Proxy { child, told }
     }
 
-    /// `stillpoint migrate proxy WORDS` with the configuration of this stage.
+    /// Command `stillpoint migrate proxy WORDS` with the configuration of this stage.
     pub fn proxy_command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(stillpoint());
         command.args(["--json", "migrate", "proxy", "--config"]).arg(self.config()).args(words);
@@ -179,12 +179,12 @@ impl Stage {
         self.proxy = None;
     }
 
-    /// Ends the one that stands by as a crash would.
+    /// Ends the standby as a crash would.
     pub fn kill_standby(&mut self) {
         self.standby = None;
     }
 
-    /// Ends the proxy as a crash would; how long it takes until the one that stands by serves.
+    /// Ends the proxy as a crash would; returns the time until the standby serves.
     #[track_caller]
     pub fn kill_proxy_before_standby(&mut self) -> Duration {
         let begun = Instant::now();
@@ -193,7 +193,7 @@ impl Stage {
         begun.elapsed()
     }
 
-    /// Has the proxy end as its transactions allow, once the one that stands by serves; the one that ends.
+    /// Lets the proxy end after its transactions; returns it once the standby serves.
     #[track_caller]
     pub fn retire_proxy_before_standby(&mut self) -> Proxy {
         let retired = self.proxy.take().expect("a proxy serves");
@@ -209,12 +209,12 @@ impl Stage {
         self.proxy = Some(standby);
     }
 
-    /// How clients connect.
+    /// Connection string for clients.
     pub fn conninfo(&self) -> String {
         self.conninfo_of(DATABASE)
     }
 
-    /// The same for one of several databases.
+    /// Connection string for one of several databases.
     pub fn conninfo_of(&self, database: &str) -> String {
         format!("host=127.0.0.1 port={} user=postgres dbname={database}", self.port)
     }
@@ -244,7 +244,7 @@ impl Stage {
         Tool::spawn(self.command(words))
     }
 
-    /// The same for one of several databases.
+    /// Starts `stillpoint migrate WORDS` for one of several databases.
     #[track_caller]
     pub fn tool_of(&self, database: &str, words: &[&str]) -> Tool {
         Tool::spawn(self.command_of(database, words))
@@ -256,21 +256,21 @@ impl Stage {
         self.tool(words).end()
     }
 
-    /// The first JSON object that such a command prints; null when it prints none.
+    /// The first JSON object that such a command prints; null if it prints none.
     pub fn ask(&self, words: &[&str]) -> serde_json::Value {
         let output = self.command(words).output().expect("run stillpoint");
         let text = String::from_utf8_lossy(&output.stdout);
         text.lines().next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default()
     }
 
-    /// Where the migration stands: its phase in the journal, and which side serves.
+    /// State of the migration: its phase in the journal, and the side that serves.
     pub fn standing(&self) -> (Option<String>, Option<String>) {
         let status = self.ask(&["status"]);
         let word = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         (word(&status["record"]["phase"]), word(&status["serving"]))
     }
 
-    /// Panics unless the source is as if there had never been a migration, and the target holds nothing.
+    /// Panics unless the source has no trace of a migration, and the target holds nothing.
     #[track_caller]
     pub fn assert_clean(&self) {
         let count = |cluster: &Cluster, database: &str, what: &str| {
@@ -286,7 +286,7 @@ impl Stage {
 }
 
 impl Proxy {
-    /// Waits until it says that it has come to a point; false when it ended before.
+    /// Waits until it reports an event; false if it ended before.
     fn tells(&self, event: &str) -> bool {
         let wanted = format!("\"event\":\"{event}\"");
         std::iter::from_fn(|| self.told.recv_timeout(PATIENCE).ok()).any(|line| line.contains(&wanted))
@@ -299,7 +299,7 @@ impl Proxy {
         }
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
@@ -334,7 +334,7 @@ impl Tool {
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
                 if let Ok(event) = serde_json::from_str(&line) {
-                    // Nobody listens once the tool is waited for.
+                    // Events are no longer read once the tool is waited for.
                     let _ = sender.send(event);
                 }
             }
@@ -347,7 +347,7 @@ impl Tool {
         Tool { child, events, seen: Vec::new(), complaints: Some(complaints) }
     }
 
-    /// Waits for an event; false when the tool ended before it.
+    /// Waits for an event; false if the tool ended before it.
     pub fn await_event(&mut self, wanted: impl Fn(&Event) -> bool) -> bool {
         while let Ok(event) = self.events.recv_timeout(PATIENCE) {
             let found = wanted(&event);
@@ -367,18 +367,18 @@ impl Tool {
         }
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Waits for its end; panics when it hangs.
+    /// Waits for its end; panics if it hangs.
     #[track_caller]
     pub fn end(self) -> Ended {
         self.end_within(PATIENCE)
     }
 
-    /// As `end`, for what takes longer than a test has patience.
+    /// Waits for its end as [`Tool::end`] does, with a limit of its own.
     #[track_caller]
     pub fn end_within(mut self, limit: Duration) -> Ended {
         let begun = Instant::now();
@@ -387,7 +387,7 @@ impl Tool {
             self.seen.extend(self.events.try_iter());
             panic!("the tool hangs for {:?}; events: {:#?}", begun.elapsed(), self.seen)
         });
-        // Its outputs are closed: both readers come to their ends.
+        // Its outputs are closed: both readers end.
         while let Ok(event) = self.events.recv() {
             self.seen.push(event);
         }

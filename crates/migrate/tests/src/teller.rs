@@ -1,17 +1,17 @@
-//! A session that writes all the time and uses what it holds: prepared statements of both kinds, settings, a role, a channel,
-//! advisory locks. Sessions stand in a ring, and each tells the next one of its transactions.
+//! A session that writes all the time and uses what it holds: prepared statements of both kinds, settings, a role, a
+//! channel, advisory locks. Sessions form a ring, and each notifies the next one of its transactions.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Statement};
 
 const ACCOUNTS: i32 = 16;
-/// What is told last on each channel.
+/// Last payload on each channel.
 const END: &str = "end";
-/// What was told is heard by then.
+/// Time until all notifications must have arrived.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What sessions write to; the role `teller` must be there.
+/// Tables that sessions write to; the role `teller` must exist.
 pub const TABLES: &str = "
     CREATE SCHEMA bank;
     CREATE TABLE bank.account (id int PRIMARY KEY, balance bigint NOT NULL);
@@ -21,14 +21,14 @@ pub const TABLES: &str = "
     GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA bank TO teller;
 ";
 
-/// Commits in [`TABLES`], and how many of them are different ones.
+/// Commits in [`TABLES`], and the number of different ones.
 pub const COMMITS: &str = "SELECT count(*), count(DISTINCT (session, n)) FROM bank.history";
 
-/// How many of the accounts of [`TABLES`] their history does not lead to.
+/// Number of accounts of [`TABLES`] whose balance differs from their history.
 pub const WRONG_BALANCES: &str = "SELECT count(*) FROM bank.account a WHERE balance <> \
     (SELECT coalesce(sum(delta), 0) FROM bank.history h WHERE h.account = a.id)";
 
-/// Channel and payload, in the order in which they came.
+/// Channel and payload, in the order of arrival.
 #[derive(Debug, Clone, Default)]
 pub struct Heard(Arc<Mutex<Vec<(String, String)>>>);
 
@@ -39,10 +39,10 @@ impl Heard {
     }
 }
 
-/// A session, and what it hears.
+/// Opens a session, and records its notifications.
 ///
 /// # Errors
-/// The server's, or the network's.
+/// Fails if the server or the network does.
 pub async fn connect(conninfo: &str) -> Result<(Client, Heard), Error> {
     let (client, mut connection) = tokio_postgres::connect(conninfo, NoTls).await?;
     let heard = Heard::default();
@@ -61,9 +61,9 @@ pub async fn connect(conninfo: &str) -> Result<(Client, Heard), Error> {
     Ok((client, heard))
 }
 
-/// A session that writes, and what it holds.
+/// A session that writes, with the state that it holds.
 pub struct Teller {
-    /// Its place in the ring.
+    /// Place in the ring.
     pub number: usize,
     of: usize,
     client: Client,
@@ -71,17 +71,17 @@ pub struct Teller {
     insert: Statement,
     tell: Statement,
     look: Statement,
-    /// Its transactions that were committed.
+    /// Number of its committed transactions.
     pub commits: i32,
-    /// What a transaction took at most.
+    /// Longest time of a transaction.
     pub longest: Duration,
 }
 
 impl Teller {
-    /// Opens the session in place `number` of a ring of `of`, and has it hold all that it holds.
+    /// Opens the session in place `number` of a ring of `of`, and sets up its whole state.
     ///
     /// # Errors
-    /// The server's, or the network's.
+    /// Fails if the server or the network does.
     pub async fn open(conninfo: &str, number: usize, of: usize) -> Result<Teller, Error> {
         let (client, heard) = connect(conninfo).await?;
         let holds = format!(
@@ -101,10 +101,10 @@ impl Teller {
         Ok(Teller { number, of, client, heard, insert, tell, look, commits: 0, longest: Duration::ZERO })
     }
 
-    /// One transaction, which uses what the session holds, and tells the next session of itself.
+    /// Executes one transaction, which uses the session's state and notifies the next session.
     ///
     /// # Errors
-    /// What went wrong, or is not held any more.
+    /// Fails with a text about the error, or about the state that was lost.
     pub async fn transact(&mut self) -> Result<(), String> {
         let n = self.commits + 1;
         let (account, delta, begun) = ((n * 7 + self.number as i32) % ACCOUNTS, n % 11 - 5, Instant::now());
@@ -118,7 +118,7 @@ impl Teller {
         Ok(())
     }
 
-    /// What the session holds.
+    /// Executes the transaction; returns the state that the session holds.
     async fn write(&self, n: i32, account: i32, delta: i32) -> Result<String, Error> {
         self.client.batch_execute("BEGIN").await?;
         let holds = self.client.query_one(&self.look, &[]).await?.get(0);
@@ -134,10 +134,10 @@ impl Teller {
     }
 }
 
-/// Whether each of a ring, and whoever else listened to all of it, has heard all that was told once and in order.
+/// Checks that each session of a ring, and every other listener, has received all notifications once and in order.
 ///
 /// # Errors
-/// What was not.
+/// Fails with a text about the first difference.
 pub async fn heard_by(tellers: &[Teller], others: &[&Heard]) -> Result<(), String> {
     for teller in tellers {
         teller.tell(END).await.map_err(|error| format!("session {}: {error:?}", teller.number))?;
@@ -162,7 +162,7 @@ pub async fn heard_by(tellers: &[Teller], others: &[&Heard]) -> Result<(), Strin
     Ok(())
 }
 
-/// What the session in a place of the ring listens to.
+/// Channel that the session in a place of the ring listens to.
 pub fn channel(number: usize) -> String {
     format!("To {number}")
 }

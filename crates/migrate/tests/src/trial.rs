@@ -1,4 +1,4 @@
-//! One move of the database under load, with a fault, and what must hold afterwards.
+//! One move of the database under load, with a fault, and the checks after it.
 
 use crate::Random;
 use crate::fault::{Fault, Moment};
@@ -7,31 +7,31 @@ use crate::stage::{Ended, Stage, Tool};
 use std::time::Duration;
 use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, prepare};
 
-/// Moves after a fault before it is said that the database cannot be moved any more.
+/// Moves after a fault before the database counts as immovable.
 const ATTEMPTS: usize = 8;
-/// A pause of clients on a machine that others use too.
+/// Limit for a pause of clients, on a machine that others use too.
 const PAUSE: &str = "3s";
 
-/// All isolation levels that PostgreSQL has.
+/// All isolation levels of PostgreSQL.
 pub const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
 
 /// A move there (`run`) or back (`fallback`).
 #[derive(Debug, Clone, Copy)]
 pub struct Trial {
-    /// Back to the source.
+    /// True for a move back to the source.
     pub back: bool,
-    /// What happens.
+    /// Fault that happens.
     pub fault: Fault,
-    /// When.
+    /// Moment of the fault.
     pub moment: Moment,
     /// The isolation level of all clients.
     pub isolation: Isolation,
-    /// Of all random choices.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
 impl Trial {
-    /// One with everything chosen by its seed.
+    /// A trial with everything chosen by its seed.
     pub fn any(back: bool, seed: u64) -> Trial {
         let mut random = Random::new(seed);
         let (fault, isolation) = (random.pick(&Fault::ALL), random.pick(&LEVELS));
@@ -42,7 +42,7 @@ impl Trial {
     #[track_caller]
     pub fn prepare(stage: &Stage) {
         prepare(&PostgresPlan::checked(stage.conninfo())).unwrap_or_else(|error| panic!("make the tables: {error}"));
-        // Something to copy.
+        // A table to copy.
         stage.source.sql(
             "shop",
             "CREATE TABLE ballast (id int PRIMARY KEY, v text); \
@@ -50,14 +50,14 @@ impl Trial {
         );
     }
 
-    /// Moves the database, and panics unless all holds that must. Events of the first attempt are given back.
+    /// Moves the database, and panics unless all guarantees hold. Returns the events of the first attempt.
     #[track_caller]
     pub fn run(self, stage: &mut Stage) -> Ended {
         let mut random = Random::new(self.seed ^ 1);
         self.under_load(stage, |stage| self.move_it(stage, &mut random))
     }
 
-    /// Does something while clients record what they do and see, and panics unless it can have been so.
+    /// Runs `work` while clients record their writes and reads, and panics unless the records are possible.
     #[track_caller]
     pub fn under_load<T>(self, stage: &mut Stage, work: impl FnOnce(&mut Stage) -> T) -> T {
         println!("{self:?}");
@@ -106,7 +106,7 @@ impl Trial {
         }
     }
 
-    /// Whatever state the fault left: the database can be moved, once the tool is called again.
+    /// Asserts that the database can be moved by further calls of the tool, in any state that the fault left.
     #[track_caller]
     fn conclude(&self, stage: &Stage, first: &Ended, random: &mut Random) {
         let there = |standing: &(Option<String>, Option<String>)| match self.back {
@@ -154,7 +154,7 @@ impl Trial {
         assert!(verdict.committed > 0, "{self:?}: nothing was committed");
         if self.fault.spares_clients() {
             let (counts, complaints) = (finished.finished.summary.counts, &finished.finished.complaints);
-            // Hot rows: at this level a transaction may fail however often it is tried.
+            // Hot rows: at this level a transaction may fail after any number of tries.
             let errors = if self.isolation == Isolation::Serializable { 0 } else { counts.errors };
             let noticed = errors + counts.wrong + counts.timeouts + counts.lost + finished.finished.end.dropped;
             assert_eq!(noticed, 0, "{self:?}: clients noticed: {complaints:?} {counts:?}");

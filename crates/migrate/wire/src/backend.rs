@@ -1,14 +1,14 @@
-//! Messages of servers: what a proxy reads of them, and what it says itself.
+//! Messages of servers: the ones that a proxy reads, and the ones that it sends itself.
 
 use crate::frame::{put, put_cstr};
 use crate::frontend::CancelKey;
 use crate::read::Reader;
 use crate::{Status, WireError, startup};
 
-/// What a server asks for before it lets a client in.
+/// Authentication request that a server sends before it lets a client in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authentication<'a> {
-    /// Nothing more.
+    /// The client is let in.
     Ok,
     /// The password itself.
     Cleartext,
@@ -20,11 +20,11 @@ pub enum Authentication<'a> {
     SaslContinue(&'a [u8]),
     /// The last message of the exchange.
     SaslFinal(&'a [u8]),
-    /// Something that cannot pass a proxy (GSSAPI, SSPI, Kerberos, SCM), by its number.
+    /// Another method, by its number, that cannot pass a proxy (GSSAPI, SSPI, Kerberos, SCM).
     Other(u32),
 }
 
-/// Decodes what a server asks for.
+/// Decodes an authentication request.
 pub fn authentication(body: &[u8]) -> Result<Authentication<'_>, WireError> {
     let mut reader = Reader::new(body, "authentication request");
     Ok(match reader.u32()? {
@@ -69,7 +69,7 @@ pub fn ready(body: &[u8]) -> Result<Status, WireError> {
     }
 }
 
-/// The values of a DataRow, NULL as `None`.
+/// Decodes the values of a DataRow, NULL as `None`.
 pub fn row(body: &[u8]) -> Result<Vec<Option<&[u8]>>, WireError> {
     let mut reader = Reader::new(body, "data row");
     let count = reader.u16()?;
@@ -84,7 +84,7 @@ pub fn row(body: &[u8]) -> Result<Vec<Option<&[u8]>>, WireError> {
     Ok(values)
 }
 
-/// The parts of an error or notice that we look at.
+/// The parts of an error or notice that the proxy reads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
     /// ERROR, FATAL, PANIC, WARNING..., not translated.
@@ -117,9 +117,10 @@ pub fn report(body: &[u8]) -> Result<Report, WireError> {
     }
 }
 
-/// A server's message with its detail as others than the client may read it: without what may be a value of the client's.
+/// A server's message with its detail, for readers other than the client: without text that may be a value of the
+/// client's.
 pub fn without_values(code: &str, message: &str, detail: &str) -> String {
-    // Names of columns and constraints stand in quotes too; those of class 23 are in the message alone.
+    // Names of columns and constraints are in quotes too; in class 23 the message alone has no values.
     let quoted = |text: &str| {
         let parts = text.split('"').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "\"...\"" });
         parts.collect::<String>()
@@ -149,7 +150,7 @@ pub fn put_fatal(into: &mut Vec<u8>, code: &str, message: &str, hint: Option<&st
     });
 }
 
-/// Appends a request for authentication without contents, or its end (0).
+/// Appends an authentication request with `data`, or the message that lets the client in (`code` 0).
 pub fn put_authentication(into: &mut Vec<u8>, code: u32, data: &[u8]) {
     put(into, b'R', |body| {
         body.extend(code.to_be_bytes());
@@ -166,7 +167,7 @@ pub fn put_sasl<'a>(into: &mut Vec<u8>, mechanisms: impl IntoIterator<Item = &'a
     });
 }
 
-/// Appends the answer to a client that speaks a newer version, or wants options that we do not know.
+/// Appends the answer to a client that speaks a newer version, or wants options that the proxy does not know.
 pub fn put_negotiate<'a>(into: &mut Vec<u8>, minor: u16, unknown: impl Iterator<Item = &'a str>) {
     put(into, b'v', |body| {
         // The server sends its whole version here where the manual says the minor one; clients take the lower half.

@@ -1,24 +1,24 @@
-//! What a session stands at: owed answers, open transaction, copy.
+//! State of a session: owed answers, open transaction, copy.
 //!
-//! Counting is enough as long as both sides keep to the protocol, with one exception. A server that copies in ignores the
-//! Syncs it reads meanwhile, and libpq sends one right behind Execute: such Syncs are never answered. When the copy fails
-//! before its end, only the server knows whether it had read them. They count as ignored: if they were not, a
+//! Counting is enough as long as both sides keep to the protocol, with one exception. During COPY IN a server ignores
+//! the Syncs that it reads, and libpq sends one directly after Execute: such Syncs are never answered. When the copy
+//! fails before its end, only the server knows if it had read them. They count as ignored: if they were not, a
 //! ReadyForQuery comes for which nothing is owed.
 
 use std::collections::VecDeque;
 
-/// What ReadyForQuery says of the transaction.
+/// Transaction status that ReadyForQuery reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// None is open.
+    /// No transaction is open.
     Idle,
-    /// One is open.
+    /// A transaction is open.
     InTransaction,
-    /// One is open that can only be rolled back.
+    /// A transaction is open that can only be rolled back.
     Failed,
 }
 
-/// What a ReadyForQuery is owed for.
+/// Message for which the server owes a ReadyForQuery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owed {
     /// A simple query or a function call.
@@ -31,15 +31,15 @@ enum Owed {
 enum Copying {
     Nothing,
     In,
-    /// Replication; it never ends.
+    /// Replication, which never ends.
     Both,
 }
 
-/// The state of one session as the messages of both sides tell it.
+/// The state of one session, as the messages of both sides show it.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     owed: VecDeque<Owed>,
-    /// Messages of the extended protocol were sent, and no Sync since.
+    /// Messages of the extended protocol were sent, and no Sync after them.
     open: bool,
     status: Status,
     copying: Copying,
@@ -57,30 +57,30 @@ impl Conversation {
         Conversation { owed: VecDeque::new(), open: false, status: Status::Idle, copying: Copying::Nothing }
     }
 
-    /// Nothing is owed and no transaction is open: from here the session could go on at another server.
+    /// Returns true if nothing is owed and no transaction is open: from here the session could go on at another server.
     #[inline]
     pub fn at_boundary(&self) -> bool {
         self.owed.is_empty() && !self.open && self.status == Status::Idle && self.copying == Copying::Nothing
     }
 
-    /// What the last ReadyForQuery said.
+    /// Transaction status in the last ReadyForQuery.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Whether nothing more can be sent without beginning another transaction than the one that may be open, as far as can
-    /// be told now: the server owes an answer that tells.
+    /// Returns true if, as far as is known now, the next message can begin another transaction than the one that may be
+    /// open: the server owes the answer that decides it.
     #[inline]
     pub fn awaits_verdict(&self) -> bool {
         !self.open && !self.owed.is_empty() && self.copying == Copying::Nothing
     }
 
-    /// Whether this is a replication stream.
+    /// Returns true if this is a replication stream.
     pub fn replicates(&self) -> bool {
         self.copying == Copying::Both
     }
 
-    /// A client's message of this type is passed on.
+    /// Records that a client's message of this type is passed on.
     #[inline]
     pub fn frontend(&mut self, tag: u8) {
         match tag {
@@ -95,7 +95,7 @@ impl Conversation {
         }
     }
 
-    /// The Syncs sent so far were read while copying in.
+    /// Ends the copy: the server read the Syncs sent so far during COPY IN.
     fn end_copy(&mut self) {
         self.copying = Copying::Nothing;
         if self.owed.front() != Some(&Owed::Query) {
@@ -104,7 +104,7 @@ impl Conversation {
         }
     }
 
-    /// A server's ReadyForQuery.
+    /// Records a server's ReadyForQuery.
     #[inline]
     pub fn ready(&mut self, status: Status) {
         if self.owed.pop_front().is_none() {
@@ -114,7 +114,7 @@ impl Conversation {
         self.copying = Copying::Nothing;
     }
 
-    /// A server's message of another type than ReadyForQuery.
+    /// Records a server's message of another type than ReadyForQuery.
     #[inline]
     pub fn backend(&mut self, tag: u8) {
         match tag {
@@ -131,7 +131,7 @@ impl Conversation {
 mod tests {
     use super::*;
 
-    /// Lower half: the client's; `<` before a message of the server's.
+    /// State after these messages: a letter is a client's message; `<` marks a message of the server's.
     fn after(messages: &str) -> Conversation {
         let mut conversation = Conversation::new();
         for word in messages.split_whitespace() {

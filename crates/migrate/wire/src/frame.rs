@@ -1,51 +1,51 @@
-//! Where messages begin and end in a stream of bytes, without copying any.
+//! Boundaries of messages in a stream of bytes, without copying any.
 //!
-//! A proxy forwards whole buffers, and most messages it need not understand: it looks at their headers. [`Scanner`] stands
-//! at a place in the stream, is shown the bytes that follow, and tells what they are. A message whose body has not come
-//! yet, or is larger than any buffer, is shown with the part that is there: who needs the whole of it waits, who does not
-//! takes what there is and lets the rest pass by.
+//! A proxy forwards whole buffers and need not understand most messages: it reads their headers. A [`Scanner`] is at a
+//! place in the stream, gets the bytes that follow, and returns what they are. A message whose body has not arrived
+//! yet, or is larger than any buffer, is returned with the part that is there. A caller that needs the whole message
+//! waits; another takes the part and lets the rest pass.
 
 use crate::WireError;
 
-/// Length of a header: type and length.
+/// Length of a header in bytes: type and length.
 pub const HEADER_LEN: usize = 5;
 
 /// A message, or the beginning of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Its type.
+    /// Type of the message.
     pub tag: u8,
     /// The part of its body that is there.
     pub body: &'a [u8],
-    /// Length of the whole body.
+    /// Length of the whole body in bytes.
     pub len: usize,
 }
 
 impl Message<'_> {
-    /// Whether all of the body is there.
+    /// Returns true if all of the body is there.
     pub fn is_whole(&self) -> bool {
         self.body.len() == self.len
     }
 
-    /// Bytes of the stream that the part which is there takes, the header included.
+    /// Bytes of the stream up to the end of the part that is there, header included.
     pub fn present(&self) -> usize {
         HEADER_LEN + self.body.len()
     }
 
-    /// Bytes of the stream that the whole message takes.
+    /// Bytes of the stream that the whole message takes, header included.
     pub fn total(&self) -> usize {
         HEADER_LEN + self.len
     }
 }
 
-/// What the next bytes are.
+/// Meaning of the next bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// A message begins; [`Scanner::take`] goes past it.
+    /// A message begins; [`Scanner::take`] moves past it.
     Message(Message<'a>),
-    /// So many bytes belong to a message that began before; the scanner has gone past them.
+    /// This many bytes belong to a message that began before; the scanner has moved past them.
     Rest(usize),
-    /// Too few bytes to tell.
+    /// Too few bytes to decide.
     Starved,
 }
 
@@ -57,17 +57,17 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// A scanner at the first message; a length beyond `len_max` is an error.
+    /// Creates a scanner at the first message; a length beyond `len_max` is an error.
     pub fn new(len_max: u32) -> Self {
         Scanner { rest: 0, len_max }
     }
 
-    /// Whether the scanner stands between two messages.
+    /// Returns true if the scanner is between two messages.
     pub fn at_edge(&self) -> bool {
         self.rest == 0
     }
 
-    /// What `bytes`, which follow the place where the scanner stands, begin with.
+    /// Returns what `bytes`, which follow the scanner's place, begin with.
     #[inline]
     pub fn peek<'a>(&mut self, bytes: &'a [u8]) -> Result<Step<'a>, WireError> {
         if self.rest > 0 {
@@ -84,7 +84,7 @@ impl Scanner {
         Ok(Step::Message(Message { tag, body: &after[..len.min(after.len())], len }))
     }
 
-    /// Goes past `message`, as far as it is there; returns how many bytes that are.
+    /// Moves past the part of `message` that is there; returns the number of bytes.
     #[inline]
     pub fn take(&mut self, message: &Message<'_>) -> usize {
         self.rest = message.len - message.body.len();
@@ -92,13 +92,13 @@ impl Scanner {
     }
 }
 
-/// Appends a message whose body `body` writes.
+/// Appends a message of type `tag`, with the body that the function `body` writes.
 pub fn put(into: &mut Vec<u8>, tag: u8, body: impl FnOnce(&mut Vec<u8>)) {
     into.push(tag);
     put_packet(into, body);
 }
 
-/// Appends a packet without a type: those of the beginning of a connection.
+/// Appends a packet without a type, as at the beginning of a connection.
 pub fn put_packet(into: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
     let at = into.len();
     into.extend([0; 4]);
@@ -107,7 +107,7 @@ pub fn put_packet(into: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
     into[at..at + 4].copy_from_slice(&len.to_be_bytes());
 }
 
-/// Appends text and the zero that ends it; a zero inside ends it earlier.
+/// Appends text and a terminating zero; a zero inside the text ends it earlier.
 pub fn put_cstr(into: &mut Vec<u8>, text: &[u8]) {
     into.extend(text.iter().take_while(|b| **b != 0));
     into.push(0);

@@ -1,16 +1,16 @@
-//! Messages of clients: what a proxy reads of them, and what it sends itself.
+//! Messages of clients: the ones that a proxy reads, and the ones that it sends itself.
 
 use crate::WireError;
 use crate::frame::{Message, put, put_cstr};
 use crate::read::Reader;
 use std::fmt;
 
-/// What allows to cancel a session's statement.
+/// Key with which a client can cancel a session's statement.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct CancelKey {
-    /// Process of the server, or number of our session.
+    /// Process number of the server process, or number of the proxy's session.
     pub pid: u32,
-    /// What only the session's client knows.
+    /// Secret that only the session's client knows.
     pub secret: Vec<u8>,
 }
 
@@ -20,10 +20,11 @@ impl fmt::Debug for CancelKey {
     }
 }
 
-/// As in the server: of types that hold no text and no values no message is longer, its length included.
+/// Longest message, length included, of the types that hold no text and no values; the server has the same limit.
 const SMALL_MAX: usize = 10_000;
 
-/// Whether clients send messages of this type and length once their session runs; of a message whose beginning is there.
+/// Checks that clients send messages of this type and length in a running session; the beginning of the message is
+/// enough.
 #[inline]
 pub fn check(message: &Message<'_>) -> Result<(), WireError> {
     let Message { tag, len, .. } = *message;
@@ -35,14 +36,14 @@ pub fn check(message: &Message<'_>) -> Result<(), WireError> {
     }
 }
 
-/// The name and text of a Parse, as far as they are there: `None` when the name is not.
+/// Name and text of a Parse, as far as they are there; `None` if the name is incomplete.
 pub fn parse_text(body: &[u8]) -> Option<(&[u8], &[u8])> {
     let name = body.iter().position(|b| *b == 0)?;
     let text = &body[name + 1..];
     Some((&body[..name], &text[..text.iter().position(|b| *b == 0).unwrap_or(text.len())]))
 }
 
-/// The name of the statement that a Bind is for, when it is there.
+/// The name of the statement that a Bind uses, if it is there.
 pub fn bind_statement(body: &[u8]) -> Option<&[u8]> {
     let (_portal, statement) = parse_text(body)?;
     Some(statement)
@@ -53,7 +54,7 @@ pub fn bind_statement(body: &[u8]) -> Option<&[u8]> {
 pub struct SaslInitial<'a> {
     /// The mechanism that the client chose.
     pub mechanism: &'a str,
-    /// Its first message.
+    /// The first message of that mechanism.
     pub data: &'a [u8],
 }
 
@@ -67,7 +68,7 @@ pub fn sasl_initial(body: &[u8]) -> Result<SaslInitial<'_>, WireError> {
     Ok(SaslInitial { mechanism, data })
 }
 
-/// Decodes a password, with the zero that ends it taken away.
+/// Decodes a password, without its terminating zero.
 pub fn password(body: &[u8]) -> Result<&[u8], WireError> {
     let mut reader = Reader::new(body, "password message");
     let text = reader.cstr()?;
@@ -108,7 +109,7 @@ pub fn put_parse(into: &mut Vec<u8>, name: &[u8], sql: &[u8], types: &[u32]) {
     });
 }
 
-/// Appends a Bind with parameters as text; results come as text.
+/// Appends a Bind with parameters as text; the results are text too.
 pub fn put_bind(into: &mut Vec<u8>, portal: &[u8], statement: &[u8], parameters: &[&[u8]]) {
     put(into, b'B', |body| {
         put_cstr(body, portal);
@@ -152,7 +153,7 @@ pub fn put_sync(into: &mut Vec<u8>) {
     put(into, b'S', |_| {});
 }
 
-/// Appends the good-bye.
+/// Appends a Terminate.
 pub fn put_terminate(into: &mut Vec<u8>) {
     put(into, b'X', |_| {});
 }

@@ -1,5 +1,5 @@
-//! A first column that only the proxy sees: taken out of what a server sends, and put into what a client asks for; and
-//! errors in a statement that the client sent behind others.
+//! A first column that only the proxy sees: it is removed from what a server sends, and added to what a client asks
+//! for. Also positions of errors in a statement that the client sent after others.
 
 use crate::WireError;
 use crate::frame::{put, put_cstr};
@@ -9,7 +9,7 @@ use crate::read::Reader;
 pub fn put_description_without_first(into: &mut Vec<u8>, body: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "row description");
     let kept = reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
-    // Its name; table, column, type, length, modifier and format.
+    // Skips its name; then table, column, type, length, modifier and format.
     reader.cstr()?;
     reader.bytes(18)?;
     let fields = reader.rest();
@@ -20,7 +20,7 @@ pub fn put_description_without_first(into: &mut Vec<u8>, body: &[u8]) -> Result<
     Ok(())
 }
 
-/// The first value of a DataRow, and the others as they stand there.
+/// The first value of a DataRow, and the bytes of the others unchanged.
 pub fn first_value(body: &[u8]) -> Result<(Option<&[u8]>, &[u8]), WireError> {
     let mut reader = Reader::new(body, "data row");
     reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
@@ -31,8 +31,8 @@ pub fn first_value(body: &[u8]) -> Result<(Option<&[u8]>, &[u8]), WireError> {
     Ok((first, reader.rest()))
 }
 
-/// Appends the beginning of a DataRow of so many bytes without its first value, up to the second: what follows is to come
-/// behind it. How many bytes of the row come before that; nothing when too few are here to tell.
+/// Appends the beginning of a DataRow of `len` bytes without its first value, up to the second; the caller appends the
+/// rest. Returns how many bytes of the row come before the second value, or `None` if too few bytes are here.
 pub fn put_beginning_without_first(
     into: &mut Vec<u8>,
     beginning: &[u8],
@@ -53,7 +53,7 @@ pub fn put_beginning_without_first(
     Ok(Some(before))
 }
 
-/// Appends a DataRow without its first value, of which `others` are the others.
+/// Appends a DataRow without its first value; `others` are the bytes of the other values.
 pub fn put_row_without_first(into: &mut Vec<u8>, body: &[u8], others: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "data row");
     let kept = reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
@@ -64,8 +64,8 @@ pub fn put_row_without_first(into: &mut Vec<u8>, body: &[u8], others: &[u8]) -> 
     Ok(())
 }
 
-/// Appends a Bind for another statement, whose first column the client does not know of; the column is a text, which looks
-/// the same in both formats.
+/// Appends a Bind for another statement, whose first column the client does not know. That column is a text, which
+/// looks the same in both formats.
 pub fn put_bind_elsewhere(into: &mut Vec<u8>, body: &[u8], statement: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "bind");
     let portal = reader.cstr()?;
@@ -93,7 +93,7 @@ pub fn put_bind_elsewhere(into: &mut Vec<u8>, body: &[u8], statement: &[u8]) -> 
         put_cstr(message, portal);
         put_cstr(message, statement);
         message.extend(before);
-        // None and one stand for all columns.
+        // No code and one code apply to all columns.
         let more = u16::from(count > 1);
         message.extend((count + more).to_be_bytes());
         message.extend([0, 0].iter().take(usize::from(more) * 2));
@@ -102,7 +102,7 @@ pub fn put_bind_elsewhere(into: &mut Vec<u8>, body: &[u8], statement: &[u8]) -> 
     Ok(())
 }
 
-/// Appends an error whose position counts from so many characters further on.
+/// Appends an error whose position is moved by `by` characters.
 pub fn put_error_moved(into: &mut Vec<u8>, body: &[u8], by: usize) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "error response");
     let mut moved = Vec::with_capacity(body.len() + 8);

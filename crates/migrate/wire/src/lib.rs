@@ -1,13 +1,13 @@
-//! PostgreSQL's protocol, versions 3.0 and 3.2: bytes in, messages out, and what a session stands at.
+//! PostgreSQL's protocol, versions 3.0 and 3.2: bytes in, messages out, and the state of a session.
 //!
-//! The caller brings the bytes of a connection in order, both ways, and randomness where a nonce is needed.
+//! The caller passes the bytes of a connection in order, both ways, and random bytes where a nonce is needed.
 //!
-//! The crate guarantees that no input makes it panic or allocate more than a small multiple of what it was given: lengths
-//! are checked against limits before anything is taken ([`frame::Scanner`]), and a message that is malformed is an error
-//! that names it, after which the connection can only be closed. What opens a session is one value that holds each parameter
-//! once ([`startup::Startup`]): a packet that two readers could take for two things is malformed. [`Conversation`] answers
-//! one question, which a proxy needs to know: *does the server owe anything, and is a transaction open?* Only where the
-//! answer is "neither" may a session be moved.
+//! The crate guarantees that no input makes it panic or allocate more than a small multiple of the input. It checks
+//! lengths against limits before it takes anything ([`frame::Scanner`]). A malformed message is an error that names it;
+//! after that the connection can only be closed. One value opens a session and holds each parameter once
+//! ([`startup::Startup`]): a packet that two readers could understand differently is malformed. [`Conversation`]
+//! answers the one question of a proxy: *does the server owe anything, and is a transaction open?* A session may be
+//! moved only if the answer is "neither".
 //!
 //! ```text
 //!            Query, Sync: one ReadyForQuery owed each          ReadyForQuery(I), nothing owed
@@ -15,8 +15,9 @@
 //! ```
 //!
 //! It performs no I/O, holds no sockets and keeps no text of clients beyond what is passed in. Secrets are wiped when
-//! dropped, and `Debug` does not show them. postgres-protocol was looked at for what is not hot: it knows the client's side
-//! of SCRAM by password alone, and we need the server's side and the client's by recovered key.
+//! dropped, and `Debug` does not show them. The crate postgres-protocol does not fit even the parts that are not hot:
+//! it has only the client's side of SCRAM, by password. The proxy needs the server's side, and the client's side by
+//! recovered key.
 //!
 //! ```
 //! use stillpoint_migrate_wire::frame::{Scanner, Step};
@@ -25,7 +26,7 @@
 //! assert_eq!((message.tag, message.body, message.is_whole()), (b'Q', &b";\0"[..], true));
 //! ```
 //!
-//! Follows the chapter "Frontend/Backend Protocol" of PostgreSQL's manual, RFC 5802 and RFC 7677 (SCRAM).
+//! The crate follows the chapter "Frontend/Backend Protocol" of PostgreSQL's manual, RFC 5802 and RFC 7677 (SCRAM).
 #![forbid(unsafe_code)]
 
 pub mod backend;

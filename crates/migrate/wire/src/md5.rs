@@ -12,7 +12,7 @@ pub fn stored(password: &[u8], user: &[u8]) -> Zeroizing<String> {
     Zeroizing::new(format!("md5{}", hex(&Md5::new().chain_update(password).chain_update(user).finalize())))
 }
 
-/// What a client answers, from the stored form: whoever has it needs no password. `None` when it is of another form.
+/// Answer of a client, from the stored form: no password is needed. `None` if that is not an MD5 hash.
 pub fn answer(stored: &str, salt: [u8; 4]) -> Option<Zeroizing<String>> {
     let inner = stored.strip_prefix("md5").filter(|digits| digits.len() == 32)?;
     Some(Zeroizing::new(format!("md5{}", hex(&Md5::new().chain_update(inner).chain_update(salt).finalize()))))

@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
         self.array().map(i32::from_be_bytes)
     }
 
-    /// Bytes up to a zero, which is taken too.
+    /// Reads bytes up to a zero, and takes the zero too.
     pub(crate) fn cstr(&mut self) -> Result<&'a [u8], WireError> {
         let end = self.rest.iter().position(|b| *b == 0).ok_or(WireError::Malformed(self.what))?;
         let text = self.bytes(end)?;

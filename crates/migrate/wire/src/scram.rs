@@ -1,14 +1,14 @@
 //! SCRAM-SHA-256 from both sides, with stored keys instead of passwords.
 //!
-//! A proxy that has a role's verifier can let its client in (server's side), and learns the client's key from the proof
-//! that the client gives, without ever seeing the password:
+//! A proxy that has a role's verifier can check the role's client (server's side). From the client's proof it computes
+//! the client's key, and never sees the password:
 //!
 //! ```text
 //! ClientSignature = HMAC(StoredKey, AuthMessage)      ClientKey = ClientProof XOR ClientSignature
 //! ```
 //!
-//! The same holds when it only listened ([`Transcript`]). With the client's key it lets itself in at every server whose
-//! role carries the same verifier. A client's key is as good as a password: it is wiped when dropped and never shown.
+//! The same holds when the proxy only listened ([`Transcript`]). With the client's key it can log in to every server
+//! whose role has the same verifier. A client's key is as good as a password: it is wiped when dropped and never shown.
 
 use crate::WireError;
 use base64ct::{Base64, Encoding};
@@ -17,12 +17,12 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use zeroize::{Zeroize, Zeroizing};
 
-/// The one mechanism that is offered. `-PLUS` binds a login to a TLS connection, which ends at the proxy.
+/// The only mechanism that is offered. `-PLUS` binds a login to a TLS connection, which ends at the proxy.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
-/// As PostgreSQL stores passwords where nothing else is set.
+/// Default of PostgreSQL for stored passwords.
 const ITERATIONS: u32 = 4096;
 const SALT_LEN: usize = 16;
-/// As the server: more would be a way to keep a processor busy.
+/// Limit of the server: more would let a peer keep a processor busy.
 const ITERATIONS_MAX: u32 = 10_000_000;
 
 type Key = [u8; 32];
@@ -37,7 +37,7 @@ fn xor(a: &Key, b: &Key) -> Key {
     std::array::from_fn(|i| a[i] ^ b[i])
 }
 
-/// Equality that takes the same time wherever the difference is.
+/// Compares in a time that does not depend on where the difference is.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
@@ -46,14 +46,14 @@ fn decode64(text: &str) -> Option<Vec<u8>> {
     Base64::decode_vec(text).ok()
 }
 
-/// What a server stores for a role: enough to check a proof, too little to give one.
+/// Verifier that a server stores for a role: enough to check a proof, too little to make one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Verifier {
     iterations: u32,
     salt: Vec<u8>,
     stored_key: Key,
     server_key: Key,
-    /// No proof is right for it.
+    /// Every proof is refused.
     is_mock: bool,
 }
 
@@ -91,9 +91,9 @@ impl Verifier {
         parse().ok_or(WireError::NotAVerifier)
     }
 
-    /// A verifier for a role that has none. An exchange about it looks like one about a verifier such as `like`, or as PostgreSQL
-    /// stores them, and ends as after a wrong password: it does not show which roles there are. The salt of a user is always
-    /// the same under one `secret`.
+    /// A verifier for a role that has none. An exchange with it looks like one with a verifier such as `like`, or with
+    /// PostgreSQL's defaults, and ends as after a wrong password: it does not show which roles exist. The salt of a
+    /// user is always the same under one `secret`.
     pub fn mock(secret: &[u8; 32], user: &str, like: Option<&Verifier>) -> Verifier {
         let derive = |purpose: &[u8]| hmac(secret, &[purpose, b"\0", user.as_bytes()]);
         let (iterations, len) = like.map_or((ITERATIONS, SALT_LEN), |like| (like.iterations, like.salt.len()));
@@ -121,7 +121,7 @@ impl Verifier {
         xor(client_key, &hmac(&self.stored_key, auth_message))
     }
 
-    /// The client's key, out of a proof that was given for `auth_message`.
+    /// Computes the client's key from a proof that was given for `auth_message`.
     fn recover(&self, proof: &Key, auth_message: &[&[u8]]) -> Result<Keys, WireError> {
         let client_key = xor(proof, &hmac(&self.stored_key, auth_message));
         if !same(&Sha256::digest(client_key), &self.stored_key) | self.is_mock {
@@ -131,7 +131,7 @@ impl Verifier {
     }
 }
 
-/// A client's key with the verifier that it belongs to: as good as the password where that verifier is stored.
+/// A client's key with its verifier: as good as the password where that verifier is stored.
 #[derive(Clone)]
 pub struct Keys {
     client_key: Key,
@@ -150,10 +150,10 @@ impl Drop for Keys {
     }
 }
 
-/// What one logs in with.
+/// Secret with which a client logs in.
 #[derive(Debug, Clone)]
 pub enum Secret {
-    /// The password, taken as it is (PostgreSQL normalises what is not ASCII).
+    /// The password, used unchanged (PostgreSQL normalises non-ASCII passwords).
     Password(Zeroizing<Vec<u8>>),
     /// The keys of one verifier.
     Keys(Keys),
@@ -176,11 +176,11 @@ pub struct Client {
     server_signature: Option<Key>,
 }
 
-/// The client speaks no channel binding: it does not have the proxy's other connection.
+/// No channel binding: the client does not have the proxy's other connection.
 const GS2: &str = "n,,";
 
 impl Client {
-    /// Begins; `nonce` are random bytes.
+    /// Begins an exchange; `nonce` must be random bytes.
     pub fn new(nonce: &[u8; 18]) -> Client {
         Client { nonce: Base64::encode_string(nonce), server_signature: None }
     }
@@ -190,12 +190,12 @@ impl Client {
         format!("n=,r={}", self.nonce)
     }
 
-    /// The first message.
+    /// First message of the client.
     pub fn first(&self) -> String {
         format!("{GS2}{}", self.bare())
     }
 
-    /// The last message, in answer to the server's first.
+    /// Last message of the client, in answer to the server's first.
     pub fn last(&mut self, server_first: &[u8], secret: &Secret) -> Result<String, WireError> {
         let server_first = utf8(server_first)?;
         let mut parts = server_first.split(',');
@@ -221,7 +221,7 @@ impl Client {
         Ok(format!("{without_proof},p={}", Base64::encode_string(&proof)))
     }
 
-    /// Checks the server's last message: it knows the verifier too.
+    /// Checks the server's last message, which proves that the server knows the verifier too.
     pub fn check(&self, server_last: &[u8]) -> Result<(), WireError> {
         let given = utf8(server_last)?.strip_prefix("v=").and_then(decode64);
         match (&self.server_signature, given) {
@@ -231,7 +231,7 @@ impl Client {
     }
 }
 
-/// What both sides said, for whoever has the verifier now or later.
+/// Messages of both sides, for a caller that has the verifier now or later.
 #[derive(Clone, Default)]
 pub struct Transcript {
     client_first_bare: Zeroizing<Vec<u8>>,
@@ -247,18 +247,18 @@ impl fmt::Debug for Transcript {
 }
 
 impl Transcript {
-    /// The client's first message.
+    /// Records the client's first message.
     pub fn client_first(&mut self, data: &[u8]) -> Result<(), WireError> {
         self.client_first_bare = Zeroizing::new(bare_of(utf8(data)?)?.as_bytes().to_vec());
         Ok(())
     }
 
-    /// The server's first message.
+    /// Records the server's first message.
     pub fn server_first(&mut self, data: &[u8]) {
         self.server_first = Zeroizing::new(data.to_vec());
     }
 
-    /// The client's last message.
+    /// Records the client's last message.
     pub fn client_last(&mut self, data: &[u8]) -> Result<(), WireError> {
         let (without_proof, proof) = split_proof(utf8(data)?)?;
         self.without_proof = Zeroizing::new(without_proof.as_bytes().to_vec());
@@ -266,14 +266,14 @@ impl Transcript {
         Ok(())
     }
 
-    /// The client's key, if `verifier` is the one that the exchange was about.
+    /// Computes the client's key if `verifier` is the one of the exchange.
     pub fn recover(&self, verifier: &Verifier) -> Result<Keys, WireError> {
         let proof: Key = self.proof.as_slice().try_into().map_err(|_| WireError::WrongProof)?;
         verifier.recover(&proof, &[&self.client_first_bare, b",", &self.server_first, b",", &self.without_proof])
     }
 }
 
-/// The client's first message without its GS2 header; channel binding is refused, authorisation identities are too.
+/// The client's first message without its GS2 header; channel binding and authorisation identities are refused.
 fn bare_of(client_first: &str) -> Result<&str, WireError> {
     let mut parts = client_first.splitn(3, ',');
     let (binding, identity, bare) = (parts.next(), parts.next(), parts.next());
@@ -301,7 +301,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the client's first message; `nonce` are random bytes.
+    /// Takes the client's first message; `nonce` must be random bytes.
     pub fn begin(verifier: Verifier, client_first: &[u8], nonce: &[u8; 18]) -> Result<Server, WireError> {
         let client_first = utf8(client_first)?;
         let bare = bare_of(client_first)?;
@@ -318,12 +318,12 @@ impl Server {
         Ok(Server { verifier, header, client_first_bare: bare.to_owned(), nonce, server_first })
     }
 
-    /// The first message.
+    /// First message of the server.
     pub fn first(&self) -> &str {
         &self.server_first
     }
 
-    /// Takes the client's last message; gives the server's last and the client's key.
+    /// Takes the client's last message; returns the server's last message and the client's key.
     pub fn end(&self, client_last: &[u8]) -> Result<(String, Keys), WireError> {
         let (without_proof, proof) = split_proof(utf8(client_last)?)?;
         let mut parts = without_proof.split(',');
@@ -345,7 +345,7 @@ impl Server {
 mod tests {
     use super::*;
 
-    /// As PostgreSQL stores it.
+    /// Stored form of a password in PostgreSQL.
     fn stored(password: &[u8]) -> String {
         let keys = Verifier::of_password(password, b"0123456789abcdef", 4096);
         let encode = |bytes: &[u8]| Base64::encode_string(bytes);
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn rfc_7677_has_this_example() {
         let mut client = Client { nonce: "rOprNGfwEbeRWgbNEkqO".into(), server_signature: None };
-        // The example names its user where PostgreSQL's clients do not, so only the salted password can be compared.
+        // The example names its user and PostgreSQL's clients do not, so only the salted password can be compared.
         let first = "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096";
         assert!(
             client.last(first.as_bytes(), &password("pencil")).unwrap().starts_with("c=biws,r=rOprNGfwEbeRWgbNEkqO%")
@@ -423,7 +423,7 @@ mod tests {
         }
         let few = Verifier { iterations: 7, salt: vec![0; 40], ..real };
         assert_eq!(shape(&mock(1, "absent", Some(&few))), shape(&begin(few)));
-        // With any password, and with the very key that would fit.
+        // The login fails with any password, and with the key that would fit.
         let mut client = Client { nonce: "abc".into(), server_signature: None };
         let last = client.last(absent.first().as_bytes(), &password("secret")).unwrap();
         assert_eq!(absent.end(last.as_bytes()).unwrap_err(), WireError::WrongProof);

@@ -1,4 +1,4 @@
-//! The packets that open a connection; they have no type.
+//! Packets that open a connection; they have no type.
 
 use crate::frame::{put_cstr, put_packet};
 use crate::read::Reader;
@@ -6,17 +6,18 @@ use crate::{WireError, frontend::CancelKey};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Longest packet, in bytes with its length. The server takes 10,004; what is built from a packet can be longer than the packet
-/// by the name of a database.
+/// Longest packet in bytes, its length field included. The server takes 10,004; the packet for the server can be longer
+/// than the client's by the name of a database.
 pub const PACKET_MAX: usize = 9_900;
-/// Longest name of a role or database, in bytes. A server cuts longer ones off, and would read another name than we do.
+/// Longest name of a role or database, in bytes. A server cuts longer ones off, and would read another name than the
+/// proxy.
 pub const NAME_MAX: usize = 63;
 
-/// How names of protocol options begin.
+/// Prefix of the names of protocol options.
 const PROTOCOL_OPTION: &str = "_pq_.";
-/// Parameters that are no settings, as they are spelt. A server takes any other spelling for a setting.
+/// Parameters that are not settings, in their exact spelling. A server takes any other spelling for a setting.
 const OWN_PARAMETERS: [&str; 4] = ["user", "database", "replication", "options"];
-/// What a physical walsender stands in for a database with, as in pg_hba.conf: the server ignores any other.
+/// Database name of a physical walsender, as in pg_hba.conf; the server ignores any other.
 const PHYSICAL_DATABASE: &str = "replication";
 
 const SSL: u32 = (1234 << 16) | 5679;
@@ -26,16 +27,16 @@ const CANCEL: u32 = (1234 << 16) | 5678;
 /// A version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// 3.
+    /// Always 3.
     pub major: u16,
-    /// 0 or 2; there is no 1.
+    /// Either 0 or 2; there is no 1.
     pub minor: u16,
 }
 
 impl Version {
-    /// What everybody speaks.
+    /// Version that all clients and servers speak.
     pub const V3_0: Version = Version { major: 3, minor: 0 };
-    /// Cancel keys of any length (PostgreSQL 18).
+    /// Version with cancel keys of any length (PostgreSQL 18).
     pub const V3_2: Version = Version { major: 3, minor: 2 };
 }
 
@@ -48,35 +49,35 @@ impl fmt::Display for Version {
 /// The first packet of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opening {
-    /// May we speak TLS?
+    /// Request for TLS.
     Ssl,
-    /// May we speak GSSAPI encryption?
+    /// Request for GSSAPI encryption.
     GssEnc,
-    /// Cancel what another connection does.
+    /// Request to cancel the statement of another connection.
     Cancel(CancelKey),
-    /// Begin a session.
+    /// Begin of a session.
     Startup(Startup),
 }
 
-/// Kind of a session: what it says by the parameter `replication`.
+/// Kind of a session, from the parameter `replication`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Replication {
     /// An ordinary session.
     #[default]
     Off,
-    /// A walsender for the whole server, of no database.
+    /// A walsender for the whole server, without a database.
     Physical,
     /// A walsender of one database.
     Logical,
 }
 
 impl Replication {
-    /// Reads a value as the server does: `database`, or a boolean of its own spelling.
+    /// Reads a value as the server does: `database`, or a boolean in the server's spellings.
     fn parse(value: &[u8]) -> Result<Replication, WireError> {
         if value == b"database" {
             return Ok(Replication::Logical);
         }
-        // Any beginning of these words will do, if it is of one of them alone.
+        // A prefix of these words is enough if it fits only one of them.
         let begins = |word: &str, least: usize| {
             (least..=word.len()).contains(&value.len()) && word.as_bytes()[..value.len()].eq_ignore_ascii_case(value)
         };
@@ -98,15 +99,15 @@ impl Replication {
     }
 }
 
-/// What a client wants a session to begin with: read once, and holding each parameter at most once.
+/// Parameters with which a client begins a session: read once, each of them at most once.
 ///
-/// The obvious way is a list of what was sent, in which the proxy looks up what it needs, and which it passes on. A server may
-/// read the same list otherwise (the last of two users; a name cut off), and then serves another role than the one that rules
-/// and passwords were about. So a packet that can be read in two ways is an error here, and what a server gets is built from
-/// this value.
+/// The obvious way is a list of what was sent, in which the proxy looks up what it needs, and which it passes on. A
+/// server may read the same list differently (the last of two users; a name cut off). It then serves another role than
+/// the one that the rules and passwords were checked for. So a packet that can be read in two ways is an error here,
+/// and the packet for a server is built from this value.
 ///
-/// `options` and settings such as `role` or `session_authorization` are passed on as they are: the server lets the role that has
-/// logged in set them at the start as far as it lets it later by SET.
+/// `options` and settings such as `role` or `session_authorization` are passed on unchanged: at the start, the server
+/// lets the role set them as far as it does later by SET.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Startup {
     version: Version,
@@ -121,8 +122,8 @@ impl Startup {
     /// Takes names and values in the order in which they were sent.
     ///
     /// # Errors
-    /// If a parameter is there twice, whatever its case, if a name or value has no shape that servers and we read alike, or if
-    /// there is no user.
+    /// Fails if a parameter is there twice (in upper or lower case), if servers and the proxy could read a name or
+    /// value differently, or if there is no user.
     pub fn of<'a>(
         version: Version,
         parameters: impl IntoIterator<Item = (&'a str, &'a [u8])>,
@@ -132,17 +133,17 @@ impl Startup {
         builder.finish(version)
     }
 
-    /// The newest version that the client speaks.
+    /// Newest version that the client speaks.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// The role that logs in: 1 to [`NAME_MAX`] bytes.
+    /// Role that logs in: 1 to [`NAME_MAX`] bytes.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// The database that the session is of; `replication` for a physical walsender, which is of none.
+    /// Database of the session; `replication` for a physical walsender, which has none.
     pub fn database(&self) -> &str {
         match self.replication {
             Replication::Physical => PHYSICAL_DATABASE,
@@ -150,17 +151,17 @@ impl Startup {
         }
     }
 
-    /// Whether it is a walsender, and of which kind.
+    /// Kind of walsender, or [`Replication::Off`].
     pub fn replication(&self) -> Replication {
         self.replication
     }
 
-    /// Names of options of the protocol, none of which exists yet; a server names those that it does not know.
+    /// Names of protocol options, none of which exists yet; a server reports those that it does not know.
     pub fn protocol_options(&self) -> impl Iterator<Item = &str> {
         self.protocol_options.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The same for a server: protocol 3.0 without options of the protocol, and the database by its name there.
+    /// Parameters for a server: protocol 3.0 without protocol options, and the database by its name on that server.
     pub fn for_server(&self, database: Option<&str>) -> Startup {
         Startup {
             version: Version::V3_0,
@@ -195,7 +196,7 @@ impl Startup {
 /// The parameters of a packet while they are read.
 #[derive(Default)]
 struct Builder {
-    /// Names that were there, in lower case: servers do not tell settings apart by it.
+    /// Names that were there, in lower case: servers ignore the case of settings.
     names: BTreeSet<String>,
     user: Option<String>,
     database: Option<String>,
@@ -231,13 +232,13 @@ impl Builder {
     }
 }
 
-/// Returns true if a parameter may be called so: a word that could be a setting's.
+/// Returns true if a parameter may have this name: a word that could be a setting's.
 fn is_parameter_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_alphabetic() || c == '_')
         && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '$' | '.' | '-'))
 }
 
-/// The name of a role or database; none for an empty value, as the server takes it.
+/// Reads the name of a role or database; `None` for an empty value, as in the server.
 fn object_name(parameter: &'static str, value: &[u8]) -> Result<Option<String>, WireError> {
     let name = std::str::from_utf8(value).map_err(|_| WireError::NotText(parameter))?;
     if name.len() > NAME_MAX {
@@ -246,15 +247,15 @@ fn object_name(parameter: &'static str, value: &[u8]) -> Result<Option<String>, 
     Ok((!name.is_empty()).then(|| name.to_owned()))
 }
 
-/// The beginning of a text, for an error.
+/// Beginning of a text, for an error.
 fn excerpt(text: &str) -> String {
     text.chars().take(NAME_MAX).collect()
 }
 
-/// The length of the packet that `bytes` begin with, in bytes, once that can be told.
+/// Length in bytes of the packet that `bytes` begin with; `None` if too few bytes are there.
 ///
 /// # Errors
-/// If no packet is of that length.
+/// Fails if no packet can have that length.
 pub fn packet_len(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     let Some(&len) = bytes.first_chunk::<4>() else { return Ok(None) };
     let len = u32::from_be_bytes(len);
@@ -267,7 +268,7 @@ pub fn packet_len(bytes: &[u8]) -> Result<Option<usize>, WireError> {
 /// Decodes a whole packet, its length included.
 ///
 /// # Errors
-/// If it is of another version than 3, or not what [`Startup`] can hold.
+/// Fails if the version is not 3, or if [`Startup`] cannot hold the parameters.
 pub fn decode(packet: &[u8]) -> Result<Opening, WireError> {
     let mut reader = Reader::new(packet, "startup packet");
     if reader.u32()? as usize != packet.len() {
@@ -301,7 +302,7 @@ pub(crate) fn secret(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
     if (4..=256).contains(&bytes.len()) { Ok(bytes.to_vec()) } else { Err(WireError::Malformed("cancel key")) }
 }
 
-/// Appends the question whether the server speaks TLS.
+/// Appends the request for TLS.
 pub fn put_ssl_request(into: &mut Vec<u8>) {
     put_packet(into, |body| body.extend(SSL.to_be_bytes()));
 }
@@ -323,7 +324,7 @@ mod tests {
         Startup::of(Version::V3_0, parameters.iter().map(|(name, value)| (*name, value.as_bytes())))
     }
 
-    /// A packet of these parameters as they are, with nothing checked.
+    /// Builds a packet of these parameters unchanged, without any check.
     fn packet(parameters: &[(&str, &str)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         put_packet(&mut bytes, |body| {
@@ -488,12 +489,12 @@ mod tests {
             assert!(decode(&whole[..len]).is_err(), "{len}");
             let mut cut = whole[..len].to_vec();
             if len >= 4 {
-                // The same with a length that fits: the terminator is missing.
+                // The same bytes with a length that fits: the terminator is missing.
                 cut[..4].copy_from_slice(&(len as u32).to_be_bytes());
                 assert!(decode(&cut).is_err(), "{len}");
             }
         }
-        // An empty name ends the packet; what stands behind it would be read by a server that goes on.
+        // An empty name ends the packet; a server that reads on would read what comes after it.
         for behind in [&[("", "x")][..], &[("", ""), ("user", "postgres")]] {
             let all = [&[("user", "a")], behind].concat();
             assert_eq!(decode(&packet(&all)), Err(WireError::Malformed("startup packet")), "{all:?}");

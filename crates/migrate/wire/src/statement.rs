@@ -1,18 +1,18 @@
-//! Whether a statement may change what a session carries, told from its text without parsing it.
+//! Statements that may change what a session carries, judged by their text without parsing it.
 //!
-//! The obvious way is a parser; it costs microseconds a statement, knows one dialect, and a function may hide anything from
-//! it. What a session carries is asked from the server that holds it. All that is needed here is *when to ask again*, and
-//! there asking once too often costs a millisecond, so everything doubtful counts as a change.
+//! The obvious way is a parser. It costs microseconds for each statement and knows one dialect, and a function may hide
+//! anything from it. The proxy asks the server what the session carries. This module decides only *when to ask again*.
+//! Asking once too often costs a millisecond, so everything doubtful counts as a change.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use std::sync::LazyLock;
 
-/// What a statement may do to what its session carries.
+/// Possible effect of a statement on what its session carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Touch {
     /// Settings, role, prepared statements, channels, locks, cursors or temporary tables may differ afterwards.
     pub state: bool,
-    /// It may name settings with a dot, which no catalogue lists.
+    /// The statement may name settings with a dot, which no catalogue lists.
     pub custom: bool,
 }
 
@@ -32,17 +32,17 @@ const FIRST_WORDS: [&str; 13] = [
     "CALL",
     "DO",
 ];
-/// What is changed for one transaction only.
+/// Words after SET for a change that lasts one transaction only.
 const TRANSIENT: [&str; 3] = ["LOCAL", "TRANSACTION", "CONSTRAINTS"];
 
-/// Anywhere in the text; the first is the one that names settings.
+/// Words that count anywhere in the text; the first is the one that names settings.
 const WORDS: [&str; 4] = ["set_config", "advisory", "temp", "setseed"];
 
 static ANYWHERE: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
     AhoCorasick::builder().ascii_case_insensitive(true).kind(Some(AhoCorasickKind::DFA)).build(WORDS).ok()
 });
 
-/// Judges the text of one Query or Parse; several statements may stand in it.
+/// Judges the text of one Query or Parse, which may hold several statements.
 pub fn touch(sql: &[u8]) -> Touch {
     let mut touch = Touch::default();
     let mut rest = sql;
@@ -55,7 +55,7 @@ pub fn touch(sql: &[u8]) -> Touch {
             touch.state |= !transient;
             touch.custom |= is_set;
         }
-        // A semicolon inside of a string begins no statement; taking it for one asks once too often.
+        // A semicolon inside a string begins no statement; if it counts as one, the proxy asks once too often.
         match rest.iter().position(|b| *b == b';') {
             Some(at) => rest = &rest[at + 1..],
             None => break,
@@ -73,7 +73,7 @@ pub fn touch(sql: &[u8]) -> Touch {
     touch
 }
 
-/// The first word, spaces, parentheses and comments before it skipped, and what follows it.
+/// The first word and the text after it; spaces, parentheses and comments before the word are skipped.
 fn first_word(mut sql: &[u8]) -> (&[u8], &[u8]) {
     loop {
         sql = sql.trim_ascii_start();
@@ -81,7 +81,7 @@ fn first_word(mut sql: &[u8]) -> (&[u8], &[u8]) {
             let Some(end) = comment.iter().position(|b| *b == b'\n') else { return (&[], &[]) };
             sql = &comment[end..];
         } else if let Some(comment) = sql.strip_prefix(b"/*") {
-            // Comments nest; the words inside of an outer one are taken for a statement at worst.
+            // Comments nest; at worst the words inside an outer comment count as a statement.
             let Some(end) = comment.windows(2).position(|pair| pair == b"*/") else { return (&[], &[]) };
             sql = &comment[end + 2..];
         } else {
@@ -91,7 +91,7 @@ fn first_word(mut sql: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Names with a dot that `sql` may give a value: `SET a.b = ...`, `set_config('a.b', ...)`.
+/// Names with a dot to which `sql` may give a value: `SET a.b = ...`, `set_config('a.b', ...)`.
 pub fn custom_settings(sql: &str) -> Vec<String> {
     let name_of = |text: &str| -> Option<String> {
         let text = text.trim_start().trim_start_matches(['\'', '"']);

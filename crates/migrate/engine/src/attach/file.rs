@@ -1,5 +1,5 @@
-//! The proxy's configuration file: tenants that it lacks are written to its end, so that everything else, comments too, stays
-//! as its owner wrote it.
+//! The proxy's configuration file: missing tenants are appended, so that everything else, comments too, stays as its owner
+//! wrote it.
 
 use crate::{Error, Server};
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use stillpoint_host::file::read_regular;
 use stillpoint_host::trusted::Directory;
 use stillpoint_migrate_proxy::{Config, ServerTls};
 
-/// Bytes of a file that the proxy's own user may have written.
+/// Maximum size in bytes of a file that the proxy's own user may have written.
 pub(super) const FILE_MAX: u64 = 64 << 20;
 
-/// A configuration as it stands in its file.
+/// A configuration, with the text of its file.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
@@ -23,7 +23,7 @@ fn unusable(path: &Path, why: impl ToString) -> Error {
 }
 
 impl File {
-    /// Reads it from a directory that it can be written to: another user who can change that could lead the write elsewhere.
+    /// Reads it and checks its directory: a user with write access to that directory could direct our write to another file.
     pub(super) fn read(path: &Path) -> Result<File, Error> {
         Directory::of_file(path).map_err(|error| unusable(path, error))?;
         let bytes = read_regular(path, FILE_MAX).map_err(|error| unusable(path, error))?;
@@ -32,12 +32,12 @@ impl File {
         Ok(File { path: path.into(), text, config })
     }
 
-    /// What must be added for the proxy to serve `databases` of `server`; nothing where it does.
+    /// Text that must be added so that the proxy serves `databases` of `server`; empty if it does already.
     pub(super) fn missing(&self, server: &Server, databases: &[String]) -> Result<String, Error> {
         let any = self.config.tenants.contains_key("*");
         let lacking = |name: &&String| !self.config.tenants.contains_key(*name) && **name != server.database;
         let others = !any && databases.iter().any(|name| lacking(&name));
-        // One of its own, though `*` would do: it is to be moved by itself.
+        // The database gets its own tenant, even if `*` would serve it, because it is to be moved separately.
         let own = !self.config.tenants.contains_key(&server.database);
         if !own && !others {
             return Ok(String::new());
@@ -56,7 +56,7 @@ impl File {
         Ok(added)
     }
 
-    /// What the file calls the server, and what must be added for it to call it something.
+    /// Name of the server in the file, and text that must be added to give it one.
     fn name_of(&self, server: &Server) -> (String, String) {
         let wanted = server.as_the_proxy_has_it();
         let known = self.config.servers.iter().find(|(_, known)| {
@@ -79,25 +79,25 @@ impl File {
         (name, added)
     }
 
-    /// Adds to its end, as one change of the file.
+    /// Appends to the file, as one atomic change.
     pub(super) fn extend(&self, added: &str) -> Result<(), Error> {
         self.replace(&format!("{}\n# Added by `stillpoint migrate attach`.\n{added}", self.text.trim_end_matches('\n')))
     }
 
-    /// Takes [`File::extend`] back.
+    /// Undoes [`File::extend`].
     pub(super) fn restore(&self) -> Result<(), Error> {
         self.replace(&self.text)
     }
 
     fn replace(&self, text: &str) -> Result<(), Error> {
-        // Its reader may be another user than we are.
+        // The file's reader may be another user.
         let replaced =
             Directory::of_file(&self.path).and_then(|(directory, name)| directory.replace(name, text.as_bytes()));
         replaced.map(drop).map_err(|error| unusable(&self.path, error))
     }
 }
 
-/// As TOML's basic strings are written, which is how JSON writes them.
+/// Formats a basic string of TOML, which has the same syntax as in JSON.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), PLAIN);
     }
 
-    /// The proxy's own user may have its configuration, and not have root write where that user likes.
+    /// The proxy's own user may own its configuration, but must not make root write to a place of that user's choice.
     #[test]
     fn a_file_that_another_user_can_lead_elsewhere_is_not_changed() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

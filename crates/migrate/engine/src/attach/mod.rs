@@ -1,16 +1,16 @@
-//! Getting in front of a server that clients reach directly, without restarting them, and out of their way again.
+//! Redirects clients of a server to the proxy without a restart of the clients, and ends the redirection.
 //!
 //! ```text
 //!              attach                                          detach
-//!  Direct ----------------> Led --------------------------------------------> Direct
-//!    ^   checked first       |  new connections come to the proxy               ^
-//!    |                       |  direct sessions go on until they end            |
-//!    +-- file, rules: taken back when one of them fails        led sessions go on until they end
+//!  Direct ----------------> Redirected -------------------------------------> Direct
+//!    ^   checked first       |  new connections go to the proxy                 ^
+//!    |                       |  direct sessions continue until they end         |
+//!    +-- file, rules: undone if one of them fails         redirected sessions continue until they end
 //! ```
 //!
-//! Rules know ports and not databases: all databases of the server come through the proxy, and must be served by it from
-//! there. The rules are the kernel's: they outlive the proxy (its death then refuses connections until [`detach`], which
-//! needs no proxy), and do not outlive the machine's restart.
+//! Rules select ports and not databases: all databases of the server are redirected, and the proxy must serve them from that
+//! server. The rules belong to the kernel: they outlive the proxy (if it dies, connections are refused until [`detach`], which
+//! needs no proxy), and do not outlive a restart of the machine.
 
 mod file;
 mod rules;
@@ -32,82 +32,82 @@ use stillpoint_migrate_proxy::Config;
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
 use tokio::net::UnixStream;
 
-/// How long the proxy may take to read its file anew.
+/// Maximum time for the proxy to read its file again.
 const RELOADING: Duration = Duration::from_secs(10);
-/// Between two looks at sessions.
+/// Time between two checks of sessions.
 const LOOKING: Duration = Duration::from_millis(200);
 
-/// What is to be led where.
+/// Options of [`attach`].
 #[derive(Debug, Clone)]
 pub struct AttachOptions {
-    /// The server that clients connect to, and one of its databases: the one that is to be moved.
+    /// Server that clients connect to, and one of its databases: the one that is to be moved.
     pub source: Server,
     /// The proxy's configuration file.
     pub config: PathBuf,
-    /// How long to wait for sessions that are connected directly to end.
+    /// Maximum time to wait for direct sessions to end.
     pub wait: Duration,
-    /// End those that are between two transactions.
+    /// Terminates direct sessions that are between two transactions.
     pub end_idle: bool,
-    /// Only tell.
+    /// Dry run: only reports.
     pub dry_run: bool,
 }
 
-/// What is not to be led any more.
+/// Options of [`detach`].
 #[derive(Debug, Clone)]
 pub struct DetachOptions {
-    /// As for [`attach`].
+    /// The same server as for [`attach`].
     pub source: Server,
     /// The proxy's configuration file.
     pub config: PathBuf,
-    /// Where the journals of migrations lie.
+    /// Directory of the journals of migrations.
     pub state: PathBuf,
-    /// Nobody connects to the server's address any more who wants a database that has moved.
+    /// True if no client connects any more to the server's address for a database that has moved.
     pub moved: bool,
-    /// Only tell.
+    /// Dry run: only reports.
     pub dry_run: bool,
 }
 
-/// Connections are led to the proxy.
+/// Result of [`attach`]: connections are redirected to the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Attached {
-    /// Whether they were before.
+    /// True if they were redirected before.
     pub already: bool,
-    /// Where the proxy takes them.
+    /// Address at which the proxy accepts them.
     pub proxy: String,
-    /// What was added to the proxy's configuration.
+    /// Text that was added to the proxy's configuration.
     pub added: String,
-    /// What the kernel was told.
+    /// Rules that the kernel was given.
     pub rules: String,
-    /// What is worth knowing.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
     /// Sessions that are still connected directly.
     pub direct: Vec<String>,
 }
 
-/// Connections go to the server itself.
+/// Result of [`detach`]: connections go to the server itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Detached {
-    /// Whether they did before.
+    /// True if they did before.
     pub already: bool,
-    /// How many had been led to the proxy since [`attach`] was last called.
+    /// Number of connections redirected to the proxy since the last [`attach`].
     pub led: u64,
-    /// Sessions that the proxy still serves.
+    /// Number of sessions that the proxy still serves.
     pub sessions: usize,
 }
 
-/// The proxy that is to take the connections, as it runs.
+/// The running proxy that is to take the connections.
 struct Running {
     status: Status,
     user: u32,
     process: Option<i32>,
 }
 
-/// A session at the server that does not come through the proxy.
+/// A direct session at the server, which bypasses the proxy.
 struct Direct {
     process: u32,
     database: String,
     user: String,
-    /// None for one that came by the server's socket.
+    /// Address of the client; `None` if it connected by the server's socket.
     from: Option<IpAddr>,
     encrypted: bool,
     idle: bool,
@@ -120,7 +120,8 @@ impl Direct {
     }
 }
 
-/// Leads new connections of clients to the proxy, then waits until direct ones have ended. An error leaves everything as it was.
+/// Redirects new connections of clients to the proxy, then waits until direct ones have ended. An error leaves everything
+/// unchanged.
 pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
     let file = File::read(&options.config)?;
     let proxy = running(&file.config).await?;
@@ -155,7 +156,7 @@ pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
         }
         return Err(error);
     }
-    // Whatever happens while we wait, connections are led: it is told, and no error.
+    // From here on connections are redirected, so a failure while waiting is reported as a warning and not as an error.
     match wait_for_direct(&mut link, &file.config, options).await {
         Ok(left) => attached.direct = left,
         Err(error) => attached.warnings.push(format!("which sessions are still direct is not known: {error}")),
@@ -163,7 +164,7 @@ pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
     Ok(attached)
 }
 
-/// Leads no new connection any more. Needs neither the server nor the proxy.
+/// Stops the redirection of new connections. Needs neither the server nor the proxy.
 pub async fn detach(options: &DetachOptions) -> Result<Detached, Error> {
     let file = File::read(&options.config)?;
     let (_, port) = options.source.host_and_port();
@@ -203,7 +204,7 @@ async fn running(config: &Config) -> Result<Running, Error> {
     }
 }
 
-/// Which connections, to where; refused where the kernel could not lead them.
+/// Determines which connections are redirected, and to which address; refuses what the kernel could not redirect.
 async fn lead(options: &AttachOptions, config: &Config, proxy_user: u32) -> Result<Lead, Error> {
     let refused = |why: String| Error::Attach(vec![why]);
     let Address::Tcp(host, port) = &options.source.address else {
@@ -217,7 +218,7 @@ async fn lead(options: &AttachOptions, config: &Config, proxy_user: u32) -> Resu
     let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
     addresses.sort_unstable();
     addresses.dedup();
-    // An address is this machine's when a socket can have it.
+    // An address belongs to this machine if a socket can be bound to it.
     let here = addresses.iter().all(|address| UdpSocket::bind((*address, 0)).is_ok());
     if here {
         addresses.clear();
@@ -236,7 +237,7 @@ async fn databases(link: &mut Link) -> Result<Vec<String>, Error> {
     Ok(link.query(sql).await?.iter().map(|row| text(row, 0)).collect())
 }
 
-/// Databases of the server whose clients would come to another one.
+/// Databases of the server whose clients the proxy would connect to another server.
 fn served_elsewhere(source: &Server, config: &Config, status: &Status, databases: &[String]) -> Vec<String> {
     let here = source.host_and_port();
     let elsewhere = |name: &String| {
@@ -248,7 +249,7 @@ fn served_elsewhere(source: &Server, config: &Config, status: &Status, databases
     databases.iter().filter_map(elsewhere).collect()
 }
 
-/// Client sessions of all databases of the server, but for ours and the proxy's.
+/// Client sessions of all databases of the server, except ours and the proxy's.
 async fn direct(link: &mut Link, status: &Status) -> Result<Vec<Direct>, Error> {
     let proxied: Vec<String> =
         status.sessions.iter().filter_map(|session| session.backend).map(|process| process.to_string()).collect();
@@ -270,14 +271,14 @@ async fn direct(link: &mut Link, status: &Status) -> Result<Vec<Direct>, Error> 
     Ok(link.query(&sql).await?.iter().map(session).collect())
 }
 
-/// Why a session that is connected directly now could not come back through the proxy.
+/// Reason why a direct session could not connect again through the proxy.
 fn turned_away(config: &Config, lead: &Lead, session: &Direct) -> Option<String> {
     let from = session.from?;
     let who = session.name();
     if session.encrypted && config.tls.is_none() {
         return Some(format!("{who} is encrypted, and the proxy has no `[tls]`"));
     }
-    // Its own address stays with it on the way to the proxy.
+    // The redirection keeps the client's own address.
     if !config.admits(&session.database, &session.user, from, session.encrypted) {
         return Some(format!("{who} is not let in by the proxy's `[[allow]]` rules"));
     }
@@ -299,7 +300,7 @@ fn warnings(config: &Config, lead: &Lead) -> Vec<String> {
     warnings
 }
 
-/// Has the proxy serve what it did not; its file is as it was when it does not come to that.
+/// Makes the proxy serve added tenants; restores the file if that fails.
 async fn extend(file: &File, added: &str, proxy: &Running) -> Result<(), Error> {
     file.extend(added)?;
     let serving = async {
@@ -327,7 +328,7 @@ fn tell_to_reload(proxy: &Running) -> Result<(), Error> {
     kill_process(process, Signal::HUP).map_err(|error| Error::Proxy(format!("cannot be sent SIGHUP: {error}")))
 }
 
-/// Those who are still direct when the wait is over; idle ones are ended first where that is wanted.
+/// Returns sessions that are still direct when the wait is over; idle ones are terminated first if `end_idle` is set.
 async fn wait_for_direct(link: &mut Link, config: &Config, options: &AttachOptions) -> Result<Vec<String>, Error> {
     let begun = Instant::now();
     loop {
@@ -337,7 +338,7 @@ async fn wait_for_direct(link: &mut Link, config: &Config, options: &AttachOptio
             return Ok(left.iter().map(Direct::name).collect());
         }
         for session in left.iter().filter(|session| options.end_idle && session.idle && session.from.is_some()) {
-            // Looked at once more: it may have begun something since.
+            // Checked again, because the session may have begun a transaction since.
             let sql = format!(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {} AND state = 'idle'",
                 session.process
@@ -348,7 +349,7 @@ async fn wait_for_direct(link: &mut Link, config: &Config, options: &AttachOptio
     }
 }
 
-/// Migrations of databases of this server.
+/// Returns migrations of databases of this server.
 fn under_way(options: &DetachOptions) -> Result<Vec<String>, Error> {
     let (host, port) = options.source.host_and_port();
     let place = format!("source {host}:{port}/");
@@ -357,7 +358,7 @@ fn under_way(options: &DetachOptions) -> Result<Vec<String>, Error> {
     Ok(ours.map(|record| format!("a migration of {} is under way ({:?})", record.database, record.phase)).collect())
 }
 
-/// Databases that the proxy serves from elsewhere now: who connects to this server for them finds them shut.
+/// Returns databases that the proxy serves from another server now: a client that connects to this server for them is refused.
 fn moved_away(options: &DetachOptions, config: &Config) -> Result<Vec<String>, Error> {
     let (host, port) = options.source.host_and_port();
     let is_here = |server: &stillpoint_migrate_proxy::Server| (&server.host, server.port) == (&host, port);
@@ -374,10 +375,10 @@ fn moved_away(options: &DetachOptions, config: &Config) -> Result<Vec<String>, E
         .collect())
 }
 
-/// Where the proxy's tenants have moved; read from its file, since it may not run.
+/// Servers to which the proxy's tenants have moved; read from its file, because it may not be running.
 fn routes(path: &Path) -> Result<BTreeMap<String, stillpoint_migrate_proxy::Server>, Error> {
     let wrong = |why: String| Error::Proxy(format!("routes file {}: {why}", path.display()));
-    // the proxy's user wrote it
+    // The proxy's user wrote this file.
     match read_regular(path, FILE_MAX) {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string())),
         Err(error) if error.is_not_found() => Ok(BTreeMap::new()),

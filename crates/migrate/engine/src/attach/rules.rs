@@ -1,13 +1,13 @@
-//! The rules of nftables that lead new connections of one server's port to the proxy.
+//! The rules of nftables that redirect new connections to one server's port to the proxy.
 //!
 //! ```text
 //! client of another machine --prerouting--> proxy            client of this machine --output--> proxy
-//!                                           proxy and manager, told by their user --output--> server
+//!                                           proxy and manager, recognized by user --output--> server
 //! ```
 //!
-//! The chains stay when the rules go, with one rule that does nothing: a connection that was led goes on only while the kernel
-//! translates its addresses. It does so as long as there is a chain for that, and follows connections as long as a rule asks
-//! for their state; otherwise the connection is reset.
+//! The chains stay when the rules are removed, with one rule that does nothing: a redirected connection works only while the
+//! kernel translates its addresses. The kernel does so as long as a chain for it exists, and tracks connections as long as a
+//! rule uses their state. Otherwise the connection is reset.
 
 use crate::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -16,30 +16,30 @@ use stillpoint_migrate_proxy::Endpoint;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// A connection's first packet. The kernel may begin to follow connections with these very rules, and would take the next
-/// packet of one that is there already for a beginning.
+/// Condition for a connection's first packet. The kernel may begin to track connections with these very rules, and would take
+/// the next packet of an existing connection for a beginning.
 const BEGINNING: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 
-/// Which connections are led, and where.
+/// Connections to redirect, and their destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lead {
-    /// Of the server.
+    /// Port of the server.
     pub(super) port: u16,
-    /// Of the server; none when they are this machine's, whichever it has.
+    /// Addresses of the server; empty if they are this machine's, so that all its addresses are meant.
     pub(super) addresses: Vec<IpAddr>,
-    /// Where the proxy listens.
+    /// Address at which the proxy listens.
     pub(super) to: SocketAddr,
-    /// Users whose connections go to the server itself.
+    /// Users whose connections are not redirected.
     pub(super) exempt: Vec<u32>,
 }
 
 impl Lead {
-    /// Whether clients of other machines are led too: they do not come to an address of this machine alone.
+    /// Returns true if clients of other machines are redirected too: they cannot reach a loopback address.
     pub(super) fn leads_outsiders(&self) -> bool {
         !self.to.ip().is_loopback()
     }
 
-    /// The table with its chains and what carries connections that were led; rules that are there go.
+    /// The table with its chains, and the rule that keeps redirected connections working; other rules are removed.
     fn chains(port: u16) -> String {
         let table = table(port);
         let chain = |hook: &str| {
@@ -52,7 +52,7 @@ impl Lead {
         format!("add table inet {table}\n{}{}{carrying}", chain("prerouting"), chain("output"))
     }
 
-    /// What nft is told; all of it comes into force in one moment.
+    /// The script for nft; all its rules become active at the same moment.
     pub(super) fn script(&self) -> String {
         let (table, port) = (table(self.port), self.port);
         let exempt: Vec<String> = self.exempt.iter().map(u32::to_string).collect();
@@ -69,9 +69,9 @@ impl Lead {
         script
     }
 
-    /// Conditions on the server's addresses, for each family that the proxy listens to.
+    /// Conditions on the server's addresses, for each address family on which the proxy listens.
     fn destinations(&self) -> Vec<(&'static str, String)> {
-        // A socket of all IPv6 addresses takes IPv4 too.
+        // A socket for all IPv6 addresses accepts IPv4 too.
         let both = self.to.ip().is_unspecified() && self.to.is_ipv6();
         let families = [("ip", self.to.is_ipv4() || both), ("ip6", self.to.is_ipv6())];
         let mut destinations = Vec::new();
@@ -91,7 +91,7 @@ impl Lead {
     fn translation(&self, family: &str) -> String {
         let (address, port) = (self.to.ip(), self.to.port());
         match address {
-            // The address of this machine at which the connection arrives.
+            // Redirects to the address of this machine at which the connection arrives.
             _ if address.is_unspecified() || address.is_loopback() => format!("redirect to :{port}"),
             IpAddr::V4(_) => format!("dnat {family} to {address}:{port}"),
             IpAddr::V6(_) => format!("dnat {family} to [{address}]:{port}"),
@@ -99,7 +99,7 @@ impl Lead {
     }
 }
 
-/// Of the places where a proxy listens the one at which most clients can arrive.
+/// The proxy's listening address that most clients can reach.
 pub(super) fn place(listen: &[Endpoint]) -> Option<SocketAddr> {
     let addresses = listen.iter().filter_map(|at| match at {
         Endpoint::Tcp(address) => Some(*address),
@@ -113,7 +113,7 @@ fn table(port: u16) -> String {
     format!("stillpoint_{port}")
 }
 
-/// Rules that are in force for a port: how many connections they have led so far; none where there are none.
+/// Number of connections redirected so far by the active rules for a port; `None` if there are none.
 pub(super) async fn led(port: u16) -> Result<Option<u64>, Error> {
     match nft(&["list", "table", "inet", &table(port)], "").await {
         Ok(listing) => Ok(count(&listing)),
@@ -129,19 +129,19 @@ fn count(listing: &str) -> Option<u64> {
     Some(counters.filter_map(number).sum())
 }
 
-/// Puts the rules in force, in place of those that are there.
+/// Makes the rules active, and replaces earlier ones.
 pub(super) async fn load(lead: &Lead) -> Result<(), Error> {
     nft(&["-f", "-"], &lead.script()).await.map(drop)
 }
 
-/// Leads no new connection any more; those that were led go on.
+/// Stops the redirection of new connections; redirected ones continue.
 pub(super) async fn unload(port: u16) -> Result<(), Error> {
     nft(&["-f", "-"], &Lead::chains(port)).await.map(drop)
 }
 
-/// Takes the chains away too: whoever is still led hangs.
+/// Removes the chains too: connections that are still redirected hang.
 pub(super) async fn remove(port: u16) -> Result<(), Error> {
-    // Made first, so that there is something to delete.
+    // Created first, so that the deletion finds a table.
     nft(&["-f", "-"], &format!("{}delete table inet {}\n", Lead::chains(port), table(port))).await.map(drop)
 }
 

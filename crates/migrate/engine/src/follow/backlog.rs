@@ -1,9 +1,9 @@
-//! A backlog, read in steps before the stream begins.
+//! A backlog of changes, read in steps before the stream begins.
 //!
-//! A server sends each change of a stream by itself, and spends more on that than on decoding it. What it decodes for a
-//! statement crosses in large pieces, at a third of the cost. A step moves the slot that it is read from, whether what it brought
-//! is safe or not: so it is read from a copy of the slot, which is gone with its connection. The stream goes on from the
-//! copy, which stands there already, and the slot itself trails behind with what is safe.
+//! A server sends each change of a stream separately, and that takes more time than decoding it. Changes that it decodes for a
+//! statement are sent in large pieces, at a third of the cost. A step moves the slot that it reads, even if its changes are not
+//! yet on disk at the target. So it reads a copy of the slot, which is removed with its connection. The stream continues from
+//! the copy, which is at the right position already; the slot itself follows with what is on disk.
 
 use crate::link::{Link, Purpose, literal};
 use crate::outfit::lsn;
@@ -13,45 +13,45 @@ use bytes::{Buf, Bytes};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Bytes of log from which on there is a backlog.
+/// Minimum bytes of log that count as a backlog.
 const LEAST: u64 = 16 << 20;
-/// Changes of the first step, so that players need not wait for long, and of the longest: a step begins where the server may
-/// begin to decode, some seconds before its first change.
+/// Number of changes in the first step, small so that apply workers do not wait long, and maximum number in a step, large
+/// because the server begins to decode some seconds before the step's first change.
 const FIRST: u64 = 1 << 16;
 const LONGEST: u64 = 1 << 19;
-/// What a step should come to in memory, on either side, unless one transaction is larger.
+/// Intended bytes of a step in memory, on either side, unless one transaction is larger.
 const BYTES: u64 = 32 << 20;
-/// Bytes of log that are kept for the slot itself before it follows, and how often that is looked at.
+/// Bytes of log that are kept for the slot itself before it follows, and (`LOOK`) the interval of that check.
 const STRIDE: u64 = 64 << 20;
 const LOOK: Duration = Duration::from_secs(1);
-/// What a binary COPY begins with, up to the length of its extension.
+/// Beginning of a binary COPY, up to the length of its extension.
 const SIGNATURE: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0";
 
-/// What the copy of a slot is called: as one of ours it is found by whoever cleans up.
+/// Name of the copy of a slot: the name marks it as ours for commands that clean up.
 pub(crate) fn copy_of(slot: &str) -> String {
     format!("{slot}_copy")
 }
 
-/// A backlog that is being read.
+/// A backlog while it is read.
 pub(crate) struct Backlog {
     link: Link,
     copy: String,
     publications: String,
-    /// Its end: what follows is the stream's.
+    /// End of the backlog; the stream begins after it.
     pub(crate) until: Lsn,
     changes: u64,
 }
 
 impl Backlog {
-    /// What the source has committed behind `from`, if that is much and the source lets us read it like that;
-    /// `publications` is a list of names.
+    /// Opens the commits of the source after `from`, if they are many and the source allows this way of reading; `publications`
+    /// is a list of names.
     pub(crate) async fn open(source: &Server, slot: &str, publications: &str, from: Lsn) -> Option<Backlog> {
         let opened = Backlog::copied(source, slot, publications, from).await;
         opened.inspect_err(|error| tracing::debug!(%error, "the backlog is left to the stream")).ok().flatten()
     }
 
     async fn copied(source: &Server, slot: &str, publications: &str, from: Lsn) -> Result<Option<Backlog>, Error> {
-        // Of more than that the server makes a file.
+        // If a transaction is larger than that, the server writes it to a file.
         let mut link = Link::connect(source, Purpose::Replication, &[("work_mem", "64MB")]).await?;
         let until = lsn(&link.text("SELECT pg_current_wal_flush_lsn()").await?);
         if until.saturating_sub(from) < LEAST {
@@ -69,7 +69,7 @@ impl Backlog {
         Ok(Some(Backlog { link, copy, publications: publications.to_owned(), until, changes: FIRST }))
     }
 
-    /// Asks for the next step.
+    /// Requests the next step.
     pub(crate) async fn ask(&mut self) -> Result<(), Error> {
         let sql = format!(
             "COPY (SELECT data FROM pg_logical_slot_get_binary_changes({}, {}, {}, 'proto_version', '1', \
@@ -82,7 +82,8 @@ impl Backlog {
         self.link.begin_copy(&sql).await
     }
 
-    /// All messages of the step that was asked for, and whether there is another step. Nothing of a step is lost that fails.
+    /// Returns all messages of the requested step, and true if there is another step. If a step fails, none of its changes are
+    /// lost.
     pub(crate) async fn step(&mut self) -> Result<(Vec<Bytes>, bool), Error> {
         let (mut messages, mut bytes) = (Vec::new(), 0);
         while let Some(row) = self.link.copied().await? {
@@ -97,13 +98,13 @@ impl Backlog {
         Ok((messages, more))
     }
 
-    /// Its connection, and the slot from which the stream goes on there.
+    /// Returns its connection, and the slot from which the stream continues on it.
     pub(crate) fn end(self) -> (Link, String) {
         (self.link, self.copy)
     }
 }
 
-/// Has a slot that nobody reads trail behind what is safe on the target, until the source is lost.
+/// Moves a slot without a reader behind what is on disk at the target, until the connection to the source fails.
 pub(crate) async fn trail(source: &Server, slot: &str, from: Lsn, confirmed: &AtomicU64) -> Error {
     let mut at = from;
     let mut link = match Link::connect(source, Purpose::Statements, &[]).await {
@@ -119,7 +120,7 @@ pub(crate) async fn trail(source: &Server, slot: &str, from: Lsn, confirmed: &At
         let sql = format!("SELECT pg_replication_slot_advance({}, {})", literal(slot), position(safe));
         match link.query(&sql).await {
             Ok(_) => at = safe,
-            // Who read it before may not have noticed yet that nobody listens.
+            // The server may not have noticed yet that the previous reader is gone.
             Err(error) if error.sqlstate() == Some("55006") => tracing::debug!(%error, "the slot is left behind"),
             Err(error) => return error,
         }
@@ -130,7 +131,8 @@ fn position(at: Lsn) -> String {
     format!("'{:X}/{:X}'::pg_lsn", at >> 32, at & 0xffff_ffff)
 }
 
-/// The one column of a row of a binary COPY; `Some(None)` is its end. A row comes by itself, the first one behind the head.
+/// The only column of a row of a binary COPY; `Some(None)` is the end. Each row is one piece, and the first one includes the
+/// header.
 fn message(mut row: Bytes) -> Option<Option<Bytes>> {
     if row.starts_with(SIGNATURE) {
         row.advance(SIGNATURE.len());

@@ -1,14 +1,14 @@
-//! What several transactions come to when nobody looks in between, and the statements that bring many rows at once; data
-//! only.
+//! Combined effect of several transactions, if no session reads between them, and the statements that write many rows at once;
+//! data only.
 //!
 //! ```text
 //! insert, update(s)  => insert       insert .. delete  => nothing       anything else on a row that was touched,
 //! update, update     => update       update .. delete  => delete        or on a table where order matters  => in order
-//! upsert, update(s)  => upsert       upsert .. delete  => delete, if it is there
+//! upsert, update(s)  => upsert       upsert .. delete  => delete, if it is present
 //! ```
 //!
-//! Rows of one table without further unique indexes, named by a key, can be written in any order: foreign keys are not
-//! checked and triggers do not fire here. Whatever does not fit goes out by itself, behind all that was gathered.
+//! Rows of one table without further unique indexes, identified by a key, can be written in any order: foreign keys are not
+//! checked and triggers do not fire here. A change that does not fit is sent separately, after everything gathered before.
 
 use super::transaction::{Table, Transaction, Write};
 use crate::link::identifier;
@@ -21,59 +21,59 @@ use std::sync::Arc;
 /// One statement of a batch.
 #[derive(Debug)]
 pub(crate) enum Step<'a> {
-    /// A change as it came.
+    /// A single unchanged change.
     One(&'a Write),
-    /// Many rows.
+    /// Many rows at once.
     Many(Many),
 }
 
-/// Rows of one table that one statement brings.
+/// Rows of one table that one statement writes.
 #[derive(Debug)]
 pub(crate) struct Many {
     pub(crate) shape: ManyShape,
     table: Arc<Table>,
-    /// For each column of the statement its values, row by row, as the text of an array.
+    /// Values of each column of the statement, row by row, as the text of an array.
     pub(crate) arrays: Vec<Value>,
     pub(crate) rows: u64,
-    /// Whether each of the rows has to be there, or is made.
+    /// True if each of the rows must be present, or is created.
     each: bool,
 }
 
-/// Which statement it is.
+/// Key of the statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ManyShape {
     Insert(u32),
-    /// The columns that are set.
+    /// True for each column that is set.
     Update(u32, Vec<bool>),
     Upsert(u32),
     Delete(u32),
 }
 
-/// What becomes of a row.
+/// Combined effect on a row.
 #[derive(Debug)]
 enum Net<'a> {
     Insert(Row<'a>),
     Update(Row<'a>),
     Upsert(Row<'a>),
-    /// Holds the key.
+    /// The row is deleted; holds its key.
     Delete(Row<'a>),
-    /// Holds the key of a row that may not be there: it is no longer brought first.
+    /// The row is deleted if it is present; holds its key. An earlier upsert of the group is dropped.
     DeleteAny(Row<'a>),
-    /// It came and went.
+    /// The row was inserted and deleted.
     Nothing,
 }
 
-/// As it came, unless several changes were laid over one another.
+/// Values of a row: borrowed, unless several changes were combined.
 type Row<'a> = Cow<'a, [Value]>;
 
-/// Most keys have one column.
+/// Key of a row; most keys have one column.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Key<'a> {
     One(&'a Value),
     Of(Vec<&'a Value>),
 }
 
-/// What was gathered for a table, rows in the order of their first change.
+/// Changes gathered for a table, rows in the order of their first change.
 #[derive(Debug)]
 struct Gathered<'a> {
     table: &'a Arc<Table>,
@@ -81,14 +81,14 @@ struct Gathered<'a> {
     places: HashMap<Key<'a>, usize>,
 }
 
-/// The statements of a group of transactions, in order.
+/// Returns the statements of a group of transactions, in order.
 pub(crate) fn steps(group: &[Arc<Transaction>]) -> Vec<Step<'_>> {
     let mut steps = Vec::new();
     let mut gathered: Vec<Gathered<'_>> = Vec::new();
     for write in group.iter().flat_map(|transaction| &transaction.writes).filter(|write| write.has_effect()) {
         if group.len() == 1 || !gather(&mut gathered, write) {
             gathered.drain(..).for_each(|table| table.flush(&mut steps));
-            // What could not be gathered with the rest may be the first of what comes.
+            // A change that did not fit may be the first of a new group.
             if group.len() == 1 || !gather(&mut gathered, write) {
                 steps.push(Step::One(write));
             }
@@ -98,16 +98,16 @@ pub(crate) fn steps(group: &[Arc<Transaction>]) -> Vec<Step<'_>> {
     steps
 }
 
-/// Whether rows of the table may be written in any order, many at once.
+/// Returns true if rows of the table may be written in any order, many at once.
 fn gathers(table: &Table) -> bool {
     let key = table.key.as_ref().is_some_and(|key| !key.is_empty() && key.iter().all(|at| table.def.plain(*at)));
-    // Named by another index, rows would have their primary key to agree on as well.
+    // If another index identified the rows, the order of writes would also have to respect their primary key.
     key && table.key == table.def.key
         && table.def.uniques.is_empty()
         && table.def.columns.iter().all(|c| c.element.is_some() && !c.identity_always)
 }
 
-/// Whether rows of a table that has nothing to tell them apart are only added.
+/// Returns true if rows of the table have no key and no unique index, so that inserts can be combined.
 fn adds(table: &Table) -> bool {
     let def = &table.def;
     let plain = def.key.is_none() && def.uniques.is_empty();
@@ -121,7 +121,7 @@ fn key_of<'a>(table: &Table, row: &'a [Value]) -> Key<'a> {
     }
 }
 
-/// How rows are likely to lie in their table and its index: numbers of one sign by their size. Any order is right.
+/// Likely order of rows in their table and its index: numbers of one sign by size. Every order is correct.
 fn neighbours(table: &Table, one: &[Value], other: &[Value]) -> Ordering {
     let length = |value: &Value| if let Value::Text(text) = value { text.len() } else { 0 };
     let of = |at: &usize| {
@@ -131,7 +131,7 @@ fn neighbours(table: &Table, one: &[Value], other: &[Value]) -> Ordering {
     table.key.iter().flatten().map(of).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }
 
-/// Takes a change in; `false` where it does not fit behind what is there.
+/// Takes a change; returns `false` if it does not fit after those already gathered.
 fn gather<'a>(gathered: &mut Vec<Gathered<'a>>, write: &'a Write) -> bool {
     let table = match write {
         Write::Insert { table, .. } if table.key.is_none() && adds(table) => table,
@@ -147,7 +147,7 @@ fn gather<'a>(gathered: &mut Vec<Gathered<'a>>, write: &'a Write) -> bool {
     };
     let at = gathered.iter().position(|known| known.table.def.oid == table.def.oid);
     if at.is_some_and(|at| !Arc::ptr_eq(gathered[at].table, table)) {
-        // It was described anew: what was gathered by the old description goes first.
+        // The table was described again: changes with the old description are sent first.
         return false;
     }
     let at = at.unwrap_or_else(|| {
@@ -226,7 +226,7 @@ impl<'a> Gathered<'a> {
         let oid = table.def.oid;
         let all = || (0..table.def.columns.len()).collect::<Vec<_>>();
         let key = || table.key.clone().unwrap_or_default();
-        // What lies together is changed together.
+        // Rows that are stored together are changed together.
         let in_order = |rows: &mut Vec<Row<'a>>| rows.sort_unstable_by(|one, other| neighbours(table, one, other));
         let mut many = |shape, each, columns: Vec<usize>, rows: &[Row<'a>]| {
             if !rows.is_empty() {
@@ -250,7 +250,7 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// A later state of a row over an earlier one.
+/// Applies a later state of a row to an earlier one.
 fn overlay<'a>(row: &mut Row<'a>, later: &'a Tuple) {
     if !later.contains(&Value::Unchanged) {
         *row = later.into();
@@ -263,7 +263,7 @@ fn overlay<'a>(row: &mut Row<'a>, later: &'a Tuple) {
     }
 }
 
-/// The text of an array.
+/// Formats the text of an array.
 fn array<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
     let length = |value: &Value| if let Value::Text(text) = value { text.len() + 3 } else { 5 };
     let mut text = Vec::with_capacity(2 + values.clone().map(length).sum::<usize>());
@@ -291,12 +291,12 @@ fn array<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
 }
 
 impl Many {
-    /// Whether it must find each of its rows, or make it; of those that early transactions delete some may not be there.
+    /// Returns true if it must find or create each of its rows; rows that early transactions delete may be missing.
     pub(crate) fn is_sure(&self, early: bool) -> bool {
         self.each && !(early && self.table.brings() && matches!(self.shape, ManyShape::Delete(_)))
     }
 
-    /// The statement's text.
+    /// Text of the statement.
     pub(crate) fn sql(&self) -> String {
         let def = &self.table.def;
         let all: Vec<usize> = (0..def.columns.len()).collect();
@@ -324,7 +324,7 @@ impl Many {
             }
             ManyShape::Update(_, set) => {
                 let columns: Vec<usize> = all.iter().copied().filter(|at| set[*at]).collect();
-                // The key is the same before and after.
+                // The key is the same before and after the update.
                 let sets: Vec<String> =
                     columns.iter().filter(|at| !key.contains(at)).map(|at| format!("{0} = v.{0}", name(at))).collect();
                 let sets = if sets.is_empty() { format!("{0} = v.{0}", name(&key[0])) } else { sets.join(", ") };

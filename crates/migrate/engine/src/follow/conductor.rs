@@ -1,4 +1,4 @@
-//! The conductor: hands what the stream brings to players, in the order that the scheduler allows.
+//! The conductor: hands the changes of the stream to apply workers, in the order that the scheduler allows.
 
 use super::player::{Batch, LONG, Outcome};
 use super::transaction::{Item, Transaction};
@@ -9,64 +9,65 @@ use std::sync::Arc;
 use stillpoint_migrate_replay::{Limits, Mode, Player as PlayerId, Scheduler, Snapshot, Stamp, Syncset, Xid};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Transactions of a batch: enough that many rows go out in one statement and hot ones once, few enough that what has to be
-/// repeated after a failure is soon done.
+/// Maximum transactions in a batch: enough that one statement writes many rows and a hot row is written once, and few enough
+/// that a repetition after a failure is short.
 const BATCH_MAX: usize = 1024;
 const BATCH_BYTES_MAX: u64 = 1 << 20;
-/// Batches of a player that are under way: one that the target works at, and one behind it.
+/// Maximum batches of an apply worker that are under way: one that the target executes, and one behind it.
 pub(crate) const BATCHES: usize = 2;
-/// Room in a player's channel: behind a batch that failed others may lie there that it will throw away, and it is sent new
-/// ones before it has.
+/// Capacity of a worker's channel: batches behind a failed one may still be in it for the worker to discard, and new ones are
+/// sent before that.
 pub(crate) const ROOM: usize = 2 * BATCHES - 1;
-/// What is taken in ahead of the players, in transactions and in bytes of the stream, beside one transaction that may be
-/// larger than all of it.
+/// Limits of the intake ahead of the apply workers, in transactions and in bytes of the stream; one transaction may be larger
+/// than the limit in bytes.
 const INTAKE_MAX: usize = 4096;
 const INTAKE_BYTES_MAX: u64 = 64 << 20;
-/// Transactions that are remembered after they were handed in, to tell whether a snapshot of the source has them.
+/// Number of recent transactions that are remembered after they were handed in, to check if a snapshot of the source sees them.
 const RECENT: usize = 4096;
 
-/// Where the replay stands.
+/// Progress of the replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
     /// Transactions applied since the start.
     pub(crate) applied: u64,
-    /// Received and not applied yet.
+    /// Transactions received and not applied.
     pub(crate) pending: u64,
-    /// Everything up to here is applied.
+    /// Position up to which everything is applied.
     pub(crate) position: Lsn,
-    /// Bytes of the stream that are taken in and that nobody may apply yet.
+    /// Bytes of the stream that were taken in and may not be applied yet.
     pub(crate) waiting_bytes: u64,
-    /// Tries that had to be repeated.
+    /// Number of tries that had to be repeated.
     pub(crate) retries: u64,
 }
 
-/// Which transactions a snapshot of the source sees: none from its end on, and none that was in progress.
+/// Transactions that a snapshot of the source sees: all before its end, except those in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceSnapshot {
     pub(crate) end: u64,
     pub(crate) in_progress: Vec<u64>,
 }
 
-/// What the manager asks of the conductor.
+/// Commands of the manager to the conductor.
 pub(crate) enum Command {
-    /// Answers once everything before the marker is applied.
+    /// Answers when everything before the marker is applied.
     AwaitMarker(String, oneshot::Sender<Lsn>),
-    /// Hands nothing more to players, and answers at once.
+    /// Hands nothing more to apply workers, and answers immediately.
     Hold(oneshot::Sender<()>),
-    /// Applies what the snapshot sees as it comes, up to the first that it does not, and answers when the marker, which was
-    /// written behind the snapshot, has come and all that is done; `false` when the snapshot is no prefix of the order
-    /// of commits, or when more comes before the marker than may wait in memory: a later one may do.
+    /// Applies what the snapshot sees, up to the first transaction that it does not see. The marker was written after the
+    /// snapshot; the answer comes when the marker has arrived and all that is applied. The answer is `false` if the snapshot is
+    /// not a prefix of the order of commits, or if more arrives before the marker than may wait in memory: a later snapshot may
+    /// succeed.
     ApplySeen { marker: String, snapshot: SourceSnapshot, done: oneshot::Sender<bool> },
-    /// Takes [`Command::Hold`] back.
+    /// Ends [`Command::Hold`].
     Release,
 }
 
 impl SourceSnapshot {
-    /// From the text of `pg_current_snapshot()`: `xmin:xmax:in,progress`.
+    /// Parses the text of `pg_current_snapshot()`: `xmin:xmax:in,progress`.
     ///
-    /// A snapshot sees all below its `xmin`, and in one that a slot exports that may be the larger one: it is the oldest
-    /// transaction that still ran when the slot was ready, and `xmax` stays behind what committed in the first of the slot's
-    /// two waits, which is not kept count of (`SnapBuildFindSnapshot` in snapbuild.c, `xact_decode` in decode.c).
+    /// A snapshot sees everything below its `xmin`, and in a snapshot that a slot exports, `xmin` may be larger than `xmax`.
+    /// `xmin` is the oldest transaction that still ran when the slot was ready. `xmax` does not count commits in the first of
+    /// the slot's two waits (`SnapBuildFindSnapshot` in snapbuild.c, `xact_decode` in decode.c).
     pub(crate) fn parse(text: &str) -> Result<SourceSnapshot, Error> {
         let parts = || {
             let mut parts = text.split(':');
@@ -78,19 +79,19 @@ impl SourceSnapshot {
         parts().ok_or_else(|| Error::Pgoutput(format!("`{text}` is no snapshot")))
     }
 
-    /// Whether it sees all that an earlier one saw.
+    /// Returns true if it sees everything that an earlier one saw.
     pub(crate) fn contains(&self, earlier: &SourceSnapshot) -> bool {
         let hidden = |xid: &u64| *xid < earlier.end && !earlier.in_progress.contains(xid);
         self.end >= earlier.end && !self.in_progress.iter().any(hidden)
     }
 
-    /// The same for the scheduler.
+    /// The same snapshot as a type of the scheduler.
     pub(super) fn whole(&self) -> Snapshot {
         Snapshot::new(Xid(self.end), self.in_progress.iter().copied().map(Xid))
     }
 
-    /// Whether it sees a transaction that committed; numbers of the stream have no epoch, so they are compared as the
-    /// server does, by half the circle.
+    /// Returns true if it sees a committed transaction. Numbers in the stream have no epoch, so they are compared as the server
+    /// does, modulo 2^32.
     pub(super) fn sees(&self, xid: u32) -> bool {
         let before_end = (xid.wrapping_sub(self.end as u32) as i32) < 0;
         before_end && !self.in_progress.iter().any(|running| *running as u32 == xid)
@@ -99,9 +100,9 @@ impl SourceSnapshot {
 
 struct PlayerSlot {
     batches: mpsc::Sender<Batch>,
-    /// Transactions of each batch that it was sent and has not reported.
+    /// Number of transactions in each batch that was sent and not reported.
     under_way: VecDeque<usize>,
-    /// Given to it, and not sent yet.
+    /// Transactions given to it and not sent.
     gathered: Vec<Arc<Transaction>>,
     bytes: u64,
     retries: u64,
@@ -116,7 +117,7 @@ impl PlayerSlot {
         self.under_way.is_empty()
     }
 
-    /// Whether another batch may be put together behind what it works at.
+    /// Returns true if another batch may be made to follow those that it works on.
     fn may_follow(&self) -> bool {
         !self.is_idle() && self.under_way.len() < BATCHES && self.under_way.iter().all(|length| *length >= LONG)
     }
@@ -130,17 +131,17 @@ impl PlayerSlot {
         self.bytes = 0;
         self.under_way.push_back(transactions.len());
         let sent = self.batches.try_send(Batch { transactions, retries: self.retries });
-        // One that is gone reports why; one that is not has room for all batches that are under way.
+        // A worker that is gone reports the reason; the channel of a running one has room for all batches that are under way.
         debug_assert!(!matches!(sent, Err(mpsc::error::TrySendError::Full(_))), "a batch found no room");
     }
 }
 
-/// See the module.
+/// The conductor's state; see the module.
 pub(crate) struct Conductor {
     scheduler: Scheduler<Arc<Transaction>>,
     players: Vec<PlayerSlot>,
     intake: VecDeque<Transaction>,
-    /// Markers received, and waited for: the position is that of the marker.
+    /// Markers received and not answered yet, with their positions.
     markers: VecDeque<(String, Lsn)>,
     waiting: Option<(String, oneshot::Sender<Lsn>)>,
     intake_bytes: u64,
@@ -153,7 +154,7 @@ pub(crate) struct Conductor {
 }
 
 impl Conductor {
-    /// `applied` are stamps that were applied before the last end and may come again.
+    /// Makes a conductor; `applied` are stamps that were applied before the last end and may arrive again.
     pub(crate) fn new(
         players: Vec<mpsc::Sender<Batch>>,
         standing: watch::Sender<Standing>,
@@ -175,7 +176,7 @@ impl Conductor {
         }
     }
 
-    /// Runs until the stream ends with an error, a player fails, or nobody commands any more.
+    /// Runs until the stream ends with an error, an apply worker fails, or the sender of commands is gone.
     pub(crate) async fn run(
         mut self,
         mut items: mpsc::Receiver<Result<Vec<Item>, Error>>,
@@ -183,8 +184,8 @@ impl Conductor {
         mut commands: mpsc::Receiver<Command>,
     ) -> Result<(), Error> {
         loop {
-            // A limit on what is taken in keeps the source waiting instead of filling our memory. A held replay must see
-            // the marker that ends the hold, but what a snapshot sees is not held.
+            // A limit on the intake makes the source wait instead of filling our memory. A held replay must still receive the
+            // marker that ends the hold; what a snapshot sees is not held.
             let room = self.intake_bytes < INTAKE_BYTES_MAX && (self.intake.len() < INTAKE_MAX || self.held);
             tokio::select! {
                 biased;
@@ -215,7 +216,7 @@ impl Conductor {
                 self.intake_bytes += transaction.bytes;
                 self.intake.push_back(transaction);
             }
-            // Nobody waits for it by name.
+            // This marker is not waited for by name.
             Item::Marker { text, end } if text == "mark" => self.rested(end),
             Item::Marker { text, end } => {
                 self.markers.push_back((text, end));
@@ -225,7 +226,7 @@ impl Conductor {
         }
     }
 
-    /// With nothing pending, the position moves with the stream.
+    /// Moves the position with the stream if nothing is pending.
     fn rested(&mut self, end: Lsn) {
         if self.intake.is_empty() && self.scheduler.is_drained() {
             self.position = self.position.max(end);
@@ -244,7 +245,7 @@ impl Conductor {
         }
     }
 
-    /// Whether the next transaction may be handed in.
+    /// Returns true if the next transaction may be handed in.
     fn may_go(&self) -> bool {
         let seen = |snapshot: &SourceSnapshot| self.intake.front().is_some_and(|next| snapshot.sees(next.xid));
         !self.held || self.seen.as_ref().is_some_and(|(_, snapshot, _)| seen(snapshot))
@@ -279,7 +280,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Gives idle players a batch first, then busy ones what may be sent behind theirs.
+    /// Gives batches first to idle workers, then to busy ones whose batches may have others behind them.
     fn feed(&mut self) -> Result<(), Error> {
         for number in 0..self.players.len() {
             if self.players[number].is_idle() {
@@ -292,7 +293,7 @@ impl Conductor {
         for number in 0..self.players.len() {
             if self.players[number].may_follow() {
                 self.gather(number)?;
-                // Short ones are better off with what comes while the target is busy.
+                // A short batch does better to wait for changes that arrive while the target is busy.
                 if self.players[number].is_full() {
                     self.players[number].send();
                 }
@@ -325,7 +326,7 @@ impl Conductor {
         let slot = &mut self.players[player as usize];
         slot.under_way.pop_front();
         if retry {
-            // What was behind is given back by the scheduler, and thrown away by the player.
+            // The scheduler takes back what was behind, and the worker discards it.
             self.scheduler.failed(PlayerId(player)).map_err(scheduler_error)?;
             slot.under_way.clear();
             slot.gathered.clear();
@@ -334,7 +335,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Answers what is waited for, when it is so.
+    /// Answers requests whose condition holds now.
     fn answer(&mut self) {
         self.apply_seen();
         if !self.scheduler.is_drained() || !self.intake.is_empty() {
@@ -353,7 +354,7 @@ impl Conductor {
         let Some((marker, snapshot, _)) = &self.seen else { return };
         let all_is_here = self.markers.iter().any(|(text, _)| text == marker);
         let too_much = self.intake_bytes >= INTAKE_BYTES_MAX;
-        // What it sees at the front is handed in as soon as the scheduler has room for it.
+        // If the snapshot sees the front, it is handed in as soon as the scheduler has room.
         if self.may_go() || !(all_is_here || too_much) {
             return;
         }
@@ -409,7 +410,7 @@ mod tests {
         }
     }
 
-    /// A commit that waits for a standby is in the log, and seen by nobody.
+    /// A commit that waits for a standby is in the log, and no snapshot sees it.
     #[test]
     fn a_later_snapshot_may_not_see_yet_what_the_log_tells() {
         let snapshot = |text| SourceSnapshot::parse(text).unwrap();
@@ -436,7 +437,7 @@ mod tests {
             slot.gathered = (0..LONG as u64).map(of).collect();
             slot.send();
         };
-        // It works at the first, and the second lies behind it when that fails.
+        // The worker executes the first; the second is behind it when that fails.
         send(&mut slot);
         player.try_recv().unwrap();
         send(&mut slot);

@@ -1,4 +1,4 @@
-//! Following: what commits on one server is repeated on the other, by several players at once.
+//! Following: the commits of one server are repeated on the other, by several apply workers (`Player`) at the same time.
 //!
 //! ```text
 //!  source --pgoutput--> stream --transactions--> conductor --batches--> players --> target
@@ -6,9 +6,9 @@
 //!     +-------- confirmed <-- keeper <-- position ---+    stamp in each transaction --+
 //! ```
 //!
-//! Every repeated transaction writes its stamp in itself. What is confirmed to the source is only what the target has
-//! flushed, so that a crash of either side, or of ours, loses and repeats nothing: what comes again above the confirmed
-//! position is skipped when its stamp is there.
+//! Every repeated transaction writes its stamp in itself. A position is confirmed to the source only when the target has
+//! flushed it, so a crash of either side or of this process loses and repeats nothing: a transaction that arrives again above
+//! the confirmed position is skipped if its stamp is present.
 
 mod backlog;
 mod bulk;
@@ -45,13 +45,13 @@ pub(crate) use backlog::copy_of;
 pub(crate) use conductor::{SourceSnapshot, Standing};
 pub(crate) use transaction::MARKER_PREFIX;
 
-/// How often the position on the target is made safe and told to the source.
+/// Interval at which the position on the target is flushed and reported to the source.
 const KEEPING: Duration = Duration::from_millis(500);
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-/// Chunks of items received ahead of the conductor.
+/// Maximum chunks of items received ahead of the conductor.
 const CHUNKS: usize = 4;
 
-/// What is followed, and with how many hands.
+/// Source, target and resources of a replay.
 pub(crate) struct Plan<'a> {
     pub(crate) source: &'a Server,
     pub(crate) target: &'a Server,
@@ -59,28 +59,29 @@ pub(crate) struct Plan<'a> {
     /// Tables of the source.
     pub(crate) inventory: &'a Inventory,
     pub(crate) players: usize,
-    /// How many transactions a second all of them may repeat.
+    /// Limit of transactions a second for all apply workers together.
     pub(crate) pace: Arc<Throttle>,
 }
 
-/// Where changes come from.
+/// Source of the changes.
 pub(crate) enum Feed<'a> {
     /// The source's log.
     Log {
-        /// The slot on the source, and what it publishes.
+        /// The slot on the source, and its publications.
         slot: &'a str,
         publications: &'a [&'a str],
-        /// Not before here.
+        /// Position before which no changes are read.
         from: Lsn,
-        /// What commits up to here may change rows that were not copied, since it had changed them before they were read.
+        /// Position up to which commits may change rows that were not copied, because they had changed them before the rows
+        /// were read.
         horizon: Lsn,
     },
-    /// What the proxy captures, behind a snapshot: rows, or statements that are repeated in this schedule. Its stamps stand
-    /// for positions.
+    /// Changes after a snapshot that the proxy captures: rows, or statements that are repeated in this schedule. Stamps are
+    /// used as positions.
     Proxy(Recording, SourceSnapshot, Option<Mode>),
 }
 
-/// Players that repeat rows.
+/// Setup for apply workers that repeat rows.
 struct OfRows<'a> {
     target: &'a Server,
     search_path: &'a str,
@@ -91,7 +92,7 @@ struct OfRows<'a> {
 }
 
 impl OfRows<'_> {
-    /// Connects them, with their conductor.
+    /// Connects the apply workers, and starts their conductor.
     async fn start(
         self,
         items: mpsc::Receiver<Result<Vec<Item>, Error>>,
@@ -111,15 +112,15 @@ impl OfRows<'_> {
     }
 }
 
-/// How a place in the order of changes is marked, and read.
+/// Method to mark a position in the order of changes, and to read it.
 enum Marks {
-    /// By messages in the log.
+    /// Messages in the log.
     Log(Link),
-    /// By stamps.
+    /// Stamps of the proxy.
     Proxy { recording: Recording, stamps: Stamps, markers: Arc<Markers> },
 }
 
-/// A replay that runs. Dropping it ends it; what was confirmed stays confirmed.
+/// A running replay. Dropping it ends it; what was confirmed stays confirmed.
 pub(crate) struct Follower {
     commands: mpsc::Sender<Command>,
     standing: watch::Receiver<Standing>,
@@ -127,14 +128,14 @@ pub(crate) struct Follower {
     others: Vec<JoinHandle<()>>,
     keeper: JoinHandle<Result<(), Error>>,
     marks: Marks,
-    /// Markers that were made.
+    /// Number of markers made so far.
     markers: u64,
-    /// Its end has been told.
+    /// True if its end has been reported.
     over: bool,
 }
 
 impl Follower {
-    /// Connects everything and begins.
+    /// Connects to both servers and starts the replay.
     pub(crate) async fn start(plan: Plan<'_>) -> Result<Follower, Error> {
         let search_path = search_path(plan.source).await?;
         let mut keeper = Keeper::connect(plan.target).await?;
@@ -188,12 +189,12 @@ impl Follower {
         Ok(Follower { commands: command, standing, conductor, others, keeper, marks, markers: 0, over: false })
     }
 
-    /// Whether only what comes through the proxy is repeated.
+    /// Returns true if it repeats only what passes through the proxy.
     pub(crate) fn is_of_proxy(&self) -> bool {
         matches!(self.marks, Marks::Proxy { .. })
     }
 
-    /// Bytes of changes that were committed on `source` and are not repeated yet.
+    /// Bytes of changes committed on `source` and not repeated.
     pub(crate) async fn behind(&self, source: &mut Link) -> Result<u64, Error> {
         let standing = self.standing();
         match &self.marks {
@@ -205,17 +206,17 @@ impl Follower {
         }
     }
 
-    /// Where it stands.
+    /// Progress of the replay.
     pub(crate) fn standing(&self) -> Standing {
         *self.standing.borrow()
     }
 
-    /// The same, as it moves.
+    /// A receiver of progress as it changes.
     pub(crate) fn watch(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
     }
 
-    /// The error that ended it, when it has ended.
+    /// The error that ended the replay, if it has ended.
     pub(crate) async fn failure(&mut self) -> Option<Error> {
         if self.over || self.conductor.is_finished() || self.keeper.is_finished() {
             Some(self.gone().await)
@@ -224,12 +225,12 @@ impl Follower {
         }
     }
 
-    /// Marks what is committed now, and tells where that is: once the replay stands there, everything before it is applied.
+    /// Marks the present commits and returns the position: when the replay reaches it, every commit before it is applied.
     pub(crate) async fn mark(&mut self) -> Result<Lsn, Error> {
         self.put("mark".into()).await
     }
 
-    /// Marks what is committed now, and waits until everything before it is applied.
+    /// Marks the present commits, and waits until every commit before the mark is applied.
     pub(crate) async fn drain(&mut self, limit: Duration) -> Result<Lsn, Error> {
         let marker = self.emit("drain").await?;
         let (answer, answered) = oneshot::channel();
@@ -237,10 +238,10 @@ impl Follower {
         self.within(limit, "applying the last changes", answered).await
     }
 
-    /// Brings the target to exactly what one snapshot of the source sees, and has the caller look at both before
-    /// anything more is applied: when this returns both have their snapshots, and the replay goes on. Another snapshot is
-    /// taken when one falls between two commits that became visible in the other order, or when more was committed right
-    /// behind it than may wait in memory.
+    /// Brings the target to exactly the state that one snapshot of the source sees, and gives the caller snapshots of both:
+    /// when this returns, both links have their snapshots, and the replay continues. Another snapshot is taken if one falls
+    /// between two commits that became visible in the other order, or if more was committed directly after it than may wait in
+    /// memory.
     pub(crate) async fn hold_at(&mut self, source: &mut Link, target: &mut Link, limit: Duration) -> Result<(), Error> {
         let result = async {
             self.stand_at(source, limit).await?;
@@ -251,7 +252,7 @@ impl Follower {
         result.and(released)
     }
 
-    /// The same for a caller who does something there, and then has it [go on](Follower::go_on).
+    /// Does the same for a caller that works at that position, and then calls [`go_on`](Follower::go_on).
     pub(crate) async fn stand_at(&mut self, source: &mut Link, limit: Duration) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Hold(answer)).await?;
@@ -271,21 +272,21 @@ impl Follower {
         Err(Error::TimedOut { what, limit, who })
     }
 
-    /// Takes [`Follower::stand_at`] back.
+    /// Undoes [`Follower::stand_at`].
     pub(crate) async fn go_on(&mut self) -> Result<(), Error> {
         self.send(Command::Release).await
     }
 
     async fn emit(&mut self, kind: &str) -> Result<String, Error> {
         self.markers += 1;
-        // An earlier command's markers may lie in the log.
+        // The log may hold markers of an earlier command.
         let who = if let Marks::Log(link) = &self.marks { link.pid } else { 0 };
         let marker = format!("{kind} {who} {}", self.markers);
         self.put(marker.clone()).await?;
         Ok(marker)
     }
 
-    /// Puts a marker behind all that is committed now.
+    /// Puts a marker after all present commits.
     async fn put(&mut self, marker: String) -> Result<Lsn, Error> {
         match &mut self.marks {
             Marks::Log(source) => {
@@ -316,7 +317,7 @@ impl Follower {
         }
     }
 
-    /// Why it is over; told once.
+    /// Reason of the end; reported only once.
     async fn gone(&mut self) -> Error {
         let ended = || Error::WrongPhase("the replay has ended".into());
         if std::mem::replace(&mut self.over, true) {
@@ -341,7 +342,7 @@ impl Drop for Follower {
     }
 }
 
-/// Schemas in which operators of the user's types may lie.
+/// Schemas that may hold operators of the user's types.
 async fn search_path(source: &Server) -> Result<String, Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let schemas = link
@@ -354,7 +355,7 @@ async fn search_path(source: &Server) -> Result<String, Error> {
     Ok(schemas)
 }
 
-/// Makes positions safe: only what the target has flushed is confirmed to the source.
+/// Flushes positions: only what the target has flushed is confirmed to the source.
 struct Keeper {
     link: Link,
 }
@@ -365,7 +366,7 @@ impl Keeper {
         Ok(Keeper { link: Link::connect(target, Purpose::Statements, &settings).await? })
     }
 
-    /// What was safe when the replay last ran, and the stamps that were applied above it.
+    /// Returns the position that was flushed when the replay last ran, and the stamps applied above it.
     async fn restore(&mut self) -> Result<(Lsn, Vec<Lsn>), Error> {
         let position = self.link.text("SELECT coalesce(max(position), 0) FROM stillpoint.position").await?;
         let position = position.parse().unwrap_or(0);
@@ -383,7 +384,7 @@ impl Keeper {
             if position <= confirmed.load(Ordering::Acquire) {
                 continue;
             }
-            // Its commit flushes the log, and with it every commit of a player that came before.
+            // Its commit flushes the log, and with it every earlier commit of an apply worker.
             self.link
                 .query(&format!(
                     "DELETE FROM stillpoint.applied WHERE {position} >= ALL (stamps); \

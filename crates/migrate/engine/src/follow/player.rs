@@ -1,10 +1,10 @@
-//! A player: repeats transactions on one connection to the target, in batches.
+//! An apply worker (`Player`): repeats transactions on one connection to the target, in batches.
 //!
-//! A batch goes out as one transaction at first, with what it comes to ([`super::bulk`]): nobody looks at the target between
-//! two transactions of a batch. Behind a long one the next is sent before the first is answered, so that neither side
-//! waits for the other; only a Flush divides them, since the server skips everything behind a failure up to the next Sync,
-//! and nothing may run behind a failure on which it may depend. A batch that fails is repeated as `BEGIN .. COMMIT` of each
-//! transaction in turn, under one Sync.
+//! A batch is sent first as one transaction with the combined effect of its changes ([`super::bulk`]), because no session reads
+//! the target between two transactions of a batch. After a long batch, the next one is sent before the first is answered, so
+//! that neither side waits for the other. Only a Flush separates them: after a failure the server skips everything up to the
+//! next Sync, and nothing may run after a failure on which it may depend. A batch that fails is repeated as `BEGIN .. COMMIT`
+//! of each transaction in turn, under one Sync.
 //!
 //! ```text
 //!  idle --batch, short--> Sync ----------------------------------------answered--> idle
@@ -31,60 +31,61 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// What a player tells the conductor.
+/// Report of an apply worker to the conductor.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// So many transactions of the batch are committed, and that was all of it.
+    /// All transactions of the batch are committed; holds their number.
     Done(usize),
-    /// So many are committed; the next failed in a way that a retry can mend, and nothing behind it ran.
+    /// A part of the batch is committed; holds the number of these transactions. The next one failed with an error that a retry
+    /// can resolve, and nothing after it was executed.
     Retry(usize),
-    /// The replay cannot go on.
+    /// The replay cannot continue.
     Fatal(Error),
 }
 
-/// From so many transactions on another batch may be sent behind a batch.
+/// Number of transactions in a batch from which on another batch may be sent behind it.
 pub(crate) const LONG: usize = 256;
 
-/// What the conductor hands to a player.
+/// Transactions that the conductor hands to an apply worker together.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) transactions: Vec<Arc<Transaction>>,
-    /// How many of this player's batches had ended in [`Outcome::Retry`] when it was put together: one that was handed
-    /// out before the conductor heard of the last has gone back.
+    /// Number of this worker's batches that had ended in [`Outcome::Retry`] when the batch was made. A batch that was handed
+    /// out before the conductor learned of the last retry has been taken back.
     pub(crate) retries: u64,
 }
 
-/// Plays until the channel of batches is closed.
+/// An apply worker; it runs until the channel of batches is closed.
 pub(crate) struct Player {
     link: Link,
     prepared: HashMap<Prepared, String>,
     names: u64,
     under_way: VecDeque<UnderWay>,
-    /// Those that have not been answered.
+    /// Number of Syncs that have not been answered.
     syncs: usize,
     retries: u64,
 }
 
-/// A batch that was sent and is not answered yet.
+/// A batch that was sent and is not answered.
 #[derive(Debug)]
 struct UnderWay {
     batch: Batch,
     asked: Asked,
 }
 
-/// A statement that is worth keeping.
+/// Key of a prepared statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Prepared {
     One(Shape),
     Many(ManyShape),
 }
 
-/// What is under way up to the next Sync.
+/// Requests that are not answered, up to the next Sync.
 #[derive(Debug, Default)]
 struct Asked {
-    /// For each statement how many rows it must write, where that is known.
+    /// Number of rows that each statement must write, if known.
     rows: VecDeque<Option<u64>>,
-    /// Statements that are prepared on the way.
+    /// Statements that these requests prepare.
     parsed: Vec<Prepared>,
 }
 
@@ -93,13 +94,13 @@ const COMMIT: &str = "commit";
 const STAMPS: &str = "stamps";
 
 impl Player {
-    /// Connects; `search_path` finds the operators of the user's types.
+    /// Connects; with `search_path` the server finds the operators of the user's types.
     pub(crate) async fn connect(target: &Server, search_path: &str) -> Result<Player, Error> {
         let settings = [
             ("session_replication_role", "replica"),
             ("synchronous_commit", "off"),
             ("search_path", search_path),
-            // A plan for each of many shapes is not worth making anew: keys are unique.
+            // Planning again for each of many shapes is not worthwhile, because keys are unique.
             ("plan_cache_mode", "force_generic_plan"),
         ];
         let mut link = Link::connect(target, Purpose::Statements, &settings).await?;
@@ -121,7 +122,7 @@ impl Player {
         Ok(Player { link, prepared: HashMap::new(), names: 0, under_way: VecDeque::new(), syncs: 0, retries: 0 })
     }
 
-    /// Takes batches and reports on each.
+    /// Takes batches and reports each.
     pub(crate) async fn run(
         mut self,
         number: u32,
@@ -130,7 +131,7 @@ impl Player {
         pace: Arc<Throttle>,
     ) {
         if let Err(error) = self.play(number, batches, &reports, &pace).await {
-            // Nobody listens any more: then nobody is interested.
+            // If the receiver is gone, the error is not needed.
             let _ = reports.send((number, Outcome::Fatal(error))).await;
         }
     }
@@ -142,12 +143,12 @@ impl Player {
         reports: &mpsc::Sender<(u32, Outcome)>,
         pace: &Throttle,
     ) -> Result<(), Error> {
-        // Taken, and not to be sent before its time.
+        // A batch that was taken, and the time before which it must not be sent.
         let mut next: Option<(Batch, Instant)> = None;
         loop {
             let Link { sender, receiver, .. } = &mut self.link;
             let due = next.as_ref().map_or_else(Instant::now, |(_, due)| *due);
-            // Sending and receiving at once: a batch may be larger than what both sides' buffers hold.
+            // Sends and receives at the same time: a batch may be larger than the buffers of both sides.
             let outcome = tokio::select! {
                 biased;
                 frame = receiver.frame(), if !self.under_way.is_empty() || self.syncs > 0 => self.answer(&frame?).await?,
@@ -178,7 +179,7 @@ impl Player {
         }
     }
 
-    /// Puts a batch together, as one transaction.
+    /// Buffers a batch as one transaction.
     fn send(&mut self, batch: Batch) -> Result<(), Error> {
         let mut asked = Asked::default();
         self.group(&batch.transactions, &mut asked)?;
@@ -196,7 +197,7 @@ impl Player {
         self.syncs += 1;
     }
 
-    /// Takes the next answer in; an outcome when it was the last of a batch.
+    /// Takes the next answer; returns an outcome if it was the last of a batch.
     async fn answer(&mut self, frame: &Frame) -> Result<Option<Outcome>, Error> {
         let receiver = &self.link.receiver;
         match (frame.tag, self.under_way.front_mut()) {
@@ -208,7 +209,8 @@ impl Player {
                 let done = first.batch.transactions.len();
                 self.under_way.pop_front();
                 if self.under_way.is_empty() && self.syncs == 0 {
-                    // What a server process does between transactions, such as telling its statistics, it does here.
+                    // A Sync lets the server process do here what it does between transactions, such as reporting its
+                    // statistics.
                     self.sync();
                 }
                 Ok(Some(Outcome::Done(done)))
@@ -227,15 +229,15 @@ impl Player {
         }
     }
 
-    /// The first batch under way has failed, and what was sent behind it is skipped: repeats its transactions in turn, and
-    /// then what was behind.
+    /// Handles a failure of the first batch under way, after which the server skips everything sent behind it: repeats the
+    /// batch's transactions in turn, and then sends the later batches again.
     async fn one_by_one(&mut self, error: Error) -> Result<Outcome, Error> {
         if self.syncs == 0 {
             self.sync();
         }
         self.until_ready().await?;
         let mut failed = std::mem::take(&mut self.under_way);
-        // What was to be prepared behind the failure was not.
+        // Statements that were to be prepared after the failure were not.
         failed
             .iter_mut()
             .flat_map(|each| each.asked.parsed.drain(..))
@@ -260,7 +262,7 @@ impl Player {
         Ok(Outcome::Done(committed))
     }
 
-    /// Sends what there is to be sent, and reads until all is answered; what the answers are is known.
+    /// Sends the buffered requests, and reads until all are answered; the contents of the answers are known.
     async fn until_ready(&mut self) -> Result<(), Error> {
         let Link { sender, receiver, .. } = &mut self.link;
         let syncs = &mut self.syncs;
@@ -274,8 +276,8 @@ impl Player {
         sent.and(answered)
     }
 
-    /// Sends transactions one after another under one Sync. How many were committed, and the failure behind them that a
-    /// retry can mend; other failures are errors.
+    /// Sends transactions one after another under one Sync. Returns how many were committed, and the failure after them if a
+    /// retry can resolve it; other failures are errors.
     async fn each(&mut self, transactions: &[Arc<Transaction>]) -> Result<(usize, Option<Error>), Error> {
         let mut asked = Asked::default();
         for one in transactions {
@@ -292,7 +294,7 @@ impl Player {
         if can_be_mended(&error) { Ok((committed, Some(error))) } else { Err(error) }
     }
 
-    /// Puts transactions into the buffer that are to be committed together, with their stamps.
+    /// Buffers transactions that are to be committed together, with their stamps.
     fn group(&mut self, group: &[Arc<Transaction>], asked: &mut Asked) -> Result<(), Error> {
         self.bind(BEGIN, &[])?;
         asked.rows.push_back(None);
@@ -318,7 +320,7 @@ impl Player {
             Step::One(write) => {
                 let (shape, parameters) = (write.shape().map(Prepared::One), write.parameters());
                 let sure = !matches!(write, Write::Delete { table, .. } if early && table.brings());
-                // TRUNCATE tells no number.
+                // TRUNCATE reports no number.
                 asked.rows.push_back((shape.is_some() && sure).then_some(1));
                 self.execute(shape, || write.sql(), &parameters, asked)
             }
@@ -372,26 +374,26 @@ impl Player {
 }
 
 impl Asked {
-    /// Takes the end of a statement in.
+    /// Takes the answer to a statement.
     fn answered(&mut self, frame: &Frame) -> Result<(), Error> {
         let wanted = self.rows.pop_front().flatten();
         let tag = String::from_utf8_lossy(&frame.body);
         let tag = tag.trim_end_matches('\0');
         let written = tag.rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
         if wanted.is_some() && wanted != written {
-            // A blind write that finds no row: the two sides have parted.
+            // A blind write that finds no row: the two sides differ.
             return Err(Error::Differs(vec![format!("a row that a replayed change did not find (`{tag}`)")]));
         }
         Ok(())
     }
 }
 
-/// Whether trying again, when everything before it is there, can help.
+/// Returns true if a retry can help, once everything before the transaction is applied.
 pub(super) fn can_be_mended(error: &Error) -> bool {
     matches!(error.sqlstate(), Some("23505" | "23P01" | "40P01" | "40001" | "55P03"))
 }
 
-/// Reads the answers up to a Sync: how many transactions were committed, and what failed.
+/// Reads the answers up to a Sync; returns how many transactions were committed, and the failure if there was one.
 async fn answers(
     receiver: &mut crate::link::Receiver,
     asked: &mut Asked,
@@ -426,8 +428,8 @@ mod tests {
     use std::time::Duration;
     use stillpoint_testing::postgresql::{Cluster, available};
 
-    /// A player at a server with a table `t` that has a unique index of which the source knows nothing: what the target
-    /// does not take.
+    /// An apply worker at a server with a table `t` that has a unique index unknown to the source, so that the target rejects
+    /// some rows.
     struct Stage {
         cluster: Cluster,
         table: Arc<Table>,
@@ -470,7 +472,7 @@ mod tests {
             self.transaction(|table| Write::Update { table, old: None, new: row(id, mail) })
         }
 
-        /// Long enough for others to be sent behind it.
+        /// Makes a batch long enough that others are sent behind it.
         fn inserts(&mut self) -> Vec<Arc<Transaction>> {
             (0..LONG).map(|_| self.insert(&format!("mail {}", self.stamp))).collect()
         }
@@ -484,7 +486,7 @@ mod tests {
             report.expect("a report").expect("a player").1
         }
 
-        /// Each stamp is there once, and so is each row.
+        /// Asserts that each stamp and each row is present exactly once.
         fn is_complete(&self, rows: u64) {
             let stamps = "SELECT count(*) || ' ' || count(DISTINCT s) FROM stillpoint.applied, unnest(stamps) s";
             assert_eq!(self.cluster.sql("shop", stamps), format!("{0} {0}", self.stamp));
@@ -532,7 +534,7 @@ mod tests {
             return;
         }
         let mut stage = Stage::with("INSERT INTO t VALUES ('1', 'a', 'x'), ('2', 'b', 'x')").await;
-        // All at once, row 1 comes first, and meets what row 2 has not left yet.
+        // In one statement, row 1 is written first, and conflicts with the value that row 2 still has.
         let mut first = vec![stage.update("2", "c"), stage.update("1", "b")];
         first.extend(stage.inserts());
         let second = stage.inserts();

@@ -1,6 +1,6 @@
-//! From what the proxy has captured to what the conductor takes: the other source of changes, beside [`super::stream`].
+//! Converts the proxy's capture to items for the conductor: the other source of changes, beside [`super::stream`].
 //!
-//! Stamps stand for positions. What the copied snapshot has seen is left out.
+//! Stamps are used as positions. Transactions that the copied snapshot has seen are left out.
 
 use super::conductor::SourceSnapshot;
 use super::transaction::{Item, Table, Transaction, Write, described, other_columns};
@@ -15,10 +15,10 @@ use stillpoint_migrate_proxy::control::rows::{Did, Row, Syncset, TableShape};
 use stillpoint_migrate_replay::Token;
 use tokio::sync::{Notify, mpsc};
 
-/// Items that are handed on at once.
+/// Maximum items that are passed on together.
 const CHUNK_MAX: usize = 512;
 
-/// Places in the order of stamps that somebody waits for.
+/// Positions in the order of stamps that the follower waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Markers {
     wanted: Mutex<Vec<(Lsn, String)>>,
@@ -26,7 +26,7 @@ pub(crate) struct Markers {
 }
 
 impl Markers {
-    /// A marker comes behind this stamp.
+    /// Puts a marker after this stamp.
     pub(crate) fn put(&self, behind: Lsn, text: String) {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner).push((behind, text));
         self.changed.notify_one();
@@ -39,43 +39,43 @@ impl Markers {
     }
 }
 
-/// Makes items of lines of a capture.
+/// Converts lines of a capture to items.
 pub(super) trait Translate: Send {
-    /// What stands for a transaction.
+    /// Type of the transactions.
     type Of: Send;
 
-    /// Takes a line in.
+    /// Takes a line.
     fn take(&mut self, line: &[u8]) -> Result<Option<Item<Self::Of>>, Error>;
 
-    /// The stamp of the last transaction that was taken in.
+    /// The stamp of the last transaction taken.
     fn received(&self) -> Lsn;
 }
 
-/// Reads what was captured.
+/// Reads a capture.
 pub(super) struct Reader<T> {
     spool: Arc<Spool>,
     translator: T,
     markers: Arc<Markers>,
 }
 
-/// What comes to the conductor of items.
+/// Channel of items to the conductor.
 pub(super) type Items<T> = mpsc::Sender<Result<Vec<Item<T>>, Error>>;
 
-/// Makes transactions of rows.
+/// Makes transactions of captured rows.
 pub(super) struct Translator {
     tables: Tables,
     seen: SourceSnapshot,
     received: Lsn,
 }
 
-/// Knows tables as the proxy tells of them.
+/// Tables as the proxy describes them.
 #[derive(Debug)]
 pub(super) struct Tables {
     inventory: HashMap<u32, TableDef>,
     known: HashMap<u32, Known>,
 }
 
-/// A table, and where the value of each of its columns stands.
+/// A table, and the position of each column's value.
 #[derive(Debug)]
 struct Known {
     table: Arc<Table>,
@@ -87,10 +87,10 @@ impl<T: Translate> Reader<T> {
         Reader { spool, translator, markers }
     }
 
-    /// Reads until the receiver of items is gone; the error that ends it goes the same way.
+    /// Reads until the receiver of items is gone; an error that ends it is sent on the same channel.
     pub(super) async fn run(mut self, items: Items<T::Of>) {
         if let Err(error) = self.pump(&items).await {
-            // Nobody listens any more: then nobody is interested.
+            // If the receiver is gone, the error is not needed.
             let _ = items.send(Err(error)).await;
         }
     }
@@ -121,7 +121,7 @@ impl<T: Translate> Reader<T> {
 }
 
 impl Translator {
-    /// `seen` is the snapshot that was copied.
+    /// Makes a translator; `seen` is the snapshot that was copied.
     pub(super) fn new(seen: SourceSnapshot, inventory: &Inventory) -> Translator {
         Translator { tables: Tables::new(inventory), seen, received: 0 }
     }
@@ -131,7 +131,7 @@ impl Translator {
         if rows.is_empty() {
             return Ok(Item::Position(stamp));
         }
-        // As the server's own numbers in its log are.
+        // 32 bits, like the server's own numbers in its log.
         let xid = xid_of(&xid)? as u32;
         if self.seen.sees(xid) {
             return Ok(Item::Position(stamp));
@@ -168,7 +168,7 @@ impl Tables {
         Tables { inventory: tables.map(|table| (table.oid, table.clone())).collect(), known: HashMap::new() }
     }
 
-    /// The proxy tells of a table before it tells of its rows.
+    /// Takes the description of a table, which the proxy sends before its rows.
     pub(super) fn learn(&mut self, shape: &TableShape) -> Result<(), Error> {
         let def = described(&self.inventory, shape.table, &shape.schema, &shape.name)?;
         let place = |name: &String| shape.columns.iter().position(|column| column == name);
@@ -212,12 +212,12 @@ pub(super) fn unexpected(reply: &Reply) -> Error {
     Error::Capture(format!("the proxy said {reply:?} among what it captured"))
 }
 
-/// The number of a transaction, as the proxy writes it.
+/// Parses the number of a transaction as the proxy writes it.
 pub(super) fn xid_of(text: &str) -> Result<u64, Error> {
     text.parse().map_err(|_| Error::Capture(format!("`{text}` is no number of a transaction")))
 }
 
-/// What a row takes, in bytes.
+/// Size of a row in bytes.
 pub(super) fn size(row: &Row) -> u64 {
     row.values.iter().map(|value| 8 + value.as_ref().map_or(0, String::len) as u64).sum()
 }
@@ -234,7 +234,7 @@ mod tests {
         Translator::new(seen, &inventory)
     }
 
-    /// The proxy names the columns in an order of its own.
+    /// The proxy lists the columns in its own order.
     fn shape() -> TableShape {
         let columns = ["note", "id", "mail"].map(str::to_owned).to_vec();
         let (schema, name) = ("public".into(), "t".into());

@@ -1,26 +1,26 @@
-//! The statement that repeats a change, and its parameters; data only.
+//! The statement that repeats a change, with its parameters; data only.
 //!
-//! A repeated change is blind: it reads nothing but the key of the row that it changes.
+//! A repeated change is blind: it reads only the key of the row that it changes.
 
 use super::transaction::{Table, Write};
 use crate::link::identifier;
 use crate::pgoutput::{Tuple, Value};
 use std::sync::Arc;
 
-/// Which statement a change needs: changes of the same shape share one.
+/// Key of the statement for a change: changes with the same shape share one statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Shape {
     Insert(u32),
-    /// The columns that are set.
+    /// True for each column that is set.
     Update(u32, Vec<bool>),
-    /// The columns that were sent.
+    /// True for each column that was sent.
     Replace(u32, Vec<bool>),
     Upsert(u32),
     Delete(u32),
 }
 
 impl Write {
-    /// The shape of its statement; `None` for what is not worth preparing.
+    /// Returns the shape of its statement; `None` if preparing it is not worthwhile.
     pub(crate) fn shape(&self) -> Option<Shape> {
         match self {
             Write::Insert { table, .. } => Some(Shape::Insert(table.def.oid)),
@@ -34,7 +34,7 @@ impl Write {
         }
     }
 
-    /// The statement's text.
+    /// Text of the statement.
     pub(crate) fn sql(&self) -> String {
         match self {
             Write::Insert { table, .. } => {
@@ -69,13 +69,13 @@ impl Write {
             Write::Truncate { tables, restart_identity } => {
                 let names: Vec<String> = tables.iter().map(|table| table.def.qualified()).collect();
                 let restart = if *restart_identity { " RESTART IDENTITY" } else { "" };
-                // CASCADE: tables that refer to these were truncated with them, or hold no rows that do.
+                // CASCADE: tables that refer to these were truncated with them, or hold no row that refers to them.
                 format!("TRUNCATE ONLY {}{restart} CASCADE", names.join(", "))
             }
         }
     }
 
-    /// The statement's parameters, in order.
+    /// Parameters of the statement, in order.
     pub(crate) fn parameters(&self) -> Vec<&Value> {
         match self {
             Write::Insert { new, .. } | Write::Upsert { new, .. } => new.iter().collect(),
@@ -90,8 +90,8 @@ impl Write {
         }
     }
 
-    /// The same where the row may not be there, for a table whose rows can be brought so ([`TableDef::upserts`]). A row of
-    /// which something was not sent is there: what is not sent lies in it.
+    /// Returns equivalent writes for the case that the row may be missing, if the table allows that ([`TableDef::upserts`]). If
+    /// a value of the row was not sent, the row is present, because the value is stored in it.
     ///
     /// [`TableDef::upserts`]: crate::inventory::TableDef::upserts
     pub(super) fn found_or_not(self) -> impl Iterator<Item = Write> {
@@ -113,7 +113,7 @@ impl Write {
         writes.into_iter().flatten()
     }
 
-    /// Whether there is anything to do: a row whose columns are all unchanged, or cannot be changed, needs no statement.
+    /// Returns true if it changes anything: a row whose columns are all unchanged or not settable needs no statement.
     pub(crate) fn has_effect(&self) -> bool {
         match self {
             Write::Update { table, old, new } => {
@@ -124,33 +124,33 @@ impl Write {
     }
 }
 
-/// The statement that adds a row of values for all columns.
+/// The statement that inserts a row with values for all columns.
 fn insert(table: &Table) -> String {
     let places: Vec<String> = (1..=table.def.columns.len()).map(|number| format!("${number}")).collect();
     let (name, columns) = (table.def.qualified(), table.def.column_list());
     format!("INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({})", places.join(", "))
 }
 
-/// Which columns were sent.
+/// Returns true for each column that was sent.
 fn sent(new: &Tuple) -> Vec<bool> {
     new.iter().map(|value| *value != Value::Unchanged).collect()
 }
 
-/// Whether an update may have set a column that is GENERATED ALWAYS AS IDENTITY to its default, its next number. No update can
-/// set it to a given number. Of columns outside of the key it is not told what they were.
+/// Returns true if an update may have set a GENERATED ALWAYS AS IDENTITY column to its default, its next number. No update can
+/// set such a column to a given number. The old values of columns outside the key are unknown.
 fn replaces(table: &Table, old: Option<&Tuple>, new: &Tuple) -> bool {
     let told = |at: usize| table.key.as_ref().is_none_or(|key| key.contains(&at));
     let always = table.def.columns.iter().enumerate().filter(|(_, column)| column.identity_always);
     always.map(|(at, _)| at).any(|at| match old {
         _ if new[at] == Value::Unchanged => false,
         Some(old) if told(at) => old[at] != new[at],
-        // A key that was changed is told.
+        // A changed key would have been sent.
         None if told(at) => false,
         _ => true,
     })
 }
 
-/// The statement that takes a row away and adds it as it is to be, with what was not sent as it was.
+/// The statement that deletes a row and inserts it with the new values; values that were not sent are kept.
 fn replace(table: &Table, new: &Tuple) -> String {
     let mut number = 0;
     let values: Vec<String> = table
@@ -173,7 +173,7 @@ fn replace(table: &Table, new: &Tuple) -> String {
     )
 }
 
-/// Which columns an update sets: not those that were not sent, nor those that nobody can set.
+/// Returns true for each column that an update sets: columns that were sent and that an update may set.
 fn settable(table: &Arc<Table>, new: &Tuple) -> Vec<bool> {
     let columns = table.def.columns.iter().zip(new);
     columns.map(|(column, value)| *value != Value::Unchanged && !column.identity_always).collect()
@@ -185,15 +185,15 @@ fn key_values<'a>(table: &'a Table, row: &'a Tuple) -> impl Iterator<Item = &'a 
     all.into_iter().flatten().chain(key)
 }
 
-/// The condition that names one row, with parameters from `first` on.
+/// SQL condition that identifies one row, with parameters from `first` on.
 fn place(table: &Table, first: usize) -> String {
     let name = |column: &usize| identifier(&table.def.columns[*column].name);
     if let Some(key) = &table.key {
         let parts = key.iter().zip(first..).map(|(column, number)| format!("{} = ${number}", name(column)));
         return parts.collect::<Vec<_>>().join(" AND ");
     }
-    // Not every type has an equality that tells one row from all others (json, numeric), but every one has the text that was
-    // sent, which a cast may not give (boolean, char(n), inet); of equal rows any one will do.
+    // Some types have no equality that identifies one row (json, numeric), but each type has the text that was sent. A cast may
+    // not give that text (boolean, char(n), inet). Of equal rows, any one may be taken.
     let parts = (0..table.def.columns.len()).zip(first..).map(|(column, number)| match name(&column) {
         name if table.def.plain(column) => format!("{name} IS NOT DISTINCT FROM ${number}"),
         name => {

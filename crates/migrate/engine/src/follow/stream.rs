@@ -1,10 +1,9 @@
-//! The stream of changes: reads it, puts transactions together, and confirms what is safe on the target.
+//! The stream of changes: reads it, assembles transactions, and confirms what is flushed on the target.
 //!
-//! A server sends each change by itself. Where they come fast, waking up for each costs more than all else that we do with
-//! it: the reader then rests until some have come. While clients are to be spared it always does, and for longer: players
-//! repeat many transactions together for much less than each by itself. For that it has a thread of its own; one that waits
-//! for the sockets of others as well would be woken up all the same. Where there is much to read before, it is read in another way
-//! ([`super::backlog`]).
+//! A server sends each change separately. If changes arrive fast, waking up for each costs more than all other work on it, so
+//! the reader then sleeps until several have arrived. While the replay is throttled for clients, it always sleeps, and longer:
+//! apply workers repeat many transactions together at much lower cost. So the reader has its own thread; a thread that also
+//! waits for other sockets would be woken anyway. A large backlog at the beginning is read in another way ([`super::backlog`]).
 
 use super::backlog::{Backlog, trail};
 use super::transaction::{Assembler, Item};
@@ -18,21 +17,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
-/// How often the source hears from us; well below its `wal_sender_timeout`.
+/// Interval of status updates to the source; well below its `wal_sender_timeout`.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// How long the slot may have another reader.
+/// Maximum time to wait for another reader of the slot to end.
 const SLOT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Items that are handed on at once.
+/// Maximum items that are passed on together.
 const CHUNK_MAX: usize = 512;
-/// Messages in a millisecond from which on the reader rests, and for how long.
+/// Messages in a millisecond from which on the reader sleeps, and (`REST`) the time it sleeps.
 const FAST: u32 = 20;
 const REST: Duration = Duration::from_millis(1);
-/// For how long it rests while clients are to be spared: little beside what counts as caught up.
+/// Time the reader sleeps while the replay is throttled for clients: short compared with the lag that counts as caught up.
 const REST_FOR_CLIENTS: Duration = Duration::from_millis(25);
 
-/// How fast messages come.
+/// Rate at which messages arrive.
 #[derive(Debug)]
 struct Tempo {
     since: Instant,
@@ -41,7 +40,7 @@ struct Tempo {
 }
 
 impl Tempo {
-    /// So many have come, and nothing more is there; whether there is time to rest.
+    /// Records that `messages` have arrived and no more are waiting; returns true if the reader should sleep.
     fn take(&mut self, messages: u32) -> bool {
         self.messages += messages;
         let elapsed = self.since.elapsed();
@@ -53,7 +52,7 @@ impl Tempo {
     }
 }
 
-/// What is read of one slot.
+/// The reader of one slot.
 struct Stream {
     opening: Opening,
     assembler: Assembler,
@@ -61,7 +60,7 @@ struct Stream {
     tempo: Tempo,
 }
 
-/// Where reading begins.
+/// Place where reading begins.
 enum Start {
     Backlog(Backlog),
     Stream(Link),
@@ -69,24 +68,24 @@ enum Start {
 
 type Items = mpsc::Sender<Result<Vec<Item>, Error>>;
 
-/// What a stream is opened with.
+/// Parameters of a stream.
 pub(crate) struct Opening {
     pub(crate) source: Server,
     pub(crate) slot: String,
     pub(crate) publications: Vec<String>,
     pub(crate) inventory: Inventory,
-    /// Where the slot stands, or here when that is later.
+    /// Start position; the slot's position if that is later.
     pub(crate) from: Lsn,
-    /// Up to here rows may not be there that are changed.
+    /// Position up to which changed rows may be missing.
     pub(crate) horizon: Lsn,
-    /// Everything before it is safe on the target.
+    /// Everything before this position is flushed on the target.
     pub(crate) confirmed: Arc<AtomicU64>,
-    /// What the replay is allowed while clients are to be spared.
+    /// Throttle of the replay for clients.
     pub(crate) pace: Arc<Throttle>,
 }
 
-/// Opens a stream and reads it, on a thread of its own, until the receiver of items is gone; the error that ends it goes the
-/// same way.
+/// Opens a stream and reads it, on its own thread, until the receiver of items is gone; an error that ends it is sent on the
+/// same channel.
 pub(crate) async fn start(opening: Opening, items: Items) -> Result<(), Error> {
     let (told, opened) = oneshot::channel();
     let failed =
@@ -102,7 +101,7 @@ pub(crate) async fn start(opening: Opening, items: Items) -> Result<(), Error> {
                 Ok(start) => (Ok(()), Some(start)),
                 Err(error) => (Err(error), None),
             };
-            // Where nobody waits for it any more it is not read either.
+            // If the caller no longer waits for it, the stream is not read.
             if let (Ok(()), Some(start)) = (told.send(outcome), start) {
                 tokio::select! {
                     Err(error) = stream.run(start, &items) => drop(items.send(Err(error)).await),
@@ -140,11 +139,11 @@ impl Stream {
         }
     }
 
-    /// Begins the stream behind what was received.
+    /// Begins the stream after what was received.
     async fn begin(&self) -> Result<Link, Error> {
         let source = &self.opening.source;
         let mut link = Link::connect(source, Purpose::Replication, &[]).await?;
-        // The server has not noticed yet that whoever read it before is gone.
+        // The server may not have noticed yet that the previous reader is gone.
         let begun = Instant::now();
         while let Err(error) = link.begin_copy(&self.statement(&self.opening.slot)).await {
             if error.sqlstate() != Some("55006") || begun.elapsed() > SLOT_LIMIT {
@@ -187,7 +186,7 @@ impl Stream {
         }
     }
 
-    /// The stream behind a backlog, which is handed on first. What the server failed to bring is the inner error.
+    /// Passes on the backlog and then begins the stream after it. The inner error is a failure of the server.
     async fn behind(&mut self, mut backlog: Backlog, items: &Items) -> Result<Result<Link, Error>, Error> {
         if let Err(error) = self.work_off(&mut backlog, items).await? {
             return Ok(Err(error));
@@ -196,7 +195,7 @@ impl Stream {
         Ok(link.begin_copy(&self.statement(&copy)).await.map(|()| link))
     }
 
-    /// Hands on what a backlog holds, step by step. What the server failed to bring is the inner error.
+    /// Passes on the contents of a backlog, step by step. The inner error is a failure of the server.
     async fn work_off(&mut self, backlog: &mut Backlog, items: &Items) -> Result<Result<(), Error>, Error> {
         let mut asked = backlog.ask().await;
         while asked.is_ok() {
@@ -204,7 +203,7 @@ impl Stream {
                 Ok(step) => step,
                 Err(error) => return Ok(Err(error)),
             };
-            // The server is at the next one while players are at this one.
+            // The server prepares the next step while the apply workers execute this one.
             if more {
                 asked = backlog.ask().await;
             }
@@ -217,7 +216,7 @@ impl Stream {
                 }
                 chunk.extend(self.assembler.take(message, size)?);
                 if chunk.len() >= CHUNK_MAX {
-                    // Where nobody takes it this is not waited for any more.
+                    // If the receiver is gone, the caller notices and drops this future.
                     let _ = items.send(Ok(std::mem::take(&mut chunk))).await;
                 }
             }
@@ -243,7 +242,7 @@ impl Stream {
                     continue;
                 }
             };
-            // What has come with it goes the same way, all at once.
+            // Messages that have arrived with it are passed on together.
             let mut chunk = Vec::new();
             let mut messages = 1;
             chunk.extend(self.item(link, frame).await?);
@@ -254,7 +253,7 @@ impl Stream {
             }
             let rest = self.rest(messages).filter(|_| link.receiver.is_dry());
             if !chunk.is_empty() {
-                // The conductor may be busy for longer than the source's patience.
+                // The conductor may be busy for longer than the source's time-out.
                 let permit = loop {
                     tokio::select! {
                         permit = items.reserve() => break permit,
@@ -265,13 +264,13 @@ impl Stream {
                 permit.send(Ok(chunk));
             }
             if let Some(rest) = rest {
-                // A timer of the runtime would wait for the socket as well.
+                // A timer of the runtime would wait for the socket too.
                 std::thread::sleep(rest);
             }
         }
     }
 
-    /// So many messages have come, and nothing more is there; how long to wait for more.
+    /// Records that `messages` have arrived and no more are waiting; returns the time to sleep.
     fn rest(&mut self, messages: u32) -> Option<Duration> {
         let fast = self.tempo.take(messages);
         if self.opening.pace.is_free() { fast.then_some(REST) } else { Some(REST_FOR_CLIENTS) }

@@ -8,10 +8,10 @@ use stillpoint_testing::{
 };
 
 const LIMIT: Duration = Duration::from_secs(300);
-/// A row of the stream, of which the log holds little: it is compressed there.
+/// Bytes of a row in the stream; the log holds much less, because the row is compressed there.
 const ROW_BYTES: u64 = 1 << 20;
 const ROWS: u64 = 200;
-/// As the conductor's, and what is on its way to it.
+/// The conductor's limit, and bytes that are on their way to it.
 const HELD_BYTES_MAX: u64 = (64 + 32) << 20;
 
 struct Pair {
@@ -21,7 +21,7 @@ struct Pair {
     to: Server,
 }
 
-/// Two servers with a table, and a slot on the first.
+/// Makes two servers with a table, and a slot on the first.
 async fn pair() -> Pair {
     let (source, target) = (Cluster::start(&["wal_level=logical"]), Cluster::start(&[]));
     let server = |cluster: &Cluster, side: &str| Server::parse(side, &cluster.conninfo("shop"), None).unwrap();
@@ -75,7 +75,7 @@ async fn a_held_replay_keeps_the_source_waiting_and_not_all_in_memory() {
     });
     assert!(follower.standing().waiting_bytes > 0, "{:?}", follower.standing());
     assert_eq!(follower.standing().applied, 0, "nothing is applied while it is held");
-    // What was committed before a snapshot is seen by it, and makes room.
+    // The snapshot sees what was committed before it, so that is applied and makes room.
     let mut source = Link::connect(&pair.from, Purpose::Statements, &[]).await.unwrap();
     let mut target = Link::connect(&pair.to, Purpose::Statements, &[]).await.unwrap();
     follower.hold_at(&mut source, &mut target, LIMIT).await.unwrap();

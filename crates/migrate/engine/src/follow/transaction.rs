@@ -1,4 +1,4 @@
-//! From messages of the stream to whole transactions with their tokens; data only.
+//! Assembles messages of the stream into whole transactions with their tokens; data only.
 
 use crate::Error;
 use crate::inventory::{Inventory, TableDef};
@@ -8,21 +8,21 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use stillpoint_migrate_replay::Token;
 
-/// The schema of what we write ourselves, on both servers.
+/// The schema of our own tables, on both servers.
 const OUR_SCHEMA: &str = "stillpoint";
-/// The prefix of our messages in the log.
+/// Prefix of our messages in the log.
 pub(crate) const MARKER_PREFIX: &str = "stillpoint";
 
-/// A table in the stream: what the inventory says of it, and which columns name a row.
+/// A table in the stream: its definition from the inventory, and the columns that identify a row.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) def: TableDef,
-    /// Positions of the columns that name a row; `None` when it takes all of them.
+    /// Positions of the columns that identify a row; `None` if all columns are needed.
     pub(crate) key: Option<Vec<usize>>,
 }
 
 impl Table {
-    /// Whether a row can be brought that may be there or not.
+    /// Returns true if a row can be written that may be present or not.
     pub(crate) fn brings(&self) -> bool {
         self.def.upserts() && self.key.as_ref().is_some_and(|key| !key.is_empty())
     }
@@ -40,7 +40,7 @@ pub(crate) enum Write {
         old: Option<Tuple>,
         new: Tuple,
     },
-    /// New, or updated: the row is this now.
+    /// The row is new or changed; these are its values now.
     Upsert {
         table: Arc<Table>,
         new: Tuple,
@@ -58,52 +58,52 @@ pub(crate) enum Write {
 /// A committed transaction of the source.
 #[derive(Debug)]
 pub(crate) struct Transaction {
-    /// The end of its commit record: its stamp, and what may be confirmed once it has been applied.
+    /// The end of its commit record: its stamp, and the position that may be confirmed once it has been applied.
     pub(crate) stamp: Lsn,
     pub(crate) xid: u32,
     pub(crate) writes: Vec<Write>,
     pub(crate) bytes: u64,
-    /// What it touches, where that came with it; otherwise it follows from the rows.
+    /// Tokens that arrived with it; `None` if they follow from the rows.
     pub(crate) told: Option<Vec<Token>>,
-    /// It committed while rows were copied that it may have changed before they were read: of those it deletes some may not
-    /// be there.
+    /// True if it committed while rows were copied that it may have changed before they were read: some rows that it deletes
+    /// may not be present.
     pub(crate) early: bool,
 }
 
-/// What the stream amounts to.
+/// Content of the stream.
 #[derive(Debug)]
 pub(crate) enum Item<T = Transaction> {
     Transaction(T),
-    /// A marker of ours; everything committed before it has come.
+    /// One of our markers; everything committed before it has arrived.
     Marker {
         text: String,
         end: Lsn,
     },
-    /// Nothing of interest up to here.
+    /// The stream has nothing to apply up to this position.
     Position(Lsn),
 }
 
-/// Puts transactions together.
+/// Assembles transactions.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     inventory: HashMap<u32, TableDef>,
     tables: HashMap<u32, Option<Arc<Table>>>,
     open: Option<Transaction>,
     marker: Option<String>,
-    /// What ends up to here is early.
+    /// Transactions that end up to this position are early.
     horizon: Lsn,
-    /// The open transaction was brought by us from the other side: it carries a stamp of ours.
+    /// True if we replayed the open transaction from the other side: it carries one of our stamps.
     ours: bool,
 }
 
 impl Assembler {
-    /// What commits up to the `horizon` is early.
+    /// Makes an assembler; transactions that commit up to the `horizon` are early.
     pub(crate) fn new(inventory: &Inventory, horizon: Lsn) -> Assembler {
         let inventory = inventory.tables.iter().map(|table| (table.oid, table.clone())).collect();
         Assembler { inventory, tables: HashMap::new(), open: None, marker: None, horizon, ours: false }
     }
 
-    /// Takes the next message; `size` is what it took on the wire.
+    /// Takes the next message; `size` is its size in the stream, in bytes.
     pub(crate) fn take(&mut self, message: Message, size: u64) -> Result<Option<Item>, Error> {
         match message {
             Message::Begin { xid, .. } => {
@@ -128,7 +128,7 @@ impl Assembler {
                 }
             }
             Message::Truncate { relations, restart_identity, .. } => {
-                // With CASCADE the tables that it reached are in the list.
+                // With CASCADE, the list includes the tables that CASCADE reached.
                 let found: Result<Vec<_>, _> = relations.into_iter().map(|relation| self.table(relation)).collect();
                 let tables: Vec<_> = found?.into_iter().flatten().collect();
                 if !tables.is_empty() {
@@ -168,7 +168,8 @@ impl Assembler {
         known.cloned().ok_or_else(|| Error::Pgoutput(format!("a change of relation {oid}, which was not described")))
     }
 
-    /// The stream describes a table before its first change, and again after anything about it changed.
+    /// Takes the description of a table, which the stream sends before its first change, and again after a change of its
+    /// definition.
     fn relation(&mut self, relation: Relation) -> Result<(), Error> {
         if relation.schema == OUR_SCHEMA {
             self.tables.insert(relation.oid, None);
@@ -191,10 +192,10 @@ impl Assembler {
 }
 
 impl Transaction {
-    /// What it touches, as far as the order of transactions depends on it.
+    /// Returns tokens of everything that it touches, as far as the order of transactions depends on it.
     ///
-    /// Replay runs with `session_replication_role=replica`, where foreign keys are not checked: no order follows from
-    /// them. Values of unique indexes that a change does not tell (old ones) stand for the whole index.
+    /// Replay runs with `session_replication_role=replica`, which does not check foreign keys, so they imply no order. If a
+    /// change does not contain the (old) values of a unique index, it takes a token for the whole index.
     pub(crate) fn tokens(&mut self) -> Vec<Token> {
         if let Some(told) = self.told.take() {
             return told;
@@ -232,7 +233,7 @@ impl Transaction {
     }
 }
 
-/// What the inventory says of a table that a source of changes describes.
+/// The inventory's definition of a table that a source of changes describes.
 pub(super) fn described<'i>(
     inventory: &'i HashMap<u32, TableDef>,
     oid: u32,
@@ -247,7 +248,7 @@ pub(super) fn described<'i>(
     Ok(def)
 }
 
-/// It is described with other columns than it had.
+/// Makes the error for a table whose columns have changed.
 pub(super) fn other_columns(def: &TableDef) -> Error {
     Error::SchemaChanged(format!("table {} has other columns", def.display()))
 }
@@ -260,10 +261,11 @@ fn whole_indexes(table: &Table, tokens: &mut Vec<Token>) {
 fn row_token(table: &Table, row: &Tuple, tokens: &mut Vec<Token>) {
     let oid = table.def.oid;
     let token = match &table.key {
-        // Rows are the table's index 0: where equality cannot be told, one row may be any.
+        // The rows of a table are its index 0. If equality is not visible, the token stands for all rows.
         Some(key) if !key.iter().all(|column| table.def.plain(*column)) => Token::Index { table: oid, index: 0 },
         Some(key) => Token::Row { table: oid, key: hash(key.iter().map(|column| &row[*column])) },
-        // Without a key a row is found by its text, all of it; an unchanged value that was not sent could be any.
+        // Without a key, a row is identified by all its text; if an unchanged value was not sent, the token stands for all
+        // rows.
         None if row.contains(&Value::Unchanged) => Token::Index { table: oid, index: 0 },
         None => Token::Row { table: oid, key: hash(row.iter()) },
     };
@@ -374,7 +376,7 @@ pub(crate) mod tests {
         assert!(matches!(taken[..], [Token::Row { .. }, Token::Index { table: 5, index: 9 }]), "{taken:?}");
     }
 
-    /// What becomes of an update that commits at 12, with this horizon.
+    /// Returns the writes for an update that commits at 12, with this horizon.
     fn brought(def: &TableDef, horizon: Lsn, old: Option<Tuple>, new: Tuple) -> Vec<Write> {
         let update = Message::Update { relation: 5, old, new };
         match transaction(&mut assembler_with(def, horizon), vec![update]) {

@@ -1,4 +1,4 @@
-//! The facts of a database that capture needs, asked from the server by the session that is captured: with its rights, its
+//! Facts of a database that capture needs. The captured session itself asks the server for them: with its rights, its
 //! search path and its temporary tables.
 
 use super::Meant;
@@ -6,19 +6,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 
-/// Functions of the server itself that write rows, or run texts that may.
+/// Functions of the server itself that write rows, or that run texts that may write.
 const WRITE: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
     lo_truncate64,query_to_xml,query_to_xmlschema,query_to_xml_and_xmlschema,cursor_to_xml,cursor_to_xmlschema,ts_stat,\
     ts_rewrite,database_to_xml,schema_to_xml,table_to_xml}'";
 
-/// Settings, beside `search_path`, on which it depends what a text means.
+/// Settings, beside `search_path`, that change the meaning of a text.
 const SAID: &str = "'{TimeZone,timezone_abbreviations,DateStyle,IntervalStyle,bytea_output,extra_float_digits,\
     standard_conforming_strings,array_nulls,transform_null_equals,xmlbinary,xmloption}'";
 
-/// Every row: what it is about, and seven texts. Lists of columns are numbers with spaces.
+/// Builds the question. Every row of the answer: its subject, and seven texts. Lists of columns are numbers with
+/// spaces.
 fn question() -> String {
     let user = "n.nspname <> 'information_schema' AND n.nspname !~ '^pg_(catalog|toast)' AND n.nspname <> 'stillpoint'";
-    // Whether the server can hash a type in two ways: itself, what it is binary compatible with, or its elements.
+    // True if the server can hash a type: the type itself, one that it is binary compatible with, or its elements.
     let hash = |oid: &str| {
         format!(
             "EXISTS (SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_amproc p ON p.amprocfamily = o.opcfamily \
@@ -93,24 +94,24 @@ fn question() -> String {
     )
 }
 
-/// The question's text, made once.
+/// The question's text, built once.
 pub(crate) static QUESTION: std::sync::LazyLock<String> = std::sync::LazyLock::new(question);
 
-/// What the answer says.
+/// Facts in the answer.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) catalogue: Catalogue,
-    /// Tables whose rows count in the audit, as an array's text.
+    /// Tables whose rows count in the audit, as the text of an array.
     pub(crate) audited: String,
-    /// Constraints may be checked as late as at COMMIT.
+    /// True if constraints may be checked as late as at COMMIT.
     pub(crate) defers: bool,
     /// Prepared statements of the session: name, text, types of the parameters.
     pub(crate) statements: Vec<(Vec<u8>, Vec<u8>, Vec<u32>)>,
-    /// Tables that cannot be captured whatever the statement, and why.
+    /// Tables of which not all writes can be captured, and the reasons.
     pub(crate) uncovered: Vec<(String, String)>,
-    /// Why nothing of this session can be captured.
+    /// Reason why nothing of this session can be captured.
     pub(crate) refused: Option<String>,
-    /// What the texts of this session mean.
+    /// Settings and role that give this session's texts their meaning.
     pub(crate) meant: Meant,
 }
 
@@ -137,7 +138,7 @@ fn number(row: &Row, at: usize) -> u32 {
     text(row, at).parse().unwrap_or(0)
 }
 
-/// Makes the facts of the answer's rows.
+/// Builds the facts from the answer's rows.
 pub(crate) fn read(rows: &[Row]) -> Facts {
     let of = |kind: &'static str| rows.iter().filter(move |row| text(row, 0) == kind);
     let mut path: Vec<(u32, String)> = of("path").map(|row| (number(row, 2), text(row, 1))).collect();
@@ -232,12 +233,12 @@ fn statement(row: &Row) -> (Vec<u8>, Vec<u8>, Vec<u32>) {
     (bytes(1), bytes(2), types)
 }
 
-/// The question of [`capturable`], for one query.
+/// Text of the question whose answer [`capturable`] reads, for one query.
 pub fn capturable_question() -> &'static str {
     &QUESTION
 }
 
-/// What can be captured of a database by whoever asked, as the rows tell that answer the [`capturable_question`].
+/// Reads the answer to the [`capturable_question`]: what the role that asked can have captured of a database.
 pub fn capturable(rows: &[Vec<Option<String>>]) -> Capturable {
     let bytes = |row: &Vec<Option<String>>| row.iter().map(|value| value.clone().map(String::into_bytes)).collect();
     let rows: Vec<Row> = rows.iter().map(bytes).collect();
@@ -251,31 +252,32 @@ pub fn capturable(rows: &[Vec<Option<String>>]) -> Capturable {
     Capturable { refused, tables: uncovered.into_iter().map(limit).collect(), defaults }
 }
 
-/// What can be captured of a database.
+/// Parts of a database that can be captured, and their limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capturable {
-    /// Why nothing of it can.
+    /// Reason why nothing of it can be captured.
     pub refused: Option<String>,
-    /// Tables of which not everything can.
+    /// Tables that can be captured only in part or not at all.
     pub tables: Vec<Limit>,
-    /// Tables with a column whose default is computed anew each time: a statement that leaves it to that cannot be repeated.
+    /// Tables with a column whose default is computed each time: a statement that uses it cannot be repeated. Table and
+    /// column.
     pub defaults: Vec<(String, String)>,
 }
 
-/// A table of which not everything can be captured.
+/// A table that can be captured only in part or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit {
-    /// Schema and name.
+    /// Schema and name of the table.
     pub table: String,
-    /// Why.
+    /// Reason for the limit.
     pub why: String,
-    /// Whether new rows can be captured all the same.
+    /// True if new rows can be captured all the same.
     pub added_to: bool,
 }
 
 const ADDED_ONLY: &str = "rows can only be added: it has no key whose values can be hashed";
 
-/// Why no write of a table can be captured.
+/// Returns the table and the reason if not all writes of it can be captured.
 fn uncovered(table: &Table) -> Option<(String, String)> {
     if table.temporary || table.kind.is_some() {
         return None;

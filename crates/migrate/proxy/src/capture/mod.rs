@@ -3,14 +3,14 @@
 //! ```text
 //! session: COMMIT is to be sent ──stamp──▶ open ──its reply──▶ resolved ──all lower ones resolved──▶ follower
 //!                                           │ the reply never came
-//!                                           └───────────────────────▶ broken off: the follower is told why
+//!                                           └───────────────────────▶ broken off: the follower gets the reason
 //! ```
 //!
-//! Whoever writes what is not captured breaks the capture off, never the client: see [`Capture::break_off`].
+//! A write that cannot be captured breaks the capture off, never its client: see [`Capture::break_off`].
 //!
-//! Where statements are asked for too, the follower is told of each transaction before its first operation is sent
-//! ([`Told::Begins`]) and when its snapshot is known, in one order with what was committed: of what comes after that it
-//! is not said whether the snapshot saw it, of what came before it did.
+//! Where statements are asked for too, the follower gets a report of each transaction before its first operation is
+//! sent ([`Told::Begins`]) and when its snapshot is known, in one order with the commits. The snapshot saw the commits
+//! that were reported before it; it may or may not have seen later ones.
 
 pub(crate) mod facts;
 
@@ -22,30 +22,30 @@ use stillpoint_migrate_capture::{Action, Table};
 use stillpoint_migrate_replay::Token;
 use tokio::sync::Notify;
 
-/// What may wait for a slow follower.
+/// Most bytes that may wait for a slow follower.
 const WAITING_BYTES_MAX: usize = 256 << 20;
 
-/// What one thing told of a running transaction counts among these.
+/// Bytes that one report of a running transaction counts among these.
 const TOLD_BYTES: usize = 64;
 
 /// One written row.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) table: Arc<Table>,
-    /// Positions of the columns that the values are of.
+    /// Positions of the columns that the values belong to.
     pub(crate) columns: Arc<Vec<usize>>,
     pub(crate) action: Action,
     pub(crate) values: Vec<Option<String>>,
 }
 
-/// What a transaction has written.
+/// Changes of one transaction.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// Its number at the server.
+    /// Transaction number (xid) at the server.
     pub(crate) xid: String,
     pub(crate) changes: Vec<Change>,
     pub(crate) tokens: Vec<Token>,
-    /// What its client sent, where statements are captured.
+    /// Statements of its client, where statements are captured.
     pub(crate) spoken: Option<Spoken>,
     pub(crate) bytes: usize,
 }
@@ -53,39 +53,39 @@ pub(crate) struct Written {
 /// The statements of a transaction, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Spoken {
-    /// Under which its snapshot was told; none for what could not write.
+    /// Number under which its snapshot was reported; none for a transaction that could not write.
     pub(crate) running: Option<u64>,
-    /// Texts, and whether they write.
+    /// Texts, each with true if it writes.
     pub(crate) operations: Vec<(bool, String)>,
     pub(crate) meant: Arc<Meant>,
 }
 
-/// On what it depends what the texts of a session mean and may do.
+/// Settings and role that decide what the texts of a session mean and may do.
 #[derive(Debug, Default)]
 pub(crate) struct Meant {
-    /// What to SELECT so that another session has the same settings.
+    /// List for a SELECT that gives another session the same settings.
     pub(crate) settings: String,
-    /// The role that it has.
+    /// Role of the session.
     pub(crate) role: String,
 }
 
-/// What is told of a transaction that runs.
+/// Report of a running transaction.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// Its first operation is sent next.
+    /// The first operation of the transaction is sent next.
     Begins(u64),
-    /// Its snapshot, as the server writes it.
+    /// Snapshot of the transaction, as the server writes it.
     Began(u64, String),
-    /// It is over without having been committed.
+    /// The transaction is over and was not committed.
     Ended(u64),
 }
 
-/// What comes next.
+/// Next item for the follower.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The transaction of this stamp; empty when it was rolled back after all.
+    /// The transaction of this stamp; empty if it was rolled back after all.
     Written(u64, Written),
-    /// What transactions do that run.
+    /// Report of a running transaction.
     Told(Told),
     /// Nothing more comes, for this reason.
     Over(String),
@@ -95,7 +95,7 @@ pub(crate) enum Next {
 struct State {
     /// The last stamp that was taken.
     last: u64,
-    /// Stamps taken and not ready to be handed on; with what was written once that is known.
+    /// Stamps taken and not ready to be handed on, each with its changes once they are known.
     open: BTreeMap<u64, Option<Written>>,
     ready: VecDeque<Next>,
     running: u64,
@@ -125,14 +125,14 @@ pub(crate) struct Capture {
     changed: Notify,
 }
 
-/// Memory for messages that are looked at whole, of all captured sessions together.
+/// Memory for messages that are held whole, shared by all captured sessions.
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     pub(crate) held: Arc<AtomicUsize>,
     pub(crate) most: usize,
 }
 
-/// What something takes of the memory for all of its kind; given back when dropped.
+/// Share of a common amount of memory; given back when dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     bytes: usize,
@@ -140,7 +140,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// It holds so much now; an error when all together hold too much.
+    /// Sets the share to `bytes`; an error if all shares together are too large.
     pub(crate) fn set(&mut self, capture: &Capture, bytes: usize) -> Result<(), String> {
         let of = self.of.get_or_insert_with(|| Arc::clone(&capture.uncommitted));
         let before = std::mem::replace(&mut self.bytes, bytes);
@@ -164,7 +164,7 @@ impl Drop for Held {
 }
 
 impl Capture {
-    /// Of rows, and of `statements` too.
+    /// Captures rows, and with `statements` the statements too.
     pub(crate) fn new(statements: bool, memory: Memory) -> Capture {
         Capture {
             live: AtomicBool::new(true),
@@ -176,19 +176,19 @@ impl Capture {
         }
     }
 
-    /// Room for a message; none when all together would take more than there is.
+    /// Reserves room for a message; `None` if all messages together would take too much.
     pub(crate) fn room_for(&self, bytes: usize) -> Option<Held> {
         let all = self.memory.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let held = Held { bytes, of: Some(Arc::clone(&self.memory.held)) };
         (all <= self.memory.most).then_some(held)
     }
 
-    /// Whether statements are captured.
+    /// Returns true if statements are captured.
     pub(crate) fn of_statements(&self) -> bool {
         self.statements
     }
 
-    /// A transaction is about to send its first operation.
+    /// Records that a transaction is about to send its first operation.
     pub(crate) fn begins(self: &Arc<Self>) -> Running {
         let id = {
             let mut state = lock(&self.state);
@@ -206,12 +206,12 @@ impl Capture {
         self.changed.notify_one();
     }
 
-    /// Whether statements are still to be captured.
+    /// Returns true until the capture ends.
     pub(crate) fn is_live(&self) -> bool {
         self.live.load(Ordering::Acquire)
     }
 
-    /// Ends it: something is not captured, or nobody wants it any more. The first reason is the one that is told.
+    /// Ends the capture: something cannot be captured, or no follower wants it any more. The first reason is reported.
     pub(crate) fn break_off(&self, why: String) {
         let mut state = lock(&self.state);
         if state.over.is_none() {
@@ -225,7 +225,7 @@ impl Capture {
         self.changed.notify_one();
     }
 
-    /// Tables whose rows cannot be captured whatever the statement; a write to them breaks the capture off.
+    /// Records tables of which not all writes can be captured, and the reasons; such a write breaks the capture off.
     pub(crate) fn note_uncovered(&self, tables: impl IntoIterator<Item = (String, String)>) {
         lock(&self.state).uncovered.extend(tables);
     }
@@ -234,7 +234,7 @@ impl Capture {
         lock(&self.state).uncovered.iter().cloned().collect()
     }
 
-    /// Why it is over.
+    /// Reason why the capture is over.
     pub(crate) fn over(&self) -> Option<String> {
         lock(&self.state).over.clone()
     }
@@ -244,7 +244,7 @@ impl Capture {
         lock(&self.state).last
     }
 
-    /// Takes the next stamp: COMMIT is sent next, and all replies before it have arrived.
+    /// Takes the next stamp. The caller must send COMMIT next, and all replies before it must have arrived.
     pub(crate) fn stamp(self: &Arc<Self>) -> Stamped {
         let mut state = lock(&self.state);
         state.last += 1;
@@ -253,7 +253,7 @@ impl Capture {
         Stamped { capture: self.clone(), stamp, resolved: false }
     }
 
-    /// What comes next in the order of stamps. One caller at a time.
+    /// Next item in the order of stamps. Only one caller at a time.
     pub(crate) async fn next(&self) -> Next {
         loop {
             let changed = self.changed.notified();
@@ -275,7 +275,7 @@ impl Capture {
     }
 }
 
-/// The stamp of a COMMIT that is under way. Dropped before its reply is known it breaks the capture off.
+/// The stamp of a COMMIT that is under way. If it is dropped before the reply is known, it breaks the capture off.
 #[derive(Debug)]
 pub(crate) struct Stamped {
     capture: Arc<Capture>,
@@ -284,7 +284,7 @@ pub(crate) struct Stamped {
 }
 
 impl Stamped {
-    /// The reply has come: what was written, or nothing when it was rolled back.
+    /// Records the reply: the changes, or nothing if the transaction was rolled back.
     pub(crate) fn resolve(mut self, written: Written) {
         self.resolved = true;
         let mut state = lock(&self.capture.state);
@@ -308,7 +308,7 @@ impl Stamped {
     }
 }
 
-/// A transaction of which was told that it begins. Dropped without having been committed it is told to have ended.
+/// A transaction whose begin was reported. If it is dropped without a commit, its end is reported.
 #[derive(Debug)]
 pub(crate) struct Running {
     capture: Arc<Capture>,
@@ -317,12 +317,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Its snapshot is known.
+    /// Reports its snapshot.
     pub(crate) fn began(&self, snapshot: String) {
         self.capture.tell(Told::Began(self.id, snapshot));
     }
 
-    /// It was committed: what is told of it next is what it wrote.
+    /// Ends it with a commit: the next report of it is its changes.
     pub(crate) fn committed(mut self) -> u64 {
         self.over = true;
         self.id

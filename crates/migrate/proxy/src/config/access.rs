@@ -1,14 +1,15 @@
-//! Who may connect from where: the servers see the proxy's address, so the proxy has to look at the clients'.
+//! Rules for clients' connections: the servers see only the proxy's address, so the proxy must check the clients'
+//! addresses.
 
 use serde::Deserialize;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// One rule.
+/// Rule for connections.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// What happens to who fits.
+    /// Result for a connection that matches.
     #[serde(default)]
     pub action: Action,
     /// Names of databases; none means all.
@@ -20,47 +21,47 @@ pub struct Rule {
     /// Networks (`10.0.0.0/8`) and addresses, `local` for sockets; none means everywhere.
     #[serde(default)]
     pub from: Vec<Network>,
-    /// Whether the rule is about encrypted connections only.
+    /// Encryption that the rule needs to match.
     #[serde(default)]
     pub tls: TlsNeed,
 }
 
-/// What a rule does.
+/// Result of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// The client may connect; the server still asks it for its password.
     #[default]
     Allow,
-    /// It may not.
+    /// The client may not connect.
     Reject,
 }
 
-/// Which connections a rule is about.
+/// Connections that a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TlsNeed {
-    /// All.
+    /// All connections.
     #[default]
     Any,
-    /// Those with TLS, and sockets of this machine.
+    /// Connections with TLS, and sockets of this machine.
     Required,
 }
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Origin {
     /// A socket of this machine.
     Local,
-    /// An address.
+    /// TCP address of the client.
     Address(IpAddr),
 }
 
-/// A network of this length is one host's or one customer's, with all of its addresses.
+/// An IPv6 network of this length belongs to one host or one customer, with all of its addresses.
 const IPV6_HOST_BITS: u32 = 64;
 
 impl Origin {
-    /// The same for all addresses that one host can have.
+    /// Returns the same origin for all addresses that one host can have.
     pub(crate) fn host(self) -> Origin {
         match self {
             Origin::Local => Origin::Local,
@@ -90,11 +91,11 @@ impl fmt::Display for Origin {
 pub enum Network {
     /// Sockets of this machine.
     Local,
-    /// Addresses that agree in so many bits.
+    /// Addresses that agree in this many leading bits.
     Bits(IpAddr, u8),
 }
 
-/// What stands before the IPv4 address in `::ffff:10.0.0.1`.
+/// Length in bits of the prefix before the IPv4 address in `::ffff:10.0.0.1`.
 const MAPPED_BITS: u8 = 96;
 
 impl TryFrom<String> for Network {
@@ -115,7 +116,7 @@ impl TryFrom<String> for Network {
         if bits > most {
             return Err(wrong());
         }
-        // Clients' addresses are looked at in their short form: an IPv4 address in its IPv6 clothes would match none.
+        // Clients' addresses are compared in their short form: an IPv4 address in IPv6 form would match none.
         match address.to_canonical() {
             short @ IpAddr::V4(_) if address.is_ipv6() => match bits.checked_sub(MAPPED_BITS) {
                 Some(bits) => Ok(Network::Bits(short, bits)),
@@ -154,7 +155,7 @@ fn agree(a: u128, b: u128, width: u32, bits: u8) -> bool {
 }
 
 impl Rule {
-    /// Returns true if it is about every connection, so that no rule behind it decides anything.
+    /// Returns true if it matches every connection, so that no rule after it has an effect.
     pub(crate) fn fits_all(&self) -> bool {
         let everywhere = self.from.is_empty() || Network::EVERYWHERE.iter().all(|network| self.from.contains(network));
         self.databases.is_empty() && self.users.is_empty() && everywhere && self.tls == TlsNeed::Any
@@ -169,7 +170,7 @@ impl Rule {
     }
 }
 
-/// What surprises about rules, one line each.
+/// Problems of the rules that may surprise the operator, one line each.
 pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut warnings = Vec::new();
     let deciding = rules.iter().position(Rule::fits_all).map_or(rules.len(), |at| at + 1);
@@ -186,7 +187,7 @@ pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     warnings
 }
 
-/// Whether a client may connect. Without rules, those of this machine may.
+/// Returns true if a client may connect. Without rules, only clients of this machine may.
 pub(crate) fn allows(rules: &[Rule], database: &str, user: &str, origin: Origin, tls: bool) -> bool {
     if rules.is_empty() {
         return match origin {

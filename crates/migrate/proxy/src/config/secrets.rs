@@ -1,14 +1,15 @@
-//! Files that hold secrets: who may read them, and what stands in them.
+//! Checks of files that hold secrets: their permissions and their contents.
 
 use super::Config;
 use crate::verifiers;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Others may read or change it, or its group may change it. A group that may only read it is the choice of the operator.
+/// Mode bits by which other users may read or change a file, or its group may change it. A group that may only read it
+/// is the operator's choice.
 const UNSAFE_MODE: u32 = 0o027;
 
-/// What is wrong with the files of secrets that a configuration names, one line each.
+/// Problems of the files of secrets that a configuration names, one line each.
 pub(crate) fn warnings(config: &Config) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(tls) = &config.tls {

@@ -1,4 +1,4 @@
-//! What is understood, and what is refused by name.
+//! Tests: valid configurations, and ones that are refused by name.
 
 use super::*;
 

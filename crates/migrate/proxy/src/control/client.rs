@@ -1,4 +1,4 @@
-//! The side that asks.
+//! Client side of the control socket.
 
 use super::{Reply, Request};
 use std::path::{Path, PathBuf};
@@ -6,40 +6,40 @@ use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-/// The proxy could not be asked.
+/// A request to the proxy failed.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// Nobody is there, or may not be spoken to.
+    /// The connection failed: no proxy listens, or the caller has no permission.
     #[error("cannot reach the proxy at {}", path.display())]
     Connect {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
-    /// It went away.
+    /// The proxy closed the connection.
     #[error("the proxy closed the control connection")]
     Closed,
     /// The connection broke.
     #[error("control connection")]
     Io(#[from] std::io::Error),
-    /// It is of another version.
+    /// The proxy is of another version.
     #[error("the proxy's reply is not understood: {0}")]
     NotUnderstood(String),
-    /// It said no; nothing has changed.
+    /// The proxy refused the request; nothing has changed.
     #[error("{0}")]
     Refused(String),
 }
 
-/// A connection to a proxy. Dropping it ends a pause that was asked for by it.
+/// A connection to a proxy. Dropping it ends a pause that it asked for.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
-    /// The beginning of a line.
+    /// Received part of a line.
     line: Vec<u8>,
-    /// Requests whose replies nobody has waited for to the end.
+    /// Requests whose replies were not waited for to the end.
     owed: usize,
-    /// A request has been sent in part.
+    /// True if a request was sent only in part.
     broken: bool,
 }
 
@@ -51,12 +51,12 @@ impl Client {
         Ok(Client { stream: BufReader::new(stream), line: Vec::new(), owed: 0, broken: false })
     }
 
-    /// The next line of a capture. Nothing is lost when this is dropped before it is there.
+    /// Returns the next line of a capture. Nothing is lost if the future is dropped before the line is complete.
     pub async fn next(&mut self) -> Result<Reply, ControlError> {
         Reply::of_line(&self.line().await?)
     }
 
-    /// The same as it came, with its end, for [`Reply::of_line`].
+    /// Returns the next line unchanged, with its newline, for [`Reply::of_line`].
     pub async fn line(&mut self) -> Result<Vec<u8>, ControlError> {
         self.stream.read_until(b'\n', &mut self.line).await?;
         if !self.line.ends_with(b"\n") {
@@ -65,8 +65,8 @@ impl Client {
         Ok(std::mem::take(&mut self.line))
     }
 
-    /// Asks, and waits for the reply; a refusal is an error. Dropped before it is there, the next question waits for both
-    /// replies and takes its own.
+    /// Sends a request and waits for the reply; a refusal is an error. If the future is dropped before the reply
+    /// arrives, the next request waits for both replies and returns its own.
     pub async fn ask(&mut self, request: &Request) -> Result<Reply, ControlError> {
         let mut line =
             serde_json::to_string(request).map_err(|error| ControlError::NotUnderstood(error.to_string()))?;
@@ -91,7 +91,7 @@ impl Client {
 }
 
 impl Reply {
-    /// From a line of a control connection.
+    /// Parses a line of a control connection.
     pub fn of_line(line: &[u8]) -> Result<Reply, ControlError> {
         serde_json::from_slice(line)
             .map_err(|_| ControlError::NotUnderstood(String::from_utf8_lossy(line).trim_end().to_owned()))

@@ -1,6 +1,7 @@
 //! The control socket: one JSON object a line, a request and its reply in turn.
 //!
-//! The connection that asked for a pause holds it: when it ends, or the limit is reached, the sessions go on where they are.
+//! The connection that asked for a pause holds it: when it ends, or the limit is reached, the sessions go on at the
+//! source.
 
 mod client;
 pub mod rows;
@@ -14,76 +15,77 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What the proxy can be asked.
+/// Request to the proxy.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Tenants, sessions, counters.
+    /// Report tenants, sessions and counters.
     Status,
-    /// Know a tenant, as if a client of it had come: a database that `*` stands for is among the tenants from then on.
+    /// Register a tenant, as if a client of it had connected: a database that `*` stands for is then among the tenants.
     Know {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
     },
     /// Open a counterpart at the target for every session of a tenant, and keep it alike.
     Prepare {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
-        /// Where it may go.
+        /// Server that the tenant may move to.
         target: TargetSpec,
         /// Stored passwords of roles (`rolname` and `rolpassword` of `pg_authid`), for targets that ask for passwords.
         #[serde(default)]
         verifiers: BTreeMap<String, String>,
-        /// Sessions that are not ready by then are reported as waiting.
+        /// Time limit in milliseconds; sessions that are not ready by then are reported as waiting.
         #[serde(default = "default_prepare_ms")]
         limit_ms: u64,
-        /// It was asked a moment ago: counterparts that are good stay, and only sessions that were not ready are asked.
+        /// Set if it was asked a moment ago: good counterparts stay, and only sessions that were not ready are asked.
         #[serde(default)]
         again: bool,
     },
-    /// Capture what the sessions of a tenant write. After [`Reply::Capturing`] this connection brings one line for each
-    /// committed transaction; when it ends, so does the capture.
+    /// Capture the writes of a tenant's sessions. After [`Reply::Capturing`] this connection gets one line for each
+    /// committed transaction; the capture ends with the connection.
     Capture {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
-        /// Sessions whose transaction has not ended by then are named, and nothing is captured.
+        /// Time limit in milliseconds; if a transaction has not ended by then, its session is named, and nothing is
+        /// captured.
         #[serde(default = "default_prepare_ms")]
         limit_ms: u64,
-        /// Capture the statements that clients send as well, with what their transactions saw.
+        /// Capture the statements that clients send as well, with the snapshots of their transactions.
         #[serde(default)]
         statements: bool,
     },
-    /// Stand by: take over when the proxy is gone. This connection brings one more reply whenever the configuration has been
-    /// read anew; when it ends, the asker does not stand by any longer, or it is time to look who serves.
+    /// Stand by: take over when the proxy is gone. This connection gets one more reply after each reload of the
+    /// configuration. When it ends, the caller no longer stands by, or must check which proxy serves.
     StandBy {
-        /// The asker's configuration, as its file has it.
+        /// Text of the caller's configuration file.
         config: String,
     },
-    /// How far the capture of a tenant is.
+    /// Report the progress of a tenant's capture.
     Captured {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
     },
     /// Let no transaction begin, and wait until none is open.
     Pause {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
-        /// After this time everything goes on at the source, whatever has been reached.
+        /// Time limit in milliseconds; after it everything goes on at the source, in any state of the pause.
         limit_ms: u64,
     },
     /// Put the target in service; only while paused.
     Switch {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
     },
     /// End the pause: go on at the source.
     Resume {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
     },
     /// Forget the target and close the counterparts.
     Abandon {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
     },
 }
@@ -115,9 +117,9 @@ impl fmt::Debug for Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum TargetSpec {
-    /// `[servers.NAME]` of the configuration.
+    /// Name of a section `[servers.NAME]` of the configuration.
     Name(String),
-    /// As it would stand there.
+    /// Values as in such a section.
     Server(Server),
 }
 
@@ -125,118 +127,119 @@ fn default_prepare_ms() -> u64 {
     10_000
 }
 
-/// A session and what is to be said of it.
+/// A session and a remark about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remark {
     /// Number of the session.
     pub id: u32,
-    /// Its user.
+    /// User of the session.
     pub user: String,
-    /// What is to be said.
+    /// Text of the remark.
     pub why: String,
-    /// For how long it has been busy.
+    /// Time for which it has been busy, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction_ms: Option<u64>,
 }
 
-/// What the proxy answers.
+/// Reply of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
-    /// To [`Request::Status`].
+    /// Reply to [`Request::Status`].
     Status(Status),
-    /// To [`Request::Know`]: the configuration has it.
+    /// Reply to [`Request::Know`]: the configuration has the tenant.
     Known,
-    /// To [`Request::Prepare`].
+    /// Reply to [`Request::Prepare`].
     Prepared {
-        /// Sessions whose counterpart carries what they carry.
+        /// Number of sessions whose counterpart carries the same state.
         sessions: usize,
-        /// Busy at the moment; they follow as soon as they are not.
+        /// Sessions that are busy at the moment; they follow when they are not.
         waiting: Vec<Remark>,
-        /// They hold what cannot be taken along.
+        /// Sessions that hold state that cannot be moved.
         pinned: Vec<Remark>,
-        /// Their counterpart could not be made.
+        /// Sessions whose counterpart could not be made.
         failed: Vec<Remark>,
     },
-    /// To [`Request::Capture`]: every commit from now on comes on this connection, in order.
+    /// Reply to [`Request::Capture`]: from now on this connection gets every commit, in order.
     Capturing {
-        /// Sessions that there are.
+        /// Number of sessions.
         sessions: usize,
-        /// Tables whose rows cannot be captured, and why: a write to one ends the capture. Known once there is a session.
+        /// Tables of which not all writes can be captured, and the reasons: such a write ends the capture. Known once
+        /// there is a session.
         uncovered: Vec<(String, String)>,
     },
     /// A table, before the first transaction that wrote to it.
     Table(rows::TableShape),
-    /// A committed transaction; empty when it was rolled back after its stamp was taken.
+    /// A committed transaction; empty if it was rolled back after its stamp was taken.
     Syncset(rows::Syncset),
-    /// Where statements are captured: a transaction's first operation is sent next.
+    /// A transaction's first operation is sent next; only where statements are captured.
     Begins {
-        /// Its number here, used once.
+        /// Number of the transaction here, used once.
         running: u64,
     },
     /// A transaction has its snapshot.
     Began {
-        /// Its number here.
+        /// Number of the transaction here.
         running: u64,
-        /// What it sees, as `pg_current_snapshot()` says it.
+        /// Snapshot in the format of `pg_current_snapshot()`.
         snapshot: String,
     },
     /// A transaction is over and was not committed.
     Ended {
-        /// Its number here.
+        /// Number of the transaction here.
         running: u64,
     },
     /// Nothing more is captured.
     CaptureOver {
-        /// Why.
+        /// Reason for the end.
         why: String,
     },
-    /// To [`Request::StandBy`].
+    /// Reply to [`Request::StandBy`].
     StandingBy {
-        /// The configuration in force, as its file has it.
+        /// Text of the active configuration file.
         config: String,
     },
-    /// To [`Request::Captured`].
+    /// Reply to [`Request::Captured`].
     Captured {
-        /// The last stamp that was taken. When no transaction is open, nothing later comes than this.
+        /// The last stamp that was taken. If no transaction is open, no later one follows.
         stamp: u64,
-        /// Why it is over.
+        /// Reason why the capture is over.
         over: Option<String>,
     },
-    /// To [`Request::Pause`]: no transaction is open.
+    /// Reply to [`Request::Pause`]: no transaction is open.
     Drained {
-        /// How long that took.
+        /// Time until then, in microseconds.
         waited_us: u64,
     },
-    /// To [`Request::Pause`]: these would not stop; all go on.
+    /// Reply to [`Request::Pause`]: these sessions did not stop; all sessions go on.
     Blocked {
-        /// Who, and why.
+        /// Sessions, with the reasons.
         sessions: Vec<Remark>,
     },
-    /// To [`Request::Switch`].
+    /// Reply to [`Request::Switch`].
     Switched {
-        /// Sessions that there were.
+        /// Number of sessions at the switch.
         sessions: usize,
-        /// Those that did not come along; they were closed.
+        /// Sessions that could not be moved; they were closed.
         failed: Vec<Remark>,
     },
-    /// To [`Request::Resume`].
+    /// Reply to [`Request::Resume`].
     Resumed,
-    /// To [`Request::Abandon`].
+    /// Reply to [`Request::Abandon`].
     Abandoned,
     /// The request was refused; nothing has changed.
     Error {
-        /// Why.
+        /// Reason for the refusal.
         message: String,
     },
 }
 
-/// What goes on.
+/// State of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Databases that have sessions, are configured, or have moved.
     pub tenants: Vec<TenantStatus>,
-    /// Sessions.
+    /// All sessions.
     pub sessions: Vec<SessionStatus>,
     /// Sums since the proxy started.
     pub counters: CounterStatus,
@@ -245,62 +248,63 @@ pub struct Status {
     pub standby: Option<i32>,
 }
 
-/// A tenant.
+/// State of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantStatus {
     /// Name, as clients ask for it.
     pub name: String,
-    /// Where it is.
+    /// Server that it is on.
     pub server: Server,
-    /// Whether transactions begin.
+    /// Phase of a move.
     pub phase: Phase,
-    /// Where it may go.
+    /// Server that it may move to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Server>,
-    /// How many of its statements took how long: less than so many microseconds, and no less than the entry before.
+    /// Pairs of an upper limit in microseconds and a count: that many statements took less, and no less than the limit
+    /// before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<(u64, u64)>,
 }
 
-/// What a tenant is in.
+/// Phase of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Nothing special.
+    /// No move is under way.
     Serving,
-    /// Its sessions have counterparts at a target.
+    /// Sessions have counterparts at a target.
     Prepared,
-    /// No transaction begins.
+    /// No transaction may begin.
     Paused,
 }
 
-/// A session.
+/// State of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
-    /// Number, and its process number for the client.
+    /// Number, which is also its process number for the client.
     pub id: u32,
-    /// Its tenant.
+    /// Name of the tenant.
     pub tenant: String,
-    /// Its user.
+    /// Name of the user.
     pub user: String,
-    /// The database that it asked for.
+    /// Name of the database that the client asked for.
     pub database: String,
-    /// Where its client is.
+    /// Address of its client.
     pub client: String,
-    /// What it does.
+    /// Current activity.
     pub state: Activity,
-    /// What it holds that cannot be taken along.
+    /// State that it holds and that cannot be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
     /// Process number of its server process, once it has logged in there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<u32>,
-    /// Whether it has a counterpart at the target that carries the same.
+    /// True if it has a counterpart at the target that carries the same state.
     pub prepared: bool,
-    /// For how long it has been busy.
+    /// Time for which it has been busy, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction_ms: Option<u64>,
-    /// Answers of ReadyForQuery that it has had.
+    /// Number of ReadyForQuery messages that it has received.
     #[serde(default)]
     pub statements: u64,
 }
@@ -308,13 +312,13 @@ pub struct SessionStatus {
 /// Sums since the proxy started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CounterStatus {
-    /// Answers of ReadyForQuery.
+    /// Number of ReadyForQuery messages.
     pub statements: u64,
     /// Bytes from clients.
     pub bytes_up: u64,
     /// Bytes to clients.
     pub bytes_down: u64,
-    /// How often the configuration was read anew.
+    /// Number of times that the configuration was reloaded.
     #[serde(default)]
     pub reloads: u64,
 }

@@ -1,4 +1,4 @@
-//! What a follower of a capture is told.
+//! Messages to the follower of a capture.
 
 use super::Reply;
 use crate::capture::Written;
@@ -8,43 +8,43 @@ use std::sync::Arc;
 use stillpoint_migrate_capture::{Action, Table};
 use stillpoint_migrate_replay::Token;
 
-/// A table, as far as its rows are captured.
+/// Shape of a table, for its captured rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableShape {
     /// Object identifier at the source.
     pub table: u32,
-    /// Schema.
+    /// Name of its schema.
     pub schema: String,
-    /// Name.
+    /// Name of the table.
     pub name: String,
     /// Columns that values are given for, in this order.
     pub columns: Vec<String>,
-    /// Which of them name a row.
+    /// Positions of those that name a row.
     pub key: Vec<usize>,
-    /// Which of them can be given at INSERT only (`GENERATED ALWAYS AS IDENTITY`).
+    /// Positions of those that can be given at INSERT only (`GENERATED ALWAYS AS IDENTITY`).
     pub insert_only: Vec<usize>,
 }
 
-/// What happened to a row.
+/// Kind of a change to a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Did {
-    /// It is new.
+    /// The row is new.
     Insert,
-    /// It is new or has been updated: the values are what it is now.
+    /// The row is new or was updated: the values are its current ones.
     Upsert,
-    /// It was updated; its key is what it was.
+    /// The row was updated; its key is unchanged.
     Update,
-    /// It is gone.
+    /// The row was deleted.
     Delete,
 }
 
 /// A written row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// Its table.
+    /// Object identifier of its table.
     pub table: u32,
-    /// What happened.
+    /// Kind of the change.
     pub did: Did,
     /// Values as text, NULL as null.
     pub values: Vec<Option<String>>,
@@ -62,24 +62,24 @@ pub enum Touched {
     Parent(u32, u32, u64),
     /// Table and index.
     Index(u32, u32),
-    /// The table.
+    /// Object identifier of a table.
     Table(u32),
-    /// Everything.
+    /// Conflicts with every token.
     Everything,
 }
 
 /// A committed transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Syncset {
-    /// Its place in the order of commits.
+    /// Place in the order of commits.
     pub stamp: u64,
-    /// Its number at the source, by which a snapshot tells whether it sees it.
+    /// Transaction number at the source, by which a snapshot shows if it sees the transaction.
     pub xid: String,
-    /// What it wrote, in order.
+    /// Written rows, in order.
     pub rows: Vec<Row>,
-    /// What it touched.
+    /// Tokens of what it touched.
     pub tokens: Vec<Touched>,
-    /// What its client sent, where statements are captured. A transaction without rows and tokens only read.
+    /// Statements of its client, where statements are captured. A transaction without rows and tokens only read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub statements: Option<Statements>,
 }
@@ -87,23 +87,23 @@ pub struct Syncset {
 /// The statements of a committed transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statements {
-    /// Its number while it ran; none where it cannot have written.
+    /// Number while the transaction ran; none if it cannot have written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u64>,
-    /// In their order.
+    /// Statements in their order.
     pub operations: Vec<Operation>,
-    /// The list of a SELECT that gives a session the settings on which it depends what the texts mean.
+    /// List for a SELECT that gives a session the settings that decide what the texts mean.
     pub settings: String,
-    /// The role with whose rights they were executed.
+    /// Role with whose rights they were executed.
     pub role: String,
 }
 
 /// A statement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
-    /// Whether it writes rows.
+    /// True if it writes rows.
     pub writes: bool,
-    /// Its text.
+    /// Text of the statement.
     pub text: String,
 }
 
@@ -157,7 +157,7 @@ fn shape(table: &Table, columns: &[usize]) -> TableShape {
     }
 }
 
-/// The lines for one transaction; `known` are the tables as the follower knows them.
+/// Builds the lines for one transaction; `known` are the tables that the follower knows.
 pub(crate) fn lines(stamp: u64, written: Written, known: &mut BTreeMap<u32, Arc<Table>>) -> Vec<Reply> {
     let mut lines = Vec::new();
     for change in &written.changes {

@@ -1,4 +1,4 @@
-//! The side that answers.
+//! Server side of the control socket.
 
 use super::rows;
 use super::{CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus};
@@ -17,11 +17,11 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 use zeroize::{Zeroize, Zeroizing};
 
-/// A longer line is no request.
+/// Longest request line in bytes.
 const LINE_MAX: u64 = 4 << 20;
-/// Who does not take its reply for so long is spoken to no longer.
+/// Longest time to take a reply; after it the connection is closed.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
-/// Nobody may stop a tenant for longer.
+/// Longest pause of a tenant.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Answers one connection until it ends.
@@ -35,7 +35,7 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
     }
     let mut stream = BufReader::new(stream);
     let mut pause: Option<Pause> = None;
-    // What the end of a pause cuts off has been read all the same: it is the beginning of the next line.
+    // The end of a pause may cut a read off: the bytes read so far are the beginning of the next line.
     let mut line = Zeroizing::new(Vec::new());
     loop {
         let read = {
@@ -76,7 +76,7 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
             }
             Err(error) => Reply::Error { message: format!("not a request: {error}") },
         };
-        // Whoever does not read its reply stops nobody for longer either.
+        // A caller that does not read its reply cannot hold the pause for longer either.
         let limit = pause.as_ref().map_or_else(|| Instant::now() + REPLY_LIMIT, Pause::limit);
         match tokio::time::timeout_at(limit, say(stream.get_mut(), &reply)).await {
             Ok(Ok(())) => {}
@@ -111,7 +111,7 @@ async fn capture(
     Ok((capture, Reply::Capturing { sessions, uncovered }))
 }
 
-/// Hands on what is captured until it is over, or the follower is gone.
+/// Sends the captured transactions until the capture is over or the follower is gone.
 async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply: &Reply) {
     if say(stream.get_mut(), reply).await.is_err() {
         return capture.break_off("the follower is gone".into());
@@ -121,7 +121,7 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
     loop {
         let next = tokio::select! {
             next = capture.next() => next,
-            // It says nothing more: whatever is read is its end.
+            // The follower sends nothing more: any read is its end.
             _ = stream.read_line(&mut nothing) => return capture.break_off("the follower is gone".into()),
         };
         let lines = match next {
@@ -155,7 +155,7 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
         Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
             prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
         }
-        // These two are answered by whoever reads the connection.
+        // The task that reads the connection answers these two.
         Request::Capture { tenant, .. } => Err(format!("tenant `{tenant}` is captured by another way")),
         Request::StandBy { .. } => Err("it is not asked this way".into()),
         Request::Captured { tenant } => match proxy.tenant(&tenant) {

@@ -1,18 +1,20 @@
-//! What a session carries from one transaction to the next: asked from the server that holds it, and made anew at another.
+//! State that a session carries from one transaction to the next: read from its server, and created again at another
+//! one.
 //!
-//! The obvious way is to follow the client's statements; functions, DO blocks and prepared SETs hide from it. The server
-//! knows all but two things: settings with names of their own that no extension declared (they are asked for by name), and
+//! The obvious way is to follow the client's statements, but functions, DO blocks and prepared SETs hide from it. The
+//! server knows everything except two things: custom settings that no extension declared (the question names them), and
 //! the unnamed statement (see [`super::notes`]).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use stillpoint_migrate_wire::frontend::{put_bind, put_close_statement, put_execute, put_parse, put_query, put_sync};
 
-/// The question's own statement and portal. Not the unnamed ones: those are the client's.
+/// Name of the question's own statement and portal. The unnamed ones belong to the client.
 const NAME: &[u8] = b"stillpoint_carried";
 
-/// Settings that change what a session's statements do: a session keeps their values wherever these come from. The others tell how a
-/// server does its work, and are the server's own. (The categories of `pg_settings` would tell them apart, in the server's language.)
+/// Settings that change the effect of a session's statements: a session keeps their values from any source. Other
+/// settings control how a server works, and stay the server's own. (The categories of `pg_settings` would separate the
+/// two, but are in the server's language.)
 pub const SESSION_SETTINGS: [&str; 37] = [
     "DateStyle",
     "IntervalStyle",
@@ -53,18 +55,18 @@ pub const SESSION_SETTINGS: [&str; 37] = [
     "xmloption",
 ];
 
-/// Asked in one round trip. Every row: what it is about, three texts.
+/// Question for one round trip. Every row of the answer: its subject, and three texts.
 static QUESTION: LazyLock<String> =
     LazyLock::new(|| format!("{SETTINGS_QUESTION}'{}'))){REST}", SESSION_SETTINGS.join("', '")));
 
-/// Settings that the client gave the session, and those that it has from its server, by one look at all of them.
+/// Settings that the client gave the session, and settings that it has from its server, read together.
 const SETTINGS_QUESTION: &str = "\
 SELECT CASE source WHEN 'session' THEN 'setting' ELSE 'inherited' END, name, setting, '' FROM pg_catalog.pg_settings \
   WHERE name !~ '^transaction_(isolation|read_only|deferrable)$' AND (source = 'session' \
   OR source <> 'client' AND context IN ('user', 'superuser') \
   AND (source IN ('global', 'database', 'user', 'database user') OR name IN (";
 
-/// The rest; settings of ALTER ROLE and ALTER DATABASE with names of their own are in no list of settings.
+/// Rest of the question; custom settings of ALTER ROLE and ALTER DATABASE are in no list of settings.
 const REST: &str = " \
 UNION ALL SELECT 'inherited', n, pg_catalog.current_setting(n, true), '' FROM (SELECT DISTINCT pg_catalog.split_part(s, '=', 1) \
   FROM pg_catalog.pg_db_role_setting d, pg_catalog.unnest(d.setconfig) s \
@@ -83,10 +85,10 @@ UNION ALL SELECT 'pin', 'cursor WITH HOLD ' || name, '', '' FROM pg_catalog.pg_c
 UNION ALL SELECT 'pin', 'temporary relation ' || relname, '', '' FROM pg_catalog.pg_class \
   WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'";
 
-/// The first number of what a database defines itself (`FirstNormalObjectId`).
+/// Smallest object identifier that a database assigns itself (`FirstNormalObjectId`).
 const FIRST_OWN_OID: u32 = 16_384;
 
-/// Values whose meaning differs between servers are not carried.
+/// Settings whose values mean different things on different servers.
 const NOT_CARRIED: [&str; 3] = ["is_superuser", "session_authorization", "role"];
 
 /// A prepared statement.
@@ -98,13 +100,13 @@ pub(crate) struct Statement {
     by_sql: bool,
 }
 
-/// Numbers of the types `text` and `text[]`.
+/// Object identifiers of the types `text` and `text[]`.
 const TEXT: u32 = 25;
 const TEXTS: u32 = 1009;
 
 const SET: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
 
-/// A statement that has a session at another server carry nothing.
+/// A statement that clears the state of a session at another server.
 pub(crate) fn discard() -> Batch {
     let mut batch = Batch::default();
     batch.query("DISCARD ALL");
@@ -121,7 +123,7 @@ pub(crate) fn set(name: &[u8], value: &[u8]) -> Batch {
     batch
 }
 
-/// An array of texts, as the server reads it.
+/// Text of an array, as the server reads it.
 fn array<'t>(texts: impl Iterator<Item = &'t Vec<u8>>) -> Vec<u8> {
     let mut array = b"{".to_vec();
     for text in texts {
@@ -136,7 +138,7 @@ fn array<'t>(texts: impl Iterator<Item = &'t Vec<u8>>) -> Vec<u8> {
     array
 }
 
-/// What a session carries.
+/// State that a session carries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Carried {
     settings: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -148,11 +150,11 @@ pub(crate) struct Carried {
     channels: Vec<Vec<u8>>,
     /// Mode, and the three numbers of `pg_locks`.
     locks: Vec<(Vec<u8>, Vec<u8>)>,
-    /// What cannot be made anew elsewhere.
+    /// State that cannot be created at another server.
     pub(crate) pins: Vec<String>,
 }
 
-/// A question or a sequence of statements, and how many ReadyForQuery it brings.
+/// A question or a sequence of statements, with the number of its ReadyForQuery messages.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) bytes: Vec<u8>,
@@ -171,7 +173,7 @@ impl Batch {
     }
 }
 
-/// The question; `custom` are names of settings that no catalogue lists.
+/// Builds the question; `custom` are names of settings that no catalogue lists.
 pub(crate) fn question<'a>(custom: impl Iterator<Item = &'a str>) -> Batch {
     let quoted: Vec<String> = custom.map(|name| format!("\"{}\"", name.replace(['"', '\\'], ""))).collect();
     let names = format!("{{{}}}", quoted.join(","));
@@ -184,7 +186,7 @@ pub(crate) fn question<'a>(custom: impl Iterator<Item = &'a str>) -> Batch {
     batch
 }
 
-/// The answer. Rows that do not make sense are left out; there are none.
+/// Reads the answer. Rows of an unknown form are left out; the question returns none.
 pub(crate) fn answer(rows: Vec<Vec<Option<Vec<u8>>>>) -> Carried {
     let mut carried = Carried::default();
     for row in rows {
@@ -215,20 +217,21 @@ pub(crate) fn answer(rows: Vec<Vec<Option<Vec<u8>>>>) -> Carried {
     carried
 }
 
-/// Types that a database defines have other numbers elsewhere: 0 has the server find out, as it did for most clients.
+/// Types that a database defines have other numbers on other servers: 0 lets the server infer the type, as most clients
+/// do.
 fn portable(oid: u32) -> u32 {
     if oid < FIRST_OWN_OID { oid } else { 0 }
 }
 
 impl Carried {
-    /// Whether notifications may be on their way.
+    /// Returns true if notifications may be under way.
     pub(crate) fn listens(&self) -> bool {
         !self.channels.is_empty()
     }
 
-    /// A question to a session at another server for those of the inherited settings that it has otherwise, with the values that it is
-    /// to have, where it may set them; none where nothing was inherited. Names and values are in the session's encoding, which is
-    /// set before.
+    /// Asks a session at another server which inherited settings differ there, with the values that they must get, as
+    /// far as the session may set them. `None` if nothing was inherited. Names and values are in the session's
+    /// encoding, which the caller must set before.
     pub(crate) fn ask_inherited(&self) -> Option<Batch> {
         const DIFFERENT: &[u8] =
             b"SELECT w.name, w.value FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) w (name, value) \
@@ -252,7 +255,8 @@ impl Carried {
         Some(batch)
     }
 
-    /// Statements that make a session at another server, logged in as `user`, carry the same but for [`Carried::ask_inherited`].
+    /// Statements that give a session at another server, logged in as `user`, the same state, except for
+    /// [`Carried::ask_inherited`].
     pub(crate) fn replay(&self, user: &str) -> Batch {
         let mut batch = Batch::default();
         self.replay_settings(user, &mut batch);
@@ -277,7 +281,7 @@ impl Carried {
 
     fn replay_settings(&self, user: &str, batch: &mut Batch) {
         let mut settings: Vec<(&[u8], &[u8])> = Vec::new();
-        // The encoding first: the other values are in it. The role last: it may not be allowed to set the others.
+        // The encoding is first: the other values are in it. The role is last: it may not be allowed to set the others.
         let encoding = self.settings.get_key_value(&b"client_encoding"[..]);
         let others = self.settings.iter().filter(|(name, _)| name.as_slice() != b"client_encoding");
         settings.extend(encoding.into_iter().chain(others).map(|(name, value)| (name.as_slice(), value.as_slice())));
@@ -299,7 +303,7 @@ impl Carried {
         batch.sync();
     }
 
-    /// Statements that take its advisory locks, and answer one row with `t` for each that was taken.
+    /// Statements that take its advisory locks; each returns one row with `t` if the lock was taken.
     pub(crate) fn take_locks(&self) -> Batch {
         let mut batch = Batch::default();
         for (mode, numbers) in &self.locks {
@@ -316,7 +320,7 @@ impl Carried {
         batch
     }
 
-    /// How many advisory locks it holds.
+    /// Number of its advisory locks.
     pub(crate) fn lock_count(&self) -> usize {
         self.locks.len()
     }
@@ -395,7 +399,7 @@ mod tests {
         assert_eq!(pinned.pins, ["temporary relation t"]);
     }
 
-    /// Settings of the same kinds by which a server does its work.
+    /// Settings of the same categories that control how a server works.
     const OF_SERVERS: [&str; 14] = [
         "client_encoding",
         "commit_siblings",
@@ -409,7 +413,7 @@ mod tests {
         "transaction_isolation",
         "transaction_read_only",
         "wal_skip_threshold",
-        // Of servers before 18, which has other kinds for these.
+        // Of servers before 18, which has other categories for these.
         "vacuum_freeze_min_age",
         "vacuum_freeze_table_age",
     ];

@@ -1,4 +1,4 @@
-//! Logging in: the server asks, the client answers, and we listen; or we ask ourselves, where we have the verifiers.
+//! Login: the server asks, the client answers, and the proxy listens; or the proxy asks, if it has the verifiers.
 
 use super::opening::Wish;
 use super::pump::Pump;
@@ -25,12 +25,12 @@ use stillpoint_migrate_wire::{WireError, frontend};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zeroize::Zeroizing;
 
-/// As the server: no answer to a question about passwords is longer.
+/// Longest answer to a question about passwords, in bytes; the limit of the server.
 const ANSWER_MAX: usize = 65_535;
-/// What is put around the contents of an answer is shorter: no secret is copied to make room for it.
+/// Most bytes that are added around an answer: with this room no secret is copied to grow a buffer.
 const ANSWER_EXTRA: usize = 64;
 
-/// A session of which both sides are ready.
+/// A session whose client and server are both ready.
 pub(super) struct LoggedIn {
     server: Arc<Server>,
     stream: Stream,
@@ -79,7 +79,7 @@ impl Session {
     }
 }
 
-/// A client that has not proved who it is.
+/// A client that has not proved its identity.
 struct Applicant<'a> {
     stream: &'a mut Stream,
     place: &'a logins::Place,
@@ -91,7 +91,8 @@ impl Applicant<'_> {
         self.stream.flush().await.map_err(SessionError::Client)
     }
 
-    /// Reads its answer: the body. It has as much time as there is, unless others wait for its place.
+    /// Reads the body of its answer. The client has all the time until the startup limit, unless others wait for its
+    /// place.
     async fn answer(&mut self) -> Result<Zeroizing<Vec<u8>>, SessionError> {
         self.place.client_owes(true);
         let answer = tokio::select! {
@@ -122,7 +123,7 @@ async fn read_answer(client: &mut Stream) -> Result<Zeroizing<Vec<u8>>, SessionE
     Ok(body)
 }
 
-/// Logs in at the tenant's server, once it is in service, and tells the client.
+/// Logs in at the tenant's server, once that is in service, and reports to the client.
 pub(super) async fn log_in(
     stream: &mut Stream,
     place_in_line: &logins::Place,
@@ -140,7 +141,8 @@ pub(super) async fn log_in(
     let limit = proxy.settings().config.limits.connect();
     let (mut logged_in, mut greeting, key) = match place.tenant.verifier(&wish.who.user, &proxy.mock_secret) {
         Some(verifier) => {
-            // First: a client without a proof takes none of the tenant's sessions, and does not hold up a pause.
+            // The proof comes first: a client without it takes none of the tenant's sessions, and does not hold up a
+            // pause.
             let credential = ask(&mut client, verifier, &wish.who.user).await?;
             wish.must_be_served().map_err(SessionError::Refused)?;
             let server = place.admit().await.map_err(SessionError::Refused)?.server;
@@ -157,13 +159,13 @@ pub(super) async fn log_in(
             stream.flush().await.map_err(SessionError::Server)?;
             let heard = listen(&mut client, stream).await?;
             wish.must_be_served().map_err(SessionError::Refused)?;
-            // Not before: a client that has not proved who it is must not hold up a pause either.
+            // Not earlier: a client that has not proved its identity must not hold up a pause here either.
             let target = place.tenant.target();
             let admitted = place.admit().await.map_err(SessionError::Refused)?;
             if Arc::ptr_eq(&admitted.server, &server) && !admitted.waited {
                 greet(&mut client, heard, server).await?
             } else {
-                // The tenant has moved meanwhile, or stood still: who came by another way was ended, perhaps this one too.
+                // Meanwhile the tenant has moved, or was paused. Direct sessions were then ended, perhaps this one too.
                 let target = target.filter(|target| Arc::ptr_eq(&target.server, &admitted.server));
                 let stored = target.and_then(|target| target.verifiers.get(&wish.who.user).cloned());
                 let credential = Credential { login: heard.login, stored };
@@ -187,7 +189,7 @@ pub(super) async fn log_in(
     Ok(logged_in)
 }
 
-/// Tells a client that has proved who it is why the server refuses it, and gives the error back.
+/// Sends a client that has proved its identity the server's refusal, and returns the error.
 async fn pass_on(client: &mut Applicant<'_>, error: SessionError) -> SessionError {
     if let SessionError::ServerRefused { code, message } = &error {
         let mut bytes = Vec::new();
@@ -197,7 +199,7 @@ async fn pass_on(client: &mut Applicant<'_>, error: SessionError) -> SessionErro
     error
 }
 
-/// Asks for the proof that `verifier` is about.
+/// Asks for the proof that belongs to `verifier`.
 async fn ask(client: &mut Applicant<'_>, verifier: Verifier, user: &str) -> Result<Credential, SessionError> {
     let protocol = SessionError::ClientProtocol;
     let mut bytes = Vec::new();
@@ -223,7 +225,7 @@ async fn ask(client: &mut Applicant<'_>, verifier: Verifier, user: &str) -> Resu
     Ok(Credential { login: Login::Keys(keys), stored: None })
 }
 
-/// The client's first message of an exchange by the mechanism that was offered, which is one.
+/// The client's first message of an exchange by the one mechanism that was offered.
 fn offered(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], SessionError> {
     match initial.map_err(SessionError::ClientProtocol)? {
         SaslInitial { mechanism: scram::MECHANISM, data } => Ok(data),
@@ -231,7 +233,7 @@ fn offered(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], Session
     }
 }
 
-/// A session with what its client is told of it, and the server's key for it.
+/// A session with its greeting for the client, and the server's cancel key for it.
 type Begun = (LoggedIn, Vec<u8>, frontend::CancelKey);
 
 /// Logs in at a server with what a client has proved before.
@@ -249,17 +251,17 @@ async fn log_in_again(
     Ok((LoggedIn { server, stream, leftover, parameters, credential }, greeting, key))
 }
 
-/// A server that has let a client in, and what was heard of that.
+/// A server that has let a client in, with what the proxy learned from the login.
 struct Heard {
     stream: Stream,
     reader: Reader,
     login: Login,
-    /// Messages that the client has not been told.
+    /// Messages that the client has not received.
     greeting: Vec<u8>,
 }
 
-/// Passes the server's questions and the client's answers on until the server lets the client in, and remembers what they are good
-/// for.
+/// Passes the server's questions and the client's answers on until the server lets the client in. Keeps secrets or
+/// proofs in them for a later login.
 async fn listen(client: &mut Applicant<'_>, mut stream: Stream) -> Result<Heard, SessionError> {
     let mut reader = Reader::default();
     let mut login = Login::Trusted;
@@ -287,7 +289,7 @@ async fn listen(client: &mut Applicant<'_>, mut stream: Stream) -> Result<Heard,
     Ok(Heard { stream, reader, login, greeting })
 }
 
-/// Reads what a server says of a session before its first statement.
+/// Reads a server's messages about a session before its first statement.
 async fn greet(client: &mut Applicant<'_>, heard: Heard, server: Arc<Server>) -> Result<Begun, SessionError> {
     let Heard { mut stream, mut reader, login, mut greeting } = heard;
     let protocol = SessionError::ServerProtocol;
@@ -314,7 +316,7 @@ async fn greet(client: &mut Applicant<'_>, heard: Heard, server: Arc<Server>) ->
     Ok((LoggedIn { server, stream, leftover, parameters, credential }, greeting, key))
 }
 
-/// Asks the client what the server asks. What the server gets is made of what was understood, not of what came.
+/// Asks the client the server's question. The answer for the server is built from the parsed message, not copied.
 async fn answer(
     client: &mut Applicant<'_>,
     question: &Authentication<'_>,
@@ -369,7 +371,7 @@ async fn answer(
     }
 }
 
-/// The offer of mechanisms without those that bind the login to a TLS connection: there are two of them.
+/// The offer without mechanisms that bind the login to a TLS connection: here there are two TLS connections.
 fn without_binding(mechanisms: &[&str]) -> Result<Vec<u8>, SessionError> {
     if !mechanisms.contains(&scram::MECHANISM) {
         return Err(SessionError::Refused(cannot_pass(10)));
@@ -379,8 +381,8 @@ fn without_binding(mechanisms: &[&str]) -> Result<Vec<u8>, SessionError> {
     Ok(bytes)
 }
 
-/// The client could bind its login to TLS and says so; a server that speaks TLS too concludes that somebody in between hid
-/// its offer, which is so.
+/// The client could bind its login to TLS and reports that. A server that speaks TLS too concludes that a third party
+/// hid its offer, which is true.
 fn taken_for_an_attack() -> Refusal {
     Refusal::new("28000", "SCRAM between a client and a server that both speak TLS cannot pass the proxy")
         .hint("Set `verifiers` for this database in the proxy's configuration.")

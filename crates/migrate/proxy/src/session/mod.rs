@@ -1,4 +1,4 @@
-//! One client's session, from its first byte to its last, at whichever server it is.
+//! One client's session, from its first byte to its last, at any server.
 //!
 //! ```text
 //!            Prepare                 Pause              boundary             Switch
@@ -47,20 +47,21 @@ use stillpoint_migrate_wire::startup::Startup;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// What a session may hold for bytes under way and for what it is: two buffers, and some for its notes.
+/// Memory of a session for bytes under way and for its state: two buffers, and as much for its notes.
 pub(crate) const MEMORY_MAX: usize = 4 * crate::buffer::LEN;
 
-/// A prepared session that changes what it carries is asked again after this time at the earliest.
+/// Shortest time until a prepared session that changes its state is asked for it again.
 const FOLLOW_EVERY: Duration = Duration::from_millis(200);
 
-/// A server process that ends gives back all the shared memory that it has touched, some milliseconds' work (by hand 4 to
-/// 22): that of all sessions at once, right behind a switch, is what clients would wait for. So they leave in turn.
+/// A server process that ends gives back all the shared memory that it has touched, some milliseconds' work (measured
+/// by hand: 4 to 22). Clients would wait for this work if all sessions ended directly after a switch. So they end in
+/// turn.
 const LEAVING_AFTER: Duration = Duration::from_millis(300);
 const LEAVING_EVERY: Duration = Duration::from_millis(20);
-/// So many take turns.
+/// Number of turns.
 const LEAVING: u32 = 64;
 
-/// Whoever is being left is not waited for longer.
+/// Longest wait for a peer that the proxy is leaving.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A session whose client is logged in.
@@ -75,19 +76,19 @@ pub(crate) struct Session {
     credential: Credential,
     /// Its counterpart at the target.
     shadow: Option<(Shadow, Arc<Target>)>,
-    /// Who waits for the counterpart to be like it.
+    /// Gets a report when the counterpart is like the session.
     preparing: Option<Reporter>,
-    /// Who waits for the boundary.
+    /// Gets a report at the boundary.
     pausing: Option<Reporter>,
-    /// What is to be captured from the next boundary on, and who waits for that.
+    /// Capture that begins at the next boundary, and the reporter for that.
     arming: Option<(Arc<Capture>, Option<Reporter>)>,
     captured: Option<Box<Captured>>,
     ending: bool,
-    /// A replication connection: it answers no questions of ours, and stays where it is.
+    /// A replication connection: it answers none of the proxy's questions, and stays at its server.
     replicates: bool,
 }
 
-/// Why a session went on no longer.
+/// Reason for the end of a session.
 enum End {
     Left,
     Told(Refusal),
@@ -144,7 +145,7 @@ impl Session {
     async fn tell(&mut self, refusal: &Refusal) {
         let mut bytes = Vec::new();
         put_fatal(&mut bytes, refusal.code, refusal.message.as_str(), refusal.hint);
-        // A client that does not read is not waited for.
+        // The wait for a client that does not read is limited.
         let _ = tokio::time::timeout(LAST_WORDS, self.pump.tell_client(&bytes)).await;
     }
 
@@ -220,7 +221,7 @@ impl Session {
         }
     }
 
-    /// No transaction is open: what somebody waited for can be done.
+    /// Does the work that waited for a boundary: no transaction is open.
     async fn boundary(&mut self) -> Result<(), SessionError> {
         self.pump.wants_boundary = false;
         self.arm().await?;
@@ -236,7 +237,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells what comes of the counterpart, whenever that is: the session itself waits for nobody at the target, whose
+    /// Reports the result of the counterpart whenever it comes. The session itself never waits for the target, so its
     /// client goes on when a pause is over.
     fn await_verdict(&self, later: shadow::Later<()>, reporter: Option<Reporter>) {
         let entry = self.entry.clone();
@@ -252,7 +253,7 @@ impl Session {
         });
     }
 
-    /// Captures what the session writes from here on.
+    /// Begins to capture the session's writes.
     async fn arm(&mut self) -> Result<(), SessionError> {
         let Some((capture, reporter)) = self.arming.take() else { return Ok(()) };
         self.disarm().await?;
@@ -281,10 +282,10 @@ impl Session {
         }
     }
 
-    /// Brings the counterpart up to date.
+    /// Updates the counterpart.
     async fn follow(&mut self) -> Result<(), SessionError> {
         let Some((shadow, _)) = &mut self.shadow else { return Ok(()) };
-        // What pinned it may be gone.
+        // The state that pinned the session may be gone.
         let asked = self.preparing.is_some() && self.entry.pinned().is_some();
         if shadow.carried.is_some() && !self.pump.notes.dirty && !asked {
             if let Some(reporter) = self.preparing.take() {
@@ -319,7 +320,7 @@ impl Session {
         Ok(())
     }
 
-    /// Goes on at the target. Whoever cannot may not go on at the source either: it is out of service.
+    /// Goes on at the target. A session that cannot do so may not go on at the source either: that is out of service.
     async fn switch(&mut self, reporter: Reporter) -> Result<Option<Refusal>, SessionError> {
         let moved = self.move_over().await;
         let refusal = moved.is_err().then(|| {
@@ -344,7 +345,7 @@ impl Session {
             self.hear_out_source().await;
         }
         let source = std::mem::replace(&mut self.pump.server, ready.stream);
-        // Locks are given back at once: a way back needs them.
+        // Locks are released at once: a way back needs them.
         let turn = self.entry.id % LEAVING;
         let wait = if locks == 0 { LEAVING_AFTER + turn * LEAVING_EVERY } else { Duration::ZERO };
         tokio::task::spawn_local(leave(source, wait));
@@ -364,7 +365,7 @@ impl Session {
         Ok(())
     }
 
-    /// The last that the source has to say are notifications of transactions that have committed.
+    /// Reads the source's last messages: notifications of transactions that have committed.
     async fn hear_out_source(&mut self) {
         let mut bytes = Vec::new();
         put_sync(&mut bytes);
@@ -383,7 +384,7 @@ async fn leave(mut source: Stream, wait: Duration) {
     let _ = tokio::time::timeout(LAST_WORDS, source.write_all(&bytes)).await;
 }
 
-/// Asks the server what the session carries; the inner error is the reason why that cannot be told.
+/// Asks the server for the session's state; the inner error is the reason why the state is not known.
 async fn ask_carried(pump: &mut Pump, tenant: &Tenant) -> Result<Result<Carried, String>, SessionError> {
     let names: Vec<String> = crate::entry::lock(&tenant.custom).iter().cloned().collect();
     let question = carried::question(names.iter().map(String::as_str));

@@ -1,26 +1,26 @@
-//! What a session's statements may have changed, noted while they pass.
+//! Notes on possible changes to a session's state, taken while its statements pass.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use stillpoint_migrate_wire::frame::Message;
 use stillpoint_migrate_wire::{custom_settings, frontend, touch};
 
-/// A longer unnamed statement is not kept; a switch-over then waits for the next.
+/// Longest unnamed statement that is kept, in bytes; after a longer one a switch-over waits for the next.
 const UNNAMED_MAX: usize = 1 << 20;
-/// More settings than that with names of their own are nobody's.
+/// Most names of custom settings; no real client uses more.
 const CUSTOM_MAX: usize = 1000;
 
-/// Names of settings that no catalogue lists, seen in statements of a tenant's sessions.
+/// Names of settings that no catalogue lists, found in statements of a tenant's sessions.
 pub(crate) type CustomNames = Arc<Mutex<BTreeSet<String>>>;
 
 /// Notes on one session.
 #[derive(Debug)]
 pub(crate) struct Notes {
-    /// What the session carries may differ from what it carried when this was last cleared.
+    /// The session's state may differ from its state when this was last cleared.
     pub(crate) dirty: bool,
-    /// Some prepared statement changes what the session carries whenever it is executed.
+    /// A prepared statement exists that changes the session's state at each execution.
     changing_prepared: bool,
-    /// Body of the Parse that made the unnamed statement; empty when there is none.
+    /// Body of the Parse that made the unnamed statement; empty if there is none.
     pub(crate) unnamed: Vec<u8>,
     /// The unnamed statement is too long to be kept.
     pub(crate) unnamed_lost: bool,
@@ -32,7 +32,7 @@ impl Notes {
         Notes { dirty: false, changing_prepared: false, unnamed: Vec::new(), unnamed_lost: false, custom }
     }
 
-    /// A client's message passes.
+    /// Records a client's message that passes.
     #[inline]
     pub(crate) fn frontend(&mut self, message: &Message<'_>) {
         match message.tag {
@@ -44,7 +44,7 @@ impl Notes {
             b'B' if self.changing_prepared && !self.dirty => {
                 self.dirty = frontend::bind_statement(message.body) != Some(b"");
             }
-            // closing the unnamed statement is as rare as it is harmless
+            // Closing the unnamed statement is rare and does no harm.
             b'C' if message.body.first() == Some(&b'S') => self.dirty = true,
             b'F' => self.dirty = true,
             _ => {}

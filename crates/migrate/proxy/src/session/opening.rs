@@ -1,4 +1,4 @@
-//! The beginning of a connection: encryption, requests to cancel, who wants to go where.
+//! The beginning of a connection: encryption, requests to cancel, the client's user and database.
 
 use super::{LAST_WORDS, Session, login};
 use crate::config::Origin;
@@ -22,9 +22,9 @@ use stillpoint_migrate_wire::startup::{self, Opening, Startup, Version, put_canc
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// A TLS record that begins a handshake: the client does not ask whether we speak TLS.
+/// Type of the TLS record that begins a handshake: the client did not ask for TLS first.
 const TLS_HANDSHAKE: u8 = 0x16;
-/// Length of the secrets of cancel keys that we give, in bytes: by protocol 3.2 and by 3.0.
+/// Length of the secrets in the proxy's cancel keys, in bytes: by protocol 3.2 and by 3.0.
 const LONG_SECRET: usize = 32;
 const SHORT_SECRET: usize = 4;
 
@@ -47,7 +47,7 @@ pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc
         Opening::Cancel(key) => {
             drop(waiting);
             cancel(&proxy, &key).await;
-            // libpq takes the end of an encrypted connection without TLS's good-bye for a failure.
+            // libpq reports a failure if an encrypted connection ends without TLS's close_notify.
             let _ = tokio::time::timeout(LAST_WORDS, client.shutdown()).await;
         }
         Opening::Startup(startup) => session(client, startup, origin, &proxy, steady, &settings, waiting).await,
@@ -55,7 +55,8 @@ pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc
     }
 }
 
-/// Reads the first packet that means something. A client asks for each kind of encryption at most once, and for none inside of TLS.
+/// Reads the first packet that is not a request for encryption. A client may ask for each kind of encryption at most
+/// once, and for none inside TLS.
 async fn open(raw: Raw, origin: Origin, settings: &Settings) -> Result<(Stream, Opening), SessionError> {
     if let (Raw::Tcp(stream), Some(tls)) = (&raw, &settings.tls) {
         let mut first = [0];
@@ -72,7 +73,7 @@ async fn open(raw: Raw, origin: Origin, settings: &Settings) -> Result<(Stream, 
     first_message(Stream::Plain(raw), Asked::default(), origin, settings).await
 }
 
-/// What a client has asked for before its session.
+/// Encryption that a client has asked for before its session.
 #[derive(Debug, Default)]
 struct Asked {
     tls: bool,
@@ -104,7 +105,7 @@ async fn first_message(
     }
 }
 
-/// Answers the question for TLS, and begins with it where we speak it.
+/// Answers the request for TLS, and begins TLS if the proxy has it.
 async fn encrypt(stream: Stream, origin: Origin, settings: &Settings) -> Result<Stream, SessionError> {
     match (stream, &settings.tls) {
         (Stream::Plain(mut raw @ Raw::Tcp(_)), Some(tls)) if origin != Origin::Local => {
@@ -120,7 +121,7 @@ async fn decline(stream: &mut Stream) -> Result<(), SessionError> {
     stream.flush().await.map_err(SessionError::Client)
 }
 
-/// Reads exactly one packet: what follows it may be for another layer.
+/// Reads exactly one packet: the bytes after it may belong to another layer.
 async fn packet(stream: &mut Stream) -> Result<Opening, SessionError> {
     let mut bytes = vec![0; 4];
     stream.read_exact(&mut bytes).await.map_err(SessionError::Client)?;
@@ -136,7 +137,7 @@ async fn packet(stream: &mut Stream) -> Result<Opening, SessionError> {
     }
 }
 
-/// Tells the client why, and gives the error back.
+/// Sends the client the reason, and returns the error.
 async fn tell(client: &mut Stream, error: SessionError) -> SessionError {
     if let Some(refusal) = Refusal::of(&error) {
         let mut bytes = Vec::new();
@@ -151,7 +152,8 @@ async fn tell(client: &mut Stream, error: SessionError) -> SessionError {
     error
 }
 
-/// Passes a request to cancel on to where the session is now. Nobody is told whether there was one.
+/// Passes a request to cancel on to the session's present server. The client does not learn if there was such a
+/// session.
 async fn cancel(proxy: &Proxy, key: &CancelKey) {
     let Some((server, theirs)) = proxy.directory.get(key.pid).and_then(|entry| entry.canceller(key)) else {
         return tracing::debug!(session = key.pid, "a request to cancel has no key of ours");
@@ -163,7 +165,7 @@ async fn cancel(proxy: &Proxy, key: &CancelKey) {
         put_cancel(&mut packet, &theirs);
         stream.write_all(&packet).await.map_err(SessionError::Server)?;
         stream.flush().await.map_err(SessionError::Server)?;
-        // The server closes once the signal is sent; the client waits for us as it would for the server.
+        // The server closes once the signal is sent; the client waits for the proxy as it would for the server.
         let mut nothing = [0];
         let _ = stream.read(&mut nothing).await;
         Ok::<(), SessionError>(())
@@ -173,21 +175,21 @@ async fn cancel(proxy: &Proxy, key: &CancelKey) {
     }
 }
 
-/// What the client asked for in its startup packet, checked.
+/// Contents of the client's startup packet, checked.
 pub(super) struct Wish {
     pub(super) startup: Startup,
     pub(super) who: Who,
-    /// The minor version that we speak with it.
+    /// Minor version that the proxy speaks with the client.
     pub(super) minor: u16,
     pub(super) secret_len: usize,
     served: bool,
 }
 
 impl Wish {
-    /// A refusal where the database is not served: for a client that has proved who it is.
+    /// Returns a refusal if the database is not served; only for a client that has proved its identity.
     ///
-    /// Another one is asked by the rules of the tenant whose name comes first, and told no more than of a database that is served:
-    /// which databases there are shows to no client without a login.
+    /// Any other client of such a database is asked by the rules of the first tenant by name, and gets the same answers
+    /// as for a served database: without a login no client can find out which databases exist.
     pub(super) fn must_be_served(&self) -> Result<(), Refusal> {
         if self.served { Ok(()) } else { Err(not_served(&self.who.database)) }
     }
@@ -245,7 +247,7 @@ async fn session(
     }
 }
 
-/// From the client's wish to its session, or to the reason why there is none, which it is told.
+/// Takes a client from its startup packet to its session. If there is none, the client gets the reason.
 async fn log_in(
     mut client: Stream,
     startup: Startup,

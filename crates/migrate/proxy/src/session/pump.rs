@@ -1,7 +1,7 @@
-//! Passes a session's bytes on, both ways, and knows where it stands.
+//! Passes a session's bytes on, both ways, and follows its state.
 //!
-//! Both directions are served together: whatever one read brought is looked at header by header and sent on by one write.
-//! While nothing special goes on, that is all there is, and [`crate::steady`] does it for all sessions alike.
+//! One call serves both directions: it goes through the bytes of one read header by header and sends them on with one
+//! write. While nothing special happens, that is all the work, and [`crate::steady`] does it for all sessions together.
 
 use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
@@ -25,32 +25,32 @@ use stillpoint_migrate_wire::{Conversation, Status, WireError, backend, frontend
 use tokio::io::AsyncWrite;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// As the server: no message is longer.
+/// Longest message in bytes; the limit of the server.
 const MESSAGE_MAX: u32 = (1 << 30) - 1;
-/// After so many reads and writes in a row others have their turn.
+/// Most reads and writes in a row; then other sessions have their turn.
 const ROUNDS: usize = 32;
 
-/// Whether new transactions may begin.
+/// Admission of new transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// They may.
+    /// New transactions may begin.
     Open,
-    /// They wait, and one may still be running.
+    /// New transactions wait, and one may still run.
     Closing,
-    /// They wait, and none runs.
+    /// New transactions wait, and none runs.
     Closed,
 }
 
-/// Why the pump stopped for a moment.
+/// Reason why the pump stopped.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The client is gone.
     ClientLeft,
-    /// The server closed the connection; all it said has been passed on.
+    /// The server closed the connection; all its bytes have been passed on.
     ServerLeft,
-    /// Somebody wants something.
+    /// A command has arrived.
     Command(Command),
-    /// No transaction is open, as was asked for.
+    /// No transaction is open, as was requested.
     Boundary,
     /// No transaction is open, and nothing is captured any more.
     CaptureOver,
@@ -61,11 +61,11 @@ pub(crate) enum Event {
 struct Lane {
     buffer: Buffer,
     scanner: Scanner,
-    /// The end was read.
+    /// The end of the stream was read.
     ended: bool,
-    /// Nothing more has come, and what comes will wake the task: it need not be asked again.
+    /// Nothing more has arrived, and new bytes will wake the task: no read is needed before that.
     drained: bool,
-    /// Bytes may lie in an encrypted stream that have not gone to the kernel.
+    /// An encrypted stream may hold bytes that have not gone to the kernel.
     unflushed: bool,
 }
 
@@ -80,7 +80,7 @@ impl Lane {
         }
     }
 
-    /// Reads what has come, if there is room for it; how much that was.
+    /// Reads what has arrived, if there is room; returns the number of bytes.
     #[inline]
     fn fill(&mut self, from: &mut impl End, cx: &mut Context<'_>) -> io::Result<usize> {
         if self.ended || self.drained || !self.buffer.has_room() {
@@ -97,7 +97,7 @@ impl Lane {
         Ok(0)
     }
 
-    /// Sends what may be sent, as far as it is taken; true when something was.
+    /// Sends what may be sent, as far as it is taken; returns true if any byte was.
     #[inline]
     fn send(&mut self, to: &mut Stream, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut moved = false;
@@ -118,7 +118,7 @@ impl Lane {
         Ok(moved)
     }
 
-    /// A write of ours has been answered.
+    /// Records the result of one of the proxy's writes.
     #[inline]
     fn sent(&mut self, to: &mut Loose, taken: Taken) -> io::Result<()> {
         match taken {
@@ -130,7 +130,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether something can be done at once between these ends.
+    /// Returns true if a read or a write is possible at once between these ends.
     #[inline]
     fn can_go_on(&self, from: &Loose, to: &Loose) -> bool {
         let more = from.is_readable() && !self.ended && self.buffer.has_room();
@@ -138,18 +138,18 @@ impl Lane {
     }
 }
 
-/// How a session stands after its bytes have been passed on.
+/// State of a session after its bytes have been passed on.
 #[derive(Debug)]
 pub(crate) enum Standing {
-    /// The kernel will tell when something more can be done.
+    /// Wait until the kernel reports an event.
     Rest,
-    /// It can be gone on with at once.
+    /// A read or a write is possible at once.
     More,
-    /// Something is to be decided.
+    /// An event needs a decision.
     Happened(Event),
 }
 
-/// A session whose client and server talk.
+/// A session whose client and server exchange messages.
 #[derive(Debug)]
 pub(crate) struct Pump<E = Stream> {
     pub(super) client: E,
@@ -158,16 +158,17 @@ pub(crate) struct Pump<E = Stream> {
     down: Lane,
     pub(crate) conversation: Conversation,
     pub(crate) notes: Notes,
-    /// What the server reported of itself, as the client knows it.
+    /// Parameters that the server reported, as the client knows them.
     pub(crate) parameters: BTreeMap<String, Vec<u8>>,
     pub(crate) admission: Admission,
     /// Stop at the next boundary.
     pub(crate) wants_boundary: bool,
-    /// The client has said good-bye: the server will close, and is asked nothing any more.
+    /// The client has sent Terminate: the server will close, and gets no more questions.
     leaving: bool,
-    /// When the first statement that is not answered was passed on.
+    /// Time at which the first unanswered statement was passed on.
     asked_us: Option<u64>,
-    /// There is a counterpart to keep alike; stop at a boundary after this time when something may have changed.
+    /// Set if a counterpart must be kept alike: after this time stop at a boundary if the session's state may have
+    /// changed.
     pub(crate) follows: Option<Instant>,
     pub(super) entry: Arc<Entry>,
 }
@@ -196,8 +197,8 @@ impl Pump {
         self.down.buffer.append(bytes);
     }
 
-    /// Takes what is under way: what the client sent and nobody has looked at; what it is to get; what the server sent and
-    /// nobody has looked at. Only at a boundary, or when nothing has gone through the pump since.
+    /// Takes the bytes under way: unread bytes of the client, bytes that the client must still get, unread bytes of the
+    /// server. Only at a boundary, or if nothing has gone through the pump since one.
     pub(super) fn lanes_taken(&mut self) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
         let (up, down) = (&self.up.buffer, &self.down.buffer);
         let taken = (up.unscanned().to_vec(), down.sendable().to_vec(), down.unscanned().to_vec());
@@ -205,13 +206,13 @@ impl Pump {
         taken
     }
 
-    /// Gives it back: what the client sent, and what it is to get.
+    /// Gives bytes back: the client's bytes, and the bytes that the client must still get.
     pub(super) fn lanes_given(&mut self, up: &[u8], down: &[u8]) {
         self.up.buffer.append(up);
         self.down.buffer.append(down);
     }
 
-    /// Passes bytes on until something is to be decided; an error of the outer kind leaves nothing of the session.
+    /// Passes bytes on until an event needs a decision; after an error of the outer kind the session is lost.
     pub(super) async fn run(
         mut self,
         commands: &mut UnboundedReceiver<Command>,
@@ -224,13 +225,13 @@ impl Pump {
         Ok((self, event))
     }
 
-    /// Nothing is asked of it but to pass bytes on.
+    /// Returns true if the session only needs its bytes passed on.
     fn is_steady(&self) -> bool {
         let plain = matches!((&self.client, &self.server), (Stream::Plain(_), Stream::Plain(_)));
         plain && self.admission == Admission::Open && !self.wants_boundary && self.follows.is_none()
     }
 
-    /// Takes the connections out of the runtime; only of a session without encryption.
+    /// Takes the connections out of the runtime; only for a session without encryption.
     pub(crate) fn loosen(self) -> io::Result<Pump<Loose>> {
         self.with_ends(|stream| match stream {
             Stream::Plain(raw) => Loose::from(raw),
@@ -249,7 +250,7 @@ impl Pump {
         self.pass(cx)
     }
 
-    /// Passes on what has come, as far as it is taken.
+    /// Passes on what has arrived, as far as it is taken.
     fn pass(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, SessionError>> {
         (self.up.drained, self.down.drained) = (false, false);
         for _ in 0..ROUNDS {
@@ -270,7 +271,7 @@ impl Pump {
         Poll::Pending
     }
 
-    /// Tells the client something last, where that does not end up in the middle of a message.
+    /// Sends the client a last message, unless that would be in the middle of another message.
     pub(crate) async fn tell_client(&mut self, bytes: &[u8]) {
         use tokio::io::AsyncWriteExt;
         if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
@@ -281,14 +282,14 @@ impl Pump {
     }
 }
 
-/// In three steps, so that what all sessions have to send can be sent at once: see [`crate::steady`].
+/// Three steps, so that the writes of all sessions can be made together: see [`crate::steady`].
 impl Pump<Loose> {
     /// Puts the connections into the runtime of the calling task.
     pub(crate) fn settle(self) -> io::Result<Pump> {
         self.with_ends(|loose| loose.settle().map(Stream::Plain))
     }
 
-    /// Reads what has come, at most a buffer from each side, and looks at it.
+    /// Reads what has arrived, at most a buffer from each side, and looks at it.
     #[inline]
     pub(crate) fn take_in(&mut self) -> Result<(), SessionError> {
         (self.up.drained, self.down.drained) = (false, false);
@@ -297,7 +298,7 @@ impl Pump<Loose> {
         self.take_up(&mut nobody).map(drop)
     }
 
-    /// What is to be sent: to the client, and to the server.
+    /// Writes that are due: to the client, and to the server.
     #[inline]
     pub(crate) fn writes(&self) -> [Option<Write<'_>>; 2] {
         [(&self.down, &self.client), (&self.up, &self.server)].map(|(lane, to)| {
@@ -306,7 +307,7 @@ impl Pump<Loose> {
         })
     }
 
-    /// One of the two has been answered.
+    /// Records the result of one of the two writes.
     #[inline]
     pub(crate) fn wrote(&mut self, to_client: bool, taken: Taken) -> Result<(), SessionError> {
         match to_client {
@@ -315,7 +316,7 @@ impl Pump<Loose> {
         }
     }
 
-    /// What comes next.
+    /// Returns the next step.
     #[inline]
     pub(crate) fn standing(&mut self) -> Standing {
         if let Some(event) = self.event() {
@@ -342,7 +343,7 @@ impl<E: End> Pump<E> {
         [&self.client, &self.server]
     }
 
-    /// The client's end to be changed, or the other.
+    /// The client's end or the server's, for changes.
     #[inline]
     pub(crate) fn end_mut(&mut self, of_client: bool) -> &mut E {
         if of_client { &mut self.client } else { &mut self.server }
@@ -366,13 +367,14 @@ impl<E: End> Pump<E> {
         })
     }
 
-    /// What is to be decided, if anything is.
+    /// Event that needs a decision, if there is one.
     #[inline]
     fn event(&self) -> Option<Event> {
         if (self.wants_boundary || self.has_news()) && self.at_boundary() {
             return Some(Event::Boundary);
         }
-        // The server's last words come before the end that it makes; the client's after all has been sent.
+        // The server's last bytes are passed on before its end is reported; the client's end is reported after all its
+        // bytes are sent.
         if self.down.ended && self.down.buffer.is_empty() && !self.down.unflushed {
             return Some(Event::ServerLeft);
         }
@@ -384,7 +386,7 @@ impl<E: End> Pump<E> {
         self.notes.dirty && self.follows.is_some_and(|after| Instant::now() >= after)
     }
 
-    /// Nothing is under way in any direction, but for what a slow client has not taken yet.
+    /// Returns true if nothing is under way in any direction, except bytes that a slow client has not taken yet.
     fn at_boundary(&self) -> bool {
         !self.leaving
             && self.conversation.at_boundary()
@@ -410,7 +412,7 @@ impl<E: End> Pump<E> {
         Ok(n > 0)
     }
 
-    /// Whether what comes next from the client would begin a transaction, or may.
+    /// Returns true if the client's next message begins a transaction, or may begin one.
     fn holds(&self) -> bool {
         self.admission != Admission::Open
             && self.up.scanner.at_edge()
@@ -420,7 +422,7 @@ impl<E: End> Pump<E> {
     fn scan_up(&mut self) -> Result<(), WireError> {
         loop {
             let bytes = self.up.buffer.unscanned();
-            // A client that leaves begins nothing.
+            // A client that leaves begins no transaction.
             if bytes.is_empty() || (self.holds() && bytes[0] != b'X') {
                 return Ok(());
             }
@@ -433,7 +435,7 @@ impl<E: End> Pump<E> {
                 Step::Message(message) => message,
             };
             frontend::check(&message)?;
-            // Statements are judged whole where they fit; the longer ones count as changing everything.
+            // Statements are judged whole if they fit; a longer one counts as a change of everything.
             if matches!(message.tag, b'Q' | b'P') && !message.is_whole() && message.total() <= crate::buffer::LEN {
                 return Ok(());
             }

@@ -1,4 +1,5 @@
-//! A session's counterpart at the target: opened and kept alike before the switch-over, so that the pause need not wait.
+//! A session's counterpart at the target: opened and kept alike before the switch-over, so that the pause need not wait
+//! for it.
 
 use crate::error::SessionError;
 use crate::link::{self, Answers, Ready};
@@ -15,24 +16,24 @@ use stillpoint_migrate_wire::frontend::put_sync;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// A lock that another session is just handing over is tried again for so long.
+/// Time for which a lock is retried that another session is just handing over.
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// A target that does not answer for so long is as good as gone.
+/// Time after which a target that does not answer counts as gone.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a counterpart is told.
+/// Order to a counterpart.
 enum Order {
-    /// Carry this; the answer is whether it does.
+    /// Carry this state; the answer is success or an error.
     Carry(Box<Carried>, oneshot::Sender<Result<(), String>>),
-    /// Say whether you carry what you were told last.
+    /// Report if the counterpart carries the state of the last order.
     Verdict(oneshot::Sender<Result<(), String>>),
-    /// Become the session: the body of the Parse of an unnamed statement comes along.
+    /// Become the session: with the body of the Parse of an unnamed statement.
     HandOver(Vec<u8>, oneshot::Sender<Result<Box<Ready>, String>>),
 }
 
-/// How to log in at the target.
+/// Access to the target for a login.
 pub(crate) struct Access {
     pub(crate) target: Arc<Target>,
     pub(crate) packet: Vec<u8>,
@@ -41,13 +42,13 @@ pub(crate) struct Access {
     pub(crate) limit: Duration,
 }
 
-/// A counterpart; it lives in a task of its own and ends when this is dropped.
+/// A counterpart; it has a task of its own and ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     orders: mpsc::UnboundedSender<Order>,
     task: JoinHandle<()>,
     failed: Arc<AtomicBool>,
-    /// What it carries or is about to.
+    /// State that it carries or is about to carry.
     pub(crate) carried: Option<Carried>,
 }
 
@@ -57,10 +58,10 @@ impl Drop for Shadow {
     }
 }
 
-/// The answer that comes later.
+/// Answer that comes later.
 pub(crate) type Later<T> = oneshot::Receiver<Result<T, String>>;
 
-/// Waits for an answer; a counterpart that is gone gives none.
+/// Waits for an answer; an error if the counterpart is gone.
 pub(crate) async fn answer<T>(later: Later<T>) -> Result<T, String> {
     later.await.unwrap_or_else(|_| Err("the session at the target is gone".into()))
 }
@@ -74,12 +75,12 @@ impl Shadow {
         Shadow { orders, task, failed, carried: None }
     }
 
-    /// Whether something was wrong with it: another may do better.
+    /// Returns true if it has failed; a new one may succeed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Has it carry what the session carries.
+    /// Orders it to carry the session's state.
     pub(crate) fn carry(&mut self, carried: Carried) -> Later<()> {
         let (sender, later) = oneshot::channel();
         self.carried = Some(carried.clone());
@@ -87,14 +88,14 @@ impl Shadow {
         later
     }
 
-    /// Whether it carries what it was told last.
+    /// Asks if it carries the state of the last order.
     pub(crate) fn verdict(&self) -> Later<()> {
         let (sender, later) = oneshot::channel();
         let _ = self.orders.send(Order::Verdict(sender));
         later
     }
 
-    /// Takes it as the session.
+    /// Takes it over as the session.
     pub(crate) fn hand_over(&self, unnamed: Vec<u8>) -> Later<Box<Ready>> {
         let (sender, later) = oneshot::channel();
         let _ = self.orders.send(Order::HandOver(unnamed, sender));
@@ -136,7 +137,7 @@ async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>, failed
     }
 }
 
-/// Logs in, and has the server process meet the tables.
+/// Logs in, and lets the server process load the catalogue entries of the tables.
 async fn log_in(access: &Access) -> Result<Box<Ready>, String> {
     let _place = access.target.place().await;
     let login =
@@ -164,8 +165,9 @@ async fn ask(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, S
     Ok(answers)
 }
 
-/// Statements that plan a look-up by the key, a change and an insert on each of the largest tables, as far as the user may,
-/// and run nothing. The key is compared to what another look-up brings: a constant would be folded, and no index looked at.
+/// Statements that plan a look-up by the key, an update and an insert on each of the largest tables, as far as the user
+/// may, and execute nothing. The key is compared to the result of another look-up: the planner would fold a constant,
+/// and look at no index.
 const WARM_UP: &str = "\
 WITH t AS (SELECT c.oid, c.relpages, c.oid::pg_catalog.regclass::pg_catalog.text AS name, \
   (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ') \
@@ -185,8 +187,9 @@ SELECT CASE WHEN pg_catalog.has_table_privilege(oid, 'UPDATE') AND settable IS N
 UNION ALL SELECT pg_catalog.format('EXPLAIN INSERT INTO %1$s SELECT * FROM %1$s', name) FROM t \
   WHERE NOT generated AND pg_catalog.has_table_privilege(oid, 'INSERT')";
 
-/// A server process reads the catalogues about a table when it first meets it, some milliseconds' work: that of all sessions
-/// at once, right behind a switch, is what clients would wait for. An error that the server reports here is no harm.
+/// Plans the statements. A server process reads the catalogues about a table at its first use, some milliseconds' work;
+/// clients would wait for it if all sessions did this directly after a switch. Errors that the server returns here do
+/// no harm.
 async fn warm_up(ready: &mut Ready) -> Result<(), String> {
     let mut question = Vec::new();
     stillpoint_migrate_wire::frontend::put_query(&mut question, WARM_UP);
@@ -195,7 +198,7 @@ async fn warm_up(ready: &mut Ready) -> Result<(), String> {
     let statements: Vec<String> = statements.into_iter().filter_map(first).collect();
     question.clear();
     for statement in &statements {
-        // Each by itself: what fails keeps none of the others from being planned.
+        // Each is a query of its own: if one fails, the others are still planned.
         stillpoint_migrate_wire::frontend::put_query(&mut question, statement);
     }
     if statements.is_empty() { Ok(()) } else { ask(ready, &question, statements.len()).await.map(drop) }
@@ -223,8 +226,8 @@ fn taken_over(answers: &Answers) -> Result<(), String> {
     }
 }
 
-/// Gives the session what the source gave it and the target does not. A value that the target does not know (a locale, a tablespace)
-/// is no reason to keep the session from moving: the check has named it.
+/// Gives the session the settings that the source gave it and the target does not. A value that the target does not
+/// know (a locale, a tablespace) does not stop the move: the check has reported it.
 async fn inherit(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
     let Some(question) = carried.ask_inherited() else { return Ok(()) };
     let different = ask(ready, &question.bytes, question.syncs).await?;
@@ -240,7 +243,7 @@ async fn inherit(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
     Ok(())
 }
 
-/// All of its advisory locks, or none.
+/// Takes all of its advisory locks, or none.
 async fn take_locks(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
     if carried.lock_count() == 0 {
         return Ok(());
@@ -263,20 +266,20 @@ async fn take_locks(ready: &mut Ready, carried: &Carried) -> Result<(), String> 
     }
 }
 
-/// Brings the unnamed statement, and proves that the server is there.
+/// Creates the unnamed statement, and proves that the server answers.
 async fn settle(ready: &mut Ready, unnamed: &[u8]) -> Result<(), String> {
     let mut bytes = Vec::new();
     if !unnamed.is_empty() {
         put(&mut bytes, b'P', |body| body.extend_from_slice(unnamed));
     }
     put_sync(&mut bytes);
-    // A statement that was wrong at the source is wrong here too, and then there is none on either side.
+    // A statement that was wrong at the source is wrong here too; then neither side has one.
     let answers = ask(ready, &bytes, 1).await?;
     ready.leftover.extend_from_slice(&answers.aside);
     Ok(())
 }
 
-/// Keeps what the server reports of itself.
+/// Records the parameters that the server reports.
 fn note_parameters(parameters: &mut BTreeMap<String, Vec<u8>>, aside: &[u8]) {
     let (mut scanner, mut at) = (Scanner::new(1 << 20), 0);
     while let Ok(Step::Message(message)) = scanner.peek(&aside[at..]) {

@@ -1,9 +1,10 @@
-//! Transactions of statements: what of one a player may send now, and what becomes of it.
+//! Replay of statements: the part of a transaction that a player may send now, and the effect of its result.
 //!
-//! The paper's players wait for the answer to each operation before they send the next. Here all goes out at once that has
-//! nothing to wait for any more: its own first read stands before a commit on the same connection, so that a transaction beside
-//! which no other ran costs what it costs in a serial replay. That a first read is done is told before the rest is, where
-//! others may wait for it; so nobody is made to wait longer than by parts.
+//! The paper's players wait for the answer to each operation before they send the next one. Here a player sends everything at
+//! once that need not wait any more: the transaction's own first read precedes its commit on the same connection. So a
+//! transaction that ran without any other beside it costs the same as in a serial replay. If other transactions may wait for
+//! the first read, the player reports it before it reports the rest; so no transaction waits longer than it would if the parts
+//! were sent one by one.
 
 use super::{ATTEMPTS_MAX, Done, Entry, PlayerState, Retry, Scheduler};
 use crate::error::Error;
@@ -11,19 +12,19 @@ use crate::locks::Slot;
 use crate::syncset::{Mode, Operation, Part, Player, Step, SyncsetId};
 use crate::visibility::Xid;
 
-/// How far a transaction is on its player.
+/// Progress of a transaction on its player.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// This has been sent and is not done.
+    /// This step has been sent and is not done.
     UnderWay(Step),
-    /// It has its snapshot.
+    /// Its first read is done: it has its snapshot.
     Read,
-    /// It has only to be committed.
+    /// Its writes are done; only the commit is left.
     Written,
 }
 
 impl<P> Scheduler<P> {
-    /// What this player may send.
+    /// The step that this player may send now.
     pub(super) fn statement_step(&self, player: Player) -> Option<(Slot, Step)> {
         let (slot, first) = match self.players[player.0 as usize].open {
             None => (self.gates.open_read(&self.rules)?, Part::FirstRead),
@@ -42,10 +43,10 @@ impl<P> Scheduler<P> {
         (first <= last).then_some((slot, Step { first, last }))
     }
 
-    /// Tokens may conflict where the transactions did not (whole indexes, equal hashes), and then the order of their
-    /// stamps says nothing about that of their commits. Of a real conflict whoever saw the later one saw the earlier. So
-    /// a snapshot that waits for this commit, and for none with a lower stamp, proves that all it waits for is coarse;
-    /// without this the snapshot and the tokens would wait for each other.
+    /// Tokens may conflict even if the transactions did not (whole indexes, equal hashes). Then the order of the stamps says
+    /// nothing about the order of the commits. In a real conflict, a snapshot that saw the later transaction also saw the
+    /// earlier one. So a snapshot that waits for this commit, and for none with a lower stamp, proves that all conflicts this
+    /// commit waits for are coarse. Without this rule the snapshot and the tokens would wait for each other.
     fn conflicts_are_coarse(&self, slot: Slot) -> bool {
         let (Some(snapshot), Some((xid, _))) =
             (self.gates.lowest_unread(slot, &self.rules), &self.entry(slot).statement)
@@ -58,7 +59,7 @@ impl<P> Scheduler<P> {
         self.rules.visibility_first && snapshot.sees(*xid) && !lower.any(seen)
     }
 
-    /// Whether a commit may be sent, as far as others go.
+    /// Returns true if other transactions allow this commit to be sent.
     fn commit_open(&self, slot: Slot) -> bool {
         let entry = self.entry(slot);
         let Some((xid, _)) = entry.statement else { return true };
@@ -66,8 +67,9 @@ impl<P> Scheduler<P> {
             && (self.mode == Mode::Lsir || self.is_next_to_commit(slot))
     }
 
-    /// B-CON: whether a commit is the one that comes next. Stamps are taken when a commit is sent, so of two that overlapped
-    /// on the source either may have come first; a snapshot that saw one of them alone tells, and goes before the stamps.
+    /// B-CON: returns true if this commit is the next one. Stamps are taken when a commit is sent, so of two commits that
+    /// overlapped on the source, either may have been first. A snapshot that saw only one of them decides, and takes precedence
+    /// over the stamps.
     fn is_next_to_commit(&self, slot: Slot) -> bool {
         let commits =
             |state: &PlayerState| matches!(state.open, Some((_, Phase::UnderWay(step))) if step.has(Part::Commit));
@@ -86,7 +88,8 @@ impl<P> Scheduler<P> {
                 self.gates.claim(slot, snapshot);
             }
             self.players[player.0 as usize].overtaken = false;
-            // Where the commit goes along, no other first read is left that does not see it: who waits is open already.
+            // If the commit is sent too, every other first read that is left sees it: a transaction that waits can already go
+            // on.
             awaited = match step.last {
                 Part::FirstRead => false,
                 Part::Writes => true,
@@ -99,10 +102,10 @@ impl<P> Scheduler<P> {
         Operation { syncset: SyncsetId(slot), stamp: self.entry(slot).stamp, step, awaited }
     }
 
-    /// The first read of what this player was given is done, and the rest of it is not.
+    /// Reports that the first read of this player's operation is done, and the rest of it is not.
     ///
     /// # Errors
-    /// [`Error::UnknownPlayer`]; [`Error::NothingUnderWay`] where nothing is that consists of a first read and more.
+    /// [`Error::UnknownPlayer`]; [`Error::NothingUnderWay`] if no operation of a first read and more is under way.
     pub fn read_done(&mut self, player: Player) -> Result<(), Error> {
         match self.state(player)?.open {
             Some((slot, Phase::UnderWay(Step { first: Part::FirstRead, last }))) if last > Part::FirstRead => {
@@ -162,7 +165,7 @@ impl<P> Scheduler<P> {
         Ok(Retry { stamp, given_back: 0 })
     }
 
-    /// A commit has been done: open transactions that did not see it cannot take their snapshot again.
+    /// Marks open transactions that did not see this finished commit: they cannot take their snapshot again.
     pub(super) fn overtake(&mut self, xid: Xid) {
         for state in &mut self.players {
             let Some((slot, _)) = state.open else { continue };

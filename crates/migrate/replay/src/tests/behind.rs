@@ -1,4 +1,4 @@
-//! What one player is given behind what it has.
+//! Tests of syncsets that a player is given behind those it has.
 
 use crate::{Limits, Mode, Player, Scheduler, Stamp, Syncset, Token};
 
@@ -65,7 +65,7 @@ fn what_was_behind_a_failure_is_given_again_in_order() {
     assert!(scheduler.is_drained());
 }
 
-/// Each of many on one row looks at who is before it: not at all of them.
+/// Each of many syncsets on one row examines the one before it, not all of them.
 #[test]
 fn a_batch_on_one_row_is_given_at_once() {
     const MANY: u64 = 100_000;

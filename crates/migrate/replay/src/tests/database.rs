@@ -1,7 +1,7 @@
 //! A reference model of PostgreSQL: versions, row locks, unique values, a foreign key, three isolation levels.
 //!
-//! Table 0 holds parents, table 1 items with a unique value and a reference to a parent. A statement either happens at
-//! once, or waits for one other transaction and is then asked for again.
+//! Table 0 holds parents, table 1 items with a unique value and a reference to a parent. A statement either executes
+//! immediately, or waits for one other transaction and is then tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,10 +33,10 @@ pub(super) enum Isolation {
 pub(super) enum Statement {
     Read(Key),
     Insert(Key, Row),
-    /// All columns.
+    /// Sets all columns.
     Set(Key, Row),
     Add(Key, i64),
-    /// Reads one row and writes another: the stuff of write skew.
+    /// Reads one row and writes another; two of these can cause write skew.
     Copy {
         to: Key,
         from: Key,
@@ -49,11 +49,11 @@ pub(super) enum Statement {
     },
     Delete(Key),
     Truncate(u8),
-    /// DDL: changes every row of every table by a function that does not commute.
+    /// DDL: changes every row of every table with a function that does not commute.
     Rewrite,
 }
 
-/// What a statement did.
+/// Effect of a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Image {
     Insert(Key, Row),
@@ -77,7 +77,7 @@ pub(super) enum Outcome {
     Blocked,
 }
 
-/// Why a statement did not happen.
+/// Reason why a statement did not execute.
 enum Stop {
     WaitsFor(usize),
     Fails(Fault),
@@ -103,7 +103,7 @@ struct Transaction {
     xid: Option<u64>,
     own: BTreeMap<Key, Option<Row>>,
     parents: BTreeSet<u8>,
-    /// Parents that it deleted, also when it has inserted them again.
+    /// Parents that it deleted, even if it has inserted them again.
     gone: BTreeSet<u8>,
     uniques: BTreeSet<u8>,
     tables: [TableLock; 2],
@@ -111,7 +111,7 @@ struct Transaction {
     waits_for: Option<usize>,
 }
 
-/// What a committed transaction read and wrote, for SERIALIZABLE.
+/// Reads and writes of a committed transaction, for SERIALIZABLE.
 #[derive(Debug)]
 struct Past {
     began: u64,
@@ -146,7 +146,7 @@ impl Database {
         self.sessions.push(None);
     }
 
-    /// What is committed.
+    /// The committed state.
     pub(super) fn state(&self) -> State {
         self.versions.keys().filter_map(|key| Some((*key, self.latest(*key)?.clone()))).collect()
     }
@@ -294,7 +294,7 @@ impl Database {
         Ok(vec![Image::Insert(key, row.clone())])
     }
 
-    /// `moved` is the row's old key, which no longer counts.
+    /// `moved` is the old key of the row, which no longer counts.
     fn may_insert(&self, session: usize, key: Key, row: &Row, moved: Option<Key>) -> Result<(), Stop> {
         self.wait_for_tables(session, tables(key, row), TableLock::Shared)?;
         self.wait_for_writers(session, key)?;
@@ -359,7 +359,7 @@ impl Database {
         }
     }
 
-    /// Waits for writers of the row; under snapshots only the first updater wins.
+    /// Waits for writers of the row; under snapshots only the first updater succeeds.
     fn lock_row(&self, session: usize, key: Key) -> Result<(), Stop> {
         self.wait_for_tables(session, &[key.0], TableLock::Shared)?;
         self.wait_for_writers(session, key)?;
@@ -434,7 +434,7 @@ impl Database {
         self.versions.get(&key)?.last()?.1.as_ref()
     }
 
-    /// The newest version that is committed or its own.
+    /// The newest version that is committed or written by the session itself.
     fn current(&self, session: usize, key: Key) -> Option<&Row> {
         match self.transaction(session).own.get(&key) {
             Some(own) => own.as_ref(),
@@ -442,7 +442,7 @@ impl Database {
         }
     }
 
-    /// The version that its snapshot shows, or its own.
+    /// The version that its snapshot shows, or its own version.
     fn seen(&self, session: usize, key: Key) -> Option<&Row> {
         let open = self.transaction(session);
         if let Some(own) = open.own.get(&key) {
@@ -462,7 +462,7 @@ impl Database {
     }
 }
 
-/// The tables that writing a row locks.
+/// The tables that a write of the row locks.
 fn tables(key: Key, row: &Row) -> &'static [u8] {
     match (key.0, row.parent) {
         (PARENTS, _) => &[PARENTS],
@@ -471,7 +471,7 @@ fn tables(key: Key, row: &Row) -> &'static [u8] {
     }
 }
 
-/// Images, one transaction after another, on a plain map: what every replay must come to.
+/// Applies images to a plain map, one transaction after another: every replay must reach this state.
 pub(super) fn apply(state: &mut State, images: &[Image]) {
     for image in images {
         match image {

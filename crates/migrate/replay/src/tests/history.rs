@@ -1,4 +1,4 @@
-//! Random histories: sessions of clients on the model, and what a proxy in front of it sees.
+//! Random histories: client sessions on the model, and the events that a proxy in front of it sees.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,15 @@ use super::random::Random;
 use crate::mapping::Kind;
 use crate::{RunningId, Snapshot, Stamp, Token, Xid};
 
-/// What a history is made of.
+/// Contents of a history.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Profile {
-    /// READ COMMITTED too, beside the two that take one snapshot.
+    /// Includes READ COMMITTED, in addition to the two levels that take one snapshot.
     pub(super) read_committed: bool,
-    /// TRUNCATE and DDL.
+    /// Includes TRUNCATE and DDL.
     pub(super) whole: bool,
-    /// Statements whose effect depends on more than the rows they write: reads of others, and writes that find nothing
-    /// (left out of what is replayed otherwise, as the command tag tells).
+    /// Includes statements whose effect depends on more than the rows they write: reads of other rows, and writes that find no
+    /// row (otherwise left out of the replay, because the command tag shows them).
     pub(super) skew: bool,
     /// Every nth transaction is a long one.
     pub(super) long_every: usize,
@@ -23,12 +23,12 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// Everything that row images stand.
+    /// Everything that row images can replay.
     pub(super) const ROWS: Profile =
         Profile { read_committed: true, whole: true, skew: true, long_every: 8, transactions: 16 };
-    /// What the LSIR stands.
+    /// Everything that the LSIR can replay.
     pub(super) const SNAPSHOTS: Profile = Profile { read_committed: false, whole: false, ..Profile::ROWS };
-    /// What a serial replay of statements stands.
+    /// Everything that a serial replay of statements can replay.
     pub(super) const SERIAL: Profile = Profile { skew: false, ..Profile::SNAPSHOTS };
 }
 
@@ -42,14 +42,14 @@ pub(super) struct Committed {
     pub(super) images: Vec<Image>,
 }
 
-/// What the proxy sees, in the order in which it does.
+/// An event that the proxy sees, in the order in which it sees them.
 #[derive(Debug, Clone)]
 pub(super) enum Event {
     Begins(RunningId),
     Began(RunningId, Snapshot),
     Ended(RunningId),
     Committed(Committed),
-    /// No stamp up to this one comes any more.
+    /// No more stamps up to this one will come.
     Closed(Stamp),
 }
 
@@ -69,7 +69,7 @@ enum Stage {
     },
     /// COMMIT was sent.
     Sent(Stamp),
-    /// COMMIT was executed; its answer is under way.
+    /// COMMIT was executed; its answer is on the way.
     Answered(Stamp),
 }
 
@@ -84,7 +84,7 @@ struct Client {
     images: Vec<Image>,
 }
 
-/// Plays a random history.
+/// Runs a random history.
 pub(super) struct Source<'a> {
     random: &'a mut Random,
     profile: Profile,
@@ -339,7 +339,7 @@ pub(super) fn tokens(images: &[Image], logical: bool) -> Vec<Token> {
             }
             Image::Truncate(table) => {
                 tokens.push(Token::Table(u32::from(*table)));
-                // Its rows referred to parents, and nobody says to which.
+                // Its rows referred to parents, and the images do not show which.
                 tokens.push(Token::Index { table: PARENTS.into(), index: PARENT_KEY });
             }
             Image::Rewrite => tokens.push(Token::Everything),

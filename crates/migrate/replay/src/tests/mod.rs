@@ -1,6 +1,6 @@
 //! The crate as a whole: the paper's example, the rules as properties, and random histories on a model database.
 //!
-//! `STILLPOINT_SOAK=1` makes it 100,000 histories and more; `STILLPOINT_SEED=n` plays one of them alone.
+//! `STILLPOINT_SOAK=1` runs 100,000 histories and more; `STILLPOINT_SEED=n` runs one of them alone.
 
 mod behind;
 mod database;

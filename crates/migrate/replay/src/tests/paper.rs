@@ -1,4 +1,4 @@
-//! Appendix C of the paper, and Definition 3 as properties of what happens on the target.
+//! Appendix C of the paper, and Definition 3 as properties of the events on the target.
 
 use std::collections::HashMap;
 
@@ -57,8 +57,8 @@ fn appendix_c() {
     assert!(scheduler.is_drained());
 }
 
-/// A transaction whose tokens are not free goes out by parts, and its commit with its writes where no first read is left
-/// that the commit could be too early for.
+/// A transaction whose tokens are not free is sent in parts. Its commit is sent with its writes if no first read is left that
+/// the commit would come too early for.
 #[test]
 fn what_has_to_wait_for_nothing_goes_out_together() {
     let mut scheduler = Scheduler::new(Mode::Lsir, 2, Limits::default());
@@ -83,7 +83,8 @@ fn what_has_to_wait_for_nothing_goes_out_together() {
     assert_eq!(given(&mut scheduler, j), Some((2, FROM_WRITES)));
 }
 
-/// One that fails is tried again, unless a commit has been done that it does not see: only where its first read was told.
+/// A failed transaction is retried, unless a commit that it does not see is done; that is possible only after its first read
+/// was reported.
 #[test]
 fn what_fails_after_its_first_read_was_told_may_have_lost_its_snapshot() {
     for overtaken in [false, true] {
@@ -109,7 +110,7 @@ fn what_fails_after_its_first_read_was_told_may_have_lost_its_snapshot() {
     }
 }
 
-/// The same under B-CON: the commits come one after another.
+/// Appendix C under B-CON: the commits happen one after another.
 #[test]
 fn appendix_c_with_serial_commits() {
     let mut scheduler = Scheduler::new(Mode::BCon, 2, Limits::default());
@@ -127,11 +128,11 @@ fn appendix_c_with_serial_commits() {
     assert_eq!(given(&mut scheduler, Player(1)), Some((4, COMMIT)));
 }
 
-/// When each thing of each transaction happened on the target.
+/// Time at which each event of each transaction happened on the target.
 fn times(happened: &[Happened]) -> HashMap<Happened, usize> {
     let mut times = HashMap::new();
     for (at, happened) in happened.iter().enumerate() {
-        // Of something that was retried the last time counts.
+        // If an event was retried, the last time counts.
         times.insert(*happened, at);
     }
     times

@@ -16,7 +16,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Below `end`, which is positive.
+    /// A random number below `end`, which must be positive.
     pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! Each rule left out in turn: the simulation must notice, or it shows nothing.
+//! Leaves out each rule in turn: the simulation must detect it, or it proves nothing.
 
 use super::history::Profile;
 use super::simulation::one;
@@ -6,13 +6,13 @@ use super::target::Setting;
 use crate::Mode;
 use crate::rules::Rules;
 
-/// Histories that are tried before a rule is said to be useless.
+/// Number of histories that are tried before a rule is called useless.
 const HISTORIES: u64 = 30_000;
 
-/// Asserts that a history goes wrong with `rules`, and well with all of them.
+/// Asserts that a history diverges with `rules`, and none does with all of them.
 fn matters(name: &str, profile: Profile, setting: Setting, rules: Rules) {
     assert_ne!(rules, Rules::ALL);
-    // A scheduler that lost track of itself has noticed, too.
+    // A scheduler that panics over its own state has detected the missing rule too.
     let play = |seed| std::panic::catch_unwind(|| one(seed, profile, Setting { rules, ..setting }));
     let wrong = |seed: &u64| !matches!(play(*seed), Ok(Ok(_)));
     let Some(seed) = (0..HISTORIES).find(wrong) else {
@@ -100,7 +100,8 @@ fn transactions_that_still_run_count() {
     matters("running_counts", Profile::SNAPSHOTS, Setting::new(Mode::Lsir), rules);
 }
 
-/// Tokens of whole indexes order what did not conflict; left to themselves they and a snapshot wait for each other.
+/// Tokens of whole indexes order transactions that did not conflict; without this rule the tokens and a snapshot wait for each
+/// other.
 #[test]
 fn tokens_give_way_to_visibility() {
     let rules = Rules { visibility_first: false, ..Rules::ALL };

@@ -1,11 +1,11 @@
-//! Random histories, replayed in every mode: the target must end as the source did.
+//! Random histories, replayed in every mode: the target must reach the same state as the source.
 
 use super::history::{Profile, random_history};
 use super::random::Random;
 use super::target::{Replayed, Setting, replay};
 use crate::Mode;
 
-/// Histories of each test, short and long.
+/// Seeds of each test, for a short and a long run.
 fn seeds(short: u64, long: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match (number("STILLPOINT_SEED"), number("STILLPOINT_SOAK")) {
@@ -15,7 +15,7 @@ fn seeds(short: u64, long: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// Plays and replays one history.
+/// Runs and replays one history.
 pub(super) fn one(seed: u64, profile: Profile, setting: Setting) -> Result<Replayed, String> {
     let mut random = Random::new(seed);
     let history = random_history(&mut random, profile);
@@ -101,8 +101,7 @@ fn serial_modes_come_to_the_state_of_the_source_where_statements_read_only_what_
     }
 }
 
-/// No serial order equals a history with write skew: this is why the paper's first two baselines are not offered for
-/// such statements.
+/// No serial order equals a history with write skew, so the paper's first two baselines are not offered for such statements.
 #[test]
 fn serial_modes_diverge_under_write_skew() {
     let diverges = |seed| one(seed, Profile::SNAPSHOTS, Setting::new(Mode::BMin)).is_err();

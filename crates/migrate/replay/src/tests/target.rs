@@ -1,4 +1,4 @@
-//! Players on a second model, in random interleavings, led by the scheduler.
+//! Players on a second model, in random interleavings, driven by the scheduler.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,15 +9,15 @@ use crate::mapping::{End, map};
 use crate::rules::Rules;
 use crate::{Error, Limits, Mode, Operation, Part, Player, Scheduler, Stamp, Syncset};
 
-/// How a history is replayed.
+/// Settings of a replay.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setting {
     pub(super) mode: Mode,
     pub(super) rules: Rules,
     pub(super) foreign_keys: bool,
     pub(super) logical: bool,
-    /// Every nth whole transaction fails once for no reason the tokens know, and goes through only when all lower ones
-    /// are done, or (every other one) when it is alone; 0: none does.
+    /// Every nth whole transaction fails once for a reason that the tokens do not show. It succeeds only when all lower ones
+    /// are done, or (every other one) when it is alone; 0: none fails.
     pub(super) faults: usize,
 }
 
@@ -27,7 +27,7 @@ impl Setting {
     }
 }
 
-/// What happened on the target, in order.
+/// An event on the target, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Happened {
     ReadSent(Stamp),
@@ -38,30 +38,30 @@ pub(super) enum Happened {
     CommitDone(Stamp),
 }
 
-/// What a replay came to.
+/// Result of a replay.
 #[derive(Debug, Default)]
 pub(super) struct Replayed {
     pub(super) happened: Vec<Happened>,
-    /// Statements that met a lock.
+    /// Number of statements that waited for a lock.
     pub(super) waits: usize,
     pub(super) retries: u64,
     pub(super) players_added: usize,
-    /// Transactions whose first read was told before the rest of what was sent with it was done.
+    /// Transactions whose first read was reported before the rest of the same operation was done.
     pub(super) told_early: usize,
-    /// Most transactions open at the same time.
+    /// Highest number of transactions open at the same time.
     pub(super) concurrency: usize,
 }
 
 struct Playing {
     operation: Operation,
-    /// Statements of this operation that are left.
+    /// Statements of this operation that are not executed.
     left: VecDeque<Statement>,
     written: usize,
     begun: bool,
     has_read: bool,
-    /// The first read has been executed, and nobody has been told.
+    /// The first read has been executed, and has not been reported.
     untold: bool,
-    /// It has been executed, and the report is under way.
+    /// The operation has been executed, and the report is on the way.
     executed: bool,
 }
 
@@ -73,16 +73,16 @@ struct Target<'a> {
     players: Vec<VecDeque<Playing>>,
     open: Vec<bool>,
     depth: usize,
-    /// Stamps that fail until their time comes, and whether that is when they are alone.
+    /// Stamps that fail until they may succeed; true if that is when they are alone.
     faulty: BTreeMap<Stamp, bool>,
     /// First reads that have failed once.
     unread: BTreeSet<Stamp>,
-    /// Handed in and not done.
+    /// Syncsets handed in and not done.
     pending: BTreeSet<Stamp>,
     result: Replayed,
 }
 
-/// Replays a history; says what went wrong, if anything did.
+/// Replays a history; returns an error that describes the first problem.
 pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -> Result<Replayed, String> {
     let count = 1 + random.below(5);
     let limits = match random.below(3) {
@@ -123,7 +123,7 @@ impl Target<'_> {
         let (mut at, mut idle) = (0, 0);
         let eager = 1 + self.random.below(12);
         while at < events.len() || !self.scheduler.is_drained() {
-            // Whatever is chosen, a round over all players without a step is the end.
+            // A round over all players without a step is the end, whichever player is chosen.
             let chosen = self.random.below(self.players.len() + eager);
             let moved = if chosen < self.players.len() {
                 self.play(chosen)?
@@ -161,7 +161,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Hands an event to the scheduler; false when it has no room.
+    /// Hands an event to the scheduler; returns false if the scheduler has no room.
     fn feed(&mut self, event: &Event) -> Result<bool, String> {
         match event {
             Event::Begins(running) => self.scheduler.begins(*running),
@@ -202,7 +202,7 @@ impl Target<'_> {
         }
     }
 
-    /// One small step of one player; whether there was one.
+    /// Does one small step of one player; returns true if there was one.
     fn play(&mut self, player: usize) -> Result<bool, String> {
         let own = Player(player as u32);
         let asks =
@@ -262,7 +262,7 @@ impl Target<'_> {
                 let open = self.open.iter().filter(|open| **open).count();
                 self.result.concurrency = self.result.concurrency.max(open);
             }
-            // What goes out together has been sent when it begins.
+            // Parts that are sent together count as sent when the operation begins.
             if step.has(Part::Commit) {
                 self.result.happened.push(Happened::CommitSent(stamp));
             }
@@ -310,7 +310,8 @@ impl Target<'_> {
         Ok(true)
     }
 
-    /// Dependencies that no token tells: the transaction fails while lower stamps are missing, or anything is beside it.
+    /// Simulates dependencies that no token shows: the transaction fails while lower stamps are missing, or another one runs
+    /// beside it.
     fn must_fail(&mut self, stamp: Stamp) -> bool {
         let Some(&alone) = self.faulty.get(&stamp) else { return false };
         let missing = self.pending.first().is_some_and(|first| *first < stamp);
@@ -328,7 +329,7 @@ impl Target<'_> {
     }
 }
 
-/// A row image as a statement that depends on nothing but what was captured.
+/// A row image as a statement that depends only on captured values.
 fn blind(image: &Image) -> Statement {
     match image {
         Image::Insert(key, row) => Statement::Insert(*key, row.clone()),

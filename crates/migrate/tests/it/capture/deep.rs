@@ -1,10 +1,11 @@
-//! Texts that a client may send to take the parser's stack or memory: each ends in an answer, on a thread with a small stack.
+//! Texts with which a client could exhaust the parser's stack or memory: each ends in an answer, on a thread with a
+//! small stack.
 
 use stillpoint_migrate_capture::{
     Action, Catalogue, Column, Refusal, Seen, Table, only_reads, repeatable, rewrite, split,
 };
 
-/// Bytes of stack of the thread that asks: an eighth of what threads have.
+/// Bytes of stack of the thread that asks: an eighth of a usual thread's.
 const STACK: usize = 256 << 10;
 
 fn catalogue() -> Catalogue {
@@ -15,7 +16,7 @@ fn catalogue() -> Catalogue {
     catalogue
 }
 
-/// Runs `ask` where the stack is small.
+/// Runs `ask` on a small stack.
 fn on_small_stack<T: Send>(ask: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, ask).unwrap();
@@ -103,7 +104,7 @@ fn what_is_as_deep_as_may_be_has_stack_enough() {
     for (what, text) in chains(9_900) {
         match judged(&text) {
             Ok(Seen::Nothing) => taken.push(what),
-            // The parser's own limit is for what nests, and comes sooner.
+            // The parser's own limit applies to nesting, and is reached sooner.
             Err(Refusal::Unparsable(_)) => {}
             other => panic!("{what}: {other:?}"),
         }
@@ -169,7 +170,7 @@ fn what_only_looks_deep_is_nothing_to_the_parser() {
 #[test]
 fn a_text_with_many_words_returning_ends() {
     let text = format!("DELETE FROM item WHERE id = 1 RETURNING v{}", ", v AS returning".repeat(2_000));
-    // Which one is meant is not looked for without end.
+    // The parser does not search without end for the one that is meant.
     assert!(matches!(judged(&text), Err(Refusal::Unparsable(_)) | Ok(Seen::Writes(_))));
     let few = format!("DELETE FROM item WHERE id = 1 RETURNING v{}", ", v AS returning".repeat(5));
     assert!(matches!(judged(&few), Ok(Seen::Writes(_))));

@@ -1,4 +1,4 @@
-//! Rewritten statements on a real server: they do what they did, and show what they wrote.
+//! Rewritten statements on a real server: they keep their effect, and return what they wrote.
 
 use stillpoint_migrate_capture::{
     Action, Catalogue, Column, Hash, Image, Reference, Refusal, Rewritten, Seen, Table, Unique, WritesMore, rewrite,
@@ -15,7 +15,7 @@ fn columns(names: &[&str]) -> Vec<Column> {
     names.iter().map(|name| Column { name: (*name).into(), generated: *name == "twice", ..Column::default() }).collect()
 }
 
-/// The catalogue of [`SCHEMA`], with numbers of our own for objects.
+/// The catalogue of [`SCHEMA`], with the test's own numbers for objects.
 fn catalogue() -> Catalogue {
     let mut catalogue = Catalogue::new(["public".to_owned()]);
     catalogue.may_write = ["my_function", "steal"].map(String::from).into();
@@ -53,7 +53,7 @@ fn refused(text: &str) -> Refusal {
     rewrite(text, &catalogue()).expect_err(text)
 }
 
-/// What a statement's rewritten form answers on the server.
+/// Results of a statement's rewritten form on the server.
 fn run(cluster: &Cluster, text: &str) -> Vec<(String, Image)> {
     let rewritten = writes(text);
     let answer = cluster.sql("shop", &rewritten.text);
@@ -95,12 +95,12 @@ fn every_written_row_is_shown_with_its_tokens() {
     assert_eq!(values(&upserted[0].1), ["1.0", "a", "9", "2"]);
     assert_eq!(upserted[0].1.tokens[0], row);
 
-    // The client's own columns stand behind it.
+    // The client's own columns come after it.
     let deleted = run(&cluster, "DELETE FROM item USING parent p WHERE p.id = item.\"Parent\" RETURNING p.note");
     assert_eq!((deleted[0].0.as_str(), values(&deleted[0].1)), ("p2", vec!["1.0", "a", "9", "2"]));
     assert_eq!(deleted[0].1.tokens, rows[0].1.tokens);
     assert_eq!(cluster.sql("shop", "SELECT id, amount FROM item"), "2|6");
-    // The parent's own token is the same as that of those who refer to it.
+    // The parent's own token equals the token of the rows that refer to it.
     let parent = run(&cluster, "DELETE FROM parent WHERE id = 2");
     let (Token::Unique { value: own, .. }, Token::Parent { value: theirs, .. }) =
         (parent[0].1.tokens[1], rows[0].1.tokens[2])
@@ -108,7 +108,7 @@ fn every_written_row_is_shown_with_its_tokens() {
         panic!("{parent:?} {rows:?}")
     };
     assert_eq!(own, theirs);
-    // What looks like the record's own punctuation comes back as it was.
+    // Text that looks like the record's own punctuation comes back unchanged.
     let tricky = run(&cluster, r#"INSERT INTO item (id, code, amount) VALUES (9, E'a"b\\c,d)''\t', 1) RETURNING 'x'"#);
     assert_eq!(values(&tricky[0].1)[1], "a\"b\\c,d)'\t");
 }

@@ -1,5 +1,5 @@
-//! The proxy comes in front of a server that clients reach directly, and goes again: rules, sessions and refusals, in networks of
-//! the test's own.
+//! The proxy is put in front of a server that clients reach directly, and removed again: rules, sessions and refusals,
+//! in networks of the test's own.
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
@@ -18,10 +18,10 @@ use stillpoint_testing::{
     wait::until,
 };
 
-/// The server's machine, as clients of the other one see it.
+/// Address of the server's machine, as clients on the other machine see it.
 const SERVER: &str = "10.88.0.1";
 
-/// Another network, held by a process that does nothing else.
+/// Creates another network, held by a process that does nothing else.
 fn network() -> Guarded {
     let ours = std::fs::read_link("/proc/self/ns/net").expect("a process has a network");
     let child = tied("unshare".as_ref()).args(["--net", "sleep", "infinity"]).spawn().expect("run unshare");
@@ -42,7 +42,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// From here on this thread, and whatever it starts, is on a machine of its own; the other one's network.
+/// Puts this thread, and every process that it starts, on a machine of its own; returns both networks.
 fn two_machines() -> [Guarded; 2] {
     let (here, there) = (network(), network());
     let entered = File::open(place(&here)).expect("the network is there");
@@ -77,7 +77,7 @@ impl Session {
         session
     }
 
-    /// One value; none when the session has ended.
+    /// Asks for one value; `None` if the session has ended.
     fn ask(&mut self, sql: &str) -> Option<String> {
         let stdin = self.psql.child().stdin.as_mut().expect("piped");
         writeln!(stdin, "{sql};").ok()?;
@@ -85,7 +85,7 @@ impl Session {
     }
 }
 
-/// The server's machine with a proxy; the configuration does not know all of the server's databases.
+/// The server's machine with a proxy; the configuration does not list all of the server's databases.
 struct Scene {
     cluster: Cluster,
     dir: tempfile::TempDir,
@@ -138,7 +138,7 @@ impl Scene {
         DetachOptions { source, config, state, moved: false, dry_run: false }
     }
 
-    /// A client on the server's machine, another user than the proxy's.
+    /// Connects a client on the server's machine, as another user than the proxy's.
     fn local(&self) -> Session {
         Session::open(self.cluster.client("psql"))
     }
@@ -209,7 +209,7 @@ fn clients_are_led_to_the_proxy_and_back() {
     assert_eq!(direct.ask("SELECT 1"), None, "it was idle, and has ended");
     assert!(led.ask("SELECT 1").is_some() && outside.ask("SELECT 1").is_some(), "led ones are not looked at");
 
-    // Connections are counted anew since then.
+    // From here on connections are counted again.
     assert!(scene.is_led(&scene.local()));
     detach_refuses_while_it_would_harm(&scene);
     let detached = scene.runtime.block_on(detach(&scene.detaching())).unwrap();

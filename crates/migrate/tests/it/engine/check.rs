@@ -1,9 +1,9 @@
-//! Preflight on real servers: what is refused is refused by name, and nothing is touched.
+//! Preflight on real servers: every refusal has a name, and nothing is touched.
 
 use stillpoint_migrate_engine::{Accepted, Capture, Carries, Options, Report, Server, TableSources, Verdict, check};
 use stillpoint_testing::postgresql::{Cluster, available};
 
-/// Each of these alone makes a migration impossible; the name that must be in the refusal.
+/// Statements each of which alone makes a migration impossible, with the name that must be in the refusal.
 const REFUSED: &[(&str, &str)] = &[
     ("CREATE MATERIALIZED VIEW sums AS SELECT 1 AS a", "public.sums"),
     ("CREATE UNLOGGED TABLE scratch (a int PRIMARY KEY)", "public.scratch"),
@@ -35,7 +35,7 @@ const REFUSED: &[(&str, &str)] = &[
         "BEGIN; CREATE TABLE undecided (a int PRIMARY KEY); PREPARE TRANSACTION 'long ago'",
         "prepared transaction long ago",
     ),
-    // As an extension's script does for a table whose rows are the user's.
+    // An extension's script does the same for a table whose rows are the user's.
     (
         "CREATE TABLE settings (a int PRIMARY KEY); UPDATE pg_extension SET extconfig = ARRAY['settings'::regclass::oid], \
          extcondition = '{NULL}' WHERE extname = 'plpgsql'",
@@ -62,7 +62,7 @@ async fn what_is_not_supported_is_refused_by_name() {
     assert_eq!(target.sql("postgres", "SELECT count(*) FROM pg_database"), "3", "the target is as it was");
     let accepted = Accepted { unlogged_empty: true, ..Accepted::default() };
     assert!(report(&source, &target, "d1", accepted).await.accepted().is_ok(), "an unlogged table can be accepted");
-    // The name of a prepared transaction is the server's, and would keep it from ending.
+    // The name of a prepared transaction belongs to the whole server, and would keep it from ending.
     source.sql("d10", "ROLLBACK PREPARED 'long ago'");
 }
 
@@ -81,7 +81,7 @@ async fn settings_and_servers_are_looked_at() {
     assert!(log.contains("wal_level: it is replica"), "{log}");
 }
 
-/// A server that looks for roles by another name than their clients', on either side.
+/// A server that maps its clients' role names to other names, on either side.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_calls_roles_otherwise_is_refused() {
     if !available() {
@@ -104,7 +104,7 @@ async fn a_server_that_calls_roles_otherwise_is_refused() {
     }
 }
 
-/// What can be moved where the log tells, and not where rows come from statements.
+/// Databases that can be moved by the log, but not if rows come from statements.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_gives_no_images_of_rows_is_refused_by_name() {
     if !available() {
@@ -140,7 +140,7 @@ async fn what_gives_no_images_of_rows_is_refused_by_name() {
     }
 }
 
-/// Which source carries a table, and what the other one would be to it, for people and for programs.
+/// The capture source that carries each table, and the effect of the other one, for people and for programs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_table_is_told_its_sources() {
     if !available() {
@@ -162,7 +162,7 @@ async fn each_table_is_told_its_sources() {
         ("public.cost", Carries::Nothing, Some(money)),
         ("public.keyed", Carries::All, None),
         ("public.keyless", Carries::NewRows, Some(only)),
-        // Its trigger is the partitioned table's.
+        // The trigger belongs to the partitioned table.
         ("public.parts_1", Carries::Nothing, Some("trigger watcher")),
     ];
     let seen = |report: &Report, way: fn(&TableSources) -> &stillpoint_migrate_engine::Way| {
@@ -199,7 +199,8 @@ async fn each_table_is_told_its_sources() {
     assert!(note.ends_with("not by C (pgoutput): wal_level is replica on the source"), "{note}");
 }
 
-/// Statements are never chosen by themselves, and it is said of each table which of them cannot be repeated.
+/// Statement replay is never chosen by default, and the report gives for each table the statements that cannot be
+/// repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn statements_are_possible_and_taken_only_when_asked_for() {
     if !available() {
@@ -281,7 +282,7 @@ async fn everything_is_listed_with_what_becomes_of_it() {
     }
 }
 
-/// Settings and roles of the server, which do not go with the database.
+/// Settings and roles of the server, which do not move with the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_clients_find_changed_is_said_before() {
     if !available() {

@@ -1,4 +1,4 @@
-//! Both sides are compared: what differs is named, wherever it lies, and no snapshot is held for long.
+//! Comparison of both sides: every difference is named, at any place, and no snapshot is held for long.
 
 use crate::engine::support::{Bench, FakeClients};
 use std::collections::BTreeSet;
@@ -9,8 +9,8 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Error, Observer, Options, State, Verdict, check, fallback, run};
 use stillpoint_testing::postgresql::available;
 
-/// Several ranges of keys each, but for some of the last: their keys are sorted by a library, or are none, or there is no row. `heir` has
-/// its columns in another order at the target.
+/// Tables of several key ranges each, except some of the last: a library sorts their keys, or they have no keys, or no
+/// rows. `heir` has its columns in another order at the target.
 const SCHEMA: &str = "
     CREATE TABLE first AS SELECT i AS id, 0 AS v FROM generate_series(1, 40000) i;
     CREATE TABLE middle AS SELECT i AS id, 0 AS v FROM generate_series(1, 40000) i;
@@ -33,10 +33,10 @@ const SCHEMA: &str = "
     ALTER TABLE named ADD PRIMARY KEY (name);
 ";
 
-/// Of a kilobyte each, which takes some seconds beside clients that suffer.
+/// Rows of one kilobyte; the copy takes some seconds beside clients that suffer.
 const ROWS: u32 = 100_000;
 
-/// What somebody else does to the target, before both sides are compared.
+/// Changes of a third party at the target, before both sides are compared.
 const MEDDLING: &str = "
     INSERT INTO first VALUES (-3, 0);
     UPDATE middle SET v = 1 WHERE id = 20000;
@@ -94,7 +94,7 @@ async fn no_snapshot_is_held_until_all_is_compared() {
         let (mut moments, mut number) = (BTreeSet::new(), 0);
         while !compared.load(Ordering::Acquire) {
             if comparing.load(Ordering::Acquire) {
-                // Rows come and go meanwhile, far from where it reads and where it has read.
+                // Rows come and go meanwhile, far from the place that it reads and has read.
                 number += 1;
                 let writes = format!(
                     "UPDATE big SET id = id + 1000000, note = 'n' WHERE id IN ({number}, {ROWS} + 1 - {number})"
@@ -132,14 +132,15 @@ async fn no_snapshot_is_held_until_all_is_compared() {
     outcome.unwrap_or_else(|failure| panic!("{failure:?}"));
     println!("{moments:?}");
     assert!(moments.len() >= 3, "both sides were looked at anew: {moments:?}");
-    // Those that went from the front to the back, where they had not been compared, were counted twice.
+    // Rows that moved from the front to the back, where they had not been compared, were counted twice.
     let rows = *rows.lock().unwrap() as u32;
     assert!((ROWS - 10_000..=ROWS + 30_000).contains(&rows), "{rows}");
     let (source, target) = bench.sums("shop");
     assert_eq!(source, target);
 }
 
-/// A value whose text would be longer than a server can make one: it is compared, and does not keep clients from coming back.
+/// A value whose text would be longer than a server can make one: it is compared, and does not keep clients from coming
+/// back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_of_more_than_half_a_gigabyte_are_compared() {
     if !available() {
@@ -163,7 +164,7 @@ async fn values_of_more_than_half_a_gigabyte_are_compared() {
     bench.assert_clean("shop");
 }
 
-/// One that is written in mid-run is in no message of the log; the check names those that are there.
+/// A large value that is written during a run is in no message of the log; the check names the ones that already exist.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_of_more_than_half_a_gigabyte_are_found_before_and_end_a_migration_by_name() {
     if !available() {
@@ -171,7 +172,7 @@ async fn values_of_more_than_half_a_gigabyte_are_found_before_and_end_a_migratio
     }
     let bench = Arc::new(Bench::start());
     bench.source.sql("postgres", "CREATE DATABASE shop");
-    // No target makes its numbers of types the same: these rows are copied as text.
+    // No target gives its types the same numbers: these rows are copied as text.
     bench.source.sql(
         "shop",
         "CREATE TYPE mood AS ENUM ('good'); CREATE TABLE wide (id int PRIMARY KEY, b bytea); \
@@ -203,7 +204,7 @@ async fn values_of_more_than_half_a_gigabyte_are_found_before_and_end_a_migratio
     assert_eq!(found("public.small"), []);
 }
 
-/// Long values are told apart as short ones are.
+/// Differences in long values are found as in short ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_values_that_differ_are_found() {
     if !available() {

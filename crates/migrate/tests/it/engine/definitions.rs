@@ -1,4 +1,4 @@
-//! Definitions made on the source while a migration is under way are not lost: they end the migration by name.
+//! Definitions made on the source during a migration are not lost: they end the migration by name.
 
 use crate::engine::support::{Bench, observer};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Outcome, State, fallback, run};
 use stillpoint_testing::postgresql::available;
 
-/// Statements that bring no row of a table, and the name by which each must be told.
+/// Statements that write no row of a table, each with the name that the error must give.
 const DEFINED: [(&str, &str); 20] = [
     ("SELECT lo_create(4711)", "new large object 4711"),
     ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop"),
@@ -48,7 +48,7 @@ fn bench() -> Bench {
     bench
 }
 
-/// Runs, and has something done on the source when a phase begins.
+/// Runs, and calls `act` for the source when a phase begins.
 async fn run_with(
     bench: &Arc<Bench>,
     options: &Options,
@@ -72,7 +72,7 @@ async fn what_is_defined_in_mid_run_ends_it_by_name() {
     }
     let bench = Arc::new(bench());
     let options = Options { share: 0.0, ..bench.options("shop") };
-    // Those of one name, each alone.
+    // Statements with the common name, each alone.
     let (alone, together): (Vec<_>, Vec<_>) = DEFINED.iter().partition(|(_, name)| *name == "changed database shop");
     let groups = alone.into_iter().map(|one| vec![one]).chain([together]);
     for group in groups {
@@ -95,7 +95,7 @@ async fn what_is_defined_in_mid_run_ends_it_by_name() {
     assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM pg_namespace WHERE nspname = 'more'"), "1");
 }
 
-/// Behind the last look at all definitions.
+/// Definitions after the last reading of all definitions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_defined_in_the_pause_ends_it_by_name() {
     if !available() {
@@ -134,7 +134,8 @@ async fn what_is_defined_in_the_pause_ends_it_by_name() {
     }
 }
 
-/// The fence sets the database read-only; its own value goes to the target, and is there again when the fence is lifted.
+/// The fence sets the database read-only; the database's own value goes to the target, and is restored when the fence
+/// is lifted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_keeps_its_own_default_of_read_only() {
     if !available() {
@@ -176,7 +177,7 @@ async fn what_defines_nothing_does_not_keep_it_from_ending() {
     bench.assert_clean("shop");
 }
 
-/// A change that was taken back keeps one pause from being used, and no more.
+/// A change that was undone prevents the use of one pause, and no more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_taken_back_costs_a_pause() {
     if !available() {

@@ -1,4 +1,4 @@
-//! Each phase is made to fail: what is promised of both sides holds, and the next attempt succeeds.
+//! Each phase is made to fail: the guarantees for both sides hold, and the next attempt succeeds.
 
 use crate::engine::support::{Bench, observer};
 use std::process::Child;
@@ -17,7 +17,7 @@ fn bench() -> Bench {
     bench
 }
 
-/// Quick: what is tested here is not the throttle.
+/// Full speed: these tests are not about the throttle.
 fn options(bench: &Bench) -> Options {
     Options { share: 0.0, ..bench.options("shop") }
 }
@@ -104,7 +104,7 @@ async fn a_table_that_is_being_made_when_the_slot_is_made_is_not_left_behind() {
     assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM late"), "1");
 }
 
-/// A server goes on with a statement when its client is gone.
+/// A server continues a statement after its client is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_being_made_when_somebody_interrupts_does_not_come() {
     if !available() {
@@ -114,7 +114,7 @@ async fn a_database_that_is_being_made_when_somebody_interrupts_does_not_come() 
     let conninfo = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", bench.target.port());
     let (holder, connection) = tokio_postgres::connect(&conninfo, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
-    // who makes a database waits for this
+    // A session that makes a database waits for this.
     holder.batch_execute("BEGIN; COMMENT ON DATABASE template0 IS 'held'").await.unwrap();
     let options = options(&bench);
     let making = async {
@@ -178,7 +178,7 @@ async fn a_way_back_that_fails_leaves_clients_on_the_target() {
     bench.assert_clean("shop");
 }
 
-/// The three commands that remove what an interrupted clean-up left; `run` begins anew at once.
+/// Removes what an interrupted clean-up left, by the command of that name; `run` starts again at once.
 async fn finish_clean_up(which: &str, options: &Options) {
     match which {
         "fallback" => {
@@ -296,7 +296,7 @@ async fn a_long_transaction_is_named() {
     let hasty = Options { snapshot_limit: std::time::Duration::from_secs(2), ..options(&bench) };
     let failure = attempt(&hasty).await.unwrap_err();
     let Error::TimedOut { who, .. } = &failure.error else {
-        // The lock that it holds may be met first, by the change of replica identities.
+        // The change of replica identities may meet the lock that it holds first.
         panic!("{failure:?}")
     };
     assert!(who.iter().any(|who| who.contains("(postgres, psql), active for") && who.ends_with("BEGIN")), "{who:?}");
@@ -388,7 +388,7 @@ async fn a_role_that_is_dropped_behind_the_switch_keeps_nobody_else_out() {
     );
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     bench.source.sql("postgres", "DROP ROLE \"a guest\"; ALTER ROLE other RENAME TO another");
-    // The source is opened, and shut again.
+    // The source is opened, and closed again.
     let failing = Options { faults: vec![FaultPoint::Prepared], ..options(&bench) };
     let failure = fallback(&failing, observer().0).await.unwrap_err();
     assert!(matches!(failure.error, Error::Fault(FaultPoint::Prepared)), "{failure:?}");

@@ -1,5 +1,6 @@
-//! Everything that a database can hold or do and that the manual page lists: each line of it is set up, written to while one
-//! migration is under way, and compared; once where changes are read from the log, and once where the proxy captures them.
+//! Everything that a database can hold or do and that the manual page lists: each line of the page is set up, written
+//! to during one migration, and compared; once with changes read from the log, and once with changes captured by the
+//! proxy.
 
 use crate::engine::support::{Bench, proxy, sums};
 use std::path::PathBuf;
@@ -8,19 +9,19 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Accepted, Error, Observer, Options, State, check, run};
 use stillpoint_testing::postgresql::{Cluster, Load, available};
 
-/// When something is written.
+/// Times at which a line is written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writes {
     /// All the time, by several clients, and in the rounds.
     Always,
-    /// In the rounds alone: once when the copy is complete, once when the target follows. It waits for the copy's locks, or
-    /// would stay half done when the load is ended.
+    /// Only in the rounds: once when the copy is complete, once when the target follows. Such a write waits for the
+    /// copy's locks, or would stay half done at the end of the load.
     InRounds,
 }
 
 /// One line of the manual page's table of what is moved.
 struct Line {
-    /// As the manual page says it.
+    /// Text of the manual page.
     what: &'static str,
     setup: &'static str,
     writes: Writes,
@@ -198,21 +199,21 @@ const MOVED: &[Line] = &[
     ),
 ];
 
-/// What becomes of a line of [`MOVED`] where the proxy captures images of rows.
+/// Result for a line of [`MOVED`] if the proxy captures images of rows.
 #[derive(Debug, Clone, Copy)]
 enum ByRows {
-    /// It arrives as it is written.
+    /// It arrives as the line writes it.
     Moved,
-    /// What is written to it so arrives.
+    /// These writes to it arrive.
     MovedBut(&'static str),
     /// `check` refuses it, with these words.
     Refused(&'static str),
-    /// It is known when it is written, and ends the migration with these words.
+    /// It is found when it is written, and ends the migration with these words.
     Ends(&'static str),
 }
 
 impl ByRows {
-    /// As the manual page says it.
+    /// Word for it in the manual page.
     fn word(self) -> &'static str {
         match self {
             ByRows::Moved => "moved",
@@ -252,7 +253,7 @@ const BY_ROWS: &[(&str, ByRows)] = &[
     ("exclusion constraints", ByRows::Moved),
     (
         "unique and expression indexes",
-        // Not a DELETE inside of WITH.
+        // No DELETE inside WITH.
         ByRows::MovedBut(
             "DELETE FROM mails WHERE id = (SELECT id FROM mails ORDER BY random() LIMIT 1); INSERT INTO mails (mail, other) \
              VALUES ('m' || (random() * 9)::int, NULL) ON CONFLICT DO NOTHING; INSERT INTO mails (mail, other) SELECT 'n' || n, \
@@ -269,7 +270,7 @@ const BY_ROWS: &[(&str, ByRows)] = &[
     ("two-phase commit", ByRows::Ends("PREPARE TRANSACTION")),
     (
         "cursors",
-        // Not where the cursor stands.
+        // No write at the cursor's position.
         ByRows::MovedBut(
             "BEGIN; DECLARE c CURSOR FOR SELECT * FROM walked ORDER BY id FOR UPDATE; FETCH 3 FROM c; \
              UPDATE walked SET v = v + 1 WHERE id < 4; COMMIT;",
@@ -280,10 +281,10 @@ const BY_ROWS: &[(&str, ByRows)] = &[
     ("MERGE", ByRows::Ends("MERGE")),
 ];
 
-/// Tables that do not come along with their rows, as was accepted.
+/// Tables that move without their rows, as the operator accepted.
 const UNLOGGED: &str = "unlogged tables";
 
-/// What is written to one line.
+/// Writes to one line.
 struct Script {
     what: &'static str,
     writes: Writes,
@@ -292,13 +293,13 @@ struct Script {
 
 impl Script {
     fn of(cluster: &Cluster, line: &Line, write: &str) -> Script {
-        // Where programs that run as postgres can read them.
+        // At a place where programs that run as postgres can read it.
         let path = cluster.socket_dir().join(format!("{}.sql", line.what.replace(' ', "_")));
         std::fs::write(&path, write.replace("; ", ";\n") + "\n").expect("write a script");
         Script { what: line.what, writes: line.writes, path }
     }
 
-    /// Runs it once, with psql: what fails is named.
+    /// Runs it once, with psql; a failure is named.
     fn run(&self, cluster: &Cluster, port: u16) {
         let mut psql = cluster.client("psql");
         psql.env("PGPORT", port.to_string()).args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "shop", "-f"]);
@@ -307,12 +308,12 @@ impl Script {
     }
 }
 
-/// Every line once.
+/// Runs every script once.
 fn round(source: &Cluster, port: u16, scripts: &[Script]) {
     scripts.iter().for_each(|script| script.run(source, port));
 }
 
-/// All that may be written all the time, by several clients.
+/// Starts the writes that may run all the time, by several clients.
 fn load(source: &Cluster, port: u16, scripts: &[Script]) -> Load {
     let mut arguments: Vec<String> = ["-n", "-c", "3", "-T", "300", "-R", "60"].map(Into::into).into();
     for script in scripts.iter().filter(|script| script.writes == Writes::Always) {
@@ -329,7 +330,7 @@ async fn every_line_of_the_manual_page_arrives() {
     }
     let bench = Arc::new(Bench::start_with(&["max_prepared_transactions=10"]));
     bench.source.sql("postgres", "CREATE DATABASE shop");
-    // So that numbers of types differ on the other side.
+    // Makes the numbers of types differ on the other side.
     bench.target.sql("postgres", "CREATE TYPE a AS ENUM (); DROP TYPE a; CREATE TYPE b AS ENUM (); DROP TYPE b");
     MOVED.iter().for_each(|line| drop(bench.source.sql("shop", line.setup)));
     bench.source.sql("shop", "CREATE UNLOGGED TABLE scratch (a int); INSERT INTO scratch VALUES (1)");
@@ -372,7 +373,7 @@ async fn every_line_of_the_manual_page_arrives() {
     assert_ne!(source, target, "numbers of types differ, or nothing was shown about them");
 }
 
-/// Sources whose log tells of no rows, with the lines of which that holds; their databases are set up.
+/// Sources whose log has no row changes, with the lines that `of` selects; their databases are set up.
 fn without_log(of: impl Fn(ByRows) -> bool) -> (Arc<Bench>, Vec<(&'static Line, ByRows)>) {
     let bench =
         Bench::start_apart(&["wal_level=replica", "max_replication_slots=0", "max_prepared_transactions=10"], &[]);
@@ -407,7 +408,7 @@ async fn what_images_of_rows_can_carry_arrives() {
             return;
         }
         round(&writing.source, port, &scripts);
-        // What is written behind the switch is on one side alone.
+        // A write after the switch is on one side only.
         if let Some(load) = load.lock().unwrap().take_if(|_| phase == "prepare") {
             told.lock().unwrap().push(load.stop());
         }
@@ -448,7 +449,7 @@ async fn what_cannot_be_known_before_ends_a_migration_by_images_of_rows() {
         let (script, writing) = (Script::of(&bench.source, line, line.write), Arc::clone(&bench));
         let observer: Observer = Arc::new(move |event: Event| {
             if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up") {
-                // Its client is not harmed.
+                // The client of the write is not harmed.
                 script.run(&writing.source, port);
             }
         });

@@ -1,4 +1,4 @@
-//! Databases whose names are something else to the programs and files through which they go.
+//! Databases whose names mean something else to the programs and files that use them.
 
 use crate::engine::support::{Bench, observer};
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ async fn a_name_leads_to_no_other_server_and_to_a_file_of_its_own() {
         return;
     }
     let bench = Bench::start();
-    // A program of libpq that takes the name for a connection string comes here, with our password.
+    // A program of libpq that takes the name for a connection string connects here, with the test's password.
     let other = TcpListener::bind("127.0.0.1:0").expect("listen");
     other.set_nonblocking(true).expect("set a socket");
     let port = other.local_addr().expect("an address").port();

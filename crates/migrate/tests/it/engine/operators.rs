@@ -1,4 +1,4 @@
-//! Two operators and one database: the second is refused, wherever each has its journal.
+//! Two operators and one database: the second is refused, no matter where each has its journal.
 
 use crate::engine::support::{Bench, observer};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -58,7 +58,8 @@ async fn a_second_operator_is_refused_whose_journal_is_elsewhere() {
     told.iter().for_each(assert_refused);
 }
 
-/// The source does not notice that a command has died whose network stands still: its session stays, with what it held.
+/// The source does not notice the death of a command whose network is stalled: its session stays, with all that it
+/// held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_died_keeps_nothing_from_the_next_one_with_its_journal() {
     if !available() {
@@ -77,7 +78,7 @@ async fn a_command_that_died_keeps_nothing_from_the_next_one_with_its_journal() 
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    // Dropped in the midst of it, as by a kill.
+    // Dropped in the middle, as by a kill.
     tokio::select! {
         ended = run(&options, acting) => panic!("{ended:?}"),
         () = until_compared => {}
@@ -98,14 +99,14 @@ async fn a_command_that_died_keeps_nothing_from_the_next_one_with_its_journal() 
     assert!(connection.await.unwrap().is_err(), "its session was ended");
 }
 
-/// The session that holds a command's lock, and a statement that ends it.
+/// Query for the session that holds a command's lock.
 const HOLDER: &str = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 5461059 AND granted";
 
 fn end_holder(bench: &Bench) -> String {
     bench.source.sql("postgres", &format!("SELECT count(pg_terminate_backend(pid, 10000)) FROM ({HOLDER}) h"))
 }
 
-/// An observer that ends the session which holds the lock before clients go over, and the events that it saw.
+/// An observer that ends the session with the lock before clients are moved, and the events that it saw.
 fn losing(bench: &Arc<Bench>) -> (Observer, Arc<Mutex<Vec<Event>>>) {
     let (observer, events) = observer();
     let acting = Arc::clone(bench);
@@ -141,7 +142,7 @@ async fn a_lock_that_is_lost_is_taken_again_and_held_when_clients_go_over() {
     bench.assert_clean("shop");
 }
 
-/// The pause in which it is lost comes to nothing.
+/// A pause in which the lock is lost has no effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_do_not_go_over_without_the_lock() {
     if !available() {
@@ -160,7 +161,7 @@ async fn clients_do_not_go_over_without_the_lock() {
             assert!(!bench.front.lock().unwrap().asked.contains(&"switch".to_owned()));
             bench.assert_clean("shop");
         }
-        // It was missed, and taken again, in the same moment.
+        // The loss was noticed, and the lock taken again, in the same moment.
         Ok(outcome) => assert!(warned_of_loss(&events.lock().unwrap()), "{outcome:?}"),
     }
 }
@@ -199,12 +200,12 @@ fn assert_owned(failure: &Failure, options: &Options) {
     assert!(failure.error.is_refusal() && failure.state == State::Untouched, "{failure:?}");
 }
 
-/// Owners that the source names.
+/// Number of owners that the source names.
 fn owners(bench: &Bench) -> String {
     bench.source.sql("postgres", "SELECT count(*) FROM pg_namespace WHERE nspname = 'stillpoint_migrations'")
 }
 
-/// No command is at work, and none with another journal may be.
+/// No command is running, and no command with another journal may run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn between_two_commands_a_database_is_of_one_journal() {
     if !available() {
@@ -228,7 +229,7 @@ async fn between_two_commands_a_database_is_of_one_journal() {
     assert_eq!(owners(&bench), "0");
 }
 
-/// A migration that was cut off is taken up, and removed, by its own journal, or by its number where that is lost.
+/// An interrupted migration is resumed and removed by its own journal, or by its number if the journal is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_migration_without_its_journal_is_removed_by_its_number() {
     if !available() {
@@ -264,10 +265,10 @@ async fn a_migration_without_its_journal_is_removed_by_its_number() {
     let lost = Options { without_journal: Some(number), ..elsewhere.clone() };
     assert_eq!(abort(&lost).await.unwrap_or_else(|failure| panic!("{failure:?}")), State::OnSource);
     assert_eq!((bench.source.sql("postgres", slots), owners(&bench)), ("0".into(), "0".into()));
-    // What only the journal knew.
+    // Changes that only the journal knew.
     bench.target.sql("postgres", "DROP DATABASE shop WITH (FORCE)");
     bench.source.sql("shop", "ALTER TABLE pgbench_history REPLICA IDENTITY DEFAULT");
-    // The journal, should it be found again, is of nothing that is left: it could be of another migration by now.
+    // If the journal is found again, it describes nothing that is left: by now it could belong to another migration.
     let found = run(&options, observer().0).await.unwrap_err();
     assert!(matches!(&found.error, Error::WrongPhase(why) if why.contains("by its number")), "{found:?}");
     assert_eq!(found.state, State::Untouched);
@@ -276,7 +277,8 @@ async fn a_migration_without_its_journal_is_removed_by_its_number() {
     run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
 }
 
-/// A role that may make schemas has made ours before, with code that would run with our rights.
+/// A role that may make schemas has made the product's schemas before, with code that would run with the command's
+/// rights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schemas_of_our_names_that_another_role_has_made_are_refused() {
     if !available() {

@@ -1,10 +1,10 @@
-//! PostgreSQL's own regression tests while a target follows: afterwards both sides dump equal.
+//! PostgreSQL's own regression tests while a target follows: afterwards the dumps of both sides are equal.
 //!
-//! A migration knows no DDL, and those tests are full of it. So each file is taken apart (`regress/script.rs`): what defines
-//! something is run before the migration, with nothing dropped; what writes or reads rows is run by psql through the proxy
-//! while the target follows, errors included. The short form takes some files, `STILLPOINT_SOAK=1` all of them, and writes the
-//! page; `STILLPOINT_REGRESS=FILE,FILE` takes others. By images of rows not everything is carried: there a file may also end the
-//! migration by name.
+//! A migration carries no DDL, and those tests are full of it. So each file is split (`regress/script.rs`). Definitions
+//! are run before the migration, without any DROP; statements that write or read rows are run by psql through the proxy
+//! while the target follows, errors included. The short form takes some files; `STILLPOINT_SOAK=1` takes all of them
+//! and writes the page; `STILLPOINT_REGRESS=FILE,FILE` takes others. Images of rows cannot carry everything: there a
+//! file may also end the migration by name.
 
 mod carried;
 mod page;
@@ -20,10 +20,10 @@ use stillpoint_testing::long::{is_soak, part};
 use stillpoint_testing::postgresql::{Regression, available};
 
 const SHORT: &[&str] = &["insert_conflict", "update", "delete", "returning", "identity", "generated"];
-/// Two that come to their end, and two in which what may stand in a statement does not let them.
+/// Two files that finish, and two with statements that prevent it.
 const SHORT_IMAGES: &[&str] = &["delete", "boolean", "returning", "copy"];
 
-/// Files that need others before them, as the schedule says.
+/// Files that need others before them, according to the schedule.
 const NEEDED: &[(&str, &[&str])] = &[
     ("multirangetypes", &["rangetypes"]),
     ("geometry", &["point", "lseg", "line", "box", "path", "polygon", "circle"]),
@@ -38,9 +38,9 @@ const NEEDED: &[(&str, &[&str])] = &[
 
 const CHANGED: &str = "definitions changed during the migration";
 
-/// Files that do not leave both sides equal, and what is said of each: what is not carried, is refused or ends a migration.
+/// Files after which the sides differ, each with a text from the result: not carried, refused, or ends the migration.
 const EXCEPTIONS: &[(&str, &str)] = &[
-    // By statements in functions, or in what is explained; `rowsecurity`, taken apart, drops what it has defined.
+    // Statements in functions, or in EXPLAIN; `rowsecurity`, once split, drops its own definitions.
     ("alter_table", CHANGED),
     ("create_index", CHANGED),
     ("event_trigger", CHANGED),
@@ -51,13 +51,13 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("encoding", "invalid byte sequence"),
     ("object_address", "refused: subscription"),
     ("subscription", "refused: subscription"),
-    // Taken apart, it leaves transactions prepared.
+    // Once split, it leaves transactions prepared.
     ("temp", "deciding prepared transactions"),
-    // What `pg_dump` writes makes it no second time.
+    // The output of `pg_dump` cannot be restored.
     ("alter_generic", "extension \"alt_lang2\" is not available"),
     ("foreign_data", "invalid option"),
     ("foreign_key", "constraint \"fk_a_fkey4\" for relation \"fk\" already exists"),
-    // A function of an index finds others by the caller's search path alone.
+    // A function of an index finds others only by the caller's search path.
     ("vacuum", "function do_analyze() does not exist"),
 ];
 
@@ -108,7 +108,7 @@ async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&Carried) -> Opt
         let at = servers.take().unwrap_or_else(|| Servers::start(regression, capture));
         let carried = at.carry(name, of(NEEDED, name).unwrap_or_default()).await;
         println!("CARRIED {carried:?}");
-        // What a failure leaves is no business of the next file.
+        // A failure must not affect the next file.
         servers = carried.outcome.is_equal().then_some(at);
         faults.extend(fault(&carried));
         all.push(carried);

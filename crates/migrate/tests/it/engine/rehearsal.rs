@@ -1,4 +1,4 @@
-//! Rehearsals on real servers: what a run would meet late is found by the check, and nothing is left of it.
+//! Rehearsals on real servers: the check finds what a run would meet late, and leaves nothing behind.
 
 use crate::engine::support::{Bench, observer, proxy_for};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use stillpoint_testing::{
     wait::until,
 };
 
-/// Statements that fill a database, and the beginning of its one refusal.
+/// Statements that fill a database, each with the beginning of its only refusal.
 const REFUSED: &[(&str, &str)] = &[
     (
         "CREATE TABLE limits AS SELECT 10 AS n; CREATE FUNCTION below(int) RETURNS boolean LANGUAGE sql AS \
@@ -37,7 +37,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The same where the target is of a newer version.
+/// More of them, for a target of a newer version.
 const REFUSED_THERE: &[(&str, &str)] = &[
     ("CREATE VIEW written AS SELECT buffers_backend FROM pg_stat_bgwriter", "definition VIEW written"),
     (
@@ -62,7 +62,7 @@ fn of(report: &Report, verdict: Verdict) -> Vec<&Finding> {
     report.findings.iter().filter(|finding| finding.verdict == verdict).collect()
 }
 
-/// Databases of a cluster but for those that every cluster has.
+/// Databases of a cluster, except those that every cluster has.
 fn databases(cluster: &Cluster) -> String {
     cluster.sql("postgres", "SELECT coalesce(string_agg(datname, ' '), '') FROM pg_database WHERE oid >= 16384")
 }
@@ -83,7 +83,7 @@ async fn what_a_target_does_not_take_is_refused_by_name_and_nothing_is_left() {
         source.sql(&database, sql);
         let refusals = report(&source, &target, &database).await.refusals();
         assert!(refusals.len() == 1 && refusals[0].starts_with(name), "{sql}: {refusals:?}");
-        // What is not rehearsed is said not to be.
+        // The report names what it did not rehearse.
         let unrehearsed = Options { rehearse: false, ..options(&source, &target, &database) };
         let unrehearsed = check(&unrehearsed).await.expect("a report");
         assert_eq!(unrehearsed.refusals(), Vec::<String>::new());
@@ -184,7 +184,7 @@ async fn a_rehearsal_that_is_cut_off_leaves_nothing_for_long() {
                 let at_it = "SELECT datname FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%'";
                 Some(target.sql("postgres", at_it)).filter(|name| !name.is_empty())
             });
-            // Another one at the same time keeps off it.
+            // Another rehearsal at the same time does not touch it.
             interrupt.notify_one();
             (target, scratch)
         })
@@ -193,7 +193,7 @@ async fn a_rehearsal_that_is_cut_off_leaves_nothing_for_long() {
     assert!(matches!(checked, Err(Error::Interrupted)), "{checked:?}");
     assert!(scratch.starts_with("stillpoint_rehearsal_"), "{scratch}");
     assert_eq!(databases(&target), "");
-    // As a command that was killed leaves it.
+    // A killed command leaves it so.
     target.sql("postgres", &format!("CREATE DATABASE {scratch}"));
     target.sql("postgres", &format!("ALTER DATABASE {scratch} IS_TEMPLATE true"));
     source.sql("shop", &function(0));
@@ -201,7 +201,7 @@ async fn a_rehearsal_that_is_cut_off_leaves_nothing_for_long() {
     assert_eq!(databases(&target), "");
 }
 
-/// Statistics of a partitioned table would be asked of a third server, which lets none of our roles in.
+/// ANALYZE of a partitioned table would ask a third server, which lets none of the test's roles in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_partition_that_cannot_be_reached_keeps_no_database_from_moving() {
     if !available() {

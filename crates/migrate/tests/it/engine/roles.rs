@@ -1,4 +1,5 @@
-//! Roles go with the database where that is wanted, stay in step until clients are on the target, and leave with it.
+//! Roles move with the database if that is requested, stay in step until clients are on the target, and are removed
+//! with it.
 
 use crate::engine::support::{Bench, observer};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use stillpoint_testing::postgresql::{NEWER, available, newer_available};
 
 const MADE: &str = "('alice', 'bob', 'keeper', 'staff')";
 
-/// Servers of which the target logs all statements, and a database with roles of each kind.
+/// Servers whose target logs all statements, and a database with roles of each kind.
 fn bench(newer: bool) -> Bench {
     let bench = match newer {
         true => Bench::to_newer(NEWER, &["log_statement=all"]),
@@ -35,7 +36,7 @@ fn creating(bench: &Bench) -> Options {
     Options { share: 0.0, roles: Roles::Create, ..bench.options("shop") }
 }
 
-/// All that there is to the roles of the database.
+/// All properties of the database's roles.
 fn told(cluster: &stillpoint_testing::postgresql::Cluster) -> String {
     cluster.sql(
         "postgres",
@@ -56,7 +57,7 @@ fn present(cluster: &stillpoint_testing::postgresql::Cluster) -> String {
     )
 }
 
-/// The journal's directory, and all that both servers have logged, hold no verifier.
+/// Asserts that the journal's directory and the logs of both servers hold no verifier.
 fn assert_secret(bench: &Bench) {
     for cluster in [&bench.source, &bench.target] {
         assert!(!cluster.log_text().contains("SCRAM-SHA-256$"), "{}", cluster.log_text());
@@ -73,7 +74,7 @@ async fn there_and_back(bench: Arc<Bench>) {
     let observer: Observer = Arc::new(move |event: Event| {
         println!("{:?}", event.kind);
         if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "compare") {
-            // Nothing in the database is bob's, and something is open to staff.
+            // Nothing in the database belongs to bob, and staff has rights on an object.
             acting.source.sql("postgres", "ALTER ROLE bob PASSWORD 'three'; ALTER ROLE bob SET lock_timeout = '5s'");
             acting.source.sql("postgres", "ALTER ROLE staff CREATEROLE CONNECTION LIMIT 3");
         }
@@ -119,7 +120,7 @@ async fn roles_that_the_target_has_stay_as_they_are() {
     bench.assert_clean("shop");
 }
 
-/// A role on which something else depends by then is not dropped, and keeps nothing from ending.
+/// A role that something else depends on by then is not dropped, and does not prevent the end of the migration.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_something_else_needs_stays() {
     if !available() {

@@ -90,11 +90,11 @@ async fn every_kind_of_table_and_change_arrives() {
     let bench = Bench::start();
     bench.source.sql("postgres", "CREATE DATABASE shop");
     bench.source.sql("shop", SCHEMA);
-    // Where pgbench, which runs as postgres, can read it.
+    // At a place where pgbench, which runs as postgres, can read it.
     let script = bench.source.socket_dir().join("changes.sql");
     std::fs::write(&script, CHANGES).unwrap();
     let script = script.display().to_string();
-    // So many that the replay keeps up with them on a busy machine: tables without keys are read whole for each change.
+    // At this rate the replay keeps up on a busy machine: tables without keys are read whole for each change.
     let load = ["-n", "-c", "4", "-T", "300", "-R", "100", "-f", &script];
     let load = bench.source.pgbench_load("shop", bench.source.port(), &load);
     bench.front.lock().unwrap().loads.push(load);
@@ -124,7 +124,7 @@ async fn parts_of_one_table_are_copied_at_the_same_time() {
     if !available() {
         return;
     }
-    // Each statement is written down when it begins, and that it has ended.
+    // The log has each statement when it begins, and its end.
     let bench = Bench::start_apart(&["log_statement=all", "log_duration=on"], &[]);
     bench.source.sql("postgres", "CREATE DATABASE shop");
     let wide = "CREATE TABLE wide (id int PRIMARY KEY, n int, pad text); ALTER TABLE wide ALTER COLUMN pad SET STORAGE PLAIN; \
@@ -157,7 +157,7 @@ async fn parts_of_one_table_are_copied_at_the_same_time() {
             under_way.remove(process);
         }
     }
-    // The load may have made it grow before it was measured.
+    // The load may have made the table grow before it was measured.
     assert!(places.len() == pieces || places.len() == pieces + 1, "{pages} pages: {places:?}");
     assert!(places.iter().any(|place| place.contains("ctid >= '(8192,0)' AND ctid < '(16384,0)'")), "{places:?}");
     assert_eq!(most, 2, "two are copied at the same time: {places:?}");
@@ -172,7 +172,7 @@ async fn how_long_the_copy_takes_is_told_to_whoever_asks() {
     }
     let bench = Bench::start();
     bench.fill_big(56_000);
-    // For their sake it begins with 16 MiB a second.
+    // These clients make the copy begin with 16 MiB a second.
     bench.front.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
     let options = bench.options("shop");
     let (told, asked, target) = (Arc::new(Mutex::new(0)), options.clone(), options.target.to_string());

@@ -1,10 +1,10 @@
-//! Settings that are meant for clients, and that our own sessions inherit, change nothing for a migration.
+//! Settings that are meant for clients, and that the command's own sessions inherit, change nothing for a migration.
 
 use crate::engine::support::{Bench, observer};
 use stillpoint_migrate_engine::{Outcome, fallback, run};
 use stillpoint_testing::postgresql::available;
 
-/// Settings of the manager's role on both servers. Each alone ends a migration, or has it do something else.
+/// Settings of the manager's role on both servers. Each alone ends a migration, or changes what it does.
 const INHERITED: [&str; 13] = [
     "idle_session_timeout = '200ms'",
     "idle_in_transaction_session_timeout = '200ms'",

@@ -1,10 +1,10 @@
-//! What was defined on the target since the switch is not dropped by the way back without a word.
+//! Definitions made on the target since the switch: the way back does not drop them without a warning.
 
 use crate::engine::support::{Bench, observer};
 use stillpoint_migrate_engine::{Accepted, Error, Options, State, defined_since, fallback, run, status};
 use stillpoint_testing::postgresql::available;
 
-/// What a server, or an ordinary client, does without defining anything.
+/// Statements of a server, or of an ordinary client, that define nothing.
 const HOUSEKEEPING: [&str; 6] = [
     "VACUUM FULL",
     "ANALYZE",
@@ -14,7 +14,7 @@ const HOUSEKEEPING: [&str; 6] = [
     "SELECT nextval('tickets')",
 ];
 
-/// Definitions, and by which name each must be told.
+/// Definitions, each with the name that must be reported.
 const DEFINED: [(&str, &str); 12] = [
     ("CREATE INDEX CONCURRENTLY rich ON pgbench_accounts (abalance)", "new index public.rich"),
     ("CREATE VIEW poor AS SELECT * FROM pgbench_accounts WHERE abalance < 0", "new view public.poor"),

@@ -1,4 +1,4 @@
-//! Whole migrations that are fed by the statements of clients at the real proxy, in the paper's schedules.
+//! Whole migrations that replay the statements of clients at the real proxy, in the paper's schedules.
 
 use crate::engine::support::{Bench, observer, proxy};
 use std::io::{BufRead, BufReader};
@@ -15,12 +15,13 @@ use stillpoint_testing::postgresql::{Cluster, Load, LoadOutcome, available};
 use tokio::sync::Notify;
 use tokio_postgres::NoTls;
 
-/// A server whose log tells of no rows, and has no room for slots.
+/// Settings of a server whose log has no row changes, and that has no room for slots.
 const NO_LOGICAL_LOG: [&str; 2] = ["wal_level=replica", "max_replication_slots=0"];
 
-/// What an order costs depends on what others write at the same time: right in a schedule that keeps what each could see.
+/// Cost of an order that depends on concurrent writes: correct only in a schedule that keeps what each transaction
+/// could see.
 const DEPENDS: &str = "max(stock) + (SELECT count(*) FROM orders)::int";
-/// What it costs does not.
+/// Cost that does not depend on other writes.
 const GIVEN: &str = "max(cost)";
 
 /// A shop behind a proxy.
@@ -63,7 +64,7 @@ impl Shop {
         self.bench.source.pgbench_load(database, self.port, &[&always, arguments].concat())
     }
 
-    /// Clients of three kinds: they order, they take their time for it, and they have settings and rights of their own.
+    /// Starts clients of three kinds: one orders, one orders slowly, and one has settings and rights of its own.
     fn busy(&self, total: &str) -> [Load; 3] {
         let order = format!(
             "SELECT cost FROM item WHERE id = :one;\nUPDATE item SET stock = stock + 1 WHERE id = :item;\n\
@@ -82,7 +83,7 @@ impl Shop {
         ]
     }
 
-    /// All clients have gone on, and what each committed is there once.
+    /// Asserts that no client failed, and that each commit is there once.
     #[track_caller]
     fn judge(&self, loads: [Load; 3], at: &Cluster) {
         let outcomes: Vec<LoadOutcome> = loads.into_iter().map(Load::stop).collect();
@@ -102,7 +103,7 @@ impl Shop {
         );
     }
 
-    /// What was added before the switch is the same on both sides, whatever clients have added since.
+    /// Asserts that the rows added before the switch are the same on both sides; clients may have added others since.
     #[track_caller]
     fn both_sides_are_equal(&self) {
         self.bench.look_into_source("shop");
@@ -150,7 +151,7 @@ async fn statements_are_repeated_with_one_commit_at_a_time_and_with_all_reads() 
     there_and_back(Schedule::BAll, GIVEN).await;
 }
 
-/// Tells the notified when a phase has begun.
+/// An observer that notifies when a phase has begun.
 fn telling(phase: &'static str) -> (Observer, Arc<Notify>) {
     let (reached, (observer, _events)) = (Arc::new(Notify::new()), observer());
     let told = Arc::clone(&reached);
@@ -170,7 +171,7 @@ async fn connect(port: u16, name: &str) -> tokio_postgres::Client {
     client
 }
 
-/// Returns when the proxy captures what begins from now on.
+/// Returns when the proxy captures all that begins from now on.
 async fn captured(control: &Path) {
     let mut client = Client::connect(control).await.expect("the proxy answers");
     let request = Request::Captured { tenant: "shop".into() };
@@ -179,8 +180,9 @@ async fn captured(control: &Path) {
     }
 }
 
-/// One that was there before holds the capture up, and with it the snapshot: whoever begins meanwhile is captured, does
-/// not see what the first one commits, and commits behind the snapshot, which does. Its statement would find more there.
+/// A transaction that was there before holds up the capture, and with it the snapshot. A transaction that begins
+/// meanwhile is captured and does not see the first one's commit; it commits after the snapshot, which does see it. Its
+/// statement, if repeated, would find more rows there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_straddles_the_snapshot_is_repeated_by_its_rows() {
     if !available() {
@@ -197,7 +199,7 @@ async fn what_straddles_the_snapshot_is_repeated_by_its_rows() {
             let copies = matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "copy");
             observer(event);
             if copies {
-                // The replay begins behind its commit.
+                // The replay begins after its commit.
                 let wait = wait.lock().expect("no test thread panicked");
                 wait.recv_timeout(Duration::from_secs(30)).expect("it commits");
             }
@@ -226,7 +228,7 @@ async fn what_straddles_the_snapshot_is_repeated_by_its_rows() {
     }
 }
 
-/// What cannot be repeated ends the migration and no client.
+/// A statement that cannot be repeated ends the migration, but no client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_repeated_ends_the_migration_by_name() {
     if !available() {
@@ -271,7 +273,7 @@ async fn what_cannot_be_repeated_ends_the_migration_by_name() {
     assert_eq!(shop.bench.source.sql("shop", "SELECT stock FROM item WHERE id = 1"), "6");
 }
 
-/// Where to move, for the process that [`a_killed_run_begins_anew`] starts: source, target, control socket, state.
+/// Variable with source, target, control socket and state, for the process that [`a_killed_run_begins_anew`] starts.
 const TOLD: &str = "STILLPOINT_TEST_MOVES";
 
 /// Moves in a process of its own, which is killed.

@@ -1,4 +1,4 @@
-//! Several targets: all are brought up at the same time, one that fails is dropped, and the migration goes on.
+//! Several targets: all are filled at the same time, one that fails is dropped, and the migration goes on.
 
 use crate::engine::support;
 use crate::engine::support::{Bench, observer, sums};
@@ -24,7 +24,7 @@ fn bench() -> (Bench, Cluster) {
     (bench, second)
 }
 
-/// Quick: what is tested here is not the throttle.
+/// Full speed: these tests are not about the throttle.
 fn options(bench: &Bench, second: &Cluster) -> Options {
     let second = Server::parse("target", &second.conninfo("shop"), None).unwrap();
     Options { others: vec![second], share: 0.0, ..bench.options("shop") }
@@ -36,7 +36,7 @@ fn crash_at(victim: Cluster, phase: &'static str) -> (Observer, Arc<Mutex<Vec<Ev
     let victim = Mutex::new(Some(victim));
     let observer: Observer = Arc::new(move |event| {
         if matches!(&event.kind, EventKind::PhaseStarted { phase: begun, .. } if begun == phase) {
-            // Dropped, it does not come back.
+            // A dropped server does not come back.
             victim.lock().unwrap().take().iter_mut().for_each(Cluster::crash);
         }
         told(event);
@@ -59,7 +59,7 @@ async fn killed_at(options: &Options, phase: &'static str) {
     }
 }
 
-/// Phases in the order in which they began, without those of a part of another.
+/// Phases in the order in which they began, without phases inside another phase.
 fn phases(events: &Mutex<Vec<Event>>) -> Vec<String> {
     let name = |event: &Event| match &event.kind {
         EventKind::PhaseStarted { phase, .. } => Some(phase.clone()),
@@ -106,7 +106,7 @@ async fn the_second_takes_the_place_of_the_first() {
     let (bench, second) = bench();
     let options = options(&bench, &second);
     let Bench { source, target, dir, front } = bench;
-    // Both are being copied.
+    // Both targets are being copied.
     let (observer, events) = crash_at(target, "copy, target 2");
     let outcome = run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
@@ -199,7 +199,7 @@ async fn a_migration_that_was_killed_when_all_follow_goes_on_with_all() {
     assert!(told.kept_bytes.is_some() && told.kept_for_others.contains_key(&record.others[0].server), "{told:?}");
     assert!(told.orphans.is_empty(), "{told:?}");
     let Bench { source, target, dir, front } = bench;
-    // The second alone could not be copied again before clients go there: that would take a snapshot.
+    // The second target alone could not be copied again before the switch: that would take a snapshot.
     let (observer, events) = crash_at(target, "switch-over");
     let outcome = run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
@@ -211,8 +211,8 @@ async fn a_migration_that_was_killed_when_all_follow_goes_on_with_all() {
     drop(dir);
 }
 
-/// Crashes a server while its clients-to-be stand: a transaction is begun when the switch-over begins, and ends when the
-/// server is gone.
+/// Crashes a server while its future clients are stopped: a transaction begins when the switch-over begins, and ends
+/// when the server is gone.
 struct Crash {
     victim: Cluster,
     port: u16,
@@ -220,7 +220,7 @@ struct Crash {
 }
 
 impl Crash {
-    /// What the client's commit came to, once it is told to begin.
+    /// Begins a transaction on request, crashes the server in the pause, and returns the result of the commit.
     fn in_the_pause(mut self, begin: mpsc::Receiver<()>, begun: mpsc::Sender<()>) -> Result<(), String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
@@ -228,7 +228,7 @@ impl Crash {
             let (client, connection) = tokio_postgres::connect(&conninfo, NoTls).await.expect("connect");
             tokio::spawn(connection);
             begun.send(()).expect("the test waits");
-            // Nothing else goes on in this thread.
+            // Nothing else runs in this thread.
             begin.recv().expect("it comes to a switch-over");
             client.batch_execute("BEGIN; INSERT INTO held VALUES (1)").await.expect("a transaction");
             begun.send(()).expect("the test waits");

@@ -1,4 +1,4 @@
-//! A migration goes slower while clients suffer, and faster when they do not.
+//! The throttle: a migration slows down while clients suffer, and speeds up when they do not.
 
 use crate::engine::support::{Bench, FakeClients};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,13 @@ use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Observer, Outcome, run};
 use stillpoint_testing::postgresql::available;
 
-/// Statements a second of clients, and how many microseconds each takes.
+/// Statements a second of clients, and microseconds for each.
 type Fare = (f64, u64);
 
 const USUAL: Fare = (1000.0, 3000);
-/// Bytes a second that let them recover.
+/// Bytes a second at which clients recover.
 const BEARABLE: u64 = 11 << 20;
-/// Of a kilobyte: enough for it to fall below that, and to rise again.
+/// Rows of one kilobyte: enough for the rate to fall below that, and to rise again.
 const ROWS: u32 = 220_000;
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn copied_with_care(suffering: Fare) {
     assert!(rates[lowest..].windows(2).any(|pair| pair[1] > pair[0]), "faster when they do not: {rates:?}");
 }
 
-/// Each of the rows takes a while to find its place in the index.
+/// A table whose index takes a while for each row.
 const SLOW: &str = "
     CREATE FUNCTION slow(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql
         AS $$ BEGIN PERFORM pg_catalog.pg_sleep(0.1); RETURN i; END $$;
@@ -84,7 +84,7 @@ async fn indexes_are_made_with_less_weight_than_clients_have() {
     assert!(nices.iter().any(|nice| *nice > 5), "by its nice value: {nices:?}");
 }
 
-/// Nice values of our sessions at the target.
+/// Nice values of the command's sessions at the target.
 fn ours(bench: &Bench) -> Vec<i32> {
     let which = "SELECT pid FROM pg_stat_activity WHERE application_name = 'stillpoint migrate' AND datname = 'shop'";
     bench.target.sql("postgres", which).lines().filter_map(niceness).collect()
@@ -105,7 +105,7 @@ async fn sessions_that_follow_have_less_weight_than_clients_until_a_pause_may_wa
         match phase.as_str() {
             "compare" => {
                 let end = Instant::now() + Duration::from_secs(60);
-                // The players at least.
+                // At least the apply workers.
                 let weighed =
                     || Some(ours(&looking)).filter(|nices| nices.iter().filter(|nice| **nice > 0).count() >= 4);
                 let nices = std::iter::repeat_with(weighed).find(|nices| nices.is_some() || Instant::now() > end);
@@ -122,13 +122,14 @@ async fn sessions_that_follow_have_less_weight_than_clients_until_a_pause_may_wa
     assert!(switching.len() >= 4 && switching.iter().all(|nice| *nice == 0), "{switching:?}");
 }
 
-/// Of a process, when it is still there.
+/// Nice value of a process, if it still exists.
 fn niceness(pid: &str) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(16)?.parse().ok()
 }
 
-/// Migrates beside clients who fare like this while so many bytes a second are copied; what the copy was allowed.
+/// Migrates beside clients whose load depends on the copied bytes a second; returns the rates that the copy was
+/// allowed.
 async fn copied(fare: impl Fn(u64) -> Fare + Send + Sync + 'static) -> Option<Vec<u64>> {
     if !available() {
         return None;

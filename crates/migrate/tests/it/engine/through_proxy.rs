@@ -41,7 +41,7 @@ async fn clients_go_over_and_come_back() {
     bench.assert_clean("shop");
 }
 
-/// Whoever is not ready keeps nobody else's session at the target from staying as it is.
+/// A session that is not ready does not change the counterparts of the others at the target.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_that_are_ready_are_not_prepared_again_for_one_that_is_not() {
     const CLIENTS: usize = 8;
@@ -80,7 +80,7 @@ async fn sessions_that_are_ready_are_not_prepared_again_for_one_that_is_not() {
         let Error::TimedOut { who, .. } = &failure.error else { panic!("{failure:?}") };
         assert!(who.len() == 1 && who[0].contains(why), "{who:?}");
         assert_eq!(failure.state, State::OnSource);
-        // Twice: a machine that is busy may refuse a login.
+        // Up to twice as many: a busy machine may refuse a login.
         assert!(
             (CLIENTS..=2 * CLIENTS).contains(&(opened() - before)),
             "{statement}: {} were opened",
@@ -99,7 +99,7 @@ async fn sessions_that_are_ready_are_not_prepared_again_for_one_that_is_not() {
     assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM item"), CLIENTS.to_string());
 }
 
-/// A server whose log tells of no rows, and has no room for slots.
+/// Settings of a server whose log has no row changes, and that has no room for slots.
 const NO_LOGICAL_LOG: [&str; 2] = ["wal_level=replica", "max_replication_slots=0"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,7 +134,7 @@ async fn a_source_without_a_logical_log_is_moved_by_images_of_rows() {
     let outcome = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
     assert!(load.running(), "the load was there all the time");
-    // Called again it finds all done, also without a slot that would say so.
+    // A second call finds all done, also without a slot that would show it.
     let again = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(again, Outcome::AlreadyThere);
     let back = fallback(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
@@ -149,7 +149,7 @@ async fn a_source_without_a_logical_log_is_moved_by_images_of_rows() {
     bench.assert_clean("shop");
 }
 
-/// What the proxy does not see, or not as rows, ends the migration and no client.
+/// Writes that the proxy does not see, or not as rows, end the migration, but no client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_gives_no_images_of_rows_ends_the_migration_by_name() {
     if !available() {
@@ -198,7 +198,7 @@ async fn what_gives_no_images_of_rows_ends_the_migration_by_name() {
         drop(other);
         bench.assert_clean("shop");
     }
-    // Whatever fails on the way: the capture is gone with it, and the next one begins anew.
+    // After any failure on the way the capture is gone, and the next run starts it again.
     for fault in
         [FaultPoint::Snapshotted, FaultPoint::Copied, FaultPoint::CaughtUp, FaultPoint::Prepared, FaultPoint::Drained]
     {
@@ -212,7 +212,7 @@ async fn what_gives_no_images_of_rows_ends_the_migration_by_name() {
             .expect("clients go on");
         bench.assert_clean("shop");
     }
-    // Behind the switch the next command does what is left.
+    // After the switch the next command completes the rest.
     let failing = Options { faults: vec![FaultPoint::Switched], ..options.clone() };
     let failure = run(&failing, observer().0).await.unwrap_err();
     assert_eq!(failure.state, State::OnTarget, "{failure:?}");

@@ -1,5 +1,5 @@
-//! Servers that take encrypted connections alone: everything that the manager opens is encrypted, and checked where that is
-//! asked for.
+//! Servers that accept only encrypted connections: all connections of the manager are encrypted, and verified if that
+//! is requested.
 
 use crate::engine::support::{Bench, observer};
 use std::path::Path;
@@ -11,7 +11,7 @@ fn server(side: &str, cluster: &Cluster, tls: &str) -> Server {
 }
 
 fn verified(root: &Path) -> String {
-    // The data directory is for postgres alone; who may read it is root, who runs these tests.
+    // The data directory is for postgres only; the reader is root, the user of these tests.
     format!("sslmode=verify-full sslrootcert={}", root.display())
 }
 

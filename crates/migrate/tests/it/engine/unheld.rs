@@ -1,4 +1,4 @@
-//! Rows are copied without a snapshot that is held: what changes before it is read is brought by the log.
+//! Rows are copied without a held snapshot: the log delivers changes that were made before a row is read.
 
 use crate::engine::support::{Bench, FakeClients, observer};
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use stillpoint_testing::{
 use tokio::sync::Notify;
 use tokio_postgres::{Client, NoTls};
 
-/// `wide` has large values, `keyless` no key and `ruled` a rule: they are copied with the snapshot, which takes long enough for
-/// rows of the others to change.
+/// `wide` has large values, `keyless` no key and `ruled` a rule: they are copied with the snapshot, which takes long
+/// enough for rows of the others to change.
 const SCHEMA: &str = "
     CREATE SEQUENCE ids START 100000;
     CREATE TABLE wide (id int PRIMARY KEY, n int, w text);
@@ -53,7 +53,7 @@ const SCHEMA: &str = "
     INSERT INTO child SELECT i, i FROM generate_series(1, 2000) i;
 ";
 
-/// Of rows that are a client's own.
+/// Changes of rows that belong to one client.
 const CHANGES: &str = r"
 \set i 1 + :client_id + 4 * random(0, 4999)
 \set k 1 + :client_id + 4 * random(0, 499)
@@ -96,7 +96,7 @@ ROLLBACK TO b;
 COMMIT;
 ";
 
-/// Values become large, and stay as they are: the first of these comes when the snapshot is taken.
+/// Values become large, and then stay unchanged: the first of them is written when the snapshot is taken.
 const LATE: &str = r"
 \set k random(1, 2000)
 UPDATE late SET big = repeat('b', 9000) WHERE id = :k;
@@ -104,7 +104,7 @@ UPDATE late SET n = n + 1 WHERE id = :k;
 UPDATE late SET n = n + 1 WHERE id = 2001 - :k;
 ";
 
-/// Two servers, a database with all of that, clients that write, and others for whose sake the copy is slow.
+/// Two servers, a database with all of that, clients that write, and others that slow the copy down.
 fn bench() -> Bench {
     let bench = Bench::start();
     bench.source.sql("postgres", "CREATE DATABASE shop");
@@ -115,9 +115,9 @@ fn bench() -> Bench {
     bench
 }
 
-/// Clients write until they are made to stand.
+/// Starts clients that write until the pause.
 fn writes(bench: &Bench, name: &str, text: &str, how: &[&str]) {
-    // Where pgbench, which runs as postgres, can read it.
+    // At a place where pgbench, which runs as postgres, can read it.
     let path = bench.source.socket_dir().join(name);
     std::fs::write(&path, text).unwrap();
     let arguments = [&["-n", "-T", "600", "-f", path.to_str().unwrap()], how].concat();
@@ -148,15 +148,16 @@ async fn session(source: &Cluster) -> Client {
     client
 }
 
-/// Waits until the server has written that down.
+/// Waits until the server has logged this text.
 async fn told(source: &Cluster, what: &str) {
     while !source.log_text().contains(what) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// A transaction that is under way when the snapshot is taken, and commits while rows are copied; with a subtransaction that is
-/// part of it, and one that was aborted. A slot waits twice for those that run: it begins behind the second wait's end.
+/// Runs a transaction that is under way when the snapshot is taken, and commits while rows are copied. It has a
+/// subtransaction that was released, and one that was aborted. A slot waits twice for running transactions: it begins
+/// after the end of the second wait.
 async fn straddles(source: &Cluster) {
     let [first, second, under_way] = [session(source).await, session(source).await, session(source).await];
     const WRITES: &str = "BEGIN; UPDATE nested SET n = n WHERE id =";
@@ -173,7 +174,7 @@ async fn straddles(source: &Cluster) {
         )
         .await
         .expect("a transaction");
-    // A later number is committed.
+    // A later transaction number is committed.
     first.batch_execute("UPDATE nested SET n = 7 WHERE id = 1997").await.expect("a change");
     second.batch_execute("COMMIT").await.expect("a commit");
     told(source, "exported logical decoding snapshot").await;
@@ -197,7 +198,7 @@ async fn what_changes_before_it_is_read_is_brought_by_the_log() {
                 writes(&looking, "late.sql", LATE, &["-c", "1", "-R", "100"]);
             }
             EventKind::PhaseStarted { phase, .. } if phase == "indexes" => {
-                // No row of these ever comes or goes.
+                // No row of these tables is ever inserted or deleted.
                 let missing = "SELECT 20000 - (SELECT count(*) FROM hot), 2000 - (SELECT count(*) FROM nested WHERE id <= 2000), \
                                2000 - (SELECT count(*) FROM late), 200 - (SELECT count(*) FROM ruled)";
                 let missing = looking.target.sql("shop", missing);
@@ -223,7 +224,8 @@ async fn what_changes_before_it_is_read_is_brought_by_the_log() {
     assert_eq!(bench.target.sql("shop", nested), "1990 7, 1991 7, 3000 7, 3001 7");
 }
 
-/// A commit that is in the log before the snapshot, and is seen by nobody until it need not wait for a standby any more.
+/// A commit that is in the log before the snapshot, and that no transaction sees until it need not wait for a standby
+/// any more.
 async fn waits_for_a_standby(source: &Cluster) {
     let [first, second, waits] = [session(source).await, session(source).await, session(source).await];
     const WRITES: &str = "BEGIN; UPDATE t SET n = n WHERE id =";
@@ -268,8 +270,9 @@ async fn what_the_log_tells_before_anybody_sees_it_is_copied() {
     assert_eq!(bench.target.sql("shop", "SELECT string_agg(id::text, ' ' ORDER BY id) FROM t WHERE n = 1"), "1 2000");
 }
 
-/// Commits in the first of a slot's two waits, of which the slot keeps no count, and none in the second; somebody still writes
-/// when that ends. The exported snapshot sees all below its `xmin`, which is the larger number then.
+/// Commits in the first of a slot's two waits, of which the slot keeps no count, and none in the second; another
+/// transaction still writes when that ends. The exported snapshot sees all below its `xmin`, which is then the larger
+/// number.
 async fn commits_while_the_slot_is_made(source: &Cluster) {
     let [first, second, third, commits] =
         [session(source).await, session(source).await, session(source).await, session(source).await];
@@ -299,7 +302,7 @@ async fn what_commits_while_the_slot_is_made_is_copied() {
     if !available() {
         return;
     }
-    // Nobody else commits.
+    // Without autovacuum no other transaction commits.
     let bench = Bench::start_with(&["autovacuum=off"]);
     bench.source.sql("postgres", "CREATE DATABASE shop");
     let table = "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i";
@@ -328,7 +331,8 @@ async fn nobody_holds_a_snapshot_while_rows_are_copied() {
     let observer: Observer = Arc::new(move |event: Event| {
         println!("{:?}", event.kind);
         let EventKind::Copying { bytes, .. } = event.kind else { return };
-        // The next number, the oldest that any snapshot of ours needs, and what slots hold.
+        // The next transaction number, the oldest that any snapshot of the command needs, and the number of slots that
+        // hold one.
         let ages = "SELECT pg_snapshot_xmax(pg_current_snapshot()), (SELECT max(age(backend_xmin)) FROM pg_stat_activity \
              WHERE application_name = 'stillpoint migrate'), (SELECT count(xmin) FROM pg_replication_slots)";
         let row = looking.source.sql("shop", ages);
@@ -351,7 +355,7 @@ async fn nobody_holds_a_snapshot_while_rows_are_copied() {
     assert_eq!(source, target);
 }
 
-/// Runs until something is told, and no further.
+/// Runs until an event for which `killed` returns true, and stops there.
 async fn killed_at(options: &Options, killed: impl Fn(&EventKind) -> bool + Send + Sync + 'static) {
     let reached = Arc::new(Notify::new());
     let told = Arc::clone(&reached);
@@ -376,7 +380,7 @@ fn ends(wanted: &'static str) -> impl Fn(&EventKind) -> bool {
     move |kind| matches!(kind, EventKind::PhaseEnded { phase, .. } if phase == wanted)
 }
 
-/// Goes on from where the target follows: every row comes, and so do foreign keys.
+/// Resumes from the phase in which the target follows: every row arrives, and so do foreign keys.
 async fn goes_on(bench: &Bench) {
     let record = status(&quick(bench)).await.unwrap().record.expect("a journal is left");
     assert_eq!(record.phase, Phase::Following);

@@ -1,4 +1,4 @@
-//! Row images captured in the proxy bring a second server to the first one's state, and clients notice nothing.
+//! Row images captured in the proxy bring a second server to the state of the first, and clients notice nothing.
 
 use crate::proxy::support;
 use crate::proxy::support::follower::{Followed, Follower};
@@ -10,7 +10,7 @@ use stillpoint_testing::{
 };
 use tokio_postgres::NoTls;
 
-/// Two servers with a database, and a proxy before the first.
+/// Two servers with a database, and a proxy in front of the first.
 fn two() -> (Cluster, Cluster, Proxy) {
     let (source, target) = (Cluster::start(&[]), Cluster::start(&[]));
     for cluster in [&source, &target] {
@@ -20,7 +20,7 @@ fn two() -> (Cluster, Cluster, Proxy) {
     (source, target, proxy)
 }
 
-/// The last stamp that was taken, and why the capture is over.
+/// The last stamp that was taken, and the reason for the end of the capture.
 fn captured(proxy: &Proxy) -> (u64, Option<String>) {
     match proxy.ask(Request::Captured { tenant: "shop".into() }) {
         Reply::Captured { stamp, over } => (stamp, over),
@@ -28,7 +28,7 @@ fn captured(proxy: &Proxy) -> (u64, Option<String>) {
     }
 }
 
-/// All rows of all tables, in no order.
+/// All rows of all tables, sorted.
 fn rows(cluster: &Cluster) -> Vec<String> {
     let output = cluster.client("pg_dump").args(["-a", "--inserts", "-d", "shop"]).output().expect("run pg_dump");
     let text = String::from_utf8(output.stdout).expect("a dump");
@@ -64,7 +64,7 @@ fn pgbench_in_every_mode_ends_alike_on_both_servers() {
     let follower = Follower::start(&proxy, "shop", &source, &target);
     let mut committed = 0;
     for mode in ["simple", "extended", "prepared"] {
-        // With a connection for all of a client's transactions, and with one for each.
+        // With one connection for all of a client's transactions, and with one connection for each.
         for (each, more) in [("100", &[][..]), ("25", &["-C"])] {
             let arguments = [&["-n", "-c", "4", "-t", each, "-M", mode, "--random-seed", "7"], more].concat();
             let outcome = source.pgbench_load("shop", proxy.port, &arguments).finish();
@@ -78,8 +78,8 @@ fn pgbench_in_every_mode_ends_alike_on_both_servers() {
     assert_alike(&source, &target);
 }
 
-/// Both sessions insert the row before either knows that the other one does: the first of two indexes takes its time. The server
-/// counts the row that is given up as inserted and as deleted.
+/// Both sessions insert the row before either knows about the other: the first of two indexes is slow. The server
+/// counts the row that is discarded as inserted and as deleted.
 #[test]
 fn sessions_that_insert_the_same_row_at_the_same_moment_do_not_end_the_capture() {
     if !available() {
@@ -151,7 +151,7 @@ fn statements_prepared_before_and_binary_results_are_captured() {
         for i in 1..=10_i32 {
             assert_eq!(client.execute(&delete, &[&i]).await.expect("delete"), 1);
         }
-        // Pipelined, one of them wrong.
+        // Pipelined; one of them fails.
         let (good, bad, after) = (
             client.execute(&delete, &[&11_i32]),
             client.query_one(&insert, &[&12_i32, &1_i32]),
@@ -166,7 +166,7 @@ fn statements_prepared_before_and_binary_results_are_captured() {
     let followed = finish(&proxy, follower);
     assert_eq!(followed.applied, 62);
     assert_alike(&source, &target);
-    // The capture is over; the session goes on as if there had been none, and our statements are gone.
+    // The capture is over; the session goes on as if there had been none, and the proxy's statements are gone.
     runtime.block_on(async {
         assert_eq!(client.execute(&delete, &[&14_i32]).await.expect("delete"), 1);
         let ours = "SELECT count(*) FROM pg_prepared_statements WHERE name ~ '^stillpoint_'";
@@ -179,7 +179,7 @@ fn statements_prepared_before_and_binary_results_are_captured() {
     runtime.block_on(connection).expect("the connection ends").expect("in peace");
 }
 
-/// Each ends the capture with a reason that names it, and works for the client.
+/// Statements each of which ends the capture with a reason that names it, and succeeds for the client.
 const BEYOND: &[(&str, &str)] = &[
     ("UPDATE item SET id = id + 1", "key column id of table item is changed"),
     ("CREATE TABLE more (a int)", "CREATE TABLE is not captured"),
@@ -205,7 +205,7 @@ fn what_is_not_captured_ends_the_capture_by_name_and_not_the_client() {
     }
     let (source, _target, proxy) = two();
     source.sql("shop", SCHEMA);
-    // `nested` hides a write where no text shows it: in a default's function that says it is stable.
+    // `nested` hides a write that no text shows: in a default's function that is declared stable.
     source.sql(
         "shop",
         "CREATE TABLE watched (a int PRIMARY KEY); CREATE TABLE keyless (a int); CREATE VIEW look AS SELECT a FROM keyless; \
@@ -216,7 +216,8 @@ fn what_is_not_captured_ends_the_capture_by_name_and_not_the_client() {
          CREATE FUNCTION nested() RETURNS int STABLE LANGUAGE plpgsql AS 'BEGIN RETURN sneak(); END'; \
          CREATE TABLE quiet (a int PRIMARY KEY, b int DEFAULT nested());",
     );
-    // Too deep a tree is not made; of 60,000 terms it overflowed the stack of a thread with all its sessions.
+    // The parser builds no tree that is too deep; one of 60,000 terms overflowed the stack of a thread with all its
+    // sessions.
     let deep = format!("SELECT count(*) FROM keyless WHERE a = 1{}", " OR a=1".repeat(17_000));
     ends_the_capture(&proxy, false, &deep, "SELECT: the statement is too deep");
     for (text, why) in BEYOND {
@@ -224,7 +225,7 @@ fn what_is_not_captured_ends_the_capture_by_name_and_not_the_client() {
     }
 }
 
-/// Captures, has a client send a text, which must work, and looks at how the capture ended.
+/// Captures, lets a client send a text, which must succeed, and checks the end of the capture.
 #[track_caller]
 fn ends_the_capture(proxy: &Proxy, statements: bool, text: &str, why: &str) {
     let told = support::runtime().block_on(async {
@@ -246,7 +247,7 @@ fn ends_the_capture(proxy: &Proxy, statements: bool, text: &str, why: &str) {
     assert!(told.contains(why), "{text}: {told:?}, not {why:?}");
 }
 
-/// Each works for the client, and cannot be repeated by its text.
+/// Statements each of which succeeds for the client, and cannot be repeated by its text.
 const BEYOND_REPEATING: &[(&str, &str)] = &[
     ("UPDATE late SET other = 7 WHERE id = 1", "a transaction that writes is not REPEATABLE READ"),
     ("BEGIN ISOLATION LEVEL REPEATABLE READ; SAVEPOINT a; COMMIT", "a savepoint"),

@@ -1,5 +1,5 @@
-//! Drivers of other languages through the proxy. Those of Python and Node are fetched by pip and npm, once, into the cache;
-//! that of Java is Debian's, and so is Node's where there is no npm.
+//! Drivers of other languages through the proxy. pip and npm fetch the ones of Python and Node once, into the cache.
+//! Java's is Debian's, and so is Node's where npm is missing.
 
 use crate::proxy::support::armed::Armed;
 use crate::proxy::support::{Proxy, certificate, server};
@@ -9,7 +9,7 @@ use stillpoint_testing::postgresql::{Cluster, available};
 use stillpoint_testing::{recipes, skipped};
 use tempfile::TempDir;
 
-/// Where Debian puts the drivers.
+/// Paths of Debian's drivers.
 const JDBC: &str = "/usr/share/java/postgresql.jar";
 const NODE_MODULES: &str = "/usr/share/nodejs";
 const NODE_POSTGRES: &str = "pg@8.16.3";
@@ -21,7 +21,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {text}")) }
 }
 
-/// A Python that has the drivers, or why there is none.
+/// A Python that has the drivers, or the reason why there is none.
 fn python() -> Result<PathBuf, String> {
     let version = recipes::version("python3")?;
     let entry = recipes::entry("drivers", "python", &[PYTHON_DRIVERS.join(" ").into(), version], |into| {
@@ -33,7 +33,7 @@ fn python() -> Result<PathBuf, String> {
     Ok(entry.join("bin/python"))
 }
 
-/// A directory of modules that has node-postgres, or why there is none.
+/// A directory of modules that has node-postgres, or the reason why there is none.
 fn node_modules() -> Result<PathBuf, String> {
     let debians = PathBuf::from(NODE_MODULES);
     if debians.join("pg").exists() {
@@ -51,7 +51,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("drivers").join(name)
 }
 
-/// Runs a client to its end; false when it says (exit code 77) that it cannot do what it is for.
+/// Runs a client to its end; false if it reports (exit code 77) that it cannot do its task.
 #[track_caller]
 fn passes(command: &mut Command) -> bool {
     let output = command.output().expect("run a client");
@@ -65,7 +65,7 @@ fn passes(command: &mut Command) -> bool {
     true
 }
 
-/// As it is, and while what is written is captured: a driver notices no difference.
+/// Runs a driver without and with a capture: it notices no difference.
 fn twice(proxy: &Proxy, run: impl Fn()) {
     run();
     let armed = Armed::start(proxy, "postgres");
@@ -124,7 +124,7 @@ fn pgjdbc_works() {
     }
     let (_cluster, proxy) = plain();
     let url = format!("jdbc:postgresql://127.0.0.1:{}/postgres?user=postgres", proxy.port);
-    // A source file is compiled and run by one command.
+    // One command compiles and runs a source file.
     twice(&proxy, || {
         passes(Command::new("java").args(["-cp", JDBC]).arg(script("Smoke.java")).arg(&url));
     });
@@ -146,7 +146,7 @@ fn node_postgres_works() {
     });
 }
 
-/// As many clients as fit, each of them with a connection for each transaction, or with one for all.
+/// Runs as many clients as fit, each with a connection for each transaction, or with one for all.
 #[test]
 fn pgbench_works_with_many_clients_and_many_connections() {
     if !available() {

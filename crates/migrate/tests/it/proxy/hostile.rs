@@ -1,4 +1,4 @@
-//! Whoever does not keep to the protocol, or to any pace, loses its own connection and harms nobody else's.
+//! Clients that break the protocol, or are too slow, lose their own connection and harm no other.
 
 use crate::proxy::support::armed::Armed;
 use crate::proxy::support::{Proxy, ask, certificate, log_in, ran_elsewhere, raw, server, session, startup};
@@ -14,7 +14,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// All that comes until the connection ends.
+/// Reads until the connection ends.
 fn rest(stream: &mut impl Read) -> String {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -67,7 +67,7 @@ fn what_is_not_the_protocol_is_answered_and_closed() {
         let answer = rest(&mut stream);
         assert!(answer.contains(expected) && answer.contains("08P01"), "{message:?}: {answer:?}");
     }
-    // cut off in the middle of a message: nothing to answer, and nothing left behind
+    // Cut off in the middle of a message: there is nothing to answer, and nothing is left behind.
     let mut stream = session(&proxy);
     stream.write_all(b"Q\0\0\0\x20select").expect("write");
     drop(stream);
@@ -102,7 +102,7 @@ fn a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
     {
         return;
     }
-    // one thread for all sessions
+    // One thread for all sessions.
     let (_cluster, proxy) = setup("");
     let mut greedy: Vec<TcpStream> = (0..4).map(|_| session(&proxy)).collect();
     for stream in &mut greedy {
@@ -120,7 +120,7 @@ fn a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
     }
     let grown = resident_kib().saturating_sub(before);
     assert!(grown < 50 << 10, "{grown} KiB for 200 MB that nobody reads");
-    // and it gets everything once it reads
+    // The session gets everything once it reads.
     let stream = &mut greedy[0];
     let (mut total, mut last) = (0_usize, Vec::new());
     while !last.ends_with(b"Z\0\0\0\x05I") {
@@ -206,7 +206,7 @@ fn a_server_that_hangs_or_dies_harms_its_own_sessions_only() {
 trait Line: Read + Write {}
 impl<T: Read + Write> Line for T {}
 
-/// How clients reach the proxy, and whether what they write is captured.
+/// Connection types: with TLS or without, each with a capture or without.
 const WAYS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
 /// A server with a table, and a proxy that speaks TLS.
@@ -234,7 +234,7 @@ fn raw_for_tls(proxy: &Proxy) -> TcpStream {
     stream
 }
 
-/// A session inside of TLS that waits for its first statement.
+/// A session inside TLS that waits for its first statement.
 fn encrypted(proxy: &Proxy) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_file(proxy.dir.path().join("server.crt")).expect("a certificate");
@@ -258,7 +258,7 @@ fn frame(tag: u8, body: &[u8]) -> Vec<u8> {
     [&[tag], &len[..], body].concat()
 }
 
-/// What comes until a transaction may begin, or the connection ends.
+/// Reads until a transaction may begin, or the connection ends.
 fn until_ready_or_closed(stream: &mut impl Read) -> String {
     let (mut seen, mut bytes) = (Vec::new(), [0; 4096]);
     while !(seen.len() > 6 && seen[seen.len() - 6..].starts_with(b"Z\0\0\0\x05")) {
@@ -271,14 +271,14 @@ fn until_ready_or_closed(stream: &mut impl Read) -> String {
     String::from_utf8_lossy(&seen).into_owned()
 }
 
-/// Waits until nothing of those who were closed is left at the server, where `left` sessions stay.
+/// Waits until no closed session is left at the server, where `left` sessions stay.
 #[track_caller]
 fn gone(cluster: &Cluster, left: usize) {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
     until("their sessions to end", || (cluster.sql("postgres", sql) == left.to_string()).then_some(()));
 }
 
-/// Somebody who works beside the others.
+/// A client that works beside the others.
 struct Bystander {
     stream: TcpStream,
     written: usize,
@@ -293,7 +293,7 @@ impl Bystander {
     }
 }
 
-/// Does something for each way, beside somebody who works; nothing of it ends a capture.
+/// Runs `hostile` for each connection type, beside a client that works; it must end no capture.
 fn each_way(top: &str, hostile: impl Fn(&Cluster, &Proxy, bool, &mut Bystander)) {
     let (cluster, proxy) = setup_with_tls(top);
     for (tls, captured) in WAYS {
@@ -320,7 +320,7 @@ fn behind_the_login_what_is_not_the_protocol_is_answered_and_closed() {
             (b"p\0\0\0\x04", "invalid message type 'p'"),
             (b"Q\0\0\0\x03", "invalid length 3 of message 'Q'"),
             (b"Q\xff\xff\xff\xff", "invalid length 4294967295 of message 'Q'"),
-            // Longer than any of their kind.
+            // Longer than any message of their kind.
             (b"!\x3f\xff\xff\xff", "invalid message type '!'"),
             (b"S\x3f\xff\xff\xff", "invalid length 1073741823 of message 'S'"),
             (b"E\0\0\x27\x11", "invalid length 10001 of message 'E'"),
@@ -339,7 +339,7 @@ fn behind_the_login_what_is_not_the_protocol_is_answered_and_closed() {
             }
         }
         gone(cluster, 1);
-        // Messages whose bodies are cut off, or hold more than they should: as an error, or as the session's end.
+        // Messages with bodies that are cut off or too long: the result is an error, or the end of the session.
         for message in [
             frame(b'Q', b"SELECT 1"),
             frame(b'Q', b"SELECT 1\0more\0"),
@@ -468,7 +468,7 @@ fn what_is_not_tls_is_closed() {
     let (cluster, proxy) = setup_with_tls("limits = { startup_ms = 3000 }");
     let mut bystander = Bystander { stream: session(&proxy), written: 0 };
     let packet = startup(&[("user", "postgres"), ("database", "postgres")], 196_608);
-    // What is sent before the proxy says that it will encrypt is no part of a session.
+    // Bytes before the proxy agrees to encrypt do not belong to a session.
     let mut stream = raw(&proxy);
     stream.write_all(&[TLS_WANTED, &packet].concat()).expect("write");
     let answer = rest(&mut stream);
@@ -481,7 +481,7 @@ fn what_is_not_tls_is_closed() {
         assert!(!rest(&mut stream).contains("server_version"), "{wrong:?}");
         bystander.works();
     }
-    // A beginning that has no end, asked for and not.
+    // A handshake without an end, after a request for TLS and without one.
     for (mut stream, begun) in [(raw_for_tls(&proxy), Instant::now()), (raw(&proxy), Instant::now())] {
         for byte in hello {
             if stream.write_all(&[*byte]).is_err() {
@@ -493,7 +493,7 @@ fn what_is_not_tls_is_closed() {
         assert!(begun.elapsed() < Duration::from_secs(60));
         bystander.works();
     }
-    // Behind the login: what nobody encrypted, a record that is longer than any, the middle of one.
+    // After the login: unencrypted bytes, a record that is too long, the middle of a record.
     let (unsigned, long) = ([&b"\x17\x03\x03\0\x20"[..], &[7; 32]].concat(), b"\x17\x03\x03\xff\xff");
     for wrong in [&unsigned[..], long, b"Q\0\0\0\x0dSELECT 1\0", b"\x17\x03\x03\x20\0half"] {
         let stream = encrypted(&proxy);

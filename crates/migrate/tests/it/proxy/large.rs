@@ -1,4 +1,4 @@
-//! Messages for which there is no room end a capture: not the session, and not the proxy for want of memory.
+//! Messages for which there is no memory end a capture, but not the session, and the proxy does not run out of memory.
 
 use crate::proxy::support;
 use crate::proxy::support::armed::Armed;
@@ -12,11 +12,11 @@ use stillpoint_testing::{
 };
 use tokio_postgres::NoTls;
 
-/// Of each value, in bytes.
+/// Size of each value, in bytes.
 const LARGE: usize = 48 << 20;
 const PIECE: usize = 64 << 10;
 
-/// Sends `INSERT` with a large value, piece by piece; our own memory is measured too.
+/// Sends `INSERT` with a large value, piece by piece; the test's own memory is measured too.
 fn insert(stream: &mut TcpStream, id: usize) {
     let (before, after) = (format!("INSERT INTO big VALUES ({id}, '"), "')\0");
     let len = 4 + before.len() + LARGE + after.len();
@@ -35,7 +35,7 @@ fn frame(tag: u8, body: &[u8]) -> Vec<u8> {
     [&[tag], &len[..], body].concat()
 }
 
-/// A large value of a statement, and a large statement, each in a transaction that is captured.
+/// Sends a large value of a statement, and a large statement, each in a transaction that is captured.
 async fn extended(conninfo: &str, value: &str) {
     let (mut client, connection) = tokio_postgres::connect(conninfo, NoTls).await.expect("connect");
     tokio::spawn(connection);
@@ -49,14 +49,14 @@ async fn extended(conninfo: &str, value: &str) {
     assert_eq!(client.execute("DELETE FROM big WHERE id = $1", &[&19]).await.expect("delete"), 1);
 }
 
-/// Reads until a transaction that is open, or none, waits for the next statement; how much that was.
+/// Reads until the session is ready with this transaction status; returns the number of bytes.
 fn ready(stream: &mut TcpStream, status: u8) -> usize {
     let (total, last) = read(stream, status);
     assert!(!last.contains("ERROR"), "{last}");
     total
 }
 
-/// The same, with the end of what was said.
+/// Reads until then; returns the number of bytes, and the last of them.
 fn read(stream: &mut TcpStream, status: u8) -> (usize, String) {
     let (mut total, mut last, mut bytes) = (0, Vec::new(), vec![0; PIECE]);
     while !last.ends_with(&[b'Z', 0, 0, 0, 5, status]) {
@@ -74,7 +74,7 @@ fn say(stream: &mut TcpStream, sql: &str, status: u8) -> usize {
     ready(stream, status)
 }
 
-/// Inserts a large row and asks for it, with something before it and behind it; what comes is what was asked for.
+/// Inserts a large row and asks for it, with columns before and after it; the answer must match.
 fn insert_and_see(stream: &mut TcpStream, id: usize) {
     let sql = format!("INSERT INTO big SELECT {id}, repeat('v', {LARGE}) RETURNING 'before', v, id, NULL");
     stream.write_all(&frame(b'Q', &[sql.as_bytes(), b"\0"].concat())).expect("write");
@@ -105,7 +105,7 @@ fn insert_and_see(stream: &mut TcpStream, id: usize) {
     ready(stream, b'T');
 }
 
-/// The most that this process held since it was last asked, in MiB.
+/// Peak memory of this process since the last call, in MiB.
 fn peak_mib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("read the status");
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("a line");
@@ -137,7 +137,7 @@ fn messages_without_room_end_the_capture_alone() {
     std::thread::scope(|scope| {
         for (id, stream) in streams.iter_mut().enumerate() {
             scope.spawn(move || {
-                // Not between two transactions, where the capture would end before it is looked at.
+                // Not between two transactions, where the capture would end before the statement is judged.
                 say(stream, "BEGIN", b'T');
                 insert(stream, id);
                 assert!(say(stream, &format!("SELECT v FROM big WHERE id = {id}"), b'T') > LARGE);
@@ -145,10 +145,10 @@ fn messages_without_room_end_the_capture_alone() {
             });
         }
     });
-    // What the server tells of a row is as large.
+    // The server's message about a row is as large.
     armed(&proxy);
     assert!(ask(&mut streams[0], "INSERT INTO big SELECT 9, repeat('v', 50331648)").contains("INSERT 0 1"));
-    // And so is a row that the client asks for, beside what only the proxy is told.
+    // The same holds for a row that the client asks for, beside the column that only the proxy gets.
     armed(&proxy);
     say(&mut streams[2], "BEGIN", b'T');
     insert_and_see(&mut streams[2], 40);
@@ -162,7 +162,7 @@ fn messages_without_room_end_the_capture_alone() {
     let stream = &mut streams[1];
     say(stream, "BEGIN", b'T');
     say(stream, "INSERT INTO big VALUES (30, 'captured')", b'T');
-    // What the server skips because of an error before it, and rows that are copied.
+    // Messages that the server skips after an error, and rows that are copied.
     let mut bytes = frame(b'P', b"\0nonsense\0\0\0");
     bytes.extend(frame(b'B', &[b"\0\0\0\0\0\x01\x03\0\0\0", value.as_bytes(), b"\0\0"].concat()));
     stream.write_all(&[bytes, frame(b'S', b"")].concat()).expect("write");

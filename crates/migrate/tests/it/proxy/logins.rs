@@ -1,4 +1,5 @@
-//! Clients that say who they are and never prove it keep none from another address, and those from their own not for long.
+//! Clients that name their user and never prove it do not block clients of another address, and those of their own
+//! address only for a short time.
 
 use crate::proxy::startup::{Outcome, V3_0, answer, say};
 use crate::proxy::support::{
@@ -13,7 +14,7 @@ use stillpoint_testing::{
     wait::until,
 };
 
-/// As many as a server has connections, and more.
+/// More connections than a server has.
 const CROWD: usize = 140;
 
 /// A server with two databases that asks alice for her password by SCRAM.
@@ -28,7 +29,7 @@ fn asking() -> Cluster {
     cluster
 }
 
-/// Alice's password, as a server has stored it.
+/// Alice's password, as the server stores it.
 fn stored(cluster: &Cluster) -> String {
     cluster.sql("postgres", "SELECT rolpassword FROM pg_authid WHERE rolname = 'alice'")
 }
@@ -95,12 +96,12 @@ fn who_does_not_answer_makes_way_for_others_of_its_address() {
     for stream in &mut silent {
         assert_eq!(next_message(stream).expect("a question").0, b'R');
     }
-    // Nothing is taken from them while there is room.
+    // Silent logins keep their places while there is room.
     let begun = Instant::now();
     let conninfo = format!("host=127.0.0.1 port={} user=alice dbname=shop", proxy.port);
     assert_eq!(psql(&conninfo, "secret", "SELECT 'in'").as_deref(), Ok("in"));
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
-    // Either may have been asked first.
+    // Either of the two may have been asked first.
     silent.iter().for_each(|one| one.set_read_timeout(Some(Duration::from_millis(50))).expect("set a limit"));
     let told = |one: &TcpStream| one.peek(&mut [0]).is_ok();
     let place = until("one of them to be told", || silent.iter().position(told));
@@ -167,7 +168,7 @@ fn a_silent_login_holds_up_no_switch_over() {
     });
     let paused = ask(&Request::Pause { tenant: "shop".into(), limit_ms: 30_000 });
     assert!(matches!(paused, Reply::Drained { .. }), "{paused:?}");
-    // One answers in the pause, and is served where the tenant goes.
+    // One client answers in the pause, and is served at the target.
     let answering = std::thread::spawn(move || (answer(&mut slow, "secret"), slow));
     let finished = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'alice'";
     until("its login to be over", || (a.sql("postgres", finished) == "2").then_some(()));
@@ -179,13 +180,13 @@ fn a_silent_login_holds_up_no_switch_over() {
         let said = crate::proxy::support::ask(stream, "SELECT 'at ' || name FROM whoami");
         assert!(said.contains("at b"), "{said:?}");
     }
-    // The other one proves who it is when it is too late to be known at the new server.
+    // The other client proves its identity too late for the new server to know it.
     answer(&mut silent, "secret").is_refused("57P03", "moved to another server");
     let conninfo = format!("host=127.0.0.1 port={} user=alice dbname=shop", proxy.port);
     assert_eq!(psql(&conninfo, "secret", "SELECT name FROM whoami").as_deref(), Ok("b"));
 }
 
-/// The server asks: a database that the proxy does not serve is asked for like others.
+/// The server asks: a database that the proxy does not serve is asked for as others are.
 #[test]
 fn a_server_that_asks_tells_no_stranger_which_databases_are_served() {
     if !available() {

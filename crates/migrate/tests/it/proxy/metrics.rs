@@ -1,4 +1,4 @@
-//! What Prometheus is told.
+//! Metrics for Prometheus.
 
 use crate::proxy::support;
 use crate::proxy::support::{Proxy, server};
@@ -27,7 +27,7 @@ fn value(text: &str, name: &str) -> Option<u64> {
 
 #[test]
 fn scrapers_that_say_nothing_keep_none_of_the_others() {
-    // No server is needed for it, and none is there.
+    // The test needs no server, and there is none.
     let (port, server) = (free_port(), free_port());
     let tables = format!("[servers.a]\nhost = \"127.0.0.1\"\nport = {server}\n[tenants.postgres]\nserver = \"a\"\n");
     let _proxy = Proxy::start(&format!("metrics = \"127.0.0.1:{port}\""), &tables);
@@ -40,7 +40,7 @@ fn scrapers_that_say_nothing_keep_none_of_the_others() {
     }
     let text = get(port, "/metrics");
     assert_eq!(value(&text, "stillpoint_proxy_unnamed"), Some(0), "{text}");
-    // One after the other they would be waited for 5 s each.
+    // One after the other, the proxy would wait 5 s for each.
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
 }
 
@@ -75,7 +75,7 @@ fn statements_bytes_and_sessions_are_told() {
         let text = tokio::task::spawn_blocking(counted).await.expect("an answer");
         assert!(value(&text, "stillpoint_proxy_bytes_to_clients_total").is_some_and(|bytes| bytes > 100), "{text}");
     });
-    // What an ended session did is counted on.
+    // Counts of an ended session stay in the totals.
     until("the session to end", || {
         let text = get(port, "/metrics");
         let sessions = "stillpoint_proxy_sessions{tenant=\"postgres\",state=\"in_transaction\"}";

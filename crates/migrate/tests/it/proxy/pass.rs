@@ -1,4 +1,4 @@
-//! What works directly works through the proxy.
+//! Everything that works directly works through the proxy.
 
 use crate::proxy::support;
 use crate::proxy::support::{Proxy, server};
@@ -53,14 +53,14 @@ async fn both_protocols_copies_notifications_and_cancelling_work() {
     let lengths: Vec<i32> = rows.iter().map(|row| row.get(1)).collect();
     assert_eq!(lengths, (0..10).map(|i| i * 20_000).collect::<Vec<_>>());
 
-    // pipelined
+    // Pipelined.
     let (one, two, three) =
         (client.query_one("SELECT 1", &[]), client.query_one("SELECT 1/0", &[]), client.query_one("SELECT 3", &[]));
     let (one, two, three) = tokio::join!(one, two, three);
     assert_eq!((one.unwrap().get::<_, i32>(0), three.unwrap().get::<_, i32>(0)), (1, 3));
     assert!(two.unwrap_err().to_string().contains("db error"));
 
-    // a statement that is cancelled, by the key that the proxy gave
+    // A statement that is cancelled, by the key that the proxy gave.
     let token = client.cancel_token();
     let sleep = client.batch_execute("SELECT pg_sleep(60)");
     let cancel = async {

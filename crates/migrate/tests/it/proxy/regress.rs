@@ -1,7 +1,7 @@
-//! PostgreSQL's own regression tests print through the proxy what they print without it, byte for byte.
+//! PostgreSQL's own regression tests print the same through the proxy as without it, byte for byte.
 //!
-//! One file after another, since what runs at once prints what luck decides; on two clusters that are alike. The short form
-//! takes some files, `STILLPOINT_SOAK=1` all.
+//! Files run one after another, since the output of concurrent files depends on chance; on two clusters that are alike.
+//! The short form takes some files, `STILLPOINT_SOAK=1` all.
 
 use crate::proxy::support::{Proxy, server};
 use std::fs;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use stillpoint_testing::postgresql::{Cluster, Regression, available};
 
-/// A choice of those that lean on the protocol, on session state or on errors; the first makes what the others need.
+/// Files that depend on the protocol, on session state or on errors; the first makes what the others need.
 const SHORT: &[&str] = &[
     "test_setup",
     "boolean",
@@ -38,14 +38,15 @@ const SHORT: &[&str] = &[
 /// No file takes longer on two noisy cores.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// One cluster, and where its results go.
+/// One cluster, and the directory of its results.
 struct Side {
     cluster: Cluster,
     dir: PathBuf,
 }
 
 impl Side {
-    /// A cluster with the database that `pg_regress` would make, and all that its server is to read beside its data.
+    /// A cluster with the database that `pg_regress` would make, and all the files that its server must read beside its
+    /// data.
     fn new(regression: &Regression) -> Side {
         let tests = &regression.tests;
         let settings = ["max_prepared_transactions=2", "max_connections=20"];
@@ -90,7 +91,7 @@ impl Side {
         psql.spawn().expect("start psql")
     }
 
-    /// What a file printed; where the cluster is, is no part of it.
+    /// Output of a file, without the cluster's directory.
     fn result(&self, name: &str) -> String {
         let bytes = fs::read(self.dir.join(format!("results/{name}.out"))).expect("read results");
         let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -105,7 +106,7 @@ fn schedule(tests: &Path) -> Vec<String> {
     lines.flat_map(|line| line.split_whitespace().map(str::to_owned)).collect()
 }
 
-/// Whether this is one of the results that PostgreSQL expects; it does not count spaces either.
+/// Returns true if this is one of the results that PostgreSQL expects; like PostgreSQL, it ignores spaces.
 fn is_expected(tests: &Path, name: &str, result: &str) -> bool {
     let squeezed = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let result = squeezed(result);
@@ -147,13 +148,13 @@ fn postgresqls_own_tests_print_the_same() {
         let (a, b) = (direct.result(name), proxied.result(name));
         let good = (is_expected(tests, name, &a), is_expected(tests, name, &b));
         expected += usize::from(good.1);
-        // What expected results allow to differ is no difference.
+        // Differences that the expected results allow do not count.
         if a != b && good != (true, true) {
             different.push(format!("{name}: {}", first_difference(&a, &b)));
         }
     }
     println!("{} files, {expected} as PostgreSQL expects, {} differ from direct", names.len(), different.len());
     assert!(different.is_empty(), "{}", different.join("\n"));
-    // Nothing is compared when nothing works.
+    // A comparison of files that all fail would show nothing.
     assert!(expected * 10 >= names.len() * 8, "{expected} of {} files print what is expected", names.len());
 }

@@ -1,4 +1,4 @@
-//! COPY BOTH: programs that follow a server's log do so through the proxy, which names them as what cannot be moved.
+//! COPY BOTH: programs that follow a server's log do so through the proxy, which reports them as pinned sessions.
 
 use crate::proxy::support;
 use crate::proxy::support::{Proxy, ask, preparing, server, session};
@@ -13,7 +13,7 @@ use stillpoint_testing::{
     wait::until,
 };
 
-/// One of the server's own programs, at the proxy.
+/// One of the server's own programs, connected to the proxy.
 fn program(cluster: &Cluster, proxy: &Proxy, name: &str, arguments: &[&str]) -> Command {
     let mut command = cluster.client(name);
     command.env("PGPORT", proxy.port.to_string()).args(arguments);
@@ -43,7 +43,7 @@ fn a_logical_stream_goes_through_both_ways_and_pins_its_tenant() {
     if !available() {
         return;
     }
-    // Whoever says nothing for so long is ended by the server.
+    // The server ends a walsender whose client is silent for this time.
     let cluster = Cluster::start(&["wal_level=logical", "wal_sender_timeout=2s"]);
     let tables = format!("{0}{1}[tenants.postgres]\nserver = \"a\"\n", server("a", &cluster), server("b", &cluster));
     let proxy = Proxy::start("", &tables);

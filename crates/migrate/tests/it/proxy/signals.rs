@@ -1,4 +1,4 @@
-//! Signals: the configuration is read anew without touching sessions, and the end lets transactions finish.
+//! Signals: a reload of the configuration does not touch sessions, and the end lets transactions finish.
 
 use crate::proxy::support::{Proxy, ran_elsewhere, server};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use stillpoint_testing::{
 use tokio_postgres::NoTls;
 
 fn signal(signal: rustix::process::Signal) {
-    // The proxy is a thread of this process; it has taken these signals over.
+    // The proxy is a thread of this process, and handles these signals.
     rustix::process::kill_process(rustix::process::getpid(), signal).expect("send a signal");
 }
 
@@ -56,7 +56,7 @@ async fn a_hangup_adds_a_tenant_and_the_end_waits_for_transactions() {
             Err(error) => break error,
         }
     };
-    // Either the farewell was read, or the connection was found closed.
+    // The client has read the last message, or found the connection closed.
     assert!(error.is_closed() || error.code().is_some_and(|code| code.code() == "57P01"), "{error:?}");
     busy.batch_execute("INSERT INTO t VALUES (2); COMMIT").await.expect("the transaction may finish");
     assert_eq!(cluster.sql("postgres", "SELECT count(*) FROM t"), "2");

@@ -1,4 +1,4 @@
-//! A thousand connections that say nothing, and a proxy with fewer open files than that: clients get in beside them.
+//! A thousand silent connections, and a proxy with fewer open files than that: other clients can still log in.
 
 use crate::proxy::support::{Proxy, psql, ran_elsewhere, server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -12,10 +12,11 @@ use stillpoint_testing::{
 };
 
 const CROWD: usize = 1000;
-/// Of the proxy, which is in this process.
+/// Open files of the proxy, which runs in this process.
 const FILES: u64 = 400;
 
-/// Another process, as the connections' own ends are open files too. For each line that it is told, it makes all of them anew.
+/// Runs in another process, since its own ends of the connections are open files too. For each line of input, it opens
+/// all connections again.
 #[test]
 #[ignore = "the other test starts it"]
 fn the_crowd() {
@@ -25,7 +26,7 @@ fn the_crowd() {
     for _ in std::io::stdin().lines() {
         crowd.clear();
         while crowd.len() < CROWD {
-            // What does not fit into the queue of connections is tried again.
+            // A connection that does not fit into the backlog is retried.
             crowd.extend(TcpStream::connect_timeout(&address, Duration::from_secs(5)));
         }
         println!("there");
@@ -67,7 +68,7 @@ fn clients_get_in_beside_a_thousand_silent_ones() {
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("an answer");
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-    // A client that came in has pushed one out.
+    // A client that was admitted has pushed one out.
     assert!(value("stillpoint_proxy_unnamed ").is_some_and(|there| (90..=100).contains(&there)), "{text}");
     let away = value("stillpoint_proxy_unnamed_turned_away_total ").expect("a line");
     assert!(away >= CROWD as u64 - 100, "{away}");

@@ -1,4 +1,5 @@
-//! What opens a connection is read once: a client is served as the one whom rules and passwords were about, or not at all.
+//! The startup packet is read once: a client is served as the user that the rules and the password were checked for, or
+//! not at all.
 
 use crate::proxy::support::{
     Proxy, certificate, error_field, next_message, prepare, psql, raw, runtime, server, startup,
@@ -24,7 +25,7 @@ const V3_2: u32 = V3_0 + 2;
 const SSL: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x2f";
 const GSSENC: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x30";
 
-/// How a connection went on.
+/// Result of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// A session began.
@@ -41,14 +42,14 @@ impl Outcome {
     }
 }
 
-/// Says something and waits for what comes of it, giving `password` where one is asked for.
+/// Sends bytes and waits for the result; gives `password` if it is asked for one.
 pub(crate) fn say(stream: &mut (impl Read + Write), bytes: &[u8], password: &str) -> Outcome {
     stream.write_all(bytes).expect("write");
     stream.flush().expect("write");
     answer(stream, password)
 }
 
-/// Answers what is asked with `password`, and waits for what comes of it.
+/// Answers the server's questions with `password`, and waits for the result.
 pub(crate) fn answer(stream: &mut (impl Read + Write), password: &str) -> Outcome {
     let secret = scram::Secret::Password(Zeroizing::new(password.as_bytes().to_vec()));
     let mut client = scram::Client::new(&[7; 18]);
@@ -74,7 +75,7 @@ pub(crate) fn answer(stream: &mut (impl Read + Write), password: &str) -> Outcom
     }
 }
 
-/// A proxy that knows alice's and bob's passwords, turns postgres away, and is trusted by the server.
+/// A proxy that knows alice's and bob's passwords, rejects postgres, and is trusted by the server.
 fn setup() -> (Cluster, Proxy) {
     let cluster = Cluster::start(&["wal_level=logical"]);
     cluster.sql("postgres", "CREATE DATABASE shop");
@@ -133,13 +134,13 @@ fn a_client_is_served_as_the_one_who_proved_it_or_not_at_all() {
             assert_eq!(code, "08P01", "{name} {second}: {outcome:?}");
         }
     }
-    // A server cuts names off: of this one it would see another.
+    // A server cuts names off: it would read another name than this one.
     let long = "x".repeat(64);
     log_in(&[("user", long.as_str()), shop]).is_refused("42622", "longer than 63 bytes");
     log_in(&[alice, ("database", long.as_str())]).is_refused("42622", "longer than 63 bytes");
     log_in(&[shop]).is_refused("28000", "no PostgreSQL user name");
 
-    // What the server lets a role set by SET, it lets it set here.
+    // All that the server lets a role set by SET, it lets it set here.
     for (name, value) in [
         ("options", "-c role=postgres"),
         ("options", "-c session_authorization=postgres"),
@@ -153,7 +154,7 @@ fn a_client_is_served_as_the_one_who_proved_it_or_not_at_all() {
     assert_eq!(cluster.sql("postgres", sessions), "0");
 }
 
-/// 1,312 packets in the long form: each parameter twice, the second at every place of lists of every length.
+/// In the long form 1,312 packets: each parameter twice, the second at every place of lists of every length.
 #[test]
 fn a_parameter_that_is_there_twice_is_refused_wherever_it_is() {
     const ALL: [(&str, &str); 9] = [
@@ -189,7 +190,7 @@ fn a_parameter_that_is_there_twice_is_refused_wherever_it_is() {
     let step = if stillpoint_testing::long::is_soak() { 1 } else { 41 };
     for (packet, list) in packets.into_iter().step_by(step) {
         match say(&mut raw(&proxy), &packet, "secret") {
-            // of two values the first may be none
+            // Of two values, the first may be empty.
             Outcome::Refused(code, _) => assert!(["08P01", "22023"].contains(&code.as_str()), "{code}: {list}"),
             Outcome::Served => panic!("served: {list}"),
         }
@@ -213,7 +214,7 @@ fn a_walsender_is_known_for_one() {
         log_in(&mut raw(&proxy), &twice).is_refused("08P01", "\"replication\" is more than once");
     }
     log_in(&mut raw(&proxy), &["maybe"]).is_refused("22023", "invalid value for parameter \"replication\"");
-    // Of the whole server, and not of the database that it names.
+    // It is for the whole server, and not for the database that it names.
     log_in(&mut raw(&proxy), &["T"]).is_refused("3D000", "\"replication\" is not served here");
 
     let (mut ordinary, mut walsender) = (raw(&proxy), raw(&proxy));
@@ -240,7 +241,7 @@ fn what_comes_before_the_startup_packet_comes_once() {
     let (_cluster, proxy) = setup();
     let packet = startup(&[("user", "alice"), ("database", "shop")], V3_0);
     let socket = || std::os::unix::net::UnixStream::connect(&proxy.socket).expect("connect");
-    // On a socket of this machine there is no encryption: each question is declined once.
+    // A socket of this machine has no encryption: each request is declined once.
     for questions in [&[SSL][..], &[GSSENC], &[GSSENC, SSL], &[SSL, GSSENC]] {
         for again in [None, Some(SSL), Some(GSSENC)] {
             let mut stream = socket();
@@ -257,7 +258,7 @@ fn what_comes_before_the_startup_packet_comes_once() {
             }
         }
     }
-    // Inside of TLS none is asked for.
+    // Inside TLS no encryption may be requested.
     for question in [SSL, GSSENC] {
         let mut stream = raw(&proxy);
         assert_eq!(asked(&mut stream, SSL), b'S');
@@ -267,7 +268,7 @@ fn what_comes_before_the_startup_packet_comes_once() {
     let mut stream = raw(&proxy);
     assert_eq!((asked(&mut stream, GSSENC), asked(&mut stream, SSL)), (b'N', b'S'));
     assert_eq!(say(&mut encrypt(&proxy, stream, &[]), &packet, "secret"), Outcome::Served);
-    // Without a question the client has to name the protocol.
+    // Without a request for TLS the client must name the protocol.
     assert_eq!(say(&mut encrypt(&proxy, raw(&proxy), &[b"postgresql"]), &packet, "secret"), Outcome::Served);
     for question in [SSL, GSSENC] {
         let mut direct = encrypt(&proxy, raw(&proxy), &[b"postgresql"]);
@@ -278,7 +279,7 @@ fn what_comes_before_the_startup_packet_comes_once() {
     assert!(wrong.write_all(&packet).and_then(|()| wrong.flush()).is_err(), "another protocol is named");
 }
 
-/// The answer to a question for encryption.
+/// Returns the answer to a request for encryption.
 fn asked(stream: &mut (impl Read + Write), question: &[u8]) -> u8 {
     stream.write_all(question).and_then(|()| stream.flush()).expect("write");
     let mut answer = [0];
@@ -334,7 +335,7 @@ fn newer_clients_get_longer_keys_and_options_that_are_unknown_are_named() {
         say(&mut raw(&proxy), &startup(&[("user", "alice")], version), "")
             .is_refused("0A000", "unsupported frontend protocol");
     }
-    // A key that is not whole, or another's, cancels nothing, and is not answered.
+    // A key that is incomplete, or another session's, cancels nothing, and gets no answer.
     for key in [&[0, 0, 0, 1, 0, 0, 0, 0][..], &[0, 0, 0, 1], &[0, 0, 0, 1, 7, 7, 7], &[7; 261]] {
         let mut packet = ((key.len() + 8) as u32).to_be_bytes().to_vec();
         packet.extend(b"\x04\xd2\x16\x2e");
@@ -378,7 +379,7 @@ fn roles_that_are_not_there_are_asked_like_others() {
     assert_eq!(log_in("absent"), expected);
 }
 
-/// Which databases there are shows to no client that has not proved who it is; one that has is told.
+/// A client that has not proved its identity cannot find out which databases exist; one that has gets the error.
 #[test]
 fn a_database_that_is_not_there_is_asked_for_like_others() {
     if !available() {
@@ -407,7 +408,7 @@ fn names_come_back_as_they_were_sent() {
         return;
     }
     let (_cluster, proxy) = setup();
-    // In the log they show as one line.
+    // In the log the name is shown in one line.
     let outcome = say(&mut raw(&proxy), &startup(&[("user", "alice"), ("database", "no\nwhere")], V3_0), "secret");
     outcome.is_refused("3D000", "no\nwhere");
 }

@@ -1,4 +1,4 @@
-//! Live sessions move to another server between two transactions, with what they carry.
+//! Live sessions move to another server between two transactions, with the state that they carry.
 
 use crate::proxy::support;
 use crate::proxy::support::{Proxy, prepare, preparing, server, switch};
@@ -9,7 +9,7 @@ use stillpoint_migrate_proxy::control::{Phase, Reply, Request};
 use stillpoint_testing::postgresql::{Cluster, available};
 use tokio_postgres::{AsyncMessage, NoTls};
 
-/// Two servers that tell who they are, and a proxy in front of the first.
+/// Two servers that return their names, and a proxy in front of the first.
 fn pair() -> (Cluster, Cluster, Proxy) {
     let (a, b) = (Cluster::start(&[]), Cluster::start(&[]));
     for (cluster, name) in [(&a, "a"), (&b, "b")] {
@@ -31,7 +31,7 @@ async fn log_in(conninfo: &str) -> tokio_postgres::Client {
     client
 }
 
-/// Where a client finds itself that connects now.
+/// Name of the server that a new client reaches.
 async fn newcomer(conninfo: String) -> String {
     text(&log_in(&conninfo).await, WHO).await
 }
@@ -85,7 +85,7 @@ fn a_session_keeps_what_it_carries_there_and_back() {
     });
 }
 
-/// Values that the source gives a session which sets nothing itself: its file, the role, the database.
+/// Values that the source gives a session that sets nothing itself: from its file, the role, the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_session_keeps_the_settings_that_its_server_gave_it() {
     if !available() {
@@ -261,7 +261,7 @@ async fn a_login_that_was_only_heard_opens_the_target_once_the_verifier_is_known
     let conninfo = format!("host=127.0.0.1 port={} user=alice password=secret dbname=postgres", proxy.port);
     let client = log_in(&conninfo).await;
     assert_eq!(text(&client, WHO).await, "a");
-    // its parameter is of a type that has another number at the target
+    // Its parameter is of a type that has another number at the target.
     let insert = client.prepare("INSERT INTO moods SELECT $1::text::mood").await.unwrap();
     client.batch_execute("PREPARE by_type(mood) AS INSERT INTO moods VALUES ($1)").await.unwrap();
     let mut control = proxy.control().await;
@@ -278,7 +278,7 @@ async fn a_login_that_was_only_heard_opens_the_target_once_the_verifier_is_known
     assert_eq!(b.sql("postgres", "SELECT count(*) FROM moods"), "2");
 }
 
-/// Sessions under load, there and back: every statement is answered, by the server that is in service.
+/// Sessions under load, there and back: every statement is answered, by the server in service.
 #[test]
 fn sessions_under_load_move_without_an_error() {
     if !available() {

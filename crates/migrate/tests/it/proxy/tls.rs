@@ -30,7 +30,7 @@ fn encrypted(roles: &str) -> Cluster {
     cluster
 }
 
-/// psql's answer, or its error.
+/// Answer of psql, or its error.
 fn psql(proxy: &Proxy, mode: &str, password: &str, sql: &str) -> Result<String, String> {
     support::psql(
         &format!("host=127.0.0.1 port={} user=alice dbname=postgres sslmode={mode}", proxy.port),
@@ -85,7 +85,7 @@ fn a_session_with_scram_moves_to_a_server_with_the_same_verifier_and_to_no_other
     assert_eq!(psql(&proxy, "require", "secret", who).as_deref(), Ok(format!("{} true", b.port()).as_str()));
 }
 
-/// A session of psql's that asks once, waits for the file `moved`, and asks again.
+/// A psql session that asks once, waits for the file `moved`, and asks again.
 fn stay(proxy: &Proxy, who: &str) -> String {
     let moved = proxy.dir.path().join("moved");
     let script = format!("{who};\n\\! while [ ! -e {} ]; do sleep 0.05; done\n{who};\n", moved.display());

@@ -1,4 +1,4 @@
-//! No bytes make the decoders panic, and a stream means the same however it is cut into pieces.
+//! No bytes make the decoders panic, and a stream has the same meaning in any pieces.
 
 use proptest::prelude::*;
 use stillpoint_migrate_wire::frame::{Scanner, Step, put};
@@ -80,7 +80,7 @@ proptest! {
         let len = u32::try_from(packet.len()).expect("a short packet");
         packet[..4].copy_from_slice(&len.to_be_bytes());
         if let Ok(startup::Opening::Startup(startup)) = startup::decode(&packet) {
-            // A server obeys the last of several, and knows no case in names of settings.
+            // A server obeys the last of several, and ignores the case of names of settings.
             let last = |wanted: &str| {
                 let found = parameters.iter().rfind(|(name, _)| name.eq_ignore_ascii_case(wanted));
                 found.map(|(_, value)| *value).filter(|value| !value.is_empty())

@@ -1,3 +1,3 @@
-//! Bytes that no server sends, at the decoders.
+//! Tests of the decoders with bytes that no server sends.
 
 mod garbage;

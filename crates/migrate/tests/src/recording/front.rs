@@ -1,26 +1,26 @@
-//! Two servers and a proxy in front of the first, in a thread of this process: what is measured is neither's start.
+//! Two servers and a proxy in front of the first, in a thread of this process: their starts are not measured.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
 use stillpoint_testing::{port::free_port, postgresql::Cluster};
 
-/// The proxy ends with the process.
+/// Two servers and a proxy; the proxy ends with the process.
 pub struct Front {
     /// The server with the database `shop`.
     pub source: Cluster,
-    /// The one on which recordings are replayed.
+    /// The server on which recordings are replayed.
     pub target: Cluster,
     port: u16,
     dir: tempfile::TempDir,
 }
 
 impl Front {
-    /// A directory for what a measurement leaves behind.
+    /// A directory for the files of a measurement.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// Starts both servers with these settings, and the proxy; the shop is open and empty of clients.
+    /// Starts both servers with these settings, and the proxy; the shop has its tables and no clients.
     #[track_caller]
     pub fn start(settings: &[&str]) -> Front {
         let (source, target) = (Cluster::start(settings), Cluster::start(settings));

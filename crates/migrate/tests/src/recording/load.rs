@@ -1,5 +1,5 @@
-//! Clients of a shop: half of their transactions order something (after TPC-W's ordering mix; tables and statements are
-//! ours), all of them at REPEATABLE READ, and none leaves anything to the moment.
+//! Clients of a shop: half of their transactions are orders (after TPC-W's ordering mix; tables and statements are this
+//! crate's own), all of them at REPEATABLE READ, and none writes a value that depends on the time.
 
 use super::front::Front;
 use crate::Random;
@@ -13,10 +13,10 @@ use tokio_postgres::{Client, NoTls};
 
 const CUSTOMERS: u64 = 2000;
 const ITEMS: u64 = 2000;
-/// A transaction that meets another one's row is tried again so often.
+/// Most tries of a transaction that conflicts with another one's row.
 const TRIES: usize = 50;
 
-/// Clients that are connected, and what they have done.
+/// Clients that are connected, and their counts.
 pub(super) struct Shop {
     clients: JoinSet<()>,
     stop: Arc<AtomicBool>,
@@ -45,7 +45,7 @@ impl Shop {
         );
     }
 
-    /// Connects so many clients, which begin when they are told to; each thinks so long between two transactions.
+    /// Connects `clients` clients, which begin on [`Shop::begin`]; each thinks for `think` between two transactions.
     pub(super) async fn connect(conninfo: &str, clients: usize, think: Duration) -> Shop {
         let begin = Arc::new(Barrier::new(clients + 1));
         let (stop, ordered, all) =
@@ -67,7 +67,7 @@ impl Shop {
         self.begin.wait().await;
     }
 
-    /// Lets them end what they are at. Orders and transactions that were committed.
+    /// Lets clients end their current transactions. Returns the orders and transactions that were committed.
     pub(super) async fn end(self) -> (u64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         self.clients.join_all().await;
@@ -81,7 +81,7 @@ pub struct Busy {
     begun: Instant,
 }
 
-/// Starts so many clients, each of which thinks so long between two transactions.
+/// Starts `clients` clients, each of which thinks for `think` between two transactions.
 pub async fn busy(front: &Front, clients: usize, think: Duration) -> Busy {
     let shop = Shop::connect(&front.conninfo(), clients, think).await;
     shop.begin().await;
@@ -89,7 +89,7 @@ pub async fn busy(front: &Front, clients: usize, think: Duration) -> Busy {
 }
 
 impl Busy {
-    /// Lets clients end. Transactions a second that they committed.
+    /// Lets clients end. Returns their committed transactions a second.
     pub async fn end(self) -> f64 {
         let seconds = self.begun.elapsed().as_secs_f64();
         self.shop.end().await.1 as f64 / seconds
@@ -144,7 +144,7 @@ impl Customer {
             format!("SELECT name, balance FROM customer WHERE id = {customer}"),
             format!("SELECT id, cost FROM item WHERE id IN ({one}, {other})"),
             format!("SELECT sum(stock) FROM item WHERE id BETWEEN {one} AND {}", one + 20),
-            // What it writes depends on what its snapshot shows.
+            // The value that it writes depends on its snapshot.
             format!(
                 "INSERT INTO orders (id, customer, total) SELECT {id}, {customer}, max(cost) FROM item WHERE id IN ({one}, {other})"
             ),

@@ -1,5 +1,5 @@
-//! A load's recording as the proxy captures it, statements and rows of the same transactions, and what its replay comes to
-//! in each mode of the scheduler, over real connections.
+//! A load's recording as the proxy captures it, statements and rows of the same transactions, and its replay in each
+//! mode of the scheduler, over real connections.
 
 mod front;
 mod load;

@@ -1,4 +1,4 @@
-//! Recording: what a proxy captures of a load, from a moment at which nobody is at work.
+//! Recording: a load as the proxy captures it, from a moment without running transactions.
 
 use super::front::Front;
 use super::load::Shop;
@@ -8,38 +8,38 @@ use stillpoint_migrate_engine::Server;
 use stillpoint_migrate_engine::spoken::{Happened, Reader};
 use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 
-/// How long a request to the proxy may take, and the rest of a capture to come.
+/// Limit for a request to the proxy, and for the rest of a capture to arrive.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What a load did.
+/// A recorded load.
 #[derive(Debug)]
 pub struct Recording {
     pub(super) happened: Vec<Happened>,
-    /// What the source's tables hold after it.
+    /// Checksums of the source's tables after it.
     pub(super) sums: String,
     /// Transactions that were committed, as clients and the proxy agree.
     pub transactions: u64,
-    /// Those that wrote.
+    /// Transactions that wrote.
     pub writing: u64,
-    /// How long the load ran.
+    /// Duration of the load.
     pub seconds: f64,
 }
 
-/// Sums over all tables; equal where they hold the same.
+/// Checksums of all tables; they are equal if the tables hold the same.
 pub(super) const SUMS: &str = "SELECT string_agg(s, ' ' ORDER BY s) FROM (\
     SELECT 'c' || count(*) || ':' || sum(hashtextextended(x::text, 0)) AS s FROM customer x UNION ALL \
     SELECT 'i' || count(*) || ':' || sum(hashtextextended(x::text, 0)) FROM item x UNION ALL \
     SELECT 'o' || count(*) || ':' || coalesce(sum(hashtextextended(x::text, 0)), 0) FROM orders x UNION ALL \
     SELECT 'l' || count(*) || ':' || coalesce(sum(hashtextextended(x::text, 0)), 0) FROM line x) t";
 
-/// Copies the shop to the target as the database `base`, and records so many clients for so long.
+/// Copies the shop to the target as the database `base`, and records this many clients for this time.
 pub async fn record(front: &Front, clients: usize, think: Duration, seconds: f64) -> Recording {
     let shop = Shop::connect(&front.conninfo(), clients, think).await;
     let mut capture = Client::connect(&front.control()).await.expect("reach the proxy");
     let request = Request::Capture { tenant: "shop".into(), limit_ms: PATIENCE.as_millis() as u64, statements: true };
     let begun = capture.ask(&request).await.expect("a capture");
     assert!(matches!(begun, Reply::Capturing { .. }), "{begun:?}");
-    // Nobody has begun.
+    // No client has begun.
     copy(front);
     let (last, mut wanted) = tokio::sync::watch::channel(None::<u64>);
     let source = Server::parse("source", &front.source.conninfo("shop"), None).expect("a connection string");

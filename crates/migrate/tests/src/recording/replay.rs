@@ -1,5 +1,5 @@
-//! Replaying a recording in one of the scheduler's modes: as fast as it goes, with everything known from the beginning, as in
-//! a catch-up from far behind.
+//! Replay of a recording in one of the scheduler's modes: at full speed, with everything known from the beginning, as
+//! in a catch-up from far behind.
 
 use super::record::{Recording, SUMS};
 use std::time::{Duration, Instant};
@@ -7,19 +7,19 @@ use stillpoint_migrate_engine::spoken::{Replay, Way};
 use stillpoint_migrate_engine::{Error, Server};
 use stillpoint_testing::{postgresql::Cluster, wait::until};
 
-/// A replay that reports nothing for so long hangs.
+/// Time without a report after which a replay counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What came of it.
+/// Result of a replay.
 #[derive(Debug, Clone, Copy)]
 pub struct Replayed {
-    /// From the first operation to the last commit.
+    /// Time from the first operation to the last commit.
     pub seconds: f64,
     /// Flushes of the target's log meanwhile.
     pub flushes: u64,
-    /// Transactions that were tried again.
+    /// Transactions that were retried.
     pub retries: u64,
-    /// Players there were at the end.
+    /// Number of players at the end.
     pub players: u32,
     /// Transactions that were sent.
     pub transactions: u64,
@@ -31,13 +31,13 @@ pub struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// One with a database `base` ([`super::record()`]), which stays as it is.
+    /// A target with a database `base` ([`super::record()`]), which stays unchanged.
     pub fn new(cluster: &'a Cluster) -> Target<'a> {
         Target { cluster }
     }
 
-    /// From now on each flush of the log takes so much longer: `commit_delay` sleeps that long before it, with the lock in
-    /// hand that other flushes wait for, and `commit_siblings = 0` has it do so even for one commit alone.
+    /// Makes each flush of the log take this much longer from now on: `commit_delay` sleeps that long before it, and
+    /// holds the lock that other flushes wait for. With `commit_siblings = 0` it does so even for a single commit.
     pub fn delay_flushes(&self, delay: Duration) {
         self.cluster.sql("postgres", &format!("ALTER SYSTEM SET commit_delay = {}", delay.as_micros()));
         self.cluster.sql("postgres", "ALTER SYSTEM SET commit_siblings = 0");
@@ -49,7 +49,7 @@ impl<'a> Target<'a> {
         });
     }
 
-    /// Replays a recording on a copy of `base`, and panics unless that ends in what the source holds.
+    /// Replays a recording on a copy of `base`, and panics unless that ends with the rows of the source.
     pub async fn replay(&self, recording: &Recording, way: Way) -> Replayed {
         let cluster = self.cluster;
         cluster.sql("postgres", "DROP DATABASE IF EXISTS replayed");
@@ -75,7 +75,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Repeats all of it; the replay that has come to its end.
+/// Repeats the whole recording; returns the replay at its end.
 async fn run(recording: &Recording, way: Way, target: &Server) -> Result<(Replay, f64), Error> {
     let mut replay = Replay::start(way, target).await?;
     for happened in &recording.happened {

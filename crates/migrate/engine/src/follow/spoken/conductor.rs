@@ -1,5 +1,5 @@
-//! The conductor of statements: hands what happened on the source to the replay, and does what the manager asks, as
-//! [`super::super::conductor`] does with rows.
+//! The conductor of statements: hands the events of the source to the replay, and executes the manager's commands, like
+//! [`super::super::conductor`] for rows.
 
 use super::super::conductor::{Command, SourceSnapshot, Standing};
 use super::super::transaction::Item;
@@ -12,28 +12,28 @@ use std::time::Duration;
 use stillpoint_migrate_replay::Xid;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// What is taken in ahead of the players, in things that happened and in bytes.
+/// Limits of the intake ahead of the players, in events and in bytes.
 const INTAKE_MAX: usize = 4096;
 const INTAKE_BYTES_MAX: u64 = 64 << 20;
-/// Transactions that are remembered after they were handed in, to tell whether a snapshot of the source has them.
+/// Number of recent transactions that are remembered after they were handed in, to check if a snapshot of the source sees them.
 const RECENT: usize = 4096;
-/// Commits wait so long for the first read of a transaction that still runs on the source.
+/// Maximum time that commits wait for the first read of a transaction that still runs on the source.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// How often it is looked whether they do.
+/// Interval of the check for such waits.
 const LOOKING: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// The conductor's state; see the module.
 pub(in super::super) struct Conductor {
     replay: Replay,
     intake: VecDeque<Happened>,
     intake_bytes: u64,
-    /// Markers received, and waited for: the position is that of the marker.
+    /// Markers received and not answered yet, with their positions.
     markers: VecDeque<(String, Lsn)>,
     waiting: Option<(String, oneshot::Sender<Lsn>)>,
     seen: Option<(String, SourceSnapshot, oneshot::Sender<bool>)>,
     held: bool,
     recent: VecDeque<Xid>,
-    /// Everything up to here has come.
+    /// Position up to which everything has arrived.
     received: Lsn,
     position: Lsn,
     standing: watch::Sender<Standing>,
@@ -56,7 +56,7 @@ impl Conductor {
         }
     }
 
-    /// Runs until the capture ends with an error, a player fails, or nobody commands any more.
+    /// Runs until the capture ends with an error, a player fails, or the sender of commands is gone.
     pub(in super::super) async fn run(
         mut self,
         mut items: mpsc::Receiver<Result<Vec<Item<Happened>>, Error>>,
@@ -65,7 +65,7 @@ impl Conductor {
         let mut looking = tokio::time::interval(LOOKING);
         looking.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            // A held replay must see the marker that ends the hold.
+            // A held replay must still receive the marker that ends the hold.
             let room = self.intake_bytes < INTAKE_BYTES_MAX && (self.intake.len() < INTAKE_MAX || self.held);
             let stuck = self.replay.is_stuck();
             tokio::select! {
@@ -99,7 +99,7 @@ impl Conductor {
             }
             Item::Marker { text, end } => {
                 self.received = self.received.max(end);
-                // Nobody waits for a mark by name.
+                // A mark is not waited for by name.
                 if text != "mark" {
                     self.markers.push_back((text, end));
                 }
@@ -120,12 +120,12 @@ impl Conductor {
         }
     }
 
-    /// Whether a transaction that is held may be repeated.
+    /// Returns true if a transaction may be repeated while the replay is held.
     fn is_seen(&self, xid: Xid) -> bool {
         self.seen.as_ref().is_some_and(|(_, snapshot, _)| snapshot.sees(xid.0 as u32))
     }
 
-    /// Whether what happened next may be handed in.
+    /// Returns true if the next event may be handed in.
     fn may_go(&self) -> bool {
         match self.intake.front() {
             Some(Happened::Committed(next)) => !self.held || next.xid.is_none_or(|xid| self.is_seen(xid)),
@@ -153,7 +153,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Answers what is waited for, when it is so.
+    /// Answers requests whose condition holds now.
     fn answer(&mut self) {
         self.apply_seen();
         if !self.replay.is_drained() || !self.intake.is_empty() {
@@ -172,7 +172,7 @@ impl Conductor {
         let Some((marker, snapshot, _)) = &self.seen else { return };
         let all_is_here = self.markers.iter().any(|(text, _)| text == marker);
         let too_much = self.intake_bytes >= INTAKE_BYTES_MAX;
-        // What it sees at the front is handed in as soon as the scheduler has room for it.
+        // If the snapshot sees the front, it is handed in as soon as the scheduler has room.
         if self.may_go() || !(all_is_here || too_much) {
             return;
         }

@@ -1,6 +1,6 @@
-//! A player: one connection to the target that repeats transactions, step by step (Algorithm 5 of the paper). What a step
-//! consists of goes out at once, under one Sync; behind a first read that others may wait for stands a Flush, so that its
-//! answer comes before the rest is done.
+//! A player: one connection to the target that repeats transactions, step by step (Algorithm 5 of the paper). The parts of a
+//! step are sent together, under one Sync. After a first read that others may wait for, a Flush is sent, so that its answer
+//! arrives before the rest is done.
 
 use super::super::player::can_be_mended;
 use super::super::transaction::Write;
@@ -21,28 +21,29 @@ use stillpoint_migrate_replay::{Mode, Part as Piece, Step};
 use tokio::sync::mpsc;
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ";
-/// Blind writes see what is there.
+/// Blind writes see the latest committed rows.
 const BEGIN_BLIND: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
-/// Takes the snapshot where the client's first operation wrote: a write might wait for one whose commit it must precede.
+/// Takes the snapshot if the client's first operation was a write: a write might wait for a transaction whose commit it must
+/// precede.
 const LOOK: &str = "SELECT 1";
 
-/// A transaction, and whether it is repeated by its rows.
+/// A transaction; `blind` is true if it is repeated by its rows.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) transaction: Arc<Transaction>,
     pub(super) blind: bool,
 }
 
-/// A part of a transaction to be sent.
+/// A step of a transaction to be sent.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) step: Step,
-    /// Others may wait for the first read: it is reported before the rest.
+    /// True if others may wait for the first read: it is reported before the rest.
     pub(super) awaited: bool,
     pub(super) part: Arc<Part>,
 }
 
-/// How far a player is with what he was given.
+/// Progress of a player on its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reached {
     /// The first read is done, the rest is not.
@@ -50,31 +51,31 @@ pub(super) enum Reached {
     Done,
 }
 
-/// Who is how far with what he was given, and why not: the transaction is rolled back then.
+/// Number of a player, and its progress or error; after an error the transaction is rolled back.
 pub(super) type Report = (u32, Result<Reached, Error>);
 
-/// How players do it.
+/// Settings of the players.
 #[derive(Debug, Clone)]
 pub(super) struct Manner {
     pub(super) mode: Mode,
-    /// Whether each commit waits for the disk.
+    /// True if each commit waits for the disk.
     pub(super) synchronous: bool,
-    /// Whether each transaction writes its stamp.
+    /// True if each transaction writes its stamp.
     pub(super) stamps: bool,
-    /// What to SELECT before rows are written.
+    /// Expression to SELECT before rows are written.
     pub(super) blind: Arc<str>,
     pub(super) pace: Arc<Throttle>,
 }
 
-/// Repeats.
+/// A player: executes jobs on its connection.
 pub(super) struct Player {
     link: Link,
     manner: Manner,
-    /// Those that the session has.
+    /// Settings that the session has now.
     settings: Arc<str>,
 }
 
-/// What an answer is to.
+/// Request that an answer belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// A statement that writes rows of the transaction.
@@ -84,7 +85,7 @@ enum Answer {
     Other,
 }
 
-/// What answers are waited for.
+/// Answers that are expected, and the rows written so far.
 #[derive(Debug, Default)]
 struct Asked {
     answers: VecDeque<Answer>,
@@ -95,13 +96,13 @@ impl Player {
     /// Connects to the target.
     pub(super) async fn connect(target: &Server, manner: Manner) -> Result<Player, Error> {
         let synchronous = if manner.synchronous { "on" } else { "off" };
-        // Keys that refer to others were checked on the source.
+        // Foreign keys were checked on the source.
         let settings = [("session_replication_role", "replica"), ("synchronous_commit", synchronous)];
         let link = Link::connect(target, Purpose::Statements, &settings).await?;
         Ok(Player { link, manner, settings: "".into() })
     }
 
-    /// Does what it is given, and reports each, until nobody can give it anything or nobody listens.
+    /// Does its jobs and reports each, until the sender of jobs or the receiver of reports is gone.
     pub(super) async fn run(
         mut self,
         number: u32,
@@ -112,7 +113,7 @@ impl Player {
             if job.step.has(Piece::FirstRead) {
                 self.manner.pace.spend(1).await;
             }
-            // Who listens no more is noticed at the end of the step.
+            // If the receiver is gone, that is noticed at the end of the step.
             let read = || drop(reports.send((number, Ok(Reached::Read))));
             let done = self.play(&job, read).await.map(|()| Reached::Done);
             if reports.send((number, done)).is_err() {
@@ -121,11 +122,11 @@ impl Player {
         }
     }
 
-    /// Does a step; `read` is called when its first read is done, if that is awaited.
+    /// Does a step; calls `read` when its first read is done, if that is awaited.
     async fn play(&mut self, job: &Job, read: impl Fn()) -> Result<(), Error> {
         let Part { transaction, blind } = &*job.part;
         let operations: Vec<&Operation> = if *blind { Vec::new() } else { said(self.manner.mode, transaction) };
-        // In the serial modes what takes the snapshot is whatever comes first.
+        // In the serial modes, the first statement of any kind takes the snapshot.
         let reads = self.manner.mode.needs_snapshots() && !blind;
         let first = operations.first().filter(|operation| reads && !operation.writes);
         let first = first.map(|operation| operation.text.as_str());
@@ -134,7 +135,7 @@ impl Player {
             self.mean(if *blind { Arc::clone(&self.manner.blind) } else { Arc::clone(&transaction.settings) }).await?;
             self.put(if *blind { BEGIN_BLIND } else { BEGIN }, Answer::Other, &mut asked)?;
             if !blind {
-                // Not with our rights: what its names mean is for its client to define.
+                // Not with our rights, because the client defines the meaning of the names in its statements.
                 self.put(&format!("SET LOCAL ROLE {}", identifier(&transaction.role)), Answer::Other, &mut asked)?;
             }
             if reads {
@@ -176,7 +177,7 @@ impl Player {
         Ok(())
     }
 
-    /// Gives the session the settings of those whose text is repeated.
+    /// Gives the session the settings of the client whose statements are repeated.
     async fn mean(&mut self, settings: Arc<str>) -> Result<(), Error> {
         if *settings != *self.settings {
             if !settings.is_empty() {
@@ -214,7 +215,7 @@ impl Player {
         })
     }
 
-    /// Sends all, and reads the answers: the failure that a retry can mend; others are errors.
+    /// Sends everything and reads the answers; returns a failure that a retry can resolve; other failures are errors.
     async fn answers(&mut self, asked: &mut Asked, read: impl Fn()) -> Result<Option<Error>, Error> {
         let Link { sender, receiver, .. } = &mut self.link;
         frontend::sync(&mut sender.buffer);
@@ -253,7 +254,7 @@ impl Asked {
     }
 }
 
-/// The operations that are repeated (Definition 2 of the paper).
+/// Returns the operations that are repeated (Definition 2 of the paper).
 fn said(mode: Mode, transaction: &Transaction) -> Vec<&Operation> {
     let kind = |operation: &Operation| if operation.writes { Kind::Write } else { Kind::Read };
     let operations = transaction.operations.iter().map(|operation| (kind(operation), operation)).collect();

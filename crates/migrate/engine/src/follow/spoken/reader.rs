@@ -1,4 +1,4 @@
-//! From what the proxy tells to what happened on the source.
+//! Converts the proxy's reports to events of the source.
 
 use super::super::rows::{Tables, Translate, reply, size, unexpected, xid_of};
 use super::super::transaction::{Item, Write};
@@ -12,59 +12,59 @@ use stillpoint_migrate_proxy::control::Reply;
 use stillpoint_migrate_proxy::control::rows::{Operation, Syncset};
 use stillpoint_migrate_replay::{RunningId, Snapshot, Token, Xid};
 
-/// A committed transaction, with both ways to repeat it.
+/// A committed transaction, with its statements and its rows, either of which can repeat it.
 #[derive(Debug)]
 pub struct Transaction {
     pub(super) stamp: Lsn,
-    /// None where it wrote nothing.
+    /// Transaction number; `None` if it wrote nothing.
     pub(super) xid: Option<Xid>,
     pub(super) running: Option<RunningId>,
     pub(super) tokens: Vec<Token>,
-    /// What its client sent, the settings on which it depends what that means, and the role that did it.
+    /// Statements of its client, the settings on which their meaning depends, and the role that executed them.
     pub(super) operations: Vec<Operation>,
     pub(super) settings: Arc<str>,
     pub(super) role: Arc<str>,
-    /// What it wrote.
+    /// Rows that it wrote.
     pub(super) rows: Vec<Write>,
     pub(super) bytes: u64,
 }
 
 impl Transaction {
-    /// Whether it wrote any row.
+    /// Returns true if it wrote any row.
     pub fn wrote(&self) -> bool {
         self.xid.is_some()
     }
 }
 
-/// Something of which the proxy tells, in the order in which it tells.
+/// An event that the proxy reports, in the order of its reports.
 #[derive(Debug, Clone)]
 pub enum Happened {
     /// A transaction is about to send its first operation.
     Begins(RunningId),
-    /// It has its snapshot.
+    /// A transaction has its snapshot.
     Began(RunningId, Snapshot),
-    /// It is over, and nothing of it is to be repeated.
+    /// A transaction has ended, and nothing of it is to be repeated.
     Ended(RunningId),
-    /// It was committed.
+    /// A transaction was committed.
     Committed(Arc<Transaction>),
 }
 
-/// Reads what the proxy tells.
+/// Reader of the proxy's reports.
 #[derive(Debug)]
 pub struct Reader {
     tables: Tables,
     running: HashSet<u64>,
     stamp: Lsn,
-    /// Of the last transaction: those of one session are the same.
+    /// Settings and role of the last transaction: those of one session are the same.
     settings: Arc<str>,
     role: Arc<str>,
 }
 
 impl Reader {
-    /// For a capture on this server.
+    /// Makes a reader for a capture on this server.
     ///
     /// # Errors
-    /// What its tables are cannot be read.
+    /// The definitions of its tables cannot be read.
     pub async fn of(source: &Server) -> Result<Reader, Error> {
         let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
         Ok(Reader::new(&Inventory::read(&mut link).await?))
@@ -85,15 +85,15 @@ impl Reader {
         self.stamp
     }
 
-    /// Whether a transaction runs.
+    /// Returns true if no transaction is running.
     pub fn is_quiet(&self) -> bool {
         self.running.is_empty()
     }
 
-    /// Takes one thing that the proxy told; what happened, if that is of interest.
+    /// Takes one report of the proxy; returns an event if the replay needs one.
     ///
     /// # Errors
-    /// [`Error::Capture`], for what is none of a capture of statements; [`Error::SchemaChanged`].
+    /// [`Error::Capture`] if the report does not belong to a capture of statements; [`Error::SchemaChanged`].
     pub fn take(&mut self, reply: Reply) -> Result<Option<Happened>, Error> {
         match reply {
             Reply::Table(shape) => self.tables.learn(&shape).map(|()| None),
@@ -118,7 +118,7 @@ impl Reader {
         self.stamp = set.stamp;
         let wrote = !set.rows.is_empty();
         let Some(said) = set.statements else {
-            // Its COMMIT was sent, and it was rolled back.
+            // Its COMMIT was sent, but it was rolled back.
             return if wrote { Err(Error::Capture("rows came without their statements".into())) } else { Ok(None) };
         };
         if let Some(running) = said.running {
@@ -148,7 +148,7 @@ impl Reader {
     }
 }
 
-/// Leaves out what the copied snapshot has seen.
+/// Leaves out transactions that the copied snapshot has seen.
 pub(in super::super) struct Translator {
     reader: Reader,
     seen: Snapshot,

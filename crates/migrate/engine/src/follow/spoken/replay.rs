@@ -1,4 +1,4 @@
-//! The players, and what of all that happened each of them may send now.
+//! The players, and the steps that each of them may send now.
 
 use super::player::{Job, Manner, Part, Player, Reached, Report};
 use super::reader::{Happened, Transaction};
@@ -14,14 +14,14 @@ use stillpoint_migrate_replay::{
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// How statements are repeated.
+/// Options of a replay of statements.
 #[derive(Debug, Clone, Copy)]
 pub struct Way {
-    /// In which order; [`Mode::Rows`] repeats the rows instead.
+    /// Order of the replay; [`Mode::Rows`] repeats the rows instead.
     pub mode: Mode,
-    /// By how many connections at least; modes that need more get more.
+    /// Minimum number of connections; modes that need more open more.
     pub players: usize,
-    /// Whether each commit waits for the disk.
+    /// True if each commit waits for the disk.
     pub synchronous: bool,
 }
 
@@ -31,28 +31,28 @@ pub struct Replay {
     scheduler: Scheduler<Arc<Part>>,
     target: Server,
     manner: Manner,
-    /// What the target held in the beginning; none where nobody was at work then.
+    /// Snapshot that the target held in the beginning; `None` if no transaction ran then.
     base: Option<Snapshot>,
     running: HashMap<RunningId, Running>,
-    /// What each may be given, and whether it is at work.
+    /// Channel of each player, and true while it is at work.
     players: Vec<(mpsc::UnboundedSender<Job>, bool)>,
     tasks: JoinSet<()>,
     report: mpsc::UnboundedSender<Report>,
     reports: mpsc::UnboundedReceiver<Report>,
 }
 
-/// A transaction of the source that runs, as far as is known.
+/// A transaction that runs on the source, as far as is known.
 #[derive(Debug)]
 struct Running {
     snapshot: Option<Snapshot>,
     since: Instant,
-    /// Nothing waits for it: it will be repeated by its rows.
+    /// True if no commit waits for it any more: it will be repeated by its rows.
     renounced: bool,
 }
 
 impl Replay {
-    /// Connects the players to a target that holds what the source did when nobody was at work, and before anything of
-    /// what is handed in had happened.
+    /// Connects the players to a target that holds the source's state of a moment when no transaction ran, before all events
+    /// that are handed in.
     ///
     /// # Errors
     /// The target cannot be reached.
@@ -60,7 +60,7 @@ impl Replay {
         Replay::with(way, target, None, "", Arc::new(Throttle::free())).await
     }
 
-    /// The same for a migration: the target holds what this snapshot saw, and each transaction writes its stamp.
+    /// Connects the players for a migration: the target holds what this snapshot saw, and each transaction writes its stamp.
     pub(crate) async fn with(
         way: Way,
         target: &Server,
@@ -103,25 +103,25 @@ impl Replay {
         Ok(())
     }
 
-    /// Players that there are.
+    /// Number of players.
     pub fn players(&self) -> u32 {
         self.scheduler.players()
     }
 
-    /// Where it stands.
+    /// Progress of the replay.
     pub fn progress(&self) -> Progress {
         self.scheduler.progress()
     }
 
-    /// Whether all that was handed in is done.
+    /// Returns true if everything that was handed in is done.
     pub fn is_drained(&self) -> bool {
         self.scheduler.is_drained()
     }
 
-    /// Takes what happened next on the source; gives it back when there is no room for it until something is done.
+    /// Takes the next event of the source; returns it if there is no room until something is done.
     ///
     /// # Errors
-    /// [`Error::Replay`], for what cannot be.
+    /// [`Error::Replay`] for an event that the scheduler refuses.
     pub fn hand_in(&mut self, happened: Happened) -> Result<Option<Happened>, Error> {
         match happened {
             Happened::Begins(running) => {
@@ -172,7 +172,7 @@ impl Replay {
         if let (true, Some(id), Some(snapshot)) =
             (renounced && self.by_snapshot(), transaction.running, known.and_then(|known| known.snapshot.clone()))
         {
-            // From here on others have to wait for it again.
+            // From here on, other transactions have to wait for it again.
             self.scheduler.began(id, snapshot);
         }
         let statement = transaction.xid.zip(transaction.running).filter(|_| self.by_snapshot());
@@ -200,10 +200,10 @@ impl Replay {
         }
     }
 
-    /// Gives players what there is for them; connects more when that is what it takes to go on.
+    /// Gives players the steps that they may send; connects more players if the replay needs them to continue.
     ///
     /// # Errors
-    /// A player is gone, or one more cannot reach the target.
+    /// A player is gone, or another one cannot reach the target.
     pub async fn feed(&mut self) -> Result<(), Error> {
         loop {
             for number in 0..self.players.len() {
@@ -229,13 +229,13 @@ impl Replay {
         sent.map_err(|_| Error::WrongPhase(format!("player {number} is gone")))
     }
 
-    /// Whether nothing goes on though there is something to be done: it waits for transactions that run on the source.
+    /// Returns true if no step is under way although some are pending: they wait for transactions that run on the source.
     pub(super) fn is_stuck(&self) -> bool {
         let progress = self.scheduler.progress();
         progress.pending > 0 && progress.under_way == 0
     }
 
-    /// Waits no longer for transactions that have run for so long.
+    /// Stops waiting for transactions that have run for at least this time.
     pub(super) fn renounce(&mut self, after: Duration) {
         for (id, running) in &mut self.running {
             if !running.renounced && running.since.elapsed() >= after {
@@ -245,10 +245,10 @@ impl Replay {
         }
     }
 
-    /// Waits until a player has done something, and takes that in. Nothing is lost when this is dropped before.
+    /// Waits for reports of players and takes them. If the future is dropped early, no report is lost.
     ///
     /// # Errors
-    /// What a player met that trying again does not mend.
+    /// An error of a player that a retry does not resolve.
     pub async fn reported(&mut self) -> Result<(), Error> {
         let Some(report) = self.reports.recv().await else { return Ok(()) };
         self.take(report)?;

@@ -1,24 +1,25 @@
-//! Whole messages out of a stream.
+//! Whole messages from a stream.
 
 use crate::capture::{Capture, Held};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step};
 use stillpoint_migrate_wire::frontend;
 
-/// As the server: no message is longer.
+/// Longest message in bytes; the limit of the server.
 const MESSAGE_MAX: u32 = (1 << 30) - 1;
-/// A message that is no longer is held whole whatever others hold: that is what each session's own memory is for.
+/// A message up to this length is always held whole, no matter how much others hold: each session's own memory is for
+/// that.
 pub(super) const SMALL: usize = 64 << 10;
-/// A message is received, rewritten and sent; a text is also taken apart.
+/// Copies of a message: it is received, rewritten and sent; a text is also parsed.
 const COPIES: usize = 4;
 const COPIES_OF_TEXT: usize = 16;
 
-/// What has come and was not looked at.
+/// Bytes that have arrived and were not looked at.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) bytes: Vec<u8>,
     start: usize,
-    /// The room that the message takes which has begun.
+    /// Memory reserved for the message that has begun.
     held: Option<Held>,
 }
 
@@ -26,9 +27,9 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) tag: u8,
-    /// With its header.
+    /// Header and body.
     pub(super) bytes: Vec<u8>,
-    /// The room that it takes.
+    /// Memory reserved for it.
     pub(super) held: Option<Held>,
 }
 
@@ -39,7 +40,8 @@ impl Message {
 }
 
 impl Inbox {
-    /// The next message of a client, when all of it is here; one that nobody sends is not waited for.
+    /// Takes a client's next message if all of it is here; a message that no client may send is refused at its
+    /// beginning.
     pub(super) fn request(&mut self) -> Result<Option<Message>, WireError> {
         if let Step::Message(message) = Scanner::new(MESSAGE_MAX).peek(&self.bytes[self.start..])? {
             frontend::check(&message)?;
@@ -47,7 +49,7 @@ impl Inbox {
         self.take()
     }
 
-    /// The next message, when all of it is here.
+    /// Takes the next message if all of it is here.
     pub(super) fn take(&mut self) -> Result<Option<Message>, WireError> {
         match Scanner::new(MESSAGE_MAX).peek(&self.bytes[self.start..])? {
             Step::Message(message) if message.is_whole() => {
@@ -63,7 +65,7 @@ impl Inbox {
         }
     }
 
-    /// Up to so many bytes, taken away. A large message does not leave its room behind.
+    /// Takes up to `most` bytes. A large message does not leave its memory behind.
     pub(super) fn piece(&mut self, most: usize) -> Vec<u8> {
         if self.start == 0 && self.bytes.len() <= most && self.bytes.len() > SMALL {
             return std::mem::take(&mut self.bytes);
@@ -74,7 +76,7 @@ impl Inbox {
         piece
     }
 
-    /// Type and length of a message that has begun, is not all here, and is a large one.
+    /// Type and length of a message that has begun, is not all here, and is large.
     pub(super) fn large(&self) -> Option<(u8, usize)> {
         match Scanner::new(MESSAGE_MAX).peek(&self.bytes[self.start..]) {
             Ok(Step::Message(message)) if message.total() > SMALL && !message.is_whole() => {
@@ -84,8 +86,7 @@ impl Inbox {
         }
     }
 
-    /// Whether the large message that has begun may be held whole: while somebody wants to know what is in it, and there is
-    /// room.
+    /// Returns true if the large message that has begun may be held whole: the capture still runs, and there is memory.
     pub(super) fn may_hold(&mut self, capture: &Capture) -> bool {
         let Some((tag, total)) = self.large() else { return true };
         if !capture.is_live() {
@@ -97,12 +98,12 @@ impl Inbox {
         self.held.is_some()
     }
 
-    /// What there is of the body of the next message.
+    /// Bytes of the next message's body that are here.
     pub(super) fn beginning(&self) -> &[u8] {
         self.bytes.get(self.start + HEADER_LEN..).unwrap_or_default()
     }
 
-    /// The type of the next message, when it has begun.
+    /// Type of the next message, if it has begun.
     pub(super) fn next_tag(&self) -> Option<u8> {
         self.bytes.get(self.start).copied()
     }
@@ -111,7 +112,7 @@ impl Inbox {
         self.start == self.bytes.len()
     }
 
-    /// What is left, taken away.
+    /// Takes all bytes that are left.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         let rest = self.bytes.split_off(self.start);
         *self = Inbox::default();

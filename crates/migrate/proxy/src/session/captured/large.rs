@@ -1,4 +1,4 @@
-//! Messages for which there is no room: they are passed on as they come, and what they say is not captured.
+//! Messages for which there is no memory: they are passed on as they arrive, and their contents are not captured.
 
 use super::{Captured, Expected, Manner, SENT_AT};
 use crate::entry::Counters;
@@ -9,14 +9,15 @@ use stillpoint_migrate_wire::hidden::put_beginning_without_first;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 impl Captured {
-    /// Ends the capture, if it runs, for want of memory.
+    /// Ends the capture, if it runs, for lack of memory.
     fn too_large(&self, pump: &Pump, total: usize) {
         if self.capture.is_live() {
             self.break_off(pump, &format!("a message of {} MiB is more than there is memory for", total >> 20));
         }
     }
 
-    /// Whether a message of the client that has begun is to be passed on as it comes; the capture is over then.
+    /// Returns the type and length of a client's message that must be passed on as it arrives; the capture is then
+    /// over.
     pub(super) fn passes_large(&mut self, pump: &Pump) -> Option<(u8, usize)> {
         let large = self.from_client.large()?;
         if self.from_client.may_hold(&self.capture) {
@@ -26,10 +27,10 @@ impl Captured {
         Some(large)
     }
 
-    /// Passes a message of the client on as it comes. Nothing is captured any more.
+    /// Passes a client's message on as it arrives. From here on nothing is captured.
     pub(super) async fn large_request(&mut self, pump: &mut Pump, tag: u8, total: usize) -> Result<(), SessionError> {
         self.manner = Manner::Extended;
-        // It reads the whole of a message before it answers, if we take what it has said before.
+        // The server reads a whole message before it answers, if the proxy takes its earlier answers first.
         if !self.expected.is_empty() {
             self.flush(pump).await?;
         }
@@ -63,7 +64,7 @@ impl Captured {
         Ok(())
     }
 
-    /// So many bytes of the client go to the server, or nowhere.
+    /// Sends `left` bytes of the client to the server, or drops them.
     pub(super) async fn pass_up(&mut self, pump: &mut Pump, mut left: usize, on: bool) -> Result<(), SessionError> {
         self.flush_server(pump).await?;
         self.flush_client(pump).await?;
@@ -86,7 +87,7 @@ impl Captured {
         }
     }
 
-    /// Passes a row of the server on as it comes, where it need not be held whole. True when it has been.
+    /// Passes a row of the server on as it arrives, if it need not be held whole. Returns true if it passed the row on.
     pub(super) async fn large_reply(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
         let Some((tag @ (b'D' | b'd'), total)) = self.from_server.large() else { return Ok(false) };
         let seen = match self.expected.front() {
@@ -114,7 +115,7 @@ impl Captured {
         Ok(true)
     }
 
-    /// So many bytes of the server go to the client, or nowhere.
+    /// Sends `left` bytes of the server to the client, or drops them.
     async fn pass_down(&mut self, pump: &mut Pump, mut left: usize, on: bool) -> Result<(), SessionError> {
         self.flush_client(pump).await?;
         loop {

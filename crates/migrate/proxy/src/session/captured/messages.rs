@@ -1,4 +1,4 @@
-//! What the client asks for.
+//! Messages of the client.
 
 use super::inbox::Message;
 use super::spoken::has_parameters;
@@ -14,7 +14,7 @@ use stillpoint_migrate_wire::frontend::{self, put_bind, put_close_statement, put
 use stillpoint_migrate_wire::hidden::put_bind_elsewhere;
 
 impl Captured {
-    /// One message of the client.
+    /// Handles one message of the client.
     pub(super) async fn request(&mut self, pump: &mut Pump, mut message: Message) -> Result<(), SessionError> {
         if pump.conversation.at_boundary() && message.tag != b'H' {
             pump.entry.begin(crate::entry::now_us());
@@ -28,14 +28,14 @@ impl Captured {
         }
         match message.tag {
             b'Q' => {
-                // What the server does not take must not be taken for a statement that is not captured.
+                // A text that the server refuses must not count as a statement that is not captured.
                 let text = body.strip_suffix(&[0]).filter(|text| !text.contains(&0));
                 let malformed = SessionError::ClientProtocol(WireError::Malformed("query"));
                 let text = text.ok_or(malformed)?.to_vec();
                 self.query(pump, &text, message).await
             }
             b'P' => {
-                // Its text stays.
+                // The statement's text stays in memory.
                 self.kept.extend(message.held.take());
                 self.parse(pump, &message).await
             }
@@ -56,7 +56,7 @@ impl Captured {
                 self.forward(&message, Expected::Query { mute: false });
                 self.drain(pump).await
             }
-            // Copied data behind the end of its copy, which the server ignores.
+            // Data of a copy after its end, which the server ignores.
             _ => {
                 self.to_server.extend(&message.bytes);
                 Ok(())
@@ -69,7 +69,7 @@ impl Captured {
         self.expected.push_back(owed);
     }
 
-    /// The server is never given more than it takes without being read from.
+    /// Waits if needed, so that the server never gets more than it takes before its replies are read.
     async fn make_room(&mut self, pump: &mut Pump, more: usize) -> Result<(), SessionError> {
         if self.to_server.len() + more >= SENT_AT && !self.expected.is_empty() {
             self.flush(pump).await?;
@@ -86,7 +86,7 @@ impl Captured {
         let (name, text) = frontend::parse_text(message.body()).ok_or_else(malformed)?;
         let types = message.body().get(name.len() + text.len() + 2..).ok_or_else(malformed)?.to_vec();
         if self.capture.of_statements() {
-            // Parsing takes the snapshot already.
+            // Parse already takes the snapshot.
             let judged = self.judge(text);
             if !self.know_snapshot(pump, text, &judged).await? {
                 return Ok(());
@@ -97,7 +97,7 @@ impl Captured {
         Ok(())
     }
 
-    /// What was parsed under a name, or is about to be.
+    /// Statement that was parsed under a name, or is about to be.
     fn statement(&self, name: &[u8]) -> Option<Arc<Statement>> {
         let owed = self.expected.iter().rev().find_map(|owed| match owed {
             Expected::Parse(other, statement) if other == name => Some(statement),
@@ -147,7 +147,7 @@ impl Captured {
         Ok(())
     }
 
-    /// The name of the statement's twin, which is parsed when there is none.
+    /// Name of the statement's twin, which is parsed if there is none.
     fn twin(&mut self, statement: &Arc<Statement>, text: &str) -> Vec<u8> {
         if let Some(name) = self.twins.get(statement) {
             return name.clone();
@@ -194,7 +194,7 @@ impl Captured {
         }
         self.run_portal(pump, &judged, judged.writes().cloned(), |to| {
             if judged.writes().is_some_and(|rewritten| !rewritten.client_sees_rows) {
-                // A limit is for rows that the client gets.
+                // A row limit applies only to rows that the client gets.
                 put_execute(to, &portal);
             } else {
                 to.extend(&message.bytes);
@@ -203,7 +203,7 @@ impl Captured {
         .await
     }
 
-    /// Executes what is bound, with all that belongs to it.
+    /// Executes the bound portal, with all that belongs to it.
     async fn run_portal(
         &mut self,
         pump: &mut Pump,
@@ -236,7 +236,7 @@ impl Captured {
         Ok(())
     }
 
-    /// Executes a write, with a look at the server's counters before it, and behind it where the transaction ends there.
+    /// Executes a write. Reads the server's counters before it, and after it if the transaction ends there.
     async fn run_write(
         &mut self,
         pump: &mut Pump,
@@ -268,12 +268,12 @@ impl Captured {
         Ok(())
     }
 
-    /// The replies to a statement have come.
+    /// Records that the replies to a statement have arrived.
     fn executed(&mut self, judged: &Judged, stamp: Option<crate::capture::Stamped>) {
         let good = !self.skipping;
         match &judged.what {
             What::Control(Control::Commit { chain }) => {
-                // A failed one that is committed is rolled back, without an error.
+                // A COMMIT of a failed transaction rolls it back, without an error.
                 self.after_commit(stamp, good && self.tag.starts_with(b"COMMIT"));
                 if good {
                     (self.block, self.failed) = (*chain, false);
@@ -295,11 +295,11 @@ impl Captured {
         }
     }
 
-    /// A Sync ends what no block holds open.
+    /// Handles a Sync, which ends a transaction without a block.
     async fn sync(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         let mut stamp = None;
         if !self.block {
-            // When it cannot be committed, the client knows, and the Sync ends it.
+            // If the commit is not possible, the client has the error, and the Sync ends the transaction.
             stamp = self.before_commit(pump).await?.flatten();
         }
         let roll_back = std::mem::take(&mut self.must_roll_back);
@@ -319,7 +319,7 @@ impl Captured {
         Ok(())
     }
 
-    /// A Query: as it is when nothing in it is to be captured, else its statements one by one.
+    /// Handles a Query: unchanged if it holds nothing to capture, otherwise its statements one by one.
     async fn query(&mut self, pump: &mut Pump, text: &[u8], message: Message) -> Result<(), SessionError> {
         self.statements.remove(&b""[..]);
         let pieces = std::str::from_utf8(text).ok().and_then(split);
@@ -379,7 +379,7 @@ impl Captured {
         self.drain(pump).await
     }
 
-    /// Learns the facts before a Query; on failure the query is over, and the client knows.
+    /// Reads the facts before a Query. On failure the query is over, and the client has the error.
     async fn refresh_before_query(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
         self.manner = Manner::Simple;
         let good = self.refresh(pump).await?;
@@ -390,7 +390,7 @@ impl Captured {
         Ok(good)
     }
 
-    /// Statements of one Query by the extended protocol: they are one transaction, as they would be without.
+    /// Executes the statements of one Query by the extended protocol: they are one transaction, as in a Query.
     async fn pieces(&mut self, pump: &mut Pump, texts: &[&[u8]], offsets: &[usize]) -> Result<(), SessionError> {
         self.manner = Manner::Simple;
         for (at, (text, offset)) in texts.iter().zip(offsets).enumerate() {
@@ -409,7 +409,7 @@ impl Captured {
             put_bind(&mut self.to_server, b"", b"", &[]);
             put(&mut self.to_server, b'D', |body| body.extend(*b"P\0"));
             self.expected.extend([Expected::Silent, Expected::Silent, Expected::Describe(writes.cloned())]);
-            // The last completion is told when the commit that it stands for is.
+            // The client gets the last completion only after the commit that it stands for.
             self.hold = at + 1 == texts.len() && !matches!(judged.what, What::Control(_));
             self.run_portal(pump, &judged, writes.cloned(), |to| put_execute(to, b"")).await?;
             self.hold = false;

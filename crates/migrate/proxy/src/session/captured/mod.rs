@@ -1,15 +1,15 @@
-//! A session whose writes are captured: every message is looked at whole, one after another, as the server does it.
+//! A session whose writes are captured: the proxy handles every message whole, one after another, as the server does.
 //!
-//! The pump of [`super::pump`] passes bytes on; here the proxy speaks with the server in the client's name. What a client
-//! sends is passed on message by message, and at each Execute, Flush, Sync and Query the replies are awaited. That costs a
-//! round trip beside the client's own, and gives what the order of commits needs: when COMMIT is sent, every reply before
-//! it has arrived.
+//! The pump of [`super::pump`] passes bytes on; here the proxy speaks with the server in the client's name. It passes
+//! the client's messages on one by one, and awaits the replies at each Execute, Flush, Sync and Query. That costs a
+//! round trip in addition to the client's own. It gives what the order of commits needs: when COMMIT is sent, every
+//! reply before it has arrived.
 //!
 //! ```text
 //! client's statement          at the server
-//! Parse s, text               Parse s, text             as it is: errors, Describe and DEALLOCATE stay what they are
+//! Parse s, text               Parse s, text             unchanged: errors, Describe and DEALLOCATE stay the same
 //! Bind p, s                   Bind p, twin of s         the twin is the text with the hidden column, parsed when needed
-//! Execute p                   [counters] Execute p      rows come back: captured, and shown without the hidden column
+//! Execute p                   [counters] Execute p      rows come back: captured, and sent without the hidden column
 //! Sync (ends a transaction)   [audit] ... stamp, Sync
 //! Query "UPDATE ..."          Parse, Bind, Describe, Execute of the twin, [audit] ... stamp, Sync
 //! ```
@@ -42,30 +42,30 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::UnboundedReceiver;
 use transaction::{Counts, Transaction};
 
-/// Name of our own statement and portal. Not the unnamed ones: those are the client's.
+/// Name of the proxy's own statement and portal. The unnamed ones belong to the client.
 const OWN: &[u8] = b"stillpoint_own";
-/// Bytes that wait to be sent in either direction.
+/// Bytes waiting in either direction at which they are sent.
 const SENT_AT: usize = 16 << 10;
-/// The client gets what there is when the server takes longer.
+/// Time after which the client gets what there is, if the server takes longer.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// More statements are not remembered.
+/// Most twins that are remembered.
 const TWINS_MAX: usize = 200;
 
-/// What the server owes.
+/// Reply that the server owes.
 #[derive(Debug)]
 enum Expected {
     /// ParseComplete for the client.
     Parse(Vec<u8>, Arc<Statement>),
-    /// ParseComplete for us.
+    /// ParseComplete for the proxy.
     Twin(statements::TwinKey),
     /// BindComplete, CloseComplete.
     Complete,
-    /// A description, of rows with a hidden column when there is one.
+    /// A description; its rows may have a hidden column.
     Describe(Option<Arc<Rewritten>>),
     Execute(Option<Arc<Rewritten>>),
-    /// Rows for ourselves.
+    /// Rows for the proxy itself.
     Own,
-    /// Completions that nobody else wants.
+    /// Completions that only the proxy needs.
     Silent,
     Query {
         mute: bool,
@@ -75,15 +75,15 @@ enum Expected {
     },
 }
 
-/// How what is done now is to look to the client.
+/// Protocol that the client sees for the present work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
     Extended,
-    /// The client sent a Query; we do it by the extended protocol.
+    /// The client sent a Query; the proxy executes it by the extended protocol.
     Simple,
 }
 
-/// What is known of a captured session.
+/// State of a captured session.
 #[derive(Debug)]
 pub(super) struct Captured {
     capture: Arc<Capture>,
@@ -91,16 +91,16 @@ pub(super) struct Captured {
     audited: String,
     defers: bool,
     meant: Arc<Meant>,
-    /// The facts may not be those of this moment.
+    /// The facts may be outdated.
     stale: bool,
     judged: HashMap<Vec<u8>, Arc<Judged>>,
     statements: HashMap<Vec<u8>, Arc<Statement>>,
     portals: HashMap<Vec<u8>, Arc<Judged>>,
-    /// Where statements are captured: what each portal is of, and whether it has parameters.
+    /// Statement of each portal, and true if it has parameters; where statements are captured.
     bound: HashMap<Vec<u8>, (Arc<Statement>, bool)>,
     twins: HashMap<statements::TwinKey, Vec<u8>>,
     twins_made: u64,
-    /// Names of twins that may be there still.
+    /// Names of twins that may still exist.
     forgotten: Vec<Vec<u8>>,
     transaction: Transaction,
     /// A transaction block is open.
@@ -109,15 +109,15 @@ pub(super) struct Captured {
     failed: bool,
     /// The server skips everything up to the next Sync.
     skipping: bool,
-    /// COMMIT has failed on our way to it: the block is to be gone after the next Sync.
+    /// The proxy's work before COMMIT has failed: the block must be gone after the next Sync.
     must_roll_back: bool,
     /// Characters of the client's text before the statement that is executed.
     offset: usize,
-    /// An error came since the last Sync was sent.
+    /// An error arrived since the last Sync was sent.
     errors_until_ready: bool,
     copying: bool,
     manner: Manner,
-    /// The completion that is told once the commit is.
+    /// The completion that the client gets only after the commit.
     held: Option<Vec<u8>>,
     hold: bool,
     /// The last completion.
@@ -126,13 +126,13 @@ pub(super) struct Captured {
     expected: VecDeque<Expected>,
     from_client: Inbox,
     from_server: Inbox,
-    /// The room that large statements take which are prepared.
+    /// Memory reserved for large prepared statements.
     kept: Vec<Held>,
     to_client: Vec<u8>,
     to_server: Vec<u8>,
 }
 
-/// Asks for the facts where nothing else is under way.
+/// Appends the question for the facts; nothing else may be under way.
 fn put_question(into: &mut Vec<u8>) {
     put_parse(into, OWN, facts::QUESTION.as_bytes(), &[]);
     put_bind(into, OWN, OWN, &[]);
@@ -197,13 +197,13 @@ impl Captured {
         captured.know(&facts);
         captured.learn(facts);
         match refused {
-            // what is under way stays with the pump
+            // Bytes under way stay with the pump.
             Some(why) => Ok(Err(why)),
             None => captured.take_over(pump).map(|()| Ok(captured)),
         }
     }
 
-    /// Statements that the session has prepared.
+    /// Records the statements that the session has prepared.
     fn know(&mut self, facts: &Facts) {
         for (name, text, types) in &facts.statements {
             let statement = Statement { text: text.clone(), types: statements::types(types) };
@@ -219,7 +219,7 @@ impl Captured {
         self.stale = false;
     }
 
-    /// Takes what the pump has under way.
+    /// Takes over the bytes that the pump has under way.
     fn take_over(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         let (up, sendable, unseen) = pump.lanes_taken();
         self.from_client.bytes.extend(up);
@@ -231,7 +231,7 @@ impl Captured {
         Ok(())
     }
 
-    /// Gives back to the pump what is under way; the statements of our own go.
+    /// Gives the bytes under way back to the pump, and closes the proxy's own statements.
     pub(super) async fn end(mut self, pump: &mut Pump) -> Result<(), SessionError> {
         let mut bytes = Vec::new();
         self.twins.values().chain(&self.forgotten).for_each(|twin| put_close_statement(&mut bytes, twin));
@@ -246,7 +246,7 @@ impl Captured {
         pump.conversation.at_boundary() && self.expected.is_empty() && self.from_server.is_empty()
     }
 
-    /// Serves until something is to be decided.
+    /// Serves until an event needs a decision.
     pub(super) async fn run(
         &mut self,
         pump: &mut Pump,
@@ -287,7 +287,7 @@ impl Captured {
                 continue;
             }
             if !held && let Some((tag, total)) = self.passes_large(pump) {
-                // Between two transactions it is the pump's.
+                // Between two transactions the message belongs to the pump.
                 if !boundary {
                     self.large_request(pump, tag, total).await?;
                 }
@@ -314,7 +314,7 @@ impl Captured {
         }
     }
 
-    /// What has come of the server.
+    /// Handles the server's messages that have arrived.
     async fn replies(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         loop {
             while let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
@@ -351,7 +351,7 @@ impl Captured {
         Ok(())
     }
 
-    /// Waits until nothing is owed.
+    /// Waits until the server owes nothing.
     async fn drain(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         self.flush_server(pump).await?;
         while !self.expected.is_empty() {
@@ -382,18 +382,18 @@ impl Captured {
         Ok(())
     }
 
-    /// Waits for what was sent by the extended protocol so far.
+    /// Waits for the replies to all that was sent by the extended protocol so far.
     async fn flush(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         self.to_server.extend(*b"H\0\0\0\x04");
         self.drain(pump).await
     }
 
-    /// The client copies in until it or the server ends that.
+    /// Passes on the client's copied data until the client or the server ends the copy.
     async fn copy_in(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         while self.copying {
             while let Some(message) = self.from_client.request().map_err(SessionError::ClientProtocol)? {
                 pump.conversation.frontend(message.tag);
-                // The server ignores a Sync that comes meanwhile; so that it need not, it gets none.
+                // The server would ignore a Sync during the copy, so it gets none.
                 if !matches!(message.tag, b'S' | b'H') {
                     self.to_server.extend(&message.bytes);
                 }
@@ -405,7 +405,7 @@ impl Captured {
                     self.flush_server(pump).await?;
                 }
             }
-            // Nobody looks into it.
+            // Copied data is not captured, so it need not be held whole.
             if self.copying
                 && let Some((tag, total)) = self.from_client.large()
             {
@@ -437,12 +437,13 @@ impl Captured {
         Ok(())
     }
 
-    /// Something is written that is not captured.
+    /// Breaks the capture off: a write is not captured.
     fn break_off(&self, pump: &Pump, why: &str) {
         self.capture.break_off(format!("session {} ({}): {why}", pump.entry.id, pump.entry.user));
     }
 
-    /// Asks something of our own; its rows are in `own_rows`. False when it failed, which the client has been told.
+    /// Asks a question of the proxy's own; its rows are in `own_rows`. False if it failed; the client has then got the
+    /// error.
     async fn ask(&mut self, pump: &mut Pump, sql: &str) -> Result<bool, SessionError> {
         self.own_rows.clear();
         self.put_own(sql);
@@ -460,7 +461,7 @@ impl Captured {
         self.expected.extend([silent(), silent(), Expected::Own, silent(), silent()]);
     }
 
-    /// Learns the facts again when they may differ; false when that failed.
+    /// Reads the facts again if they may differ; false if that failed.
     async fn refresh(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
         if !self.stale || self.failed || self.skipping || !self.capture.is_live() {
             return Ok(!self.skipping);
@@ -488,7 +489,7 @@ impl Captured {
         )
     }
 
-    /// What the counters said when they were asked for the `nth` time.
+    /// Counters in the answer to the `nth` question for them.
     fn count(&self, nth: usize) -> Option<(Counts, String)> {
         let row = self.own_rows.get(nth)?;
         let text = |at: usize| Some(String::from_utf8_lossy(row.get(at)?.as_ref()?).into_owned());
@@ -496,7 +497,7 @@ impl Captured {
         Some((counts, text(2).unwrap_or_default()))
     }
 
-    /// Compares what came back with what the server has counted, when it was asked for the `nth` time.
+    /// Compares the captured rows with the server's counters in the answer to the `nth` question.
     fn compare(&mut self, pump: &Pump, nth: usize) {
         match self.count(nth) {
             Some((count, xid)) => {
@@ -509,7 +510,7 @@ impl Captured {
         }
     }
 
-    /// Before a commit, or a place to go back to: the audit, if one is due.
+    /// Audits before a commit or a savepoint, if an audit is due.
     async fn audit(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
         if self.transaction.audited {
             return Ok(true);
@@ -521,7 +522,8 @@ impl Captured {
         Ok(true)
     }
 
-    /// COMMIT is to be sent next. The outer `None`: it cannot be any more, the client knows; the inner: nothing is captured.
+    /// Prepares for COMMIT, which is sent next. Outer `None`: COMMIT is not possible any more, and the client has the
+    /// error. Inner `None`: nothing is captured.
     async fn before_commit(&mut self, pump: &mut Pump) -> Result<Option<Option<Stamped>>, SessionError> {
         if !self.transaction.wrote || self.failed || self.skipping || !self.capture.is_live() {
             return Ok(Some(None));
@@ -535,10 +537,11 @@ impl Captured {
         Ok(Some(self.capture.is_live().then(|| self.capture.stamp())))
     }
 
-    /// The reply to COMMIT has come.
+    /// Records the reply to COMMIT.
     fn after_commit(&mut self, stamp: Option<Stamped>, committed: bool) {
         let stamp = match stamp {
-            // Rows are nobody's then; who repeats statements wants what was read, too.
+            // There are no captured rows then; a follower that repeats statements needs transactions that only read,
+            // too.
             None if committed && self.capture.is_live() && self.transaction.has_spoken() => self.capture.stamp(),
             None => return self.transaction_over(),
             Some(stamp) => stamp,
@@ -556,7 +559,7 @@ impl Captured {
         self.transaction = Transaction::default();
     }
 
-    /// A query of our own that ends a block; its completion is nobody's, its ReadyForQuery the client's.
+    /// Ends a block by a query of the proxy's own. The proxy drops its completion; the client gets its ReadyForQuery.
     async fn roll_back(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         put_query(&mut self.to_server, "ROLLBACK");
         self.expected.push_back(Expected::Query { mute: true });
@@ -566,7 +569,7 @@ impl Captured {
     }
 }
 
-/// Settings that make the text of a value mean something else to whoever reads it.
+/// Name and value of a setting that changes the text of values for a reader, if there is one.
 fn foreign_settings(pump: &Pump) -> Option<String> {
     let setting = |name: &str| pump.parameters.get(name).map(|value| String::from_utf8_lossy(value).into_owned());
     let date = setting("DateStyle").filter(|style| !style.starts_with("ISO"));

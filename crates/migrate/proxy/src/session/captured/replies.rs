@@ -1,4 +1,4 @@
-//! What the server says, and what of it the client gets.
+//! Messages of the server, and the part of them that the client gets.
 
 use super::inbox::Message;
 use super::{Captured, Expected, Manner};
@@ -13,7 +13,7 @@ use stillpoint_migrate_wire::hidden::{
 use stillpoint_migrate_wire::{Status, backend};
 
 impl Captured {
-    /// One message of the server.
+    /// Handles one message of the server.
     pub(super) fn reply(&mut self, pump: &mut Pump, message: Message) -> Result<(), SessionError> {
         let extended = self.manner == Manner::Extended;
         match message.tag {
@@ -22,7 +22,7 @@ impl Captured {
                 pump.parameters.insert(name.to_owned(), value.to_vec());
                 self.pass(&message);
             }
-            // A warning about a statement of ours is not the client's.
+            // The client does not get warnings about the proxy's own statements.
             b'N' if matches!(self.expected.front(), Some(Expected::Own)) => {}
             b'E' => self.failed_reply(pump, &message),
             b'Z' => self.ready(pump, &message)?,
@@ -55,7 +55,7 @@ impl Captured {
         self.to_client.extend(&message.bytes);
     }
 
-    /// The server skips everything up to the next Sync, or has done with the query.
+    /// Handles an error: the server skips everything up to the next Sync, or is done with the query.
     fn failed_reply(&mut self, pump: &mut Pump, message: &Message) {
         pump.conversation.backend(b'E');
         self.copying = false;
@@ -70,7 +70,7 @@ impl Captured {
             return;
         }
         if let Some(Expected::Twin(key)) = self.expected.front() {
-            // What the client asked for had been parsed: it is our text that the server does not take.
+            // The client's own text was parsed before: the server refuses the proxy's text.
             let beginning = beginning(&String::from_utf8_lossy(&key.text));
             self.break_off(pump, &format!("the server does not take the rewritten form of `{beginning} ...`"));
         }
@@ -108,7 +108,7 @@ impl Captured {
 
     fn description(&mut self, message: &Message) -> Result<(), SessionError> {
         let Some(Expected::Describe(_)) = self.expected.front() else {
-            // That of a Query's rows.
+            // The description of a Query's rows.
             self.pass(message);
             return Ok(());
         };
@@ -189,7 +189,7 @@ impl Captured {
     }
 }
 
-/// The words that a statement begins with, and none of its values: what is told of it may be read by others.
+/// The words that a statement begins with, without any of its values: others may read this text.
 pub(super) fn beginning(text: &str) -> String {
     let word = |word: &&str| word.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
     let words = text.split_whitespace().take(6).take_while(word).filter(|w| !w.starts_with(char::is_numeric));

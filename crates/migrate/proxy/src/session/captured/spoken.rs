@@ -1,8 +1,8 @@
-//! Statements as the client sent them, for whoever repeats them: with what their transactions saw.
+//! Statements as the client sent them, with their transactions' snapshots, for a follower that repeats them.
 //!
-//! The snapshot is asked for by a statement of our own, in the client's transaction and before its first operation, which
-//! then sees that snapshot: no other session is held up meanwhile, as Algorithm 1 of the paper would do. The follower
-//! hears of the transaction before anything of it is sent that could take the snapshot.
+//! A statement of the proxy's own asks for the snapshot, in the client's transaction and before its first operation,
+//! which then sees that snapshot. So no other session has to wait meanwhile, as it does in Algorithm 1 of the paper.
+//! The follower gets the report of the transaction before any message is sent that could take the snapshot.
 
 use super::statements::{Judged, What};
 use super::{Captured, Expected, Manner};
@@ -11,14 +11,14 @@ use crate::session::pump::Pump;
 use stillpoint_migrate_capture::{Control, only_reads, repeatable};
 use stillpoint_migrate_wire::frontend::put_sync;
 
-/// What a transaction sees, and whether it sees that to its end.
+/// Asks for a transaction's snapshot, and if the transaction sees it to its end.
 const SNAPSHOT: &str = "SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text, \
     pg_catalog.current_setting('transaction_isolation') IN ('repeatable read', 'serializable')";
 
-/// First words of what takes no snapshot and reads no row.
+/// First words of statements that take no snapshot and read no row.
 const SILENT: [&str; 9] = ["SET", "RESET", "SHOW", "LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE", "CHECKPOINT", ""];
 
-/// First words of what counts as an operation that reads.
+/// First words of statements that count as an operation that reads.
 const READS: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
 
 fn first_word(text: &[u8]) -> String {
@@ -27,7 +27,7 @@ fn first_word(text: &[u8]) -> String {
     word.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default().to_ascii_uppercase()
 }
 
-/// Whether sending it takes the transaction's snapshot.
+/// Returns true if sending the statement takes the transaction's snapshot.
 fn takes_snapshot(text: &[u8], judged: &Judged) -> bool {
     !matches!(judged.what, What::Control(_)) && !SILENT.contains(&first_word(text).as_str())
 }
@@ -37,8 +37,8 @@ impl Captured {
         self.capture.of_statements() && self.capture.is_live() && !self.failed && !self.skipping
     }
 
-    /// Before anything of a statement is sent: has the follower know what its transaction sees. False when our question
-    /// failed, which the client has been told.
+    /// Reports the transaction's snapshot to the follower; the caller must send nothing of the statement before. False
+    /// if the question failed; the client has then got the error.
     pub(super) async fn know_snapshot(
         &mut self,
         pump: &mut Pump,
@@ -66,8 +66,8 @@ impl Captured {
         Ok(true)
     }
 
-    /// The same before a Query that goes as it is; on failure the query is over, and the client knows. A statement alone
-    /// that does not write takes no part in any order.
+    /// Reports the snapshot before a Query that is sent unchanged. On failure the query is over, and the client has the
+    /// error. A single statement that does not write has no place in any order.
     pub(super) async fn know_snapshot_before_query(
         &mut self,
         pump: &mut Pump,
@@ -86,7 +86,7 @@ impl Captured {
         Ok(good)
     }
 
-    /// A statement is sent next.
+    /// Records a statement, which is sent next.
     pub(super) fn speak(&mut self, pump: &Pump, text: &[u8], judged: &Judged, parameters: bool) {
         if !self.speaks() {
             return;
@@ -114,14 +114,14 @@ impl Captured {
                 return self.break_off(pump, &format!("statements: {refusal}"));
             }
         } else if !only_reads(text, &self.catalogue) {
-            // It wrote nothing, and whoever repeats it would do what it did to the server or to its session.
+            // The statement wrote nothing; repeating it would repeat its effect on the server or on its session.
             return;
         }
         self.transaction.speak(writes, text);
     }
 }
 
-/// Whether a Bind, behind the names in it, brings values.
+/// Returns true if a Bind has parameter values; `behind_names` are its bytes after the names.
 pub(super) fn has_parameters(behind_names: &[u8]) -> bool {
     let word = |at: usize| Some(u16::from_be_bytes([*behind_names.get(at)?, *behind_names.get(at + 1)?]));
     let count = word(0).and_then(|formats| word(2 + 2 * usize::from(formats)));

@@ -1,4 +1,4 @@
-//! What is known of a session's statements.
+//! Knowledge about a session's statements.
 
 use super::Captured;
 use super::inbox::SMALL;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stillpoint_migrate_capture::{Control, Rewritten, Seen, rewrite};
 use stillpoint_migrate_wire::touch;
 
-/// Texts that are remembered.
+/// Most texts that are remembered.
 const JUDGED_MAX: usize = 1000;
 
 /// A statement as it was parsed.
@@ -18,7 +18,7 @@ pub(super) struct Statement {
     pub(super) types: Vec<u8>,
 }
 
-/// The statement that a twin is of.
+/// The original statement of a twin.
 pub(super) type TwinKey = Arc<Statement>;
 
 /// The types of parameters, as in Parse.
@@ -28,17 +28,17 @@ pub(super) fn types(oids: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// What a statement does.
+/// Effect of a statement.
 #[derive(Debug)]
 pub(super) enum What {
     Nothing,
     Writes(Arc<Rewritten>),
     Control(Control),
-    /// What it writes cannot be captured, and why.
+    /// A write that cannot be captured, with the reason.
     Beyond(String),
 }
 
-/// What a statement does, and whether others are to be judged anew after it.
+/// Effect of a statement; `touches` if others must be judged again after it.
 #[derive(Debug)]
 pub(super) struct Judged {
     pub(super) what: What,
@@ -55,7 +55,7 @@ impl Judged {
 }
 
 impl Captured {
-    /// Judges one statement; when nothing is captured any more, or the transaction has failed, nothing is rewritten.
+    /// Judges one statement; nothing is rewritten once the capture is over or the transaction has failed.
     pub(super) fn judge(&mut self, text: &[u8]) -> Arc<Judged> {
         if let Some(known) = self.judged.get(text) {
             return known.clone();
@@ -75,23 +75,23 @@ impl Captured {
         if self.judged.len() >= JUDGED_MAX {
             self.judged.clear();
         }
-        // A large one would take more room than its message does.
+        // A large one would take more memory than its message.
         if text.len() <= SMALL {
             self.judged.insert(text.to_vec(), judged.clone());
         }
         judged
     }
 
-    /// A statement was executed after which others are to be judged anew, and twins may be gone.
+    /// Records a statement after which others must be judged again, and twins may be gone.
     pub(super) fn touched(&mut self) {
         self.stale = true;
         self.transaction.touched = true;
-        // Those that are still there go with the session: a new twin has a new name.
+        // Twins that still exist end with the session: a new twin has a new name.
         self.forgotten.extend(self.twins.drain().map(|(_, twin)| twin));
     }
 }
 
-/// Whether what a statement means depends on the facts.
+/// Returns true if the meaning of a statement depends on the facts.
 pub(super) fn leans_on_facts(text: &[u8]) -> bool {
     let words = first_words(text);
     let plain =
@@ -99,7 +99,7 @@ pub(super) fn leans_on_facts(text: &[u8]) -> bool {
     !plain.contains(&words.split(' ').next().unwrap_or_default().trim_end_matches(';'))
 }
 
-/// The first two words, unless they may be values: for people.
+/// The first two words, unless they may be values; for messages.
 fn named(text: &[u8]) -> String {
     beginning(&first_words(text))
 }

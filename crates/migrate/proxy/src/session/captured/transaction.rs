@@ -1,4 +1,4 @@
-//! What one transaction has written so far.
+//! Writes of one transaction so far.
 
 use crate::capture::{Capture, Change, Held, Meant, Running, Spoken, Written};
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use stillpoint_migrate_capture::{Action, Control, Refusal, Rewritten};
 /// Rows of a transaction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Inserted or updated.
+    /// Rows inserted or updated.
     pub(super) written: u64,
-    /// Deleted.
+    /// Rows deleted.
     pub(super) deleted: u64,
 }
 
@@ -26,45 +26,45 @@ impl Counts {
     }
 }
 
-/// What one transaction has written so far, and what of it the server has confirmed.
+/// Writes of one transaction so far, and how far the server has confirmed them.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
     written: Written,
-    /// Rows that came back since the last look at the server's counters.
+    /// Rows that came back since the last reading of the server's counters.
     counted: Counts,
-    /// What the counters said then; none when that is not known.
+    /// Counters at that reading; none if they are not known.
     baseline: Option<Counts>,
     /// A statement with ON CONFLICT was sent.
     pub(super) may_conflict: bool,
-    /// Places to go back to: changes, tokens and bytes.
+    /// Savepoints: name, and the number of changes, tokens and bytes before it.
     savepoints: Vec<(String, usize, usize, usize)>,
-    /// Something was written, or tried to be.
+    /// The transaction sent a write, even one that failed.
     pub(super) wrote: bool,
-    /// Nothing was written since the last audit.
+    /// No write since the last audit.
     pub(super) audited: bool,
-    /// What statements are rewritten by may differ once it ends.
+    /// The facts that statements are rewritten by may differ after it ends.
     pub(super) touched: bool,
-    /// The follower knows what it saw.
+    /// Set once the follower has the report of its begin.
     pub(super) running: Option<Running>,
-    /// It sees one snapshot from its first operation to its end.
+    /// The transaction sees one snapshot from its first operation to its end.
     pub(super) one_snapshot: bool,
-    /// What its client sent, and whether that writes; where statements are captured.
+    /// Statements of its client, each with true if it writes; where statements are captured.
     operations: Vec<(bool, String)>,
     held: Held,
 }
 
 impl Transaction {
-    /// Whether the server's counters are to be asked for before the next write.
+    /// Returns true if the server's counters must be read before the next write.
     pub(super) fn needs_baseline(&self) -> bool {
         self.baseline.is_none()
     }
 
-    /// The server's counters before anything was written.
+    /// Sets the server's counters before the first write.
     pub(super) fn set_baseline(&mut self, count: Counts) {
         self.baseline = Some(count);
     }
 
-    /// A row came back.
+    /// Records a row that came back.
     pub(super) fn row(&mut self, rewritten: &Rewritten, hidden: &str) -> Result<(), Refusal> {
         let image = rewritten.read(hidden)?;
         match rewritten.action {
@@ -83,20 +83,21 @@ impl Transaction {
         Ok(())
     }
 
-    /// Counts what waits for its commit; an error when that is too much.
+    /// Counts the bytes that wait for the commit; an error if they are too many.
     pub(super) fn hold(&mut self, capture: &Capture) -> Result<(), String> {
         self.held.set(capture, self.written.bytes)
     }
 
-    /// Nobody asks for what it wrote any more.
+    /// Drops the writes: no follower needs them any more.
     pub(super) fn forget(&mut self) {
         (self.written, self.operations, self.held) = Default::default();
     }
 
-    /// Compares with the server's counters; what is missing when they differ.
+    /// Compares with the server's counters; returns a text about the missing rows if they differ.
     ///
-    /// With ON CONFLICT the server inserts a row before it knows that no other transaction inserts the same one. Where one does, it
-    /// deletes the row again and counts both: as many more written as deleted are no rows.
+    /// With ON CONFLICT the server inserts a row before it knows that no other transaction inserts the same one. If
+    /// another does, the server deletes the row again and counts both. So equal surpluses of written and deleted rows
+    /// are not missing rows.
     pub(super) fn audit(&mut self, count: Counts, xid: &str) -> Result<(), String> {
         let (baseline, counted) = (self.baseline, self.counted.sum());
         let is_tried = |there: Counts| {
@@ -117,7 +118,7 @@ impl Transaction {
         result
     }
 
-    /// A statement that concerns savepoints was executed.
+    /// Records a statement about savepoints that was executed.
     pub(super) fn control(&mut self, control: &Control) {
         let find = |savepoints: &[(String, usize, usize, usize)], name: &str| {
             savepoints.iter().rposition(|(other, ..)| other == name)
@@ -132,32 +133,33 @@ impl Transaction {
                 self.savepoints.truncate(at);
             }
             Control::RollbackTo(name) => {
-                // Without one of this name the server has said so, and the transaction has failed.
+                // If there is no savepoint of this name, the server has returned an error, and the transaction has
+                // failed.
                 let Some(at) = find(&self.savepoints, name) else { return };
                 self.savepoints.truncate(at + 1);
                 let (_, changes, tokens, bytes) = self.savepoints[at];
                 self.written.changes.truncate(changes);
                 self.written.tokens.truncate(tokens);
                 self.written.bytes = bytes;
-                // What a failed statement tried counts at the server, and nobody was told how much that was.
+                // The server counts the rows of a failed statement too, and does not report their number.
                 (self.baseline, self.counted) = (None, Counts::default());
             }
             Control::Begin | Control::Commit { .. } | Control::Rollback { .. } => {}
         }
     }
 
-    /// A statement is sent next.
+    /// Records a statement, which is sent next.
     pub(super) fn speak(&mut self, writes: bool, text: &str) {
         self.written.bytes += text.len() + 64;
         self.operations.push((writes, text.to_owned()));
     }
 
-    /// Whether a follower of statements would miss it.
+    /// Returns true if a follower of statements needs the transaction.
     pub(super) fn has_spoken(&self) -> bool {
         !self.operations.is_empty()
     }
 
-    /// It is committed: what it wrote, and how, in a session that meant this.
+    /// Returns the writes and statements of the committed transaction; `meant` gives the texts their meaning.
     pub(super) fn committed(&mut self, meant: &Arc<Meant>) -> Written {
         let Transaction { mut written, running, operations, .. } = std::mem::take(self);
         written.tokens.sort_unstable();

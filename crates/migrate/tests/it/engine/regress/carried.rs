@@ -1,4 +1,5 @@
-//! One file of PostgreSQL's tests at a time: what it defines is brought over, what it writes is followed, both sides are dumped.
+//! One file of PostgreSQL's tests at a time: its definitions are copied, its writes are followed, both sides are
+//! dumped.
 
 use super::script::{Statement, When, statements};
 use crate::engine::support::{Bench, observer, proxy_for};
@@ -13,7 +14,8 @@ use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Capture, Observer, Options, check, finish, run};
 use stillpoint_testing::postgresql::{Cluster, Regression};
 
-/// What `check` refuses is taken away before the migration: what it is, and statements that do so.
+/// Objects that `check` refuses and that are removed before the migration: their kind, and a query for statements that
+/// do so.
 const REFUSED: &[(&str, &str)] = &[
     (
         "materialized views",
@@ -49,7 +51,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("large objects", "SELECT format('SELECT lo_unlink(%s)', oid) FROM pg_largeobject_metadata"),
 ];
 
-/// And by images of rows besides.
+/// Objects that are removed too if images of rows are captured.
 const WITHOUT_IMAGES: &[(&str, &str)] = &[
     (
         "tables of which others inherit",
@@ -77,7 +79,7 @@ const WITHOUT_IMAGES: &[(&str, &str)] = &[
 const RELATIONS: &str = "pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND nspname !~ '^pg_' \
      AND nspname NOT IN ('information_schema', 'stillpoint')";
 
-/// The database that all others are copies of; its rows are those that every file finds.
+/// The database that all others are copies of; every file finds its rows.
 const BASE: &str = "base";
 /// No migration of one file takes longer on two noisy cores.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -86,18 +88,19 @@ const LIMIT: Duration = Duration::from_secs(300);
 pub(crate) struct Servers {
     bench: Bench,
     tests: PathBuf,
-    /// What the servers read.
+    /// Directory with the files that the servers read.
     dir: PathBuf,
     port: u16,
     control: PathBuf,
     capture: Capture,
 }
 
-/// What became of one file.
+/// Result of one file.
 #[derive(Debug, Clone)]
 pub(crate) struct Carried {
     pub(crate) name: String,
-    /// Statements that ran while the target followed, and of those how many wrote rows, and how many failed.
+    /// Statements that ran while the target followed; then the number of those that wrote rows, and of those that
+    /// failed.
     pub(crate) statements: usize,
     pub(crate) wrote: usize,
     pub(crate) failed: usize,
@@ -107,14 +110,14 @@ pub(crate) struct Carried {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Both sides hold the same, so many lines of dump.
+    /// Both sides hold the same; number of lines in the dump.
     Equal(usize),
-    /// The target holds the same as a database made of the source's dump, which the source itself does not: columns of tables
-    /// that inherit stand in another order there, and views are written otherwise.
+    /// The target equals a database restored from the source's dump, and the source itself does not: in the restored
+    /// database columns of inheriting tables have another order, and views another text.
     Restored(usize),
-    /// The migration did not take place, or not to its end.
+    /// The migration did not begin, or did not finish.
     Ended(String),
-    /// Lines that one side has.
+    /// Lines that only one side has.
     Differs(Vec<String>),
 }
 
@@ -135,7 +138,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// While the target follows: what ran.
+/// Counts of the statements that ran while the target followed.
 #[derive(Debug, Default)]
 struct Ran {
     wrote: usize,
@@ -155,7 +158,7 @@ impl Servers {
         Arc::new(servers)
     }
 
-    /// Runs one file in a database of its own, behind those that it needs, and moves that.
+    /// Runs one file in a database of its own, after the files that it needs, and moves the database.
     pub(crate) async fn carry(self: &Arc<Servers>, name: &str, needed: &[&str]) -> Carried {
         let database = format!("r_{}", name.replace('.', "_"));
         let (source, target) = (&self.bench.source, &self.bench.target);
@@ -166,7 +169,7 @@ impl Servers {
         println!("{name} before: {} statements, {} errors", before.len(), failed.len());
         let taken_away = self.take_away(&database);
         self.bring_roles();
-        // Whoever asks for a database makes it known to the proxy.
+        // A client that asks for a database registers it in the proxy.
         self.psql((&database, self.port), &["-c", "SELECT 1"]);
         let during = self.part(name, When::During);
         let (outcome, ran) = match self.move_it(&database, during.clone()).await {
@@ -180,7 +183,7 @@ impl Servers {
                 server.sql("postgres", &format!("DROP DATABASE IF EXISTS {database} WITH (FORCE)"));
                 let roles = "SELECT format('DROP ROLE %I', rolname) FROM pg_roles WHERE oid >= 16384";
                 let dropped = server.sql("postgres", roles);
-                // One that owns something stays.
+                // A role that owns something stays.
                 dropped.lines().for_each(|sql| drop(server.try_sql("postgres", sql)));
             }
         }
@@ -188,7 +191,8 @@ impl Servers {
         Carried { name: name.into(), statements: during.len(), wrote, failed, taken_away, outcome }
     }
 
-    /// Its migration, with these statements while the target follows; the error with what ran before it.
+    /// Migrates the database, with these statements while the target follows; an error has the counts of what ran
+    /// before it.
     async fn move_it(self: &Arc<Servers>, database: &str, during: Vec<Statement>) -> Result<Ran, (String, Ran)> {
         let ours = self.bench.options(database);
         let options = Options { proxy: self.control.clone(), capture: Some(self.capture), share: 0.0, ..ours };
@@ -201,7 +205,7 @@ impl Servers {
         let ran = Arc::new(Mutex::new(Ran::default()));
         let (counted, servers, at) = (Arc::clone(&ran), Arc::clone(self), database.to_owned());
         let observer: Observer = Arc::new(move |event| {
-            // The target follows, and nothing goes on in this thread.
+            // The target follows, and nothing else runs in this thread.
             if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "compare") {
                 let failed = servers.run_part((&at, servers.port), &during);
                 let has_failed = |at: usize| failed.iter().any(|(other, _)| *other == at);
@@ -223,7 +227,7 @@ impl Servers {
         }
     }
 
-    /// Where they lie and listen is another place each time.
+    /// Replaces directories and ports, which differ in each run.
     fn without_places(&self, text: &str) -> String {
         let ports = [self.bench.source.port(), self.bench.target.port()].map(|port| format!("127.0.0.1:{port}"));
         let text = text.replace(&self.dir.display().to_string(), "DIR");
@@ -245,7 +249,7 @@ impl Servers {
         }
     }
 
-    /// What a database at the target holds that is made of the source's dump.
+    /// Dump of a database at the target that was restored from the source's dump.
     fn restored(&self, database: &str) -> Vec<String> {
         let (made, path) = (format!("{database}_made"), self.dir.join("made.sql"));
         let output = self
@@ -264,7 +268,7 @@ impl Servers {
         lines
     }
 
-    /// What was refused otherwise, with how much of it there was.
+    /// Removes objects that would be refused; returns their kinds and numbers.
     fn take_away(&self, database: &str) -> Vec<String> {
         let mut taken = Vec::new();
         let without_images = if self.capture == Capture::Rows { WITHOUT_IMAGES } else { &[] };
@@ -272,7 +276,7 @@ impl Servers {
             let wanted = self.bench.source.sql(database, &question.replace("{relations}", RELATIONS));
             let wanted: Vec<&str> = wanted.lines().collect();
             let tried = |sql: &&&str| self.bench.source.try_sql(database, sql).is_err();
-            // Some can be done once others have been.
+            // Some statements succeed only after others.
             let again = wanted.iter().filter(tried).collect::<Vec<_>>();
             let failed: Vec<String> =
                 again.iter().filter_map(|sql| self.bench.source.try_sql(database, sql).err()).collect();
@@ -291,19 +295,19 @@ impl Servers {
         self.bench.target.client("psql").args(["-Xq", "-d", "postgres", "-f"]).arg(&path).output().expect("run psql");
     }
 
-    /// What is left of a file.
+    /// Statements of a file for this time.
     fn part(&self, name: &str, when: When) -> Vec<Statement> {
         let text = fs::read_to_string(self.tests.join(format!("sql/{name}.sql"))).expect("a file of tests");
         statements(&text).into_iter().filter(|s| s.when() == when || s.when() == When::Both).collect()
     }
 
-    /// Runs a file as it is, at the source; what it does is seen by who comes next.
+    /// Runs a whole file at the source; the files after it see its effects.
     fn run_whole(&self, name: &str, database: &str) {
         let path = self.tests.join(format!("sql/{name}.sql")).display().to_string();
         self.psql((database, self.bench.source.port()), &["-f", &path]);
     }
 
-    /// Runs statements by one psql: which of them failed, and how.
+    /// Runs statements in one psql; returns the failed ones with their errors.
     fn run_part(&self, at: (&str, u16), part: &[Statement]) -> Vec<(usize, String)> {
         let (mut text, mut lines) = (String::new(), Vec::new());
         for statement in part {
@@ -333,7 +337,7 @@ impl Servers {
     }
 }
 
-/// A directory that the server can read, with what the files read.
+/// A directory that the server can read, with the data of the files.
 fn stage(tests: &Path, cluster: &Cluster) -> PathBuf {
     let dir = cluster.socket_dir().join("regress");
     fs::create_dir_all(dir.join("results")).expect("make a directory");
@@ -346,8 +350,8 @@ fn stage(tests: &Path, cluster: &Cluster) -> PathBuf {
     dir
 }
 
-/// A column of a table that was made to inherit later stands elsewhere once it has been dumped and restored: which is the last
-/// one is not compared.
+/// Dump and restore change the place of a column if its table was made to inherit later: the comparison ignores which
+/// column is the last.
 fn without_place(line: &str) -> String {
     let is_row = line.starts_with("INSERT INTO");
     if is_row { line.to_owned() } else { line.trim_end_matches(',').to_owned() }
@@ -358,7 +362,7 @@ fn last_lines(log: &str) -> String {
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// What a database holds, in no order; its publications are not moved.
+/// Dump of a database, sorted; its publications are not moved.
 fn dump(cluster: &Cluster, database: &str) -> Vec<String> {
     let mut dump = cluster.client("pg_dump");
     let output = dump
@@ -367,7 +371,7 @@ fn dump(cluster: &Cluster, database: &str) -> Vec<String> {
         .output()
         .expect("run pg_dump");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // A word that pg_dump draws by lot is no part of what it dumps.
+    // A random word of pg_dump is not part of the data.
     let of_dump = |line: &&str| !line.starts_with("\\restrict ") && !line.starts_with("\\unrestrict ");
     let text = String::from_utf8_lossy(&output.stdout);
     let mut lines: Vec<String> = text.lines().filter(of_dump).map(without_place).collect();
@@ -375,7 +379,7 @@ fn dump(cluster: &Cluster, database: &str) -> Vec<String> {
     lines
 }
 
-/// What stands in the first more often than in the second; both are sorted.
+/// Lines that the first list has more often than the second; both are sorted.
 fn only_in<'a>(first: &'a [String], second: &[String]) -> impl Iterator<Item = &'a String> {
     let mut rest = second.iter().peekable();
     first.iter().filter(move |line| {

@@ -1,4 +1,4 @@
-//! The page of what became of each file.
+//! The page with the result of each file.
 
 use super::carried::{Carried, Outcome};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ const ABOUT: &str = "Each of PostgreSQL 15's files, in a database\n\
 const TABLE: &str =
     "| file | statements | wrote | failed | both sides | taken away before |\n|---|---|---|---|---|---|\n";
 
-/// Puts these files into the page of this capture, beside those that stand there; all in this order.
+/// Writes these files into the page of this capture, beside the ones that it has; all in this order.
 pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
     let (name, title, test) = match capture {
         Capture::Log => ("migrate-regress.md", "while a target follows", "what_the_log"),
@@ -45,8 +45,8 @@ pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
 }
 
 impl Carried {
-    /// What is wrong with it where not everything is carried: it ends by name then, and both sides never differ behind a
-    /// migration that says it is done.
+    /// Fault of a file where images cannot carry everything: a migration may end by name, but after a success both
+    /// sides must be equal.
     pub(crate) fn silent(&self) -> Option<String> {
         match &self.outcome {
             Outcome::Ended(why) if !why.contains("did not end within") => None,
@@ -55,7 +55,7 @@ impl Carried {
         }
     }
 
-    /// What is wrong with it, where this much of its outcome is known for an exception.
+    /// Fault of a file; `exception` is the known part of its outcome.
     pub(crate) fn fault(&self, exception: Option<&str>) -> Option<String> {
         let name = &self.name;
         match (&self.outcome, exception) {

@@ -1,19 +1,19 @@
-//! Scripts of psql taken apart: what defines something, and what changes or reads rows.
+//! Scripts of psql, split into definitions and statements that change or read rows.
 
-/// When a statement is run.
+/// Time at which a statement is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     /// Before the migration: it defines something that stays.
     Before,
     /// While the target follows.
     During,
-    /// Both: settings, and what variables of psql are made of.
+    /// Both times: settings, and sources of psql's variables.
     Both,
-    /// Never: it takes away what was defined, or has no effect on rows.
+    /// Never: it removes a definition, or has no effect on rows.
     Never,
 }
 
-/// A statement with what belongs to it: its end, and the rows of a COPY.
+/// A statement with its end, and the rows of a COPY.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Statement {
     pub(crate) text: String,
@@ -21,7 +21,7 @@ pub(crate) struct Statement {
     words: Vec<String>,
 }
 
-/// Takes a script apart. Whatever it makes of odd quoting is a statement that fails; both servers see the same.
+/// Splits a script. Unusual quoting may give a statement that fails; both servers see the same.
 pub(crate) fn statements(script: &str) -> Vec<Statement> {
     let mut found = Vec::new();
     let (mut text, mut bare, mut depth) = (String::new(), String::new(), 0_usize);
@@ -45,11 +45,11 @@ pub(crate) fn statements(script: &str) -> Vec<Statement> {
                 depth = if part == "(" { depth + 1 } else { depth.saturating_sub(usize::from(part == ")")) };
                 bare.push_str(part);
             }
-            // A rule may do several things.
+            // A rule may have several actions.
             Part::End if part == ";" && depth > 0 => bare.push(' '),
             Part::End => {
                 depth = 0;
-                // What stands behind a command of psql in its line belongs to it.
+                // The rest of the line of a psql command belongs to it.
                 if part.starts_with('\\') {
                     let line = up_to_line_end(rest);
                     text.push_str(line);
@@ -61,7 +61,7 @@ pub(crate) fn statements(script: &str) -> Vec<Statement> {
                     text.push_str(&rest[..data]);
                     rest = &rest[data..];
                     if data == 0 {
-                        // Should it be accepted after all, psql waits for this.
+                        // If it is accepted after all, psql waits for this.
                         text.push_str("\n\\.\n");
                     }
                 }
@@ -73,7 +73,7 @@ pub(crate) fn statements(script: &str) -> Vec<Statement> {
     found
 }
 
-/// How long the rows behind a COPY are; there are none where it is meant to be refused.
+/// Length of the rows after a COPY, in bytes; 0 if the test expects an error.
 fn data_of_copy(rest: &str) -> usize {
     let next = rest.lines().nth(1).unwrap_or("").trim_start().to_uppercase();
     let goes_on = ["--", "COPY ", "SELECT ", "INSERT ", "CREATE ", "DROP ", "ALTER ", "BEGIN", "ROLLBACK"];
@@ -92,7 +92,7 @@ fn up_to_line_end(text: &str) -> &str {
     text.find('\n').map_or(text, |at| &text[..=at])
 }
 
-/// How many bytes belong together, and what they are.
+/// Length of the next part in bytes, and its kind.
 fn next_part(rest: &str) -> (usize, Part) {
     let up_to = |end: &str, from: usize| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());
     let first = rest.chars().next().map_or(1, char::len_utf8);
@@ -111,7 +111,7 @@ fn next_part(rest: &str) -> (usize, Part) {
             None => (1, Part::Plain),
         },
         b';' | b'\\' => (1, Part::End),
-        // A word at once, so that none begins within it.
+        // A whole word, so that no part begins within it.
         byte if byte.is_ascii_alphanumeric() || byte == b'_' => {
             (rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len()), Part::Plain)
         }
@@ -130,7 +130,7 @@ fn escaped(rest: &str) -> usize {
     end.map_or(rest.len(), |(at, _)| at + 1)
 }
 
-/// `$tag$` at the beginning.
+/// Tag `$tag$` at the beginning.
 fn dollar(rest: &str) -> Option<&str> {
     let end = rest[1..].find('$')? + 1;
     let tag = &rest[1..end];
@@ -155,7 +155,7 @@ impl Statement {
         self.words.len() >= words.len() && self.words.iter().zip(words).all(|(a, b)| a == b)
     }
 
-    /// Whether it writes rows, as far as its words tell.
+    /// Returns true if its words show that it writes rows.
     pub(crate) fn writes(&self) -> bool {
         ["INSERT", "UPDATE", "DELETE", "MERGE", "TRUNCATE"]
             .iter()

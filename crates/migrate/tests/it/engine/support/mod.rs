@@ -1,4 +1,4 @@
-//! What the tests of whole migrations share: two servers, a stand-in for the proxy's control socket, a comparison.
+//! Support for tests of whole migrations: two servers, a stand-in for the proxy's control socket, a comparison.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,8 +16,8 @@ use stillpoint_testing::{
     wait::until,
 };
 
-/// Two servers with a state directory and a control socket that behaves as the proxy's, with load that is ended by a
-/// pause instead of being held.
+/// Two servers with a state directory and a control socket that behaves like the proxy's. A pause ends the load instead
+/// of holding it.
 pub(crate) struct Bench {
     pub(crate) source: Cluster,
     pub(crate) target: Cluster,
@@ -33,20 +33,21 @@ pub(crate) struct FakeFront {
     paused: bool,
     /// Loads that a pause ends.
     pub(crate) loads: Vec<Load>,
-    /// What was asked, in order.
+    /// Requests so far, in order.
     pub(crate) asked: Vec<String>,
     /// Requests that are answered with an error.
     pub(crate) refuse: Vec<&'static str>,
     /// Clients whose statements the proxy counts.
     pub(crate) clients: Option<FakeClients>,
-    /// Statements of a session beside the proxy, one for each pause, made in `shop` once clients stand.
+    /// Statements of a session that bypasses the proxy, one for each pause, executed in `shop` once clients are
+    /// stopped.
     pub(crate) at_pause: Vec<&'static str>,
 }
 
 /// Clients as the proxy counts them.
 pub(crate) struct FakeClients {
     rate: f64,
-    /// In microseconds, of each statement.
+    /// Duration of each statement, in microseconds.
     wait: u64,
     since: std::time::Instant,
     sent: f64,
@@ -58,7 +59,7 @@ impl FakeClients {
         FakeClients { rate, wait, since: std::time::Instant::now(), sent: 0.0, waits: Default::default() }
     }
 
-    /// So many statements a second from now on, each of which takes so many microseconds.
+    /// Changes the load: `rate` statements a second from now on, of `wait` microseconds each.
     pub(crate) fn go_at(&mut self, rate: f64, wait: u64) {
         let more = self.rate * self.since.elapsed().as_secs_f64();
         self.sent += more;
@@ -89,7 +90,7 @@ impl FakeClients {
     }
 }
 
-/// What both servers of a bench are set to, and more.
+/// Settings that both servers of a bench have, and more.
 fn with_common<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&["wal_level=logical", "autovacuum_naptime=1s"], more].concat()
 }
@@ -99,23 +100,23 @@ impl Bench {
         Bench::start_with(&[])
     }
 
-    /// The same with more settings of both servers.
+    /// Starts a bench with more settings for both servers.
     pub(crate) fn start_with(more: &[&str]) -> Bench {
         Bench::start_apart(more, more)
     }
 
-    /// The same with more settings of the source, and of the target.
+    /// Starts a bench with more settings for the source, and others for the target.
     pub(crate) fn start_apart(source: &[&str], target: &[&str]) -> Bench {
         Bench::of(Cluster::start(&with_common(source)), Cluster::start(&with_common(target)))
     }
 
-    /// The same with servers of one certain version, and more settings of both.
+    /// Starts a bench with servers of a given version, and more settings for both.
     pub(crate) fn of_programs(programs: &Programs, more: &[&str]) -> Bench {
         let start = || Cluster::of_programs(programs, &with_common(more));
         Bench::of(start(), start())
     }
 
-    /// The same with a target of another major version, and more settings of it.
+    /// Starts a bench with a target of another major version, and more settings for it.
     pub(crate) fn to_newer(major: u32, more: &[&str]) -> Bench {
         Bench::of(Cluster::start(&with_common(&[])), Cluster::of_major(major, &with_common(more)))
     }
@@ -148,12 +149,12 @@ impl Bench {
         let source = Server::parse("source", &self.source.conninfo(database), None).expect("a connection string");
         let target = Server::parse("target", &self.target.conninfo(database), None).expect("a connection string");
         let mut options = Options::new(source, target, self.dir.path().join("control"), self.state());
-        // Noisy machines: what is tested is what happens, not how fast.
+        // A long limit for noisy machines: the tests are about results, not about speed.
         options.pause_limit = std::time::Duration::from_secs(10);
         options
     }
 
-    /// The same with other connection strings, and at full speed: `rest` follows host and port.
+    /// Options with other connection strings, and at full speed: `rest` follows host and port.
     pub(crate) fn options_as(&self, rest: &str, database: Option<&str>) -> Options {
         let server = |side: &str, cluster: &Cluster| {
             let place = format!("host=127.0.0.1 port={} {rest}", cluster.port());
@@ -167,12 +168,12 @@ impl Bench {
         self.dir.path().join("state")
     }
 
-    /// Opens the fenced source for a look.
+    /// Opens the fenced source for reading.
     pub(crate) fn look_into_source(&self, database: &str) {
         self.source.sql("postgres", &format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"));
     }
 
-    /// A database `shop` with one table, `big`, whose copy takes a while.
+    /// Makes a database `shop` with one table, `big`, whose copy takes a while.
     pub(crate) fn fill_big(&self, rows: u32) {
         self.source.sql("postgres", "CREATE DATABASE shop");
         let rows = format!(
@@ -181,13 +182,13 @@ impl Bench {
         self.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
     }
 
-    /// One line for each table of both sides; equal when they hold the same.
+    /// Checksums of both sides, one line for each table; they are equal if both sides hold the same.
     pub(crate) fn sums(&self, database: &str) -> (String, String) {
         self.look_into_source(database);
         (sums(&self.source, database), sums(&self.target, database))
     }
 
-    /// Panics unless nothing of a migration is left on the source, and no database on the target.
+    /// Panics if anything of a migration is left on the source, or a database on the target.
     #[track_caller]
     pub(crate) fn assert_clean(&self, database: &str) {
         let source = &self.source;
@@ -241,7 +242,7 @@ fn place((host, port): (String, u16)) -> ProxyServer {
 }
 
 impl FakeFront {
-    /// A client that was killed leaves a backend that first ends what it is at.
+    /// Waits for backends of killed clients, which first end their current statement.
     fn until_quiet(&self) {
         let port = self.serving.1.to_string();
         until("backends of the load to end", || {
@@ -272,7 +273,7 @@ impl FakeFront {
             Request::Switch { .. } => "switch",
             Request::Resume { .. } => "resume",
             Request::Abandon { .. } => "abandon",
-            // The proxy may be asked for more than the manager asks.
+            // The proxy has more requests than the manager uses.
             #[allow(unreachable_patterns, reason = "whatever else there is")]
             _ => return Reply::Error { message: "the stand-in knows nothing of it".into() },
         };
@@ -322,12 +323,12 @@ impl FakeFront {
     }
 }
 
-/// A proxy in a thread; it ends with the test's process. Its port and control socket.
+/// Starts a proxy in a thread; it ends with the test's process. Returns its port and control socket.
 pub(crate) fn proxy(dir: &Path, source: &Cluster) -> (u16, PathBuf) {
     proxy_for(dir, source, "shop")
 }
 
-/// The same for another database, or for all (`*`).
+/// Starts a proxy for another database, or for all (`*`).
 pub(crate) fn proxy_for(dir: &Path, source: &Cluster, tenant: &str) -> (u16, PathBuf) {
     let port = free_port();
     let control = dir.join("proxy.sock");
@@ -350,7 +351,7 @@ pub(crate) fn proxy_for(dir: &Path, source: &Cluster, tenant: &str) -> (u16, Pat
     (port, control)
 }
 
-/// Keeps events, and prints them for a failing test.
+/// An observer that keeps events, and prints them for a failing test.
 pub(crate) fn observer() -> (Observer, Arc<Mutex<Vec<Event>>>) {
     let events = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&events);

@@ -1,5 +1,4 @@
-//! A capture that is begun again whenever something that it cannot follow has ended it: for those who look at what clients
-//! see meanwhile.
+//! A capture that starts again after each end: for tests that check what clients see meanwhile.
 
 use super::{Proxy, runtime};
 use std::sync::Arc;
@@ -7,18 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use stillpoint_migrate_proxy::control::{Client, ControlError, Reply, Request};
 use tokio::sync::watch;
 
-/// What was captured, and what was not.
+/// Result of all captures.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Transactions.
+    /// Number of transactions.
     pub(crate) transactions: usize,
-    /// Rows that they wrote.
+    /// Number of rows that they wrote.
     pub(crate) rows: usize,
-    /// Why captures ended.
+    /// Reasons for the ends of captures.
     pub(crate) over: Vec<String>,
 }
 
-/// A tenant that is captured for as long as this lives.
+/// A tenant that is captured as long as this exists.
 pub(crate) struct Armed {
     stop: watch::Sender<bool>,
     rows: Arc<AtomicUsize>,
@@ -26,7 +25,7 @@ pub(crate) struct Armed {
 }
 
 impl Armed {
-    /// Begins; everything from here on is captured, or said.
+    /// Begins; from here on every transaction is captured, or the capture's end is recorded.
     pub(crate) fn start(proxy: &Proxy, tenant: &str) -> Armed {
         let (stop, mut stopped) = watch::channel(false);
         let (begun, first) = std::sync::mpsc::channel();
@@ -74,12 +73,12 @@ impl Armed {
         Armed { stop, rows, thread }
     }
 
-    /// Rows so far.
+    /// Number of rows so far.
     pub(crate) fn rows(&self) -> usize {
         self.rows.load(Ordering::Relaxed)
     }
 
-    /// Ends it.
+    /// Ends the captures and returns their result.
     pub(crate) fn finish(self) -> Seen {
         self.stop.send_replace(true);
         self.thread.join().expect("the follower works")

@@ -1,5 +1,5 @@
-//! A follower of a capture: brings a second server to a snapshot of the first, and repeats there what is committed after it,
-//! by several players, in the order that the scheduler of the replay allows.
+//! A follower of a capture: brings a second server to a snapshot of the first, and repeats later commits there, by
+//! several players, in the order that the scheduler of the replay allows.
 
 use super::{Proxy, runtime};
 use std::collections::HashMap;
@@ -13,14 +13,14 @@ use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 const PLAYERS: u32 = 3;
 
-/// What a follower has done.
+/// Result of a follower.
 #[derive(Debug, Default)]
 pub(crate) struct Followed {
-    /// Transactions that were repeated.
+    /// Number of transactions that were repeated.
     pub(crate) applied: usize,
-    /// The most that were under way at once.
+    /// Most transactions that were under way at once.
     pub(crate) at_once: usize,
-    /// Why the capture was over before the wanted stamp, if it was.
+    /// Reason for an end of the capture before the wanted stamp.
     pub(crate) over: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Follower {
     upto: tokio::sync::watch::Sender<Option<u64>>,
 }
 
-/// What the source's snapshot sees.
+/// Transactions that the source's snapshot sees.
 struct Snapshot {
     end: u64,
     running: Vec<u64>,
@@ -78,7 +78,7 @@ impl Follower {
         Follower { thread, upto }
     }
 
-    /// Everything up to this stamp is to be repeated, and then it ends.
+    /// Repeats everything up to this stamp, and ends.
     pub(crate) fn finish(self, stamp: u64) -> Followed {
         self.upto.send_replace(Some(stamp));
         self.thread.join().expect("the follower works")
@@ -190,7 +190,7 @@ fn statement(row: &Row, shape: &TableShape) -> String {
     let pair = |at: usize| format!("{} = {}", columns[at], values[at]);
     let sets = (0..columns.len()).filter(|at| !shape.key.contains(at) && !shape.insert_only.contains(at));
     let sets = sets.map(pair).collect::<Vec<_>>().join(", ");
-    // A table of nothing but keys is updated to what it is.
+    // A table with only key columns is updated to its present values.
     let sets = if sets.is_empty() { pair(shape.key.first().copied().unwrap_or(0)) } else { sets };
     let place = shape.key.iter().copied().map(pair).collect::<Vec<_>>().join(" AND ");
     let insert =

@@ -30,17 +30,17 @@ pub(crate) fn server(name: &str, cluster: &Cluster) -> String {
 }
 
 impl Proxy {
-    /// Starts one; `rest` are tables of its configuration, `top` what stands before them.
+    /// Starts a proxy; `rest` are tables of its configuration, `top` the lines before them.
     pub(crate) fn start(top: &str, rest: &str) -> Proxy {
         Proxy::start_in(TempDir::with_prefix("stillpoint-proxy-").expect("make a directory"), top, rest)
     }
 
-    /// The same in a directory in which files have been made.
+    /// Starts a proxy in a directory that already has files.
     pub(crate) fn start_in(dir: TempDir, top: &str, rest: &str) -> Proxy {
         Proxy::start_in_at(dir, free_port(), top, rest)
     }
 
-    /// The same as [`Proxy::start`] at a port that was chosen before.
+    /// Starts a proxy as [`Proxy::start`] does, at a port that was chosen before.
     pub(crate) fn start_at(port: u16, top: &str, rest: &str) -> Proxy {
         Proxy::start_in_at(TempDir::with_prefix("stillpoint-proxy-").expect("make a directory"), port, top, rest)
     }
@@ -72,17 +72,17 @@ impl Proxy {
         format!("host=127.0.0.1 port={} user=postgres dbname={database}", self.port)
     }
 
-    /// Asks on a control connection of its own.
+    /// Sends a request on a control connection of its own.
     pub(crate) fn ask(&self, request: Request) -> Reply {
         runtime().block_on(async { self.control().await.ask(&request).await.expect("an answer") })
     }
 
-    /// Reaches the control socket.
+    /// Connects to the control socket.
     pub(crate) async fn control(&self) -> Client {
         Client::connect(&self.control).await.expect("reach the proxy")
     }
 
-    /// Prepares, pauses and switches a tenant, all of which must work; microseconds of the pause.
+    /// Prepares, pauses and switches a tenant, all of which must succeed; returns the microseconds of the pause.
     pub(crate) fn move_tenant(&self, tenant: &str, to: &str) -> u64 {
         runtime().block_on(async {
             let mut client = self.control().await;
@@ -105,7 +105,7 @@ pub(crate) fn preparing(tenant: &str, to: &str, verifiers: &[(&str, &str)]) -> R
     }
 }
 
-/// Pauses a tenant and goes on at the target, all of its sessions; how many those are.
+/// Pauses a tenant and switches all of its sessions to the target; returns their number.
 pub(crate) async fn switch(client: &mut Client, tenant: &str) -> usize {
     let reply = client.ask(&Request::Pause { tenant: tenant.into(), limit_ms: 60_000 }).await;
     assert!(matches!(reply, Ok(Reply::Drained { .. })), "{reply:?}");
@@ -115,7 +115,7 @@ pub(crate) async fn switch(client: &mut Client, tenant: &str) -> usize {
     }
 }
 
-/// Prepares until every session is.
+/// Prepares until every session is prepared.
 pub(crate) async fn prepare(client: &mut Client, tenant: &str, to: &str) {
     for _ in 0..1000 {
         match client.ask(&preparing(tenant, to, &[])).await.expect("an answer") {
@@ -130,8 +130,8 @@ pub(crate) async fn prepare(client: &mut Client, tenant: &str, to: &str) {
     panic!("sessions stay busy");
 }
 
-/// Runs this test in a process of its own, and returns false there: signals, limits and memory are a process's, and other tests may
-/// run in this one. Returns true when the other process has run it.
+/// Runs this test in a process of its own, and returns false there: signals, limits and memory belong to a process, and
+/// other tests may run in this one. Returns true once the other process has run it.
 pub(crate) fn ran_elsewhere(test: &str) -> bool {
     const VARIABLE: &str = "STILLPOINT_TEST_PROCESS";
     if std::env::var(VARIABLE).is_ok_and(|there| there == test) {
@@ -139,7 +139,7 @@ pub(crate) fn ran_elsewhere(test: &str) -> bool {
     }
     let mut command = tied(&std::env::current_exe().expect("this program"));
     command.args(["--exact", test, "--nocapture"]).env(VARIABLE, test);
-    // standard error is shared: a test that skips itself is counted by a line there
+    // Standard error is shared: a test that skips itself is counted by a line there.
     let ended = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().expect("run this program");
     let out = String::from_utf8_lossy(&ended.stdout);
     assert!(ended.status.success() && out.contains("1 passed"), "{test}: {}\n{out}", ended.status);
@@ -151,7 +151,7 @@ pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// A certificate that signs itself, for 127.0.0.1.
+/// Makes a self-signed certificate for 127.0.0.1.
 pub(crate) fn certificate(dir: &Path) {
     let made = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
@@ -163,7 +163,7 @@ pub(crate) fn certificate(dir: &Path) {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }
 
-/// What psql prints for one text of statements, or its error.
+/// Output of psql for one text of statements, or its error.
 pub(crate) fn psql(conninfo: &str, password: &str, sql: &str) -> Result<String, String> {
     let mut psql = Command::new("psql");
     psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, conninfo]).env("PGPASSWORD", password);
@@ -172,14 +172,14 @@ pub(crate) fn psql(conninfo: &str, password: &str, sql: &str) -> Result<String, 
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// A connection that has said nothing.
+/// A connection on which the client has sent nothing.
 pub(crate) fn raw(proxy: &Proxy) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", proxy.port)).expect("connect");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("set a limit");
     stream
 }
 
-/// A connection from another address of this machine that has said nothing.
+/// A connection from another address of this machine, on which the client has sent nothing.
 pub(crate) fn raw_from(proxy: &Proxy, address: Ipv4Addr) -> TcpStream {
     let connect = async {
         let socket = TcpSocket::new_v4()?;
@@ -192,7 +192,7 @@ pub(crate) fn raw_from(proxy: &Proxy, address: Ipv4Addr) -> TcpStream {
     stream
 }
 
-/// The next message: its type and its body.
+/// Reads the next message: its type and its body.
 pub(crate) fn next_message(stream: &mut impl Read) -> std::io::Result<(u8, Vec<u8>)> {
     let mut header = [0; 5];
     stream.read_exact(&mut header)?;
@@ -209,7 +209,7 @@ pub(crate) fn error_field(body: &[u8], field: u8) -> String {
     String::from_utf8_lossy(&part[1..]).into_owned()
 }
 
-/// The packet that says who one is.
+/// The startup packet with these parameters.
 pub(crate) fn startup(parameters: &[(&str, &str)], version: u32) -> Vec<u8> {
     let mut body = version.to_be_bytes().to_vec();
     for (name, value) in parameters {
@@ -239,7 +239,7 @@ pub(crate) fn log_in(stream: &mut (impl Read + Write)) {
     }
 }
 
-/// All that the server says to one Query.
+/// All replies of the server to one Query.
 pub(crate) fn ask(stream: &mut (impl Read + Write), sql: &str) -> String {
     let mut message = b"Q".to_vec();
     message.extend((sql.len() as u32 + 5).to_be_bytes());

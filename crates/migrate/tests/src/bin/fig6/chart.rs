@@ -9,14 +9,14 @@ const BAR: f64 = 16.0;
 const GAP: f64 = 28.0;
 const COLOURS: [&str; 6] = ["#888888", "#5b8db8", "#c98b3c", "#6aa84f", "#a64d79", "#45818e"];
 
-/// Bars that stand together.
+/// Bars that are drawn side by side.
 pub(crate) struct Group {
     pub(crate) name: String,
     /// Names, the same in each group, and values.
     pub(crate) bars: Vec<(&'static str, f64)>,
 }
 
-/// The drawing.
+/// Draws the chart.
 pub(crate) fn draw(groups: &[Group]) -> String {
     let values = || groups.iter().flat_map(|group| &group.bars).map(|(_, value)| value.max(1e-3));
     let least = values().fold(f64::INFINITY, f64::min).log10().floor();
@@ -29,7 +29,7 @@ pub(crate) fn draw(groups: &[Group]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" \
          font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"4\" y=\"14\">seconds</text>\n"
     );
-    // Writing to a string cannot fail.
+    // A write to a string cannot fail.
     let mut power = least;
     while power <= most {
         let at = y(10f64.powf(power));

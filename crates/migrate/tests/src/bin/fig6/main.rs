@@ -1,8 +1,8 @@
-//! `experiments/madeus-fig6`: how long a target takes to catch up with what a load did, in each mode of the replay's scheduler,
-//! against the load and against what a flush of the target's log takes (Fig. 6 of the paper).
+//! `experiments/madeus-fig6`: the time in which a target catches up with a load, in each mode of the replay's
+//! scheduler, by the load and by the duration of a flush of the target's log (Fig. 6 of the paper).
 //!
-//! Prints a page. One recording of each load is recorded, statements and rows of the same transactions, and replayed in all
-//! modes on copies of one database; each replay must end in what the source holds. Nothing is judged here.
+//! Prints a page. Each load is recorded once, statements and rows of the same transactions, and replayed in all modes
+//! on copies of one database; each replay must end with the rows of the source. The page does not judge the results.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -13,18 +13,18 @@ use stillpoint_migrate_replay::Mode;
 use stillpoint_migrate_tests::recording::{Front, Recording, Replayed, Target, Way, record};
 use stillpoint_testing::postgresql::available;
 
-/// As a server comes; memory as the machine has it.
+/// Default settings, with memory for this machine.
 const SETTINGS: [&str; 4] = ["fsync=on", "shared_buffers=256MB", "max_wal_size=2GB", "max_connections=300"];
 
-/// Names and clients; each thinks for so long between two transactions.
+/// Names and numbers of clients; each client thinks for `THINK` between two transactions.
 const LOADS: [(&str, usize); 3] = [("light", 4), ("medium", 16), ("heavy", 64)];
 const THINK: Duration = Duration::from_millis(100);
-/// What each flush takes longer.
+/// Delays that are added to each flush, in milliseconds.
 const DELAYS_MS: [u64; 2] = [0, 5];
-/// The product's number of players, and as it has them: only the last commit of all waits for the disk.
+/// Number of players of the product, with its settings: only the last commit of all waits for the disk.
 const PRODUCT_PLAYERS: usize = 4;
 
-/// One replay, as it stands in the table.
+/// One replay, as a column of the table.
 struct Column {
     name: &'static str,
     mode: Mode,
@@ -40,7 +40,7 @@ const COLUMNS: [Column; 6] = [
     Column { name: "rows, lazy", mode: Mode::Rows, product: true },
 ];
 
-/// What the columns are, for whoever reads the page.
+/// Legend of the columns, for readers of the page.
 const LEGEND: &str = "\
 ## What is compared
 
@@ -66,7 +66,7 @@ sleeps before it, and others wait meanwhile (`commit_siblings = 0`: also when no
 committed while it sleeps goes with that flush, and not with the next one, as it would on a slow disk.
 ";
 
-/// What was measured of one load with one delay.
+/// Results of one load with one delay.
 struct Line {
     load: &'static str,
     clients: usize,
@@ -119,7 +119,7 @@ async fn measure(seconds: f64, rounds: usize) -> Vec<Line> {
         for delay_ms in DELAYS_MS {
             target.delay_flushes(Duration::from_millis(delay_ms));
             let mut replayed: Vec<Vec<Replayed>> = COLUMNS.iter().map(|_| Vec::new()).collect();
-            // In turns: what disturbs the machine disturbs all of them.
+            // In turns: a disturbance of the machine then affects all of them.
             for _ in 0..rounds {
                 for (column, results) in COLUMNS.iter().zip(&mut replayed) {
                     results.push(replay(&target, &recording, column, clients).await);

@@ -1,4 +1,4 @@
-//! Fig. 5: how many browsers are a light, a medium and a heavy load.
+//! Fig. 5: numbers of browsers for a light, a medium and a heavy load.
 
 use crate::Page;
 use crate::chart::{Panel, draw};
@@ -6,9 +6,9 @@ use crate::scene::{Scene, line, number_of_browsers};
 use std::time::Duration;
 use stillpoint_migrate_tests::processors::processors;
 
-/// Loads, in hundredths of what the source can do.
+/// Loads, in hundredths of the source's capacity.
 const PARTS: [u32; 8] = [10, 25, 40, 55, 70, 85, 95, 105];
-/// Not counted: clients have connected, and nothing is in memory yet.
+/// Time that is not counted: clients have connected, and nothing is in memory yet.
 const SETTLING: Duration = Duration::from_secs(2);
 
 pub(crate) fn measure(stretch: Duration, items: u32) -> Page {

@@ -15,11 +15,11 @@ pub(crate) struct Panel {
     pub(crate) across: &'static str,
     /// Names and points.
     pub(crate) lines: Vec<(String, Vec<(f64, f64)>)>,
-    /// A stretch that is marked: the migration.
+    /// Marked stretch: the migration.
     pub(crate) marked: Option<(f64, f64)>,
 }
 
-/// The drawing.
+/// Draws the panels.
 pub(crate) fn draw(panels: &[Panel]) -> String {
     let tall = (TOP + HEIGHT + BELOW) * panels.len() as f64;
     let mut svg = format!(
@@ -34,13 +34,13 @@ pub(crate) fn draw(panels: &[Panel]) -> String {
     svg
 }
 
-/// A round number at or above it, in steps that read well.
+/// The next round number, in steps that read well.
 fn round_up(value: f64) -> f64 {
     let power = 10f64.powf(value.max(1e-3).log10().floor());
     [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|step| step * power).find(|round| *round >= value).unwrap_or(value)
 }
 
-// Writing to a string cannot fail.
+// A write to a string cannot fail.
 fn draw_panel(svg: &mut String, panel: &Panel, top: f64) {
     let points = || panel.lines.iter().flat_map(|(_, points)| points);
     let most_y = round_up(points().map(|(_, y)| *y).fold(0.0, f64::max));

@@ -8,8 +8,8 @@
 //!                             +------------------------------------------------+
 //! ```
 //!
-//! Prints a page and writes its values and drawings. Loads are parts of what the source can do, which is measured first.
-//! Nothing is judged here.
+//! Prints a page and writes its values and drawings. Loads are parts of the source's capacity, which is measured first.
+//! The page does not judge the results.
 #![forbid(unsafe_code)]
 
 mod browsers;
@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use stillpoint_testing::postgresql::available;
 
-/// A page, its values, and drawings with what is added to their files' names.
+/// A page, its values, and drawings with the suffixes of their files' names.
 pub(crate) struct Page {
     pub(crate) text: String,
     pub(crate) values: serde_json::Value,

@@ -10,10 +10,10 @@ use stillpoint_migrate_tests::stillpoint;
 
 const SETTINGS: [&str; 5] =
     ["wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB", "max_connections=300"];
-/// Clients of each load; each thinks for so long between two transactions.
+/// Clients of each load; each client thinks for `THINK` between two transactions.
 const LOADS: [(&str, usize); 3] = [("light", 4), ("medium", 16), ("heavy", 48)];
 const THINK: Duration = Duration::from_millis(100);
-/// The paper's schedules, and the source's log, each with no regard for clients; and the log with it.
+/// The paper's schedules and the source's log, each without the throttle; and the log with it.
 const WAYS: [(&str, &[&str]); 6] = [
     ("b-all", &["--capture", "statements", "--schedule", "b-all", "--share", "0"]),
     ("b-min", &["--capture", "statements", "--schedule", "b-min", "--share", "0"]),
@@ -22,11 +22,11 @@ const WAYS: [(&str, &[&str]); 6] = [
     ("log", &["--share", "0"]),
     ("log, gently", &[]),
 ];
-/// Rows of a table that nobody writes to, for each thousand items that were asked for; 1 MB or so.
+/// Rows of a table without writes, for each thousand items; 1 MB or so.
 const BALLAST: u32 = 2500;
-/// For how long clients are at work before anything begins.
+/// Time for which clients work before anything begins.
 const SETTLING: Duration = Duration::from_secs(3);
-/// What has not caught up after so many times the stretch is given up.
+/// Limit of a migration, in lengths of the stretch; a longer one is aborted.
 const PATIENCE: u32 = 3;
 
 /// One migration.

@@ -6,7 +6,7 @@ use crate::scene::{Scene, line};
 use crate::series::{Answers, values};
 use std::time::Duration;
 
-/// Of what the source can do.
+/// Load as a part of the source's capacity.
 const HEAVY: f64 = 0.7;
 const SETTLING: Duration = Duration::from_secs(3);
 

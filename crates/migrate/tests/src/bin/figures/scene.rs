@@ -12,20 +12,20 @@ use stillpoint_migrate_tests::processors::{pin, processors};
 use stillpoint_migrate_tests::{Ended, Stage};
 use stillpoint_testing::postgresql::Cluster;
 
-/// As a server comes; memory as the machine has it.
+/// Default settings, with memory for this machine.
 const SETTINGS: [&str; 5] =
     ["wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB", "max_connections=500"];
-/// What each browser thinks between two interactions, on average.
+/// Think time of each browser between two interactions, on average.
 const THINK: Duration = Duration::from_millis(200);
-/// Browsers by which it is found out how much the source can do: about as many as there will be. With few it can do twice as
-/// much as with hundreds.
+/// Browsers with which the source's capacity is measured: about as many as there will be. With few browsers the
+/// capacity is twice that with hundreds.
 const CROWD: u32 = 250;
 /// Most browsers of one tenant.
 const BROWSERS_MAX: u32 = 350;
-/// A migration that is not over by then is given up.
+/// Time after which a migration is aborted.
 const PATIENCE: Duration = Duration::from_secs(420);
 
-/// Everything that a measurement needs.
+/// All parts of a measurement.
 pub(crate) struct Scene {
     pub(crate) stage: Stage,
     records: tempfile::TempDir,
@@ -37,7 +37,7 @@ pub(crate) struct Browsers {
     record: PathBuf,
 }
 
-/// A migration, and when it was under way by the clock of records.
+/// A migration, with its beginning and end by the clock of records.
 pub(crate) struct Migration {
     ended: Ended,
     given_up: bool,
@@ -45,14 +45,14 @@ pub(crate) struct Migration {
     pub(crate) to_ns: u64,
 }
 
-/// The server on a processor of its own, where there are several.
+/// Starts a server; the first has a processor of its own, where there are several.
 fn node(first: bool) -> Cluster {
     let cluster = Cluster::start(&SETTINGS);
     let postmaster = cluster.pid();
     if first && processors() > 1 {
         let children = std::fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children"));
         let children = children.expect("the kernel tells of children");
-        // Who is born from now on is born there.
+        // Child processes that start from now on inherit the processor.
         pin(postmaster, "0");
         children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(|child| pin(child, "0"));
     }
@@ -60,10 +60,10 @@ fn node(first: bool) -> Cluster {
 }
 
 impl Scene {
-    /// Starts it with these databases, each with so many items on sale.
+    /// Starts it with these databases, each with this many items on sale.
     pub(crate) fn start(databases: &[&str], items: u32) -> Scene {
         if processors() > 1 {
-            // And all that this process starts.
+            // All processes that this one starts are pinned too.
             pin(std::process::id(), &format!("1-{}", processors() - 1));
         }
         let stage = Stage::of_tenants(node(true), node(false), databases);
@@ -85,7 +85,7 @@ impl Scene {
         }
     }
 
-    /// Interactions a second that the source can do, with nobody thinking.
+    /// Interactions a second that the source can do, almost without think time.
     pub(crate) fn capacity(&self, database: &str, items: u32) -> f64 {
         let plan = PostgresPlan { think: Duration::from_millis(1), ..self.plan(database, items, CROWD) };
         let browsers = self.begin(plan);
@@ -96,7 +96,7 @@ impl Scene {
         browsers.end().between(from, to).rate()
     }
 
-    /// Lets so many interactions a second become due.
+    /// Starts browsers that make this many interactions a second.
     pub(crate) fn browsers(&self, database: &str, items: u32, rate: f64) -> Browsers {
         self.begin(self.plan(database, items, number_of_browsers(rate)))
     }
@@ -138,13 +138,13 @@ impl Scene {
     }
 }
 
-/// For so many interactions a second.
+/// Number of browsers for this many interactions a second.
 pub(crate) fn number_of_browsers(rate: f64) -> u32 {
     ((rate * THINK.as_secs_f64()).round() as u32).clamp(1, BROWSERS_MAX)
 }
 
 impl Browsers {
-    /// Ends them; what they were answered.
+    /// Ends the browsers; returns their answers.
     pub(crate) fn end(self) -> Answers {
         self.load.stop();
         let finished = self.load.wait().unwrap_or_else(|error| panic!("browsers: {error}"));
@@ -154,7 +154,7 @@ impl Browsers {
 }
 
 impl Migration {
-    /// Whether clients are where they were to go.
+    /// Returns true if clients have reached the target.
     pub(crate) fn is_over(&self) -> bool {
         self.ended.code == Some(0) && !self.given_up
     }
@@ -183,7 +183,7 @@ impl Migration {
         phases
     }
 
-    /// By its own account, in milliseconds.
+    /// Pause that the command reported, in milliseconds.
     pub(crate) fn paused_ms(&self) -> Option<f64> {
         self.ended.events.iter().find_map(|event| match event.kind {
             EventKind::SwitchedOver { paused_us, .. } => Some(paused_us as f64 / 1e3),
@@ -191,7 +191,7 @@ impl Migration {
         })
     }
 
-    /// How long it took, for a page.
+    /// Duration as text, for a page.
     pub(crate) fn text(&self) -> String {
         let seconds = self.seconds();
         match self.paused_ms() {
@@ -207,11 +207,11 @@ impl Migration {
     }
 }
 
-/// A table's line.
+/// A line of a table.
 pub(crate) fn line(cells: &[String]) -> String {
     let mut line = String::from("|");
     for cell in cells {
-        // Writing to a string cannot fail.
+        // A write to a string cannot fail.
         let _ = write!(line, " {cell} |");
     }
     line.push('\n');

@@ -1,20 +1,20 @@
-//! What browsers were answered, over time.
+//! Answers to browsers, over time.
 
 use stillpoint_measure::record::{Outcome, Record, Sample};
 
-/// A stretch of the plots.
+/// Length of a stretch in the plots.
 const BUCKET_NS: u64 = 1_000_000_000;
 
-/// All that browsers were answered.
+/// All answers to browsers.
 pub(crate) struct Answers {
     samples: Vec<Sample>,
     pub(crate) dropped: u64,
 }
 
-/// What they were answered in some time.
+/// Answers in one stretch of time.
 pub(crate) struct Stretch {
     seconds: f64,
-    /// Of each in order, in milliseconds.
+    /// Response times in ascending order, in milliseconds.
     response_ms: Vec<f64>,
     pub(crate) failed: usize,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Stretch {
 /// A second of a plot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Point {
-    /// Middle, in seconds from the beginning of the plot.
+    /// Middle of the second, counted from the beginning of the plot.
     pub(crate) at_s: f64,
     pub(crate) response_ms: f64,
     pub(crate) rate: f64,
@@ -35,7 +35,7 @@ impl Answers {
         Answers { samples, dropped }
     }
 
-    /// What was answered between two moments.
+    /// Answers between two moments.
     pub(crate) fn between(&self, from_ns: u64, to_ns: u64) -> Stretch {
         let place = |at: u64| self.samples.partition_point(|sample| sample.ended_ns() < at);
         let answered = &self.samples[place(from_ns)..place(to_ns).max(place(from_ns))];
@@ -46,7 +46,7 @@ impl Answers {
         Stretch { seconds: (to_ns.saturating_sub(from_ns)) as f64 / 1e9, response_ms, failed }
     }
 
-    /// Second by second.
+    /// Points for each second.
     pub(crate) fn points(&self, from_ns: u64, to_ns: u64) -> Vec<Point> {
         let seconds = (to_ns - from_ns) / BUCKET_NS;
         let point = |second: u64| {
@@ -90,7 +90,7 @@ impl Stretch {
     }
 }
 
-/// Points as values.
+/// Points as JSON values.
 pub(crate) fn values(points: &[Point]) -> serde_json::Value {
     points.iter().map(|point| serde_json::json!([point.at_s, point.response_ms, point.rate])).collect()
 }

@@ -1,13 +1,13 @@
-//! Fig. 9: the time that a migration takes by the size of its database, under load.
+//! Fig. 9: the time of a migration by the size of its database, under load.
 
 use crate::Page;
 use crate::chart::{Panel, draw};
 use crate::scene::{Scene, line};
 use std::time::Duration;
 
-/// Sizes, as parts of the largest.
+/// Sizes, as fractions of the largest.
 const PARTS: [u32; 4] = [8, 4, 2, 1];
-/// Of what the source can do.
+/// Load as a part of the source's capacity.
 const LOAD: f64 = 0.5;
 /// Phases as columns, in the paper's steps: snapshot, creating, propagating, switching over.
 const PHASES: [&str; 6] = ["snapshot", "copy", "catch-up", "compare", "prepare", "switch-over"];

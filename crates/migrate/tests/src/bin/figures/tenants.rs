@@ -1,5 +1,5 @@
-//! Figs. 10 to 19: a hot spot. Three databases on one server, B with a heavy load, A and C with light ones: B is moved to a
-//! server that does nothing yet, or C is.
+//! Figs. 10 to 19: a hot spot. Three databases on one server, B with a heavy load, A and C with light ones: B or C is
+//! moved to an idle server.
 
 use crate::Page;
 use crate::chart::draw;
@@ -9,10 +9,10 @@ use crate::series::{Answers, values};
 use std::time::Duration;
 
 const TENANTS: [&str; 3] = ["a", "b", "c"];
-/// Loads of the three, of what the source can do with one.
+/// Loads of the three, as parts of the source's capacity with one database.
 const LOADS: [f64; 3] = [0.15, 0.55, 0.15];
 const SETTLING: Duration = Duration::from_secs(3);
-/// What is moved, and the names of both cases.
+/// Database that is moved, and the names of both cases.
 const CASES: [(&str, &str, &str); 2] = [
     ("b", "Case 1: the heavy tenant B is moved (Figs. 10 to 13)", "-heavy"),
     ("c", "Case 2: the light tenant C is moved (Figs. 14 to 19)", "-light"),

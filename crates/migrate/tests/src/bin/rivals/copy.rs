@@ -1,4 +1,4 @@
-//! How fast a target is filled, up to the moment from which on it follows.
+//! Time to fill a target, up to the moment from which it follows.
 
 use crate::native;
 use crate::{Raw, SETTINGS, Size, against, cluster, median, of_rounds, spread};
@@ -15,7 +15,7 @@ use stillpoint_testing::{postgresql::Cluster, wait::within};
 
 /// A copy that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(580);
-/// What pgcopydb says when rows, indexes and constraints are there, and changes may follow.
+/// Message of pgcopydb when rows, indexes and constraints are there, and changes may follow.
 const FILLED: &str = "to enable applying changes";
 
 pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
@@ -82,7 +82,7 @@ fn logical_replication(size: &Size) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-/// Debian's, unpacked beside the system, with the plugin that it has the source load.
+/// Debian's pgcopydb, unpacked outside the system, with the plugin that the source has to load.
 struct Pgcopydb {
     program: Binary,
     plugins: PathBuf,
@@ -96,7 +96,7 @@ impl Pgcopydb {
         Ok(Pgcopydb { program, plugins })
     }
 
-    /// Seconds.
+    /// Runs a copy; returns its seconds.
     fn takes(&self, size: &Size) -> f64 {
         let library_path = format!("dynamic_library_path=$libdir:{}", self.plugins.display());
         let source = Cluster::start(&[&SETTINGS[..], &[&library_path]].concat());
@@ -110,7 +110,7 @@ impl Pgcopydb {
         let place = |server: &Cluster| format!("postgres://postgres@127.0.0.1:{}/shop", server.port());
         let mut command = Command::new(&self.program.path);
         command.envs(self.program.environment()).args(["clone", "--follow", "--table-jobs=2", "--index-jobs=2"]);
-        // As large as ours: pgbench has one large table.
+        // As large as the product's pieces: pgbench has one large table.
         command.args(["--split-tables-larger-than=64MB", "--dir"]).arg(dir.path().join("work"));
         command.args(["--source", &place(&source), "--target", &place(&target)]).process_group(0);
         command.stdout(file.try_clone().expect("share the log")).stderr(file);
@@ -121,7 +121,7 @@ impl Pgcopydb {
             let ended = child.try_wait().expect("a child can be waited for").is_some();
             (ended || read().contains(FILLED)).then(|| begun.elapsed())
         });
-        // It would follow until it is told where to end.
+        // It would follow until it gets an end position.
         let group = Pid::from_raw(child.id() as i32).expect("a process has a number");
         let _ = kill_process_group(group, Signal::KILL);
         let _ = child.wait();

@@ -1,4 +1,4 @@
-//! The longest time for which a client of 64 waited for an answer while the database changed servers.
+//! The longest wait of any of 64 clients for an answer while the database changed servers.
 
 use crate::native::{self, Pgbouncer};
 use crate::pgbench::{Answer, answers, now_s};
@@ -10,25 +10,25 @@ use stillpoint_events::EventKind;
 use stillpoint_migrate_tests::Stage;
 use stillpoint_testing::postgresql::{Cluster, Load};
 
-/// Sessions, and transactions a second of all together: the machine is not full.
+/// Sessions, and transactions a second of all together: the machine is not fully loaded.
 const SESSIONS: u32 = 64;
 const LOAD: [&str; 10] = ["-n", "-l", "-c", "64", "-j", "2", "-R", "400", "-T", "600"];
-/// Each session has asked by then, some six times a second.
+/// Seconds in which each session has asked again; together they ask some six times a second each.
 const LAST: f64 = 3.0;
-/// Before and after the switch-over, for comparison.
+/// Time before and after the switch-over, for comparison.
 const REST: Duration = Duration::from_secs(4);
 
-/// What clients saw of one switch-over.
+/// One switch-over, as clients saw it.
 struct Seen {
     /// The longest latency from a transaction's due time, in ms, around the switch-over.
     gap_ms: f64,
-    /// The 99th percentile of all the others.
+    /// The 99th percentile of all the others, in ms.
     p99_ms: f64,
-    /// Sessions that did not live to the end.
+    /// Sessions that failed before the end.
     failed: u64,
-    /// What the tool itself calls the pause.
+    /// Pause that the tool itself reported, in ms.
     paused_ms: Option<f64>,
-    /// Of each phase: how long it took, in seconds, and the latencies of what was answered in it.
+    /// Phases: name, duration in seconds, and the latencies of answers during it.
     phases: Vec<(String, f64, Vec<f64>)>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
     ]
 }
 
-/// What clients notice of each phase, of all rounds together.
+/// Prints the effect of each phase on clients, over all rounds.
 fn print_phases(seen: &[Seen]) {
     println!("| phase of `stillpoint migrate run` | took, s | p50, ms | p99, ms | longest, ms |");
     println!("|---|---|---|---|---|");
@@ -95,7 +95,7 @@ fn stillpoint(size: &Size) -> Seen {
         EventKind::SwitchedOver { paused_us, .. } => Some(paused_us as f64 / 1e3),
         _ => None,
     });
-    // Nothing but what was asked for by STILLPOINT_LOG.
+    // It holds only the output that STILLPOINT_LOG asked for.
     eprint!("{}", ended.complaints);
     std::thread::sleep(REST);
     let seen = seen(&stage.source, load, at);
@@ -120,7 +120,7 @@ fn rival(size: &Size) -> Seen {
     seen(&source, load, at)
 }
 
-/// Reads pgbench's logs, which tell latencies from a transaction's due time.
+/// Reads pgbench's logs, which give latencies from a transaction's due time.
 fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> Seen {
     let ran = load.running();
     let ended_s = now_s();
@@ -130,7 +130,7 @@ fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> Seen {
     let alive: BTreeSet<u32> =
         all.iter().filter(|answer| answer.at_s > ended_s - LAST).map(|answer| answer.client).collect();
     let failed = if ran { u64::from(SESSIONS) - alive.len() as u64 } else { u64::from(SESSIONS) };
-    // From shortly before the first pause to when what it queued is worked off.
+    // From shortly before the first pause until its queue is worked off.
     let around = |answer: &Answer| (-0.2..REST.as_secs_f64() / 2.0).contains(&(answer.at_s - switched_s));
     let (during, otherwise): (Vec<Answer>, Vec<Answer>) = all.into_iter().partition(around);
     let longest = during.iter().map(|answer| answer.latency_ms).fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! How much of their throughput clients keep while a migration copies rows and catches up.
+//! Throughput that clients keep while a migration copies rows and catches up.
 
 use crate::native::{self, Pgbouncer};
 use crate::pgbench::{answers, now_s, of_event_s};
@@ -9,16 +9,16 @@ use stillpoint_migrate_tests::Stage;
 use stillpoint_migrate_tests::processors::{pin, processors};
 use stillpoint_testing::postgresql::Cluster;
 
-/// About 450 MB.
+/// Scale of pgbench; about 450 MB.
 const SCALE: &str = "30";
-/// Each client sends its next transaction when it has the answer: it cannot make up for time that it was made to wait.
+/// Each client sends its next transaction when it has the answer: it cannot make up for waiting time.
 const LOAD: [&str; 9] = ["-n", "-l", "-c", "8", "-j", "2", "-T", "600", "-Msimple"];
-/// Looked at before the migration, once the load has settled.
+/// Time before the migration that is measured, once the load has settled.
 const BEFORE: Duration = Duration::from_secs(8);
 const SETTLING: Duration = Duration::from_secs(3);
-/// How long a server that nobody moves is looked at.
+/// Time for which a server without a migration is measured.
 const ALONE: Duration = Duration::from_secs(60);
-/// A whole migration takes less, beside clients that leave it no processor to spare.
+/// Longest time of a whole migration, beside clients that leave it no idle processor.
 const LIMIT: Duration = Duration::from_secs(580);
 
 /// Throughput before, and the parts of it that were kept.
@@ -104,8 +104,8 @@ fn times(at_server: &Cluster) -> Vec<f64> {
     answers(at_server).iter().map(|answer| answer.at_s).collect()
 }
 
-/// What becomes of the same load by itself: its tables grow old versions, which are cleaned up beside it, or not while a
-/// snapshot is held, which is all that a copy which moves nothing does.
+/// Measures the same load alone: its tables get old row versions, which are cleaned up meanwhile, or not while a
+/// snapshot is held. A copy that moves nothing does no more than hold one.
 fn left_alone(kept: &mut Kept, held: bool) {
     let stage = Stage::direct(cluster(), cluster());
     stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
@@ -133,9 +133,10 @@ fn stillpoint(words: &[&str], kept: &mut Kept) {
     move_it(&Stage::direct(cluster(), cluster()), words, kept, || ());
 }
 
-/// As if the target were another machine: source, proxy and clients share the first processor, and nobody else has it.
+/// Measures as if the target were another machine: source, proxy and clients share the first processor, and no other
+/// process uses it.
 fn stillpoint_apart(kept: &mut Kept) {
-    // Whoever is started is where this process is.
+    // Child processes run on the processors of this process.
     let us = std::process::id();
     let others = format!("1-{}", processors() - 1);
     pin(us, &others);
@@ -146,7 +147,7 @@ fn stillpoint_apart(kept: &mut Kept) {
     pin(us, &format!("0-{}", processors() - 1));
 }
 
-/// A whole migration beside a load; `before_it` comes when the load is there.
+/// Runs a whole migration beside a load; calls `before_it` once the load runs.
 fn move_it(stage: &Stage, words: &[&str], kept: &mut Kept, before_it: impl FnOnce()) {
     stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     let mut load = stage.source.pgbench_load("shop", stage.port(), &LOAD);

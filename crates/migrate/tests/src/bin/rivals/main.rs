@@ -1,9 +1,9 @@
-//! `experiments/migrate-rivals`: what clients notice of a switch-over, and how fast a target is filled and catches up, with
-//! `stillpoint migrate`, with PostgreSQL's own logical replication behind Debian's pgbouncer, and with Debian's pgcopydb, in
-//! turns within one run.
+//! `experiments/migrate-rivals`: the effect of a switch-over on clients, and the time to fill a target and to catch up,
+//! with `stillpoint migrate`, with PostgreSQL's own logical replication behind Debian's pgbouncer, and with Debian's
+//! pgcopydb, in turns within one run.
 //!
-//! Prints a page. Both ways get the same servers with default settings (and `wal_level=logical`), the same load by pgbench
-//! and the same machine; nothing is judged here.
+//! Prints a page. All ways get the same servers with default settings (and `wal_level=logical`), the same load by
+//! pgbench and the same machine; the page does not judge the results.
 #![forbid(unsafe_code)]
 
 mod copy;
@@ -17,24 +17,24 @@ mod rate;
 use std::process::ExitCode;
 use stillpoint_testing::postgresql::{Cluster, available};
 
-/// As a server comes, but for its log; memory as the machine has it.
+/// Default settings except for the log, with memory for this machine.
 const SETTINGS: [&str; 4] = ["wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB"];
 
-/// Every value that was measured, by what it is.
+/// All measured values, by name.
 type Raw = Vec<(String, Vec<f64>)>;
 
-/// How much is moved.
+/// Amounts of data.
 struct Size {
-    /// pgbench's, of a target that is filled: 30 are about 450 MB.
+    /// Scale of pgbench for a target that is filled: 30 is about 450 MB.
     filled: &'static str,
-    /// pgbench's, of everything else but what clients keep.
+    /// Scale of pgbench for everything else except the throughput that clients keep.
     scale: &'static str,
-    /// Transactions of each of eight clients that are caught up with.
+    /// Transactions of each of eight clients in the backlog.
     backlog_each: u32,
 }
 
 const FULL: Size = Size { filled: "30", scale: "10", backlog_each: 25_000 };
-/// To see that it works.
+/// Size for a quick check.
 const SMALL: Size = Size { filled: "5", scale: "2", backlog_each: 4_000 };
 
 fn main() -> ExitCode {
@@ -70,13 +70,13 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// A server for what is measured next, which has its own time to end: all rounds together may take longer than any test.
+/// A server for the next measurement, with a time limit of its own: all rounds together may take longer than any test.
 fn cluster() -> Cluster {
     stillpoint_testing::patience::begin();
     Cluster::start(&SETTINGS)
 }
 
-/// What stands below each table.
+/// Line below each table.
 fn of_rounds(rounds: usize) -> String {
     format!("Median (smallest to largest) of {rounds}, in turns")
 }
@@ -97,7 +97,7 @@ fn spread(values: &[f64]) -> String {
     format!("{:.digits$} ({least:.digits$} to {most:.digits$})", median(values))
 }
 
-/// How many times theirs ours is, round by round, as text.
+/// Ratio of the product's values to the rival's, round by round, as text.
 fn against(ours: &[f64], theirs: &[f64]) -> String {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
     if ratios.is_empty() {

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use stillpoint_testing::{port::free_port, postgresql::Cluster, wait::until};
 
-/// Debian's.
+/// Path of Debian's pgbouncer.
 const PGBOUNCER: &str = "/usr/sbin/pgbouncer";
 
-/// Definitions are copied, a publication and a subscription made, and all tables are in step.
+/// Copies definitions, makes a publication and a subscription, and waits until all tables are in step.
 pub(crate) fn subscribe(source: &Cluster, target: &Cluster) {
     let dump = source.client("pg_dump").args(["--schema-only", "shop"]).output().expect("run pg_dump");
     target.sql("postgres", "CREATE DATABASE shop");
@@ -32,14 +32,14 @@ pub(crate) fn await_target(source: &Cluster) {
     until("the subscription to catch up", || (source.sql("shop", &sql) == "1").then_some(()));
 }
 
-/// A pgbouncer that pools transactions, which is what its PAUSE waits for.
+/// A pgbouncer that pools transactions: its PAUSE waits for their ends.
 pub(crate) struct Pgbouncer {
     child: Child,
     port: u16,
     dir: tempfile::TempDir,
 }
 
-/// Whether there is one; says so if not.
+/// Returns true if pgbouncer is installed; prints a line if not.
 pub(crate) fn available() -> bool {
     let there = Path::new(PGBOUNCER).exists();
     if !there {
@@ -65,7 +65,7 @@ impl Pgbouncer {
         self.port
     }
 
-    /// Stands for clients while `work` is done, and goes on at `target`.
+    /// Pauses clients during `work`, and lets them go on at `target`.
     pub(crate) fn pause_to(&self, source: &Cluster, target: &Cluster, work: impl FnOnce()) {
         let console = |command: &str| {
             let mut psql = source.client("psql");

@@ -1,4 +1,4 @@
-//! What pgbench has logged of each transaction.
+//! Transactions in pgbench's logs.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -7,9 +7,9 @@ use stillpoint_testing::postgresql::Cluster;
 /// One transaction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Answer {
-    /// Which of the load's sessions asked.
+    /// Number of the load's session that asked.
     pub(crate) client: u32,
-    /// When it had been committed: seconds since 1970.
+    /// Time of its commit: seconds since 1970.
     pub(crate) at_s: f64,
     pub(crate) latency_ms: f64,
 }
@@ -19,17 +19,18 @@ fn clock_s(clock: ClockId) -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// As the logs tell time.
+/// Current time in seconds, by the clock of the logs.
 pub(crate) fn now_s() -> f64 {
     clock_s(ClockId::Realtime)
 }
 
-/// When an event was, as the logs tell time.
+/// Time of an event in seconds, by the clock of the logs.
 pub(crate) fn of_event_s(t_ns: u64) -> f64 {
     t_ns as f64 / 1e9 + now_s() - clock_s(ClockId::Monotonic)
 }
 
-/// All that were logged by loads started at a server: `client transaction latency_us script seconds microseconds`.
+/// Transactions in the logs of all loads started at a server: `client transaction latency_us script seconds
+/// microseconds`.
 pub(crate) fn answers(at_server: &Cluster) -> Vec<Answer> {
     let mut answers = Vec::new();
     for entry in fs::read_dir(at_server.socket_dir()).expect("list the logs").flatten() {

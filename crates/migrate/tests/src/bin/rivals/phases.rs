@@ -1,13 +1,13 @@
-//! What clients notice of each phase of a migration.
+//! Effect of each phase of a migration on clients.
 
 use crate::pgbench::{Answer, of_event_s};
 use std::collections::BTreeMap;
 use stillpoint_events::{Event, EventKind};
 
-/// Outside of all phases.
+/// Time outside all phases.
 const REST: &str = "before and after";
 
-/// From when on which phase is under way; of phases within each other the inner one.
+/// Beginnings in seconds, each with the phase from then on; of nested phases the inner one.
 pub(crate) struct Phases(Vec<(f64, String)>);
 
 impl Phases {
@@ -28,7 +28,7 @@ impl Phases {
         &self.0[self.0.partition_point(|(from, _)| *from <= at_s).saturating_sub(1)].1
     }
 
-    /// Seconds that each phase took, and latencies of what was answered in it, in the order of phases.
+    /// Seconds of each phase, and latencies of the answers in it, in the order of phases.
     pub(crate) fn table(&self, answers: &[Answer]) -> Vec<(String, f64, Vec<f64>)> {
         let mut latencies: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for answer in answers {
@@ -46,7 +46,7 @@ impl Phases {
     }
 }
 
-/// The value below which so many of a hundred lie.
+/// The value below which this many of a hundred values are.
 pub(crate) fn percentile(values: &[f64], hundredths: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! How fast a target repeats what has been committed while it did not follow.
+//! Rate at which a target repeats commits that were made while it did not follow.
 
 use crate::native;
 use crate::{Raw, Size, against, cluster, of_rounds, spread};
@@ -18,7 +18,7 @@ impl Size {
 
     fn make_backlog(&self, source: &Cluster) {
         let (clients, each) = (CLIENTS.to_string(), self.backlog_each.to_string());
-        // Nobody waits for the disk: it is what was committed that counts, not how fast.
+        // No commit waits for the disk: the number of commits counts, not their speed.
         source.sql("postgres", "ALTER ROLE postgres SET synchronous_commit = off");
         source.pgbench("shop", &["-n", "-c", &clients, "-j", "2", "-t", &each]);
         source.sql("postgres", "ALTER ROLE postgres RESET synchronous_commit");
