@@ -1,4 +1,4 @@
-//! Calls of the kernel that checkpoints and switches need and no library has, one module for each.
+//! System calls that checkpoints and switches need and no library has, one module for each.
 
 pub mod handover;
 pub mod repair;
