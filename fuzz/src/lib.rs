@@ -1,12 +1,12 @@
-//! What the fuzz targets share: their first inputs, and headers with a right checksum.
+//! Shared code of the fuzz targets: their first inputs, and headers with a correct checksum.
 //!
-//! The caller runs the targets through `make fuzz`. Guarantees: with `STILLPOINT_FUZZ_SEED=DIR` a target writes its
-//! first inputs into `DIR` before it runs any. It judges nothing; a target panics when a property does not hold.
+//! The caller runs the targets through `make fuzz`. Guarantees: with `STILLPOINT_FUZZ_SEED=DIR` a target writes its first inputs into `DIR`
+//! before it runs any. It judges nothing; a target panics when a property does not hold.
 
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 
-/// Writes first inputs, made by `inputs`, when this run was asked to; call it from `init:` of a target.
+/// Writes first inputs, made by `inputs`, if `STILLPOINT_FUZZ_SEED` is set; call it from `init:` of a target.
 pub fn seed(inputs: impl FnOnce() -> Vec<Vec<u8>>) {
     let Some(dir) = std::env::var_os("STILLPOINT_FUZZ_SEED").map(PathBuf::from) else { return };
     for input in inputs() {
@@ -15,7 +15,7 @@ pub fn seed(inputs: impl FnOnce() -> Vec<Vec<u8>>) {
     }
 }
 
-/// ELF files that any Debian has: executables and a shared library, the smaller ones.
+/// ELF files of any Debian system: executables and a shared library, the smaller ones.
 pub fn elf_files() -> Vec<Vec<u8>> {
     ["/usr/bin/true", "/usr/bin/setpriv", "/lib/x86_64-linux-gnu/libdl.so.2"]
         .iter()

@@ -1,5 +1,5 @@
-//! Statements of clients, which a proxy takes apart while it captures, and the hidden column that a server returns. A NUL ends
-//! the statement and begins the column.
+//! Statements of clients, which a proxy parses while it captures, and the hidden column that a server returns. A NUL ends the statement and
+//! begins the column.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -17,7 +17,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
         }
     }
     if let Ok(Seen::Writes(rewritten)) = rewrite(statement, &catalogue) {
-        // nothing of what the client wrote goes
+        // the client's own text stays complete
         assert!(rewritten.text.len() > statement.trim_end().len());
         if let Ok(image) = rewritten.read(column) {
             assert_eq!(image.values.len(), rewritten.image.len());

@@ -1,5 +1,5 @@
-//! A process that introduces itself to the exec helper, which runs as root, over a socket of this process. The input is what is
-//! sent: how often, before or after the challenge, which bytes are changed, and which descriptors come with them.
+//! Introduction of a process to the exec helper, which runs as root, over a socket of this process. The input describes the messages:
+//! number, before or after the challenge, changed bytes, and descriptors.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -12,12 +12,12 @@ use stillpoint_patch_tracee::launch::introduction::Connected;
 
 /// Version, strict, and the challenge.
 const ANSWER_LEN: usize = 18;
-/// One message: when, how many bytes, which descriptors, and what is changed in the right answer.
+/// Length of one message: its time, number of bytes, descriptors, and the changes to the correct answer.
 const MESSAGE_LEN: usize = 3 + ANSWER_LEN;
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let (messages, _) = input.as_chunks::<MESSAGE_LEN>();
-    // one without bytes is none, and without any message the helper would wait
+    // an empty message is not sent, and without any message the helper would wait
     let messages: Vec<_> = messages.iter().filter(|message| len(message) > 0).take(4).collect();
     if messages.is_empty() {
         return Corpus::Reject;
@@ -42,7 +42,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// Bytes that are sent: those of an answer, some less, or some more.
+/// Number of bytes to send: as many as an answer has, fewer, or more.
 fn len(message: &[u8; MESSAGE_LEN]) -> usize {
     usize::from(message[1]) % (ANSWER_LEN + 3)
 }
@@ -62,7 +62,7 @@ fn send(process: &UnixStream, other: &UnixStream, right: &[u8; ANSWER_LEN], mess
     if !descriptors.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
     }
-    // a helper that is done with the connection has closed it
+    // a helper that is done has closed the connection
     let _ = sendmsg(process, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
 }
 

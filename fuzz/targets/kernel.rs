@@ -1,4 +1,4 @@
-//! What the kernel pillar reads: criu's messages and images, and the index of a FOAM image. The first byte says which.
+//! Inputs of the kernel pillar: criu's messages and images, and the index of a FOAM image. The first byte selects one.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -38,7 +38,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// A connection of criu's: what a store would take in is recorded.
+/// Connection of criu: pages that a store would accept are recorded.
 fn dump(mut bytes: &[u8]) {
     let Some(Ok(form)) = bytes.first_chunk().map(Form::of_first) else { return };
     let mut memory = Memory::new(Object::Task(7));
@@ -50,7 +50,7 @@ fn dump(mut bytes: &[u8]) {
                 let _ = memory.add(start, pages, (flags & (PE_PRESENT | 2)) as u8);
             }
             Ok(Command::Pages { start, pages, .. }) => {
-                // pages that came again are as they were: they keep their pass, and nothing else changes
+                // pages that are sent again unchanged keep their pass, and nothing else changes
                 let before = memory.extents().pages();
                 memory.keep(start, pages);
                 assert_eq!(memory.extents().pages(), before);
@@ -77,7 +77,7 @@ fn dump(mut bytes: &[u8]) {
     }
 }
 
-/// An index whose checksum is right, so that what lies behind it is reached.
+/// Index with a correct checksum, so that the code behind the check is reached.
 fn index(body: &[u8]) {
     let mut bytes = b"STPFOAM3".to_vec();
     bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());

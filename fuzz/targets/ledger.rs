@@ -1,6 +1,6 @@
-//! The ledger: bytes in the memory of a target, which may be hostile, read by a tool that runs as root. Each record
-//! carries a checksum, so the first byte of the input chooses between bytes as they come and records under right ones. What is
-//! decoded is used as the tool uses it: nothing that it says may harm its reader.
+//! Ledger: bytes in the memory of a target, which may be hostile, read by a tool that runs as root. Each record carries a checksum, so the
+//! first byte of the input selects raw bytes or records with correct checksums. The decoded data is used in the same way as the tool uses
+//! it: nothing in it may harm its reader.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -12,7 +12,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let found = if mode & 1 == 0 { ledger::decode(bytes) } else { ledger::decode(&under_checksums(bytes)) };
     if let Ok(found) = found {
         read(&found.view);
-        // a record of ours goes behind whatever is there, or is refused
+        // a new record is appended after the existing ones, or is refused
         let number = found.view.last_transition;
         let record = Record::Phase { transition: number, phase: Phase::Aborted };
         assert!(found.encode(&record).is_ok_and(|bytes| bytes.len() % 8 == 0));
@@ -20,7 +20,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// Looks at everything that scripts, tables and plans are made of.
+/// Reads everything that scripts, tables and plans are made of.
 fn read(view: &View) {
     for patch in &view.placed {
         let is_plain = |text: &str| !text.chars().any(char::is_control);
@@ -28,7 +28,7 @@ fn read(view: &View) {
         assert!(!patch.name.is_empty() && !patch.name.contains(['/', '"', '\\', ' ']) && is_plain(&patch.name));
         assert!(patch.symbols.iter().all(|symbol| is_plain(&symbol.name)));
         assert!(patch.functions.iter().all(|function| is_plain(&function.name) && is_plain(&function.unit)));
-        // memory that is read at once
+        // memory that the tool reads in one call
         assert!(patch.states.start >= patch.arena.start && patch.arena.len <= 1 << 30);
         assert!(patch.eh_frame.len <= patch.arena.len && patch.search_table.len <= patch.arena.len);
     }
@@ -46,7 +46,7 @@ fn read(view: &View) {
     let _ = view.trampolines();
 }
 
-/// Cuts the input into records (a length byte pair before each) and writes a ledger around them.
+/// Splits the input into records (each after a length of two bytes) and writes a ledger around them.
 fn under_checksums(mut bytes: &[u8]) -> Vec<u8> {
     let mut file = ledger::encode_header(0x80).to_vec();
     let mut sequence = 1u32;

@@ -1,5 +1,5 @@
-//! The record of latencies. A checksum guards each block: the first byte of the input chooses between a whole file and
-//! one block's payload under a right head.
+//! Record of latencies. A checksum protects each block: the first byte of the input selects a whole file or one block's payload with a
+//! correct head.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -1,19 +1,19 @@
-//! The patch file. A checksum guards its body, so bytes as they come would be refused at the door for ever: the first
-//! byte of the input chooses between the whole file and a body under a right header.
+//! Patch file. A checksum protects its body, so raw bytes would always be refused: the first byte of the input selects the whole file or a
+//! body with a correct header.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use sha2::{Digest, Sha256};
 use stillpoint_patch_format as format;
 
-/// Offset of the body in an unsigned file, see the format's crate header.
+/// Offset of the body in an unsigned file; see the format's crate header.
 const HEADER: usize = 56;
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let Some((&mode, bytes)) = input.split_first() else { return Corpus::Reject };
     let decoded = if mode & 1 == 0 { format::decode(bytes) } else { format::decode(&under_header(bytes)) };
     if let Ok(signed) = decoded {
-        // What decodes is valid, so it can be written and read again, and is the same.
+        // A decoded patch is valid: it can be encoded and decoded again, and stays the same.
         let written = format::encode(&signed.patch).expect("a decoded patch can be encoded");
         let again = format::decode(&written).expect("an encoded patch can be decoded");
         assert_eq!(again.patch, signed.patch);
@@ -41,7 +41,7 @@ fn seeds() -> Vec<Vec<u8>> {
 mod example {
     use super::format::*;
 
-    /// A patch with one of everything.
+    /// Patch with one item of every kind.
     pub fn patch() -> Patch {
         let section = |name: &str, kind, bytes: Vec<u8>, relocations| Section {
             name: name.into(),

@@ -1,4 +1,4 @@
-//! PostgreSQL's messages, both ways: clients and servers are outside. The first byte says which way.
+//! PostgreSQL's messages in both directions: clients and servers are untrusted. The first byte selects the direction.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -25,7 +25,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// Every message is looked at as the proxy does, and all bytes are accounted for.
+/// Reads every message in the same way as the proxy, and checks that all bytes are accounted for.
 fn stream(bytes: &[u8], client: bool) {
     let (mut scanner, mut at, mut conversation) = (Scanner::new((1 << 30) - 1), 0, Conversation::new());
     while let Ok(step) = scanner.peek(&bytes[at..]) {

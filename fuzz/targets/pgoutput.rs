@@ -1,15 +1,15 @@
-//! The stream of changes of a source, whose server may be anybody's.
+//! Stream of changes of a source, whose server may be untrusted.
 #![no_main]
 
 use bytes::Bytes;
 use libfuzzer_sys::{Corpus, fuzz_target};
 
-// Not public in its crate; it is pure and stands alone, so that it can be compiled into this program as it is.
+// Not public in its crate; it is pure and has no dependencies, so this program can compile it directly.
 #[allow(dead_code)]
 #[path = "../../crates/migrate/engine/src/pgoutput.rs"]
 mod pgoutput;
 
-/// The one error of the engine's that it makes.
+/// Subset of the engine's errors that the parser returns.
 #[derive(Debug, PartialEq, Eq)]
 enum Error {
     Pgoutput(String),
@@ -18,7 +18,7 @@ enum Error {
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let bytes = Bytes::copy_from_slice(input);
     if let Ok(message) = pgoutput::message(bytes.clone()) {
-        // in the stream it is what it is by itself
+        // a message in the stream decodes to the same as the message alone
         let mut streamed = vec![b'w'];
         streamed.extend_from_slice(&[0; 24]);
         streamed.extend_from_slice(input);

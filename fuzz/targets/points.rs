@@ -1,4 +1,4 @@
-//! libstillpoint's control block and slots: bytes in the memory of a target, read by a tool that runs as root.
+//! Control block and slots of libstillpoint: bytes in the memory of a target, read by a tool that runs as root.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

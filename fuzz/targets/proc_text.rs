@@ -1,9 +1,9 @@
-//! Texts of /proc: the kernel writes them, with names in them that any process chooses. The first byte says which file.
+//! Texts of /proc: the kernel writes them, and any process chooses names in them. The first byte selects the file.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 
-// Not public in their crates; they are pure, so that they can be compiled into this program as they are.
+// Not public in their crates; they are pure, so this program can compile them directly.
 #[allow(dead_code)]
 #[path = "../../crates/patch/tracee/src/launch/credentials.rs"]
 mod credentials;

@@ -3,14 +3,14 @@
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 
-// Not public in its crate; it is pure and stands alone, so that it can be compiled into this program as it is.
+// Not public in its crate; it is pure and has no dependencies, so this program can compile it directly.
 #[allow(dead_code)]
 #[path = "../../crates/measure/src/load/resp.rs"]
 mod resp;
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     if let Ok(Some((reply, len))) = resp::parse(input) {
-        // the bytes behind a reply have no part in it, and without its last one it is none yet
+        // bytes after a reply do not change it, and without its last byte it is incomplete
         assert_eq!(resp::parse(&input[..len]), Ok(Some((reply, len))));
         assert_eq!(resp::parse(&input[..len - 1]), Ok(None));
     }

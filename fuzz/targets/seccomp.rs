@@ -1,10 +1,10 @@
-//! The evaluator of seccomp filters: the kernel hands them out, but it is the target that chose them. The first 60 bytes
-//! are the call, the rest is the filter.
+//! Evaluator of seccomp filters: the kernel returns them, but the target has chosen them. The first 60 bytes are the call, the rest is the
+//! filter.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 
-// Not public in its crate; it is pure and stands alone, so that it can be compiled into this program as it is.
+// Not public in its crate; it is pure and has no dependencies, so this program can compile it directly.
 #[allow(dead_code)]
 #[path = "../../crates/patch/tracee/src/bpf.rs"]
 mod bpf;
@@ -19,7 +19,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     if let Some(filter) = bpf::decode(filter)
         && let Some(verdict) = bpf::evaluate(&filter, &call)
     {
-        // What is decided is decided again in the same way, and a stricter filter never allows more.
+        // A second evaluation gives the same verdict, and a stricter filter never allows more.
         assert_eq!(bpf::evaluate(&filter, &call), Some(verdict));
         assert!(!verdict.and(bpf::Verdict(0x8000_0000)).allows());
         assert_eq!(verdict.and(bpf::Verdict::ALLOW).allows(), verdict.allows());
@@ -28,7 +28,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// A filter as libseccomp writes them: architecture, number, one argument, verdicts.
+/// Filter in the form that libseccomp writes: architecture, number, one argument, verdicts.
 fn seeds() -> Vec<Vec<u8>> {
     let instructions: [(u16, u8, u8, u32); 9] = [
         (0x20, 0, 0, 4),

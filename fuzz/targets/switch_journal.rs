@@ -1,4 +1,4 @@
-//! The journal of a kernel switch, which decides on each boot, and the lines that a checkpoint leaves.
+//! Journal of a kernel switch, which decides at each boot, and the lines that a checkpoint writes.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -9,7 +9,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     for kernel in [journal.from.as_str(), journal.to.as_str(), "another"] {
         for boot in [journal.boot.as_deref().unwrap_or_default(), "another"] {
             let decision = journal.decide(kernel, boot);
-            // an image is used only while no process of it has run
+            // an image is used only if none of its processes has run
             assert!(decision != Decision::Restore || journal.state == State::Sealed);
         }
     }

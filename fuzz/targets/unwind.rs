@@ -1,5 +1,5 @@
-//! Unwind data in the memory of a target, by which a stack is walked while its thread stands. The input is a header (where the
-//! pieces lie, registers), the search table, and the records; the stack is made of the input as well.
+//! Unwind data in the memory of a target, by which the stack of a stopped thread is walked. The input is a header (offsets of the pieces,
+//! registers), the search table, and the records; the stack is made of the input as well.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -7,9 +7,9 @@ use stillpoint_patch_unwind::{
     Module, Piece, Registers, Row, Section, Unwinder, count_described, describe, described, search_table, table_len,
 };
 
-/// Length of the search table, place of the records, place of the table, program counter, stack pointer.
+/// Length of the search table, address of the records, address of the table, program counter, stack pointer.
 const HEAD: usize = 2 + 4 * 8;
-/// More frames end a walk.
+/// Limit of frames in a walk.
 const FRAMES_MAX: usize = 4096;
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {

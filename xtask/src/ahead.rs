@@ -1,4 +1,4 @@
-//! What the last tests need and takes long to make, made beside the tests before them, by what these leave of the processors.
+//! Build that the last tests need and that takes long. It runs beside the earlier tests, in the processor time that they leave.
 
 use crate::generations;
 use crate::step;
@@ -7,13 +7,13 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Behind all tests: within their session, and against those of others.
+/// Runs a command at the lowest priority: within its session, and against other sessions.
 const LAST: &str = "echo 19 2>/dev/null >/proc/self/autogroup || :; exec nice -n 19 \"$@\"";
 
-/// A build in the background. Dropping it ends it.
+/// Build in the background. Dropping it ends it.
 pub(crate) struct Ahead(Child);
 
-/// Builds the kernel with generations, eight minutes of two processors, unless the cache has it.
+/// Builds the kernel with generations unless the cache has it: eight minutes of two processors.
 ///
 /// # Errors
 /// The build cannot be started.
@@ -29,10 +29,10 @@ pub(crate) fn kernel(root: &Path, logs: &Path) -> Result<Ahead> {
 }
 
 impl Ahead {
-    /// Waits for the end of the build. Who wants what it makes finds it in the cache, or tells what went wrong.
+    /// Waits for the end of the build. A test that needs its result finds it in the cache, or reports the failure.
     ///
     /// # Errors
-    /// The system does not tell when it ends.
+    /// The system does not report its end.
     pub(crate) fn wait(mut self) -> Result<()> {
         self.0.wait().context("wait for a build in the background")?;
         Ok(())

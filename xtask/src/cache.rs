@@ -1,4 +1,4 @@
-//! `xtask cache`: what the cache holds, and what tests and scripts take from it.
+//! `xtask cache`: lists the cache, and makes entries for tests and scripts.
 
 use anyhow::{Context, Result, anyhow, bail};
 use std::time::SystemTime;
@@ -7,10 +7,10 @@ use stillpoint_testing::{Unavailable, WITHHELD_CODE, recipes};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Runs one of the subcommands, and returns true; for what the archive withholds the process exits with code 75.
+/// Runs one of the subcommands, and returns true; if the archive withholds a package the process exits with code 75.
 ///
 /// # Errors
-/// The cache cannot be used, or what is asked for cannot be made.
+/// The cache cannot be used, or the requested entry cannot be made.
 pub(crate) fn run(words: &[String]) -> Result<bool> {
     let cache = recipes::cache().map_err(|why| anyhow!(why))?;
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -34,7 +34,7 @@ pub(crate) fn run(words: &[String]) -> Result<bool> {
     Ok(true)
 }
 
-/// Files of one kind are many and small: they are one line.
+/// Files of one kind are many and small: they share one line.
 fn list() -> Result<()> {
     let cache = recipes::cache().map_err(|why| anyhow!(why))?;
     let items = cache.list().context("list the cache")?;

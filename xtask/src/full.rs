@@ -1,8 +1,8 @@
-//! The full tier: every test once, in its long form and whatever its tier, and everything that is no program of cargo's.
+//! Full tier: every test once, in its long form and in any tier, and all tests that are not cargo's programs.
 //!
-//! Every test is a step, and every step a line below `target/full`, written when it ends: a run that is stopped goes on where it
-//! was, as long as the same commit is checked out. A kind (a module, or all tests of a library) all of whose steps have passed
-//! gets its line in `experiments/full-tier.md`: commit and date of its last full pass.
+//! Every test is a step, and every step writes a line below `target/full` when it ends: a run that is stopped resumes there, as long as the
+//! same commit is checked out. A kind (a module, or all tests of a library) gets its line in `experiments/full-tier.md` when all its steps
+//! have passed: commit and date of its last full pass.
 
 use crate::programs::{self, Unit, target_dir};
 use crate::record::{self, Line};
@@ -16,26 +16,26 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Page of the last full passes, below the root.
+/// Page of the last full passes, relative to the root.
 const PAGE: &str = "experiments/full-tier.md";
 
 const HEAD: &str = "# Full tier\n\nLast full pass of each kind of test, written by `make test-full`, which goes on where it \
     stopped. A kind without a line has not passed as a whole.\n\n| kind | commit | date | tests | minutes |\n|---|---|---|---|---|\n";
 
-/// One step: a test in its long form, or a whole kind.
+/// Test in its long form, or a whole kind.
 struct Step<'u> {
     kind: String,
     name: String,
     run: Run<'u>,
 }
 
-/// Way to run a step.
+/// Means to run a step.
 enum Run<'u> {
     /// All tests of a library or a binary, in one process.
     Unit(&'u Unit),
     /// One test in a process of its own.
     Test(&'u Unit, &'u str),
-    /// Tests that are no program of cargo's.
+    /// Tests that are not cargo's programs.
     Other(runner::Tests),
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     Ok(total.failed == 0)
 }
 
-/// Words of `TEST_ONLY`, one of which the name of a kind must contain.
+/// Words of `TEST_ONLY`; the name of a kind must contain one of them.
 fn words() -> Vec<String> {
     let text = std::env::var("TEST_ONLY").unwrap_or_default();
     text.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
@@ -124,7 +124,7 @@ fn one(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
     Ok(Line::new(commit, 1, &step.name, &outcome, counts))
 }
 
-/// Writes the line of a kind all of whose steps have run and passed.
+/// Writes the line of a kind if all its steps have run and passed.
 fn pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -> Result<()> {
     let line = |step: &Step| lines.iter().find(|line| line.step == step.name);
     let of_kind: Option<Vec<&Line>> = steps.iter().filter(|step| step.kind == kind).map(line).collect();
@@ -140,7 +140,7 @@ fn pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -
     std::fs::write(&path, with_row(&page, kind, &row)).with_context(|| format!("write {}", path.display()))
 }
 
-/// The page with the row of a kind replaced or added; rows are in the order of kinds.
+/// Returns the page with the row of a kind replaced or added; rows are in the order of kinds.
 fn with_row(page: &str, kind: &str, row: &str) -> String {
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
     let mut rows: BTreeMap<&str, String> =

@@ -1,8 +1,8 @@
 //! Every decoder of outside bytes under libFuzzer, on a stable compiler.
 //!
-//! The obvious way is `cargo fuzz`; it wants a nightly compiler, which a fresh machine lacks. The instrumentation is a
-//! pass of LLVM that every stable compiler carries, so we name it ourselves and build `fuzz/` with it. What is missed is
-//! the address sanitizer, which says little about decoders that forbid unsafe code.
+//! The obvious way is `cargo fuzz`; it needs a nightly compiler, which a fresh machine lacks. The instrumentation is a pass of LLVM that
+//! every stable compiler contains, so this module names it and builds `fuzz/` with it. The address sanitizer is missing; it finds little in
+//! decoders that forbid unsafe code.
 
 use crate::programs::{cargo, target_dir};
 use crate::runner::report;
@@ -15,12 +15,12 @@ use std::time::Duration;
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// As cargo-fuzz sets them, without a sanitizer; overflow and debug assertions are findings too.
+/// Flags of cargo-fuzz, without a sanitizer; overflows and failed debug assertions are findings too.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks";
 
-/// Seconds for each target.
+/// Seconds for each target, from `STILLPOINT_FUZZ_SECONDS`.
 fn seconds() -> Result<u32> {
     match std::env::var("STILLPOINT_FUZZ_SECONDS") {
         Ok(text) => text.parse().with_context(|| format!("STILLPOINT_FUZZ_SECONDS is {text:?}, not a number")),
@@ -50,7 +50,7 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
     build.args(["build", "--release", "--target", TRIPLE, "--manifest-path"]);
     build.arg(root.join("fuzz/Cargo.toml")).arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", FLAGS);
     let outcome = step::run("fuzz build", &mut build, &logs.join("fuzz-build.log"), step::LIMIT)?;
-    // a build is no test, unless it fails
+    // a build is not a test, unless it fails
     let counts = if outcome.succeeded { Counts::default() } else { Counts::one(false) };
     report("fuzz build", &outcome, counts);
     summary.add("fuzz build", BY_HAND, &outcome, counts);
@@ -80,7 +80,7 @@ const BY_HAND: &str = "make fuzz";
 
 /// Command that runs one target with the corpus that earlier runs have left.
 fn command(root: &Path, target_dir: &Path, name: &str) -> Result<Command> {
-    // What earlier runs found worth keeping comes first; new finds go to the first directory.
+    // The corpus of earlier runs comes first, since libFuzzer writes new finds to the first directory.
     let corpus = stillpoint_testing::recipes::directory("fuzz", name).map_err(anyhow::Error::msg)?;
     let findings = root.join("fuzz/findings");
     std::fs::create_dir_all(&findings).with_context(|| format!("make {}", findings.display()))?;
@@ -91,12 +91,12 @@ fn command(root: &Path, target_dir: &Path, name: &str) -> Result<Command> {
     command
         .arg(format!("-max_total_time={}", seconds()?))
         .arg(format!("-artifact_prefix={}/{name}-", findings.display()));
-    // A decoder that allocates what a hostile length says meets the limit of memory, one that loops that of time.
+    // Limits of memory and time for a decoder that allocates a length from hostile input, or loops.
     command.args(["-rss_limit_mb=2048", "-malloc_limit_mb=512", "-timeout=10", "-print_final_stats=1"]);
     Ok(command)
 }
 
-/// Each target writes its own first inputs, made from real files, into its corpus.
+/// Lets a target write its first inputs, made from real files, into its corpus.
 fn seed(program: &Path, corpus: &Path) -> Result<()> {
     let status = Command::new(program)
         .arg("-runs=0")

@@ -1,4 +1,4 @@
-//! The kernel with address-space generations, and its tests in an emulated machine (`crates/patch/generations/run`).
+//! Kernel with address-space generations, and its tests in an emulated machine (`crates/patch/generations/run`).
 
 use crate::programs::target_dir;
 use crate::runner::{CACHE_LOG, cache_log, report};
@@ -9,17 +9,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Exit code of `setup/generations`, and of `crates/patch/generations/run` after it, for what the archive withholds.
+/// Exit status of `setup/generations`, and of `crates/patch/generations/run` after it, when the archive withholds a package.
 const WITHHELD: &str = "exit status: 75";
 
-/// Exit code for what this machine cannot get for another reason.
+/// Exit status when this machine cannot get a package for another reason.
 const CANNOT_BE_HAD: &str = "exit status: 69";
 
-/// All tests take 22 minutes of a free machine, and a kernel is built before; on a busy one that is three times as long.
+/// Time limit: all tests take 22 minutes on an idle machine, after the build of a kernel; on a busy one three times as long.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-/// Builds the kernel where that was not done yet, and runs all tests, the stress test shortly; each counts. Those of the kernel
-/// once more where the processor has PCID, and on Linux 7.2 where processors flush each other's TLB, if such machines can be had.
+/// Builds the kernel if necessary, and runs all tests, the stress test shortly; each counts. If such machines are available, the tests of
+/// the kernel run again where the processor has PCID, and on Linux 7.2 where processors flush each other's TLB.
 ///
 /// # Errors
 /// A step cannot be started.
@@ -30,7 +30,7 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
     run(root, logs, "generations-invlpgb", &invlpgb, LIMIT, summary)
 }
 
-/// The same with those tests that `make test` runs: some of each kind. Nothing else runs meanwhile.
+/// Runs those of the tests that `make test` runs: some of each kind. No other test runs meanwhile.
 ///
 /// # Errors
 /// A step cannot be started.
@@ -56,7 +56,7 @@ pub(crate) const BUILD: [&str; 2] = ["crates/patch/generations/run", "--build"];
 /// Command that runs the short form by hand.
 const SHORT_BY_HAND: &str = "cargo run -p xtask -- generations-short";
 
-/// Lets the script run in the tree, and look things up in the cache by this program.
+/// Lets the script run in the tree, and use this program to find things in the cache.
 pub(crate) fn in_tree(command: &mut Command, root: &Path, logs: &Path) -> Result<()> {
     let own = std::env::current_exe().context("find this program")?;
     command.current_dir(root).env(CACHE_LOG, cache_log(logs)).env("STILLPOINT_XTASK", own);
@@ -81,7 +81,7 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, su
     Ok(())
 }
 
-/// Adds up a run by TAP. One that could not begin is withheld by the archive, or skipped unless all is required.
+/// Counts a run by its TAP output. A run that could not begin is withheld by the archive, or skipped unless everything is required.
 fn counts(outcome: &mut Outcome, required: bool) -> Counts {
     let withheld = outcome.ended == WITHHELD;
     if withheld || (outcome.ended == CANNOT_BE_HAD && !required) {
@@ -93,7 +93,7 @@ fn counts(outcome: &mut Outcome, required: bool) -> Counts {
     }
     let of = |word: &str| outcome.output.lines().filter(|line| line.starts_with(word)).count() as u64;
     let counted = Counts { passed: of("ok "), failed: of("not ok "), ..Counts::default() };
-    // a machine that ended, or never ran a test, has failed, whatever it counted
+    // a machine that ended, or never ran a test, has failed, independent of its counts
     match outcome.succeeded && counted.passed > 0 || counted.failed > 0 {
         true => counted,
         false => Counts { failed: 1, ..counted },

@@ -1,18 +1,18 @@
-//! Checks on the tree itself, and the runner of all tests: `cargo run -p xtask -- COMMAND`.
+//! Checks of the tree itself, and the runner of all tests: `cargo run -p xtask -- COMMAND`.
 //!
 //! | command | what it does |
 //! |---|---|
 //! | `tidy` | checks the rules of the tree: layers, purity, words, documents |
 //! | `check` | formatting, lints, tidy, repeated code |
 //! | `test` | every test of the tree, quick ones first, one line each, and the count as the last line |
-//! | `test-full` | every test in its long form, whatever its tier; goes on where it stopped |
-//! | `soak` | the long form of the end-to-end tests, round after round for `SOAK_HOURS` (8); goes on where it stopped |
+//! | `test-full` | every test in its long form, in any tier; resumes where it stopped |
+//! | `soak` | the long form of the end-to-end tests, round after round for `SOAK_HOURS` (8); resumes where it stopped |
 //! | `fuzz` | every decoder under a coverage-guided fuzzer, `STILLPOINT_FUZZ_SECONDS` each (12) |
 //! | `generations` | a kernel with address-space generations, and its tests in an emulated machine |
 //! | `generations-short` | the same with those tests that `test` runs |
 //! | `cache` | `list`, `clean`, `evict`, `root`; `path NAME` makes what tests take from outside the tree and prints where it is |
 //!
-//! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, the cache,
+//! Guarantees: exit code 0 only when every requested check ran and passed; nothing outside `target/`, the cache,
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
 mod ahead;
@@ -67,12 +67,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
 }
 
-/// What `cargo metadata` tells of the workspace's own packages.
+/// Runs `cargo metadata` for the workspace's own packages.
 fn metadata(root: &Path) -> Result<cargo_metadata::Metadata> {
     metadata_command(root).no_deps().exec().context("cargo metadata")
 }
 
-/// The same with what each package depends on, as far as it is built here: cargo downloads no crate of another platform for a build.
+/// Runs `cargo metadata` with the dependencies of each package that are built here: cargo downloads no crates for other platforms.
 fn resolved_metadata(root: &Path) -> Result<cargo_metadata::Metadata> {
     let mut command = metadata_command(root);
     command.other_options(["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"].map(str::to_owned));

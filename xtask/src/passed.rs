@@ -1,16 +1,16 @@
 //! Results of units that passed before with the same inputs: such a unit does not run again.
 //!
 //! Inputs of a unit are
-//! - every file of the tree outside of `crates/` but its pages (`*.md`) and results (`experiments/`), which only the rules of the
-//!   tree look at: for crates outside of `crates/` every file is an input,
+//! - every file of the tree outside of `crates/`, except its pages (`*.md`) and results (`experiments/`), which only the rules of the
+//!   tree read: for crates outside of `crates/` every file is an input,
 //! - the crates that its own crate depends on,
-//! - where that crate runs the `stillpoint` binary (it depends on `stillpoint-testing`), the crates of the binary but those of
-//!   other pillars: tests of a pillar call its own subcommands, and another pillar's in modules that its name begins, as
-//!   `kernel_live`,
+//! - where that crate runs the `stillpoint` binary (it depends on `stillpoint-testing`), the crates of the binary except those of
+//!   other pillars: tests of a pillar call its own subcommands, and those of another pillar only in modules whose names begin with
+//!   that pillar's name, as `kernel_live`,
 //! - the machine: kernel, processor, compiler, installed packages, user, the environment of the run.
 //!
-//! A result counts for a day, since the archive's lists change. Only whole passes are kept, where nothing was left out, of a tree
-//! that nothing changed since before it was built. Without git, with `FRESH=1` or with a binary from elsewhere, every unit runs.
+//! A result is valid for a day, since the archive's lists change. Only complete passes are stored, without skipped tests, and only if no
+//! file of the tree has changed since before its build. Without git, with `FRESH=1` or with a binary from elsewhere, every unit runs.
 
 use crate::programs::Unit;
 use crate::step::Counts;
@@ -28,16 +28,16 @@ use stillpoint_testing::recipes;
 /// Kind of the cache's entries.
 const KIND: &str = "passed";
 
-/// A result is used no longer than this.
+/// Maximum age of a result.
 const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Pillars: folders of `crates/`, and subcommands of the binary.
 const PILLARS: [&str; 3] = ["patch", "migrate", "kernel"];
 
-/// Beginnings of the variables that tests and their build look at.
+/// Prefixes of the variables that tests and their build read.
 const ENVIRONMENT: [&str; 5] = ["STILLPOINT_", "REQUIRE_ALL", "CARGO_BUILD_", "CARGO_PROFILE_", "RUSTFLAGS"];
 
-/// Those of them that name places and change no result.
+/// Variables with these prefixes that only name paths and change no result.
 const PLACES: [&str; 3] = ["STILLPOINT_CACHE", "STILLPOINT_CACHE_GIB", "STILLPOINT_CACHE_LOG"];
 
 type Digest = [u8; 32];
@@ -47,13 +47,12 @@ pub(crate) struct Passed {
     cache: &'static Cache,
     inputs: Inputs,
     machine: Digest,
-    /// Results are looked up, and not only kept.
+    /// True if results are looked up, and not only stored.
     looks_up: bool,
 }
 
 impl Passed {
-    /// Reads the tree, before it is built; `None` where its files cannot be told from what was built in it, or another binary is
-    /// tested.
+    /// Reads the tree before it is built; `None` if its source files cannot be separated from build results, or another binary is tested.
     ///
     /// # Errors
     /// A file of the tree or the cache cannot be read.
@@ -67,10 +66,10 @@ impl Passed {
         Ok(Some(Passed { cache, inputs, machine: machine(root)?, looks_up: looks_up && !fresh }))
     }
 
-    /// What each of these units counted when it passed last with the same inputs.
+    /// Counts of the last pass of each of these units with the same inputs.
     ///
     /// # Errors
-    /// The tree cannot be looked at.
+    /// The tree cannot be read.
     pub(crate) fn counts(&self, units: &[Unit]) -> Result<Vec<Option<Counts>>> {
         let looks_up = self.looks_up && self.inputs.are_unchanged()?;
         Ok(units.iter().map(|unit| self.load(unit).filter(|_| looks_up)).collect())
@@ -85,13 +84,13 @@ impl Passed {
         (age <= LIFETIME).then_some(counts)
     }
 
-    /// Keeps the result of a unit that ran, if all of it passed and the tree is as it was.
+    /// Stores the result of a unit if all its tests passed and the tree has not changed.
     ///
     /// # Errors
-    /// The tree cannot be looked at, or the cache cannot be written.
+    /// The tree cannot be read, or the cache cannot be written.
     pub(crate) fn keep(&self, unit: &Unit, counts: Counts) -> Result<()> {
         let Counts { passed, full_tier, .. } = counts;
-        // those of the full tier belong to other runs
+        // tests of the full tier belong to other runs
         let whole = Counts { passed, full_tier, ..Counts::default() };
         let Some(key) = self.key(unit).filter(|_| counts == whole && passed > 0) else { return Ok(()) };
         if !self.inputs.are_unchanged()? {
@@ -111,22 +110,22 @@ impl Passed {
     }
 }
 
-/// What tests of a tree depend on.
+/// Inputs of a tree's tests.
 struct Inputs {
     root: PathBuf,
     metadata: Metadata,
     /// Digest of each crate.
     crates: HashMap<PackageId, Digest>,
-    /// Digest of what every crate's tests may read.
+    /// Digest of the files that the tests of every crate may read.
     common: Digest,
     /// Digest of all files.
     whole: Digest,
-    /// What the files looked like before they were read.
+    /// Digest of the files' attributes before they were read.
     stamp: Digest,
 }
 
 impl Inputs {
-    /// Reads a tree; `None` where git does not know its files.
+    /// Reads a tree; `None` if it is not in git.
     fn read(root: &Path) -> Result<Option<Inputs>> {
         let Some(files) = files(root)? else { return Ok(None) };
         let stamp = stamp(root, &files)?;
@@ -173,7 +172,7 @@ impl Inputs {
             let is_called = |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| calls(&home, module, other));
             inputs.extend(binary.into_iter().filter(is_called));
         }
-        // what others have written is named by the lock file, one of the common files
+        // the lock file, one of the common files, names crates from outside
         let crates = inputs.iter().flat_map(|id| [self.metadata[*id].name.as_bytes(), &self.crates[*id][..]]);
         Some(digest(std::iter::once(&self.common[..]).chain(crates)))
     }
@@ -188,7 +187,7 @@ impl Inputs {
         manifest.parent().and_then(|home| home.strip_prefix(&self.root).ok()).unwrap_or(manifest).to_owned()
     }
 
-    /// A crate and those of the tree that it depends on; `tests`: for its tests as well.
+    /// Returns a crate and the crates of the tree that it depends on; with `tests` also those that its tests depend on.
     fn closure<'i>(&'i self, id: &'i PackageId, tests: bool) -> BTreeSet<&'i PackageId> {
         let mut found = BTreeSet::new();
         let mut next = vec![(id, tests)];
@@ -208,7 +207,7 @@ impl Inputs {
     }
 }
 
-/// Folder of `crates/` that a crate lies in; `None` for one outside.
+/// Folder of `crates/` that a crate is located in; `None` for one outside.
 fn folder_of_crates(home: &Path) -> Option<&str> {
     home.strip_prefix("crates").ok()?.components().next()?.as_os_str().to_str()
 }
@@ -219,12 +218,12 @@ fn pillar(home: &Path) -> Option<&'static str> {
     PILLARS.into_iter().find(|pillar| *pillar == folder)
 }
 
-/// Returns true if tests in this module of a crate may call subcommands of `other`; those outside of the pillars may call all.
+/// Returns true if tests in this module of a crate may call subcommands of `other`; crates outside of the pillars may call all.
 fn calls(home: &Path, module: &str, other: &str) -> bool {
     pillar(home).is_none_or(|own| own == other) || module.starts_with(other)
 }
 
-/// Files that git keeps or would keep, relative to `root`; `None` where git does not know the tree.
+/// Files that git tracks or would track, relative to `root`; `None` if the tree is not in git.
 fn files(root: &Path) -> Result<Option<Vec<PathBuf>>> {
     let words = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"];
     let Ok(output) = Command::new("git").args(words).current_dir(root).output() else { return Ok(None) };
@@ -239,7 +238,7 @@ fn files(root: &Path) -> Result<Option<Vec<PathBuf>>> {
     Ok(Some(files))
 }
 
-/// Digest of what shows that a file was written: its name, inode, size and times.
+/// Digest of the attributes that change when a file is written: its name, inode, size and times.
 fn stamp(root: &Path, files: &[PathBuf]) -> Result<Digest> {
     let mut parts = Vec::new();
     for file in files {
@@ -257,12 +256,12 @@ fn stamp(root: &Path, files: &[PathBuf]) -> Result<Digest> {
     Ok(digest(parts.iter().map(Vec::as_slice)))
 }
 
-/// Pages and results, which only the rules of the tree look at.
+/// Returns true for pages and results, which only the rules of the tree read.
 fn is_page_or_result(file: &Path) -> bool {
     file.extension().is_some_and(|extension| extension == "md") || file.starts_with("experiments")
 }
 
-/// Mode and contents of a file, or where a link leads; nothing for one that was removed and is still listed.
+/// Mode and contents of a file, or the target of a link; nothing for a file that was removed and is still listed.
 fn contents(path: &Path) -> Result<Vec<u8>> {
     let Ok(found) = path.symlink_metadata() else { return Ok(Vec::new()) };
     let bytes = match found.is_symlink() {
@@ -270,11 +269,11 @@ fn contents(path: &Path) -> Result<Vec<u8>> {
         false => std::fs::read(path),
     };
     let bytes = bytes.with_context(|| format!("read {}", path.display()))?;
-    // a script that may not be executed is another input
+    // the permission to execute a script is an input, too
     Ok([&[u8::from(found.mode() & 0o111 != 0)][..], &bytes].concat())
 }
 
-/// Digest of what the machine and the run are like.
+/// Digest of the machine and of the run's environment.
 fn machine(root: &Path) -> Result<Digest> {
     let compiler = crate::programs::cargo().args(["version", "--verbose"]).current_dir(root).output()?;
     let name = rustix::system::uname();
@@ -302,7 +301,7 @@ mod tests {
     use std::fs;
     use tempfile::TempDir;
 
-    /// A tree with a binary of two pillars, tests of both that run it, and a crate of the tree's rules.
+    /// Tree with a binary of two pillars, tests of both that run it, and a crate of the tree's rules.
     fn tree() -> TempDir {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
@@ -337,7 +336,7 @@ mod tests {
 
     const PACKAGES: [&str; 6] = ["p", "m", "stillpoint", "p-tests", "m-tests", "xtask"];
 
-    /// Packages whose inputs are others after a change of this file.
+    /// Packages whose inputs change with this file.
     fn changed_by(dir: &TempDir, file: &str) -> Vec<&'static str> {
         let inputs = || Inputs::read(dir.path()).unwrap().expect("git knows the tree");
         let before = inputs();

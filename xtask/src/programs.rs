@@ -1,8 +1,8 @@
-//! Test programs of the tree: built by one call of cargo with one set of features, and cut into units.
+//! Test programs of the tree: built by one call of cargo with one set of features, and divided into units.
 //!
-//! A unit is what the runner starts, times and lists: all tests in the library or the binary of a crate, or one module of a
-//! crate's integration tests, in a folder of its tests each of the folder's modules. Each unit is a process of its own, since tests
-//! trace, fork and change limits.
+//! A unit is what the runner starts, times and lists: all tests in the library or the binary of a crate, or one module of a crate's
+//! integration tests; if the module is a folder, each module in it. Each unit is a process of its own, since tests trace, fork and change
+//! limits.
 
 use anyhow::{Context, Result, bail};
 use cargo_metadata::{Artifact, Message, Package, TargetKind};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 
-/// One test program.
+/// Test program that cargo has built.
 pub(crate) struct Program {
     package: String,
     package_dir: PathBuf,
@@ -27,43 +27,43 @@ pub(crate) struct Program {
 #[derive(Clone)]
 pub(crate) struct Unit {
     program: Rc<Program>,
-    /// The module that holds the tests; none for all tests of a library or a binary.
+    /// Module of the tests; none for all tests of a library or a binary.
     module: Option<String>,
     tests: Vec<String>,
 }
 
 impl Unit {
-    /// Package, and module or target.
+    /// Package, followed by module or target.
     pub(crate) fn name(&self) -> String {
         format!("{} {}", self.program.package, self.label())
     }
 
-    /// Module, or target where it has no modules.
+    /// Module, or target if it has no modules.
     pub(crate) fn label(&self) -> &str {
         self.module.as_deref().unwrap_or(&self.program.target)
     }
 
-    /// The package that the tests belong to.
+    /// Package that the tests belong to.
     pub(crate) fn package(&self) -> &str {
         &self.program.package
     }
 
-    /// Returns true if the tests stand in the library or the binary itself.
+    /// Returns true if the tests are in the library or the binary itself.
     pub(crate) fn is_unit(&self) -> bool {
         self.program.is_unit
     }
 
-    /// Returns true if the unit is this module, or this target where it has no modules.
+    /// Returns true if `name` is this module, or this target if it has no modules.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         self.label() == name
     }
 
-    /// Full names of the tests, as libtest lists them; those of the full tier are among them.
+    /// Full names of the tests, as libtest lists them, with those of the full tier.
     pub(crate) fn tests(&self) -> &[String] {
         &self.tests
     }
 
-    /// Command that runs the tests of the unit's tier: in the package's directory, as cargo does.
+    /// Returns the command that runs the tests of the unit's tier, in the package's directory, as cargo does.
     pub(crate) fn command(&self, root: &Path) -> Command {
         let mut command = self.program.command(root);
         if self.module.is_some() {
@@ -72,14 +72,14 @@ impl Unit {
         command
     }
 
-    /// Command that runs one of the tests, in its long form and whatever its tier.
+    /// Returns the command that runs one of the tests in its long form, in any tier.
     pub(crate) fn long(&self, root: &Path, test: &str) -> Command {
         let mut command = self.program.command(root);
         command.args(["--exact", test, "--include-ignored", "--nocapture"]).env("STILLPOINT_SOAK", "1");
         command
     }
 
-    /// Words that run the unit by hand.
+    /// Command line by which an operator runs the unit.
     pub(crate) fn by_hand(&self) -> String {
         let package = &self.program.package;
         match &self.module {
@@ -106,7 +106,7 @@ impl Program {
         self.package_dir.join("it").join(name).join("mod.rs").is_file()
     }
 
-    /// Its units, in the order of their modules' names.
+    /// Divides the program into units, in the order of their modules' names.
     fn units(self, root: &Path) -> Result<Vec<Unit>> {
         let name = format!("{} {}", self.package, self.target);
         let output = self.command(root).args(["--list", "--format", "terse"]).output();
@@ -133,7 +133,7 @@ impl Program {
     }
 }
 
-/// First module of a test's full name; with a module of it where the first is a folder.
+/// First module of a test's full name; if that is a folder, with the module below it.
 fn module_of(test: &str, is_folder: impl Fn(&str) -> bool) -> Option<&str> {
     let (first, rest) = test.split_once("::")?;
     let within = rest.split_once("::").filter(|_| is_folder(first));
@@ -142,7 +142,7 @@ fn module_of(test: &str, is_folder: impl Fn(&str) -> bool) -> Option<&str> {
 
 /// Builds the binaries and the test programs of the whole tree, and returns their units.
 ///
-/// The packages are never chosen: another choice has other features, and every dependency would be compiled twice.
+/// It never selects packages: another selection has other features, and cargo would compile every dependency twice.
 ///
 /// # Errors
 /// The tree does not compile, or a test program does not list its tests.
@@ -191,12 +191,12 @@ fn program(packages: &[Package], artifact: Artifact, stillpoint: &Path) -> Resul
     Ok(Some(Program { package, package_dir, target, is_unit, executable, stillpoint: stillpoint.to_owned() }))
 }
 
-/// The cargo that built this program.
+/// Returns a command for the cargo that built this program.
 pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Directory of everything that cargo builds.
+/// Directory into which cargo builds.
 pub(crate) fn target_dir(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }

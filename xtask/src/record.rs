@@ -1,4 +1,4 @@
-//! Lines of a long run: one for each step that ended, in a file, so that a run which is stopped goes on where it was.
+//! Lines of a long run: one in a file for each step that ended, so that a stopped run can resume.
 
 use crate::step::{Counts, Outcome};
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// One line of the file.
+/// Line of the file: one step that ended.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Line {
     pub(crate) commit: String,
@@ -18,7 +18,7 @@ pub(crate) struct Line {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     pub(crate) skipped: u64,
-    /// Machine that ran it; lines of before there was one have none.
+    /// Machine that ran the step; empty in lines of older versions.
     #[serde(default)]
     machine: String,
     /// Counts that the test printed.
@@ -27,7 +27,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Line of a step that has ended on this machine.
+    /// Makes the line of a step that has ended on this machine.
     pub(crate) fn new(commit: &str, round: u32, step: &str, outcome: &Outcome, counts: Counts) -> Line {
         Line {
             commit: commit.to_owned(),
@@ -42,7 +42,7 @@ impl Line {
         }
     }
 
-    /// Line of tests that are no program of cargo's.
+    /// Makes the line of tests that are not cargo's programs.
     pub(crate) fn of_tests(commit: &str, step: &str, seconds: f64, counts: Counts) -> Line {
         let (commit, step) = (commit.to_owned(), step.to_owned());
         let Counts { passed, failed, .. } = counts;
@@ -51,13 +51,13 @@ impl Line {
         Line { commit, round: 1, step, seconds, passed, failed, skipped, machine, counts }
     }
 
-    /// Tests of the step.
+    /// Counts of the step's tests.
     pub(crate) fn tests(&self) -> Counts {
         Counts { passed: self.passed, failed: self.failed, skipped: self.skipped, ..Counts::default() }
     }
 }
 
-/// Counts that a test prints: lines `COUNT what number`.
+/// Reads the counts that a test prints: lines `COUNT what number`.
 fn counted(output: &str) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for line in output.lines().filter_map(|line| line.strip_prefix("COUNT ")) {
@@ -68,7 +68,7 @@ fn counted(output: &str) -> BTreeMap<String, u64> {
     all
 }
 
-/// Processor, memory and kernel.
+/// Description of this machine: processor, memory and kernel.
 fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let (cpu, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
@@ -87,7 +87,7 @@ pub(crate) fn seconds(lines: &[Line]) -> f64 {
     lines.iter().map(|line| line.seconds).sum()
 }
 
-/// Returns the round and the step that come after those that were done.
+/// Returns the round and the step that follow the finished ones.
 pub(crate) fn next(done: &[Line], names: &[String]) -> (u32, usize) {
     let round = done.iter().map(|line| line.round).max().unwrap_or(1);
     let has = |name: &String| done.iter().any(|line| line.round == round && line.step == *name);
@@ -97,11 +97,11 @@ pub(crate) fn next(done: &[Line], names: &[String]) -> (u32, usize) {
     }
 }
 
-/// Reads the lines of a file; one that is not there has none.
+/// Reads the lines of a file; a missing file has none.
 pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        // A run that was stopped may have cut the last line off: that step is done once more.
+        // A stopped run may have left the last line incomplete: that step is repeated.
         text => Ok(text?.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
     }
 }
@@ -113,7 +113,7 @@ pub(crate) fn append(path: &Path, line: &Line) -> Result<()> {
     Ok(writeln!(file, "{}", serde_json::to_string(line)?)?)
 }
 
-/// The commit that is checked out; `-dirty` when anything differs from it but the file that this run writes.
+/// Commit that is checked out; `-dirty` if any file differs from it, except the one that this run writes.
 pub(crate) fn commit(root: &Path) -> Result<String> {
     let git = |arguments: &[&str]| -> Result<String> {
         let output = Command::new("git").args(arguments).current_dir(root).output().context("run git")?;

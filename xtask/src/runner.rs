@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Tests that are no programs of cargo's: in which tree, where the logs go, and what they add to.
+/// Tests that are not cargo's programs: takes the root, the directory of logs, and the summary to add to.
 pub(crate) type Tests = fn(&Path, &Path, &mut Summary) -> Result<()>;
 
-/// The others, and the command that runs them by hand.
+/// Tests of this kind that `make test` runs.
 const OTHERS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
 
 /// Environment variable with the file to which the cache writes a line for each lookup.
 pub(crate) const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";
 
-/// Runs every test of the tree, and returns true if none failed. The last line is the count. With `TEST_ONLY`, the units whose
-/// names contain one of its words; without it, units that passed before with the same inputs ([`crate::passed`]) do not run again.
+/// Runs every test of the tree, and returns true if none failed. The last line is the count. With `TEST_ONLY`, only units whose names
+/// contain one of its words run; without it, units that passed before with the same inputs ([`crate::passed`]) do not run again.
 ///
 /// # Errors
 /// The tree does not compile, or a step cannot be started.
@@ -61,14 +61,14 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     end(&summary)
 }
 
-/// Time since `make test` began to compile this program and the tests, if it told (`TEST_BEGAN`, in seconds since 1970).
+/// Time since `make test` began to compile this program and the tests, from `TEST_BEGAN` (seconds since 1970) if it is set.
 fn built_before() -> Duration {
     let began = std::env::var("TEST_BEGAN").ok().and_then(|text| text.parse().ok()).map(Duration::from_secs);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     began.map_or(Duration::ZERO, |began| now.saturating_sub(began))
 }
 
-/// Prints what failed and what was left out, and the count as the last line; returns true if nothing failed.
+/// Prints failures and skipped tests, and the count as the last line; returns true if no test failed.
 fn end(summary: &Summary) -> Result<bool> {
     for command in &summary.failed {
         println!("failed; run it alone: {command}");
@@ -90,7 +90,7 @@ fn end(summary: &Summary) -> Result<bool> {
     Ok(summary.total.failed == 0)
 }
 
-/// Units whose names contain one of the words; all of them without a word.
+/// Selects the units whose names contain one of the words; without words all units.
 fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
     let is_chosen = |unit: &Unit| words.is_empty() || words.iter().any(|word| unit.name().contains(word));
     let chosen: Vec<Unit> = units.into_iter().filter(is_chosen).collect();
@@ -100,7 +100,7 @@ fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
     Ok(chosen)
 }
 
-/// Units without those that passed before with the same inputs; these are printed and added up.
+/// Removes the units that passed before with the same inputs; these are printed and counted.
 fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> Result<Vec<Unit>> {
     let Some(passed) = passed else { return Ok(units) };
     let before = passed.counts(&units)?;
@@ -117,7 +117,7 @@ fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> R
     Ok(left)
 }
 
-/// Units that run in a tree.
+/// Run of units in a tree.
 struct Run<'r> {
     root: &'r Path,
     logs: &'r Path,
@@ -156,14 +156,14 @@ pub(crate) fn log_of(logs: &Path, name: &str) -> PathBuf {
     logs.join(format!("{}.log", name.replace([' ', ':', '/'], "-")))
 }
 
-/// Directory of what the steps print.
+/// Makes the directory for the output of the steps.
 pub(crate) fn make_logs(root: &Path) -> Result<PathBuf> {
     let logs = target_dir(root).join("test-logs");
     std::fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
     Ok(logs)
 }
 
-/// Runs some tests that are no programs of cargo's; returns true if none failed.
+/// Runs tests that are not cargo's programs; returns true if none failed.
 ///
 /// # Errors
 /// A step cannot be started.
@@ -173,10 +173,10 @@ pub(crate) fn alone(root: &Path, tests: Tests) -> Result<bool> {
     end(&summary)
 }
 
-/// Space that a first run leaves in `target` and the cache, and needs in between: GB.
+/// Free space for a first run, in GB: `target`, the cache and temporary files.
 const ROOM_GB: u64 = 11;
 
-/// Free space of the disk. A run that stops half-way for want of it says so in many confusing ways.
+/// Returns a line about the free space of the disk. A run that fills the disk fails with many confusing messages.
 fn room(root: &Path) -> Result<String> {
     let disk = rustix::fs::statvfs(root).with_context(|| format!("look at {}", root.display()))?;
     let free = disk.f_bavail * disk.f_frsize / 1_000_000_000;
@@ -184,7 +184,7 @@ fn room(root: &Path) -> Result<String> {
     Ok(format!("{free} GB are free for target and the cache, of which a first run takes {ROOM_GB}{enough}."))
 }
 
-/// Tests of the C library, which count nothing: together they are one.
+/// Runs the tests of the C library; its output has no counts, so they count as one test.
 pub(crate) fn runtime_tests(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
     let mut command = Command::new("make");
     command
@@ -209,7 +209,7 @@ fn single(name: &str, by_hand: &str, command: &mut Command, logs: &Path, summary
     Ok(())
 }
 
-/// Prints a line for a step (seconds, processor seconds, counts), the reasons of what was left out, and the end of the output of what failed.
+/// Prints a line for a step (seconds, processor seconds, counts), the reasons of skipped tests, and the end of the output after a failure.
 pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
     let failed = counts.failed > 0 || !outcome.succeeded;
     let word = if failed { "FAILED" } else { "ok" };
@@ -221,7 +221,7 @@ pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
     if failed {
         println!("          it ended with: {}", outcome.ended);
         let lines: Vec<&str> = outcome.output.lines().collect();
-        // where and why first: what a test printed before it failed may be long, and a log may be cut
+        // place and reason first: a test's output before the failure may be long, and a log may be truncated
         let why = (0..lines.len()).filter(|&i| lines[i].starts_with("thread '") && lines[i].contains(" panicked at "));
         for line in why.flat_map(|i| lines[i..].iter().take(2)) {
             println!("          | {line}");
@@ -233,7 +233,7 @@ pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
     }
 }
 
-/// Formatting, lints, the rules of the tree, and a look at repeated code.
+/// Runs formatting, lints, the rules of the tree, and the search for repeated code.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut all_held = true;
     let lints = ["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"];
@@ -254,7 +254,7 @@ fn line(name: &str, held: bool, elapsed: Duration) {
     println!("{:>6} {:>7.1} s  {name}", if held { "ok" } else { "FAILED" }, elapsed.as_secs_f64());
 }
 
-/// Shows repeated code where the machine has a tool for it. A place to look, not a verdict.
+/// Prints repeated code if the machine has a tool for it. A hint, not a verdict.
 fn repeated_code(root: &Path) {
     if let Ok(output) = Command::new("duplicates").arg("--repo").arg(root).args(["--most", "5"]).output() {
         println!("repeated code, worth a look:\n{}", String::from_utf8_lossy(&output.stdout).trim_end());

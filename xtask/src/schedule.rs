@@ -1,8 +1,8 @@
-//! Order of the units: quick ones first, then those that wait for others, some side by side, then the rest one by one.
+//! Order of the units: quick ones first, then units that mostly wait, some side by side, then the rest one by one.
 
 use crate::programs::Unit;
 
-/// Packages in the order of their tests: what others build on comes first. A package without a place comes after these.
+/// Packages in the order of their tests: those that others depend on come first. A package that is not listed comes after these.
 const ORDER: [&str; 9] = [
     "xtask",
     "stillpoint-events",
@@ -15,7 +15,7 @@ const ORDER: [&str; 9] = [
     "stillpoint",
 ];
 
-/// Modules that spend most of their time waiting for servers and disks, and time nothing: several of them run side by side.
+/// Modules that spend most of their time waiting for servers and disks, and measure no times: several of them run side by side.
 const WAITING: [(&str, &[&str]); 4] = [
     (
         "stillpoint-migrate-tests",
@@ -54,21 +54,21 @@ const WAITING: [(&str, &[&str]); 4] = [
     ("stillpoint-patch-tests", &["eintr"]),
 ];
 
-/// Units that run at the same time, where they may.
+/// Number of units that run at the same time.
 pub(crate) const SIDE_BY_SIDE: usize = 2;
 
 /// Units in the order in which they run.
 pub(crate) struct Schedule {
-    /// One after another, at first.
+    /// Units that run first, one after another.
     pub(crate) quick: Vec<Unit>,
-    /// Up to [`SIDE_BY_SIDE`] at a time.
+    /// Units that run up to [`SIDE_BY_SIDE`] at a time.
     pub(crate) waiting: Vec<Unit>,
-    /// One after another, with the machine for themselves.
+    /// Units that run one after another, without any other.
     pub(crate) alone: Vec<Unit>,
 }
 
 impl Schedule {
-    /// Gives each unit its turn.
+    /// Sorts the units into these groups.
     pub(crate) fn new(units: Vec<Unit>) -> Schedule {
         let (mut quick, others): (Vec<Unit>, Vec<Unit>) = units.into_iter().partition(Unit::is_unit);
         let (waiting, mut alone): (Vec<Unit>, Vec<Unit>) = others.into_iter().partition(is_waiting);

@@ -1,11 +1,11 @@
-//! The long form of the end-to-end tests, round after round, for hours.
+//! Long form of the end-to-end tests, round after round, for hours.
 //!
-//! Every test is a step, and every step one line in `experiments/soak.jsonl`, written when it ends. A run that is stopped
-//! goes on with the round it was in: what counts is what stands in the file for the commit that is checked out.
-//! `SOAK_HOURS` says for how long (8), `SOAK_PACKAGE` and `SOAK_ONLY` name one package and some modules (all that have a long
-//! form), `SOAK_TESTS` words that the names of tests contain (all), `SOAK_PROFILE=dev` takes the build that the tests use.
-//! `SOAK_PIECES=N` makes N steps of each test, for tests that can do an Nth of their rounds at a time; `SOAK_STEPS=N` ends the
-//! run after so many steps. A test says what it counted by lines `COUNT what number`: they are kept with its step.
+//! Every test is a step, and every step writes one line to `experiments/soak.jsonl` when it ends. A stopped run resumes its round from the
+//! lines in that file for the commit that is checked out. `SOAK_HOURS` is the duration (8). `SOAK_PACKAGE` and `SOAK_ONLY` select one
+//! package and some modules (default: all that have a long form), `SOAK_TESTS` words that the names of tests contain (default: all),
+//! `SOAK_PROFILE=dev` the build that the tests use. `SOAK_PIECES=N` divides each test into N steps, for tests that can run an Nth of their
+//! rounds at a time; `SOAK_STEPS=N` ends the run after so many steps. A test reports its counts by lines `COUNT what number`: they are
+//! stored with its step.
 
 use crate::programs::{self, Unit};
 use crate::record::{self, Line};
@@ -16,13 +16,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// The long form of one test takes this long at most.
+/// Time limit for the long form of one test.
 pub(crate) const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
-/// Modules that a round begins with: the counts that the product promises. The others follow in the order of `make test`.
+/// Modules that a round begins with: they test the promises of the product. The others follow in the order of `make test`.
 const FIRST: [&str; 4] = ["crash", "victims", "storm", "exceptions_live"];
 
-/// Home of the end-to-end tests, all of which have a long form.
+/// Package of the end-to-end tests, all of which have a long form.
 const END_TO_END: &str = "stillpoint-patch-tests";
 
 /// Other modules with a long form.
@@ -38,11 +38,11 @@ const LONG_FORMS: [(&str, &str); 9] = [
     ("stillpoint-migrate-tests", "tpcc"),
 ];
 
-/// One test of one unit.
+/// Test of a unit, or a piece of it.
 struct Step<'u> {
     unit: &'u Unit,
     test: &'u str,
-    /// Number of the piece, from 1, and of how many.
+    /// Number of the piece, from 1, and the number of pieces.
     piece: (u32, u32),
 }
 
@@ -56,7 +56,7 @@ impl Step<'_> {
     }
 }
 
-/// Value of an environment variable with a number.
+/// Number in an environment variable, or `otherwise` if it is not set.
 fn number<N: std::str::FromStr>(name: &str, otherwise: N) -> Result<N> {
     match std::env::var(name) {
         Ok(text) => text.parse().ok().with_context(|| format!("{name} is {text:?}, not a number")),
@@ -69,10 +69,10 @@ fn has_long_form(unit: &Unit) -> bool {
     listed || (unit.package() == END_TO_END && !unit.is_unit() && !unit.label().contains("::"))
 }
 
-/// Runs rounds until the hours are full; returns true if no step failed, in this run or before.
+/// Runs rounds until the hours are over; returns true if no step failed, in this run or before.
 ///
 /// # Errors
-/// The tree does not compile, a variable is no number, or the file of results cannot be written.
+/// The tree does not compile, a variable is not a number, or the file of results cannot be written.
 pub(crate) fn run(root: &Path) -> Result<bool> {
     let hours: f64 = number("SOAK_HOURS", 8.0)?;
     let path = root.join("experiments/soak.jsonl");
@@ -123,7 +123,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     Ok(total.failed == 0)
 }
 
-/// Every test, a piece of each before the next piece of any.
+/// Steps of a round: one piece of every test, then the next piece of every test.
 fn steps(units: &[Unit], pieces: u32) -> Vec<Step<'_>> {
     (1..=pieces)
         .flat_map(|piece| {

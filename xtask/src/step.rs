@@ -1,4 +1,4 @@
-//! One command of a long run: output into a log, a limit on its time, and what its tests counted.
+//! Command of a long run: output into a log, a time limit, and the counts of its tests.
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -8,27 +8,27 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Only a step that hangs meets it: the longest one builds MariaDB first, which takes ten minutes on two busy cores.
+/// Time limit that only a hanging step reaches: the longest step first builds MariaDB, which takes ten minutes on two busy cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(25 * 60);
 
-/// Time between two looks at a command that runs.
+/// Interval between two checks of a running command.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Tests counted.
+/// Numbers of tests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Cannot run on this machine.
+    /// Tests that cannot run on this machine.
     pub(crate) skipped: u64,
-    /// Need a version of a package that the archive lists and does not serve.
+    /// Tests that need a version of a package which the archive lists and does not serve.
     pub(crate) withheld: u64,
-    /// Belong to the full tier.
+    /// Tests that belong to the full tier.
     pub(crate) full_tier: u64,
 }
 
 impl Counts {
-    /// One thing that passed or failed.
+    /// Counts one test that passed or failed.
     pub(crate) fn one(passed: bool) -> Counts {
         Counts { passed: passed.into(), failed: (!passed).into(), ..Counts::default() }
     }
@@ -60,7 +60,7 @@ pub(crate) struct Outcome {
     pub(crate) processor: Duration,
 }
 
-/// A command that runs, with its output in a log and a limit on its time.
+/// Running command, with its output in a log and a time limit.
 pub(crate) struct Running {
     child: Child,
     log: PathBuf,
@@ -80,7 +80,7 @@ impl Running {
         Ok(Running { child, log: log.to_owned(), start: Instant::now(), limit })
     }
 
-    /// Returns the result once the command has ended; at its limit it is killed.
+    /// Returns the result once the command has ended; kills it at its limit.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -143,7 +143,7 @@ pub(crate) fn run(name: &str, command: &mut Command, log: &Path, limit: Duration
     }
 }
 
-/// Runs commands, up to `at_once` at a time, in their order; `ended` gets the number and the result of each.
+/// Runs commands in their order, up to `at_once` at a time; `ended` gets the number and the result of each.
 ///
 /// # Errors
 /// A command does not start, its log cannot be written or read, or `ended` fails.
@@ -180,7 +180,7 @@ pub(crate) fn run_beside(
     }
 }
 
-/// Ends a process and all below it: what a shell has started would run on.
+/// Ends a process and all its descendants: programs that a shell has started would continue.
 pub(crate) fn end(root: u32) {
     let mut found = vec![root];
     let mut at = 0;
@@ -192,7 +192,7 @@ pub(crate) fn end(root: u32) {
         at += 1;
     }
     for pid in found.into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
-        // one that has ended meanwhile is what is wanted
+        // an error means that it has ended already
         let _ = kill_process(pid, Signal::KILL);
     }
 }
@@ -210,8 +210,8 @@ fn clear_progress() {
     }
 }
 
-/// What the output of test programs adds up to. A program that counts nothing is one test; one that fails without
-/// having counted a failure (a crash, the limit) is one failed test. Tests that skip themselves pass for libtest.
+/// Counts tests by the output of test programs. A program without counts is one test; one that fails without a counted failure (a crash,
+/// the time limit) is one failed test. Tests that skip themselves pass for libtest.
 pub(crate) fn counts(outcome: &Outcome) -> Counts {
     let mut counts = Counts::default();
     let mut counted = false;
@@ -231,18 +231,18 @@ pub(crate) fn counts(outcome: &Outcome) -> Counts {
     counts
 }
 
-/// Beginning of the line of a test that cannot run on this machine.
+/// Prefix of the line of a test that cannot run on this machine.
 const SKIPPED: &str = "SKIPPED ";
 
-/// Beginning of the line of a test for which the archive withholds what it needs.
+/// Prefix of the line of a test that needs a package which the archive withholds.
 const WITHHELD: &str = "WITHHELD ";
 
-/// Returns true if a line of output says that and why a test left itself out.
+/// Returns true if a line of output reports that a test skipped itself, with the reason.
 pub(crate) fn is_left_out(line: &str) -> bool {
     line.starts_with(SKIPPED) || line.starts_with(WITHHELD)
 }
 
-/// `ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+/// Parses `ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`.
 fn result_line(result: &str) -> Counts {
     let number = |what: &str| {
         let words: Vec<&str> = result.split([' ', ';']).collect();

@@ -1,16 +1,16 @@
-//! End of a run: seconds by pillar, the slowest units, and what the cache had.
+//! Summary at the end of a run: seconds by pillar, the slowest units, and the cache's hits and misses.
 
 use crate::step::{Counts, Outcome};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Slowest units that are listed.
+/// Number of slowest units that are listed.
 const SLOWEST: usize = 10;
 
-/// Lookups in the cache that missed and took at least this long are named: seconds.
+/// Misses in the cache that took at least this many seconds are named.
 const SLOW_MISS_SECONDS: f64 = 5.0;
 
-/// One unit or step that ran.
+/// Unit or step that ran.
 struct Entry {
     name: String,
     pillar: &'static str,
@@ -18,20 +18,20 @@ struct Entry {
     processor_seconds: f64,
 }
 
-/// Everything that a run adds up.
+/// Results of a run.
 #[derive(Default)]
 pub(crate) struct Summary {
     entries: Vec<Entry>,
-    /// Tests that passed, failed and were left out.
+    /// Tests that passed, failed and were skipped.
     pub(crate) total: Counts,
-    /// Those of them that did not run, since they passed before with the same inputs.
+    /// Tests of these that did not run, since they passed before with the same inputs.
     pub(crate) passed_before: u64,
-    /// Commands that run by hand what failed.
+    /// Commands that run the failed steps by hand.
     pub(crate) failed: Vec<String>,
 }
 
 impl Summary {
-    /// Adds a step that has ended; `by_hand` runs it again.
+    /// Adds a step that has ended; `by_hand` is the command that repeats it.
     pub(crate) fn add(&mut self, name: &str, by_hand: &str, outcome: &Outcome, counts: Counts) {
         if counts.failed > 0 {
             self.failed.push(by_hand.to_owned());
@@ -45,7 +45,7 @@ impl Summary {
         });
     }
 
-    /// Adds what passed before and does not run.
+    /// Adds tests that passed before and do not run.
     pub(crate) fn add_passed_before(&mut self, counts: Counts) {
         self.total += counts;
         self.passed_before += counts.passed;
@@ -56,7 +56,7 @@ impl Summary {
         self.entries.iter().map(|entry| entry.wall_seconds).sum()
     }
 
-    /// Prints seconds by pillar, the slowest units, and the hits and misses that `cache_log` tells.
+    /// Prints seconds by pillar, the slowest units, and the hits and misses in `cache_log`.
     pub(crate) fn print(&self, cache_log: &Path) {
         println!("\nseconds by pillar (processor seconds; units that ran side by side count in full)");
         let mut pillars: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
@@ -90,7 +90,7 @@ fn pillar(name: &str) -> &'static str {
     }
 }
 
-/// Sums of a log with a line `hit KIND/NAME` or `miss KIND/NAME SECONDS` for each lookup.
+/// Summarizes a log with a line `hit KIND/NAME` or `miss KIND/NAME SECONDS` for each lookup.
 fn cache(log: &str) -> String {
     let (mut hits, mut misses, mut slow) = (0, 0, Vec::new());
     for line in log.lines() {

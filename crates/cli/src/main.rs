@@ -1,9 +1,8 @@
-//! The `stillpoint` binary: arguments, output and exit codes; everything else lives in the engines.
+//! The `stillpoint` binary: arguments, output and exit codes; all else is in the engines.
 //!
-//! One file per subcommand. A subcommand is a clap `Args` type and a `run(args, &Output) -> Result<(), Failure>`, with
-//! [`output::Success`] in place of `()` where success has more than one exit code;
-//! what it reports goes through [`output::Output`], what goes wrong comes back as [`output::Failure`], which carries
-//! the exit code, the state of the service and what to try next. Nothing else prints or exits.
+//! One file per subcommand. A subcommand is a clap `Args` type and a `run(args, &Output) -> Result<(), Failure>`, with [`output::Success`]
+//! in place of `()` where success has more than one exit code. It reports through [`output::Output`] and returns errors as
+//! [`output::Failure`], which carries the exit code, the state of the service and the next step. No other code prints or exits.
 
 mod kernel;
 mod measure;
@@ -45,7 +44,7 @@ enum Command {
 
 fn main() -> ExitCode {
     patch::give_way();
-    // The parser of SQL tells of every text that it is given, with the values of clients in it.
+    // The SQL parser logs every text that it gets, with the values of clients in it.
     let silent: Option<Directive> = "sqlparser=off".parse().ok();
     let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| output::Log).init();

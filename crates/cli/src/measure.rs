@@ -54,7 +54,7 @@ enum Command {
     Compare(CompareArgs),
 }
 
-/// Where the server listens.
+/// Address of the server.
 #[derive(ClapArgs)]
 struct TargetArgs {
     /// Address of the server.
@@ -65,7 +65,7 @@ struct TargetArgs {
     socket: Option<PathBuf>,
 }
 
-/// How much, how often, how long.
+/// Rate and duration of the load.
 #[derive(ClapArgs)]
 struct LoopArgs {
     #[command(flatten)]
@@ -105,7 +105,7 @@ struct LoopArgs {
     strict: bool,
 }
 
-/// The key space.
+/// Key space.
 #[derive(ClapArgs)]
 struct KeyArgs {
     /// Keys in the key space.
@@ -222,7 +222,7 @@ impl TargetArgs {
 
 impl LoopArgs {
     fn plan(self, protocol: Protocol) -> Plan {
-        // Few HTTP servers like requests that come before the last one is answered.
+        // Few HTTP servers accept a request before the previous one is answered.
         let pipeline = self.pipeline.unwrap_or(if matches!(protocol, Protocol::Http { .. }) { 1 } else { 16 });
         Plan {
             connections: self.connections,
@@ -287,7 +287,7 @@ fn json<T: Serialize>(output: &Output, event: &str, body: &T) {
 
 fn run_fill(args: LoadArgs, output: &Output) -> Result<(), Failure> {
     let KeyArgs { keys, value_bytes } = args.keys;
-    // Which kinds a mix has does not matter for filling.
+    // The kinds of a mix do not matter for filling.
     let mix = Mix(Vec::new());
     let protocol = match args.protocol {
         ProtocolArg::Redis => Protocol::Redis { mix, keys, value_bytes },
@@ -307,7 +307,7 @@ fn run_fill(args: LoadArgs, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Becomes true at the first signal that asks to end; the second one ends the program as usual.
+/// Becomes true at the first signal that asks for the end; the second one terminates the program as usual.
 fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -318,7 +318,7 @@ fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     Ok(interrupted)
 }
 
-/// Shows how a load goes until it has ended; once interrupted, nothing more of it becomes due.
+/// Shows the progress of a load until it has ended; after an interrupt no more requests become due.
 fn attend(counters: &Counters, is_finished: impl Fn() -> bool, interrupted: &AtomicBool, output: &Output) {
     while !is_finished() {
         if interrupted.load(Ordering::Relaxed) {
@@ -389,12 +389,12 @@ fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A file that cannot be used.
+/// Failure for a file that cannot be used.
 fn unread(error: stillpoint_measure::Error) -> Failure {
     Failure::refused(error)
 }
 
-/// A measurement changes nothing in the service but the keys it was told to use.
+/// Converts an error: a measurement changes nothing in the service except its own keys.
 fn failure(error: stillpoint_measure::Error) -> Failure {
     match error {
         stillpoint_measure::Error::Plan { .. } => Failure::usage(error),
@@ -407,7 +407,7 @@ fn live(now: &Snapshot) -> String {
     format!("{} requests, {} failed, {} connections dropped", counts.requests, counts.failed(), now.dropped)
 }
 
-/// The result for people.
+/// Result as text.
 fn describe(finished: &Finished) -> String {
     let (header, summary, end) = (&finished.header, &finished.summary, &finished.end);
     let mut text = format!(
@@ -463,7 +463,7 @@ fn table(summary: &Summary) -> String {
     text
 }
 
-/// A time in the unit that suits it.
+/// Time in a suitable unit.
 fn time(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),

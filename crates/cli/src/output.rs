@@ -1,7 +1,7 @@
-//! What the user sees: lines or JSON on stdout, progress and errors on stderr, the log, the exit code.
+//! Output to the user: lines or JSON on stdout, progress and errors on stderr, the log, the exit code.
 //!
-//! Names and messages of databases, processes, patches and peers are in all of it. Here is the one place through which they go
-//! to a terminal: nothing of them is obeyed there, and none makes a line that looks like one of ours.
+//! All of it contains names and messages of databases, processes, patches and peers. Only this module writes them to a terminal: it escapes
+//! them, so that the terminal executes none of them and none looks like a line of this program.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -14,12 +14,12 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_host::text::{self, indented, lines, one_line};
 
-/// How a command that did not fail ends.
+/// Exit code of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Success {
     /// Done, or already in that state.
     Done = 0,
-    /// Nothing to do: the change is provably no part of the target.
+    /// Nothing to do: the change is provably not part of the target.
     Nothing = 6,
 }
 
@@ -29,46 +29,46 @@ impl From<Success> for ExitCode {
     }
 }
 
-/// How a command that did not succeed ends.
+/// Exit code of a command that did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Failed; the service is on the old side and healthy.
     Failed = 1,
-    /// Usage.
+    /// Wrong usage.
     Usage = 2,
     /// Refused; nothing was touched.
     Refused = 3,
-    /// Tried, and fell back.
+    /// Tried, and rolled back.
     FellBack = 4,
     /// State unknown; an operator is needed.
     Unknown = 5,
 }
 
-/// Why a command did not succeed, where the service is now, and what to do next.
+/// Failure of a command, with the state of the service and the next step.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
-    /// What went wrong, outermost first.
+    /// Error, with its causes, outermost first.
     pub(crate) error: anyhow::Error,
     /// The state of the service now, for the `state:` line.
     pub(crate) state: String,
-    /// What to do next, for the `try:` line.
+    /// Next step, for the `try:` line.
     pub(crate) hint: Option<String>,
 }
 
 impl Failure {
-    /// Refused before anything was touched.
+    /// Makes a refusal before any change.
     pub(crate) fn refused(error: impl Into<anyhow::Error>) -> Self {
         Failure { exit: Exit::Refused, error: error.into(), state: "nothing was touched".into(), hint: None }
     }
 
-    /// Failed; `state` says where things are.
+    /// Makes a failure; `state` describes the service now.
     pub(crate) fn failed(error: impl Into<anyhow::Error>, state: impl Into<String>) -> Self {
         Failure { exit: Exit::Failed, error: error.into(), state: state.into(), hint: None }
     }
 
-    /// The arguments contradict each other.
+    /// Makes a usage error: the arguments contradict each other.
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
         Failure {
             exit: Exit::Usage,
@@ -78,13 +78,13 @@ impl Failure {
         }
     }
 
-    /// Adds what to do next.
+    /// Adds the next step.
     pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
         Failure { hint: Some(hint.into()), ..self }
     }
 }
 
-/// What all targets are at; of one alone it need not be said that it is the first.
+/// Current work of all targets; a single target is not numbered.
 fn told_of_all(at_work: &BTreeMap<u32, String>) -> String {
     match at_work.len() {
         1 => at_work.values().cloned().collect(),
@@ -92,20 +92,20 @@ fn told_of_all(at_work: &BTreeMap<u32, String>) -> String {
     }
 }
 
-/// How far rows are copied: bytes, bytes a second, seconds.
+/// Progress of the copy of rows: bytes, bytes per second, seconds.
 pub(crate) fn copied(bytes: u64, total: u64, per_s: u64, estimate_s: Option<u64>) -> String {
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s left"));
     format!("{:.0} of about {:.0} MiB, {:.1} MiB/s{left}", mib(bytes), mib(total), mib(per_s))
 }
 
-/// Where a command's results and progress go.
+/// Destination of a command's results and progress.
 pub(crate) struct Output {
     json: bool,
-    /// Events of single threads as lines that are not printed yet.
+    /// Lines for events of single threads that are not printed yet.
     held: Mutex<String>,
     bar: Mutex<Option<ProgressBar>>,
-    /// What each of several targets is at.
+    /// Current work of each target, if there are several.
     targets: Mutex<BTreeMap<u32, String>>,
 }
 
@@ -122,31 +122,31 @@ struct FailureLine<'a> {
 }
 
 impl Output {
-    /// Text for people, or JSON lines.
+    /// Makes an output of text for people, or of JSON lines.
     pub(crate) fn new(json: bool) -> Self {
         Output { json, held: Mutex::default(), bar: Mutex::new(None), targets: Mutex::default() }
     }
 
-    /// Whether results are JSON lines.
+    /// Returns true if results are JSON lines.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// One line of a result for people; silent with `--json`.
+    /// Prints one line of a result for people; silent with `--json`.
     pub(crate) fn line(&self, text: impl fmt::Display) {
         if !self.json {
             self.write(&one_line(&text.to_string()));
         }
     }
 
-    /// A result of several lines for people; silent with `--json`. Names in it have been made one line before.
+    /// Prints a result of several lines for people; silent with `--json`. Names in it must have gone through `one_line`.
     pub(crate) fn lines(&self, text: impl fmt::Display) {
         if !self.json {
             self.write(&lines(&text.to_string()));
         }
     }
 
-    /// One result as a line of JSON; silent without `--json`.
+    /// Prints one result as a line of JSON; silent without `--json`.
     pub(crate) fn json(&self, value: &impl Serialize) {
         if self.json
             && let Some(text) = serialised(value)
@@ -155,10 +155,10 @@ impl Output {
         }
     }
 
-    /// An event of an engine: a JSON line, or a line for people where it tells them something; moves the progress.
+    /// Handles an event of an engine: prints a JSON line, or a line for people if it is useful to them; updates the progress.
     ///
-    /// Events of single threads are printed with the next event of another kind. One by one each would wake up whoever
-    /// reads them, hundreds of times within milliseconds, on the processors that the target needs just then.
+    /// Events of single threads are printed with the next event of another kind. Printed one by one, each would wake up the process that
+    /// reads them, hundreds of times within milliseconds, on the processors that the target needs at that time.
     pub(crate) fn event(&self, event: &Event) {
         if self.json {
             return match event.kind {
@@ -226,14 +226,14 @@ impl Output {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same of one of several targets that may be at work at the same time.
+    /// Updates the progress of one of several targets that may work at the same time.
     fn progress_of(&self, event: &Event, text: String) {
         let mut at_work = self.at_work();
         at_work.insert(event.target.unwrap_or(1), text);
         self.progress(&told_of_all(&at_work));
     }
 
-    /// Tells on stderr what goes on, only to a terminal.
+    /// Shows the current work on stderr, only on a terminal.
     pub(crate) fn progress(&self, text: &str) {
         if self.json || !io::stderr().is_terminal() {
             return;
@@ -250,26 +250,26 @@ impl Output {
         bar.set_message(one_line(text).into_owned());
     }
 
-    /// Takes the progress away.
+    /// Removes the progress line.
     pub(crate) fn progress_done(&self) {
         if let Some(bar) = self.bar.lock().unwrap_or_else(PoisonError::into_inner).take() {
             bar.finish_and_clear();
         }
     }
 
-    /// A choice that the user should know of, on stderr.
+    /// Prints a choice that the user should know on stderr.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         self.progress_done();
         complain("note", text);
     }
 
-    /// A warning on stderr; with `--json` engines report theirs as events.
+    /// Prints a warning on stderr; with `--json` engines report theirs as events.
     pub(crate) fn warn(&self, text: impl fmt::Display) {
         self.progress_done();
         complain("warning", text);
     }
 
-    /// Prints how a command failed and tells the exit code.
+    /// Prints a failure and returns the exit code.
     pub(crate) fn failure(&self, failure: &Failure) -> ExitCode {
         self.progress_done();
         let causes: Vec<String> = failure.error.chain().skip(1).map(ToString::to_string).collect();
@@ -292,7 +292,7 @@ impl Output {
         self.progress_done();
         let mut held = self.held();
         let text = std::mem::take(&mut *held) + text + "\n";
-        // a reader that went away is no error: `stillpoint patch list | head -1`
+        // a reader that has ended is not an error: `stillpoint patch list | head -1`
         let _ = io::stdout().write_all(text.as_bytes());
     }
 }
@@ -308,7 +308,7 @@ fn complain(kind: &str, text: impl fmt::Display) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// A failure for people.
+/// Failure as text for people.
 fn told(failure: &Failure, causes: &[String]) -> String {
     let mut text = format!("error: {}\n", indented(&failure.error.to_string()));
     for cause in causes {
@@ -321,7 +321,7 @@ fn told(failure: &Failure, causes: &[String]) -> String {
     text
 }
 
-/// The log on stderr: each event is written as one line.
+/// Log on stderr: each event is written as one line.
 pub(crate) struct Log;
 
 impl Write for Log {

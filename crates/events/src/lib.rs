@@ -1,11 +1,11 @@
-//! Phase and outcome records: what an engine did, when, to whom. Data only.
+//! Records of phases and outcomes: actions of an engine, their times and the processes concerned. Data only.
 //!
-//! Every engine reports through [`Event`]; `stillpoint --json` prints one per line, and `stillpoint measure`
-//! merges them with the clients' latencies. All times are `CLOCK_MONOTONIC` nanoseconds of the machine that
-//! ran the engine, so records of one machine share one clock without any translation.
+//! Every engine reports through [`Event`]; `stillpoint --json` prints one per line, and `stillpoint measure` merges them with the clients'
+//! latencies. All times are `CLOCK_MONOTONIC` nanoseconds of the machine that ran the engine, so records of one machine share one clock
+//! without any translation.
 //!
-//! The caller takes `t_ns` from that clock. Guarantees: what this version writes, it reads; adding a field or an event
-//! kind is compatible, changing the meaning of one raises [`VERSION`]. The crate decides nothing and performs no I/O.
+//! The caller takes `t_ns` from that clock. Guarantees: what this version writes, it reads; adding a field or an event kind is compatible,
+//! changing the meaning of one raises [`VERSION`]. The crate decides nothing and performs no I/O.
 #![forbid(unsafe_code)]
 
 use serde::{Deserialize, Serialize};
@@ -13,25 +13,25 @@ use serde::{Deserialize, Serialize};
 /// Version of the event records, printed as `"v"` in every JSON line.
 pub const VERSION: u32 = 1;
 
-/// One thing that happened, on the engine's clock.
+/// One event, timed by the engine's clock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Version of the record, [`VERSION`].
     pub v: u32,
-    /// `CLOCK_MONOTONIC` in nanoseconds at the end of what is reported.
+    /// `CLOCK_MONOTONIC` in nanoseconds at the end of the reported action.
     pub t_ns: u64,
     /// Process concerned, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// Which of several targets of a migration is concerned, from the second on. What happened may name a target as well.
+    /// Number of the target concerned, for the second and later targets of a migration. The event's kind may name a target as well.
     #[serde(default, rename = "target_number", skip_serializing_if = "Option::is_none")]
     pub target: Option<u32>,
-    /// What happened.
+    /// Kind of the event, with its data.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// What an [`Event`] tells. The tag is `"event"` in JSON.
+/// Kind of an [`Event`], with its data. The tag is `"event"` in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EventKind {
@@ -48,16 +48,16 @@ pub enum EventKind {
         operation: String,
         /// Name of the phase.
         phase: String,
-        /// How long it took.
+        /// Duration, in nanoseconds.
         duration_ns: u64,
     },
-    /// A thread was stopped and let go again.
+    /// A thread was stopped and then continued.
     ThreadStopped {
         /// The thread.
         tid: i32,
-        /// Why: `probe`, `freeze`, `carrier`, `signal`.
+        /// Reason: `probe`, `freeze`, `carrier`, `signal`.
         reason: String,
-        /// From the thread being observed stopped to its being let go.
+        /// Nanoseconds from the moment the thread was seen stopped until it was continued.
         stopped_ns: u64,
     },
     /// A thread runs the new generation from now on.
@@ -78,87 +78,87 @@ pub enum EventKind {
     Committed {
         /// Number of the transition.
         transition: u32,
-        /// Patches active from now on, oldest first; empty for the code as shipped.
+        /// Patches active from now on, oldest first; empty for the original code.
         active: Vec<String>,
-        /// From the start of the transition to here.
+        /// Nanoseconds from the start of the transition to the commit.
         duration_ns: u64,
         /// Threads migrated.
         threads: u32,
     },
-    /// The transition was abandoned and every thread is back on the old side.
+    /// The transition was abandoned and every thread runs the old generation again.
     FellBack {
         /// Number of the transition.
         transition: u32,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// Rows of a database are being copied.
     Copying {
-        /// Copied so far.
+        /// Bytes copied so far.
         bytes: u64,
-        /// Size of the tables on the source; what is copied may come to less or more.
+        /// Size of the tables on the source; the copy may need less or more.
         bytes_total: u64,
-        /// Copied in a second, now.
+        /// Current rate.
         bytes_per_s: u64,
-        /// How many seconds the rest takes, as fast as it went of late; none before anything has been measured.
+        /// Estimated seconds for the rest, at the recent rate; absent before the first measurement.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         estimate_s: Option<u64>,
     },
-    /// A migration goes slower, or faster again, for the sake of clients.
+    /// A migration slows down, or speeds up again, to protect the throughput of clients.
     Throttled {
-        /// Of their usual throughput clients keep so much.
+        /// Share of their usual throughput that clients still have.
         kept_percent: u64,
-        /// What may be moved in a second from now on: bytes while rows are copied, transactions while it catches up.
+        /// Limit per second from now on: bytes while rows are copied, transactions while the target catches up.
         allowed_per_s: u64,
     },
-    /// A migration makes indexes with less, or more, of a processor, for the sake of clients on the same machine.
+    /// A migration builds indexes with less, or more, processor time, to protect clients on the same machine.
     Yielding {
-        /// Of their usual throughput clients keep so much.
+        /// Share of their usual throughput that clients still have.
         kept_percent: u64,
-        /// What a process that makes them gets beside another one that works all the time, in hundredths of that.
+        /// Processor weight of a process that builds indexes, in percent of the weight of another busy process.
         weight_percent: u64,
     },
-    /// The target of a migration repeats what commits on the source.
+    /// The target of a migration repeats the transactions that commit on the source.
     Following {
-        /// From a commit on the source to its being repeated.
+        /// Milliseconds from a commit on the source to its repetition on the target.
         lag_ms: u64,
-        /// Log of the source that is not repeated yet.
+        /// Bytes of the source's log that are not repeated yet.
         lag_bytes: u64,
-        /// Transactions repeated in a second.
+        /// Transactions repeated per second.
         tps: u64,
-        /// When it will have caught up, at this rate.
+        /// Estimated seconds until the target has caught up, at this rate.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         estimate_s: Option<u64>,
     },
-    /// Both sides of a migration were compared at one moment, and hold the same.
+    /// Both sides of a migration were compared at one moment and are equal.
     Compared {
-        /// Tables.
+        /// Tables compared.
         tables: u64,
-        /// Rows.
+        /// Rows compared.
         rows: u64,
     },
-    /// One of several targets of a migration failed before clients were sent anywhere: it goes on without it.
+    /// One of several targets of a migration failed before the switch of clients: the migration continues without it.
     TargetDropped {
-        /// Which server.
+        /// Server that failed.
         target: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// Clients are on the other side.
+    /// Clients are connected to the other side.
     SwitchedOver {
-        /// From the pause of clients to their going on.
+        /// Microseconds for which clients were paused.
         paused_us: u64,
-        /// Of it: until the last transaction had ended.
+        /// Part of that pause: until the last transaction had ended.
         drained_us: u64,
-        /// Sessions that went over.
+        /// Sessions that were moved.
         sessions: u64,
     },
-    /// The operation had nothing to do.
+    /// The operation had nothing to do: the requested state was there already.
     AlreadyThere {
-        /// What is so already.
+        /// State that was there already.
         what: String,
     },
-    /// Something the operator should know.
+    /// Warning for the operator.
     Warning {
         /// The text.
         text: String,
@@ -166,7 +166,7 @@ pub enum EventKind {
 }
 
 impl Event {
-    /// An event of this version.
+    /// Makes an event of this version.
     pub fn new(t_ns: u64, pid: Option<i32>, kind: EventKind) -> Self {
         Event { v: VERSION, t_ns, pid, target: None, kind }
     }

@@ -1,4 +1,4 @@
-//! Failures of the machine's services.
+//! Errors of the machine's services.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ pub enum Error {
     /// A file could not be read, written or made.
     #[error("{doing} {}: {source}", path.display())]
     Io {
-        /// For instance `reading`.
+        /// Action that failed, for instance `reading`.
         doing: &'static str,
         /// The file.
         path: PathBuf,
@@ -31,12 +31,12 @@ pub enum Error {
         /// Permission bits.
         mode: u32,
     },
-    /// Another user can change where a path leads, or what is there.
+    /// Another user can redirect a path, or change the file at its end.
     #[error("{} is not used: {why}", path.display())]
     Untrusted {
         /// The component of the path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with that component.
         why: String,
     },
     /// An entry's name cannot be a file name in the cache.
@@ -47,10 +47,10 @@ pub enum Error {
         /// Name as given.
         name: String,
     },
-    /// The size limit is no number.
+    /// The size limit is not a number.
     #[error("STILLPOINT_CACHE_GIB={value:?} is no number of GiB")]
     Limit {
-        /// Value of the variable.
+        /// Value of the variable, as set.
         value: String,
     },
     /// A text cannot be the name of a service.
@@ -58,7 +58,7 @@ pub enum Error {
     ServiceName {
         /// Text as given, at most 64 characters of it.
         name: String,
-        /// Rule that it breaks.
+        /// Rule that the text breaks.
         why: &'static str,
     },
     /// The control group of a service cannot be found or read.
@@ -78,7 +78,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns true if a file or directory is not there.
+    /// Returns true if a file or directory does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
     }

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all, files of other users, and those that the caller of a command names for himself.
+//! Files that are written completely or not at all, files of other users, and files that the caller of a command names.
 
 use crate::Error;
 use crate::error::At;
@@ -19,12 +19,12 @@ pub enum Readable {
     ByOthers,
 }
 
-/// Writes beside the final name, synchronizes and renames: the file is there whole, or not at all.
+/// Writes a temporary file beside `path`, synchronizes and renames it: the file is complete, or is not changed.
 pub fn write_whole(path: &Path, bytes: &[u8], readable: Readable) -> Result<(), Error> {
     write(path, bytes, readable, true)
 }
 
-/// The same; without `durable`, a loss of power may leave an empty or shorter file.
+/// Writes like [`write_whole`]; without `durable`, a power loss may leave an empty or shorter file.
 pub(crate) fn write(path: &Path, bytes: &[u8], readable: Readable, durable: bool) -> Result<(), Error> {
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mode = match readable {
@@ -42,7 +42,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], readable: Readable, durable: bool
     Ok(())
 }
 
-/// Opens a mount point, which may be a directory or a file, to have its file system written to disk.
+/// Opens a mount point, a directory or a file, so that its file system can be written to disk.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -50,10 +50,10 @@ pub fn open_mount_point(path: &Path) -> Result<File, Error> {
     open_readable(path)
 }
 
-/// Opens a regular file, whose owner may be any user, to be read.
+/// Opens a regular file for reading; any user may own it.
 ///
 /// # Errors
-/// It is no regular file, or cannot be opened.
+/// It is not a regular file, or cannot be opened.
 pub fn open_regular(path: &Path) -> Result<File, Error> {
     let file = open_readable(path)?;
     if !file.metadata().at("looking at", path)?.is_file() {
@@ -63,38 +63,38 @@ pub fn open_regular(path: &Path) -> Result<File, Error> {
 }
 
 fn open_readable(path: &Path) -> Result<File, Error> {
-    // a FIFO that nothing writes to would hold the caller
+    // opening a FIFO without a writer would block the caller
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path).at("opening", path)
 }
 
-/// Reads such a file once and at most `limit` bytes.
+/// Reads a regular file of any owner, `limit` bytes at most.
 ///
 /// # Errors
-/// As [`open_regular`], or it is longer, or cannot be read.
+/// Those of [`open_regular`]; or the file is longer, or cannot be read.
 pub fn read_regular(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     bounded(open_regular(path)?, path, limit)
 }
 
-/// Reads a regular text file as [`read_regular`] does.
+/// Reads a regular text file in the same way as [`read_regular`].
 ///
 /// # Errors
-/// As [`read_regular`], or it is no UTF-8.
+/// Those of [`read_regular`]; or the text is not UTF-8.
 pub fn read_regular_text(path: &Path, limit: u64) -> Result<String, Error> {
     String::from_utf8(read_regular(path, limit)?).map_err(std::io::Error::other).at("reading", path)
 }
 
-/// Reads a text that the caller of a command has named as an operand: a pipe will do, and so will any length. Not for a path
-/// that another user can choose.
+/// Reads a text that the caller of a command has named as an operand: pipes are allowed, and any length. Not for a path that another user
+/// can choose.
 ///
 /// # Errors
-/// It cannot be read, or is no UTF-8.
+/// It cannot be read, or is not UTF-8.
 pub fn read_named(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).at("reading", path)
 }
 
-/// Writes to a file that the caller of a command has named for its output: a pipe or a device will do. Not for a path that
-/// another user can choose.
+/// Writes to a file that the caller of a command has named for its output: pipes and devices are allowed. Not for a path that another user
+/// can choose.
 ///
 /// # Errors
 /// It cannot be written.
@@ -102,10 +102,10 @@ pub fn write_named(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     fs::write(path, bytes).at("writing", path)
 }
 
-/// Lists names of what is in a directory, whose owner may be any user, sorted. A name that is no UTF-8 is left out.
+/// Lists the names in a directory, sorted; any user may own the directory. A name that is not UTF-8 is left out.
 ///
 /// # Errors
-/// It is no directory, or cannot be read.
+/// It is not a directory, or cannot be read.
 pub fn list(directory: &Path) -> Result<Vec<String>, Error> {
     let entries = fs::read_dir(directory).at("listing", directory)?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -113,11 +113,11 @@ pub fn list(directory: &Path) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Opens a file in a tree of directories that another process can change, to be read and added to: makes it (0644) where it is
-/// not there. The path is taken below `root`, and no link is followed in it.
+/// Opens a file for reading and appending in a directory tree that another process can change, and makes it (0644) if necessary. The path
+/// is relative to `root`, and no link in it is followed.
 ///
 /// # Errors
-/// It cannot be opened, or is no regular file of one name.
+/// It cannot be opened, or is not a regular file with a single name.
 pub fn open_below(root: &File, path: &Path) -> Result<File, Error> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -129,18 +129,18 @@ pub fn open_below(root: &File, path: &Path) -> Result<File, Error> {
     Err(Error::Untrusted { path: path.to_owned(), why: "it is no regular file of one name".into() })
 }
 
-/// Makes a directory for its owner alone (0700) in one that another user may own, and opens it. No link is followed.
+/// Makes a directory for its owner alone (0700) in a directory that another user may own, and opens it. No link is followed.
 ///
 /// # Errors
 /// The name is taken, or the directory cannot be made.
 pub fn make_directory(path: &Path) -> Result<OwnedFd, Error> {
     mkdirat(CWD, path, Mode::RWXU).at("making", path)?;
-    // the owner of the one above can exchange it for a link
+    // the owner of the parent directory can replace it by a link
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).at("opening", path)
 }
 
-/// Listens at a socket of these permissions, whatever the umask.
+/// Listens at a socket with exactly these permissions, independent of the umask.
 ///
 /// # Errors
 /// The path is taken, or the socket cannot be made.

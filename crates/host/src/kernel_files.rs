@@ -1,8 +1,8 @@
 //! Files of the kernel's own file systems, `/proc` and `/sys`.
 //!
-//! What lies there is the kernel's, and belongs to the process that it is about. Links in it are magic: they lead to files, and not
-//! to names, so that the rule of [`crate::trusted`] does not apply. A path that begins elsewhere, or leads upwards, is refused.
-//! Devices, which the kernel makes below `/dev`, are opened here as well.
+//! Their contents come from the kernel, and belong to the process that they describe. Links in them are magic: they lead to files, not to
+//! names, so the rule of [`crate::trusted`] does not apply. A path that begins elsewhere, or contains `..`, is refused. Devices, which the
+//! kernel makes below `/dev`, are opened here as well.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -10,9 +10,9 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Files of the running kernel, or files of a test that stand for them.
+/// Files of the running kernel, or files of a test that replace them.
 ///
-/// Paths are those of the kernel's, `/proc/...` and `/sys/...`, in both.
+/// Paths are those of the kernel, `/proc/...` and `/sys/...`, in both cases.
 #[derive(Debug, Clone)]
 pub struct Files {
     root: PathBuf,
@@ -24,7 +24,7 @@ impl Files {
         Files { root: "/".into() }
     }
 
-    /// Files that stand for them, below a directory of a test.
+    /// Files of a test that replace them, below a directory.
     pub fn below(root: &Path) -> Files {
         Files { root: root.to_owned() }
     }
@@ -32,49 +32,49 @@ impl Files {
     /// Reads a file as text.
     ///
     /// # Errors
-    /// The path is none of the kernel's, or the file cannot be read, or is no UTF-8.
+    /// The path is not one of the kernel's, or the file cannot be read, or is not UTF-8.
     pub fn text(&self, path: impl AsRef<Path>) -> io::Result<String> {
         fs::read_to_string(self.at(path.as_ref())?)
     }
 
-    /// Reads a file of one value, without the space around it; empty if the file cannot be read.
+    /// Reads a file with one value, without white space around it; empty if the file cannot be read.
     pub fn value(&self, path: impl AsRef<Path>) -> String {
         self.text(path).map(|text| text.trim().to_owned()).unwrap_or_default()
     }
 
-    /// Writes a file, which the kernel has made already.
+    /// Writes a file that the kernel has made.
     ///
     /// # Errors
-    /// The path is none of the kernel's, or the kernel does not take it.
+    /// The path is not one of the kernel's, or the kernel refuses the write.
     pub fn write(&self, path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         fs::write(self.at(path.as_ref())?, bytes)
     }
 
-    /// Lists names in a directory; none of one that cannot be read.
+    /// Lists the names in a directory; empty if the directory cannot be read.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<OsString> {
         let entries = self.at(path.as_ref()).and_then(fs::read_dir);
         entries.into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
     }
 
-    /// Returns true if there is such a file, links followed.
+    /// Returns true if the file exists; links are followed.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.at(path.as_ref()).is_ok_and(|path| path.exists())
     }
 
-    /// Path of a file after all links.
+    /// Resolves all links in a path.
     ///
     /// # Errors
-    /// The path is none of the kernel's, or leads to no file of it.
+    /// The path is not one of the kernel's, or leads to no file of the kernel.
     pub fn canonical(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let found = fs::canonicalize(self.at(path.as_ref())?)?;
         let below = found.strip_prefix(fs::canonicalize(&self.root)?).map_err(io::Error::other)?;
         Ok(Path::new("/").join(below))
     }
 
-    /// Makes a directory, such as a control group, where there is none.
+    /// Makes a directory, such as a control group, if it does not exist.
     ///
     /// # Errors
-    /// The path is none of the kernel's, or the kernel does not make it.
+    /// The path is not one of the kernel's, or the kernel refuses it.
     pub fn make_directory(&self, path: impl AsRef<Path>) -> io::Result<()> {
         match fs::create_dir(self.at(path.as_ref())?) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -91,7 +91,7 @@ impl Files {
 /// Reads a file as text.
 ///
 /// # Errors
-/// The path is none of the kernel's, or the file cannot be read, or is no UTF-8.
+/// The path is not one of the kernel's, or the file cannot be read, or is not UTF-8.
 pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
     fs::read_to_string(of_kernel(path.as_ref())?)
 }
@@ -99,67 +99,67 @@ pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
 /// Reads a file.
 ///
 /// # Errors
-/// The path is none of the kernel's, or the file cannot be read.
+/// The path is not one of the kernel's, or the file cannot be read.
 pub fn bytes(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     fs::read(of_kernel(path.as_ref())?)
 }
 
-/// Writes a file that is there.
+/// Writes an existing file.
 ///
 /// # Errors
-/// The path is none of the kernel's, or the kernel does not take it.
+/// The path is not one of the kernel's, or the kernel refuses the write.
 pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> io::Result<()> {
     fs::write(of_kernel(path.as_ref())?, bytes)
 }
 
-/// Opens a file to be read.
+/// Opens a file for reading.
 ///
 /// # Errors
-/// The path is none of the kernel's, or the file cannot be opened.
+/// The path is not one of the kernel's, or the file cannot be opened.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     File::open(of_kernel(path.as_ref())?)
 }
 
-/// Opens a device, to be written.
+/// Opens a device for writing.
 ///
 /// # Errors
-/// The path is none below `/dev`, or is no device, or the device cannot be opened.
+/// The path is not below `/dev`, or is not a device, or the device cannot be opened.
 pub fn device(path: &Path) -> io::Result<File> {
     if !path.starts_with("/dev") || path.components().any(|part| part == Component::ParentDir) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no path of a device"));
     }
-    // looked at first, since some devices take it for a command to be opened
+    // checked before the open, since for some devices the open itself is a command
     if !fs::metadata(path)?.file_type().is_char_device() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no device"));
     }
     OpenOptions::new().write(true).open(path)
 }
 
-/// Removes a directory that the kernel lets be removed, such as a control group without processes.
+/// Removes a directory that the kernel allows to be removed, such as a control group without processes.
 ///
 /// # Errors
-/// The path is none of the kernel's, or the kernel does not remove it.
+/// The path is not one of the kernel's, or the kernel refuses it.
 pub fn remove_directory(path: impl AsRef<Path>) -> io::Result<()> {
     fs::remove_dir(of_kernel(path.as_ref())?)
 }
 
-/// Reads what a magic link says of itself.
+/// Reads the text of a magic link.
 ///
 /// # Errors
-/// The path is none of the kernel's, or it is no link.
+/// The path is not one of the kernel's, or it is not a link.
 pub fn link(path: impl AsRef<Path>) -> io::Result<PathBuf> {
     fs::read_link(of_kernel(path.as_ref())?)
 }
 
-/// Facts about the file behind a path, magic links followed.
+/// Metadata of the file at a path, magic links followed.
 ///
 /// # Errors
-/// The path is none of the kernel's, or there is no such file.
+/// The path is not one of the kernel's, or there is no such file.
 pub fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
     fs::metadata(of_kernel(path.as_ref())?)
 }
 
-/// Names in a directory; none of one that cannot be read.
+/// Lists the names in a directory; empty if the directory cannot be read.
 pub fn names(path: impl AsRef<Path>) -> Vec<OsString> {
     let entries = of_kernel(path.as_ref()).and_then(fs::read_dir);
     entries.into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()

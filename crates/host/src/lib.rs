@@ -1,17 +1,17 @@
-//! Services of the machine that all pillars share: the cache of everything that is downloaded or built, files that appear
-//! whole or not at all, directories that no other user can lead elsewhere, the kernel's own files, the writer for untrusted
-//! text, and the processes of systemd's services.
+//! Services of the machine that all pillars share: the cache of everything that is downloaded or built, files that are written completely
+//! or not at all, directories that no other user can redirect, the kernel's own files, the filter for untrusted text, and the processes of
+//! systemd's services.
 //!
-//! The caller guarantees that a maker of a cache entry writes nowhere but into the directory that it is given, and that an
-//! entry's name ends in a hash of everything that its contents depend on.
+//! The caller guarantees that a maker of a cache entry writes only into the directory that it is given, and that an entry's name ends in a
+//! hash of everything that its contents depend on.
 //!
-//! The crate guarantees that an entry is handed out only when everything that its manifest lists is there, whatever was
-//! killed, truncated or removed before; that eviction leaves alone what a process uses; that no removal follows a link
-//! or enters a mount; and that a process is taken for a service's only if it is in the control group that the system's
-//! manager made for the service. On failure the cache holds complete entries, and remains that the next use removes.
+//! The crate guarantees that an entry is returned only when everything that its manifest lists is there, even after a process was killed or
+//! files were truncated or removed; that eviction keeps entries that a process uses; that no removal follows a link or enters a mount; and
+//! that a process counts as a service's only if it is in the control group that the system's manager made for the service. After a failure
+//! the cache holds complete entries, and remains that the next use removes.
 //!
-//! It does not compare the contents of directory entries: a file of the same size with other bytes is not noticed. File
-//! entries carry a checksum.
+//! It does not compare the contents of directory entries: other bytes in a file of the same size are not detected. File entries carry a
+//! checksum.
 //!
 //! ```text
 //!   absent --make into NAME.half--> half --rename--> NAME --NAME.manifest--> whole --used--> whole

@@ -1,13 +1,13 @@
-//! Untrusted text on its way to a terminal or a log: names, messages and values of databases, processes, patches and peers.
+//! Untrusted text for a terminal or a log: names, messages and values of databases, processes, patches and peers.
 //!
-//! Such a text may hold what a terminal obeys (escape sequences, also by the one character U+009B), a line break that makes
-//! the rest look like a line of ours, and marks that turn the direction of what is read. Each of them becomes visible:
-//! `\n`, `\u{1b}`. All else stays, a backslash too: what is shown is for people, and not for a program to read back.
+//! Such a text may contain escape sequences for a terminal (also with the one character U+009B), a line break that makes the rest look like
+//! a line of this program, and marks that change the reading direction. Each of them becomes visible: `\n`, `\u{1b}`. All else stays, also
+//! a backslash: the result is for people, not for programs to parse.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// `text` as one line.
+/// Returns `text` as one line.
 ///
 /// ```
 /// use stillpoint_host::text::one_line;
@@ -18,13 +18,12 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     shown(text, is_hidden)
 }
 
-/// `text` with its own line breaks and tabs: for texts of several lines that are shown as such. Where names are put into one,
-/// each is [`one_line`] before.
+/// Returns `text` with its own line breaks and tabs, for texts of several lines. A name in such a text must go through [`one_line`] before.
 pub fn lines(text: &str) -> Cow<'_, str> {
     shown(text, |c| is_hidden(c) && !matches!(c, '\n' | '\t'))
 }
 
-/// `text` with its own line breaks, where every line but the first begins with blanks: none looks like a line of ours.
+/// Returns `text` with its line breaks, all lines but the first indented: none looks like a line of this program.
 pub fn indented(text: &str) -> Cow<'_, str> {
     match lines(text) {
         text if text.contains('\n') => text.replace('\n', "\n    ").into(),
@@ -32,9 +31,9 @@ pub fn indented(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A text of JSON, in which such characters are written as numbers; it means what it did.
+/// Escapes such characters in a JSON text as numbers; its meaning does not change.
 pub fn json(text: &str) -> Cow<'_, str> {
-    // Outside of its strings JSON has none but blanks.
+    // Outside of its strings JSON has none of them but blanks.
     let is_shown = |c: char| !is_hidden(c) || matches!(c, '\n' | '\r' | '\t');
     if text.chars().all(is_shown) {
         return text.into();
@@ -67,7 +66,8 @@ fn shown(text: &str, hide: impl Fn(char) -> bool) -> Cow<'_, str> {
     written.into()
 }
 
-/// What is obeyed or not seen where it is shown: controls, separators of lines, marks of direction, characters without width.
+/// Returns true for a character that acts or is invisible on a terminal: controls, line separators, marks of direction, characters without
+/// width.
 fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(character,

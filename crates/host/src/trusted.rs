@@ -1,13 +1,13 @@
-//! Directories that no other user can lead elsewhere, and files in them.
+//! Directories that no other user can redirect, and files in them.
 //!
-//! A path is walked from the root, each component opened below the one before and without following a link. Every one
-//! belongs to root or to this user, and others may write to it only where the sticky bit keeps them from renaming what is
-//! not theirs, as in `/tmp`; never to the last one. What is made is made exclusively: the last directory and files for their
-//! owner alone, unless a function says otherwise. Directories that only lead to the last one are made for all to pass, as
-//! several users' things lie below `/var/lib/stillpoint` and `/run/stillpoint`.
+//! A path is walked from the root; each component is opened relative to the one before, without following a link. Root or this user must
+//! own every component. Other users may write to one only if the sticky bit prevents them from renaming files of others, as in `/tmp`;
+//! never to the last one. New directories and files are made exclusively: the last directory and files for their owner alone, unless a
+//! function says otherwise. New directories on the way to the last one can be passed by all users, since data of several users is located
+//! below `/var/lib/stillpoint` and `/run/stillpoint`.
 //!
-//! The obvious way is to check a path and then to open it. Between the two another user exchanges a component. `openat2(2)` would
-//! walk a path in one call; units with `RestrictSUIDSGID=` (most of Debian's) get ENOSYS for it, and a single component needs no more
+//! The obvious way is to check a path and then to open it. Between the two steps another user can exchange a component. `openat2(2)` would
+//! walk a path in one call; but units with `RestrictSUIDSGID=` (most of Debian's) get ENOSYS for it, and a single component needs no more
 //! than `O_NOFOLLOW`.
 
 use crate::Error;
@@ -25,10 +25,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Permission bits of others.
+/// Permission bits by which other users can write.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
-/// Permissions of a directory and of a file that other users read.
+/// Permissions of a directory and of a file that other users can read.
 const READABLE_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 const READABLE_FILE: Mode = Mode::from_raw_mode(0o644);
 
@@ -39,7 +39,7 @@ enum Owner {
     RootOrCaller,
 }
 
-/// A directory that only root and this user can change.
+/// Directory that only root and this user can change.
 #[derive(Debug)]
 pub struct Directory {
     fd: OwnedFd,
@@ -48,50 +48,51 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens one that is there.
+    /// Opens an existing directory.
     ///
     /// # Errors
-    /// A component is a link, is no directory, or can be changed by another user; or it is not there.
+    /// A component is a link, is not a directory, or can be changed by another user; or the directory does not exist.
     pub fn open(path: &Path) -> Result<Directory, Error> {
         walk(path, Owner::RootOrCaller, None)
     }
 
-    /// The same, where root alone decides: this user counts as another one, unless it is root.
+    /// Opens a directory that root alone can change: this user counts as another user, unless it is root.
     ///
     /// # Errors
-    /// As [`Directory::open`].
+    /// Those of [`Directory::open`].
     pub fn open_of_root(path: &Path) -> Result<Directory, Error> {
         walk(path, Owner::Root, None)
     }
 
-    /// The same as [`Directory::open`], and makes what is not there: the last directory for its owner alone (0700).
+    /// Opens a directory in the same way as [`Directory::open`], and makes missing components: the last directory for its owner alone
+    /// (0700).
     ///
     /// # Errors
-    /// As [`Directory::open`], or a component cannot be made.
+    /// Those of [`Directory::open`]; or a component cannot be made.
     pub fn make(path: &Path) -> Result<Directory, Error> {
         walk(path, Owner::RootOrCaller, Some(Mode::RWXU))
     }
 
-    /// The same, and what is made every user can read (0755).
+    /// Opens a directory in the same way as [`Directory::make`], but new ones are readable for every user (0755).
     ///
     /// # Errors
-    /// As [`Directory::make`].
+    /// Those of [`Directory::make`].
     pub fn make_public(path: &Path) -> Result<Directory, Error> {
         walk(path, Owner::RootOrCaller, Some(READABLE_DIRECTORY))
     }
 
-    /// Makes one of root's that every user can read (0755, whatever the umask).
+    /// Makes a directory of root's that every user can read (0755, independent of the umask).
     ///
     /// # Errors
-    /// As [`Directory::make`].
+    /// Those of [`Directory::make`].
     pub fn make_readable(path: &Path) -> Result<Directory, Error> {
         walk(path, Owner::Root, Some(READABLE_DIRECTORY))
     }
 
-    /// Checks that [`Directory::make`] would not refuse this path, and makes nothing.
+    /// Checks that [`Directory::make`] would accept this path, and makes nothing.
     ///
     /// # Errors
-    /// As [`Directory::open`], but for a component that is not there.
+    /// Those of [`Directory::open`], except for a component that does not exist.
     pub fn check(path: &Path) -> Result<(), Error> {
         match Directory::open(path) {
             Err(error) if !error.is_not_found() => Err(error),
@@ -99,15 +100,15 @@ impl Directory {
         }
     }
 
-    /// Opens the directory of a file; with it the file's name.
+    /// Opens the directory of a file; returns it with the file's name.
     ///
     /// # Errors
-    /// As [`Directory::open`], or the path is none of a file.
+    /// Those of [`Directory::open`]; or the path is not one of a file.
     pub fn of_file(path: &Path) -> Result<(Directory, &str), Error> {
         let Some(name) = path.file_name().and_then(OsStr::to_str) else {
             return untrusted(path, "this is not the name of a file");
         };
-        // of a name alone it is empty
+        // the parent of a plain name is empty
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Ok((Directory::open(directory)?, name))
     }
@@ -117,7 +118,7 @@ impl Directory {
         &self.path
     }
 
-    /// Names of what is in it, sorted. Bytes that are no UTF-8 become U+FFFD: no file of ours has such a name.
+    /// Names in the directory, sorted. Bytes that are not UTF-8 become U+FFFD: no file of this program has such a name.
     ///
     /// # Errors
     /// It cannot be read.
@@ -133,17 +134,17 @@ impl Directory {
         Ok(names)
     }
 
-    /// Kind of what has this name, without following a link.
+    /// Type of the file with this name; links are not followed.
     ///
     /// # Errors
-    /// Nothing has this name.
+    /// There is no file with this name.
     pub fn kind(&self, name: &str) -> Result<FileType, Error> {
         let path = self.path_of(name)?;
         let stat = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).at("looking at", &path)?;
         Ok(FileType::from_raw_mode(stat.st_mode))
     }
 
-    /// Bytes that the files in it take on disk: sparse ones are longer than that.
+    /// Bytes that the files in the directory take on disk: sparse files are longer than that.
     ///
     /// # Errors
     /// It cannot be read.
@@ -152,7 +153,7 @@ impl Directory {
         Ok(self.names()?.iter().filter_map(stat).map(|file| file.st_blocks.cast_unsigned() * 512).sum())
     }
 
-    /// Removes it with all that is in it; no link is followed.
+    /// Removes the directory with all its contents; follows no link.
     ///
     /// # Errors
     /// Something in it cannot be removed.
@@ -160,7 +161,7 @@ impl Directory {
         std::fs::remove_dir_all(&self.path).at("removing", &self.path)
     }
 
-    /// Removes it if nothing is in it; returns false if something is.
+    /// Removes the directory if it is empty; returns false if it is not.
     ///
     /// # Errors
     /// It cannot be removed.
@@ -172,7 +173,7 @@ impl Directory {
         }
     }
 
-    /// Closes it to all users but its owner (0700).
+    /// Closes the directory to all users but its owner (0700).
     ///
     /// # Errors
     /// It belongs to another user.
@@ -180,34 +181,34 @@ impl Directory {
         fchmod(self.opened()?, Mode::RWXU).at("closing to other users", &self.path)
     }
 
-    /// Writes a file for its owner alone (0600), whole or not at all, in the place of one of that name; returns its path.
+    /// Writes a file for its owner alone (0600), completely or not at all; replaces a file of that name; returns its path.
     ///
     /// # Errors
-    /// The name is none of a file, or the file cannot be written.
+    /// The name is not one of a file, or the file cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
         self.put(name, bytes, &Form { mode: None, owner: None, synced: false })
     }
 
-    /// The same; on disk when this returns.
+    /// Writes a file in the same way as [`Directory::write`]; it is on disk when this returns.
     ///
     /// # Errors
-    /// As [`Directory::write`].
+    /// Those of [`Directory::write`].
     pub fn write_synced(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
         self.put(name, bytes, &Form { mode: None, owner: None, synced: true })
     }
 
-    /// The same for every user to read (0644, whatever the umask).
+    /// Writes a file in the same way, readable for every user (0644, independent of the umask).
     ///
     /// # Errors
-    /// As [`Directory::write`].
+    /// Those of [`Directory::write`].
     pub fn write_readable(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
         self.put(name, bytes, &Form { mode: Some(READABLE_FILE), owner: None, synced: true })
     }
 
-    /// Writes a file in the place of one that is there, with that one's owner, group and permissions.
+    /// Replaces an existing file, and keeps its owner, group and permissions.
     ///
     /// # Errors
-    /// As [`Directory::write`], or there is no regular file of that name.
+    /// Those of [`Directory::write`]; or there is no regular file of that name.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
         let path = self.path_of(name)?;
         let was = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).at("looking at", &path)?;
@@ -219,15 +220,15 @@ impl Directory {
         self.put(name, bytes, &Form { mode: Some(mode), owner: Some(owner), synced: true })
     }
 
-    /// Writes a file for its owner alone (0600), whole or not at all, where there is none of that name; on disk when this
-    /// returns. Returns false if there is one.
+    /// Writes a new file for its owner alone (0600), completely or not at all; it is on disk when this returns. Returns false if the name
+    /// is taken.
     ///
     /// # Errors
-    /// The name is none of a file, or the file cannot be written.
+    /// The name is not one of a file, or the file cannot be written.
     pub fn write_new(&self, name: &str, bytes: &[u8]) -> Result<bool, Error> {
         let path = self.path_of(name)?;
         let half = self.half(name, bytes, &Form { mode: None, owner: None, synced: true })?;
-        // unlike a rename it leaves what is there
+        // unlike a rename, a link never replaces an existing file
         let linked = linkat(&self.fd, &half, &self.fd, name, AtFlags::empty());
         let _ = unlinkat(&self.fd, &half, AtFlags::empty());
         match linked {
@@ -247,13 +248,13 @@ impl Directory {
         Ok(path)
     }
 
-    /// Writes a file beside its final name; returns the name that it has there.
+    /// Writes a file under a temporary name beside its final one; returns the temporary name.
     fn half(&self, name: &str, bytes: &[u8], form: &Form) -> Result<String, Error> {
         // two threads may write the same file
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let path = self.path_of(name)?;
         let half = format!(".{name}.{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        // left by a process of this number that was killed
+        // remains of a killed process with the same number
         let _ = unlinkat(&self.fd, &half, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = File::from(self.open_file(&half, flags, Mode::RUSR | Mode::WUSR).at("making", &path)?);
@@ -270,10 +271,10 @@ impl Directory {
         Ok(half)
     }
 
-    /// Makes an empty file for its owner alone (0600), to be read and written, in the place of one of that name.
+    /// Makes an empty file for its owner alone (0600), for reading and writing; replaces a file of that name.
     ///
     /// # Errors
-    /// The name is none of a file, or the file cannot be made.
+    /// The name is not one of a file, or the file cannot be made.
     pub fn create(&self, name: &str) -> Result<File, Error> {
         let path = self.path_of(name)?;
         match unlinkat(&self.fd, name, AtFlags::empty()) {
@@ -284,25 +285,25 @@ impl Directory {
         self.open_file(name, flags, Mode::RUSR | Mode::WUSR).map(File::from).at("making", &path)
     }
 
-    /// Opens a file to be added to, and makes it for its owner alone (0600) where it is not there.
+    /// Opens a file for appending, and makes it for its owner alone (0600) if it does not exist.
     ///
     /// # Errors
-    /// As [`Directory::file`], or it cannot be made.
+    /// Those of [`Directory::file`]; or it cannot be made.
     pub fn append(&self, name: &str) -> Result<File, Error> {
         self.checked(name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
     }
 
-    /// Gives a file another name, in the place of one of that name.
+    /// Renames a file, and replaces a file of the new name.
     ///
     /// # Errors
-    /// One of the names is none of a file, or the file cannot be renamed.
+    /// One of the names is not one of a file, or the file cannot be renamed.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), Error> {
         let path = self.path_of(to)?;
         self.path_of(from)?;
         renameat(&self.fd, from, &self.fd, to).at("naming", &path)
     }
 
-    /// Writes the names of its files to disk.
+    /// Writes the names in the directory to disk.
     ///
     /// # Errors
     /// They cannot be written.
@@ -310,24 +311,24 @@ impl Directory {
         fsync(self.opened()?).at("writing", &self.path)
     }
 
-    /// Opens a file to be locked: makes it where it is not there, and leaves it as it is otherwise.
+    /// Opens a file for locking; makes it if it does not exist, and does not change it otherwise.
     ///
     /// # Errors
-    /// As [`Directory::file`], or it cannot be made.
+    /// Those of [`Directory::file`]; or it cannot be made.
     pub fn lock_file(&self, name: &str) -> Result<File, Error> {
         match self.file(name) {
             Err(error) if error.is_not_found() => {}
             opened => return opened,
         }
         let path = self.path_of(name)?;
-        // another process may be first: both are to have the same file
+        // another process may be first: both must get the same file
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         self.open_file(name, flags, Mode::RUSR | Mode::WUSR).at("making", &path)?;
         self.file(name)
     }
 
-    /// Opens a regular file of root's or this user's that no other can write to. Of root's alone where the directory was opened
-    /// so.
+    /// Opens a regular file that belongs to root or this user and that no other user can write to; only root's if the directory was opened
+    /// with [`Directory::open_of_root`].
     ///
     /// # Errors
     /// It is not such a file.
@@ -335,18 +336,18 @@ impl Directory {
         self.checked(name, OFlags::RDONLY)
     }
 
-    /// The same; the file can be written as well.
+    /// Opens a file in the same way as [`Directory::file`], for writing as well.
     ///
     /// # Errors
-    /// As [`Directory::file`].
+    /// Those of [`Directory::file`].
     pub fn file_to_change(&self, name: &str) -> Result<File, Error> {
         self.checked(name, OFlags::RDWR)
     }
 
-    /// Opens a file, and refuses one that is another user's, or no regular one.
+    /// Opens a file, and refuses one that belongs to another user or is not regular.
     fn checked(&self, name: &str, flags: OFlags) -> Result<File, Error> {
         let path = self.path_of(name)?;
-        // a FIFO that nothing writes to would hold the caller
+        // opening a FIFO without a writer would block the caller
         let fd = self.open_file(name, flags | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
         let file = File::from(fd.map_err(|errno| link_or(errno, "opening", &path))?);
         let stat = fstat(&file).at("looking at", &path)?;
@@ -357,10 +358,10 @@ impl Directory {
         Ok(file)
     }
 
-    /// Reads such a file, once and at most `limit` bytes.
+    /// Reads a file that [`Directory::file`] accepts, `limit` bytes at most.
     ///
     /// # Errors
-    /// As [`Directory::file`], or it is longer.
+    /// Those of [`Directory::file`]; or the file is longer.
     pub fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
         bounded(self.file(name)?, &self.path_of(name)?, limit)
     }
@@ -368,13 +369,13 @@ impl Directory {
     /// Removes a file.
     ///
     /// # Errors
-    /// There is none of that name, or it cannot be removed.
+    /// There is no file of that name, or it cannot be removed.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         let path = self.path_of(name)?;
         unlinkat(&self.fd, name, AtFlags::empty()).at("removing", &path)
     }
 
-    /// Path of a file of that name.
+    /// Returns the path of a file of that name.
     fn path_of(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.path.join(name);
         let mut parts = Path::new(name).components();
@@ -384,8 +385,7 @@ impl Directory {
         }
     }
 
-    /// Opens it for what a descriptor that only stands for a path cannot do: to be read, synchronized, or handed to another
-    /// process.
+    /// Opens the directory again, for uses that an `O_PATH` descriptor does not allow: reading, synchronizing, passing to another process.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -400,13 +400,13 @@ impl Directory {
     }
 }
 
-/// Form of a file that is written.
+/// Attributes of a file to write.
 struct Form {
-    /// Instead of 0600.
+    /// Permissions; `None` for 0600.
     mode: Option<Mode>,
-    /// Instead of this user.
+    /// Owner and group; `None` for those of this user.
     owner: Option<(Uid, Gid)>,
-    /// It is on disk when the write returns.
+    /// True if the file is on disk when the write returns.
     synced: bool,
 }
 
@@ -414,7 +414,7 @@ fn untrusted<T>(path: &Path, why: impl Into<String>) -> Result<T, Error> {
     Err(Error::Untrusted { path: path.to_owned(), why: why.into() })
 }
 
-/// The error for what could not be opened.
+/// Error for a component that could not be opened; names a link as such.
 fn link_or(errno: Errno, doing: &'static str, path: &Path) -> Error {
     let why = "it is a symbolic link: name the directory or file that it leads to";
     match errno {
@@ -425,7 +425,7 @@ fn link_or(errno: Errno, doing: &'static str, path: &Path) -> Error {
 
 /// Opens a directory by a single component, or the root.
 fn open_component(parent: impl AsFd, name: impl rustix::path::Arg) -> Result<(OwnedFd, Stat), Errno> {
-    // without DIRECTORY, which would call a link no directory
+    // without `DIRECTORY`, which would report a link as not a directory
     let fd = openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&fd)?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -435,7 +435,7 @@ fn open_component(parent: impl AsFd, name: impl rustix::path::Arg) -> Result<(Ow
     }
 }
 
-/// Opens a path component by component; with `made` it makes what is not there, the last directory with these permissions.
+/// Opens a path component by component; with `made` it makes missing ones, the last directory with these permissions.
 fn walk(path: &Path, owner: Owner, made: Option<Mode>) -> Result<Directory, Error> {
     let absolute = std::path::absolute(path).at("looking for", path)?;
     let mut names = Vec::new();
@@ -463,14 +463,14 @@ fn walk(path: &Path, owner: Owner, made: Option<Mode>) -> Result<Directory, Erro
 
 fn make_component(parent: &OwnedFd, name: &OsStr, mode: Mode) -> Result<(), Errno> {
     match mkdirat(parent, name, mode) {
-        // the umask has no part in it; only its owner can rename it, also below a sticky directory
+        // independent of the umask; only its owner can rename it, also below a sticky directory
         Ok(()) => chmodat(parent, name, mode, AtFlags::empty()),
         Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Refuses what another user can change; `passed`: a directory on the way to another one.
+/// Refuses a file or directory that another user can change; `passed` is true for a directory on the way to the last one.
 fn is_safe(path: &Path, stat: &Stat, owner: Owner, passed: bool) -> Result<(), Error> {
     let user = rustix::process::geteuid().as_raw();
     let is_trusted = stat.st_uid == 0 || (owner == Owner::RootOrCaller && stat.st_uid == user);
@@ -490,7 +490,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 
-    /// Reason why a directory is not used.
+    /// Reason for which a directory is refused.
     fn why<T>(result: Result<T, Error>) -> String {
         match result {
             Err(Error::Untrusted { why, .. }) => why,
@@ -511,7 +511,7 @@ mod tests {
     fn what_is_made_is_for_its_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
         let made = Directory::make(&dir.path().join("a/b")).unwrap();
-        // what only leads to it is passed by others, whose things may lie beside it
+        // other users may pass a directory on the way, since their data may be located beside this one
         assert_eq!((mode(made.path()), mode(&dir.path().join("a"))), (0o700, 0o755));
         let path = made.write("text", b"one").unwrap();
         made.write("text", b"two").unwrap();
@@ -540,7 +540,7 @@ mod tests {
     #[test]
     fn what_others_are_to_read_is_readable_whatever_the_umask() {
         let dir = tempfile::tempdir().unwrap();
-        // one that is made by another command, with any umask
+        // a directory that another command made, with any umask
         let made = Directory::make(&dir.path().join("own")).unwrap();
         set(made.path(), 0o755);
         made.close().unwrap();

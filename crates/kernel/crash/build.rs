@@ -1,4 +1,5 @@
-//! Compiles the program that the next kernel starts first: by itself, since it has neither the standard library nor unwinding.
+//! Compiles the program that the next kernel starts first: separately, since it has neither the standard library nor
+//! unwinding.
 
 use std::env;
 use std::path::Path;

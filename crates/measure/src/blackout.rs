@@ -1,24 +1,24 @@
-//! Blackout: the longest interval in which some client waited and none got a right answer. Pure.
+//! Blackout: the longest interval in which a client waited and no client got a right answer. Pure.
 //!
-//! A request waits from the moment it is due to the moment it ends. Let `g(1) < g(2) < ...` be the times at which
-//! right answers came. Between two of them the service was dark from
+//! A request waits from its due time to its end. Let `g(1) < g(2) < ...` be the times of right answers. Between two of them the service was
+//! dark from
 //!
 //! ```text
 //! max( g(k) , min { due(r) : request r ended after g(k) } )   to   g(k+1)
 //! ```
 //!
-//! so an interval without requests is no blackout, while an interval with nothing but errors is one. The beginning of
-//! a window counts like an answer before it, its end like an answer after it. An operation is charged with the whole of
-//! every dark interval that it touches, also where the interval began before or ended after it.
+//! so an interval without requests is not a blackout, while an interval with only errors is one. The start of a window counts like an
+//! answer before it, its end like an answer after it. Every dark interval that overlaps an operation counts for it in full, also if the
+//! interval began before or ended after it.
 
 use serde::{Deserialize, Serialize};
 
-/// An interval without any right answer.
+/// Interval without any right answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blackout {
-    /// When it began (`CLOCK_MONOTONIC`, ns); 0 when there was none.
+    /// Start (`CLOCK_MONOTONIC`, ns); 0 if there was none.
     pub from_ns: u64,
-    /// How long it was.
+    /// Length in nanoseconds.
     pub duration_ns: u64,
 }
 
@@ -35,7 +35,7 @@ impl Blackout {
 /// Finds the blackout while a load runs.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
-    /// Since when somebody has been waiting without any right answer having come.
+    /// Start of the current wait of any client without a right answer.
     dark_since: Option<u64>,
     last_answer_ns: u64,
     longest: Blackout,
@@ -65,17 +65,17 @@ impl Tracker {
     }
 }
 
-/// All intervals in which somebody waited and nobody got a right answer, one after the other.
+/// All intervals in which a client waited and no client got a right answer, in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Intervals(Vec<(u64, u64)>);
 
 impl Intervals {
-    /// Of requests given as (due, ended, answered rightly), from `from_ns` to `to_ns`.
+    /// Finds the intervals for requests given as (due, ended, answered rightly), from `from_ns` to `to_ns`.
     pub(crate) fn of(mut spans: Vec<(u64, u64, bool)>, from_ns: u64, to_ns: u64) -> Intervals {
         spans.retain(|&(due, end, _)| due <= to_ns && end >= from_ns);
         spans.sort_unstable_by_key(|&(_, end, _)| end);
         let mut intervals = Vec::new();
-        // From the last to the first, so that the earliest due time of all requests that end later is at hand.
+        // From the last to the first, so that the earliest due time of all requests that end later is known.
         let mut later_due = u64::MAX;
         let mut next_answer = to_ns;
         let mut add = |answer: u64, later_due: u64, next_answer: u64| {
@@ -96,25 +96,25 @@ impl Intervals {
         Intervals(intervals)
     }
 
-    /// The longest; of equally long ones the first.
+    /// Returns the longest; of equally long ones the first.
     pub(crate) fn longest(&self) -> Blackout {
         let all = self.0.iter().map(|&(from, to)| Blackout::between(from, to));
         all.fold(Blackout::default(), Blackout::longer)
     }
 
-    /// The longest that has any part in a window, in its full length.
+    /// Returns the longest that overlaps a window, in its full length.
     pub(crate) fn touching(&self, from_ns: u64, to_ns: u64) -> Blackout {
         let all = self.overlapping(from_ns, to_ns).iter().map(|&(from, to)| Blackout::between(from, to));
         all.fold(Blackout::default(), Blackout::longer)
     }
 
-    /// The longest part of any of them that lies within a window.
+    /// Returns the longest part of any of them within a window.
     pub(crate) fn within(&self, from_ns: u64, to_ns: u64) -> Blackout {
         let inside = |&(from, to): &(u64, u64)| Blackout::between(from.max(from_ns), to.min(to_ns));
         self.overlapping(from_ns, to_ns).iter().map(inside).fold(Blackout::default(), Blackout::longer)
     }
 
-    /// The longest that has no part in any of the windows.
+    /// Returns the longest that overlaps none of the windows.
     pub(crate) fn outside(&self, windows: &[(u64, u64)]) -> Blackout {
         let meets = |from, to| windows.iter().any(|&(start, end)| from <= end && to >= start);
         let all = self.0.iter().filter(|&&(from, to)| !meets(from, to)).map(|&(from, to)| Blackout::between(from, to));
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn a_pause_under_load_is_a_blackout() {
         let mut spans: Vec<_> = (0..100).map(|n| (n * 10, n * 10 + 3, true)).collect();
-        // The server stops at 500 and goes on at 700: what was due meanwhile is answered then.
+        // The server stops at 500 and continues at 700: it then answers the requests that were due meanwhile.
         spans.retain(|&(due, _, _)| due < 500);
         spans.extend((50..70).map(|n| (n * 10, 700 + n, true)));
         assert_eq!(dark(&spans, 0, 1_000), (500, 250));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     proptest! {
-        /// The definition, read literally, against both implementations.
+        /// Compares the literal definition with both implementations.
         #[test]
         fn the_three_ways_agree(raw in proptest::collection::vec((0u64..500, 1u64..80, any::<bool>()), 1..60)) {
             // Distinct ends, so that "before" and "after" are defined.
@@ -210,7 +210,7 @@ mod tests {
             }).max().unwrap_or(0);
             prop_assert_eq!(Intervals::of(spans.clone(), 0, to).longest().duration_ns, literal);
 
-            // As the driver does it: events in order of time.
+            // In the same way as the driver: events in order of time.
             let mut events: Vec<(u64, u8, usize)> = Vec::new();
             for (index, &(due, end, _)) in spans.iter().enumerate() {
                 events.push((due, 1, index));

@@ -1,17 +1,17 @@
-//! The one clock of all records: `CLOCK_MONOTONIC`, in nanoseconds.
+//! Clock of all records: `CLOCK_MONOTONIC`, in nanoseconds.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Now. Read through the vDSO; its resolution is one nanosecond, a reading costs about 20 ns.
+/// Returns the current time. It is read through the vDSO; its resolution is one nanosecond, a reading costs about 20 ns.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    // The kernel never hands out a negative monotonic time.
+    // The kernel never returns a negative monotonic time.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A duration as nanoseconds; what does not fit in 584 years is cut off.
+/// Converts a duration to nanoseconds, limited to 584 years.
 pub(crate) fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,31 +1,31 @@
-//! Two records side by side: ratios of what matters.
+//! Comparison of two records by the ratios of their figures.
 
 use serde::{Deserialize, Serialize};
 
 use crate::report::ratio;
 use crate::summary::Summary;
 
-/// A figure of both records and their ratio.
+/// Figure of both records and their ratio.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What is compared: `p50`, `p99`, `p99.9`, `max`, `blackout`, `throughput`.
+    /// Name of the figure: `p50`, `p99`, `p99.9`, `max`, `blackout`, `throughput`.
     pub figure: String,
-    /// Of the first record: nanoseconds, or answers a second.
+    /// Value of the first record: nanoseconds, or answers per second.
     pub a: f64,
-    /// Of the second.
+    /// Value of the second record.
     pub b: f64,
-    /// `b / a`; `None` where one of them is 0.
+    /// `b / a`; `None` if one of them is 0.
     pub ratio: Option<f64>,
 }
 
-/// The comparison of `b` with `a`.
+/// Comparison of `b` with `a`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// Summary of the first record.
     pub a: Summary,
     /// Summary of the second.
     pub b: Summary,
-    /// The figures one by one.
+    /// Figures one by one.
     pub rows: Vec<Row>,
 }
 

@@ -1,69 +1,69 @@
-//! What can go wrong while measuring, and what the user reads then.
+//! Errors of a measurement, and their messages.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::record::Damage;
 
-/// Why a load could not be run, a record not be read or a report not be written.
+/// Error of a load, of reading a record or of writing a report.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The plan contradicts itself; nothing was connected.
     #[error("{option}: {problem}")]
     Plan {
-        /// The option at fault, as it is written on the command line.
+        /// Option at fault, as it is written on the command line.
         option: &'static str,
-        /// What is wrong with it.
+        /// Problem with the option.
         problem: String,
     },
     /// The server could not be reached before the load began.
     #[error("cannot connect to {target}")]
     Connect {
-        /// Where the connection was to go.
+        /// Address of the server.
         target: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// Not every connection was open when the patience ran out; the load was not begun.
+    /// Not every connection was open at the time limit; the load was not started.
     #[error("{open} of {wanted} connections to {target} were open after {waited_s} s")]
     Slow {
-        /// Where the connections were to go.
+        /// Address of the server.
         target: String,
-        /// How many were open.
+        /// Number of open connections.
         open: usize,
-        /// How many were wanted.
+        /// Number of requested connections.
         wanted: usize,
-        /// For how long they were awaited.
+        /// Time limit, in seconds.
         waited_s: u64,
     },
-    /// The server answered the filling of the key space with an error or with nonsense.
+    /// The server answered the filling of the key space with an error or with an unexpected answer.
     #[error("{target} answered `{answer}` while key {key} was loaded")]
     Fill {
-        /// The server.
+        /// Address of the server.
         target: String,
         /// First key of the batch that failed.
         key: u64,
-        /// What it answered.
+        /// Answer of the server.
         answer: String,
     },
-    /// PostgreSQL answered the making of a workload's tables, or the last look at them, with an error.
+    /// PostgreSQL returned an error while a workload's tables were made, or when they were read at the end.
     #[error("{target}: {action} failed")]
     Postgres {
-        /// The server, without passwords.
+        /// Address of the server, without passwords.
         target: String,
-        /// What was being done.
+        /// Action that failed.
         action: &'static str,
-        /// What it answered.
+        /// Error of the server.
         #[source]
         source: tokio_postgres::Error,
     },
     /// A system call of the load generator failed.
     #[error("{call} failed")]
     System {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -74,20 +74,20 @@ pub enum Error {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// A record file is not what it should be.
+    /// A record file is damaged.
     #[error("{} is damaged", path.display())]
     Record {
         /// The file.
         path: PathBuf,
-        /// Where and how.
+        /// Place and kind of the damage.
         #[source]
         source: Damage,
     },
-    /// Two things that must belong together do not.
+    /// Two inputs that must belong together do not.
     #[error("{0}")]
     Mismatch(String),
     /// The thread that ran the load panicked.
@@ -95,5 +95,5 @@ pub enum Error {
     Panicked(String),
 }
 
-/// Result of everything in this crate that can fail.
+/// Result of all operations of this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,32 +1,32 @@
-//! A drawing of points and lines, as SVG that stands by itself.
+//! Drawing of points and lines, as self-contained SVG.
 
 use std::fmt::Write as _;
 
-/// How values are laid out in one direction.
+/// Layout of values in one direction.
 pub struct Axis {
-    /// What they are, with the unit.
+    /// Name of the values, with the unit.
     pub label: &'static str,
-    /// By their logarithm; values that have none are left out.
+    /// True for a logarithmic scale; values without a logarithm are left out.
     pub logarithmic: bool,
 }
 
 /// Values of one kind.
 pub struct Curve {
-    /// For the legend.
+    /// Name for the legend.
     pub name: String,
-    /// In the order in which a line joins them; one that cannot be placed (not a number) parts the line.
+    /// Points in the order in which a line joins them; one that cannot be placed (not a number) interrupts the line.
     pub points: Vec<(f64, f64)>,
-    /// Whether a line joins them.
+    /// True if a line joins them.
     pub joined: bool,
 }
 
-/// One drawing.
+/// Drawing with two axes.
 pub struct Figure {
-    /// To the right.
+    /// Horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// Vertical axis.
     pub y: Axis,
-    /// What is drawn.
+    /// Curves to draw.
     pub curves: Vec<Curve>,
 }
 
@@ -58,7 +58,7 @@ impl Scale {
         Scale { from, to, logarithmic: axis.logarithmic }
     }
 
-    /// 0 to 1; `None` for what cannot be placed.
+    /// Position from 0 to 1; `None` for a value that cannot be placed.
     fn place(&self, value: f64) -> Option<f64> {
         let value = if self.logarithmic { value.log10() } else { value };
         value.is_finite().then(|| (value - self.from) / (self.to - self.from))
@@ -77,7 +77,7 @@ impl Scale {
 }
 
 impl Figure {
-    /// The whole file.
+    /// Returns the whole file.
     pub fn svg(&self) -> String {
         let points = || self.curves.iter().flat_map(|curve| curve.points.iter());
         let (x, y) = (Scale::of(&self.x, points().map(|p| p.0)), Scale::of(&self.y, points().map(|p| p.1)));

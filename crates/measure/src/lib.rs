@@ -1,5 +1,5 @@
-//! Watches a service from its clients' side: puts it under load, records every latency, and reports what the clients
-//! saw before, during and after each operation of an engine.
+//! Measures a service from its clients' side: loads it, records every latency, and reports the clients' view before, during and after each
+//! operation of an engine.
 //!
 //! ```text
 //!   load  ---> server          stillpoint --json patch ...
@@ -9,16 +9,15 @@
 //!                  one clock: CLOCK_MONOTONIC
 //! ```
 //!
-//! **The caller must** run load and engine on one machine, between two boots (their times share one clock), and leave a
-//! core to the load generator: what it was late itself is recorded and shown, but not taken off the latencies.
+//! **The caller must** run load and engine on one machine, between two boots (their times share one clock), and leave a core to the load
+//! generator: its own lateness is recorded and shown, but not subtracted from the latencies.
 //!
-//! **Guaranteed:** latency counts from the time at which the schedule wanted a request, so no pause of the server hides
-//! behind a client that waited for it. Every request that was due ends in exactly one [`record::Outcome`]; answers are
-//! compared with what was stored, so a lost or a mixed-up write is found. A load touches only keys that begin with
-//! `sp:`. When the load generator is killed, its record holds everything up to about a second before. Reading a record
-//! or an event file never fails in any other way than by an [`Error`].
+//! **Guaranteed:** latency counts from the due time of a request, so a pause of the server is never hidden by a client that waits. Every
+//! request that was due ends in exactly one [`record::Outcome`]; answers are compared with the stored values, so a lost or wrong write is
+//! found. A load changes only keys that begin with `sp:`. When the load generator is killed, its record is complete up to about a second
+//! before. Reading a record or an event file fails only by an [`Error`].
 //!
-//! **It does not** take part in what it measures: engines are known by their events alone.
+//! **It does not** take part in the operations that it measures: it knows engines only by their events.
 //!
 //! A load in the background of a test or a benchmark:
 //!
@@ -27,7 +26,7 @@
 //!
 //! let plan = Plan { rate: 20_000.0, idle: 100, ..Plan::redis(Target::Tcp("127.0.0.1:6379".into())) };
 //! let load = Load::start(plan)?;
-//! // ... do to the server what is to be measured ...
+//! // ... the operation to be measured ...
 //! assert_eq!(load.counters().snapshot().counts.failed(), 0);
 //! load.stop();
 //! let finished = load.wait()?;

@@ -9,9 +9,9 @@ use crate::record::{Outcome, Record, Sample};
 /// Latencies in nanoseconds. Percentiles are those of an HDR histogram with three digits: at most 0.1 % too high.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Requests counted. Every request counts; one that was given up, with the time until then.
+    /// Number of requests. Every request counts; one that timed out with the time until then.
     pub count: u64,
-    /// Mean.
+    /// Mean latency.
     pub mean_ns: u64,
     /// Half of the requests took no longer.
     pub p50_ns: u64,
@@ -21,11 +21,11 @@ pub struct Latency {
     pub p99_ns: u64,
     /// 99.9 % took no longer.
     pub p999_ns: u64,
-    /// The longest, exactly.
+    /// Maximum, exact.
     pub max_ns: u64,
 }
 
-/// A histogram of durations in nanoseconds that also keeps the exact maximum.
+/// Histogram of durations in nanoseconds that also keeps the exact maximum.
 #[derive(Debug, Clone)]
 pub struct Distribution {
     histogram: Histogram<u64>,
@@ -41,23 +41,23 @@ impl Default for Distribution {
 }
 
 impl Distribution {
-    /// Adds a duration; what is longer than an hour counts as one hour in the percentiles.
+    /// Adds a duration; one longer than an hour counts as one hour in the percentiles.
     pub fn add(&mut self, ns: u64) {
         self.histogram.saturating_record(ns);
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Durations added.
+    /// Number of durations.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// Value that `quantile` (0 to 1) of the durations do not exceed.
+    /// Returns the value that `quantile` (0 to 1) of the durations do not exceed.
     pub fn quantile(&self, quantile: f64) -> u64 {
         if self.histogram.is_empty() { 0 } else { self.histogram.value_at_quantile(quantile).min(self.max_ns) }
     }
 
-    /// The usual percentiles.
+    /// Returns the usual percentiles.
     pub fn latency(&self) -> Latency {
         Latency {
             count: self.count(),
@@ -79,10 +79,10 @@ impl FromIterator<u64> for Distribution {
     }
 }
 
-/// How many requests ended in which way.
+/// Numbers of requests by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// All of them.
+    /// All requests.
     pub requests: u64,
     /// Answered rightly.
     pub ok: u64,
@@ -92,7 +92,7 @@ pub struct Counts {
     pub wrong: u64,
     /// Not answered in time.
     pub timeouts: u64,
-    /// Under way on a connection that ended.
+    /// In progress on a connection that ended.
     pub lost: u64,
 }
 
@@ -109,7 +109,7 @@ impl Counts {
         } += 1;
     }
 
-    /// Requests that did not end well.
+    /// Number of requests without a right answer.
     pub fn failed(&self) -> u64 {
         self.requests - self.ok
     }
@@ -120,28 +120,28 @@ impl Counts {
 pub struct KindSummary {
     /// Name of the kind.
     pub kind: String,
-    /// How they ended.
+    /// Outcomes.
     pub counts: Counts,
-    /// How long they took.
+    /// Latencies.
     pub latency: Latency,
 }
 
-/// What came out of a run or of a window of it.
+/// Figures of a run or of a window of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// From the beginning to the end, in nanoseconds.
+    /// Nanoseconds from the start to the end.
     pub duration_ns: u64,
-    /// How the requests ended.
+    /// Outcomes of the requests.
     pub counts: Counts,
-    /// Right answers a second.
+    /// Right answers per second.
     pub throughput: f64,
-    /// How long the requests took, from the time at which they were due.
+    /// Latencies of the requests, from their due times.
     pub latency: Latency,
-    /// By how much the client itself was late: its own share in the latency.
+    /// Lateness of the client itself: its own part in the latency.
     pub lateness: Latency,
     /// Longest interval in which a client waited and none got a right answer.
     pub blackout: Blackout,
-    /// The same by kind of request.
+    /// Figures by kind of request.
     pub kinds: Vec<KindSummary>,
 }
 
@@ -157,7 +157,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// For requests of these kinds, from `began_ns` on.
+    /// Makes a tally for requests of these kinds, from `began_ns` on.
     pub fn new(kinds: &[String], began_ns: u64) -> Self {
         let kinds = kinds.iter().map(|kind| (kind.clone(), Counts::default(), Distribution::default()));
         Tally {
@@ -170,12 +170,12 @@ impl Tally {
         }
     }
 
-    /// A request is due and nobody has answered it yet.
+    /// Notes a request that is due and not answered yet.
     pub fn waiting_since(&mut self, due_ns: u64) {
         self.tracker.waiting_since(due_ns);
     }
 
-    /// A request ended; `others_wait` tells whether other requests that were due are still unanswered.
+    /// Adds a request that ended; `others_wait` is true if other due requests are still unanswered.
     pub fn add(&mut self, sample: &Sample, others_wait: bool) {
         self.counts.add(sample.outcome);
         self.latency.add(sample.latency_ns);
@@ -189,7 +189,7 @@ impl Tally {
         }
     }
 
-    /// The end.
+    /// Returns the summary.
     pub fn finish(mut self, ended_ns: u64) -> Summary {
         self.tracker.ended(ended_ns);
         self.summary(ended_ns, self.tracker.longest())
@@ -218,18 +218,18 @@ impl Tally {
 }
 
 impl Summary {
-    /// Of a whole record.
+    /// Summary of a whole record.
     pub fn of_record(record: &Record) -> Summary {
         Summary::of_window(record, record.header.started_ns, record.ended_ns())
     }
 
-    /// Of the requests of a record that were under way at any time between `from_ns` and `to_ns`.
+    /// Summary of the requests of a record that were in progress at any time between `from_ns` and `to_ns`.
     pub fn of_window(record: &Record, from_ns: u64, to_ns: u64) -> Summary {
         let inside = record.samples.iter().filter(|s| s.scheduled_ns <= to_ns && s.ended_ns() >= from_ns);
         Summary::of_samples(&record.header.kinds, inside, from_ns, to_ns)
     }
 
-    /// Of any requests; throughput counts the right answers that came between `from_ns` and `to_ns`.
+    /// Summary of any requests; throughput counts the right answers that came between `from_ns` and `to_ns`.
     pub fn of_samples<'a>(
         kinds: &[String],
         samples: impl Iterator<Item = &'a Sample>,

@@ -1,8 +1,7 @@
-//! Operations of the engines, put together from their events.
+//! Operations of the engines, assembled from their events.
 //!
-//! An operation begins with its first phase and ends with the last event that tells of it: committed, fallen back,
-//! already there, or the end of its last phase. Operations on different processes may run at the same time; those on
-//! one process follow each other.
+//! An operation begins with its first phase and ends with its last event: committed, fallen back, already there, or the end of its last
+//! phase. Operations on different processes may run at the same time; those on one process follow each other.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,15 +11,15 @@ use stillpoint_events::{Event, EventKind, VERSION};
 
 use crate::error::{Error, Result};
 
-/// How an operation ended.
+/// End of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "result")]
 pub enum Ending {
     /// Every thread runs the new side.
     Committed,
-    /// Every thread is back on the old side.
+    /// Every thread runs the old side again.
     FellBack {
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// There was nothing to do.
@@ -29,66 +28,66 @@ pub enum Ending {
     Open,
 }
 
-/// What is active while a database is served by the server that it was moved to.
+/// Name of the active version while the server that a database was moved to serves it.
 pub const TARGET: &str = "target";
 
-/// A thread that was stopped.
+/// Stop of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
     /// The thread.
     pub tid: i32,
-    /// Why.
+    /// Reason.
     pub reason: String,
-    /// When it was let go.
+    /// Time at which it was continued.
     pub t_ns: u64,
-    /// For how long.
+    /// Length of the stop.
     pub stopped_ns: u64,
 }
 
-/// A phase of an operation.
+/// Phase of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
-    /// Its name.
+    /// Name of the phase.
     pub phase: String,
-    /// When it began.
+    /// Start.
     pub started_ns: u64,
-    /// When it ended, or the last event of the operation came where it did not.
+    /// End; if it has none, the last event of the operation.
     pub ended_ns: u64,
 }
 
-/// One apply, revert or the like.
+/// Operation of an engine, such as an apply or a revert.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     /// `apply`, `revert`, `abort`, `check`, ...
     pub operation: String,
-    /// The process.
+    /// Process that it worked on.
     pub pid: Option<i32>,
-    /// Patches that became active or ceased to be.
+    /// Patches that became active or inactive.
     pub patches: Vec<String>,
-    /// When it began.
+    /// Start.
     pub started_ns: u64,
-    /// When it ended.
+    /// End.
     pub ended_ns: u64,
-    /// How it ended.
+    /// Outcome.
     pub ending: Ending,
     /// Patches active afterwards, oldest first.
     pub active: Vec<String>,
-    /// When that became so.
+    /// Time of that change.
     pub committed_ns: Option<u64>,
-    /// From the start of the transition to the commit.
+    /// Nanoseconds from the start of the transition to the commit.
     pub migration_ns: Option<u64>,
     /// Threads migrated.
     pub threads: u32,
-    /// Its phases in the order of their beginning.
+    /// Phases in the order of their starts.
     pub phases: Vec<Phase>,
     /// Threads that were stopped.
     pub stops: Vec<Stop>,
-    /// Functions that stood in the way, each once, with the number of times.
+    /// Functions that prevented the migration of a thread, with the number of times.
     pub busy: BTreeMap<String, u32>,
 }
 
 impl Operation {
-    /// What a mark in a plot says.
+    /// Label of a mark in a plot.
     pub fn label(&self) -> String {
         let what = if self.patches.is_empty() { String::new() } else { format!(" {}", self.patches.join(", ")) };
         match self.ending {
@@ -98,12 +97,12 @@ impl Operation {
     }
 }
 
-/// The operations of a run and the versions of the code between them.
+/// Operations of a run and the versions of the code between them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// In the order of their beginning.
+    /// Operations in the order of their starts.
     pub operations: Vec<Operation>,
-    /// Warnings of the engines: when, and the text.
+    /// Warnings of the engines: time and text.
     pub warnings: Vec<(u64, String)>,
     /// Lines of the event files that are not events.
     pub other_lines: u64,
@@ -117,7 +116,7 @@ impl Timeline {
         for path in paths {
             let path = path.as_ref();
             let fail = |source| Error::File { action: "read", path: path.to_owned(), source };
-            // Bytes: a file that a crash cut off in the middle of a character is still of use.
+            // Read as bytes: a file that a crash truncated in the middle of a character is still useful.
             let bytes = std::fs::read(path).map_err(fail)?;
             for line in bytes.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
                 match serde_json::from_slice::<Event>(line) {
@@ -133,7 +132,7 @@ impl Timeline {
         Ok(Timeline { other_lines, ..Timeline::of(events) })
     }
 
-    /// From events in any order.
+    /// Makes the timeline from events in any order.
     pub fn of(mut events: Vec<Event>) -> Timeline {
         events.sort_by_key(|event| event.t_ns);
         let mut builder = Builder::default();
@@ -141,7 +140,7 @@ impl Timeline {
         builder.finish()
     }
 
-    /// Patches active at the beginning, and every change of them.
+    /// Returns the patches active at the start, and every change of them.
     pub fn versions(&self) -> Vec<(u64, Vec<String>)> {
         let mut changes: Vec<(u64, &Operation)> = Vec::new();
         changes.extend(self.operations.iter().filter_map(|op| Some((op.committed_ns?, op))));
@@ -153,7 +152,7 @@ impl Timeline {
     }
 }
 
-/// The patches that must have been active before an operation; of a migration the server.
+/// Patches that must have been active before an operation; for a migration the server.
 fn before(op: &Operation) -> Vec<String> {
     match op.operation.as_str() {
         "revert" => op.active.iter().chain(&op.patches).cloned().collect(),
@@ -163,7 +162,7 @@ fn before(op: &Operation) -> Vec<String> {
     }
 }
 
-/// End of a phase whose end has not been told yet.
+/// Placeholder for the end of a phase whose end event has not come yet.
 const UNENDED: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -227,7 +226,7 @@ impl Builder {
 
     fn phase_started(&mut self, event: &Event, operation: &str, phase: &str) {
         let goes_on = self.open.get(&event.pid).is_some_and(|open| {
-            // A phase that comes again belongs to the next operation of the same name.
+            // A repeated phase belongs to the next operation of the same name.
             open.operation == operation && !open.phases.iter().any(|seen| seen.phase == phase)
         });
         if !goes_on {
@@ -272,7 +271,7 @@ impl Builder {
     }
 }
 
-/// The patches by which two versions differ. What was active before may be unknown: then an apply brought the last.
+/// Returns the patches by which two versions differ. If the version before is unknown, an apply added the last patch.
 fn changed(operation: &str, was: Option<&[String]>, active: &[String]) -> Vec<String> {
     match was {
         Some(was) => {

@@ -1,11 +1,11 @@
-//! Where the tool under test is.
+//! The tool under test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The binary under test: `$STILLPOINT_BIN`, otherwise built now in this test's own profile, so that a test never judges a
-/// stale one.
+/// Returns the path of the binary under test: `$STILLPOINT_BIN`, otherwise it is built now in this test's own profile,
+/// so that a test never uses a stale one.
 pub fn stillpoint() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| std::env::var_os("STILLPOINT_BIN").map_or_else(build, PathBuf::from))

@@ -1,4 +1,4 @@
-//! Programs under test: gone when their handle is dropped, also when the test panics or is killed.
+//! Programs under test: they end when their handle is dropped, also when the test panics or is killed.
 
 use crate::wait;
 use rustix::process::{Pid, Signal, kill_process};
@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
-/// A command that runs `program` as the child itself (same pid) and has the kernel end it should the *calling thread*
-/// end first. Add arguments and pipes as usual, spawn, and hand the child to [`Guarded`].
+/// Returns a command that runs `program` as the child itself (same pid); the kernel ends the child if the *calling
+/// thread* ends first. Add arguments and pipes as usual, spawn, and pass the child to [`Guarded`].
 pub fn tied(program: &Path) -> Command {
-    // `setpriv` sets the parent-death signal and then executes the program in its own place: the std library offers no
-    // safe way to do so between fork and exec.
+    // `setpriv` sets the parent-death signal and then executes the program in its own place: the standard library has
+    // no safe way to do so between fork and exec.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
@@ -23,27 +23,27 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Takes charge of a child that runs already.
+    /// Takes over a child that runs already.
     pub fn from_child(child: Child) -> Guarded {
         Guarded { child }
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    /// The child itself, for its pipes.
+    /// Returns the child itself, for its pipes.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Sends a signal; one that has ended already is left alone.
+    /// Sends a signal; does nothing if the child has ended already.
     pub fn signal(&mut self, signal: Signal) {
         if self.ended().is_none() {
             // The child is not reaped yet, so the pid is its own; ESRCH cannot happen.
@@ -51,10 +51,10 @@ impl Guarded {
         }
     }
 
-    /// Asks it to end (SIGTERM), insists after a while (SIGKILL), and tells how it ended.
+    /// Ends it by SIGTERM, or after ten seconds by SIGKILL, and returns its exit status.
     pub fn end(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
-        // Stopped (by SIGSTOP or by a tracer's remains), it would not see SIGTERM.
+        // If it is stopped (by SIGSTOP or by a leftover of a tracer), it would not handle SIGTERM.
         self.signal(Signal::CONT);
         wait::within(Duration::from_secs(10), || self.ended()).unwrap_or_else(|| {
             self.signal(Signal::KILL);

@@ -1,5 +1,5 @@
-//! A container of the emulated machine's system: Debian's systemd as the first process of its own namespaces, with units in their
-//! sandboxes, on this machine's kernel and at its speed.
+//! A container of the emulated machine's system: Debian's systemd as the first process of its own namespaces, with
+//! units in their sandboxes, on this machine's kernel and at its speed.
 
 use crate::child::{Guarded, tied};
 use crate::{Unavailable, recipes, wait};
@@ -10,13 +10,13 @@ use std::process::{Command, Output};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Namespaces that are entered; of control groups and of the root directory too.
+/// Namespaces that are entered; also control groups and the root directory.
 const NAMESPACES: [&str; 8] = ["--mount", "--pid", "--ipc", "--uts", "--net", "--cgroup", "--root", "--wd"];
 
 /// A running system. All its processes end when it is dropped.
 #[derive(Debug)]
 pub struct Container {
-    /// In this order: the processes end before their control groups and their directory are removed.
+    /// Fields in this order: the processes end before their control groups and their directory are removed.
     outer: Guarded,
     first: i32,
     _group: Group,
@@ -63,7 +63,7 @@ impl Container {
         Ok(container)
     }
 
-    /// A command in it, as its root.
+    /// Returns a command in it, as its root.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.arg("--target").arg(self.first.to_string()).args(NAMESPACES).args(["--", "env", "-i"]);
@@ -86,13 +86,13 @@ impl Container {
         stdout
     }
 
-    /// One property of a unit.
+    /// Returns one property of a unit.
     #[track_caller]
     pub fn property(&self, unit: &str, name: &str) -> String {
         self.succeed(&["systemctl", "show", "--value", "--property", name, "--", unit]).trim().to_owned()
     }
 
-    /// A path in it, as this machine's processes reach it.
+    /// Returns a path in it, as this machine's processes reach it.
     pub fn path(&self, inside: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{inside}", self.first))
     }
@@ -110,7 +110,7 @@ impl Container {
     #[track_caller]
     pub fn copy(&self, from: &Path, inside: &str) {
         let to = self.path(inside);
-        // a program that runs cannot be overwritten
+        // a running program cannot be overwritten
         let _ = fs::remove_file(&to);
         fs::copy(from, &to).unwrap_or_else(|e| panic!("copy {} into a container: {e}", from.display()));
     }
@@ -137,14 +137,14 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        // `--kill-child`: the first process, and with it all others
+        // by `--kill-child` this ends the first process, and with it all others
         self.outer.signal(rustix::process::Signal::KILL);
         let first = Path::new("/proc").join(self.first.to_string());
         wait::within(Duration::from_secs(10), || (!first.exists()).then_some(()));
     }
 }
 
-/// The child that has become systemd.
+/// Returns the child that has become systemd.
 fn systemd_below(outer: i32) -> Option<i32> {
     let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).ok()?;
     let first = children.split_whitespace().next()?.parse().ok()?;

@@ -6,10 +6,11 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 const MODULE: &str = "github.com/pingcap/go-tpc";
-/// The one version that the numbers belong to.
+/// The single version that the published numbers belong to.
 pub const VERSION: &str = "v1.0.12";
 
-/// The program, built once with this machine's Go, or with Debian's where there is none. An error says why there is none.
+/// Returns the program, built once with this machine's Go, or with Debian's if there is none. The error is the reason
+/// why it is missing.
 pub fn go_tpc() -> &'static Result<PathBuf, Unavailable> {
     static BUILT: OnceLock<Result<PathBuf, Unavailable>> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -18,7 +19,7 @@ pub fn go_tpc() -> &'static Result<PathBuf, Unavailable> {
     })
 }
 
-/// Go of this machine, or Debian's, unpacked.
+/// Returns the Go of this machine, or Debian's, unpacked.
 fn go() -> Result<(PathBuf, Option<PathBuf>), Unavailable> {
     let version = Command::new("go").arg("version").stderr(Stdio::null()).output();
     if version.is_ok_and(|out| out.status.success()) {
@@ -31,7 +32,7 @@ fn go() -> Result<(PathBuf, Option<PathBuf>), Unavailable> {
 
 fn build(into: &Path) -> Result<(), Unavailable> {
     let (go, root) = go()?;
-    // Modules and objects are needed once.
+    // Modules and objects are used only once.
     let work = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
     let run = |arguments: &[&str], dir: &Path| {
         let mut command = Command::new(&go);
@@ -45,7 +46,7 @@ fn build(into: &Path) -> Result<(), Unavailable> {
             false => Err(Unavailable::from(errors.lines().last().unwrap_or("go fails"))),
         }
     };
-    // In the module's own directory, so that its own list of sums says what it is built with.
+    // In the module's own directory, so that its own list of checksums decides what it is built with.
     let told = run(&["mod", "download", "-json", &format!("{MODULE}@{VERSION}")], work.path())?;
     let told: serde_json::Value = serde_json::from_str(&told).map_err(|e| format!("go printed {told:?}: {e}"))?;
     let source = told["Dir"].as_str().ok_or("go does not tell where the module lies")?;

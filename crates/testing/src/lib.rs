@@ -1,10 +1,11 @@
-//! What the tests of every pillar need, and nothing that knows a pillar: the tool itself, ports, processes that never outlive their
-//! test, waiting for conditions, Debian's programs (unpacked, which takes `apt`), and saying that a test cannot run here.
+//! Helpers for the tests of every pillar, independent of all pillars: the tool itself, ports, processes that never
+//! outlive their test, waiting for conditions, Debian's programs (unpacked, which needs `apt`), and reports that a test
+//! cannot run here.
 //!
 //! The caller guarantees that the thread which starts a process through [`child::tied`] lives as long as that process.
 //!
-//! The crate guarantees that every wait has a limit and says what it waited for when the limit passes, and that a test
-//! which cannot run says so in a line that `make test` counts; with `REQUIRE_ALL=1` in the environment it fails.
+//! The crate guarantees that every wait has a limit and names its condition when the limit passes, and that a test
+//! which cannot run reports so in a line that `make test` counts; with `REQUIRE_ALL=1` in the environment it fails.
 //!
 //! It starts no server by itself and installs nothing.
 //!
@@ -36,12 +37,12 @@ pub use unavailable::{Unavailable, WITHHELD_CODE};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The root of the source tree.
+/// Returns the root of the source tree.
 pub fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies two folders below the root")
 }
 
-/// The cache's directory, for `--cache` of the tool; what tests themselves keep there comes from [`recipes`].
+/// Returns the cache's directory, for `--cache` of the tool; entries of the tests themselves come from [`recipes`].
 pub fn cache_dir() -> PathBuf {
     stillpoint_host::cache::default_root().expect("the environment names a place for the cache")
 }
@@ -59,8 +60,8 @@ macro_rules! skip {
     }};
 }
 
-/// Prints `SKIPPED`, the test's name and why (`make test` counts these lines); panics when `REQUIRE_ALL=1`. What the archive
-/// withholds is [`withheld`] instead. The caller then leaves the test.
+/// Prints `SKIPPED`, the test's name and the reason (`make test` counts these lines); panics when `REQUIRE_ALL=1`. For
+/// packages that the archive withholds it calls [`withheld`] instead. The caller then leaves the test.
 #[track_caller]
 pub fn skipped(why: impl Into<Unavailable>) {
     match why.into() {
@@ -72,21 +73,22 @@ pub fn skipped(why: impl Into<Unavailable>) {
     }
 }
 
-/// Prints `WITHHELD`, the test's name and why (`make test` counts these lines apart): the archive lists what the test needs, and
-/// answers 404 for every version that it could use. No setting turns it into a failure. The caller then leaves the test.
+/// Prints `WITHHELD`, the test's name and the reason (`make test` counts these lines separately): the archive lists
+/// what the test needs, and answers 404 for every version that it could use. No setting turns it into a failure. The
+/// caller then leaves the test.
 pub fn withheld(why: &str) {
     print_past_capture("WITHHELD", why);
 }
 
-/// The process's own standard error, past libtest's capture, so that the line shows for a passing test as well.
+/// Prints to the process's own standard error, past libtest's capture, so that a passing test shows the line as well.
 fn print_past_capture(word: &str, why: &str) {
     let name = std::thread::current().name().unwrap_or("?").to_owned();
-    // One line each, since lines are what is counted; nothing sensible can be done when it is closed.
+    // One line each, since lines are counted; an error is ignored, as standard error may be closed.
     let why = why.trim().replace('\n', "; ");
     let _ = writeln!(std::io::stderr().lock(), "{word} {name}: {why}");
 }
 
-/// Whether a test that cannot run here must fail.
+/// Returns true if a test that cannot run here must fail.
 pub fn require_all() -> bool {
     std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1")
 }

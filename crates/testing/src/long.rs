@@ -4,7 +4,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Whether the long form of the tests is asked for (`STILLPOINT_SOAK=1`).
+/// Returns true if the long form of the tests is requested (`STILLPOINT_SOAK=1`).
 pub fn is_soak() -> bool {
     variable("STILLPOINT_SOAK").as_deref() == Some("1")
 }
@@ -13,13 +13,14 @@ fn number(name: &str) -> usize {
     variable(name).and_then(|n| n.parse().ok()).unwrap_or(1).max(1)
 }
 
-/// How often a test does what it does: `short` times, or in the long form `long` times, of which one piece where it is run
-/// in pieces (`STILLPOINT_SOAK_PIECES=N`).
+/// Returns the number of rounds of a test: `short`, or in the long form `long`, of which only one part if it is run in
+/// pieces (`STILLPOINT_SOAK_PIECES=N`).
 pub fn rounds(short: usize, long: usize) -> usize {
     if is_soak() { long.div_ceil(number("STILLPOINT_SOAK_PIECES")) } else { short }
 }
 
-/// Of all cases of a long form those of the piece that is run (`STILLPOINT_SOAK_PIECE=K` of `STILLPOINT_SOAK_PIECES=N`, from 1).
+/// Returns those of all cases that belong to the present piece (`STILLPOINT_SOAK_PIECE=K` of
+/// `STILLPOINT_SOAK_PIECES=N`, from 1).
 pub fn part<T>(all: Vec<T>) -> Vec<T> {
     let (piece, pieces) = (number("STILLPOINT_SOAK_PIECE"), number("STILLPOINT_SOAK_PIECES"));
     all.into_iter().skip(piece - 1).step_by(pieces).collect()

@@ -1,7 +1,8 @@
 //! Debian's own binaries, unpacked and never installed.
 //!
 //! The obvious way is to install the package; that starts a service, changes the machine, and keeps one version only.
-//! We download the archive and what it depends on (as far as it is not installed) and unpack it below the cache.
+//! Instead the archive of the package and its dependencies (those that are not installed) are downloaded and unpacked
+//! below the cache.
 
 mod release;
 mod served;
@@ -23,29 +24,30 @@ pub struct Binary {
 }
 
 impl Binary {
-    /// The environment that the program needs on top of the caller's.
+    /// Returns the environment that the program needs in addition to the caller's.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let joined = std::env::join_paths(&self.libraries).expect("paths of the cache hold no colon");
         if joined.is_empty() { Vec::new() } else { vec![("LD_LIBRARY_PATH", joined)] }
     }
 }
 
-/// Debian's `redis-server`, in `version` or the newest that the archive serves.
+/// Returns Debian's `redis-server`, in `version` or the newest that the archive serves.
 pub fn redis(version: Option<&str>) -> Result<Binary, Unavailable> {
     binary(&["redis-server", "redis-tools"], version, "usr/bin/redis-server")
 }
 
-/// Debian's `memcached`, in `version` or the newest that the archive serves.
+/// Returns Debian's `memcached`, in `version` or the newest that the archive serves.
 pub fn memcached(version: Option<&str>) -> Result<Binary, Unavailable> {
     binary(&["memcached"], version, "usr/bin/memcached")
 }
 
-/// A program of our own build, with the libraries that Debian's package of the same program uses.
+/// Returns a program of our own build, with the libraries that Debian's package of the same program uses.
 pub fn with_libraries_of(path: &Path, packaged: &Binary) -> Binary {
     Binary { path: path.to_owned(), libraries: packaged.libraries.clone() }
 }
 
-/// The file `path` (a program or a library) of `packages`, which are all of one version, and all that they depend on.
+/// Returns the file `path` (a program or a library) of `packages`, which are all of one version, with all that they
+/// depend on.
 pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Binary, Unavailable> {
     let version = match version {
         Some(version) => version.to_owned(),
@@ -56,7 +58,7 @@ pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Bi
     Ok(Binary { path: root.join(path), libraries: directories.into_iter().filter(|path| path.is_dir()).collect() })
 }
 
-/// Newest version in which `packages` are all served: apt's own choice, or else the newest other one.
+/// Returns the newest version in which `packages` are all served: apt's own choice, or else the newest other one.
 fn newest(packages: &[&str]) -> Result<String, Unavailable> {
     let package = packages[0];
     let out = run(release::command("apt-cache")?.args(["policy", package]))?;
@@ -69,12 +71,13 @@ fn newest(packages: &[&str]) -> Result<String, Unavailable> {
     })
 }
 
-/// Versions of `package` that the archive serves, newest first.
+/// Returns the versions of `package` that the archive serves, newest first.
 pub fn versions(package: &str) -> Result<Vec<String>, Unavailable> {
     served::only(package, |version| served::all_binaries(&[package], version))
 }
 
-/// Versions of which the archive serves `packages` (all of one version) and the source that they were built from, newest first.
+/// Returns the versions of which the archive serves `packages` (all of one version) and the source that they were built
+/// from, newest first.
 pub fn versions_with_source(packages: &[&str]) -> Result<Vec<String>, Unavailable> {
     let package = packages[0];
     served::only(package, |version| match served::all_binaries(packages, version)? {
@@ -83,7 +86,7 @@ pub fn versions_with_source(packages: &[&str]) -> Result<Vec<String>, Unavailabl
     })
 }
 
-/// Says of a package of which two versions are needed that the archive serves too few.
+/// Returns the reason that the archive serves too few versions of a package of which two are needed.
 pub fn too_few(package: &str, served: &[String]) -> Unavailable {
     let why = format!("the archive serves one version of {package} that would do: {}", served.join(", "));
     match served::listed(package) {
@@ -92,10 +95,10 @@ pub fn too_few(package: &str, served: &[String]) -> Unavailable {
     }
 }
 
-/// Beginning of the C library's package: a program's loader is the system's, and takes no other C library than its own.
+/// Prefix of the C library's package: a program's loader is that of the system, and works only with its own C library.
 const NOT_UNPACKED: &str = "libc6_";
 
-/// The directory into which the packages (all of one version) and their missing dependencies are unpacked.
+/// Returns the directory into which the packages (all of one version) and their missing dependencies are unpacked.
 fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
     let name = format!("{}_{}", packages[0], version.replace(':', "%3a"));
     let release = foreign_release().unwrap_or_default();
@@ -118,12 +121,13 @@ fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
     })
 }
 
-/// Dependencies of which the archive withholds the newest version are taken in an older one (`setup/served.sh`).
+/// Downloads packages; a dependency whose newest version the archive withholds is used in an older one
+/// (`setup/served.sh`).
 fn download(packages: &[&str], version: &str, archives: &Path) -> Result<(), Unavailable> {
     let mut apt = release::command(workspace_root().join("setup/served.sh"))?;
     apt.args(["apt", "install", "-y", "--download-only", "--reinstall", "--no-install-recommends"]);
     apt.arg("--allow-downgrades");
-    // Nothing is installed, so the system's locks are neither needed nor wanted, and root is not needed either.
+    // Nothing is installed, so the system's locks are not needed, and neither is root.
     apt.args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User="]);
     apt.args(["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]);
     apt.arg("-o").arg(format!("Dir::Cache::archives={}", archives.display()));

@@ -1,14 +1,15 @@
-//! A limit on the time of a whole test: one that hangs ends by itself and says who it is.
+//! Limit on the time of a whole test: a test that hangs ends by itself and prints its name.
 //!
-//! The obvious way is a limit around what a test does. Tests wait in threads, in futures and in destructors, and a thread
-//! that waits cannot be ended from outside; so the process ends, and with it all that the kernel ends after it.
+//! The obvious way is a limit around the operations of a test. Tests wait in threads, in futures and in destructors,
+//! and a waiting thread cannot be ended from outside; so the process ends, and with it all that the kernel ends after
+//! it.
 
 use std::cell::RefCell;
 use std::io::Write;
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
-/// Seconds in which the process ran, not of a clock: whoever stops it for a while takes no test's time.
+/// Limit in seconds in which the process ran, not of a clock: time in which the process is stopped does not count.
 pub const SECONDS: u32 = 900;
 
 #[derive(Debug)]
@@ -23,7 +24,7 @@ thread_local! {
     static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
 }
 
-/// The test of this thread; over with the thread, or when the thread begins another one.
+/// The test of this thread; it ends with the thread, or when the thread begins another one.
 struct Own(String);
 
 impl Drop for Own {
@@ -32,13 +33,14 @@ impl Drop for Own {
     }
 }
 
-/// From here on the calling test has [`SECONDS`] to end. In the long form (`make soak`) it has as long as it likes.
+/// Starts the limit: from here on the calling test has [`SECONDS`] to end. In the long form (`make soak`) there is no
+/// limit.
 pub fn begin() {
     if crate::long::is_soak() {
         return;
     }
     let test = std::thread::current().name().unwrap_or("?").to_owned();
-    // The one before it goes first.
+    // The previous test of this thread ends first.
     OWN.with_borrow_mut(|own| {
         drop(own.take());
         WATCHED.lock().unwrap_or_else(PoisonError::into_inner).push(Watched { test: test.clone(), seconds: 0 });
@@ -52,14 +54,14 @@ fn watch() {
     loop {
         std::thread::sleep(Duration::from_secs(1));
         if let Some(test) = tick(&mut WATCHED.lock().unwrap_or_else(PoisonError::into_inner), SECONDS) {
-            // Past libtest's capture, which would die with the process.
+            // Past libtest's capture, which would be lost with the process.
             let _ = writeln!(std::io::stderr().lock(), "test {test} hangs: it has run for {SECONDS} seconds. FAILED");
             std::process::exit(101);
         }
     }
 }
 
-/// A second has passed; the test whose time is over.
+/// Adds a second; returns the test whose time is over.
 fn tick(watched: &mut [Watched], limit: u32) -> Option<String> {
     watched.iter_mut().for_each(|watched| watched.seconds += 1);
     watched.iter().find(|watched| watched.seconds >= limit).map(|watched| watched.test.clone())

@@ -1,22 +1,22 @@
-//! Choices that are the same for the same seed.
+//! Random choices that are the same for the same seed.
 
-/// SplitMix64: small, and good enough to choose by.
+/// SplitMix64: small, and good enough for choices.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed makes the same choices.
+    /// Makes a generator; the same seed makes the same choices.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// A seed of this moment, for the long form.
+    /// Returns a seed from the present time, for the long form.
     pub fn seed() -> u64 {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         now.as_nanos() as u64
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -25,22 +25,22 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.number() % end
     }
 
-    /// An index of one of `len` things.
+    /// Returns an index of one of `len` things.
     pub fn index(&mut self, len: usize) -> usize {
         (self.number() % len as u64) as usize
     }
 
-    /// A number from 0, and below 1.
+    /// Returns a number from 0, and below 1.
     pub fn unit(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// One of several.
+    /// Returns one of several values.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.index(of.len())]
     }

@@ -1,7 +1,7 @@
-//! Recipes of what tests take from outside the tree, and the cache that keeps the results.
+//! Recipes of files that tests take from outside the tree, and the cache that keeps the results.
 //!
-//! Each entry is named by a hash of its scripts, of the files that they read, and of the compiler where one is used; the
-//! tree's own place is no part of it, so that another checkout finds the entry.
+//! The name of each entry has a hash of its scripts, of the files that they read, and of the compiler if one is used;
+//! the tree's own path is not included, so that another checkout finds the entry.
 
 use crate::{Unavailable, workspace_root};
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use stillpoint_host::cache::{self, Cache, EntryName};
 
-/// Things that can be made by name (`cargo run -p xtask -- cache path NAME`), with their arguments.
+/// Entries that can be made by name (`cargo run -p xtask -- cache path NAME`), with their arguments.
 pub const NAMES: [&str; 7] = [
     "bochs",
     "criu",
@@ -28,13 +28,14 @@ impl From<stillpoint_host::Error> for Unavailable {
     }
 }
 
-/// The cache of this process.
+/// Returns the cache of this process.
 pub fn cache() -> Result<&'static Cache, String> {
     static CACHE: OnceLock<Result<Cache, String>> = OnceLock::new();
     CACHE.get_or_init(|| Cache::open().map_err(|error| error.to_string())).as_ref().map_err(Clone::clone)
 }
 
-/// The entry `kind/name-HASH`, with the hash of `inputs`; `make` fills an empty directory that is renamed afterwards.
+/// Returns the entry `kind/name-HASH`, with the hash of `inputs`; `make` fills an empty directory that is renamed
+/// afterwards.
 pub fn entry(
     kind: &str,
     name: &str,
@@ -45,12 +46,12 @@ pub fn entry(
     cache()?.entry(&EntryName::new(kind, &name), make)
 }
 
-/// The directory `kind/name`, which its users fill by a protocol of their own.
+/// Returns the directory `kind/name`, which its users fill by a protocol of their own.
 pub fn directory(kind: &str, name: &str) -> Result<PathBuf, String> {
     cache()?.directory(kind, name).map_err(|error| error.to_string())
 }
 
-/// Makes or finds what `words` name: one of [`NAMES`], and its arguments.
+/// Makes or finds the entry that `words` name: one of [`NAMES`], and its arguments.
 pub fn path(words: &[String]) -> Result<PathBuf, Unavailable> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
@@ -67,13 +68,13 @@ pub fn path(words: &[String]) -> Result<PathBuf, Unavailable> {
     }
 }
 
-/// criu 4: `criu` in the directory runs it.
+/// Makes criu 4: `criu` in the directory runs it.
 pub fn criu() -> Result<PathBuf, Unavailable> {
     let suite = std::env::var("STILLPOINT_CRIU_SUITE").unwrap_or_default();
     Script { name: "criu", files: &["setup/archive"], words: &[&suite], compilers: &[] }.entry(&[])
 }
 
-/// The emulated machine, with the newest of Debian's kernels of each of `series` too.
+/// Makes the emulated machine, with the newest of Debian's kernels of each of `series` too.
 pub fn guest(series: &[&str]) -> Result<PathBuf, Unavailable> {
     let script = Script { name: "guest", files: &["setup/archive", "setup/criu"], words: series, compilers: &[] };
     script.entry_with(|| {
@@ -82,20 +83,20 @@ pub fn guest(series: &[&str]) -> Result<PathBuf, Unavailable> {
     })
 }
 
-/// Debian's source of Linux `version`, in `source`.
+/// Makes Debian's source of Linux `version`, in `source`.
 pub fn linux_source(version: &str) -> Result<PathBuf, Unavailable> {
     let files = &["setup/archive", "setup/linux-source.sh"];
     Script { name: "linux-source", files, words: &[version], compilers: &[] }.entry(&[version.into()])
 }
 
-/// Kernels that hand memory over to each other.
+/// Makes kernels that hand memory over to each other.
 pub fn handover() -> Result<PathBuf, Unavailable> {
     let files = &["setup/archive", "setup/linux-source", "setup/linux-source.sh", "crates/kernel/tests/kernel"];
     let script = Script { name: "handover", files, words: &[], compilers: &["gcc"] };
     script.entry_with(|| Ok(vec![linux_source("7.2")?.into()]))
 }
 
-/// A kernel with address-space generations and its tests; `variant` may be empty.
+/// Makes a kernel with address-space generations and its tests; `variant` may be empty.
 pub fn generations(variant: &str, version: &str) -> Result<PathBuf, Unavailable> {
     let mut files = vec!["setup/archive", "setup/linux-source", "setup/linux-source.sh"];
     files.extend(["crates/patch/generations/kernel", "crates/patch/generations/tests"]);
@@ -111,18 +112,18 @@ pub fn generations(variant: &str, version: &str) -> Result<PathBuf, Unavailable>
     script.entry_with(|| Ok(vec![linux_source(version)?.into(), variant.into(), version.into()]))
 }
 
-/// A machine whose processor has PCID.
+/// Makes Bochs, a machine whose processor has PCID.
 pub fn bochs() -> Result<PathBuf, Unavailable> {
     let files = &["setup/archive", "crates/patch/generations/machine/bochs.edits"];
     Script { name: "bochs", files, words: &[], compilers: &["g++"] }.entry(&[])
 }
 
-/// PostgreSQL 17, in `root`.
+/// Makes PostgreSQL 17, in `root`.
 pub fn postgresql() -> Result<PathBuf, Unavailable> {
     Script { name: "postgresql", files: &["setup/archive"], words: &[], compilers: &[] }.entry(&[])
 }
 
-/// libstillpoint of this tree, shared and static.
+/// Makes libstillpoint of this tree, shared and static.
 pub fn libstillpoint() -> Result<PathBuf, Unavailable> {
     let runtime = workspace_root().join("crates/patch/runtime");
     let mut inputs = vec![version("gcc")?];
@@ -135,7 +136,8 @@ pub fn libstillpoint() -> Result<PathBuf, Unavailable> {
     })
 }
 
-/// PostgreSQL's own regression tests of one version of Debian's package; `fetch DIR VERSION` is the script that gets them.
+/// Makes PostgreSQL's own regression tests of one version of Debian's package; the script `fetch DIR VERSION` downloads
+/// them.
 pub fn postgres_regress(fetch: &Path, package_version: &str) -> Result<PathBuf, Unavailable> {
     let inputs = [read(fetch)?, package_version.as_bytes().to_vec(), version("gcc")?];
     // the script names its own directory at the end
@@ -160,7 +162,7 @@ impl Script<'_> {
         self.entry_with(|| Ok(arguments.to_vec()))
     }
 
-    /// The entry; `arguments` are asked for when it is made only.
+    /// Makes or finds the entry; `arguments` is called only if it is made.
     fn entry_with(
         &self,
         arguments: impl FnOnce() -> Result<Vec<OsString>, Unavailable>,
@@ -179,7 +181,8 @@ impl Script<'_> {
     }
 }
 
-/// Runs a maker in the tree; the reason is the last line that it printed, and its exit code says of which kind it is.
+/// Runs a maker in the tree; the reason of a failure is the last line that it printed, and its exit code gives the
+/// kind.
 pub fn run(command: &mut Command) -> Result<(), Unavailable> {
     let output = command.current_dir(workspace_root()).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("run {:?}: {error}", command.get_program()))?;
@@ -192,13 +195,13 @@ pub fn run(command: &mut Command) -> Result<(), Unavailable> {
     Err(Unavailable::of_code(output.status.code(), format!("{name} ended with {}: {last}", output.status)))
 }
 
-/// Answer of a compiler to `--version`.
+/// Returns the answer of a compiler to `--version`.
 pub fn version(compiler: &str) -> Result<Vec<u8>, String> {
     let output = Command::new(compiler).arg("--version").output();
     output.map(|output| output.stdout).map_err(|error| format!("run {compiler} (try `make setup`): {error}"))
 }
 
-/// Contents of a file, or names and contents of the files below a directory.
+/// Returns the contents of a file, or names and contents of the files below a directory.
 pub fn contents(path: &Path) -> Result<Vec<u8>, String> {
     if !path.is_dir() {
         return read(path);

@@ -2,20 +2,20 @@
 
 use std::fmt;
 
-/// What is lacking, by whose doing: `make test` counts the kinds apart.
+/// Missing item, by its cause: `make test` counts the kinds separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unavailable {
-    /// The archive lists it, and answers 404 for every version that would do.
+    /// The archive lists it, and answers 404 for every suitable version.
     Withheld(String),
     /// This machine, its network or its setup lacks it.
     Missing(String),
 }
 
-/// Exit code of the scripts in `setup/` for what the archive withholds.
+/// Exit code of the scripts in `setup/` for packages that the archive withholds.
 pub const WITHHELD_CODE: i32 = 75;
 
 impl Unavailable {
-    /// Reason of a script in `setup/` that failed: its exit code says of which kind it is.
+    /// Makes the reason from a failed script in `setup/`: its exit code gives the kind.
     pub fn of_code(code: Option<i32>, why: String) -> Unavailable {
         match code {
             Some(WITHHELD_CODE) => Unavailable::Withheld(why),
@@ -23,7 +23,7 @@ impl Unavailable {
         }
     }
 
-    /// The text of either kind.
+    /// Returns the text of either kind.
     pub fn text(&self) -> &str {
         match self {
             Unavailable::Withheld(why) | Unavailable::Missing(why) => why,
@@ -63,7 +63,7 @@ impl From<&Unavailable> for Unavailable {
     }
 }
 
-/// For programs that report every reason alike.
+/// For programs that report every reason in the same way.
 impl From<Unavailable> for String {
     fn from(why: Unavailable) -> String {
         match why {

@@ -1,11 +1,11 @@
-//! Waiting for conditions, never for times.
+//! Waits for conditions, never for fixed times.
 
 use std::time::{Duration, Instant};
 
-/// Generous on purpose: tests run on two noisy cores. Speed is judged in benchmarks.
+/// Limit of a wait, long on purpose: tests run on two busy processors. Speed is measured in benchmarks.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Asks `condition` until it yields a value; panics after [`LIMIT`] and says `what` was awaited.
+/// Calls `condition` until it returns a value; panics after [`LIMIT`] and prints `what` was awaited.
 #[track_caller]
 pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     match within(LIMIT, condition) {
@@ -14,10 +14,10 @@ pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Asks `condition` until it yields a value or `limit` has passed.
+/// Calls `condition` until it returns a value or `limit` has passed.
 pub fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
-    // Starts short so that quick conditions cost little, grows so that slow ones do not burn a core.
+    // Starts short so that quick conditions cost little, and grows so that slow ones use little processor time.
     let mut pause = Duration::from_micros(200);
     loop {
         if let Some(value) = condition() {

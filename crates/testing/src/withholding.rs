@@ -1,11 +1,11 @@
-//! Proxy for HTTP that answers 404 for chosen versions of Debian packages, and passes everything else on: an archive whose lists
-//! name versions that it does not serve.
+//! Proxy for HTTP that answers 404 for chosen versions of Debian packages, and forwards everything else: an archive
+//! whose lists name versions that it does not serve.
 //!
-//! The caller guarantees that clients speak plain HTTP to the archive through it (`http_proxy`): what they encrypt (`CONNECT`) it passes
-//! on unseen.
+//! The caller guarantees that clients use plain HTTP to the archive through it (`http_proxy`): it forwards encrypted
+//! requests (`CONNECT`) without a check.
 //!
-//! The proxy guarantees that a withheld version is withheld whole: the packages, and what its source consists of except for
-//! upstream's archive, which other versions share.
+//! The proxy guarantees that a withheld version is withheld as a whole: the packages, and all files of its source
+//! except upstream's archive, which other versions share.
 //!
 //! ```
 //! use stillpoint_testing::withholding::Withheld;
@@ -24,10 +24,10 @@ use std::sync::atomic::{AtomicUsize, Ordering as Memory};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-/// A peer that says nothing for so long is gone.
+/// Time without data after which a peer counts as gone.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
-/// A longer head belongs to no client or server of an archive.
+/// Limit in bytes for a head: no client or server of an archive sends a longer one.
 const HEAD_LIMIT: u64 = 64 * 1024;
 
 /// Names and versions that are withheld, as `NAME_VERSION` in names of files (without epoch), and files by their whole names.
@@ -35,20 +35,20 @@ const HEAD_LIMIT: u64 = 64 * 1024;
 pub struct Withheld(BTreeSet<String>);
 
 impl Withheld {
-    /// Each one a `NAME_VERSION`, of a package or a source package.
+    /// Takes a `NAME_VERSION` of each package or source package.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Withheld {
         Withheld(names.into_iter().map(str::to_owned).collect())
     }
 
-    /// Names of single files in addition.
+    /// Adds names of single files.
     #[must_use]
     pub fn with_files(mut self, files: impl IntoIterator<Item = String>) -> Withheld {
         self.0.extend(files);
         self
     }
 
-    /// The newest version of every package that the lists name in more than one, with its source: the lists of this machine, or of
-    /// a configuration of apt.
+    /// Returns the newest version of every package that the lists name in more than one, with its source. The lists are
+    /// those of this machine, or of a configuration of apt.
     pub fn newest_listed(configuration: Option<&Path>) -> Result<Withheld, String> {
         let mut targets = Command::new("apt-get");
         targets.args(["indextargets", "--format", "$(FILENAME)", "Created-By: Packages"]);
@@ -63,7 +63,8 @@ impl Withheld {
         Ok(Withheld::newest_of(&text))
     }
 
-    /// The same for the text of package lists.
+    /// Returns the newest version of every package that the text of package lists names in more than one, with its
+    /// source.
     fn newest_of(text: &str) -> Withheld {
         let mut versions: HashMap<&str, BTreeSet<&str>> = HashMap::new();
         let mut sources = HashMap::new();
@@ -88,7 +89,7 @@ impl Withheld {
         Withheld(withheld)
     }
 
-    /// True for the path of a file that is withheld.
+    /// Returns true for the path of a file that is withheld.
     pub fn covers(&self, path: &str) -> bool {
         let file = file_name(path);
         let stem = match file.strip_suffix(".deb") {
@@ -100,18 +101,18 @@ impl Withheld {
         self.0.contains(&file) || stem.is_some_and(|stem| self.0.contains(stem))
     }
 
-    /// How many they are.
+    /// Returns the number of names.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 }
 
-/// Name and version as they begin the name of a file.
+/// Returns name and version as they begin the name of a file.
 fn file_stem(name: &str, version: &str) -> String {
     format!("{name}_{}", version.split_once(':').map_or(version, |(_, rest)| rest))
 }
 
-/// Order of versions as Debian defines it (deb-version(7)).
+/// Compares versions as Debian defines it (deb-version(7)).
 pub fn compare_versions(a: &str, b: &str) -> Ordering {
     let parts = |version: &str| {
         let (epoch, rest) = version.split_once(':').unwrap_or(("0", version));
@@ -122,7 +123,8 @@ pub fn compare_versions(a: &str, b: &str) -> Ordering {
     a.0.cmp(&b.0).then_with(|| compare_parts(&a.1, &b.1)).then_with(|| compare_parts(&a.2, &b.2))
 }
 
-/// Text and numbers in turn: `~` is before the end, the end before letters, and letters before everything else.
+/// Compares text and numbers in turn: `~` is before the end, the end before letters, and letters before everything
+/// else.
 fn compare_parts(mut a: &str, mut b: &str) -> Ordering {
     let weight = |byte: Option<u8>| match byte {
         Some(b'~') => -1,
@@ -155,7 +157,7 @@ fn until(text: &str, ends: impl Fn(char) -> bool) -> &str {
     &text[..text.find(ends).unwrap_or(text.len())]
 }
 
-/// The file that a path of a URL names.
+/// Returns the file that a path of a URL names.
 fn file_name(path: &str) -> String {
     percent_decoded(path.rsplit('/').next().unwrap_or_default())
 }
@@ -191,19 +193,20 @@ pub struct Proxy {
     shared: Arc<Shared>,
 }
 
-/// True for the name of a file that is withheld.
+/// Function that returns true for the name of a file that is withheld.
 type Filter = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// What all connections of a proxy have in common.
+/// State that all connections of a proxy share.
 struct Shared {
     filter: RwLock<Filter>,
     refused: AtomicUsize,
-    /// `HOST:PORT` of the proxy behind this one.
+    /// `HOST:PORT` of the proxy that this one uses.
     parent: Option<String>,
 }
 
 impl Proxy {
-    /// Starts one, on `port` or on any one (0), which passes everything on. Where `http_proxy` is set, it asks that one in turn.
+    /// Starts a proxy, on `port` or on any free one (0), which forwards everything. If `http_proxy` is set, it uses
+    /// that proxy in turn.
     pub fn start(port: u16) -> io::Result<Proxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let address = listener.local_addr()?;
@@ -215,24 +218,24 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let shared = Arc::clone(&for_clients);
-                // A client or server that breaks off ends its own connection alone.
+                // A client or server that breaks off ends only its own connection.
                 std::thread::spawn(move || drop(serve(client, &shared)));
             }
         });
         Ok(Proxy { address, shared })
     }
 
-    /// From now on answers 404 for files whose name fulfils `filter`, and for those alone.
+    /// Answers 404 from now on for files whose name matches `filter`, and only for those.
     pub fn withhold(&self, filter: impl Fn(&str) -> bool + Send + Sync + 'static) {
         *self.shared.filter.write().unwrap_or_else(PoisonError::into_inner) = Box::new(filter);
     }
 
-    /// How many files were asked for that are withheld.
+    /// Returns the number of requests for files that are withheld.
     pub fn refused(&self) -> usize {
         self.shared.refused.load(Memory::Relaxed)
     }
 
-    /// What `http_proxy` is set to.
+    /// Returns the value for `http_proxy`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -246,7 +249,7 @@ impl Shared {
     }
 }
 
-/// The lines of a request or an answer up to the empty one; none where the peer has ended.
+/// Reads the lines of a request or an answer up to the empty one; `None` if the peer has ended.
 fn head(from: &mut impl BufRead) -> io::Result<Option<Vec<String>>> {
     let mut lines = Vec::new();
     let mut from = from.take(HEAD_LIMIT);
@@ -271,7 +274,7 @@ fn length(head: &[String]) -> Option<u64> {
     fields.filter(|(name, _)| name.eq_ignore_ascii_case("content-length")).find_map(|(_, v)| v.trim().parse().ok())
 }
 
-/// One request after another: apt sends several before it reads the first answer.
+/// Serves one request after another: apt sends several before it reads the first answer.
 fn serve(client: TcpStream, shared: &Shared) -> io::Result<()> {
     client.set_read_timeout(Some(SILENCE_LIMIT))?;
     let mut to_client = client.try_clone()?;
@@ -333,7 +336,7 @@ fn serve(client: TcpStream, shared: &Shared) -> io::Result<()> {
                     return Ok(());
                 }
             }
-            // Its end is the end of the connection.
+            // The end of the body is the end of the connection.
             (false, None) => {
                 to_client.write_all((text + "Connection: close\r\n\r\n").as_bytes())?;
                 io::copy(&mut from_server, &mut to_client)?;
@@ -344,7 +347,7 @@ fn serve(client: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes go to `host` (`HOST:PORT`) and come back until either side ends.
+/// Forwards bytes to `host` (`HOST:PORT`) and back until either side ends.
 fn tunnel(
     mut from_client: impl Read + Send + 'static,
     mut to_client: TcpStream,

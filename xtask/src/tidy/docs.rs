@@ -1,9 +1,9 @@
-//! Documents say what is so: crate headers, commands, terms, licences.
+//! Rules that compare documents with the tree: crate headers, commands, terms, licences.
 
 use super::{Finding, SourceFile, Tree};
 use std::collections::BTreeSet;
 
-/// Every library opens with a header that states what it guarantees.
+/// Every library begins with a header that states its guarantees.
 pub(super) fn crate_headers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.packages.iter().filter_map(|package| tree.file(&format!("{}/src/lib.rs", package.dir))) {
@@ -35,7 +35,7 @@ pub(super) fn fuzz_targets(tree: &Tree) -> Vec<Finding> {
 /// Documents whose commands are checked.
 const DOCUMENTS: [&str; 5] = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "PROGRESS.md", ".ci/run"];
 
-/// Every `make` target that a document names exists, and so does every `stillpoint patch` subcommand.
+/// Every `make` target and every `stillpoint patch` subcommand in a document exists.
 pub(super) fn commands_exist(tree: &Tree) -> Vec<Finding> {
     let targets: Vec<&str> = tree.file("Makefile").map(make_targets).unwrap_or_default();
     let mut findings = Vec::new();
@@ -60,8 +60,8 @@ fn make_targets(makefile: &SourceFile) -> Vec<&str> {
     makefile.text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name).filter(is_target).collect()
 }
 
-/// The word after each `command` that is written as code: after a backtick, or at the start of an indented line. Prose
-/// may say that they make a difference.
+/// Returns the word after each `command` that is written as code: after a backtick, or at the start of an indented line. Prose may use the
+/// word "make" with another meaning.
 fn words_after<'a>(line: &'a str, command: &str) -> impl Iterator<Item = &'a str> {
     let indented = line.starts_with("    ") || line.starts_with("exec ");
     let pattern = format!("{command} ");
@@ -77,7 +77,7 @@ fn words_after<'a>(line: &'a str, command: &str) -> impl Iterator<Item = &'a str
     found.into_iter()
 }
 
-/// The table of GLOSSARY.md is law: its third column lists words that must not be used for the term.
+/// Enforces the table of GLOSSARY.md: its third column lists words that must not be used for the term.
 pub(super) fn glossary(tree: &Tree) -> Vec<Finding> {
     let Some(glossary) = tree.file("GLOSSARY.md") else {
         return vec![Finding::new("GLOSSARY.md", 0, "is missing")];
@@ -114,7 +114,7 @@ pub(super) fn glossary(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// One licence for all, and its texts are there.
+/// All packages have one licence, and its texts exist.
 pub(super) fn licences(tree: &Tree) -> Vec<Finding> {
     const LICENCE: &str = "MIT OR Apache-2.0";
     let mut findings: Vec<Finding> = tree

@@ -1,9 +1,9 @@
-//! Files are opened in one place: what root reads and writes on request lies where other users have a part in it.
+//! Files are opened in one place: the files that root reads and writes on request are located where other users can change paths.
 
 use super::lexer::{code_only, lines_outside_tests};
 use super::{Finding, Tree};
 
-/// Ways to open, make or change a file by its path.
+/// Calls that open, make or change a file by its path.
 const WAYS: [&str; 8] = [
     "File::open",
     "File::create",
@@ -14,13 +14,13 @@ const WAYS: [&str; 8] = [
     "rustix::fs::open",
     "openat",
 ];
-/// Types of the standard library's module for files, which open none.
+/// Types of the standard library's module for files; they open none.
 const TYPES: [&str; 2] = ["::File", "::Metadata"];
-/// Packages whose commands root runs for others, by their folders.
+/// Folders of the packages whose commands root runs for other users.
 const FOLDERS: [&str; 4] =
     ["crates/cli/src", "crates/kernel/engine/src", "crates/migrate/engine/src", "crates/patch/engine/src"];
 
-/// No file of a product opens others by a path: all go through `stillpoint_host::trusted`, `stillpoint_host::file` and
+/// Checks that no file of the product opens files by a path: all use `stillpoint_host::trusted`, `stillpoint_host::file` and
 /// `stillpoint_host::kernel_files`.
 pub(super) fn opened_in_one_place(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

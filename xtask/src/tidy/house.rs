@@ -1,4 +1,4 @@
-//! The layout of the tree: one home for each pillar's integration tests, and no large import cycle inside a crate.
+//! Layout of the tree: one home for each pillar's integration tests, and no large import cycle inside a crate.
 
 use super::lexer::{code_only, lines_outside_tests};
 use super::{Finding, SourceFile, Tree};
@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Folders of `crates/` that are pillars.
 const PILLARS: [&str; 3] = ["patch", "migrate", "kernel"];
-/// A crate has no import cycle of more files.
+/// Maximum number of files in an import cycle of a crate.
 pub(super) const CYCLE_MAX: usize = 5;
 
-/// Integration tests of a pillar are all in `crates/PILLAR/tests`.
+/// Integration tests of a pillar must all be in `crates/PILLAR/tests`.
 pub(super) fn one_home_for_tests(tree: &Tree) -> Vec<Finding> {
     let is_elsewhere = |file: &&SourceFile| {
         let parts: Vec<&str> = file.path.split('/').collect();
@@ -21,7 +21,7 @@ pub(super) fn one_home_for_tests(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Import cycles of more than [`CYCLE_MAX`] files, each with its crate and its files.
+/// Returns import cycles of more than [`CYCLE_MAX`] files, each with its crate and its files.
 pub(super) fn large_cycles(tree: &Tree) -> Vec<(String, Vec<String>)> {
     let mut all = Vec::new();
     for package in &tree.packages {
@@ -32,14 +32,14 @@ pub(super) fn large_cycles(tree: &Tree) -> Vec<(String, Vec<String>)> {
     all
 }
 
-/// Name of a module: the names on the way to it, none for the root.
+/// Path of a module as names; empty for the root.
 type Module = Vec<String>;
 
-/// The modules of a crate, each a file.
+/// Modules of a crate, each a file.
 struct Sources {
     /// Code without comments, strings and tests.
     code: BTreeMap<Module, String>,
-    /// Names that a module takes from elsewhere: whence.
+    /// Names that a module imports, with their full paths.
     imported: BTreeMap<Module, BTreeMap<String, Vec<String>>>,
 }
 
@@ -57,7 +57,7 @@ impl Sources {
         Sources { code, imported }
     }
 
-    /// The module in which a path of names ends, followed through re-exports.
+    /// Returns the module in which a path of names ends, followed through re-exports.
     fn home(&self, path: &[String], depth: usize) -> Option<Module> {
         let known = (0..=path.len()).rev().find(|length| self.code.contains_key(&path[..*length]))?;
         let module = path[..known].to_vec();
@@ -68,14 +68,14 @@ impl Sources {
         }
     }
 
-    /// Modules whose items a module names.
+    /// Returns the modules whose items a module names.
     fn used_by(&self, module: &Module) -> BTreeSet<Module> {
         let paths = self.imported[module].values().cloned().chain(paths_in(module, &self.code[module]));
         let homes = paths.filter_map(|path| self.home(&path, 8));
         homes.filter(|home| home != module).collect()
     }
 
-    /// Sets of files that all import each other, directly or through others.
+    /// Returns the sets of files that all import each other, directly or through others.
     fn cycles(&self) -> Vec<Vec<String>> {
         let uses: BTreeMap<&Module, BTreeSet<Module>> = self
             .code
@@ -125,7 +125,7 @@ fn module_of(path: &str) -> Module {
     names
 }
 
-/// The path of names that a path in code stands for, from the crate's root; none for paths into other crates.
+/// Resolves a path in code to a path from the crate's root; none for paths into other crates.
 fn absolute(module: &Module, path: &[&str]) -> Option<Vec<String>> {
     let (first, rest) = path.split_first()?;
     let mut base = match *first {
@@ -143,7 +143,7 @@ fn absolute(module: &Module, path: &[&str]) -> Option<Vec<String>> {
     Some(base)
 }
 
-/// Names that the module's `use` items bring in, and their paths.
+/// Returns the names that the module's `use` items import, and their paths.
 fn imports(module: &Module, code: &str) -> BTreeMap<String, Vec<String>> {
     let mut names = BTreeMap::new();
     for item in code.split(';').filter_map(|item| item.rsplit_once("use ").map(|(_, tree)| tree)) {
@@ -161,7 +161,7 @@ fn imports(module: &Module, code: &str) -> BTreeMap<String, Vec<String>> {
     names
 }
 
-/// Calls back with each path of a `use` tree, and the name that it has here.
+/// Calls back with each path of a `use` tree, and the name that it has in the module.
 fn flatten(prefix: &str, tree: &str, found: &mut impl FnMut(&str, &str)) {
     let tree = tree.trim();
     if let Some((before, inside)) = tree.split_once('{') {
@@ -189,7 +189,7 @@ fn flatten(prefix: &str, tree: &str, found: &mut impl FnMut(&str, &str)) {
     }
 }
 
-/// Paths that begin with `crate` or `super` in the code itself.
+/// Returns the paths in the code itself that begin with `crate` or `super`.
 fn paths_in(module: &Module, code: &str) -> Vec<Vec<String>> {
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     let words = code.split(|c: char| !is_path(c));

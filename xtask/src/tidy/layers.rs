@@ -1,26 +1,26 @@
-//! Which package may use which: `cli -> engines -> edge -> pure`, and no pillar uses another.
+//! Allowed dependencies between packages: `cli -> engines -> edge -> pure`, and none between pillars.
 
 use super::{Finding, Package, Tree};
 
-/// How far a package stands from the outside world. A package uses those of lower layers only.
+/// Distance of a package from the outside world. A package uses only those of lower layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Layer {
-    /// Decides by data alone.
+    /// Decides from data alone.
     Pure,
     /// Unsafe code, ptrace, raw system calls.
     Edge,
-    /// Brings things about.
+    /// Performs the operations.
     Engine,
     /// The binary.
     Cli,
-    /// Tests, fuzzers and checks: whatever they need.
+    /// Tests, fuzzers and checks: they may use all.
     Tool,
 }
 
-/// What a package is about.
+/// Subject of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pillar {
-    /// Serves all.
+    /// Shared by all pillars.
     Shared,
     /// `stillpoint patch`.
     Patch,
@@ -28,11 +28,11 @@ pub(super) enum Pillar {
     Migrate,
     /// `stillpoint kernel`.
     Kernel,
-    /// `stillpoint measure`: reaches the engines through `events` only.
+    /// `stillpoint measure`: uses of the engines' packages only `events`.
     Measure,
 }
 
-/// The place of every package: the only list of its kind, and the architecture.
+/// Layer and pillar of every package: the only such list, and the architecture.
 const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-events", Layer::Pure, Pillar::Shared),
     ("stillpoint-patch-format", Layer::Pure, Pillar::Patch),
@@ -65,12 +65,12 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("xtask", Layer::Tool, Pillar::Shared),
 ];
 
-/// Where a package stands, if it has been given a place.
+/// Layer and pillar of a package, if it is listed.
 pub(super) fn place(name: &str) -> Option<(Layer, Pillar)> {
     PLACES.iter().find(|(known, ..)| *known == name).map(|&(_, layer, pillar)| (layer, pillar))
 }
 
-/// Every arrow points down, and stays in its pillar or goes to what serves all.
+/// Checks that every dependency leads to a lower layer, and stays in its pillar or goes to a shared package.
 pub(super) fn directions(tree: &Tree) -> Vec<Finding> {
     tree.packages.iter().flat_map(directions_of).collect()
 }
@@ -87,8 +87,8 @@ fn directions_of(package: &Package) -> Vec<Finding> {
     let mut findings = Vec::new();
     for used in &package.dependencies {
         let Some((used_layer, used_pillar)) = place(used) else { continue };
-        // Pure packages may use each other: their only order is that of cargo, which knows no cycles.
-        // So may edge packages of a pillar use those of the edge that serve all.
+        // Pure packages may use each other: cargo forbids cycles, and no other order is needed. Likewise, edge packages of a pillar may use
+        // shared packages of the edge.
         let is_shared_edge = (used_layer, used_pillar, layer) == (Layer::Edge, Pillar::Shared, Layer::Edge);
         let goes_down = used_layer < layer
             || (used_layer, layer) == (Layer::Pure, Layer::Pure)
@@ -109,7 +109,7 @@ fn directions_of(package: &Package) -> Vec<Finding> {
     findings
 }
 
-/// Every package takes the workspace's lints.
+/// Checks that every package uses the workspace's lints.
 pub(super) fn manifests(tree: &Tree) -> Vec<Finding> {
     let manifest = |package: &Package| format!("{}/Cargo.toml", package.dir);
     tree.packages

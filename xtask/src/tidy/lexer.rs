@@ -1,6 +1,6 @@
-//! Just enough of Rust's lexical grammar to tell code from comments and strings.
+//! Part of Rust's lexical grammar, enough to separate code from comments and strings.
 
-/// `source` with every comment, string and character literal replaced by spaces; lines stay where they are.
+/// Returns `source` with every comment, string and character literal replaced by spaces; line numbers do not change.
 pub(crate) fn code_only(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
@@ -19,7 +19,7 @@ pub(crate) fn code_only(source: &str) -> String {
     code
 }
 
-/// Length of the comment or literal that `text` begins with, 0 if it begins with code.
+/// Length of the comment or literal at the start of `text`, 0 if it begins with code.
 fn skipped_len(text: &str, in_word: bool) -> usize {
     if text.starts_with("//") {
         return text.find('\n').unwrap_or(text.len());
@@ -56,7 +56,7 @@ fn block_comment_len(text: &str) -> usize {
     text.len()
 }
 
-/// Length up to and with the closing quote, where the body starts at `from` and a backslash escapes.
+/// Length up to and including the closing quote; the body starts at `from` and a backslash escapes.
 fn quoted_len(text: &str, from: usize, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip_while(|(at, _)| *at < from) {
@@ -70,7 +70,7 @@ fn quoted_len(text: &str, from: usize, quote: char) -> usize {
     text.len()
 }
 
-/// `'a'` and `'\n'` are literals, `'a` is a lifetime.
+/// Length of a character literal: `'a'` and `'\n'` are literals, `'a` is a lifetime.
 fn char_literal_len(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     match (chars.next(), chars.next()) {
@@ -80,7 +80,7 @@ fn char_literal_len(text: &str) -> usize {
     }
 }
 
-/// `r"..."`, `r#"..."#`, with `b` or `c` before it; also `b"..."`.
+/// Length of `r"..."`, `r#"..."#`, with `b` or `c` before it; also of `b"..."`.
 fn raw_string_len(text: &str) -> usize {
     let prefix = text.strip_prefix(['b', 'c']).unwrap_or(text);
     if prefix.len() < text.len() && prefix.starts_with('"') {
@@ -96,7 +96,7 @@ fn raw_string_len(text: &str) -> usize {
     text[body_at..].find(&end).map_or(text.len(), |at| body_at + at + end.len())
 }
 
-/// Lines of `code` (numbered from 1) that are not in an item under `#[cfg(test)]`.
+/// Returns the lines of `code` (numbered from 1) that are not in an item under `#[cfg(test)]`.
 pub(crate) fn lines_outside_tests(code: &str) -> Vec<(usize, &str)> {
     let mut lines = Vec::new();
     let mut numbered = code.lines().enumerate().map(|(i, line)| (i + 1, line));

@@ -1,4 +1,4 @@
-//! Rules of the tree. Each rule is a function from a [`Tree`] to [`Finding`]s, so that tests hand it small wrong trees.
+//! Rules of the tree. Each rule is a function from a [`Tree`] to [`Finding`]s, so that tests can pass small wrong trees.
 
 mod docs;
 mod files;
@@ -14,14 +14,14 @@ use std::fmt;
 use std::path::Path;
 pub(crate) use tree::{Package, SourceFile, Tree};
 
-/// One place where a rule does not hold.
+/// Place that breaks a rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     /// File, relative to the root.
     pub(crate) path: String,
     /// Line from 1; 0 for the file as a whole.
     pub(crate) line: usize,
-    /// The rule and what to do.
+    /// Rule that is broken, and how to repair it.
     pub(crate) message: String,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All findings of all rules, sorted.
+/// Returns all findings of all rules, sorted.
 fn findings(tree: &Tree) -> Vec<Finding> {
     let rules = [
         layers::directions,
@@ -62,7 +62,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     all
 }
 
-/// Prints what is wrong; true when nothing is. Long files are mentioned and do not count: a guide for the eye.
+/// Prints all findings; returns true if there are none. Long files are listed as a hint and do not count.
 pub(crate) fn run(root: &Path) -> Result<bool> {
     let tree = Tree::load(root)?;
     for note in text::long_files(&tree) {

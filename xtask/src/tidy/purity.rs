@@ -1,10 +1,10 @@
-//! What the layers may do: pure packages decide by data alone, and unsafe code lives at the edge.
+//! Restrictions of the layers: pure packages decide from data alone, and unsafe code is at the edge.
 
 use super::layers::{Layer, place};
 use super::lexer::{code_only, lines_outside_tests};
 use super::{Finding, SourceFile, Tree};
 
-/// The ways to the outside world: paths of the standard library, and macros that print.
+/// Accesses to the outside world: paths of the standard library, and macros that print.
 const OUTSIDE: [&str; 10] = [
     "std::fs",
     "std::net",
@@ -17,10 +17,10 @@ const OUTSIDE: [&str; 10] = [
     "print!(",
     "std::io::std",
 ];
-/// Packages that lead there.
+/// Packages that give such access.
 const OUTSIDE_PACKAGES: [&str; 6] = ["libc", "nix", "rustix", "procfs", "tempfile", "mio"];
 
-/// Pure packages forbid unsafe code and reach nothing outside.
+/// Checks that pure packages forbid unsafe code and have no access to the outside world.
 pub(super) fn pure_crates(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in tree.packages.iter().filter(|package| matches!(place(&package.name), Some((Layer::Pure, _)))) {
@@ -49,7 +49,7 @@ fn ways_outside(file: &SourceFile) -> Vec<Finding> {
     findings
 }
 
-/// `unsafe` stands in edge packages, and in what is compiled for tests only.
+/// Checks that `unsafe` is only in edge packages, and in code that is compiled for tests only.
 pub(super) fn unsafe_only_at_the_edge(tree: &Tree) -> Vec<Finding> {
     let edges: Vec<String> = tree
         .packages

@@ -1,11 +1,11 @@
-//! Words that must not stand in any file, and the length of files.
+//! Words that are forbidden in every file, and the length of files.
 
 use super::{Finding, SourceFile, Tree};
 
-/// Longer files are mentioned.
+/// Files with more lines are listed.
 const LINES_GUIDE: usize = 800;
 
-/// Marks of work left undone. Written in halves so that this file does not find itself.
+/// Marks of unfinished work. Written in halves so that this file does not match itself.
 const MARKERS: [[&str; 2]; 8] = [
     ["TO", "DO"],
     ["FIX", "ME"],
@@ -17,14 +17,14 @@ const MARKERS: [[&str; 2]; 8] = [
     ["assert!(tr", "ue"],
 ];
 
-/// Nothing is left undone.
+/// Finds marks of unfinished work.
 pub(super) fn markers(tree: &Tree) -> Vec<Finding> {
     let markers: Vec<String> = MARKERS.iter().map(|halves| halves.concat()).collect();
     lines_with(tree, &markers, is_source, |marker| format!("`{marker}`: finish it, or say in an issue what is missing"))
 }
 
-/// Hosts that serve packages, in halves as above: a machine knows its own archive, and a tree that names another breaks
-/// behind mirrors and firewalls.
+/// Hosts that serve packages, in halves as above: a machine has its own archive configured, and a tree that names another host does not
+/// build behind mirrors and firewalls.
 const HOSTS: [[&str; 2]; 10] = [
     ["crates", ".io"],
     ["deb.deb", "ian.org"],
@@ -38,10 +38,10 @@ const HOSTS: [[&str; 2]; 10] = [
     ["/work/sh", "ared"],
 ];
 
-/// No registry is named, nor the place where this tree was once developed.
+/// Finds names of registries, and of the machine where this tree was once developed.
 pub(super) fn host_names(tree: &Tree) -> Vec<Finding> {
     let hosts: Vec<String> = HOSTS.iter().map(|halves| halves.concat()).collect();
-    // Cargo writes its registry's address into the lock file; it is cargo's to change.
+    // Cargo writes its registry's address into the lock file; only cargo changes that file.
     let is_ours = |file: &SourceFile| !file.path.ends_with("Cargo.lock");
     lines_with(tree, &hosts, is_ours, |host| format!("names `{host}`: take it from the machine's own configuration"))
 }
@@ -67,7 +67,7 @@ fn lines_with(
     findings
 }
 
-/// Whether `line` has `word` not as a part of a longer one (`XXXXXX` of a temporary name is no mark).
+/// Returns true if `line` contains `word` and not only as part of a longer word (`XXXXXX` of a temporary name is not a mark).
 fn contains_alone(line: &str, word: &str) -> bool {
     let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     line.match_indices(word).any(|(at, _)| {
@@ -76,7 +76,7 @@ fn contains_alone(line: &str, word: &str) -> bool {
     })
 }
 
-/// Rust and C files longer than the guide, with their length.
+/// Returns the Rust and C files that are longer than the guide, with their length.
 pub(super) fn long_files(tree: &Tree) -> Vec<String> {
     tree.files
         .iter()

@@ -1,9 +1,9 @@
-//! What the rules look at: packages from `cargo metadata`, and every text file.
+//! Input of the rules: packages from `cargo metadata`, and every text file.
 
 use anyhow::{Context, Result};
 use std::path::Path;
 
-/// The source tree.
+/// Source tree.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     /// Packages of the workspace.
@@ -12,7 +12,7 @@ pub(crate) struct Tree {
     pub(crate) files: Vec<SourceFile>,
 }
 
-/// A package of the workspace.
+/// Package of the workspace.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Package {
     /// Name in its manifest.
@@ -21,11 +21,11 @@ pub(crate) struct Package {
     pub(crate) dir: String,
     /// `license` of its manifest.
     pub(crate) license: Option<String>,
-    /// Names of packages that it needs to be built and run; those that only its tests need do not count.
+    /// Names of packages that it needs to be built and run; those that only its tests need are left out.
     pub(crate) dependencies: Vec<String>,
 }
 
-/// A text file.
+/// Text file of the tree.
 #[derive(Debug, Clone)]
 pub(crate) struct SourceFile {
     /// Path relative to the root.
@@ -35,20 +35,20 @@ pub(crate) struct SourceFile {
 }
 
 impl SourceFile {
-    /// Whether it is Rust.
+    /// Returns true for a Rust file.
     pub(crate) fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
-    /// Whether it is compiled for tests only, as its place tells.
+    /// Returns true if the file is compiled for tests only, by its path.
     pub(crate) fn is_test(&self) -> bool {
         self.path.split('/').any(|part| part == "tests" || part == "tests.rs")
     }
 }
 
-/// Directories that hold nothing of ours.
+/// Directories without files of this tree.
 const NOT_OURS: [&str; 3] = [".git", "target", "build"];
-/// Larger files are data.
+/// Size limit in bytes; larger files are data.
 const TEXT_MAX: u64 = 2 << 20;
 
 impl Tree {
@@ -62,12 +62,12 @@ impl Tree {
         Ok(Tree { packages, files })
     }
 
-    /// The file at `path`, if there is one.
+    /// Returns the file at `path`, if it exists.
     pub(crate) fn file(&self, path: &str) -> Option<&SourceFile> {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Rust files below `dir`.
+    /// Returns the Rust files below `dir`.
     pub(crate) fn rust_below<'a>(&'a self, dir: &'a str) -> impl Iterator<Item = &'a SourceFile> {
         self.files
             .iter()
@@ -99,7 +99,7 @@ fn walk(root: &Path, dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
                 walk(root, &path, files)?;
             }
         } else if kind.is_file() && entry.metadata()?.len() <= TEXT_MAX {
-            // What is not UTF-8 is not text: object files and recorded data.
+            // A file that is not UTF-8 is not text: object files and recorded data.
             if let Ok(text) =
                 String::from_utf8(std::fs::read(&path).with_context(|| format!("read {}", path.display()))?)
             {
@@ -113,7 +113,7 @@ fn walk(root: &Path, dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
 
 #[cfg(test)]
 impl Tree {
-    /// A tree of files only, for the rules' tests.
+    /// Makes a tree of files only, for the rules' tests.
     pub(crate) fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Tree {
         let files = files.into_iter().map(|(path, text)| SourceFile { path: path.into(), text: text.into() }).collect();
         Tree { packages: Vec::new(), files }

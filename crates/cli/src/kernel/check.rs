@@ -1,4 +1,4 @@
-//! `stillpoint kernel check`: what stands against taking a program along.
+//! `stillpoint kernel check`: reasons that prevent a checkpoint of a program.
 
 use super::program::{GuardArg, Program, WithCriu};
 use super::{failure, rehearse};
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if args.rehearse { rehearse::run(pid, criu, &args.scratch, args.guard, output) } else { Ok(()) }
 }
 
-/// Tells everything that was found.
+/// Prints all findings.
 pub(super) fn show(report: &Report, output: &Output) {
     output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-check", report });
     output.line(format_args!("{} processes", report.pids.len()));

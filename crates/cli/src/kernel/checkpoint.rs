@@ -1,4 +1,4 @@
-//! `stillpoint kernel checkpoint`: a running program into an image.
+//! `stillpoint kernel checkpoint`: writes a running program into an image.
 
 use super::program::{GuardArg, PASSES, Program, WithCriu, machine_key};
 use super::{check, failure};
@@ -51,7 +51,7 @@ struct Line {
     passes: Vec<PassLine>,
 }
 
-/// One pass while the program ran.
+/// Pass over memory while the program ran.
 #[derive(Serialize)]
 pub(super) struct PassLine {
     bytes_written: u64,

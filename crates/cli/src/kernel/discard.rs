@@ -1,4 +1,4 @@
-//! `stillpoint kernel discard`: an image away, and what its checkpoint left in the network's way.
+//! `stillpoint kernel discard`: removes an image, and the network rules of its checkpoint.
 
 use super::failure;
 use crate::output::{Failure, Output};

@@ -24,7 +24,7 @@ pub(crate) struct Args {
 /// Runs `stillpoint kernel guard-keeper`.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let raised = || {
-        // the starter may have gone
+        // the process that started this one may have ended
         let _ = writeln!(std::io::stdout(), "{RAISED}");
     };
     let kept = match (&args.image, &args.state, &args.socket) {

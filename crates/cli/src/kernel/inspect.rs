@@ -1,4 +1,4 @@
-//! `stillpoint kernel inspect`: what an image holds.
+//! `stillpoint kernel inspect`: prints the contents of an image.
 
 use super::failure;
 use super::program::machine_key;

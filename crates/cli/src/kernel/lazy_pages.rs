@@ -23,7 +23,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let rate = (args.fill_rate > 0).then(|| args.fill_rate.saturating_mul(1 << 20));
     let options = LazyOptions { image: args.image.clone(), socket: args.socket.clone(), rate };
     let ready = || {
-        // whoever started us may have gone; then criu will not come either
+        // the process that started this one may have ended; then criu does not connect either
         let _ = writeln!(std::io::stdout(), "{READY}");
     };
     serve(&options, ready).map_err(|error| failure(error, "processes whose memory could not be brought were killed"))

@@ -1,4 +1,4 @@
-//! `stillpoint kernel memory`: RAM in which images outlive kernels.
+//! `stillpoint kernel memory`: RAM whose images survive a change of the kernel.
 
 use super::failure;
 use crate::output::{Failure, Output};

@@ -78,7 +78,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     }
 }
 
-/// What an error of the engine means; `state` is where things are when it was no refusal.
+/// Converts an error of the engine; `state` describes the machine if the error is not a refusal.
 fn failure(error: Error, state: &str) -> Failure {
     let state = match &error {
         Error::Lost(_) => "what has ended is to be started again; there is no image of it",

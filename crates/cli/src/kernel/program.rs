@@ -1,14 +1,14 @@
-//! What the subcommands share: which program, which image, which criu.
+//! Arguments that the subcommands share: the program, the image, criu.
 
 use super::failure;
 use crate::output::Failure;
 use std::path::PathBuf;
 use stillpoint_kernel_engine::{Criu, Guard, MACHINE_KEY, of_unit};
 
-/// Passes over memory before a freeze, at most, where nothing else is said.
+/// Default limit of passes over memory before a freeze.
 pub(super) const PASSES: u32 = 4;
 
-/// Which running program.
+/// Selection of a running program.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct Program {
@@ -21,7 +21,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// The process at the root.
+    /// Returns the root process.
     pub(super) fn root(&self) -> Result<i32, Failure> {
         match (&self.unit, self.pid) {
             (Some(unit), _) => of_unit(unit).map_err(|error| failure(error, "nothing was touched")),
@@ -31,7 +31,7 @@ impl Program {
     }
 }
 
-/// Which criu.
+/// Path of criu.
 #[derive(clap::Args)]
 pub(super) struct WithCriu {
     /// The criu to use, 4.1 or newer [default: $STILLPOINT_CRIU, or criu].
@@ -46,12 +46,12 @@ impl WithCriu {
     }
 }
 
-/// The file of the machine's key: `$STILLPOINT_IMAGE_KEY`, for tests, or the usual one.
+/// File of the machine's key: `$STILLPOINT_IMAGE_KEY`, for tests, or the default path.
 pub(super) fn machine_key() -> PathBuf {
     std::env::var_os("STILLPOINT_IMAGE_KEY").map_or_else(|| MACHINE_KEY.into(), PathBuf::from)
 }
 
-/// What keeps the network from sockets that nobody holds.
+/// Protection against packets for sockets that no process holds.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub(super) enum GuardArg {
     /// Rules of nftables, put up by criu at the checkpoint and taken away at the restore.

@@ -1,4 +1,4 @@
-//! `stillpoint kernel check --rehearse`: a checkpoint that is made and thrown away.
+//! `stillpoint kernel check --rehearse`: makes a checkpoint and discards it.
 
 use super::checkpoint::PassLine;
 use super::failure;
@@ -21,10 +21,10 @@ struct Line {
     passes: Vec<PassLine>,
 }
 
-/// Rehearses the checkpoint of a program that may be taken along.
+/// Rehearses the checkpoint of a program that passed the check.
 pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output: &Output) -> Result<(), Failure> {
     let image = scratch.join(format!("stillpoint-rehearsal-{pid}-{}", std::process::id()));
-    // for this user alone: others may write to the directory that it is in
+    // for this user alone: other users may write to the parent directory
     let made = Directory::make(&image);
     let made = made.map_err(|error| Failure::failed(error, "nothing was touched; there is no place for an image"))?;
     let options = CheckpointOptions {
@@ -40,7 +40,7 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
     };
     let done = checkpoint(&options, &|event| output.event(event));
     let image_bytes = made.allocated().unwrap_or_default();
-    // what is left of one that failed are logs, which say why
+    // after a failure the logs stay, since they show the reason
     if done.is_ok() {
         let _ = discard(&image);
         let removed = made.remove_all();

@@ -1,4 +1,4 @@
-//! `stillpoint kernel restore`: a program back from its image.
+//! `stillpoint kernel restore`: restores a program from its image.
 
 use super::failure;
 use super::program::{GuardArg, WithCriu, machine_key};
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// When memory comes.
+/// Time at which memory is loaded.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum When {
     /// When it is asked for, and in the background.
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a restore that failed has left things. From the moment in which programs may run the image counts as used.
+/// State after a failed restore. As soon as programs may run, the image counts as used.
 fn left(image: &Path) -> &'static str {
     match Used::of(image) {
         Ok(None) => "nothing runs; the image is as it was and can be restored again, its peers wait for it meanwhile",

@@ -1,4 +1,4 @@
-//! `stillpoint kernel status`: what images are good for, and what became of the last switch.
+//! `stillpoint kernel status`: states of images, and the outcome of the last switch.
 
 use super::failure;
 use crate::output::{Failure, Output};

@@ -1,4 +1,4 @@
-//! `stillpoint kernel switch`, and what systemd runs for it when a kernel comes up.
+//! `stillpoint kernel switch`, and the commands that systemd runs for it when a kernel starts.
 
 use super::failure;
 use super::program::PASSES;
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     killed_in: Option<String>,
 }
 
-/// When memory comes back.
+/// Time at which memory is loaded.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum When {
     /// When it is asked for, and in the background.
@@ -134,7 +134,7 @@ pub(crate) struct GuardianArgs {
 
 /// Runs `stillpoint kernel switch-guardian`.
 pub(crate) fn run_guardian(args: &GuardianArgs) -> Result<(), Failure> {
-    // whoever ends a whole session or service means the switch; this ends by itself when there is nothing left to do
+    // a signal to a whole session or service is meant for the switch; this process ends by itself when it has nothing left to do
     for signal in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::default()).map_err(Failure::refused)?;
     }
@@ -174,7 +174,7 @@ pub(crate) fn run_boot(args: &BootArgs) -> Result<(), Failure> {
     boot(&config.state, units).map(|_| ()).map_err(|error| failure(error, state))
 }
 
-/// Arguments of the programs that lead a restore.
+/// Arguments of the programs that control a restore.
 #[derive(clap::Args)]
 pub(crate) struct ResumeArgs {
     /// Where the journal lies.

@@ -11,7 +11,7 @@ use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, Po
 use super::{attend, describe, failure, interrupted, json, seconds};
 use crate::output::{Failure, Output};
 
-/// Anomalies that are shown; the JSON has all.
+/// Number of anomalies that are printed; the JSON has all.
 const SHOWN: usize = 10;
 
 #[derive(Args)]

@@ -1,4 +1,4 @@
-//! `stillpoint migrate attach` and `detach`: the proxy comes in front of a server that clients reach directly, and goes again.
+//! `stillpoint migrate attach` and `detach`: redirect direct connections of a server to the proxy, and undo this.
 
 use super::servers::quietly;
 use crate::output::{Exit, Failure, Output};
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use stillpoint_migrate_engine::{AttachOptions, Attached, DetachOptions, Detached, Error, Server, attach, detach};
 
-/// Which server, and which proxy.
+/// Server and proxy.
 #[derive(clap::Args)]
 struct Place {
     /// The server that clients connect to, at the address that they connect to: libpq's connection string. Its database is the

@@ -1,4 +1,4 @@
-//! `stillpoint migrate fallback`, `finish` and `abort`: how a migration ends when it does not simply go on.
+//! `stillpoint migrate fallback`, `finish` and `abort`: commands that end a migration.
 
 use super::run::How;
 use super::servers::{REACH, Servers, failure, guarded, quietly, watched};

@@ -1,4 +1,4 @@
-//! `stillpoint migrate check`: what the database holds, and what will become of it.
+//! `stillpoint migrate check`: contents of the database, and the effects of a migration on them.
 
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Roles, Schedule, Verdict, check};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The sources of changes.
+/// Sources of changes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Where {
     /// The source's log.
@@ -18,7 +18,7 @@ enum Where {
     Statements,
 }
 
-/// The orders in which statements are repeated.
+/// Orders in which statements are repeated.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Order {
     /// First reads and commits keep the order that each could see (Madeus' LSIR).
@@ -42,7 +42,7 @@ enum OfRoles {
     Ignore,
 }
 
-/// What is moved, and what the user accepts knowingly: the arguments of `stillpoint migrate check`, and of `run`.
+/// Data to move and accepted losses: the arguments of `stillpoint migrate check`, and of `run`.
 #[derive(clap::Args)]
 pub(crate) struct What {
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) struct What {
 }
 
 impl What {
-    /// The options that these arguments give.
+    /// Converts these arguments to options.
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let mut options = self.servers.options()?;
         options.capture = self.capture.map(|at| match at {
@@ -121,7 +121,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     look(&args.what, !args.no_rehearsal, output)
 }
 
-/// Checks, and prints what was found. Ctrl-C and SIGTERM end it without leaving anything behind.
+/// Checks, and prints the findings. Ctrl-C and SIGTERM end it without any remains.
 pub(super) fn look(what: &What, rehearse: bool, output: &Output) -> Result<(), Failure> {
     let options = Options { rehearse, ..what.options()? };
     let report = quietly(async {

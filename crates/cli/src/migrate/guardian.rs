@@ -1,6 +1,6 @@
-//! `stillpoint migrate guardian`: a process that outlives `run` and `fallback`, and heals what their death leaves.
+//! `stillpoint migrate guardian`: a process that outlives `run` and `fallback`, and repairs the state that they leave if they are killed.
 //!
-//! It waits at a pipe that ends with the command, however that ends. A command that knows what it leaves says so before.
+//! It waits at a pipe that is closed when the command ends in any way. A command that ends in order writes `dismissed` before.
 
 use super::servers::{Servers, quietly};
 use crate::output::Failure;
@@ -13,31 +13,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stillpoint_migrate_engine::{Options, heal};
 
-/// What a command says that has ended in order.
+/// Message of a command that has ended in order.
 const DISMISSED: &[u8] = b"dismissed";
-/// A heal that takes longer is given up and tried again: others wait for the journal's lock.
+/// Time limit of one repair; after it, the repair is retried, since other commands wait for the journal's lock.
 const ATTEMPT: Duration = Duration::from_secs(6);
-/// Between two attempts.
+/// Pause between two attempts.
 const BETWEEN: Duration = Duration::from_millis(500);
-/// For so long servers and proxy are waited for.
+/// Time limit for servers and proxy to become reachable.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-/// A guardian at work. Whoever drops it without [`Guardian::dismiss`] is taken for dead.
+/// Running guardian. Dropping it without [`Guardian::dismiss`] counts as the death of the command.
 pub(super) struct Guardian {
     child: Child,
 }
 
-/// What a guardian must know; it may hold passwords, so it goes through the pipe.
+/// Data for a guardian; it may contain passwords, so it goes through the pipe.
 #[derive(Serialize, Deserialize)]
 struct Task {
     servers: Servers,
 }
 
 impl Guardian {
-    /// Starts one for a command with these arguments.
+    /// Starts a guardian for a command with these arguments.
     pub(super) fn start(servers: &Servers) -> Result<Guardian, Failure> {
         let failed = |error: std::io::Error| Failure::refused(error).hint("a process could not be started");
-        // Also where the file has been replaced meanwhile.
+        // This path works even if the file has been replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
         command.args(["migrate", "guardian"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         // Ctrl-C at a terminal is for the command alone.
@@ -49,17 +49,17 @@ impl Guardian {
         Ok(Guardian { child })
     }
 
-    /// The command has ended in order: there is nothing to heal.
+    /// Ends the guardian: the command has ended in order, and there is nothing to repair.
     pub(super) fn dismiss(mut self) {
-        // One that is gone heals nothing either.
+        // A guardian that has ended repairs nothing either.
         let _ = self.child.stdin.take().map(|mut pipe| pipe.write_all(DISMISSED));
         let _ = self.child.wait();
     }
 }
 
-/// Waits for the command's end, then heals unless it was dismissed.
+/// Waits for the command's end, then repairs unless it was dismissed.
 pub(crate) fn run() -> Result<(), Failure> {
-    // Whoever ends a whole service, or hangs up, means the command; this ends by itself when there is nothing left to do.
+    // A signal to a whole service, or a hangup, is meant for the command; this process ends by itself when it has nothing left to do.
     for signal in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::default()).map_err(Failure::refused)?;
     }
@@ -70,7 +70,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         .map_err(|error| Failure::usage(format!("`migrate guardian` is started by other commands: {error}")))?;
     let options = task.servers.options()?;
     let mut rest = Vec::new();
-    // An error is an end too.
+    // An error is an end, too.
     let _ = pipe.read_to_end(&mut rest);
     if rest == DISMISSED { Ok(()) } else { quietly(keep_healing(&options)) }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_migrate_proxy::{Config, StartError};
 
-/// What a configuration may look like; shown by `--help`.
+/// Example of a configuration; shown by `--help`.
 const EXAMPLE: &str = r#"The configuration file (TOML):
 
   listen  = ["0.0.0.0:6432", "/run/stillpoint/.s.PGSQL.6432"]   # where clients connect

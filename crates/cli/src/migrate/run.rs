@@ -1,4 +1,4 @@
-//! `stillpoint migrate run`: move a database, clients and all.
+//! `stillpoint migrate run`: moves a database and its clients.
 
 use super::check;
 use super::servers::watched;
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// How clients are sent from one side to the other.
+/// Options for moving clients from one side to the other.
 #[derive(clap::Args)]
 pub(super) struct How {
     /// Connections that replay at the same time.

@@ -10,10 +10,10 @@ use stillpoint_events::Event;
 use stillpoint_migrate_engine::{self as engine, Error, Observer, Options, Server, State};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What to try when a server cannot be asked.
+/// Hint for a server that cannot be reached.
 pub(super) const REACH: &str = "see that both servers run, and that --source and --target say how they are reached";
 
-/// Which database, from where to where.
+/// Database, source and target.
 #[derive(Clone, clap::Args, Serialize, Deserialize)]
 pub(super) struct Servers {
     /// The server that holds the database: libpq's connection string, `host=... port=... user=... dbname=...`, with
@@ -39,12 +39,12 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// The options that these arguments give.
+    /// Converts these arguments to options.
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let refused = |error: Error| Failure::refused(error).hint("--help");
         let source = Server::parse("source", &self.source, self.database.as_deref()).map_err(refused)?;
         let database = self.database.as_deref().unwrap_or(source.database_name());
-        // A database keeps its name, so that the target's connection string need not repeat it.
+        // A database keeps its name, so the target's connection string need not repeat it.
         let target = |conninfo: &String| {
             let named = conninfo.contains("dbname") || conninfo.starts_with("postgres");
             Server::parse("target", conninfo, (!named).then_some(database)).map_err(refused)
@@ -60,8 +60,8 @@ impl Servers {
     }
 }
 
-/// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM ask it to end.
-/// Should this process be killed, a guardian opens what it left shut.
+/// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM request its end. If this
+/// process is killed, a guardian enables connections again.
 pub(super) fn watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     servers: &Servers,
     options: &Options,
@@ -75,7 +75,7 @@ pub(super) fn watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
 pub(super) fn guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let guardian = Guardian::start(servers)?;
     let result = work();
-    // What could not be reached may be reached later: the guardian, taking us for dead, then opens what is shut.
+    // A server may become reachable later: without the dismissal the guardian then enables the connections that are still disabled.
     match result {
         Ok(_) => guardian.dismiss(),
         Err(_) => drop(guardian),
@@ -117,13 +117,13 @@ fn shown<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     result.map_err(|failed| failure(*failed))
 }
 
-/// Runs `work` where nothing is to be shown meanwhile.
+/// Runs `work` without any display of progress.
 pub(super) fn quietly<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
     Ok(runtime.block_on(work))
 }
 
-/// How the command ends for a failure of the engine.
+/// Converts a failure of the engine to that of the command.
 pub(super) fn failure(failed: stillpoint_migrate_engine::Failure) -> Failure {
     let hint = failed.hint();
     let exit = match (&failed.state, &failed.error) {

@@ -1,4 +1,4 @@
-//! `stillpoint migrate status`: where a migration stands.
+//! `stillpoint migrate status`: progress and state of a migration.
 
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Exit, Failure, Output, copied};

@@ -1,4 +1,4 @@
-//! `stillpoint patch apply`: put patches into running processes.
+//! `stillpoint patch apply`: puts patches into running processes.
 
 use super::processes::{Files, How, Processes, duration, observer};
 use super::wave::{Pace, Step};

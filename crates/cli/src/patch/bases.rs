@@ -1,23 +1,23 @@
-//! What enabled patches build upon. A start applies them in order, and drops each whose base is not in force by then.
+//! Bases of enabled patches. A start applies the patches in order, and drops each one whose base is not active by then.
 
 use std::fmt;
 use stillpoint_patch_format::{DiffFact, Patch, SymbolValue};
 
-/// Patches of one unit that a start puts in force, in their order.
+/// Patches of one unit that a start activates, in their order.
 #[derive(Default)]
 pub(crate) struct Stack(Vec<Patch>);
 
-/// A base that is not in force below a patch.
+/// Base that is not active below a patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Missing {
-    /// Name of the patch that builds upon it.
+    /// Name of the patch that needs it.
     pub(crate) patch: String,
     base: Base,
     /// File of the target and its build-id.
     file: String,
 }
 
-/// What an earlier patch has to bring.
+/// Prerequisite that an earlier patch must provide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Base {
     /// A diff, by its name and SHA-256.
@@ -27,20 +27,20 @@ enum Base {
 }
 
 impl Stack {
-    /// What a start makes of these patches.
+    /// Returns the patches that are active after a start with these.
     pub(crate) fn of(patches: impl IntoIterator<Item = Patch>) -> Stack {
         let mut stack = Stack::default();
         for patch in patches {
-            // dropped at the start as well
+            // an error means that the start drops it as well
             let _ = stack.push(patch);
         }
         stack
     }
 
-    /// Adds a patch on top; those that it replaces go.
+    /// Adds a patch on top, and removes those that it replaces.
     ///
     /// # Errors
-    /// The first base that no patch of the same file below it brings; the stack is as it was.
+    /// The first base that no patch of the same file below it provides; the stack is unchanged.
     pub(crate) fn push(&mut self, patch: Patch) -> Result<(), Missing> {
         let is_replaced = |below: &Patch| is_same_file(below, &patch) && patch.replaces.contains(&below.name);
         let stays = |below: &&Patch| !is_replaced(below);
@@ -55,7 +55,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Returns true if a patch of this name is in force.
+    /// Returns true if a patch of this name is active.
     pub(crate) fn holds(&self, name: &str) -> bool {
         self.0.iter().any(|patch| patch.name == name)
     }
@@ -67,7 +67,7 @@ fn bases(patch: &Patch) -> impl Iterator<Item = Base> {
     patch.based_on.iter().map(diff).chain(others.map(|symbol| Base::Symbol(symbol.name.clone())))
 }
 
-/// A build-id tells files apart; where there is none, the text does.
+/// Returns true if both patches are for the same file: by the build-id, or by the text without one.
 fn is_same_file(a: &Patch, b: &Patch) -> bool {
     let (a, b) = (&a.target, &b.target);
     a.build_id == b.build_id && (!a.build_id.0.is_empty() || a.text_sha256 == b.text_sha256)
@@ -85,12 +85,12 @@ impl Base {
 }
 
 impl Missing {
-    /// Returns true if `below` brings the base to the file that `above` is for.
+    /// Returns true if `below` provides the base to the file that `above` is for.
     pub(crate) fn is_brought_by(&self, below: &Patch, above: &Patch) -> bool {
         self.base.is_brought_by(below, above)
     }
 
-    /// The base in words, for the `try:` line.
+    /// Base in words, for the `try:` line.
     pub(crate) fn base(&self) -> String {
         match &self.base {
             Base::Diff(name, _) => name.clone(),
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use stillpoint_patch_format as format;
 
-    /// A patch of its diff `name` for a build.
+    /// Makes a patch of its diff `name` for a build.
     fn patch(name: &str, build: u8, based_on: &[&str]) -> Patch {
         let diff = |name: &&str| DiffFact { name: (*name).to_owned(), sha256: [name.len() as u8; 32] };
         Patch {
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(Stack::default().push(above.clone()).unwrap_err().base(), "a");
         assert!(Stack::of([base(2)]).push(above.clone()).is_err(), "it is for another build");
         assert!(Stack::of([base(1)]).push(above.clone()).is_ok());
-        // one that is dropped itself is no base, nor is one that has been replaced
+        // a dropped patch is not a base, nor is a replaced one
         let upon_nothing = patch("dddd", 1, &["ccc"]);
         assert!(Stack::of([upon_nothing]).push(patch("eeeee", 1, &["dddd"])).is_err());
         let replacing = Patch { replaces: vec!["a".into()], ..patch("ccc", 1, &[]) };

@@ -1,4 +1,4 @@
-//! `stillpoint patch build`: build a live patch from source diffs.
+//! `stillpoint patch build`: builds a live patch from source diffs.
 
 use super::building::{Integration, Workplace, hint, with_builder};
 use super::processes::{ViewArg, read_patch};
@@ -12,7 +12,7 @@ use stillpoint_patch_builder::{
 };
 use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
-/// Exit codes, below the options.
+/// Exit codes, printed after the options.
 const AFTER_HELP: &str = "Exit status: 0 built; 1 failed; 2 usage; 3 refused; 6 nothing to patch, as the change is provably no part of \
      the target";
 
@@ -174,7 +174,7 @@ struct BuiltLine<'a> {
 /// Limit of files that are listed for people when there is nothing to patch.
 const FILES_MAX: usize = 20;
 
-/// What `--shipped` says.
+/// Parses the value of `--shipped`.
 pub(super) fn parse_shipped(text: &str) -> ShippedAs {
     match text {
         "full" => ShippedAs::Series(Shipped::Full),
@@ -186,7 +186,7 @@ pub(super) fn parse_shipped(text: &str) -> ShippedAs {
     }
 }
 
-/// `PACKAGE[=VERSION]`.
+/// Parses `PACKAGE[=VERSION]`.
 pub(super) fn parse_package(text: &str) -> (String, Option<String>) {
     match text.split_once('=') {
         Some((package, version)) => (package.to_owned(), Some(version.to_owned())),
@@ -271,7 +271,7 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
     })
 }
 
-/// Makes a failure of an error of the builder, which has touched no process.
+/// Converts an error of the builder, which has changed no process.
 fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
     match &error {
         Error::Refused(refusals) => {

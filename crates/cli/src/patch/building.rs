@@ -1,4 +1,4 @@
-//! What the commands that compile have in common: where they work, and how they tell of it.
+//! Shared code of the commands that compile: their directories, and their progress.
 
 use crate::output::Output;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Verdict};
 
-/// Where to work, and how much at a time.
+/// Directories and number of compilers.
 #[derive(clap::Args)]
 pub(super) struct Workplace {
     /// How many compilers run at a time [default: one for each processor].
@@ -43,7 +43,7 @@ impl Integration {
     }
 }
 
-/// Does `work` with a builder, and shows on a terminal what goes on.
+/// Runs `work` with a builder, and shows its progress on a terminal.
 pub(super) fn with_builder<R: Send>(
     workplace: &Workplace,
     output: &Output,
@@ -61,7 +61,7 @@ pub(super) fn with_builder<R: Send>(
             let builder = Builder::new(cache, jobs, &tell).of_release(workplace.release.clone());
             work(&builder.in_root_of(workplace.root_of.clone()))
         });
-        // ends when the builder is gone, and the sender with it
+        // ends when the builder, and with it the sender, is dropped
         for event in receiver {
             match &event {
                 Event::Progress { text } => output.progress(text),
@@ -75,7 +75,7 @@ pub(super) fn with_builder<R: Send>(
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A choice that the builder made, as a line of JSON.
+/// Choice of the builder, as a line of JSON.
 #[derive(Serialize)]
 struct EventLine<'a> {
     v: u32,
@@ -83,8 +83,8 @@ struct EventLine<'a> {
     event: &'a Event,
 }
 
-/// Proposes arguments: a version that the archive serves, when the one asked for is listed and not served; and what an
-/// author can state of files that cannot be attributed.
+/// Proposes arguments: a version that the archive serves, when the requested one is listed and not served; and statements that an author
+/// can make about files that cannot be attributed.
 pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
     match error {
         Error::Withheld { package, version, served: Some(served), .. } => Some(match shipped {
@@ -99,7 +99,7 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
     }
 }
 
-/// Bytes as lower-case hex.
+/// Formats bytes as lower-case hex.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

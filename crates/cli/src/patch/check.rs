@@ -1,4 +1,4 @@
-//! `stillpoint patch check`: everything short of touching, and which threads would block.
+//! `stillpoint patch check`: a dry run, which also reports the threads that would block.
 
 use super::processes::{Files, How, Processes, observer};
 use crate::output::{Failure, Output};

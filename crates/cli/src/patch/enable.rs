@@ -1,4 +1,4 @@
-//! `stillpoint patch enable`, `disable`, `enabled`: patches that are in force again whenever a service starts.
+//! `stillpoint patch enable`, `disable`, `enabled`: patches that are active again after each start of a service.
 
 use super::bases::{Missing, Stack};
 use super::enabled::{self, Enabled, Root, Stored};
@@ -15,7 +15,7 @@ use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Patch;
 
-/// Bytes of a program whose build-id is read: a service's own user may have put it there.
+/// Size limit of a program whose build-id is read: the service's own user may have made the file.
 const PROGRAM_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
@@ -130,7 +130,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let mut stack = Stack::of(there.iter().filter_map(in_force));
     let mut new = Vec::new();
     for path in &args.files {
-        // once: when it is stored, another file may lie there than the one whose signature was checked
+        // read once: when it is stored, the path may lead to another file than the one whose signature was checked
         let file = Stored::read(path).map_err(Failure::refused)?;
         let (signed, _) = args.trust.check(&file.bytes, path).map_err(Failure::refused)?;
         let patch = signed.patch;
@@ -186,7 +186,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     write().map_err(|error| Failure::failed(error, "the service starts as before, or with what was enabled so far"))
 }
 
-/// Refuses a patch whose base would not be in force at a start, and names what to enable first.
+/// Refuses a patch whose base would not be active at a start, and names the patches to enable first.
 fn base_first(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Patch), missing: &Missing) -> Failure {
     let read = |other: &PathBuf| Stored::read(other).and_then(|other| other.patch());
     let brings = |other: &&PathBuf| read(other).is_ok_and(|below| missing.is_brought_by(&below, above));
@@ -214,7 +214,7 @@ fn options(args: &EnableArgs, unit: &ServiceName) -> Vec<String> {
     words
 }
 
-/// Refuses a patch for another build of the very program that the unit starts.
+/// Refuses a patch for another build of the program that the unit starts.
 fn check_program(root: &Root, service: &Service, patch: &Patch) -> anyhow::Result<()> {
     let programs = service.exec_start.iter().filter_map(|line| unit_file::program(line));
     for program in programs.filter(|p| p.file_name().is_some_and(|name| name == patch.target.file_name.as_str())) {
@@ -234,15 +234,15 @@ fn check_program(root: &Root, service: &Service, patch: &Patch) -> anyhow::Resul
 fn build_id(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     use object::Object;
     let bytes = match read_regular(path, PROGRAM_MAX) {
-        // Said by the service itself, when it starts.
+        // The service reports this itself when it starts.
         Err(error) if error.is_not_found() => return Ok(None),
         bytes => bytes?,
     };
-    // A script starts something else: nothing can be said about that.
+    // A script starts another program: nothing is known about that.
     Ok(object::File::parse(&*bytes).ok().and_then(|file| file.build_id().ok().flatten().map(<[u8]>::to_vec)))
 }
 
-/// Has systemd read its units again, where it runs.
+/// Lets systemd read its units again, if it runs.
 pub(super) fn reload(root: &Root, output: &Output) {
     let runs = root.is_machine() && Path::new("/run/systemd/system").is_dir();
     let reloaded = runs && Command::new("systemctl").arg("daemon-reload").status().is_ok_and(|s| s.success());
@@ -290,7 +290,7 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
     Ok(())
 }
 
-/// The first base that a patch which stays loses with those that go.
+/// Returns the first base that a remaining patch loses with the removed ones.
 fn stranded(go: &[Stored], stay: &[Stored]) -> Option<Missing> {
     let mut all: Vec<&Stored> = go.iter().chain(stay).collect();
     all.sort();
@@ -310,7 +310,7 @@ fn remove_drop_in(root: &Root, unit: &ServiceName, output: &Output) -> anyhow::R
         Err(error) if error.is_not_found() => return Ok(()),
         removed => removed?,
     }
-    // Other drop-ins may lie there.
+    // The directory may contain other drop-ins.
     let _ = directory.remove_if_empty();
     reload(root, output);
     Ok(())

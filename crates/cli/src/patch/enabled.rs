@@ -1,4 +1,4 @@
-//! The patches that are enabled for units, on disk: who may put them there, and what lies where.
+//! Patches on disk that are enabled for units: their owners and their paths.
 //!
 //! ```text
 //! /var/lib/stillpoint/enabled/redis-server.service/0001-CVE-2026-25243.patch
@@ -12,7 +12,7 @@ use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Patch;
 
-/// Below which directory everything lies.
+/// Root directory of all paths.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Root {
     /// Take units and enabled patches from below this directory instead of the machine's own (an image, a test).
@@ -21,12 +21,12 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    /// A path of the machine, below the root.
+    /// Returns a path of the machine, below the root.
     pub(crate) fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Whether it is the machine's own.
+    /// Returns true if it is the machine's own root.
     pub(crate) fn is_machine(&self) -> bool {
         self.root == Path::new("/")
     }
@@ -34,7 +34,7 @@ impl Root {
 
 const STORE: &str = "/var/lib/stillpoint/enabled";
 
-/// A patch file that was read: what is checked of it is what is used of it.
+/// Patch file that was read: the checked bytes are the used bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stored {
     pub(crate) path: PathBuf,
@@ -45,7 +45,7 @@ impl Stored {
     /// Reads a file that any user may own.
     ///
     /// # Errors
-    /// It is no regular file, is larger than a patch can be, or cannot be read.
+    /// It is not a regular file, is larger than a patch can be, or cannot be read.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Stored> {
         Ok(Stored { path: path.to_owned(), bytes: read_patch(path)? })
     }
@@ -63,29 +63,29 @@ impl Stored {
         names.map(read).collect()
     }
 
-    /// Decodes the patch; its signature is not looked at.
+    /// Decodes the patch without checking its signature.
     ///
     /// # Errors
-    /// It is no patch.
+    /// It is not a patch.
     pub(crate) fn patch(&self) -> anyhow::Result<Patch> {
         let decoded = stillpoint_patch_format::decode(&self.bytes);
         Ok(decoded.with_context(|| self.path.display().to_string())?.patch)
     }
 }
 
-/// The directory of one unit's patches.
+/// Directory of one unit's patches.
 #[derive(Debug)]
 pub(crate) struct Enabled {
     directory: PathBuf,
 }
 
 impl Enabled {
-    /// Of a unit; whether there are any is another question.
+    /// Makes the value for a unit, also for one without patches.
     pub(crate) fn of(root: &Root, unit: &ServiceName) -> Enabled {
         Enabled { directory: root.at(STORE).join(unit.as_str()) }
     }
 
-    /// Every unit that has a directory.
+    /// Returns every unit that has a directory.
     pub(crate) fn units(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
         let Some(store) = opened(&root.at(STORE))? else { return Ok(Vec::new()) };
         let mut names: Vec<ServiceName> =
@@ -94,41 +94,41 @@ impl Enabled {
         Ok(names)
     }
 
-    /// The patches in the order in which they are applied.
+    /// Returns the patches in the order in which they are applied.
     ///
     /// # Errors
-    /// Others than root can change the directory or one of its files, or one cannot be read.
+    /// Users other than root can change the directory or one of its files, or one cannot be read.
     pub(crate) fn patches(&self) -> anyhow::Result<Vec<Stored>> {
         opened(&self.directory)?.map_or(Ok(Vec::new()), |directory| Stored::all_in(&directory))
     }
 
-    /// Adds a patch behind the others; returns its path.
+    /// Adds a patch after the others; returns its path.
     ///
     /// # Errors
-    /// Others than root can change the directory, or the file cannot be written.
+    /// Users other than root can change the directory, or the file cannot be written.
     pub(crate) fn add(&self, name: &str, bytes: &[u8]) -> anyhow::Result<PathBuf> {
         let directory = Directory::make_readable(&self.directory)?;
         let last = directory.names()?.iter().filter_map(|name| number(name)).max().unwrap_or(0);
         Ok(directory.write_readable(&format!("{:04}-{}.patch", last + 1, file_name(name)), bytes)?)
     }
 
-    /// Removes one of its patches, and the directory with the last.
+    /// Removes one of its patches, and the directory with the last one.
     ///
     /// # Errors
-    /// Others than root can change the directory, or the file cannot be removed.
+    /// Users other than root can change the directory, or the file cannot be removed.
     pub(crate) fn remove(&self, stored: &Stored) -> anyhow::Result<()> {
         let directory = Directory::open_of_root(&self.directory)?;
         let name = stored.path.file_name().and_then(|name| name.to_str()).context("a patch file has a name")?;
         directory.remove(name)?;
         if !directory.names()?.iter().any(|name| name.ends_with(".patch")) {
-            // Something else that lies there is somebody else's.
+            // Other files in it belong to other programs.
             let _ = directory.remove_if_empty();
         }
         Ok(())
     }
 }
 
-/// A directory of root's, if it is there.
+/// Opens a directory of root's, if it exists.
 fn opened(path: &Path) -> anyhow::Result<Option<Directory>> {
     match Directory::open_of_root(path) {
         Err(error) if error.is_not_found() => Ok(None),
@@ -136,7 +136,7 @@ fn opened(path: &Path) -> anyhow::Result<Option<Directory>> {
     }
 }
 
-/// The number that a patch's file name begins with.
+/// Number at the start of a patch's file name.
 fn number(name: &str) -> Option<u32> {
     name.strip_suffix(".patch")?.split_once('-')?.0.parse().ok()
 }
@@ -145,10 +145,10 @@ fn file_name(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.+".contains(c) { c } else { '_' }).collect()
 }
 
-/// Writes a file that appears whole or not at all, in a directory that root alone can change. A service's own user can read both.
+/// Writes a file completely or not at all, in a directory that root alone can change. A service's own user can read both.
 ///
 /// # Errors
-/// Others than root can change the directory, or the file cannot be written.
+/// Users other than root can change the directory, or the file cannot be written.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let directory = path.parent().context("a file lies in a directory")?;
     let name = path.file_name().and_then(|name| name.to_str()).context("a file has a name")?;

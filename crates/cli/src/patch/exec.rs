@@ -1,8 +1,7 @@
-//! `stillpoint patch exec`: a program that is patched before its first instruction.
+//! `stillpoint patch exec`: runs a program that is patched before its first instruction.
 //!
-//! The process becomes the program: same number, same parent, same everything. A helper process holds it at its entry
-//! point meanwhile (see `stillpoint_patch_tracee::launch`). All that is said goes to standard error: standard output is
-//! the program's.
+//! The process becomes the program: pid, parent and all else stay the same. A helper process holds it at its entry point meanwhile (see
+//! `stillpoint_patch_tracee::launch`). All messages go to standard error: standard output belongs to the program.
 
 use super::enabled::{Enabled, Root, Stored};
 use super::exec_helper::Executables;
@@ -55,10 +54,10 @@ pub(crate) struct Args {
 pub(super) type Patches = Vec<(Signed, Option<String>)>;
 
 impl Args {
-    /// Options as `patch enable` recorded them.
+    /// Parses options that `patch enable` recorded.
     ///
     /// # Errors
-    /// They are none of this command's.
+    /// They are not options of this command.
     pub(super) fn recorded(options: &[String]) -> anyhow::Result<Args> {
         let words = ["exec"].into_iter().chain(options.iter().map(String::as_str)).chain(["--", "program"]);
         let command = <Args as clap::Args>::augment_args(clap::Command::new("exec"));
@@ -81,12 +80,12 @@ pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
     Err(Failure::failed(anyhow::Error::new(error).context(what), "nothing was started"))
 }
 
-/// One line of ours among the program's.
+/// Prints one line of this command among the program's.
 pub(super) fn tell(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "stillpoint: {text}");
 }
 
-/// Names a unit that has changed since the drop-in was made that calls this, or refuses with `--strict`.
+/// Warns of a unit that has changed since the calling drop-in was made, or refuses with `--strict`.
 fn check_unit(args: &Args) -> Result<(), Failure> {
     let Some(unit) = args.unit.as_deref().and_then(|unit| ServiceName::parse(unit).ok()) else { return Ok(()) };
     let hint = format!("stillpoint patch refresh --unit {unit}");
@@ -99,13 +98,13 @@ fn check_unit(args: &Args) -> Result<(), Failure> {
         Ok(Some(change)) => tell(format_args!(
             "warning: {unit} was changed after its patches were enabled: {change}; it starts as before; try: {hint}"
         )),
-        // a sandbox may hide the files, and does not keep the service from starting
+        // a sandbox may hide the files; that must not prevent the start of the service
         Err(error) => tell(format_args!("warning: whether {unit} has changed cannot be seen: {error:#}")),
     }
     Ok(())
 }
 
-/// What can be read; the rest is named, or refused with `--strict`.
+/// Reads the patches; names those that cannot be read, or refuses with `--strict`.
 fn read(args: &Args) -> Result<Patches, Failure> {
     let mut patches = Patches::new();
     let drop = |error: anyhow::Error| match args.strict {
@@ -142,7 +141,7 @@ fn expand(path: &Path) -> anyhow::Result<Vec<Stored>> {
     if path.is_dir() { Stored::all_in(&Directory::open_of_root(path)?) } else { Ok(vec![Stored::read(path)?]) }
 }
 
-/// Splits the helper off; returns in the process that is to become the program.
+/// Forks the helper; returns in the process that becomes the program.
 fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(), Failure> {
     let unpatched = |why: String| match args.strict {
         true => Err(Failure::refused(anyhow::anyhow!("{why}"))),
@@ -174,7 +173,7 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
     }
 }
 
-/// Asks a helper outside of this process's sandbox; whether one follows.
+/// Asks a helper outside of this process's sandbox; returns true if one is ready to patch it.
 fn ask(helper: &Path, strict: bool) -> bool {
     let Ok(connection) = UnixStream::connect(helper) else { return false };
     let Ok(mut waiting) = Waiting::on(connection) else { return false };
@@ -185,7 +184,7 @@ fn ask(helper: &Path, strict: bool) -> bool {
     follows
 }
 
-/// Where `execvp` would find a program.
+/// Returns the path at which `execvp` would find a program.
 fn find(program: &OsString) -> Option<PathBuf> {
     let path = Path::new(program);
     if path.components().count() > 1 {
@@ -195,21 +194,21 @@ fn find(program: &OsString) -> Option<PathBuf> {
     std::env::split_paths(&directories).map(|directory| directory.join(path)).find(|path| path.is_file())
 }
 
-/// The process that holds the program at its gate, patches it, and ends.
+/// Process that holds the program at its gate, patches it, and ends.
 pub(super) struct Helper {
     pub(super) patches: Patches,
     pub(super) strict: bool,
     pub(super) wait: Duration,
-    /// The only ones to be patched; none for a program of the caller's own.
+    /// The only programs to be patched; none for a program of the caller's own.
     pub(super) executables: Option<Executables>,
 }
 
-/// How a patch relates to the program that has come to its gate.
+/// Relation between a patch and the program at its gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    /// It is for a file that is mapped.
+    /// The patch is for a file that is mapped.
     Fits,
-    /// It is for another build of a file that is mapped.
+    /// The patch is for another build of a file that is mapped.
     OtherBuild,
     /// No file of that name is mapped.
     Foreign,
@@ -262,7 +261,7 @@ impl Helper {
         self.patches.iter().map(|(signed, _)| signed.patch.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Patches the program and lets it go, or follows it further when it is not the one.
+    /// Patches the program and releases it, or follows it further if it is another program.
     fn at_gate(&self, mut gate: Gate) -> Result<Option<Launch>, engine::Error> {
         let pid = gate.pid();
         let process = gate.process()?;
@@ -282,7 +281,7 @@ impl Helper {
         Ok(None)
     }
 
-    /// Applies what fits; an error means that the program must not run.
+    /// Applies the patches that fit; an error means that the program must not run.
     fn patch(&self, fits: &[Fit], gate: &mut Gate, process: &Process) -> Result<(), String> {
         let mut touched = false;
         for ((signed, signer), fit) in self.patches.iter().zip(fits) {
@@ -309,14 +308,14 @@ impl Helper {
     }
 }
 
-/// Nothing but one thread is there, and it stands before the first instruction: stopping all satisfies every scope.
+/// Applies a patch. The process has one thread, before its first instruction: stopping all threads satisfies every scope.
 fn apply(process: &Process, signed: &Signed, signer: Option<String>) -> Result<String, (Landing, String)> {
     let pid = process.pid();
     let options = Options {
         quiescence: Quiescence::Stop,
         signer,
         process: Some(process.clone()),
-        // it has not begun: none are suspended
+        // the program has not begun: it has no suspended frames
         allow_suspended_frames: true,
         ..Options::default()
     };
@@ -335,7 +334,7 @@ fn fit(signed: &Signed, modules: &[Module]) -> Fit {
     let target = &signed.patch.target;
     let base = |module: &&Module| module.path.rsplit('/').next() == Some(target.file_name.as_str());
     let same = |module: &Module| module.build_id.as_ref() == Some(&target.build_id);
-    // A target without a build-id is told by its name here, and by its text when it is patched.
+    // A target without a build-id is recognized by its name here, and by its text when it is patched.
     match (modules.iter().any(same), modules.iter().find(base)) {
         (true, _) => Fit::Fits,
         (false, Some(module)) if target.build_id.0.is_empty() && module.build_id.is_none() => Fit::Fits,

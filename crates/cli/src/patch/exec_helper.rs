@@ -1,14 +1,14 @@
 //! `stillpoint patch exec-helper`: the helper of `patch exec` outside of a unit's sandbox.
 //!
-//! A unit's sandbox holds for a helper that is forked inside of it. This one is a service of its own, run by root: the
-//! program's process connects to its socket and introduces itself ([`introduction`]). Any local process can connect, so
-//! the helper does only what root has asked for, and believes only the kernel, systemd and root's own files:
+//! A unit's sandbox also applies to a helper that is forked inside of it. This one is a service of its own, run by root: the program's
+//! process connects to its socket and introduces itself ([`introduction`]). Any local process can connect, so the helper does only what
+//! root has requested, and trusts only the kernel, systemd and root's own files:
 //!
 //! - The process is held by its pidfd. It is in the control group of a system service, as systemd confirms.
-//! - Root has enabled patches for that service, and has recorded by which policy and keys.
-//! - What is patched is the program that the unit's `ExecStart=` names or the one that a patch is for, in a file that only
-//!   root can change. A program on the way to it, as a script's shell, runs on and is followed.
-//! - A program that gains privileges in exec is let go at once.
+//! - Root has enabled patches for that service, and has recorded the policy and the keys.
+//! - The patched program is the one that the unit's `ExecStart=` names or the one that a patch is for, in a file that only root can
+//!   change. A program on the way to it, such as a script's shell, continues and is followed.
+//! - A program that gains privileges in exec is released at once.
 
 use super::enabled::{Enabled, Root};
 use super::exec::{self, Helper, Patches, tell};
@@ -51,7 +51,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         serve(&args, connection.into());
         return Ok(());
     };
-    // A process that connects gets nothing but what root has enabled for its own unit.
+    // A process that connects gets only the patches that root has enabled for its own unit.
     let listener = listen(path, 0o666).map_err(|error| Failure::failed(error, "programs run unpatched"))?;
     let args = Arc::new(args);
     for connection in listener.incoming() {
@@ -70,7 +70,7 @@ fn serve(args: &Args, connection: UnixStream) {
 fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
     let process = Connected::accept(connection).context("a connection of no process that is to be seen")?;
     let pid = process.pid();
-    // Before it is listened to: other processes are sent away without being waited for.
+    // Checked before the process is read from: other processes are refused without a wait.
     let unit = service_of_process(pid.0)?;
     anyhow::ensure!(process.is_alive(), "process {pid} has ended");
     let wanted = Wanted::of(args, &unit).with_context(|| format!("process {pid} of {unit} gets no patches"))?;
@@ -87,7 +87,7 @@ fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What root has enabled for a unit.
+/// Patches that root has enabled for a unit.
 struct Wanted {
     patches: Patches,
     strict: bool,
@@ -95,8 +95,10 @@ struct Wanted {
 }
 
 impl Wanted {
+    /// Reads the patches of a unit.
+    ///
     /// # Errors
-    /// Nothing is enabled for the unit, or no patch of it holds by the policy.
+    /// Nothing is enabled for the unit, or the policy accepts none of its patches.
     fn of(args: &Args, unit: &ServiceName) -> anyhow::Result<Wanted> {
         let request = refresh::request(&args.root, unit)?.context("none are enabled for it")?;
         let recorded = exec::Args::recorded(&request.options).context("the record of its drop-in")?;
@@ -106,7 +108,7 @@ impl Wanted {
         for file in Enabled::of(&args.root, unit).patches()? {
             match trust.check(&file.bytes, &file.path) {
                 Ok(read) => patches.push(read),
-                // The program's own process names it, and refuses where it must.
+                // The program's own process reports it, and refuses if it must.
                 Err(error) => tell(format_args!("warning: {unit}: dropped: {error:#}")),
             }
         }
@@ -130,8 +132,7 @@ impl Executables {
         Executables { files: files.collect() }
     }
 
-    /// Returns true if a process executes one of them, or the very program that a patch is for, and only root can change
-    /// that file.
+    /// Returns true if a process executes one of them, or the program that a patch is for, and only root can change that file.
     pub(super) fn include(&self, process: &Process, modules: &[Module], patches: &Patches) -> bool {
         let Ok(file) = process.open_exe().map_err(anyhow::Error::new).and_then(|exe| Ok(exe.metadata()?)) else {
             return false;

@@ -1,4 +1,4 @@
-//! `stillpoint patch inspect`: show what a patch file holds, and why.
+//! `stillpoint patch inspect`: shows the contents of a patch file, with the reasons for them.
 
 use super::building::hex;
 use super::processes::read_patch;
@@ -48,7 +48,7 @@ fn read(file: &std::path::Path) -> anyhow::Result<Signed> {
     decode(&read_patch(file).with_context(what)?).with_context(what)
 }
 
-/// Everything, for people. Writing to a `String` does not fail.
+/// Formats everything for people. Writing to a `String` does not fail.
 fn text(signed: &Signed) -> String {
     let patch = &signed.patch;
     let mut out = String::new();

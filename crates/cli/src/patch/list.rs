@@ -1,4 +1,4 @@
-//! `stillpoint patch list`: every process that carries patches.
+//! `stillpoint patch list`: lists every process that carries patches.
 
 use super::status::{Line, brief};
 use crate::output::{Failure, Output};
@@ -35,10 +35,10 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One process's or patch's labels and value.
+/// Labels and value of one process or patch.
 type Sample = (Vec<(&'static str, String)>, u64);
 
-/// The exposition format 0.0.4: each metric's help, type and samples together.
+/// Formats the exposition format 0.0.4: each metric's help, type and samples together.
 fn exposition(found: &[Status], unseen: usize, unclear: usize) -> String {
     let process = |status: &Status| vec![("pid", status.pid.to_string()), ("process", status.name.clone())];
     let each = |value: &dyn Fn(&Status) -> u64| -> Vec<Sample> {

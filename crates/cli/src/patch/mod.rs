@@ -63,8 +63,8 @@ pub(crate) enum Command {
     Gdb(gdb::Args),
 }
 
-/// To be called before anything else. Reading the command line, and after that checking and linking, must not take the
-/// processor from the database that is to be helped.
+/// Lowers the priority of this process; to be called before all else. Reading the command line, and then checking and linking, must not
+/// take the processor from the database to be patched.
 pub(crate) fn give_way() {
     if GivingWay::is_called_for() {
         GivingWay::begin().to_the_end();

@@ -1,4 +1,4 @@
-//! What apply, check and revert share: which processes, which files, and what a failure of the engine means.
+//! Shared code of apply, check and revert: selection of processes and files, and conversion of the engine's failures.
 
 use crate::output::{Exit, Failure, Output};
 use anyhow::Context;
@@ -14,7 +14,7 @@ use stillpoint_patch_engine::{self as engine, Landing, Quiescence, ThreadView};
 use stillpoint_patch_format::{PublicKey, Signed};
 use stillpoint_patch_tracee::Pid;
 
-/// Which processes are meant.
+/// Selection of processes.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Processes {
@@ -33,7 +33,7 @@ pub(crate) struct Processes {
 }
 
 impl Processes {
-    /// The processes at this moment.
+    /// Returns the processes at this moment.
     fn now(&self) -> Result<Vec<Pid>, Failure> {
         if let Some(path) = &self.exe {
             return engine::fleet::of_executable(path).map_err(failure);
@@ -60,12 +60,12 @@ impl Processes {
         }
     }
 
-    /// Does `work` on every process, one after another, parents before children, until no new one has appeared. One
-    /// that ends meanwhile is no error when it was not named.
+    /// Runs `work` on every process, one after another, parents before children, until no new one has appeared. An ended process is an
+    /// error only if it was given by its number.
     pub(crate) fn each(&self, mut work: impl FnMut(Pid) -> Result<(), engine::Error>) -> Result<(), Failure> {
         let named = self.are_named();
         let mut done = BTreeSet::new();
-        // a service that bears processes without pause always has new ones
+        // a service that forks without pause always has new processes
         for _ in 0..LOOKS_MAX {
             let Some(new) = self.new_ones(&mut done)? else { break };
             for pid in new {
@@ -78,12 +78,12 @@ impl Processes {
         Ok(())
     }
 
-    /// Whether each was given by its number.
+    /// Returns true if each was given by its number.
     pub(super) fn are_named(&self) -> bool {
         self.exe.is_none() && self.unit.is_none()
     }
 
-    /// Processes that were not there before; `None` when there are none any more.
+    /// Returns processes that are not in `seen`; `None` if there are none.
     pub(super) fn new_ones(&self, seen: &mut BTreeSet<Pid>) -> Result<Option<Vec<Pid>>, Failure> {
         let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| seen.insert(*pid)).collect();
         if seen.is_empty() {
@@ -94,10 +94,10 @@ impl Processes {
     }
 }
 
-/// How often it is looked whether new processes have appeared.
+/// Limit of checks for new processes.
 const LOOKS_MAX: u32 = 3;
 
-/// Whether it failed because the process is gone.
+/// Returns true if it failed because the process has ended.
 pub(super) fn ended(error: &engine::Error) -> bool {
     use stillpoint_patch_tracee::Error as Edge;
     matches!(error, engine::Error::Ended(_) | engine::Error::Tracee(Edge::Gone(_) | Edge::Zombie(_) | Edge::Exec(_)))
@@ -107,7 +107,7 @@ pub(super) fn with_pid(failure: Failure, pid: Pid) -> Failure {
     Failure { error: failure.error.context(format!("process {pid}")), ..failure }
 }
 
-/// What a failure of the engine means for the caller.
+/// Converts a failure of the engine to that of the command.
 pub(crate) fn failure(error: engine::Error) -> Failure {
     let hint = error.hint();
     let (exit, state) = match error.landing() {
@@ -122,7 +122,7 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
     Failure { exit, error: error.into(), state: state.to_owned(), hint }
 }
 
-/// How threads are brought over.
+/// Options for the migration of threads.
 #[derive(clap::Args)]
 pub(crate) struct How {
     /// How threads are brought over: `probe` (each by itself, when no patched function is on its stack), `local` (each by
@@ -140,7 +140,7 @@ pub(crate) struct How {
 }
 
 impl How {
-    /// What lets each thread see its version.
+    /// Returns the mechanism by which each thread sees its version.
     pub(crate) fn view(&self) -> ThreadView {
         match self.view {
             ViewArg::Trampoline => ThreadView::Trampoline,
@@ -149,7 +149,7 @@ impl How {
     }
 }
 
-/// `--view`.
+/// Value of `--view`.
 #[derive(Clone, Copy, clap::ValueEnum)]
 pub(super) enum ViewArg {
     Trampoline,
@@ -161,7 +161,7 @@ fn quiescence(text: &str) -> Result<Quiescence, String> {
     Quiescence::parse(text).ok_or_else(unknown)
 }
 
-/// A time with its unit: `500ms`, `10s`, `2m`; a bare number is seconds.
+/// Parses a time with its unit: `500ms`, `10s`, `2m`; a bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let value: f64 = digits.parse().map_err(|_| format!("`{text}` is not a time such as 10s or 500ms"))?;
@@ -174,7 +174,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("`{text}` is not a time"))
 }
 
-/// Who may have made a patch.
+/// Policy for the makers of patches.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Policy {
     /// Anybody.
@@ -183,7 +183,7 @@ pub(crate) enum Policy {
     Signed,
 }
 
-/// Who may have made a patch that is accepted.
+/// Policy and keys by which patches are accepted.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Trust {
     /// Whom patches are accepted from.
@@ -195,10 +195,10 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// Decodes what was read of a patch file; with it the key that signed it, verified, where the policy asks for one.
+    /// Decodes the bytes of a patch file; returns with it the key that signed it, verified, if the policy requires one.
     ///
     /// # Errors
-    /// It is no patch, or is not signed as the policy asks.
+    /// It is not a patch, or is not signed as the policy requires.
     pub(crate) fn check(&self, bytes: &[u8], path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
         check_with(self.trusted_keys()?.as_deref(), bytes, path)
     }
@@ -218,7 +218,7 @@ fn check_with(keys: Option<&[PublicKey]>, bytes: &[u8], path: &Path) -> anyhow::
     Ok((signed, signer))
 }
 
-/// Patch files and who may have made them.
+/// Patch files and the policy for their makers.
 #[derive(clap::Args)]
 pub(crate) struct Files {
     /// Patch files, in the order to be applied.
@@ -229,7 +229,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Reads all of them; with each, the key that signed it, verified.
+    /// Reads all files; returns with each the key that signed it, verified.
     pub(crate) fn read(&self) -> Result<Vec<(Signed, Option<String>)>, Failure> {
         let keys = self.trust.trusted_keys().map_err(Failure::refused)?;
         let one = |path: &PathBuf| check_with(keys.as_deref(), &read_patch(path)?, path);
@@ -237,15 +237,15 @@ impl Files {
     }
 }
 
-/// Bytes of a patch file: what is larger is not read.
+/// Size limit of a patch file in bytes; a larger file is not read.
 pub(crate) const PATCH_MAX: u64 = 300 << 20;
-/// Bytes of a public key's file.
+/// Size limit of a public key's file in bytes.
 const KEY_MAX: u64 = 4 << 10;
 
-/// Reads a patch file once; any user may own it. Its signature tells whether it is believed.
+/// Reads a patch file once; any user may own it, since trust depends on its signature.
 ///
 /// # Errors
-/// It is no regular file, is larger than a patch can be, or cannot be read.
+/// It is not a regular file, is larger than a patch can be, or cannot be read.
 pub(crate) fn read_patch(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(read_regular(path, PATCH_MAX)?)
 }
@@ -266,7 +266,7 @@ fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
     Ok(keys)
 }
 
-/// Hands the engine's events to the user.
+/// Passes the engine's events to the output.
 pub(crate) fn observer(output: &Output) -> impl FnMut(Event) + Send {
     |event| output.event(&event)
 }

@@ -1,9 +1,9 @@
-//! `stillpoint patch refresh`: drop-ins of `patch enable` made again from the units as they are now.
+//! `stillpoint patch refresh`: makes drop-ins of `patch enable` again from the current units.
 //!
-//! systemd has no setting that puts a program in front of another, so a drop-in has to repeat `ExecStart=`. The obvious way
-//! is to write it once; when a package then changes its unit, the service starts by the line of before. So each drop-in
-//! holds a record of what it was made from. A generator of systemd calls this command at boot and at each daemon-reload, when
-//! systemd reads units, and puts a new drop-in in the place of one whose unit has changed; `patch exec` compares, too.
+//! systemd has no setting that puts a program in front of another, so a drop-in has to repeat `ExecStart=`. The obvious way is to write it
+//! once; when a package then changes its unit, the service starts by the old line. So each drop-in holds a record of the unit that it was
+//! made from. A generator of systemd calls this command at boot and at each daemon-reload, when systemd reads units, and replaces the
+//! drop-in of each changed unit; `patch exec` compares, too.
 
 use super::enable::reload;
 use super::enabled::{self, Root};
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// How `patch enable` was asked to start a unit.
+/// Arguments of `patch enable` for the start of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// Program that the drop-in calls.
@@ -41,7 +41,7 @@ pub(crate) struct Request {
     pub(crate) loosen_sandbox: bool,
 }
 
-/// What a drop-in was made from: one line of it.
+/// Origin of a drop-in, stored as one of its lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     request: Request,
@@ -56,7 +56,7 @@ pub(crate) struct Record {
 const MARK: &str = "# made-from: ";
 
 impl Record {
-    /// Of a unit as it is now.
+    /// Makes the record of the current unit.
     pub(crate) fn of(service: &Service, request: &Request) -> Record {
         Record {
             request: request.clone(),
@@ -67,7 +67,7 @@ impl Record {
         }
     }
 
-    /// The line, with its end.
+    /// Returns the line, with its end.
     pub(crate) fn line(&self) -> anyhow::Result<String> {
         Ok(format!("{MARK}{}\n", serde_json::to_string(self)?))
     }
@@ -77,7 +77,7 @@ impl Record {
         serde_json::from_str(line).context("its record")
     }
 
-    /// What is different now; `None` if nothing is.
+    /// Describes the difference from the current unit; `None` if there is none.
     fn change(&self, now: &Record) -> Option<String> {
         let one = |lines: &[String]| lines.join("; ");
         if self.exec_start != now.exec_start {
@@ -88,7 +88,7 @@ impl Record {
     }
 }
 
-/// Record of the drop-in that is in force for a unit; `None` if there is none.
+/// Reads the record of the drop-in that is active for a unit; `None` if there is none.
 fn recorded(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<Record>> {
     let Some(path) = unit_file::drop_ins_of_ours(root, unit).into_iter().find(|path| path.exists()) else {
         return Ok(None);
@@ -97,7 +97,7 @@ fn recorded(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<Record>> {
     Record::read(&read_regular_text(&path, UNIT_FILE_MAX)?).with_context(at).map(Some)
 }
 
-/// Request of the drop-in that is in force for a unit; `None` if there is none.
+/// Reads the request of the drop-in that is active for a unit; `None` if there is none.
 ///
 /// # Errors
 /// The drop-in cannot be read.
@@ -105,7 +105,7 @@ pub(crate) fn request(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<
     Ok(recorded(root, unit)?.map(|record| record.request))
 }
 
-/// What has changed in a unit since the drop-in was made that is in force for it; `None` if nothing has, or if there is none.
+/// Describes the changes of a unit since its active drop-in was made; `None` without changes, or without a drop-in.
 ///
 /// # Errors
 /// The unit or the drop-in cannot be read.
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             }
         }
     }
-    // a generator must not: systemd waits for it
+    // a generator must not reload: systemd waits for it
     if written > 0 && args.into.is_none() && !args.dry_run {
         reload(&args.root, output);
     }

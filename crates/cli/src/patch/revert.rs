@@ -1,4 +1,4 @@
-//! `stillpoint patch revert`: take patches back.
+//! `stillpoint patch revert`: reverts patches.
 
 use super::processes::{How, Processes, duration, observer};
 use super::wave::{Pace, Step};

@@ -1,4 +1,4 @@
-//! `stillpoint patch status`: what a process carries, verified against its memory.
+//! `stillpoint patch status`: patches of a process, verified against its memory.
 
 use super::processes::Processes;
 use crate::output::{Exit, Failure, Output};
@@ -96,7 +96,7 @@ fn print(status: &Status, output: &Output) {
     output.line(format_args!("  memory: {} bytes of patches, {} of ledger", status.bytes_kept, status.ledger_bytes));
 }
 
-/// What a program with libstillpoint says of its threads.
+/// Prints the state of threads that a program with libstillpoint reports.
 fn print_points(status: &Status, output: &Output) {
     let Some(points) = &status.points else { return };
     if points.priorities == 0 {
@@ -127,7 +127,7 @@ fn print_points(status: &Status, output: &Output) {
     }
 }
 
-/// For `list`.
+/// One-line summary, for `list`.
 pub(crate) fn brief(status: &Status) -> String {
     let names: Vec<&str> = status.patches.iter().map(|p| p.name.as_str()).collect();
     let open = if status.unfinished.is_some() { ", a transition is open" } else { "" };

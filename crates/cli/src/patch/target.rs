@@ -1,4 +1,4 @@
-//! `stillpoint patch target`: the program that a patch is for, as its package builds it or as the archive has it.
+//! `stillpoint patch target`: fetches the program that a patch is for, as its package builds it or as the archive has it.
 
 use super::build::{parse_package, parse_shipped};
 use super::building::{Integration, Workplace, hint, with_builder};

@@ -1,7 +1,7 @@
-//! What a systemd unit starts, read from its files; and the drop-in that starts it through `stillpoint patch exec`.
+//! Commands that a systemd unit starts, read from its files; and the drop-in that starts them through `stillpoint patch exec`.
 //!
-//! The obvious way is to ask `systemctl show`; it answers with what is loaded, specifiers expanded and quoting gone, and
-//! only where systemd runs. The files say what was written, which is what a drop-in has to repeat (see `refresh`).
+//! The obvious way is to ask `systemctl show`; it reports the loaded unit, with expanded specifiers and without quoting, and only where
+//! systemd runs. The files contain the original text, which a drop-in has to repeat (see `refresh`).
 
 use super::enabled::Root;
 use super::refresh::{Record, Request};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::file::{list, read_regular_text};
 use stillpoint_host::systemd::ServiceName;
 
-/// Where units lie; an earlier directory hides a later one's file of the same name (systemd.unit(5)).
+/// Directories of units; an earlier directory hides a later one's file of the same name (systemd.unit(5)).
 const DIRECTORIES: [&str; 5] = [
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -20,19 +20,19 @@ const DIRECTORIES: [&str; 5] = [
     "/lib/systemd/system",
 ];
 
-/// Name of our drop-in: late, so that it sees what others say.
+/// Name of our drop-in: it sorts late, so that it sees the settings of other drop-ins.
 const DROP_IN: &str = "90-stillpoint.conf";
 
-/// Longest file of a unit that is read.
+/// Size limit in bytes of a unit's file.
 pub(crate) const UNIT_FILE_MAX: u64 = 1 << 20;
 
 /// Groups of system calls that a helper in a unit's sandbox makes: ptrace and kcmp, priorities.
 pub(crate) const NEEDED: &str = "@debug @resources";
 
-/// Where a generator's units lie that hide others of their name, those in /etc too.
+/// Directory of generated units that hide others of their name, also those in /etc.
 const GENERATED: &str = "/run/systemd/generator.early";
 
-/// The drop-in of a unit.
+/// Path of a unit's drop-in.
 pub(crate) fn drop_in(root: &Root, unit: &ServiceName) -> PathBuf {
     drop_in_below(&root.at(DIRECTORIES[0]), unit)
 }
@@ -42,12 +42,12 @@ pub(crate) fn drop_in_below(directory: &Path, unit: &ServiceName) -> PathBuf {
     directory.join(format!("{unit}.d")).join(DROP_IN)
 }
 
-/// Where drop-ins of ours can be; an earlier one hides a later one.
+/// Paths of our drop-ins; an earlier one hides a later one.
 pub(crate) fn drop_ins_of_ours(root: &Root, unit: &ServiceName) -> [PathBuf; 2] {
     [drop_in_below(&root.at(GENERATED), unit), drop_in(root, unit)]
 }
 
-/// Every unit that has the drop-in.
+/// Returns every unit that has the drop-in.
 ///
 /// # Errors
 /// The directory of units cannot be read.
@@ -66,14 +66,14 @@ pub(crate) fn with_drop_in(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
     Ok(units)
 }
 
-/// What a unit's files say of its main process.
+/// Settings of a unit's main process, from the unit's files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Service {
     /// Its `ExecStart=` lines, as written.
     pub(crate) exec_start: Vec<String>,
     /// Settings of its sandbox that may keep a helper inside of it from tracing.
     pub(crate) confined_by: Vec<String>,
-    /// It executes only what `ExecPaths=` names.
+    /// True if it executes only programs that `ExecPaths=` names.
     pub(crate) names_executables: bool,
     pub(crate) families: Families,
 }
@@ -83,15 +83,14 @@ pub(crate) struct Service {
 pub(crate) enum Families {
     #[default]
     All,
-    /// Those that are named.
+    /// Only the named families.
     Named { local: bool },
-    /// All but those that are named.
+    /// All but the named families.
     AllBut { local: bool },
 }
 
 impl Families {
-    /// Adds a line. The first one decides whether named families are allowed or denied; of the later ones those of the other kind
-    /// take names away.
+    /// Adds a line. The first line decides if named families are allowed or denied; later lines of the other kind remove names.
     fn add(self, value: &str) -> Families {
         let (denied, names) = value.strip_prefix('~').map_or((false, value), |names| (true, names));
         let has_local = names.split_whitespace().any(|name| name == "AF_UNIX" || name == "AF_LOCAL");
@@ -106,12 +105,12 @@ impl Families {
 }
 
 impl Service {
-    /// Its sandbox keeps it from connecting to the helper outside.
+    /// Returns true if the sandbox prevents a connection to the helper outside.
     pub(crate) fn lacks_local_sockets(&self) -> bool {
         matches!(self.families, Families::Named { local: false } | Families::AllBut { local: true })
     }
 
-    /// Reads a unit, all its drop-ins but ours included.
+    /// Reads a unit with all its drop-ins but ours.
     pub(crate) fn read(root: &Root, unit: &ServiceName) -> anyhow::Result<Service> {
         let template = unit.template().map(|template| template.to_string());
         let names: Vec<String> = [Some(unit.to_string()), template].into_iter().flatten().collect();
@@ -149,7 +148,7 @@ impl Service {
     }
 }
 
-/// All drop-ins but ours, in the order of their names; of two with one name the earlier directory's.
+/// Returns all drop-ins but ours, in the order of their names; of two with one name the earlier directory's.
 fn drop_ins(root: &Root, names: &[String]) -> Vec<PathBuf> {
     let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
     for directory in DIRECTORIES.iter().flat_map(|d| names.iter().map(move |n| root.at(d).join(format!("{n}.d")))) {
@@ -163,7 +162,7 @@ fn drop_ins(root: &Root, names: &[String]) -> Vec<PathBuf> {
     found.into_values().collect()
 }
 
-/// Lines without comments; those that end in a backslash joined with the next.
+/// Returns lines without comments; a line that ends in a backslash is joined with the next.
 fn logical_lines(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut open: Option<String> = None;
@@ -181,8 +180,8 @@ fn logical_lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// An `ExecStart=` line that does the same by way of `stillpoint patch exec`: the prefixes of systemd stay in front, and
-/// `@`, which states the program's own name, becomes an option. Quoting, `$VARIABLES` and `%specifiers` stay as they are.
+/// Returns an `ExecStart=` line that does the same through `stillpoint patch exec`: the prefixes of systemd stay in front, and `@`, which
+/// gives the program's own name, becomes an option. Quoting, `$VARIABLES` and `%specifiers` do not change.
 pub(crate) fn prefixed(line: &str, request: &Request) -> anyhow::Result<String> {
     let command = line.trim_start_matches(['-', '@', ':', '+', '!']);
     let marks = &line[..line.len() - command.len()];
@@ -201,7 +200,7 @@ pub(crate) fn prefixed(line: &str, request: &Request) -> anyhow::Result<String> 
     Ok(format!("{}{}", marks.replace('@', ""), words.join(" ")))
 }
 
-/// The first word of a command line, quotes kept, and what follows it.
+/// Splits a command line into its first word, quotes included, and the rest.
 fn split_word(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
     let mut quote = None;
@@ -220,14 +219,14 @@ fn split_word(line: &str) -> Option<(&str, &str)> {
     (!line.is_empty()).then_some((line, ""))
 }
 
-/// The program of an `ExecStart=` line, when it is a plain path.
+/// Returns the program of an `ExecStart=` line, if it is a plain path.
 pub(crate) fn program(line: &str) -> Option<PathBuf> {
     let (word, _) = split_word(line.trim_start_matches(['-', '@', ':', '+', '!']))?;
     let word = word.trim_matches(['"', '\'']);
     (word.starts_with('/') && !word.contains(['$', '%', '\\'])).then(|| PathBuf::from(word))
 }
 
-/// The text of the drop-in.
+/// Returns the text of the drop-in.
 pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<String> {
     let mut text =
         "# Written by `stillpoint patch enable`, removed by `stillpoint patch disable`: the service starts with its\n\

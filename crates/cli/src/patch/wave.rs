@@ -1,4 +1,4 @@
-//! One operation on all processes of a service: which go first, how many at a time, and what came of all of them.
+//! Operation on all processes of a service: their order, the number at a time, and the overall result.
 
 use super::processes::{Processes, ended, failure, with_pid};
 use crate::output::{Exit, Failure, Output};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use stillpoint_patch_engine::{self as engine, GivingWay, Landing};
 use stillpoint_patch_tracee::Pid;
 
-/// How many processes are worked on at a time.
+/// Number of processes at a time.
 #[derive(clap::Args)]
 pub(crate) struct Pace {
     /// How many processes to work on at a time [default: one for every two processors].
@@ -18,7 +18,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Half of the processors stay with the service: our tracing thread goes before everybody while a thread stands.
+    /// Returns the number of threads. Half of the processors stay with the service: a thread that traces has priority over all others while
+    /// it keeps a thread stopped.
     fn workers(&self) -> usize {
         let half = || std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
         self.at_once.map_or_else(half, |n| n.get())
@@ -26,10 +27,9 @@ impl Pace {
 }
 
 impl Processes {
-    /// Does `work` on every process, several at a time, but parents before their children: what a patched parent
-    /// forks is born patched. Goes on until no new process has appeared; one that ends meanwhile is no error when it was
-    /// not named. A process that falls back does not keep the others from going on; when the first of
-    /// all fails, nobody else is touched.
+    /// Runs `work` on every process, several at a time, but parents before their children: a process that a patched parent forks inherits
+    /// the patch. Repeats until no new process has appeared; an ended process is an error only if it was given by its number. A process
+    /// that rolls back does not stop the others; when the first of all fails, no other process is changed.
     pub(crate) fn wave(
         &self,
         pace: &Pace,
@@ -53,34 +53,33 @@ impl Processes {
                     break 'all;
                 }
             }
-            // a service that bears processes without pause always has new ones, all of them born patched
+            // a service that forks without pause always has new processes, all with the patch inherited
             quiet = if wave.done == before { quiet + 1 } else { 0 };
         }
         wave.finish(start.elapsed(), output)
     }
 }
 
-/// So many looks in a row that find nobody to change over are the end: two, for one that ended meanwhile may have
-/// left a child behind.
+/// Number of passes in a row without a process to change that end the wave: two, since a process that ended may have left a child.
 const QUIET_PASSES: u32 = 2;
 
-/// What came of one process.
+/// Result for one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It changed over.
+    /// The process was changed.
     Done,
-    /// It was there already, or nothing was to be done.
+    /// The process had the requested state already, or there was nothing to do.
     Already,
 }
 
-/// What came of all processes.
+/// Results for all processes.
 #[derive(Debug, Default)]
 struct Wave {
     named: bool,
     done: usize,
     already: usize,
     ended: usize,
-    /// Processes that do not map the library which the patch is for.
+    /// Processes that do not map the library of the patch.
     without: Vec<(Pid, engine::Error)>,
     failures: Vec<(Pid, engine::Error)>,
 }
@@ -114,7 +113,7 @@ impl Wave {
 
     fn finish(mut self, duration: Duration, output: &Output) -> Result<(), Failure> {
         if self.touched() == 0 {
-            // nobody has the library: then this is not the program that the patch is for
+            // no process has the library: so this is not the program that the patch is for
             self.failures.extend(self.without.drain(..).take(1));
         }
         if self.named && self.touched() + self.failures.len() < 2 {
@@ -169,7 +168,7 @@ impl Wave {
     }
 }
 
-/// The failure to tell of, when there are several.
+/// Rank of a failure; the highest one of several is reported.
 fn severity(error: &engine::Error) -> u8 {
     match error.landing() {
         Landing::Unfinished => 2,
@@ -178,7 +177,7 @@ fn severity(error: &engine::Error) -> u8 {
     }
 }
 
-/// Splits processes so that nobody's parent comes in a later part than itself, or in the same.
+/// Splits processes into parts; the parent of a process is in an earlier part.
 fn generations(pids: Vec<Pid>) -> Vec<Vec<Pid>> {
     by_parent(pids, engine::fleet::parent)
 }
@@ -198,14 +197,14 @@ fn by_parent(pids: Vec<Pid>, parent: impl Fn(Pid) -> Option<Pid>) -> Vec<Vec<Pid
     generations
 }
 
-/// Does `work` on every item, `workers` at a time; results in the order of the items.
+/// Runs `work` on every item, `workers` at a time; results are in the order of the items.
 fn parallel<T: Copy + Sync, R: Send>(workers: usize, items: &[T], work: impl Fn(T) -> R + Sync) -> Vec<R> {
     if workers < 2 || items.len() < 2 {
         return items.iter().map(|item| work(*item)).collect();
     }
     let next = AtomicUsize::new(0);
     let run = || {
-        // a thread inherits how its maker gives way, but not for how long
+        // a thread inherits the priority of its creator, but not its restoration
         let _giving_way = GivingWay::begin();
         let mut results = Vec::new();
         loop {

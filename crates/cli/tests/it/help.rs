@@ -1,5 +1,4 @@
-//! Every command teaches itself, and refuses what it does not know. (These tests are also why cargo builds the binary
-//! together with all tests, once.)
+//! Every command has help, and refuses unknown options. (Because of these tests cargo builds the binary together with all tests, once.)
 
 use std::process::{Command, Output};
 
@@ -12,7 +11,7 @@ fn stillpoint(words: &[&str]) -> Output {
 fn listed(help: &str) -> Vec<String> {
     let (_, below) = help.split_once("Commands:\n").unwrap_or_default();
     let lines = below.lines().take_while(|line| !line.is_empty());
-    // what is said of one goes on in lines that begin further in
+    // descriptions continue in lines that are indented further
     let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next().map(str::to_owned));
     names.filter(|name| !name.is_empty() && name != "help").collect()
 }
@@ -57,7 +56,7 @@ fn an_unknown_option_is_refused_by_name_with_the_code_for_usage() {
     each(&[], &mut |words, _| {
         let output = stillpoint(&[words, &["--no-such-option"]].concat());
         let said = String::from_utf8_lossy(&output.stderr);
-        // what `exec` runs has options of its own, which begin behind the program
+        // the program of `exec` has options of its own, which follow the program's name
         assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
         assert!(said.contains("--no-such-option"), "{words:?}: {said}");
         assert!(output.stdout.is_empty(), "{words:?}");

@@ -1,4 +1,4 @@
-//! The command line as its user meets it.
+//! Tests of the command line as a user sees it.
 
 mod help;
 mod names;

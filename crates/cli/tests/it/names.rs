@@ -1,8 +1,8 @@
-//! Names that a terminal would obey, or that look like lines of ours.
+//! Names that a terminal would execute, or that look like lines of this program.
 
 use std::process::{Command, Output};
 
-/// Clears the line, goes up, and forges a line; U+009B is an escape sequence by itself.
+/// Clears the line, moves up, and forges a line; U+009B is an escape sequence by itself.
 const NAME: &str = "shop\u{1b}[2K\u{9b}A\rstate: forged\nstate: forged\u{202e}";
 
 fn migrate(words: &[&str]) -> Output {
@@ -26,7 +26,7 @@ fn a_name_of_a_database_is_shown_and_not_obeyed() {
     let (said, why) = (text(&status.stdout), text(&status.stderr));
     assert!(why.contains("shop\\u{1b}[2K\\u{9b}A\\rstate: forged") && why.contains("there is no journal"), "{why}");
     assert_eq!(why.lines().filter(|line| line.starts_with("state:")).count(), 1, "{why}");
-    // Neither server can be asked.
+    // Neither server can be reached.
     assert!(status.status.code() == Some(5) && !said.contains("no migration"), "{said}");
 
     let check = migrate(&["migrate", "check"]);

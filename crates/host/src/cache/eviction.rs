@@ -1,4 +1,4 @@
-//! Removal of what no process uses: least recently used entries above the size limit, remains of killed processes.
+//! Eviction of unused data: least recently used entries above the size limit, remains of killed processes.
 
 use super::manifest::{self, Size};
 use super::{Cache, Lock, beside, make_directory, removal};
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 /// Suffix of trees to be removed.
 const REMOVED: &str = ".removed";
-/// Writing a file takes less.
+/// Age after which a temporary file is a remain: writing a file takes less.
 const TEMPORARY_AGE_MAX: Duration = Duration::from_secs(3600);
 
 /// State of an entry.
@@ -22,7 +22,7 @@ const TEMPORARY_AGE_MAX: Duration = Duration::from_secs(3600);
 pub enum State {
     /// A directory with a manifest.
     Whole,
-    /// A directory that its users fill.
+    /// A directory that its users fill over time.
     Grows,
     /// One file.
     File,
@@ -45,16 +45,16 @@ pub struct Item {
     pub state: State,
 }
 
-/// Report of a removal.
+/// Result of an eviction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Entries that are gone, as `KIND/NAME`.
+    /// Removed entries, as `KIND/NAME`.
     pub entries: Vec<String>,
-    /// Their bytes on disk.
+    /// Bytes on disk of the removed entries.
     pub bytes: u64,
     /// Entries that stay because a process uses them.
     pub in_use: Vec<String>,
-    /// Mounts below remains, which stay.
+    /// Mounts below remains; they are left in place.
     pub mounts: Vec<PathBuf>,
 }
 
@@ -71,8 +71,7 @@ impl Cache {
         Ok(items)
     }
 
-    /// Lists what lies in the directory of a kind and was put there by a cache: a directory of the caller's choice may hold
-    /// other files.
+    /// Lists the entries that a cache has put into the directory of a kind: a directory of the caller's choice may hold other files.
     fn list_kind(&self, kind: &str, directory: &Path, items: &mut Vec<Item>) -> Result<(), Error> {
         let files_are_ours = self.root.join("locks").join(format!("{kind}.files")).exists();
         let mut names = BTreeSet::new();
@@ -98,8 +97,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes remains of killed processes, and the least recently used entries that no process uses until the rest takes
-    /// `limit_bytes` at most.
+    /// Removes remains of killed processes, then unused entries, least recently used first, until the rest takes `limit_bytes` at most.
     pub fn evict(&self, limit_bytes: u64) -> Result<Removed, Error> {
         let evicting = self.lock("evict")?;
         self.evict_under(limit_bytes, evicting)
@@ -131,7 +129,7 @@ impl Cache {
         Ok(removed)
     }
 
-    /// Removes all that no process uses.
+    /// Removes everything that no process uses.
     pub fn clean(&self) -> Result<Removed, Error> {
         self.evict(0)
     }
@@ -143,14 +141,14 @@ impl Cache {
 
     pub(super) fn keep_to_limit(&self) {
         let evicted = Lock::try_exclusive(&self.root.join("locks/evict.lock"));
-        // another process that evicts counts what was made here, or its next entry does
+        // if another process evicts, it counts the new entry, or the next entry of that process does
         let evicted = evicted.and_then(|lock| lock.map(|lock| self.evict_under(self.limit_bytes, lock)).transpose());
         if let Err(error) = evicted {
             tracing::warn!(%error, "the cache was not brought to its size limit");
         }
     }
 
-    /// Moves a tree or a file out of the way and removes it. A mount below stays in the trash, and is reported.
+    /// Moves a tree or a file to the trash and removes it. A mount below it stays in the trash and is reported.
     pub(super) fn discard(&self, path: &Path) -> Result<(), Error> {
         if let Some(moved) = self.move_to_trash(path)? {
             for mount in removal::remove_tree(&moved)? {
@@ -263,7 +261,7 @@ fn measure(path: &Path) -> (u64, SystemTime, State) {
     }
 }
 
-/// Bytes on disk of a tree, as far as it can be read; another file system below it does not count.
+/// Bytes on disk of a tree, as far as it is readable; another file system below it does not count.
 fn bytes_below(path: &Path) -> u64 {
     let Ok(own) = fs::symlink_metadata(path) else { return 0 };
     let (mut bytes, mut open) = (own.blocks() * 512, vec![path.to_owned()]);

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A lock that ends when it is dropped, and when its process ends in any way.
+/// Lock that is released when it is dropped, or when its process ends in any way.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -16,7 +16,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits for the sole holder's place.
+    /// Waits until this is the only lock on the file.
     pub(super) fn exclusive(path: &Path) -> Result<Lock, Error> {
         if let Some(lock) = acquire(path, FlockOperation::NonBlockingLockExclusive)? {
             return Ok(lock);
@@ -25,19 +25,19 @@ impl Lock {
         wait(path, FlockOperation::LockExclusive)
     }
 
-    /// Waits until no process holds it exclusively.
+    /// Waits until no process holds the lock exclusively.
     pub(super) fn shared(path: &Path) -> Result<Lock, Error> {
         wait(path, FlockOperation::LockShared)
     }
 
-    /// Takes it exclusively unless another process, or another lock of this one, holds it.
+    /// Takes the lock exclusively unless another process, or another lock of this process, holds it.
     pub(super) fn try_exclusive(path: &Path) -> Result<Option<Lock>, Error> {
         acquire(path, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Removes the file of an exclusive lock; processes that wait for it notice and make it again.
+    /// Removes the file of an exclusive lock; processes that wait for it notice this and make the file again.
     pub(super) fn remove(self) {
-        // without the file the next locker makes one
+        // after a failure the file only stays: the next process locks it
         let _ = fs::remove_file(&self.path);
     }
 }

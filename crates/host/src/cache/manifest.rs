@@ -1,4 +1,4 @@
-//! List of what an entry of the cache holds. It lies beside the entry, and its being whole makes the entry whole.
+//! List of the contents of a cache entry. It is stored beside the entry, and a complete list makes the entry complete.
 //!
 //! ```text
 //!   stillpoint-cache 1 BYTES\n        BYTES on disk, or `-` for a directory that may grow, which lists nothing
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &str = "stillpoint-cache 1 ";
 const CHECKSUM_BYTES: usize = 64;
 
-/// What a manifest's first line says.
+/// Size in the first line of a manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
     /// Bytes on disk when the entry was made.
@@ -49,7 +49,7 @@ impl Manifest {
         Manifest { size: Size::Grows, items: Vec::new() }
     }
 
-    /// Lists a tree. Of the directories `changing` (relative paths) only they themselves are listed.
+    /// Lists a tree. Directories in `changing` (relative paths) are listed without their contents.
     pub(super) fn of_tree(root: &Path, changing: &[&str]) -> Result<Self, Error> {
         let own = fs::symlink_metadata(root).at("reading", root)?;
         let (mut bytes, mut items) = (own.blocks() * 512, Vec::new());
@@ -80,7 +80,7 @@ impl Manifest {
         Ok(Manifest { size: Size::Bytes(bytes), items })
     }
 
-    /// Names the first thing that is not as listed.
+    /// Returns the first path that differs from the list.
     pub(super) fn difference(&self, root: &Path) -> Option<PathBuf> {
         let is_directory = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
         if !is_directory(root) {
@@ -119,7 +119,7 @@ impl Manifest {
         out
     }
 
-    /// Reads a manifest that is whole; `None` for any other bytes.
+    /// Parses a complete manifest; `None` for any other bytes.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(CHECKSUM_BYTES)?)?;
         if super::hex(&super::sha256(body)).as_bytes() != checksum {
@@ -155,7 +155,7 @@ fn path_of(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes.to_vec()))
 }
 
-/// Reads the first line of a manifest, which may be all that was read of it.
+/// Parses the first line of a manifest; `beginning` may hold no more than that.
 pub(super) fn size(beginning: &[u8]) -> Option<Size> {
     let end = beginning.iter().position(|byte| *byte == b'\n')?;
     match std::str::from_utf8(&beginning[..end]).ok()?.strip_prefix(MAGIC)? {

@@ -1,4 +1,4 @@
-//! Cache of everything that takes long: entries named by what they were made from, made once, never used half.
+//! Cache of everything that takes long: entries are named by a hash of their inputs, made once, and never used incomplete.
 //!
 //! ```text
 //!   ROOT/KIND/NAME             directory entry, or file entry with its checksum
@@ -45,13 +45,12 @@ const DEFAULT_LIMIT_GIB: u64 = 24;
 const GIB: u64 = 1 << 30;
 const CHECKSUM_BYTES: usize = 32;
 
-/// Cache that several processes may use at once. The entries that it has handed out are in use until its last clone is
-/// dropped or the process ends.
+/// Cache that several processes may use at once. Returned entries are in use until its last clone is dropped or the process ends.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
     limit_bytes: u64,
-    /// Entries that this process has checked, with the locks that hold eviction off.
+    /// Entries that this process has checked, with the locks that prevent eviction.
     in_use: Arc<Mutex<HashMap<PathBuf, Lock>>>,
 }
 
@@ -69,7 +68,7 @@ impl<'a> EntryName<'a> {
         EntryName { kind, name, changing: &[] }
     }
 
-    /// Excepts the contents of these directories (relative paths) from the check of the entry, since its users change them.
+    /// Excludes the contents of these directories (relative paths) from the check of the entry, since its users change them.
     pub fn changing(self, directories: &'a [&'a str]) -> Self {
         EntryName { changing: directories, ..self }
     }
@@ -81,7 +80,7 @@ impl Cache {
         Cache::at(&default_root()?)
     }
 
-    /// A cache in a directory of the caller's choice; it is made if it is not there.
+    /// Opens a cache in a directory of the caller's choice, and makes the directory if necessary.
     pub fn at(root: &Path) -> Result<Self, Error> {
         let limit_bytes = limit_bytes()?;
         make_directory(root)?;
@@ -99,7 +98,7 @@ impl Cache {
         &self.root
     }
 
-    /// The directory `kind/name`, made by `make` (into an empty directory) unless a whole one is there.
+    /// Returns the directory `kind/name`; if there is no complete one, `make` fills an empty directory.
     pub fn entry<E: From<Error>>(
         &self,
         entry: &EntryName,
@@ -129,7 +128,7 @@ impl Cache {
         Ok(path)
     }
 
-    /// Returns true if a whole directory entry is there.
+    /// Returns true if there is a complete directory entry.
     pub fn holds(&self, kind: &str, name: &str) -> bool {
         self.path(kind, name).is_ok_and(|path| self.uses(&path) || is_whole(&path))
     }
@@ -151,13 +150,13 @@ impl Cache {
             Ok(write_manifest(path, &manifest)?)
         });
         if made.is_err() {
-            // the maker's error counts; what stays is removed by the next one
+            // the maker's error is the one to report; the next process removes the remains
             let _ = self.discard(&half);
         }
         made
     }
 
-    /// A directory that its users fill. Its contents are not checked, and it is evicted as a whole.
+    /// Returns a directory that its users fill. Its contents are not checked, and it is evicted as a whole.
     pub fn directory(&self, kind: &str, name: &str) -> Result<PathBuf, Error> {
         let path = self.path(kind, name)?;
         if self.uses(&path) {
@@ -199,29 +198,29 @@ impl Cache {
         let path = self.path(kind, name)?;
         let directory = path.parent().unwrap_or(&self.root);
         make_directory(directory)?;
-        // tells eviction that the regular files of this kind are ours
+        // shows eviction that the regular files of this kind belong to the cache
         let marker = self.locks()?.join(format!("{kind}.files"));
         if !marker.exists() {
             File::create(&marker).at("making", &marker)?;
         }
         let bytes = [bytes, &sha256(bytes)].concat();
-        // what a loss of power truncates, the checksum shows
+        // the checksum detects a file that a power loss truncated
         file::write(&path, &bytes, Readable::ByOwner, false)
     }
 
-    /// Holds other threads and processes off `name` until the guard is dropped; also when this process is killed.
+    /// Locks `name` against other threads and processes until the guard is dropped or this process ends.
     pub fn lock(&self, name: &str) -> Result<Lock, Error> {
         check_name("lock", name)?;
         Lock::exclusive(&self.locks()?.join(format!("{name}.lock")))
     }
 
-    /// An empty directory, removed when the guard is dropped, or by eviction after this process was killed.
+    /// Makes an empty directory. It is removed when the guard is dropped, or by eviction after this process was killed.
     pub fn scratch(&self) -> Result<Scratch, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let lock = Lock::exclusive(&self.locks()?.join(format!("scratch-{name}.use")))?;
         let path = self.root.join("scratch").join(name);
-        // of an earlier process with this number
+        // remains of an earlier process with the same number
         self.discard(&path)?;
         make_directory(&path)?;
         Ok(Scratch { path, lock: Some(lock) })
@@ -259,7 +258,7 @@ impl Cache {
             true => format!("hit {kind}/{name}\n"),
             false => format!("miss {kind}/{name} {:.3}\n", begin.elapsed().as_secs_f64()),
         };
-        // a run does not fail because it is not counted
+        // a failure to write the log does not fail the run
         let _ = File::options().append(true).create(true).open(log).and_then(|mut log| log.write_all(line.as_bytes()));
     }
 }
@@ -280,7 +279,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // eviction removes what stays
+        // eviction removes the remains
         if removal::remove_tree(&self.path).is_ok_and(|mounts| mounts.is_empty())
             && let Some(lock) = self.lock.take()
         {
@@ -289,7 +288,7 @@ impl Drop for Scratch {
     }
 }
 
-/// SHA-256 over parts, each with its length, so that no two lists of parts look alike.
+/// SHA-256 over parts, each with its length, so that different lists of parts have different digests.
 pub fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
@@ -299,7 +298,7 @@ pub fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// The first half of the same as text, for names of entries.
+/// First half of [`digest`] as text, for names of entries.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     hex(&digest(parts)[..16])
 }
@@ -312,7 +311,7 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// Removes a directory tree or a file if it is there, without entering mounts.
+/// Removes a directory tree or a file if it exists, without entering mounts.
 pub fn remove(path: &Path) -> Result<(), Error> {
     match removal::remove_tree(path)?.first() {
         None => Ok(()),
@@ -320,7 +319,7 @@ pub fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Place of the cache when the caller names none.
+/// Default directory of the cache, if the caller names none.
 pub fn default_root() -> Result<PathBuf, Error> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let absolute = |path: &PathBuf| path.is_absolute();
@@ -341,7 +340,7 @@ fn limit_bytes() -> Result<u64, Error> {
 
 fn check_name(kind: &str, name: &str) -> Result<(), Error> {
     let ours = [".half", ".manifest"].iter().any(|suffix| name.ends_with(suffix));
-    // lock files carry kind, name and role
+    // names of lock files consist of kind, name and role
     let fits = kind.len() + name.len() < 240;
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || ours || !fits {
         return Err(Error::Name { kind: kind.to_owned(), name: name.to_owned() });
@@ -349,12 +348,12 @@ fn check_name(kind: &str, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes a directory with its parents, for this user to write to and for all to read, as far as the umask allows.
+/// Makes a directory with its parents, writable for this user and readable for all, as far as the umask allows.
 fn make_directory(path: &Path) -> Result<(), Error> {
     DirBuilder::new().recursive(true).mode(0o755).create(path).at("making", path)
 }
 
-/// `path` with a suffix behind a dot.
+/// Returns `path` with a dot and a suffix appended.
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");
@@ -362,12 +361,12 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Everything that belongs to an entry; without the first of them it is none.
+/// Paths of all parts of an entry; without the first part there is no entry.
 fn parts(path: &Path) -> [PathBuf; 4] {
     [beside(path, "manifest"), path.to_owned(), beside(path, "half"), beside(path, "manifest.half")]
 }
 
-/// Commits an entry: its name and the manifest's bytes reach the disk before the manifest has its name.
+/// Commits an entry: its directory and the manifest's bytes are on disk before the manifest gets its final name.
 fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), Error> {
     write_listed(path, "manifest", manifest)
 }
@@ -381,7 +380,7 @@ fn write_listed(path: &Path, suffix: &str, manifest: &Manifest) -> Result<(), Er
     fs::rename(&half, &listed).at("naming", &listed)
 }
 
-/// Returns true if the entry has a manifest that is whole, and everything that the manifest lists.
+/// Returns true if the entry has a complete manifest, and everything that the manifest lists.
 fn is_whole(path: &Path) -> bool {
     is_whole_by(path, "manifest")
 }
@@ -399,9 +398,9 @@ fn is_whole_by(path: &Path, suffix: &str) -> bool {
     }
 }
 
-/// Sets the time of last use.
+/// Sets the time of last use to now.
 fn touch(path: &Path) {
-    // the order of eviction is no promise
+    // a failure only changes the order of eviction, which is not guaranteed
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
 }
 

@@ -1,8 +1,8 @@
 //! Removal of directory trees that enters no mount and follows no link.
 //!
-//! The obvious way is `remove_dir_all`. A killed maker of a root file system leaves directories of this machine mounted
-//! below its tree (`/proc`, `/dev/shm`), and their contents would be removed. The kernel is asked to open nothing across
-//! a mount (bind mounts of the same device too); a mount is left where it is and reported.
+//! The obvious way is `remove_dir_all`. But a killed maker of a root file system leaves directories of this machine mounted below its tree
+//! (`/proc`, `/dev/shm`), and `remove_dir_all` would delete their contents. Here the kernel is asked to open nothing across a mount (also
+//! bind mounts of the same device); a mount is left in place and reported.
 
 use crate::Error;
 use crate::error::At;
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Removes a tree or a file, if it is there; mounts below it come back, and stay with the directories that lead to them.
+/// Removes a tree or a file, if it exists. Mounts below it are returned and stay, with the directories that lead to them.
 pub(super) fn remove_tree(path: &Path) -> Result<Vec<PathBuf>, Error> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(vec![path.to_owned()]) };
     let parent_fd = match openat(CWD, parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
@@ -72,7 +72,7 @@ fn open_directory(parent: BorrowedFd, name: &CStr) -> Result<OwnedFd, Errno> {
 
 fn remove_contents(directory: &OwnedFd, path: &Path, mounts: &mut Vec<PathBuf>) -> Result<(), Error> {
     if !rustix::process::geteuid().is_root() {
-        // packages hold directories that their owner may not write to
+        // packages contain directories that their owner may not write to
         fchmod(directory, Mode::RWXU).at("changing the mode of", path)?;
     }
     let mut names = Vec::new();

@@ -1,5 +1,5 @@
-//! Seals: what a directory held when its user had finished, by which the next one knows that a file was removed or truncated
-//! since. For directories that are used again and change, which are no entries.
+//! Seals: the list of a directory's contents at the end of its use. The next user detects by it files that were removed or truncated since.
+//! For directories that are used again and change, which are not entries.
 
 use super::manifest::Manifest;
 use super::{is_whole_by, remove, write_listed};
@@ -8,15 +8,16 @@ use std::path::Path;
 
 const SUFFIX: &str = "seal";
 
-/// Writes down what `directory` holds, as `DIRECTORY.seal`. Of the directories `changing` (relative paths) the contents do not count.
+/// Writes the list of the contents of `directory` to `DIRECTORY.seal`. Contents of the directories `changing` (relative paths) are left
+/// out.
 ///
 /// # Errors
-/// The directory cannot be read, or the seal not be written.
+/// The directory cannot be read, or the seal cannot be written.
 pub fn seal(directory: &Path, changing: &[&str]) -> Result<(), Error> {
     write_listed(directory, SUFFIX, &Manifest::of_tree(directory, changing)?)
 }
 
-/// Returns true if the directory has a seal, and everything that it held then. Files that have come since do not count.
+/// Returns true if the directory has a seal, and still has everything in it. Files that were added since do not count.
 pub fn is_sealed(directory: &Path) -> bool {
     is_whole_by(directory, SUFFIX)
 }

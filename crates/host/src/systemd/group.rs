@@ -1,4 +1,4 @@
-//! Control groups of services. A path comes from systemd or the kernel and is believed only as far as it is checked here.
+//! Control groups of services. A path comes from systemd or the kernel and is trusted only as far as it is checked here.
 
 use super::{ServiceName, ask, is_booted};
 use crate::Error;
@@ -14,14 +14,14 @@ use std::path::Path;
 const CGROUP_MAGIC: FsWord = 0x27_e0eb;
 const CGROUP2_MAGIC: FsWord = 0x6367_7270;
 
-/// Where systemd keeps its units: version 2 alone, beside version 1, or in a hierarchy of version 1.
+/// Mount points of systemd's hierarchies: version 2 alone, beside version 1, or in a hierarchy of version 1.
 const HIERARCHIES: [(&str, FsWord); 3] = [
     ("/sys/fs/cgroup", CGROUP2_MAGIC),
     ("/sys/fs/cgroup/unified", CGROUP2_MAGIC),
     ("/sys/fs/cgroup/systemd", CGROUP_MAGIC),
 ];
 
-/// Groups within groups that are looked into; a deeper one is an error.
+/// Maximum depth of nested groups; a deeper one is an error.
 const DEPTH_MAX: usize = 64;
 
 /// Control group of a service of the system's manager. Processes in its sub-groups belong to the service as well.
@@ -33,8 +33,8 @@ pub struct ControlGroup {
 }
 
 impl ControlGroup {
-    /// Control group of an active service. systemd is asked for it; where systemd does not run, it is
-    /// `system.slice/NAME.service` or `system.slice/system-PREFIX.slice/PREFIX@INSTANCE.service`, and no other.
+    /// Finds the control group of an active service by asking systemd. Where systemd does not run, only `system.slice/NAME.service` or
+    /// `system.slice/system-PREFIX.slice/PREFIX@INSTANCE.service` is accepted.
     ///
     /// # Errors
     /// [`Error::Service`] for a template, a service that is not active, and one that has no such group.
@@ -60,8 +60,8 @@ impl ControlGroup {
         Err(refused(format!("{systemd}there is no control group {path}")))
     }
 
-    /// Ids of the processes in the group and all groups below it at this moment, ascending. None of a group that is gone;
-    /// a service that is started again has its group at the same place.
+    /// Ids of the processes in the group and all groups below it at this moment, ascending. Empty for a removed group; a service that is
+    /// started again has its group at the same path.
     ///
     /// # Errors
     /// [`Error::Service`] when a group cannot be read, or groups are nested more than 64 deep.
@@ -83,7 +83,7 @@ impl ControlGroup {
     }
 }
 
-/// The mounted ones.
+/// Hierarchies that are mounted.
 fn hierarchies() -> impl Iterator<Item = OwnedFd> {
     HIERARCHIES.into_iter().filter_map(|(path, magic)| {
         let root = open(path, FOLDER, Mode::empty()).ok()?;
@@ -93,7 +93,7 @@ fn hierarchies() -> impl Iterator<Item = OwnedFd> {
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Opens a group by its path from the root, folder by folder: no link is followed.
+/// Opens a group by its path from the root, folder by folder, and follows no link.
 fn open_below(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
     let mut folder = openat(root, ".", FOLDER, Mode::empty())?;
     for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -108,7 +108,7 @@ fn open_below(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
 fn collect(group: &OwnedFd, depth: usize, pids: &mut BTreeSet<i32>) -> Result<(), Errno> {
     match members(group) {
         Ok(found) => pids.extend(found),
-        // its processes are listed by the group above
+        // the group above lists its processes
         Err(Errno::OPNOTSUPP) => {}
         Err(error) if is_gone(error) => return Ok(()),
         Err(error) => return Err(error),
@@ -133,7 +133,7 @@ fn collect(group: &OwnedFd, depth: usize, pids: &mut BTreeSet<i32>) -> Result<()
     Ok(())
 }
 
-/// A group that is removed while it is looked at has no processes.
+/// Returns true for an error by which a group was removed while it was read; such a group has no processes.
 fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NODEV)
 }
@@ -146,8 +146,8 @@ fn members(group: impl AsFd) -> Result<Vec<i32>, Errno> {
     Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect())
 }
 
-/// The service of the system's manager that a control group belongs to, by the group's path, and the path of the service's own
-/// group. `None` for what is in no service, and for all below `user.slice`: there, users' managers choose names.
+/// Returns the service of the system's manager that a control group belongs to, and the path of the service's own group, from the group's
+/// path. `None` for groups in no service, and for all below `user.slice`: there, users' managers choose names.
 pub fn service_of_group(path: &str) -> Option<(ServiceName, &str)> {
     let mut end = 0;
     let mut folders = path.strip_prefix('/')?.split('/');
@@ -162,10 +162,10 @@ pub fn service_of_group(path: &str) -> Option<(ServiceName, &str)> {
     Some((ServiceName::of_folder(folder)?, &path[..end]))
 }
 
-/// The service of the system's manager that a process belongs to, also while the service starts.
+/// Returns the service of the system's manager that a process belongs to, also while the service starts.
 ///
 /// # Errors
-/// [`Error::Io`] for a process that is gone, [`Error::NotInService`] for one in no service's control group.
+/// [`Error::Io`] for a process that has ended, [`Error::NotInService`] for one in no service's control group.
 pub fn service_of_process(pid: i32) -> Result<ServiceName, Error> {
     let path = format!("/proc/{pid}/cgroup");
     let text = std::fs::read_to_string(&path).at("reading", Path::new(&path))?;
@@ -176,7 +176,7 @@ pub fn service_of_process(pid: i32) -> Result<ServiceName, Error> {
     found.find(is_service).map(|(service, _)| service).ok_or(Error::NotInService { pid })
 }
 
-/// Of `/proc/PID/cgroup` the paths in systemd's own hierarchies.
+/// Paths in systemd's own hierarchies, from the text of `/proc/PID/cgroup`.
 fn groups_of_systemd(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');

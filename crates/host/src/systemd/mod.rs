@@ -1,8 +1,8 @@
-//! Services of the system's manager: their names, and the control groups that their processes are in.
+//! Services of the system's manager: their names, and the control groups of their processes.
 //!
-//! The obvious way is to search the tree of control groups for a folder of the service's name. A user may make such a folder
-//! in the part of the tree that is delegated to that user, so a search can find processes of the user's. systemd is asked
-//! instead; where it does not run, the one folder is taken that it would make.
+//! The obvious way is to search the tree of control groups for a folder with the service's name. A user may make such a folder in the part
+//! of the tree that is delegated to that user, so a search can find processes of the user. Here systemd is asked instead; where it does not
+//! run, only the one folder that systemd would make is accepted.
 
 mod group;
 mod name;
@@ -14,25 +14,25 @@ use crate::Error;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Returns true where systemd is the first process of this machine (sd_booted(3)).
+/// Returns true if systemd is the first process of this machine (sd_booted(3)).
 pub fn is_booted() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// States in which a service's processes are all there.
+/// States in which all processes of a service run.
 const ACTIVE: [&str; 3] = ["active", "reloading", "refreshing"];
 
-/// What systemd replies about one unit.
+/// Reply of systemd about one unit.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Reply {
-    /// The unit's own name; the one asked for may be an alias.
+    /// Own name of the unit; the requested name may be an alias.
     id: String,
     load_state: String,
     active_state: String,
     control_group: String,
 }
 
-/// Asks the system's manager, with no setting of the caller's environment that would lead elsewhere.
+/// Asks the system's manager, without any setting of the caller's environment that would redirect the request.
 fn ask(service: &ServiceName) -> Result<Reply, Error> {
     let failed = |why: String| Error::Service { service: service.to_string(), why: format!("asking systemd: {why}") };
     let mut command = Command::new("systemctl");
@@ -63,7 +63,7 @@ impl Reply {
         reply
     }
 
-    /// The service's control group, checked.
+    /// Returns the service's control group after checks.
     fn group(&self, service: &ServiceName, must_be_active: bool) -> Result<String, Error> {
         let refused = |why: String| Err(Error::Service { service: service.to_string(), why });
         if must_be_active && !ACTIVE.contains(&self.active_state.as_str()) {
@@ -105,7 +105,7 @@ mod tests {
         ] {
             assert_eq!(group(&reply(id, at)).as_deref(), Ok(at));
         }
-        // of a user's manager, of another unit, not the unit itself, and what leads elsewhere
+        // of a user's manager, of another unit, not the unit itself, and paths that lead elsewhere
         for at in [
             "/user.slice/user-1000.slice/user@1000.service/app.slice/redis.service",
             "/user.slice/redis.service",
@@ -132,7 +132,7 @@ mod tests {
         let error = group("Id=redis.service\nLoadState=loaded\nActiveState=active\nControlGroup=\n").unwrap_err();
         assert!(error.ends_with("it has no process"), "{error}");
         assert!(group("").is_err());
-        // one that starts has a group already, which its helper needs
+        // a service that starts has a group already, which its helper needs
         let starts = Reply::parse("Id=redis.service\nActiveState=activating\nControlGroup=/system.slice/redis.service");
         let service = ServiceName::parse("redis").unwrap();
         assert!(starts.group(&service, true).is_err());

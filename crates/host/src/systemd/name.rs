@@ -8,14 +8,14 @@ const SUFFIX: &str = ".service";
 const LENGTH_MAX: usize = 255;
 const QUOTED_MAX: usize = 64;
 
-/// Suffixes of units that are no services.
+/// Suffixes of units that are not services.
 const OTHER_SUFFIXES: [&str; 10] =
     ["automount", "device", "mount", "path", "scope", "slice", "socket", "swap", "target", "timer"];
 
-/// Controllers of control groups: the kernel's files begin with one of these and a dot, so systemd names groups otherwise.
+/// Controllers of control groups: the kernel's files begin with one of these and a dot, so systemd avoids such names for groups.
 const CONTROLLERS: [&str; 8] = ["blkio", "cpu", "cpuacct", "cpuset", "devices", "io", "memory", "pids"];
 
-/// Complete name of a service, for instance `redis-server.service` or `postgresql@15-main.service`; leads out of no directory.
+/// Complete name of a service, for instance `redis-server.service` or `postgresql@15-main.service`; as a path it stays in its directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceName(String);
 
@@ -23,7 +23,7 @@ impl ServiceName {
     /// Parses a name as an operator writes it: `.service` may be left out.
     ///
     /// # Errors
-    /// [`Error::ServiceName`] for a text that systemd would not take, for `..`, and for units that are no services.
+    /// [`Error::ServiceName`] for a text that systemd would refuse, for `..`, and for units that are not services.
     pub fn parse(text: &str) -> Result<ServiceName, Error> {
         let suffix = text.rsplit_once('.').map(|(_, suffix)| suffix);
         match suffix {
@@ -66,18 +66,18 @@ impl ServiceName {
         self.0.strip_suffix(SUFFIX).unwrap_or(&self.0)
     }
 
-    /// `postgresql@.service` for `postgresql@15-main.service`; `None` for a service that is no instance.
+    /// Template of an instance: `postgresql@.service` for `postgresql@15-main.service`; `None` for a service that is not an instance.
     pub fn template(&self) -> Option<ServiceName> {
         let (prefix, instance) = self.stem().split_once('@')?;
         (!instance.is_empty()).then(|| ServiceName(format!("{prefix}@{SUFFIX}")))
     }
 
-    /// Returns true for `postgresql@.service`, of which instances run and never itself.
+    /// Returns true for a template such as `postgresql@.service`: only its instances run.
     pub fn is_template(&self) -> bool {
         self.stem().split_once('@').is_some_and(|(_, instance)| instance.is_empty())
     }
 
-    /// Path of the control group that the system's manager makes unless a `Slice=` says otherwise.
+    /// Path of the control group that the system's manager makes, unless the unit has a `Slice=`.
     pub(super) fn default_group(&self) -> String {
         let folder = self.folder();
         match self.stem().split_once('@') {
@@ -93,7 +93,7 @@ impl ServiceName {
         format!("{}{}", if reserved { "_" } else { "" }, self.0)
     }
 
-    /// The service that a folder among the control groups is named after.
+    /// Returns the service of a folder among the control groups.
     pub(super) fn of_folder(folder: &str) -> Option<ServiceName> {
         let name = ServiceName::complete(folder.strip_prefix('_').unwrap_or(folder)).ok()?;
         (!name.is_template() && name.folder() == folder).then_some(name)
@@ -114,7 +114,7 @@ fn bad(text: &str, why: &'static str) -> Error {
     Error::ServiceName { name, why }
 }
 
-/// A dash in a slice's name separates it from its parent: one that does not is escaped, and so is the mark of an escape.
+/// Escapes a dash, which separates a slice from its parent in the slice's name, and the escape character itself.
 fn escaped(prefix: &str) -> String {
     prefix.replace('\\', "\\x5c").replace('-', "\\x2d")
 }

@@ -1,4 +1,4 @@
-//! The cache while its users are killed, its files are damaged, and others want the same at the same time.
+//! Cache tests in which users of the cache are killed, its files are damaged, and several processes use it at the same time.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 const FILES: usize = 20;
 const NAME: EntryName = EntryName::new("demo", "entry-1");
 
-/// One test at a time: a process that another one forks has locks of this one too, until it executes its program.
+/// Serializes the tests: a forked process holds the locks of this one too, until it executes its program.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A directory with the cache in `cache` and the number of makings in `made`.
+/// Directory with the cache in `cache` and the number of makings in `made`.
 struct Place {
     directory: TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -42,7 +42,7 @@ impl Place {
         self.at("cache/demo/entry-1")
     }
 
-    /// The entry for a new user of the cache.
+    /// Returns the entry for a new user of the cache.
     fn use_entry(&self, pause: Duration) -> PathBuf {
         let cache = self.cache();
         let path = cache.entry(&NAME, |into| make(into, &self.at("made"), pause)).expect("an entry");
@@ -54,7 +54,7 @@ impl Place {
         fs::read_to_string(self.at("made")).map_or(0, |text| text.lines().count())
     }
 
-    /// The entry's user in a process of its own, under `prefix`.
+    /// Starts a user of the entry in a process of its own, under `prefix`.
     fn child(&self, prefix: &[&str], job: &str) -> Child {
         let mut words: Vec<&str> = prefix.to_vec();
         let own = std::env::current_exe().expect("this program has a path");
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-/// Writes files with pauses between them; that it was called is noted first.
+/// Writes files with pauses between them; first logs the call.
 fn make(into: &Path, made: &Path, pause: Duration) -> Result<(), Error> {
     let mut log = fs::File::options().append(true).create(true).open(made).expect("open the note");
     log.write_all(b"made\n").expect("write the note");
@@ -95,7 +95,7 @@ fn assert_whole(path: &Path) {
     assert!(path.join("empty").is_dir() && path.join("link").exists());
 }
 
-/// What processes do that other tests start; a test by itself it is not.
+/// Body of the processes that other tests start; alone it tests nothing.
 #[test]
 fn child() {
     let Some(place) = std::env::var_os("CHILD_PLACE") else { return };
@@ -118,7 +118,7 @@ fn child() {
     drop(cache);
 }
 
-/// Reads until a line contains `text`; the reader comes back, since a closed pipe ends its writer.
+/// Reads until a line contains `text`; returns the reader, since closing the pipe would end its writer.
 fn until_line(child: &mut Child, text: &str) -> (String, BufReader<ChildStdout>) {
     let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
     loop {
@@ -147,7 +147,7 @@ fn processes_at_once_make_an_entry_once() {
     assert!(misses[0].starts_with("miss demo/entry-1 "), "{log}");
 }
 
-/// Kills the maker when it has written 0, 1, 2, ... files; what other processes find is whole.
+/// Kills the maker after 0, 1, 2, ... files; other processes find only complete entries.
 #[test]
 fn a_maker_killed_at_any_moment_leaves_no_half_entry() {
     let place = Place::new();
@@ -162,7 +162,7 @@ fn a_maker_killed_at_any_moment_leaves_no_half_entry() {
         });
         child.kill().expect("kill the maker");
         child.wait().expect("wait for the maker");
-        // sometimes by another process first, sometimes not
+        // in half of the rounds another process evicts first
         if moment % 2 == 0 {
             place.cache().evict(u64::MAX).expect("evict");
             assert!(!half.exists(), "remains of a killed process are removed");
@@ -176,7 +176,7 @@ fn a_maker_killed_at_any_moment_leaves_no_half_entry() {
     }
 }
 
-/// Kills the process that removes entries; the next one goes on.
+/// Kills the process that removes entries; the next process finishes the removal.
 #[test]
 fn trash_of_a_killed_process_is_removed() {
     let place = Place::new();
@@ -374,12 +374,12 @@ fn the_least_recently_used_go_first() {
     assert_eq!(order[..3], [named("b", whole), named("c", whole), named("a", whole)]);
     // made at about the same time
     assert!(order[3..].contains(&named("grows", grows)) && order[3..].contains(&named("one.o", State::File)));
-    // its use makes it the last
+    // this use makes it the most recent one
     place.cache().entry(&EntryName::new("demo", "b"), fill).expect("an entry");
     let removed = cache.evict(5 << 19).expect("evict");
     assert_eq!(removed.entries, ["demo/c"]);
     assert!(removed.bytes >= 1 << 20);
-    // the one directory is in use by this cache
+    // this cache uses the one directory
     assert_eq!(cache.clean().expect("clean").in_use, ["corpus/grows"]);
     drop(cache);
     place.cache().clean().expect("clean");
@@ -402,7 +402,7 @@ fn working_directories_of_killed_processes_are_removed() {
     assert!(!own.exists());
 }
 
-/// In a mount namespace of its own: what lies behind a mount stays, and the mount is reported.
+/// In a mount namespace of its own: files behind a mount stay, and the mount is reported.
 fn clean_below_mounts(cache: &Cache, place: &Path) {
     cache.entry(&NAME, |into| make(into, &place.join("made"), Duration::ZERO)).expect("an entry");
     let outside = place.join("outside");
@@ -418,7 +418,7 @@ fn clean_below_mounts(cache: &Cache, place: &Path) {
         assert!(status.success(), "mount {}", at.display());
     }
     let other = Cache::at(cache.root()).expect("open the cache");
-    // an entry whose half is in the way is made nevertheless
+    // an entry is made although remains of an earlier maker are in the way
     other
         .entry(&EntryName::new("demo", "entry-2"), |into| make(into, &place.join("made"), Duration::ZERO))
         .expect("made");

@@ -1,4 +1,4 @@
-//! Another user exchanges what a path leads to while root walks it. 300 rounds of each kind in the long form.
+//! Races in which another user exchanges the target of a path while root walks it. 300 rounds of each kind in the long form.
 
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use std::fs;
@@ -10,10 +10,10 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_testing::long::rounds;
 use tempfile::TempDir;
 
-/// A race that is won by one side for so long is none.
+/// Limit of rounds: a race that one side wins so often is not a race.
 const ROUNDS_MAX: usize = 100_000;
 
-/// Ends the thread that exchanges, also when a check fails.
+/// Ends the thread that exchanges the names, also when a check fails.
 struct End<'e>(&'e AtomicBool);
 
 impl Drop for End<'_> {
@@ -22,8 +22,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Has `check` look while two names are exchanged all the time, until it has had so many rounds, and has succeeded and failed.
-/// What it returns on success, `ours` must hold for.
+/// Calls `check` while a thread exchanges two names, until it has run the required rounds, and has both succeeded and failed. Each result
+/// of a success must satisfy `ours`.
 fn race<T>(one: &Path, other: &Path, mut check: impl FnMut() -> Result<T, Error>, ours: impl Fn(T) -> bool) {
     let (end, wanted) = (AtomicBool::new(false), rounds(30, 300));
     std::thread::scope(|scope| {
@@ -51,7 +51,7 @@ fn race<T>(one: &Path, other: &Path, mut check: impl FnMut() -> Result<T, Error>
     });
 }
 
-/// Our directory and another's, each with a file `text`; a link to the other one.
+/// Makes our directory and another user's, each with a file `text`, and a link to the other one.
 fn place() -> TempDir {
     let dir = tempfile::tempdir().expect("make a directory");
     for name in ["ours", "theirs"] {
@@ -101,7 +101,7 @@ fn a_file_that_becomes_a_pipe_holds_nothing_up() {
     race(&ours.join("text"), &ours.join("pipe"), || opened.read("text", 100), |text| text == b"ours");
 }
 
-/// Checks and reads are of one file: what is checked is what is read.
+/// Checks and reads use the same open file.
 #[test]
 fn a_file_that_others_can_write_to_is_not_read_in_the_place_of_ours() {
     use std::os::unix::fs::PermissionsExt;

@@ -1,9 +1,9 @@
-//! The first program of the next kernel, and the only one of its crash kernel. It has nothing but what lies beside it, mounts
+//! The first program of the next kernel, and the only one of its crash kernel. It uses only the files beside it, mounts
 //! nothing and links nothing.
 //!
-//! On the next kernel, as `rdinit=`: the old kernel is loaded as the crash kernel, then the initramfs goes on as if this had not
-//! been. On the crash kernel, as its `/init`: the old kernel is loaded once more, with all of the machine's memory, and jumped to.
-//! `src/lib.rs` says what lies where.
+//! On the next kernel, as `rdinit=`: it loads the old kernel as the crash kernel, then the initramfs continues as
+//! without this program. On the crash kernel, as its `/init`: it loads the old kernel once more, with all of the
+//! machine's memory, and starts it. `src/lib.rs` describes the files.
 
 #![no_std]
 #![no_main]
@@ -13,23 +13,23 @@ use core::arch::{asm, global_asm};
 use core::ffi::CStr;
 
 const DIRECTORY: &CStr = c"/stillpoint";
-/// What the crash kernel's initramfs is put together from; the second one is the old kernel.
+/// Parts of the crash kernel's initramfs; the second one is the old kernel.
 const PARTS: [&CStr; 5] = [c"0", c"1", c"2", c"3", c"4"];
 const KERNEL: &CStr = PARTS[1];
 const ARCHIVE: &CStr = c"archive";
-/// The crash kernel's command line.
+/// Kernel command line of the crash kernel.
 const LINE: &CStr = c"line";
-/// The program to go on with.
+/// The program that is started afterwards.
 const NEXT: &CStr = c"next";
-/// What the crash kernel has: places, what is neither kernel nor initramfs, kernel, initramfs.
+/// Files of the crash kernel: places, data that is neither kernel nor initramfs, kernel, initramfs.
 const PLAN: &CStr = c"plan";
 const REST: &CStr = c"rest";
 const OLD_KERNEL: &CStr = c"kernel";
 const OLD_INITRD: &CStr = c"initrd";
-/// A test's: panic before anything is loaded.
+/// For tests: panic before anything is loaded.
 const FAULT: &CStr = c"stillpoint-fault=first";
 
-// Numbers of the kernel's.
+// Numbers of system calls and their flags.
 const OPEN: usize = 2;
 const CLOSE: usize = 3;
 const SEEK: usize = 8;
@@ -59,37 +59,37 @@ const ON_CRASH: usize = 2;
 const MAGIC: [usize; 2] = [0xfee1_dead, 0x2812_1969];
 const RESTART: usize = 0x0123_4567;
 const KEXEC: usize = 0x4558_4543;
-/// A file ends before this, together with what is copied of it.
+/// Limit in bytes for the end of a file, and for what is copied of it.
 const AT_ONCE: usize = 1 << 30;
-/// An error's number: no such device.
+/// Error number: no such device.
 const NO_DEVICE: usize = 19;
 const PAGE: usize = 4096;
 
-/// Ports by which a machine's PCI devices are set up: which register, and what is in it.
+/// Ports for the configuration of PCI devices: the number of a register, and its value.
 const PCI_ADDRESS: u16 = 0xcf8;
 const PCI_VALUE: u16 = 0xcfc;
 const PCI_COMMAND: u32 = 4;
 const PCI_KIND: u32 = 12;
-/// A device may read and write memory by itself.
+/// Command bit: the device may read and write memory by itself.
 const BUS_MASTER: u32 = 4;
 const NOBODY: u32 = 0xffff_ffff;
-/// Of a device with one function alone, the others are not there.
+/// Bit of a device with several functions; without it only the first one exists.
 const SEVERAL_FUNCTIONS: u32 = 1 << 23;
-/// What devices had under way has come by then.
+/// Time within which transfers in progress have ended.
 const SETTLED: [usize; 2] = [0, 100_000_000];
 
-/// Where everything goes, as `src/lib.rs` writes it.
+/// Places of everything, as `src/lib.rs` writes them.
 #[repr(C)]
 struct Plan {
-    /// The first instruction, and what lies around it.
+    /// Addresses of the first instruction, and of `rest`, which contains it.
     entry: usize,
     rest: usize,
     kernel: usize,
     initrd: usize,
-    /// Where in the kernel's file it begins behind the code for real mode.
+    /// Offset in the kernel's file after the code for real mode.
     skipped: usize,
-    /// Where in `rest` the zero is behind which more of the command line stands, for a panic on another processor than the one that
-    /// the firmware starts with; 0 if the old kernel cannot do without that one.
+    /// Offset in `rest` of the zero byte before additional arguments, for a panic on another processor than the one
+    /// that the firmware starts with; 0 if the old kernel cannot run without that one.
     zero: usize,
     boot_processor: usize,
 }
@@ -128,11 +128,12 @@ global_asm!(
     begin = sym begin,
 );
 
-/// `stack` is as the kernel leaves it: the number of arguments, these, a null, the environment, a null.
+/// Runs the program. `stack` is as the kernel leaves it: the number of arguments, these, a null, the environment, a
+/// null.
 extern "C" fn begin(stack: *const usize) -> ! {
-    // SAFETY: it is what the kernel has put there.
+    // SAFETY: the kernel has put the arguments there.
     let arguments = unsafe { stack.add(1) };
-    // SAFETY: as above; the environment begins behind the null that ends the arguments.
+    // SAFETY: as above; the environment begins after the null that ends the arguments.
     let environment = unsafe { arguments.add(*stack + 1) };
     let _ = call(CHDIR, [text(DIRECTORY), 0, 0, 0, 0, 0]);
     if open(PLAN, 0).is_ok() {
@@ -154,7 +155,7 @@ extern "C" fn begin(stack: *const usize) -> ! {
     go_on(arguments, environment)
 }
 
-/// On the next kernel: has a panic start the crash kernel.
+/// Makes a panic start the crash kernel; runs on the next kernel.
 fn load() -> Result<(), usize> {
     let archive = open(ARCHIVE, WRITE_ONLY | MAKE)?;
     for part in PARTS {
@@ -162,23 +163,24 @@ fn load() -> Result<(), usize> {
         while call(SENDFILE, [archive, part, 0, AT_ONCE, 0, 0])? > 0 {}
         let _ = call(CLOSE, [part, 0, 0, 0, 0, 0]);
     }
-    // what somebody may still write to is not loaded
+    // the kernel loads only a file that no process has open for writing
     call(CLOSE, [archive, 0, 0, 0, 0, 0])?;
     let (kernel, archive, line) = (open(KERNEL, 0)?, open(ARCHIVE, 0)?, map(LINE)?);
     call(KEXEC_FILE_LOAD, [kernel, archive, line.bytes, line.start as usize, ON_CRASH, 0]).map(|_| ())
 }
 
-/// On the crash kernel: to the old kernel with all of the machine's memory. Comes back only if that cannot be.
+/// Starts the old kernel with all of the machine's memory; runs on the crash kernel. Returns only on failure.
 fn again() -> Result<(), usize> {
     let (plan, rest, kernel, initrd) = (map(PLAN)?, map(REST)?, map(OLD_KERNEL)?, map(OLD_INITRD)?);
-    // SAFETY: a mapping begins with a page, the file was written with this form, and nobody else has it.
+    // SAFETY: a mapping begins with a page, the file was written with this form, and no other code has it.
     let plan = unsafe { &*plan.start.cast::<Plan>() };
-    // The processor that the firmware began with starts the firmware again when it is woken. After a panic on another one it sleeps.
+    // The processor that the firmware began with restarts the firmware when it is woken. After a panic on another one
+    // it stays stopped.
     if plan.boot_processor != usize::MAX && processor() != plan.boot_processor {
         if plan.zero == 0 {
             return Err(NO_DEVICE);
         }
-        // SAFETY: a place in that file, which is ours alone.
+        // SAFETY: a place in that file, which belongs to this program alone.
         unsafe { *rest.start.add(plan.zero) = b' ' };
     }
     let segments = [rest.to(plan.rest, 0), kernel.to(plan.kernel, plan.skipped), initrd.to(plan.initrd, 0)];
@@ -187,9 +189,9 @@ fn again() -> Result<(), usize> {
     call(REBOOT, [MAGIC[0], MAGIC[1], KEXEC, 0, 0, 0]).map(|_| ())
 }
 
-/// Nobody has told the devices that their kernel is gone: they would go on writing what comes to them to where that kernel wanted
-/// it, in memory that is the old kernel's in a moment. A jump stops those alone whose state the crash kernel knows, and it has no
-/// drivers. The first segment of PCI only, which is what these ports lead to.
+/// Stops DMA of PCI devices. No driver has stopped them after the panic: they would go on writing to the memory of the
+/// kernel that panicked, which belongs to the old kernel in a moment. A kexec stops only devices whose drivers the
+/// crash kernel has, and it has none. Only the first PCI segment is covered, which these ports reach.
 fn still_devices() -> Result<(), usize> {
     call(IOPL, [3, 0, 0, 0, 0, 0])?;
     for device in 0..0x2000 {
@@ -213,11 +215,11 @@ fn still_devices() -> Result<(), usize> {
     call(NANOSLEEP, [SETTLED.as_ptr() as usize, 0, 0, 0, 0, 0]).map(|_| ())
 }
 
-/// A register of a PCI device.
+/// Reads a register of a PCI device.
 fn pci(place: u32) -> u32 {
     let value: u32;
-    // SAFETY: the process may use all ports; these two name a register and read it, and nobody else does so on a kernel that has one
-    // processor and no other program.
+    // SAFETY: the process may use all ports; these two select a register and read it, and no other code does so on a
+    // kernel that has one processor and no other program.
     unsafe {
         asm!("out dx, eax", in("dx") PCI_ADDRESS, in("eax") place, options(nomem, nostack));
         asm!("in eax, dx", in("dx") PCI_VALUE, out("eax") value, options(nomem, nostack));
@@ -225,16 +227,16 @@ fn pci(place: u32) -> u32 {
     value
 }
 
-/// Writes the lower half of one, since the upper half of that of commands would be changed by what was read from it.
+/// Writes the lower half of a register: writing back the upper half of the command register would change the status.
 fn pci_write(place: u32, value: u16) {
-    // SAFETY: as above; the device whose register that is is used by nobody.
+    // SAFETY: as above; no other code uses the device of that register.
     unsafe {
         asm!("out dx, eax", in("dx") PCI_ADDRESS, in("eax") place, options(nomem, nostack));
         asm!("out dx, ax", in("dx") PCI_VALUE, in("ax") value, options(nomem, nostack));
     }
 }
 
-/// The number of this processor's interrupt controller, in its long form where there is one.
+/// Returns the APIC id of this processor, in its long form if there is one.
 fn processor() -> usize {
     let long = if __cpuid_count(0, 0).eax >= 0xb { __cpuid_count(0xb, 0) } else { __cpuid_count(0, 0) };
     if __cpuid_count(0, 0).eax >= 0xb && long.ebx != 0 {
@@ -244,7 +246,8 @@ fn processor() -> usize {
     }
 }
 
-/// Whether the kernel's command line, of which the environment is what the kernel does not know, asks for a panic.
+/// Returns true if the kernel command line requests a panic: the environment holds the arguments that the kernel does
+/// not know.
 fn is_asked(mut environment: *const *const u8) -> bool {
     loop {
         // SAFETY: the environment's pointers are texts and end with a null.
@@ -252,17 +255,17 @@ fn is_asked(mut environment: *const *const u8) -> bool {
         if entry.is_null() {
             return false;
         }
-        // SAFETY: a byte is read when all before it were as in the other text, none of them its end.
+        // SAFETY: a byte is read only when all before it were as in the other text, and none of them its end.
         let is_it = FAULT.to_bytes_with_nul().iter().enumerate().all(|(at, byte)| unsafe { *entry.add(at) } == *byte);
         if is_it {
             return true;
         }
-        // SAFETY: this one was not the null that ends it.
+        // SAFETY: this one was not the null that ends the environment.
         environment = unsafe { environment.add(1) };
     }
 }
 
-/// Becomes the program that would have been started instead, with the same arguments.
+/// Executes the program that would have been started instead, with the same arguments.
 fn go_on(arguments: *const usize, environment: *const usize) -> ! {
     if let Ok(next) = map(NEXT) {
         let _ = call(CHDIR, [text(c"/"), 0, 0, 0, 0, 0]);
@@ -273,14 +276,14 @@ fn go_on(arguments: *const usize, environment: *const usize) -> ! {
     exit()
 }
 
-/// The kernel panics when its first program ends.
+/// Ends the program; the kernel then panics.
 fn exit() -> ! {
     loop {
         let _ = call(EXIT, [1, 0, 0, 0, 0, 0]);
     }
 }
 
-/// Into the kernel's log, with a number behind it unless that is 0.
+/// Writes to the kernel's log, with a number after the text unless it is 0.
 fn tell(what: &CStr, number: usize) {
     const ROOM: usize = 160;
     let mut line = [0; ROOM];
@@ -310,7 +313,7 @@ fn open(name: &CStr, how: usize) -> Result<usize, usize> {
     call(OPEN, [text(name), how, 0o600, 0, 0, 0])
 }
 
-/// All of a file; what is written there stays ours.
+/// Maps all of a file; writes to it stay private.
 fn map(name: &CStr) -> Result<Mapped, usize> {
     let file = open(name, 0)?;
     let bytes = call(SEEK, [file, 0, END, 0, 0, 0])?;
@@ -322,11 +325,11 @@ fn text(text: &CStr) -> usize {
     text.as_ptr() as usize
 }
 
-/// A system call, or the number of its error.
+/// Makes a system call; returns its result, or its error number.
 fn call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, usize> {
     let result: usize;
-    // SAFETY: what each call reads or writes is given by reference and long enough where it is made, above; the kernel keeps all
-    // registers but three.
+    // SAFETY: the memory that each call reads or writes is given by reference and long enough at its caller, above; the
+    // kernel keeps all registers except three.
     unsafe {
         asm!("syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
             in("r9") f, out("rcx") _, out("r11") _);
@@ -334,10 +337,10 @@ fn call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, usize> {
     if result > usize::MAX - PAGE { Err(result.wrapping_neg()) } else { Ok(result) }
 }
 
-/// What the compiler calls, and a library of C would bring.
+/// Function that the compiler calls, and that a C library would contain.
 #[unsafe(no_mangle)]
 extern "C" fn memset(to: *mut u8, byte: i32, length: usize) -> *mut u8 {
-    // SAFETY: whoever calls it owns so many bytes there.
+    // SAFETY: the caller owns `length` bytes there.
     unsafe {
         asm!("rep stosb", inout("rdi") to => _, inout("rcx") length => _, in("al") byte as u8, options(nostack, preserves_flags));
     }

@@ -1,6 +1,6 @@
-//! The form of archives that a kernel unpacks (`cpio`, `newc`).
+//! Archives in the format that a kernel unpacks (`cpio`, `newc`).
 
-/// An archive that is being written, as far as it has not been taken.
+/// An archive that is being written, with the bytes that have not been taken.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -8,7 +8,7 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// What has been written since the last time.
+    /// Takes the bytes that have been written since the last time.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
@@ -23,12 +23,12 @@ impl Archive {
         self.tail(data.len());
     }
 
-    /// What stands before a file of so many bytes.
+    /// Writes the bytes before a file of this length.
     pub(crate) fn head(&mut self, name: &str, bytes: usize) {
         self.entry(name, 0o100_755, bytes);
     }
 
-    /// What stands behind it.
+    /// Writes the bytes after it.
     pub(crate) fn tail(&mut self, bytes: usize) {
         self.bytes.extend(std::iter::repeat_n(0, bytes.next_multiple_of(4) - bytes));
     }

@@ -1,5 +1,5 @@
-//! What the old kernel finds when it begins: tables of pages, the instructions that lead to it, its boot parameters and its command
-//! line, one behind another.
+//! Data for the start of the old kernel: page tables, the instructions that enter it, its boot parameters and its
+//! command line, one after another.
 
 use crate::image::Image;
 use crate::place::Places;
@@ -7,7 +7,8 @@ use crate::{Old, PAGE};
 use iced_x86::code_asm::*;
 use iced_x86::{Code, Instruction};
 
-// Pages of it: two roots, for four levels of tables and for five, one table of gibibytes, and one of 2 MiB for each of four.
+// Pages of it: two roots, for four levels of tables and for five, one table of gibibytes, and one of 2 MiB for each of
+// four.
 const FOUR_AT: u64 = 0;
 const FIVE_AT: u64 = PAGE;
 const GIB_AT: u64 = 2 * PAGE;
@@ -16,24 +17,24 @@ pub(crate) const CODE_AT: u64 = 7 * PAGE;
 const SEGMENTS_AT: u64 = CODE_AT + 0x800;
 const PARAMETERS_AT: u64 = 8 * PAGE;
 pub(crate) const LINE_AT: u64 = 9 * PAGE;
-/// All of it.
+/// Length in bytes.
 pub(crate) const REST: u64 = 10 * PAGE;
 
-/// A table, or a large page, that is there and may be written; with what a processor would note of it.
+/// Flags of a table, and of a large page: present and writable, with those that a processor would set.
 const TABLE: u64 = 0x63;
 const LARGE: u64 = 0xe3;
-/// The segments that the kernel expects, by their places in the table: code of 64 bits, data.
+/// Segments that the kernel expects, by their offsets in the table: 64-bit code, data.
 const CODE: u32 = 0x10;
 const DATA: u32 = 0x18;
 const SEGMENTS: [u64; 4] = [0, 0, 0x00af_9a00_0000_ffff, 0x00cf_9200_0000_ffff];
-/// The bit of CR4 that says that there are five levels.
+/// Bit of CR4 for five levels.
 const LA57: u32 = 1 << 12;
-/// A kernel's 64-bit entry is behind its 32-bit one.
+/// Offset of a kernel's 64-bit entry from its 32-bit one.
 const BEGIN: u64 = 0x200;
-/// A boot loader that has no number of its own.
+/// Type of a boot loader that has no number of its own.
 const LOADER: u8 = 0xff;
 
-/// The old kernel's beginning, for the place that was chosen for it. `other` stands behind the zero that ends its command line.
+/// Returns the data for the place that was chosen for it. `other` follows the zero that ends its command line.
 pub(crate) fn rest(old: &Old<'_>, image: &Image, places: &Places, other: &str) -> Result<Vec<u8>, String> {
     let mut rest = vec![0; REST as usize];
     let mut put = |at: u64, bytes: &[u8]| rest[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
@@ -50,7 +51,7 @@ pub(crate) fn rest(old: &Old<'_>, image: &Image, places: &Places, other: &str) -
     for (at, segment) in SEGMENTS.iter().enumerate() {
         put(SEGMENTS_AT + 8 * at as u64, &segment.to_le_bytes());
     }
-    // where the table of segments is, and how long, as the processor takes it
+    // address and length of the table of segments, as the processor reads them
     put(SEGMENTS_AT + 0x20, &31_u16.to_le_bytes());
     put(SEGMENTS_AT + 0x22, &(places.rest + SEGMENTS_AT).to_le_bytes());
     put(PARAMETERS_AT, &parameters(old, image, places)?);
@@ -58,7 +59,8 @@ pub(crate) fn rest(old: &Old<'_>, image: &Image, places: &Places, other: &str) -
     Ok(rest)
 }
 
-/// The crash kernel ends here. Its tables of pages know these instructions, and need not know what the kernel uses first.
+/// Returns the instructions with which the crash kernel ends. Its page tables map these, but perhaps not the memory
+/// that the kernel uses first.
 fn code(places: &Places) -> Result<Vec<u8>, IcedError> {
     let mut code = CodeAssembler::new(64)?;
     let (mut are_four, mut reloaded) = (code.create_label(), code.create_label());
@@ -91,7 +93,7 @@ fn code(places: &Places) -> Result<Vec<u8>, IcedError> {
     code.assemble(here(CODE_AT))
 }
 
-/// The parameters of the running kernel, with what differs for one that nobody has started yet.
+/// Returns the parameters of the running kernel, with the changes for one that has not been started yet.
 fn parameters(old: &Old<'_>, image: &Image, places: &Places) -> Result<Vec<u8>, String> {
     let mut parameters = old.parameters.to_vec();
     if parameters.len() != PAGE as usize {
@@ -99,8 +101,8 @@ fn parameters(old: &Old<'_>, image: &Image, places: &Places) -> Result<Vec<u8>, 
     }
     let mut put = |at: usize, bytes: &[u8]| parameters[at..at + bytes.len()].copy_from_slice(bytes);
     put(0x1f1, &image.header);
-    // The upper halves of addresses, what a boot loader has left in memory, and the firmware's services, which can be put to
-    // another place once only: the old kernel goes without them.
+    // The upper halves of addresses, data that a boot loader has left in memory, and the firmware's services, which can
+    // be moved only once: the old kernel runs without them.
     for range in [0xc0..0xcc, 0x1c0..0x1e0, 0x1ef..0x1f0, 0x250..0x258] {
         put(range.start, &vec![0; range.len()]);
     }
@@ -128,7 +130,7 @@ mod tests {
         u64::from_le_bytes(rest[at as usize..at as usize + 8].try_into().unwrap())
     }
 
-    /// Where an address lies, as a processor looks it up.
+    /// Returns the physical address of an address, found as a processor finds it.
     fn walk(rest: &[u8], root: u64, levels: u32, address: u64) -> u64 {
         let mut table = root;
         for level in (2..=levels).rev() {

@@ -1,23 +1,23 @@
-//! A kernel's image, as Linux's boot protocol for x86 describes it.
+//! Image of a kernel, as Linux's boot protocol for x86 describes it.
 
-/// Where its header begins, and what is read of it.
+/// Offset of its header.
 const HEADER: usize = 0x1f1;
-/// The first version that says how much memory the kernel needs before it knows any.
+/// The first version of the protocol whose header has the memory that the kernel needs at its start.
 const VERSION: u16 = 0x20c;
 
-/// What is told by its header.
+/// Data from its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Image {
-    /// As it goes into the boot parameters.
+    /// Bytes that are copied into the boot parameters.
     pub(crate) header: Vec<u8>,
     /// Bytes of code for real mode, which is not used.
     pub(crate) skipped: u64,
-    /// Where it would lie, and on multiples of what.
+    /// Preferred address, and alignment.
     pub(crate) preferred: u64,
     pub(crate) align: u64,
-    /// What it needs there.
+    /// Bytes that it needs there.
     pub(crate) needed: u64,
-    /// An initramfs lies below this.
+    /// Address below which an initramfs must be located.
     pub(crate) initrd_end: u64,
 }
 
@@ -32,7 +32,7 @@ impl Image {
         if bytes(0x202, 4)? != b"HdrS" || number(0x206, 2)? < u64::from(VERSION) {
             return Err(failed("it has no header that says what it needs"));
         }
-        // from the first field to where the jump over it leads
+        // from the first field to the target of the jump over it
         let end = 0x202 + number(0x201, 1)? as usize;
         let header = bytes(HEADER, end.saturating_sub(HEADER))?.to_vec();
         if number(0x236, 2)? & 1 == 0 {
@@ -41,7 +41,7 @@ impl Image {
         if number(0x234, 1)? == 0 {
             return Err(failed("it lies at one place only (CONFIG_RELOCATABLE)"));
         }
-        // an old kernel's 0 means 4
+        // in an old kernel 0 means 4
         let setup = match number(HEADER, 1)? {
             0 => 4,
             sectors => sectors,

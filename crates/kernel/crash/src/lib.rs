@@ -1,25 +1,26 @@
-//! What a next kernel is given so that a panic of it leads back to this one, without the firmware: an archive beside its
-//! initramfs, with a program that it starts first (`first/main.rs`) and all that this program needs.
+//! Archive for a next kernel, so that its panic returns to this one, without the firmware: it is appended to the
+//! initramfs, with a program that the next kernel starts first (`first/main.rs`) and all that this program needs.
 //!
 //! ```text
-//!  next kernel        /stillpoint/first     loads 1 as the crash kernel, with 0 to 4 one behind another as its initramfs
+//!  next kernel        /stillpoint/first     loads 1 as the crash kernel, with 0 to 4 one after another as its initramfs
 //!                     /stillpoint/line      the crash kernel's command line
 //!                     /stillpoint/next      what is started then
 //!                     /stillpoint/0 .. 4    1 is this kernel, 3 its initramfs
-//!  crash kernel       /init                 the same program: loads `kernel`, `initrd` and `rest` as `plan` says, and jumps
+//!  crash kernel       /init                 the same program: loads `kernel`, `initrd` and `rest` as `plan` says, then kexec
 //!                     /stillpoint/plan, rest, kernel, initrd
 //!  this kernel again  with all of the machine's memory
 //! ```
 //!
-//! A crash kernel knows of no memory but its own, and hands that on when it loads another kernel the usual way. So everything that
-//! the old kernel is to find is made here, while it still runs: its boot parameters with the machine's map of memory, tables of
-//! pages, and some instructions (`rest`), and each has its place in memory (`plan`).
+//! A crash kernel knows only its own memory, and passes that on when it loads another kernel in the usual way. So all
+//! data for the start of the old kernel is made here, while it still runs: its boot parameters with the machine's map
+//! of memory, page tables, and some instructions (`rest`), and each has its place in memory (`plan`).
 //!
 //! **The caller must** give the boot parameters and the map of memory that the running kernel was started with.
 //!
-//! **Guaranteed:** nothing is placed in memory that the caller names, nor where there is none.
+//! **Guaranteed:** nothing is placed in memory that the caller excludes, nor outside of memory.
 //!
-//! **It does not** do anything: what it returns is to be put behind an initramfs, and [`FIRST`] on a command line.
+//! **It does not** load anything: the caller appends the result to an initramfs, and puts [`FIRST`] on a kernel command
+//! line.
 
 #![forbid(unsafe_code)]
 
@@ -31,39 +32,39 @@ mod place;
 use archive::Archive;
 use std::ops::Range;
 
-/// What the next kernel is to start first (`rdinit=`).
+/// Path of the program that the next kernel starts first (`rdinit=`).
 pub const FIRST: &str = "/stillpoint/first";
-/// Names the processor that sleeps, on the old kernel's command line.
+/// Argument of the old kernel with the processor that is not used.
 pub const ASLEEP: &str = "disable_cpu_apicid=";
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/first"));
 const PAGE: u64 = 4096;
-/// The kernel knows no longer command lines.
+/// Longest kernel command line in bytes.
 const LINE: usize = 2047;
-/// What a crash kernel takes beside itself and what it is given: tables of its memory, and what it works with.
+/// Bytes that a crash kernel needs beside itself and its data: tables of its memory, and working memory.
 const BASE: u64 = 64 << 20;
 const ALIGN: u64 = 16 << 20;
 
-/// The kernel that a panic leads back to.
+/// The kernel that a panic returns to.
 #[derive(Debug, Clone, Copy)]
 pub struct Old<'a> {
     /// Its image (`vmlinuz`).
     pub kernel: &'a [u8],
-    /// Its initramfs.
+    /// Initramfs of that kernel (`initrd.img`).
     pub initrd: &'a [u8],
-    /// What it was started with (`/sys/kernel/boot_params/data`).
+    /// Boot parameters that it was started with (`/sys/kernel/boot_params/data`).
     pub parameters: &'a [u8],
-    /// Its command line.
+    /// Its kernel command line.
     pub line: &'a str,
-    /// Memory that must be left as it is.
+    /// Memory that must not be changed.
     pub kept: &'a [Range<u64>],
-    /// The interrupt controller of the processor that the firmware starts with, unless that one sleeps already.
+    /// APIC id of the processor that the firmware starts with, unless that one is not used already.
     pub boot_processor: Option<u32>,
-    /// Whether it can do without that one. Where it cannot, a panic on another processor goes through the firmware.
+    /// True if it can run without that one. If false, a panic on another processor goes through the firmware.
     pub goes_without: bool,
 }
 
-/// The archive that goes behind the next kernel's initramfs. `crash_line` is the crash kernel's command line, `next` what is started
-/// after [`FIRST`].
+/// Returns the archive to append to the next kernel's initramfs. `crash_line` is the crash kernel's command line,
+/// `next` the program that is started after [`FIRST`].
 pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, String> {
     let image = image::Image::parse(old.kernel)?;
     for line in [old.line, crash_line] {
@@ -71,7 +72,7 @@ pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, S
             return Err(format!("a command line has {} bytes, and kernels know {LINE}", line.len()));
         }
     }
-    // for whoever asks: such a kernel sees by itself that it must not wake that one
+    // an argument for the record: such a kernel detects by itself that it must not wake that processor
     let other = old.boot_processor.filter(|_| old.goes_without).map(|processor| format!("{ASLEEP}{processor}"));
     let longest = old.line.len() + 1 + other.as_ref().map_or(0, String::len);
     if other.is_some() && longest > LINE {
@@ -111,10 +112,11 @@ pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, S
     Ok(outer.take())
 }
 
-/// The RAM that the next kernel must keep for the crash kernel: this image, with an initramfs of so many bytes.
+/// Returns the RAM that the next kernel must reserve for the crash kernel: this image, with an initramfs of
+/// `initrd_bytes`.
 pub fn reservation(kernel: &[u8], initrd_bytes: u64) -> Result<u64, String> {
     let given = kernel.len() as u64 + initrd_bytes;
-    // at most twice at a time: packed and unpacked, then unpacked and loaded
+    // at most two copies at a time: packed and unpacked, then unpacked and loaded
     Ok((BASE + image::Image::parse(kernel)?.needed + 2 * given).next_multiple_of(ALIGN))
 }
 
@@ -126,7 +128,7 @@ fn with_zero(text: &str) -> Vec<u8> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A kernel's image without a kernel: its header, and some bytes behind the code for real mode.
+    /// Returns a kernel's image without a kernel: its header, and some bytes after the code for real mode.
     pub(crate) fn image() -> Vec<u8> {
         let mut image = vec![0; 4096];
         image[0x1f1] = 3;
@@ -142,7 +144,7 @@ pub(crate) mod tests {
         image
     }
 
-    /// Boot parameters of a machine with so much RAM from 1 MiB on.
+    /// Returns boot parameters of a machine with RAM of `bytes` from 1 MiB on.
     pub(crate) fn parameters(bytes: u64) -> Vec<u8> {
         let mut parameters = vec![0; 4096];
         parameters[0x1e8] = 2;
@@ -166,7 +168,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The files of an archive, with what is in them.
+    /// Returns the files of an archive, with their content.
     fn files(mut archive: &[u8]) -> Vec<(String, Vec<u8>)> {
         let mut found = Vec::new();
         loop {
@@ -199,7 +201,7 @@ pub(crate) mod tests {
             of("stillpoint/plan").chunks(8).map(|number| u64::from_le_bytes(number.try_into().unwrap())).collect();
         let [entry, rest, kernel_at, _, skipped, zero, boot_processor] = plan[..] else { panic!("{plan:x?}") };
         assert_eq!((entry - rest, kernel_at, skipped, boot_processor), (entry::CODE_AT, 16 << 20, 4 * 512, 5));
-        // what the program makes of it when another processor panicked
+        // the change that the program makes when another processor panicked
         let mut rest = of("stillpoint/rest").clone();
         let text = |rest: &[u8]| {
             let line = &rest[entry::LINE_AT as usize..];

@@ -1,21 +1,22 @@
-//! Where in the machine's memory the old kernel and what belongs to it go.
+//! Places of the old kernel and its data in the machine's memory.
 
 use crate::entry::REST;
 use crate::image::Image;
 use crate::{Old, PAGE};
 use std::ops::Range;
 
-/// The tables of pages that the old kernel begins with reach so far.
+/// End of the memory that the old kernel's first page tables map.
 const REACH: u64 = 4 << 30;
-/// The kind of memory that may be used, among those of the firmware.
+/// Type of usable memory in the firmware's map.
 const RAM: u64 = 1;
-/// The map of memory in the boot parameters: how many entries, where, how long each is, and how many there can be.
+/// The map of memory in the boot parameters: offsets of the count and of the entries, length of an entry, maximum
+/// count.
 const COUNT_AT: usize = 0x1e8;
 const MAP_AT: usize = 0x2d0;
 const ENTRY: usize = 20;
 const MOST: usize = 128;
 
-/// Where each of them goes.
+/// Address of each part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) kernel: u64,
@@ -23,7 +24,7 @@ pub(crate) struct Places {
     pub(crate) initrd: u64,
 }
 
-/// The lowest places in RAM that nobody keeps, from where the kernel would lie.
+/// Returns the lowest places in free RAM that need not be kept, from the kernel's preferred address on.
 pub(crate) fn choose(old: &Old<'_>, image: &Image) -> Result<Places, String> {
     let mut free = ram(old.parameters)?;
     for kept in old.kept {
@@ -48,7 +49,7 @@ pub(crate) fn choose(old: &Old<'_>, image: &Image) -> Result<Places, String> {
     Ok(Places { kernel, rest, initrd })
 }
 
-/// The RAM that the firmware has told the running kernel of.
+/// Returns the RAM that the firmware has reported to the running kernel.
 fn ram(parameters: &[u8]) -> Result<Vec<Range<u64>>, String> {
     let failed = || "the parameters that this kernel was started with are not understood".to_owned();
     let count = usize::from(*parameters.get(COUNT_AT).ok_or_else(failed)?);
@@ -90,7 +91,7 @@ mod tests {
         let with = |kept: Range<u64>| choose(&Old { kept: from_ref(&kept), ..old(&kernel, &parameters) }, &image);
         let places = with(20 * M..100 * M).unwrap();
         assert_eq!(places, Places { kernel: 100 * M, rest: 16 * M, initrd: 16 * M + REST });
-        // where the kernel does not fit behind what is kept, and not before it either
+        // the kernel fits neither after nor before the memory to keep
         assert!(with(60 * M..160 * M).unwrap_err().contains("50 MiB of RAM have no place"));
         let high = Old { initrd: &[0; 4096], ..old(&kernel, &parameters) };
         let image = Image { initrd_end: 60 * M, ..image };
@@ -102,7 +103,7 @@ mod tests {
         for bytes in [&[][..], &[0; 4096], &[255; 4096], &[1; 0x2d0]] {
             assert!(ram(bytes).unwrap_err().contains("not understood"));
         }
-        // of what is no RAM nothing is used
+        // memory that is not RAM is not used
         let mut parameters = parameters(1 << 30);
         parameters[MAP_AT + 16] = 2;
         let only = ram(&parameters).unwrap();

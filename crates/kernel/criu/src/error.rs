@@ -1,45 +1,45 @@
-//! What criu may send or write that is not what its formats allow.
+//! Errors of messages and images that violate criu's formats.
 
-/// Why bytes are not what they should be.
+/// Reason for which bytes are not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A page-server message with a command that there is not.
+    /// A page-server message has an unknown command.
     #[error("page-server message with command {0:#x}")]
     Command(u32),
-    /// A page-server message about a kind of memory that there is not.
+    /// A page-server message names an unknown kind of memory.
     #[error("page-server message about memory {0:#x}, which is neither a process's nor shared")]
     Destination(u64),
-    /// A message or an image with a range of pages that cannot be.
+    /// A message or an image has an impossible range of pages.
     #[error("range of {pages} pages at {start:#x}")]
     Pages {
-        /// Where.
+        /// Address of its first page.
         start: u64,
-        /// How many.
+        /// Number of its pages.
         pages: u64,
     },
     /// The first page-server message has neither form of header.
     #[error("first page-server message has a header of neither form")]
     Form,
-    /// An image file is not of the kind that its name says.
+    /// An image file is not of the kind in its name.
     #[error("image begins with {found:#010x}, expected {expected:#010x}")]
     Magic {
-        /// What stands there.
+        /// Number at the start of the file.
         found: u32,
-        /// What should.
+        /// Number for this kind.
         expected: u32,
     },
     /// An image file ends in the middle of an entry.
     #[error("image ends within an entry at byte {0}")]
     Short(usize),
-    /// An entry does not decode.
+    /// An entry cannot be decoded.
     #[error("{what} does not decode: {why}")]
     Message {
-        /// Which.
+        /// Kind of the entry.
         what: &'static str,
-        /// What the decoder says.
+        /// Reason from the decoder.
         why: String,
     },
-    /// The lazy-pages socket brought a number that means nothing.
+    /// The lazy-pages socket sent a number without a meaning.
     #[error("lazy-pages socket brought process id {0}")]
     Pid(i32),
 }

@@ -1,16 +1,16 @@
-//! Image files: magics, then entries, each with its length before it.
+//! Image files: magic numbers, then entries, each after its length.
 
 use crate::Error;
 use prost::Message;
 
 const COMMON: u32 = 0x5456_4319;
-/// A longer entry is none.
+/// Limit in bytes: a longer entry is not valid.
 const LONGEST: usize = 64 << 20;
 
 /// Kinds of images that are read or written here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `inventory.img`: what all the others depend on.
+    /// `inventory.img`: data that all the others depend on.
     Inventory,
     /// `pstree.img`: the processes.
     Pstree,
@@ -33,13 +33,13 @@ impl Kind {
         }
     }
 
-    /// The inventory alone has no common magic before its own.
+    /// Returns true if the common magic number is before its own: this holds for all but the inventory.
     fn has_common(self) -> bool {
         self != Kind::Inventory
     }
 }
 
-/// The bytes of each entry of an image.
+/// Returns the bytes of each entry of an image.
 pub fn entries(kind: Kind, bytes: &[u8]) -> Result<Vec<&[u8]>, Error> {
     let mut reader = head(kind, bytes)?;
     let mut entries = Vec::new();
@@ -49,7 +49,7 @@ pub fn entries(kind: Kind, bytes: &[u8]) -> Result<Vec<&[u8]>, Error> {
     Ok(entries)
 }
 
-/// The bytes of the first entry of an image, behind which there may be anything.
+/// Returns the bytes of the first entry of an image; other data may follow it.
 pub fn first(kind: Kind, bytes: &[u8]) -> Result<&[u8], Error> {
     entry(&mut head(kind, bytes)?)
 }
@@ -71,7 +71,7 @@ fn entry<'b>(reader: &mut Reader<'b>) -> Result<&'b [u8], Error> {
     reader.take(length)
 }
 
-/// The head of an image file.
+/// Returns the head of an image file.
 pub(crate) fn begin(kind: Kind) -> Vec<u8> {
     let mut bytes = Vec::new();
     if kind.has_common() {
@@ -81,7 +81,7 @@ pub(crate) fn begin(kind: Kind) -> Vec<u8> {
     bytes
 }
 
-/// One more entry.
+/// Appends an entry.
 pub(crate) fn put(bytes: &mut Vec<u8>, entry: &impl Message) {
     bytes.extend_from_slice(&(entry.encoded_len() as u32).to_le_bytes());
     bytes.extend_from_slice(&entry.encode_to_vec());
@@ -125,7 +125,7 @@ struct Inventory {
     dump_criu_run_id: Option<String>,
 }
 
-/// The run of criu that made a checkpoint, as `inventory.img` has it.
+/// Returns the id of the criu run that made a checkpoint, from `inventory.img`.
 pub fn run_id(bytes: &[u8]) -> Result<Option<String>, Error> {
     let entries = entries(Kind::Inventory, bytes)?;
     let entry = entries.first().ok_or(Error::Short(bytes.len()))?;
@@ -135,24 +135,24 @@ pub fn run_id(bytes: &[u8]) -> Result<Option<String>, Error> {
 /// A process of a checkpoint.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Process {
-    /// Its id.
+    /// Number of the process.
     #[prost(uint32, required, tag = "1")]
     pub pid: u32,
-    /// Its parent's.
+    /// Number of its parent.
     #[prost(uint32, required, tag = "2")]
     pub ppid: u32,
-    /// Its process group's.
+    /// Number of its process group.
     #[prost(uint32, required, tag = "3")]
     pub pgid: u32,
-    /// Its session's.
+    /// Number of its session.
     #[prost(uint32, required, tag = "4")]
     pub sid: u32,
-    /// Its threads.
+    /// Numbers of its threads.
     #[prost(uint32, repeated, packed = "false", tag = "5")]
     pub threads: Vec<u32>,
 }
 
-/// The processes that `pstree.img` names, the root first.
+/// Returns the processes that `pstree.img` names, the root first.
 pub fn processes(bytes: &[u8]) -> Result<Vec<Process>, Error> {
     entries(Kind::Pstree, bytes)?.into_iter().map(|entry| message("a process", entry)).collect()
 }
@@ -160,16 +160,16 @@ pub fn processes(bytes: &[u8]) -> Result<Vec<Process>, Error> {
 /// A socket of the internet families.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct InetSocket {
-    /// Inode, by which its stream's image is called.
+    /// Inode, which names the image of its stream.
     #[prost(uint32, required, tag = "2")]
     pub ino: u32,
     /// `AF_INET` or `AF_INET6`.
     #[prost(uint32, required, tag = "3")]
     pub family: u32,
-    /// `SOCK_STREAM` and others.
+    /// Type of the socket: `SOCK_STREAM` and others.
     #[prost(uint32, required, tag = "4")]
     pub kind: u32,
-    /// `TCP_ESTABLISHED` is 1, `TCP_LISTEN` 10.
+    /// State: `TCP_ESTABLISHED` is 1, `TCP_LISTEN` 10.
     #[prost(uint32, required, tag = "6")]
     pub state: u32,
     /// Our port.
@@ -181,12 +181,12 @@ pub struct InetSocket {
 }
 
 impl InetSocket {
-    /// Whether it is one end of a TCP connection.
+    /// Returns true if it is one end of a TCP connection.
     pub fn is_established(&self) -> bool {
         (self.kind, self.state) == (1, 1)
     }
 
-    /// Whether it waits for connections.
+    /// Returns true if it listens for connections.
     pub fn listens(&self) -> bool {
         (self.kind, self.state) == (1, 10)
     }
@@ -198,7 +198,7 @@ struct File {
     inet: Option<InetSocket>,
 }
 
-/// The internet sockets that `files.img` names.
+/// Returns the internet sockets that `files.img` names.
 pub fn inet_sockets(bytes: &[u8]) -> Result<Vec<InetSocket>, Error> {
     let files: Vec<File> = entries(Kind::Files, bytes)?
         .into_iter()

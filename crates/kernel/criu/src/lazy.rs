@@ -1,28 +1,28 @@
-//! What `criu restore --lazy-pages` says on its socket: for each process its id, then one byte with its userfaultfd; at the
-//! end that everything runs. Ids of zombies come negated, with nothing after them.
+//! Messages of `criu restore --lazy-pages` on its socket: for each process its id, then one byte with its userfaultfd;
+//! at the end that everything runs. Ids of zombies are negated, with nothing after them.
 
 use crate::Error;
 
-/// The name of the socket in the working directory of criu.
+/// Name of the socket in the working directory of criu.
 pub const SOCKET: &str = "lazy-pages.socket";
 
 /// One message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    /// A byte with a descriptor follows: the memory of this process.
+    /// The memory of this process: a byte with a descriptor follows.
     Process(u32),
-    /// A process that is dead and not yet waited for: it has no memory.
+    /// A zombie, which has no memory.
     Zombie(u32),
     /// All processes have been restored.
     Finished,
 }
 
 const FINISHED: u32 = 0x5253_5446;
-/// More processes no kernel numbers.
+/// Largest number of a process in any kernel.
 const PIDS: i32 = 1 << 22;
 
 impl Message {
-    /// Reads the four bytes of a message.
+    /// Decodes the four bytes of a message.
     pub fn decode(bytes: [u8; 4]) -> Result<Self, Error> {
         if u32::from_le_bytes(bytes) == FINISHED {
             return Ok(Message::Finished);

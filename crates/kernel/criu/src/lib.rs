@@ -1,12 +1,12 @@
-//! criu's formats: the page server's messages, images, the lazy-pages socket, RPC. Bytes in, messages out.
+//! Formats of criu: the page server's messages, images, the lazy-pages socket, RPC. Bytes in, messages out.
 //!
-//! **The caller must** do the input and output, and bring whole messages: headers as long as [`page_server::Form::bytes`]
-//! says, one packet for each RPC message, whole image files.
+//! **The caller must** do the input and output, and provide whole messages: headers of [`page_server::Form::bytes`]
+//! bytes, one packet for each RPC message, whole image files.
 //!
-//! **Guaranteed:** no input panics; a message that decodes has only values that can be (ranges of whole pages inside the
-//! address space, kinds of memory that exist). What is encoded here, criu 3.17 to 4.2 reads.
+//! **Guaranteed:** no input causes a panic; a message that can be decoded has only possible values (ranges of whole
+//! pages inside the address space, kinds of memory that exist). Criu 3.17 to 4.2 can read what is encoded here.
 //!
-//! **It does not** decode every image: only those that restoring, inspecting and checking need.
+//! **It does not** decode every image: only those that are needed to restore, inspect and check.
 //!
 //! An example:
 //!

@@ -1,7 +1,7 @@
-//! The page server's side of a dump: criu sends pages, and asks now and then.
+//! The page server's side of a dump: criu sends pages, and sometimes a question.
 //!
-//! Headers have two forms, and nobody says which. The first message of a connection opens a memory or asks for a parent,
-//! always with address 0: that tells them apart.
+//! Headers have two forms, and no message names the form. The first message of a connection opens a memory or asks for
+//! a parent, always with address 0: this distinguishes the forms.
 //!
 //! ```text
 //! short, to 4.1:   cmd u32  pages u32          address u64  destination u64
@@ -11,20 +11,20 @@
 
 use crate::Error;
 
-/// More pages than one message may bring: 1 TiB.
+/// Largest number of pages in one message: 1 TiB.
 const PAGES_MOST: u64 = 1 << 28;
 
-/// Which form headers have.
+/// Form of the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// 24 bytes.
+    /// Headers of 24 bytes.
     Short,
-    /// 32 bytes.
+    /// Headers of 32 bytes.
     Long,
 }
 
 impl Form {
-    /// How long a header is.
+    /// Returns the length of a header in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Form::Short => 24,
@@ -32,7 +32,7 @@ impl Form {
         }
     }
 
-    /// Tells the form from the first 24 bytes of a connection.
+    /// Detects the form from the first 24 bytes of a connection.
     pub fn of_first(bytes: &[u8; 24]) -> Result<Self, Error> {
         let command = u32_at(bytes, 0) & COMMAND;
         if !matches!(command, OPEN | OPEN2 | PARENT) {
@@ -47,46 +47,46 @@ impl Form {
     }
 }
 
-/// Whose memory a message is about.
+/// The memory that a message is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {
-    /// A process's, by its id.
+    /// Memory of a process, by its id.
     Task(u32),
-    /// A shared memory, by criu's number for it.
+    /// Shared memory, by its number in criu.
     Shmem(u64),
 }
 
-/// Pages that are as the parent image has them.
+/// Flag of pages that are the same as in the parent image.
 pub const PE_PARENT: u32 = 1;
-/// Pages that may come after the process runs.
+/// Flag of pages that may be fetched after the process runs.
 pub const PE_LAZY: u32 = 2;
-/// Pages that come with the message.
+/// Flag of pages that follow the message.
 pub const PE_PRESENT: u32 = 4;
 
-/// What criu says.
+/// A message of criu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// Pages of a memory follow.
     Open {
-        /// Whose.
+        /// The memory that the message is about.
         destination: Destination,
-        /// Whether one byte is awaited: is there a parent?
+        /// True if criu awaits one byte: is there a parent?
         asks: bool,
     },
-    /// Is there a parent of this memory? Four bytes are awaited.
+    /// Question for a parent of this memory; criu awaits four bytes.
     Parent(Destination),
     /// Pages of the memory.
     Pages {
-        /// Whose.
+        /// The memory that the message is about.
         destination: Destination,
-        /// Address of the first one.
+        /// Address of the first page.
         start: u64,
-        /// How many; their bytes follow if `flags` have [`PE_PRESENT`].
+        /// Number of pages; their bytes follow if `flags` have [`PE_PRESENT`].
         pages: u64,
-        /// [`PE_PARENT`], [`PE_LAZY`], [`PE_PRESENT`].
+        /// Bits: [`PE_PARENT`], [`PE_LAZY`], [`PE_PRESENT`].
         flags: u32,
     },
-    /// It is over; four bytes are awaited.
+    /// End of the dump; criu awaits four bytes.
     Close,
 }
 
@@ -101,7 +101,7 @@ const CLOSE: u32 = 0x1023;
 const FORCE_CLOSE: u32 = 0x1024;
 
 impl Command {
-    /// Reads one header, as long as [`Form::bytes`] says.
+    /// Decodes one header of [`Form::bytes`] bytes.
     pub fn decode(form: Form, header: &[u8]) -> Result<Self, Error> {
         if header.len() != form.bytes() {
             return Err(Error::Short(header.len()));
@@ -130,7 +130,7 @@ impl Command {
         }
     }
 
-    /// Writes the message as criu does.
+    /// Encodes the message as criu does.
     pub fn encode(&self, form: Form, into: &mut Vec<u8>) {
         let (cmd, pages, start, destination) = match *self {
             Command::Open { destination, asks: false } => (OPEN, 0, 0, destination.encode()),
@@ -186,14 +186,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What criu 4.2.1 sends for a process 4121: the opening, 3 lazy pages, the vdso's hole in an incremental pass, the end.
+    /// Messages of criu 4.2.1 for a process 4121: the opening, 3 lazy pages, the vdso's hole in an incremental pass,
+    /// the end.
     const LONG: &[&str] = &[
         "04000000 00000000 0000000000000000 0000000000000000 0119100000000000",
         "06000600 00000000 0300000000000000 0050555555550000 0119100000000000",
         "06000100 00000000 0200000000000000 00e0ffffff7f0000 0119100000000000",
         "23100000 00000000 0000000000000000 0000000000000000 0000000000000000",
     ];
-    /// The same from 3.17.
+    /// Messages of criu 3.17 for the same process.
     const SHORT: &[&str] = &[
         "04000000 00000000 0000000000000000 0119100000000000",
         "06000600 03000000 0050555555550000 0119100000000000",

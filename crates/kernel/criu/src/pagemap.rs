@@ -1,8 +1,8 @@
-//! `pagemap-*.img`: which pages a memory has, and, by their order, where in `pages-*.img` they lie.
+//! `pagemap-*.img`: the pages of a memory, whose order gives their places in `pages-*.img`.
 //!
-//! criu reads `pages-*.img` from the front: a page's place is the number of stored pages before it. Gaps between extents
-//! are named as stored, lazy pages that nobody will ask for: then a page's place is its address, and the file of pages can
-//! be a sparse image itself.
+//! criu reads `pages-*.img` from the front: the place of a page is the number of stored pages before it. Gaps between
+//! extents are named as stored, lazy pages that no thread will touch: then the place of a page is its address, and the
+//! file of pages can be a sparse image itself.
 
 use crate::Error;
 use crate::image::{Kind, begin, entries, message, put};
@@ -10,7 +10,7 @@ use crate::page_server::{Form, PE_LAZY, PE_PRESENT};
 use prost::Message;
 
 const PAGE: u64 = 4096;
-/// What fits into the number of pages of older versions.
+/// Largest number of pages in older versions.
 const PAGES_SHORT: u64 = u32::MAX as u64;
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -31,27 +31,27 @@ struct Entry {
     nr_pages: Option<u64>,
 }
 
-/// Pages side by side that are alike.
+/// Consecutive pages that are of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pages {
     /// Address of the first one.
     pub start: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
-    /// [`PE_LAZY`], [`PE_PRESENT`].
+    /// Bits: [`PE_LAZY`], [`PE_PRESENT`].
     pub flags: u32,
 }
 
-/// Whether places in the file of pages are addresses.
+/// Relation between places in the file of pages and addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gaps {
     /// One stored page after another.
     Closed,
-    /// Gaps are named, so that a page's place is its address.
+    /// Gaps are named, so that the place of a page is its address.
     Named,
 }
 
-/// Writes a pagemap for the version of criu whose headers have `form`. `pages` are sorted and do not overlap.
+/// Encodes a pagemap for the version of criu whose headers have `form`. `pages` are sorted and do not overlap.
 pub fn encode(form: Form, pages_id: u32, gaps: Gaps, pages: impl IntoIterator<Item = Pages>) -> Vec<u8> {
     let mut bytes = begin(Kind::Pagemap);
     put(&mut bytes, &Head { pages_id });
@@ -81,7 +81,7 @@ fn put_range(bytes: &mut Vec<u8>, form: Form, range: Pages) {
     }
 }
 
-/// Reads a pagemap: the number of its file of pages, and its ranges, which are sorted and do not overlap.
+/// Decodes a pagemap: the number of its file of pages, and its ranges, which are sorted and do not overlap.
 pub fn decode(bytes: &[u8]) -> Result<(u32, Vec<Pages>), Error> {
     let entries = entries(Kind::Pagemap, bytes)?;
     let (head, ranges) = entries.split_first().ok_or(Error::Short(bytes.len()))?;

@@ -1,144 +1,144 @@
-//! criu's RPC: requests to `criu swrk`, its answers, and its questions on the way (notifications), each one message on a
+//! criu's RPC: requests to `criu swrk`, its answers, and its notifications in between, each one message on a
 //! `SOCK_SEQPACKET` socket.
 
 use crate::Error;
 use crate::image::message;
 use prost::Message;
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum RequestType {
-    /// Nothing.
+    /// No operation.
     Empty = 0,
-    /// Freeze and dump.
+    /// Freezes and dumps.
     Dump = 1,
-    /// Restore.
+    /// Restores.
     Restore = 2,
-    /// Whether this kernel has what criu needs.
+    /// Checks that this kernel has all that criu needs.
     Check = 3,
-    /// A pass of the memory alone.
+    /// Dumps the memory alone, in one pass.
     PreDump = 4,
-    /// The answer to a notification, or one.
+    /// Notification, or the answer to one.
     Notify = 6,
-    /// Which optional things there are.
+    /// Returns the optional features.
     FeatureCheck = 9,
-    /// Which version criu is.
+    /// Returns the version of criu.
     Version = 10,
 }
 
-/// How criu keeps the network away from sockets that it takes.
+/// Method by which criu blocks the network of sockets that it dumps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum NetworkLock {
-    /// By iptables.
+    /// Rules of iptables.
     Iptables = 1,
-    /// By nftables.
+    /// Rules of nftables.
     Nftables = 2,
-    /// Not at all: somebody else sees to it.
+    /// No method: the caller blocks it.
     Skip = 3,
 }
 
-/// Where pages go.
+/// Destination of pages.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct PageServer {
-    /// A socket that criu has inherited.
+    /// Number of a socket that criu has inherited.
     #[prost(int32, optional, tag = "4")]
     pub fd: Option<i32>,
 }
 
-/// A descriptor that takes the place of one that is not dumped.
+/// A descriptor that replaces one that is not dumped.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct InheritFd {
     /// criu's name of the file.
     #[prost(string, required, tag = "1")]
     pub key: String,
-    /// What stands in.
+    /// Number of the replacement.
     #[prost(int32, required, tag = "2")]
     pub fd: i32,
 }
 
-/// Options of a request; those that this product uses.
+/// Options of a request that this product uses.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Options {
-    /// Directory of the images, as the asking process has it open.
+    /// Directory of the images: descriptor in the requesting process.
     #[prost(int32, required, tag = "1")]
     pub images_dir_fd: i32,
     /// Root of the tree to dump.
     #[prost(int32, optional, tag = "2")]
     pub pid: Option<i32>,
-    /// Let it run after the dump.
+    /// Let the processes run after the dump.
     #[prost(bool, optional, tag = "3")]
     pub leave_running: Option<bool>,
-    /// Unix sockets whose peers are not dumped.
+    /// Dump unix sockets whose peers are not dumped.
     #[prost(bool, optional, tag = "4")]
     pub ext_unix_sk: Option<bool>,
-    /// Established TCP connections.
+    /// Dump established TCP connections.
     #[prost(bool, optional, tag = "5")]
     pub tcp_established: Option<bool>,
-    /// A tree whose session's leader is outside.
+    /// Dump a tree whose session leader is outside.
     #[prost(bool, optional, tag = "7")]
     pub shell_job: Option<bool>,
-    /// File locks.
+    /// Dump file locks.
     #[prost(bool, optional, tag = "8")]
     pub file_locks: Option<bool>,
-    /// 0 to 4.
+    /// Level of the log, from 0 to 4.
     #[prost(int32, optional, tag = "9")]
     pub log_level: Option<i32>,
     /// Name of the log in the working directory.
     #[prost(string, optional, tag = "10")]
     pub log_file: Option<String>,
-    /// Where pages go.
+    /// Destination of pages.
     #[prost(message, optional, tag = "11")]
     pub ps: Option<PageServer>,
-    /// Ask back at every step.
+    /// Send a notification at every step.
     #[prost(bool, optional, tag = "12")]
     pub notify_scripts: Option<bool>,
-    /// Images of the pass before, below the directory of images.
+    /// Images of the previous pass, below the directory of images.
     #[prost(string, optional, tag = "14")]
     pub parent_img: Option<String>,
-    /// Follow changes of memory.
+    /// Track changes of memory.
     #[prost(bool, optional, tag = "15")]
     pub track_mem: Option<bool>,
-    /// Where sockets and logs are put.
+    /// Descriptor of the directory for sockets and logs.
     #[prost(int32, optional, tag = "17")]
     pub work_dir_fd: Option<i32>,
-    /// Keep open files that were deleted by linking them.
+    /// Keep open files that were deleted, by links to them.
     #[prost(bool, optional, tag = "18")]
     pub link_remap: Option<bool>,
-    /// Descriptors that stand in.
+    /// Descriptors that replace others.
     #[prost(message, repeated, tag = "27")]
     pub inherit_fd: Vec<InheritFd>,
-    /// Control groups: 0 leaves them alone.
+    /// Mode for control groups: 0 leaves them as they are.
     #[prost(int32, optional, tag = "34")]
     pub manage_cgroups_mode: Option<i32>,
-    /// Deleted files up to this size are kept in the images.
+    /// Limit in bytes up to which deleted files are kept in the images.
     #[prost(uint32, optional, tag = "35")]
     pub ghost_limit: Option<u32>,
-    /// Things outside.
+    /// Objects outside that are not dumped.
     #[prost(string, repeated, tag = "37")]
     pub external: Vec<String>,
-    /// Seconds.
+    /// Limit of time in seconds.
     #[prost(uint32, optional, tag = "45")]
     pub timeout: Option<u32>,
-    /// Leave connections that are being made.
+    /// Omit connections that are being made.
     #[prost(bool, optional, tag = "46")]
     pub tcp_skip_in_flight: Option<bool>,
-    /// Restore memory when it is asked for.
+    /// Restore memory on demand.
     #[prost(bool, optional, tag = "48")]
     pub lazy_pages: Option<bool>,
-    /// How the network is kept away.
+    /// Method by which the network is blocked.
     #[prost(enumeration = "NetworkLock", optional, tag = "64")]
     pub network_lock: Option<i32>,
 }
 
-/// Optional things that criu may have on this kernel.
+/// Optional features of criu on this kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Features {
-    /// Changes of memory can be followed.
+    /// Changes of memory can be tracked.
     #[prost(bool, optional, tag = "1")]
     pub mem_track: Option<bool>,
-    /// Memory can come when it is asked for.
+    /// Memory can be restored on demand.
     #[prost(bool, optional, tag = "2")]
     pub lazy_pages: Option<bool>,
 }
@@ -146,19 +146,19 @@ pub struct Features {
 /// A request.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Request {
-    /// For what.
+    /// The operation, a [`RequestType`].
     #[prost(enumeration = "RequestType", required, tag = "1")]
     pub kind: i32,
-    /// How.
+    /// Options of the operation.
     #[prost(message, optional, tag = "2")]
     pub opts: Option<Options>,
-    /// As the answer to a notification: go on?
+    /// Permission to continue, as the answer to a notification.
     #[prost(bool, optional, tag = "3")]
     pub notify_success: Option<bool>,
     /// More requests follow.
     #[prost(bool, optional, tag = "4")]
     pub keep_open: Option<bool>,
-    /// Which are asked after.
+    /// Features that are queried.
     #[prost(message, optional, tag = "5")]
     pub features: Option<Features>,
 }
@@ -207,70 +207,70 @@ struct Response {
     version: Option<VersionAnswer>,
 }
 
-/// Which criu.
+/// A version of criu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// The first number.
+    /// First number.
     pub major: i32,
-    /// The second.
+    /// Second number.
     pub minor: i32,
-    /// The third, 0 where there is none.
+    /// Third number, 0 if there is none.
     pub sublevel: i32,
 }
 
-/// What criu answers.
+/// Answer of criu.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// It is at a step, and waits to be told to go on.
+    /// criu is at a step, and waits for permission to continue.
     Notify {
-        /// Which step: `post-dump`, `post-restore`, ...
+        /// Name of the step: `post-dump`, `post-restore`, ...
         step: String,
         /// The process concerned.
         pid: Option<i32>,
     },
-    /// It has done what was asked.
+    /// criu has completed the request.
     Done {
         /// The root of the restored tree.
         restored: Option<i32>,
-        /// The features, when they were asked after.
+        /// The features, if they were queried.
         features: Option<Features>,
-        /// The version, when it was asked after.
+        /// The version, if it was queried.
         version: Option<Version>,
     },
-    /// It has not.
+    /// The request failed.
     Failed {
         /// An error number.
         errno: Option<i32>,
-        /// What criu says.
+        /// criu's error message.
         message: Option<String>,
     },
 }
 
 impl Request {
-    /// A request of a kind, with options.
+    /// Makes a request of a kind, with options.
     pub fn new(kind: RequestType, opts: Option<Options>) -> Self {
         Request { kind: kind as i32, opts, notify_success: None, keep_open: None, features: None }
     }
 
-    /// Asks which optional things there are.
+    /// Makes a request for the optional features.
     pub fn features() -> Self {
         let features = Some(Features { mem_track: Some(true), lazy_pages: Some(true) });
         Request { features, ..Request::new(RequestType::FeatureCheck, None) }
     }
 
-    /// The answer to a notification.
+    /// Makes the answer to a notification.
     pub fn notified(go_on: bool) -> Self {
         Request { notify_success: Some(go_on), ..Request::new(RequestType::Notify, None) }
     }
 
-    /// Its bytes.
+    /// Encodes the request.
     pub fn encode(&self) -> Vec<u8> {
         self.encode_to_vec()
     }
 }
 
 impl Answer {
-    /// Reads one message of criu's.
+    /// Decodes one message of criu.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let response: Response = message("an answer of criu", bytes)?;
         if let (RequestType::Notify, Some(notify)) = (response.kind(), response.notify.clone()) {

@@ -5,14 +5,14 @@ use crate::image::{Kind, entries, first, message};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use prost::Message;
 
-/// One end of a connection: ours.
+/// Our end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connection {
-    /// Inode, by which its stream's image is called.
+    /// Inode, which names the image of its stream.
     pub ino: u32,
-    /// Our end.
+    /// Address and port of our end.
     pub local: SocketAddr,
-    /// The other one.
+    /// Address and port of the peer.
     pub peer: SocketAddr,
 }
 
@@ -25,18 +25,18 @@ pub struct Local {
     pub interface: Option<String>,
 }
 
-/// How far a connection had come when it was read.
+/// State of a connection when it was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// The number of the next byte that our end waits for.
+    /// Sequence number of the next byte that our end waits for.
     pub expects: u32,
-    /// The number of the first byte of ours that the peer had not acknowledged.
+    /// Sequence number of our first byte that the peer had not acknowledged.
     pub unacknowledged: u32,
-    /// The number of the first byte of ours that had never been sent.
+    /// Sequence number of our first byte that had never been sent.
     pub next: u32,
-    /// What our end was ready to take, as its segments say it.
+    /// Window of our end, scaled as in its segments.
     pub window: u16,
-    /// The same of the peer.
+    /// Window of the peer, in the same form.
     pub peer_window: u16,
 }
 
@@ -64,7 +64,7 @@ struct Socket {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct IpOptions {
-    /// `IP_FREEBIND`: the address need not be there.
+    /// `IP_FREEBIND`: the address need not exist.
     #[prost(bool, optional, tag = "1")]
     freebind: Option<bool>,
 }
@@ -81,7 +81,7 @@ struct Stream {
     inq_seq: u32,
     #[prost(uint32, required, tag = "3")]
     outq_len: u32,
-    /// Behind all of it.
+    /// Sequence number after the whole queue.
     #[prost(uint32, required, tag = "4")]
     outq_seq: u32,
     #[prost(uint32, required, tag = "6")]
@@ -96,7 +96,7 @@ struct Stream {
     rcv_wnd: Option<u32>,
 }
 
-/// The connections that `files.img` names.
+/// Returns the connections that `files.img` names.
 pub fn connections(files: &[u8]) -> Result<Vec<Connection>, Error> {
     let mut found = Vec::new();
     for entry in entries(Kind::Files, files)? {
@@ -114,7 +114,7 @@ pub fn connections(files: &[u8]) -> Result<Vec<Connection>, Error> {
 /// Lists the addresses that sockets of `files.img` are bound to, each once.
 ///
 /// # Errors
-/// The bytes are no such image.
+/// The bytes are not such an image.
 pub fn locals(files: &[u8]) -> Result<Vec<Local>, Error> {
     let mut found = Vec::new();
     for entry in entries(Kind::Files, files)? {
@@ -128,7 +128,7 @@ pub fn locals(files: &[u8]) -> Result<Vec<Local>, Error> {
     Ok(found)
 }
 
-/// Words as the kernel has them in memory; an IPv4 address in IPv6's clothes is one of IPv4.
+/// Decodes words as the kernel has them in memory; an IPv4-mapped IPv6 address becomes one of IPv4.
 fn address(words: &[u32]) -> Option<IpAddr> {
     match words {
         [word] => Some(Ipv4Addr::from(word.to_le_bytes()).into()),
@@ -144,7 +144,7 @@ fn address(words: &[u32]) -> Option<IpAddr> {
     }
 }
 
-/// How far a `tcp-stream-*.img` says that its connection had come. Behind its entry lie the bytes of both queues as they are.
+/// Returns the state of a connection in a `tcp-stream-*.img`. The bytes of both queues follow its entry unchanged.
 pub fn progress(stream: &[u8]) -> Result<Progress, Error> {
     let stream: Stream = message("a TCP stream", first(Kind::TcpStream, stream)?)?;
     let scaled = |window: u32, by: u32| window.checked_shr(by).unwrap_or(0).min(u32::from(u16::MAX)) as u16;

@@ -1,9 +1,9 @@
-//! `make demo-kernel`: an emulated machine with redis, memcached and MariaDB as Debian ships them, clients outside of it, and
-//! another kernel under all of them: first one that panics, then a restore that fails, then a switch that goes through. A
-//! table and `report.html` show what the clients noticed.
+//! `make demo-kernel`: an emulated machine with redis, memcached and MariaDB as Debian ships them, clients outside of
+//! it, and another kernel below all of them: first one that panics, then a restore that fails, then a switch that
+//! succeeds. A table and `report.html` show the effect on the clients.
 //!
-//! Runs the `stillpoint` binary (`STILLPOINT_BIN`) in the machine as a user would. It ends with code 1 when a request was
-//! lost or had its effect twice, when a connection was reset, or when a key is missing.
+//! It runs the `stillpoint` binary (`STILLPOINT_BIN`) in the machine as a user would. It ends with code 1 when a
+//! request was lost or had its effect twice, when a connection was reset, or when a key is missing.
 #![forbid(unsafe_code)]
 
 mod record;
@@ -21,12 +21,12 @@ use stillpoint_testing::machine::clients::{
 use stillpoint_testing::machine::{Guest, Machine};
 
 const UNITS: [&str; 3] = ["mariadb", "memcached", "redis-server"];
-/// Between two requests of one client: all of them share two emulated processors.
+/// Time between two requests of one client: all of them share two emulated processors.
 const REST: Duration = Duration::from_millis(500);
-/// Before, between and after.
+/// Time before, between and after the switches.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// What is run; `--short` is for a look.
+/// Size of the demonstration; `--short` is for a quick look.
 struct Size {
     clients: usize,
     keys: u32,
@@ -40,7 +40,7 @@ const FAULTS: [(&str, &str); 2] = [
 const FULL: Size = Size { clients: 17, keys: 20_000, faults: &FAULTS };
 const SHORT: Size = Size { clients: 3, keys: 2000, faults: &[] };
 
-/// One switch, as it was seen from outside.
+/// One switch, as observed from outside.
 struct Seen {
     what: String,
     began: Instant,
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Everything that must not be ends this with a panic, and the process with a code.
+/// Runs the demonstration; every violation ends it with a panic, and the process with a code.
 fn demonstrate(guest: &Guest, tool: &Path, size: &Size) {
     let begun = Instant::now();
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
@@ -101,7 +101,7 @@ fn demonstrate(guest: &Guest, tool: &Path, size: &Size) {
     report(&all, &beats);
 }
 
-/// One switch; it ends on the kernel `on`.
+/// Makes one switch; it ends on the kernel `on`.
 fn one(machine: &mut Machine, what: &str, to: &str, on: &str) -> Seen {
     println!("\n# {what}\n$ stillpoint kernel switch --to {to}");
     let began = Instant::now();
@@ -124,7 +124,7 @@ fn one(machine: &mut Machine, what: &str, to: &str, on: &str) -> Seen {
     Seen { what: what.to_owned(), began, ended: Instant::now(), journal }
 }
 
-/// The table and the page.
+/// Prints the table and writes the page.
 fn report(all: &[Seen], beats: &[(u8, Vec<Beat>)]) {
     let requests: usize = beats.iter().map(|(_, beats)| beats.len()).sum();
     println!("\n  connections {:>6}   0 reset", beats.len());
@@ -146,7 +146,7 @@ fn report(all: &[Seen], beats: &[(u8, Vec<Beat>)]) {
     }
 }
 
-/// A switch as an operation of a timeline: from the command to the images being gone.
+/// Returns a switch as an operation of a timeline: from the command until the images are removed.
 fn events(seen: &Seen, clock: &record::Clock) -> Vec<Event> {
     let (operation, ended_ns) = (seen.what.clone(), clock.ns(seen.ended));
     let mut events = Vec::new();
@@ -173,18 +173,18 @@ fn events(seen: &Seen, clock: &record::Clock) -> Vec<Event> {
     events
 }
 
-/// A phase in time.
+/// A phase with its start and end.
 struct Span {
     name: String,
     from_ns: u64,
     to_ns: u64,
 }
 
-/// The phases that the journal knows, and between two kernels the jump, of which none can know.
+/// Returns the phases of the journal, and between the two kernels the kexec, which no kernel can record.
 fn spans(seen: &Seen, began_ns: u64) -> Vec<Span> {
     let (mut spans, mut before): (Vec<Span>, _) = (Vec::new(), None);
     let mut add = |name: &str, from_ns: u64, to_ns: u64| {
-        // one after another, whatever the clocks of two kernels say
+        // one after another, even if the clocks of the two kernels disagree
         let from_ns = from_ns.max(spans.last().map_or(began_ns, |last| last.to_ns));
         let mut name = name.to_owned();
         while spans.iter().any(|span| span.name == name) {

@@ -4,7 +4,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use stillpoint_measure::record::{Header, Outcome, Record, Sample};
 use stillpoint_testing::machine::clients::Beat;
 
-/// Instants as nanoseconds: any zero will do if records and events share it.
+/// Converter of instants to nanoseconds: any zero is valid if records and events share it.
 pub(crate) struct Clock {
     now: Instant,
     unix_ns: u64,
@@ -16,13 +16,13 @@ impl Clock {
         Clock { now: Instant::now(), unix_ns }
     }
 
-    /// An instant of the past.
+    /// Returns the nanoseconds of an instant in the past.
     pub(crate) fn ns(&self, instant: Instant) -> u64 {
         self.unix_ns.saturating_sub(self.now.saturating_duration_since(instant).as_nanos() as u64)
     }
 }
 
-/// All that was asked, by kind and connection.
+/// Makes a record of all requests, by kind and connection.
 pub(crate) fn of_beats(beats: &[(u8, Vec<Beat>)], clock: &Clock) -> Record {
     let mut samples = Vec::new();
     for (connection, (kind, beats)) in (0..).zip(beats) {

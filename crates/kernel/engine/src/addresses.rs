@@ -1,8 +1,8 @@
-//! Local addresses that sockets of an image are bound to. A restore needs them, and on a machine that comes up they may come
-//! late: from DHCP, on a bond, or after IPv6 has looked for duplicates.
+//! Local addresses that sockets of an image are bound to. A restore needs them, and on a machine that starts they may
+//! be late: from DHCP, on a bond, or after IPv6 has checked for duplicates.
 //!
-//! The kernel is asked as criu will ask it, by `bind`. It refuses an address that is tentative, and takes one that may be bound
-//! without being there (`ip_nonlocal_bind`).
+//! The test uses `bind`, as criu does later. The kernel refuses an address that is tentative, and accepts one that may
+//! be bound without being there (`ip_nonlocal_bind`).
 
 use crate::{Error, Image};
 use std::io::ErrorKind;
@@ -13,12 +13,12 @@ use stillpoint_kernel_criu::tcp::{Local, locals};
 /// Time for which a restore waits for addresses, unless another one is given: DHCP has retried several times by then.
 pub const ADDRESS_LIMIT: Duration = Duration::from_secs(120);
 
-/// Bytes of a file of criu's about sockets.
+/// Limit in bytes for a file of criu about sockets.
 const FILE_MAX: u64 = 1 << 30;
-/// Between two looks.
+/// Time between two tests.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Lists the addresses of an image that this machine has not, or not yet.
+/// Lists the addresses of an image that this machine does not have, or not yet.
 ///
 /// # Errors
 /// The image does not list its sockets.
@@ -27,10 +27,10 @@ pub(crate) fn missing(image: &Image) -> Result<Vec<String>, Error> {
     Ok(locals.iter().filter(|local| !is_there(local)).map(text).collect())
 }
 
-/// Waits until all addresses of an image are there. `told` hears once which ones are waited for.
+/// Waits until all addresses of an image are there. `told` is called once, with the addresses that are missing.
 ///
 /// # Errors
-/// One is not there within the limit; nothing has been restored.
+/// An address is not there within the limit; nothing has been restored.
 pub(crate) fn wait(image: &Image, limit: Duration, told: impl Fn(String)) -> Result<(), Error> {
     let locals = locals(&image.directory().read("files.img", FILE_MAX)?)?;
     let begun = Instant::now();
@@ -59,7 +59,7 @@ fn text(local: &Local) -> String {
     }
 }
 
-/// Returns true if a socket can be bound to an address now. What fails for another reason is left to criu.
+/// Returns true if a socket can be bound to an address now, or if `bind` fails for a reason that is left to criu.
 fn is_there(local: &Local) -> bool {
     let to: SocketAddr = match (local.address, &local.interface) {
         (IpAddr::V6(address), Some(interface)) => match index(interface) {

@@ -1,4 +1,4 @@
-//! Units that systemd starts again, from their files, when a checkpoint has ended their processes.
+//! Units that systemd restarts from their files after a checkpoint has ended their processes.
 
 use crate::Error;
 use crate::switch::properties;
@@ -7,7 +7,7 @@ use procfs::process::Process;
 use std::collections::BTreeMap;
 use stillpoint_host::systemd::{is_booted, service_of_group};
 
-/// Refuses to end a program that systemd would start again beside its image: that would be restored over newer files later.
+/// Refuses to end a program that systemd would restart: its image would be restored later over newer files.
 pub fn check_end(pid: i32) -> Result<(), Error> {
     let groups = Process::new(pid).and_then(|process| process.cgroups()).map_err(|_| Error::NoProcess(pid))?;
     let mut units: Vec<String> = groups.into_iter().filter_map(|group| unit_of(&group.pathname)).collect();
@@ -29,7 +29,8 @@ fn unit_of(group: &str) -> Option<String> {
     service_of_group(group).map(|(service, _)| service.to_string())
 }
 
-/// Why a service does not stay ended. It ends with its main process; where systemd knows of none, with the last.
+/// Returns the reason why systemd restarts a service. A service ends with its main process, or with its last one where
+/// systemd knows no main process.
 fn starts_again(unit: &str, properties: &BTreeMap<String, String>, ending: &[i32]) -> Option<String> {
     let restart = properties.get("Restart").map_or("no", String::as_str);
     let main = properties.get("MainPID").and_then(|main| main.parse().ok()).unwrap_or(0);
@@ -59,7 +60,7 @@ mod tests {
             starts_again("a.service", &properties, &[41, 42])
         };
         assert_eq!(why("no", "41"), None);
-        // a part of it that is not what systemd waits for
+        // a part of the unit that systemd does not wait for
         assert_eq!(why("always", "40"), None);
         for (restart, main) in [("always", "41"), ("on-failure", "42"), ("on-abnormal", "41"), ("on-abort", "0")] {
             let why = why(restart, main).unwrap();

@@ -1,8 +1,9 @@
-//! A control group beside a unit's. systemd ends whatever is in a unit's own group together: a daemon in there would go with
-//! the program that waits for its pages, and what that has not got would be zeros when it saves its data.
+//! A control group beside that of a unit. systemd ends all processes in the group of a unit together: a daemon in that
+//! group would end with the program that waits for its pages, and pages that are not resident would be zeros when the
+//! program saves its data.
 //!
-//! The group is none of systemd's units: it stays as it is while they stop, and what is in it ends by itself when its program
-//! has, or with the machine, behind all units.
+//! The group belongs to no unit of systemd: it stays as it is while units stop. A process in it ends by itself after
+//! its program, or with the machine, after all units.
 
 use crate::Error;
 use crate::error::At;
@@ -12,7 +13,7 @@ use stillpoint_host::systemd::service_of_group;
 
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// Moves a process out of the group of a unit, in which this one is.
+/// Moves a process out of the group of a unit, in which this process is.
 pub(crate) fn beside(unit: &str, pid: u32) -> Result<(), Error> {
     let groups = groups(unit)?;
     if groups.is_empty() {
@@ -21,7 +22,7 @@ pub(crate) fn beside(unit: &str, pid: u32) -> Result<(), Error> {
     groups.iter().try_for_each(|group| enter(&Files::of_kernel(), group, pid))
 }
 
-/// Takes the groups away when nobody is in them any more.
+/// Removes the groups when no process is in them any more.
 pub(crate) fn leave(unit: &str) {
     for group in groups(unit).unwrap_or_default() {
         let _ = kernel_files::remove_directory(group);
@@ -33,7 +34,7 @@ fn groups(unit: &str) -> Result<Vec<PathBuf>, Error> {
     Ok(groups_in(&Files::of_kernel(), &own, unit))
 }
 
-/// The groups in each hierarchy that systemd ends units by, with what is said of this process.
+/// Returns the groups in each hierarchy by which systemd ends units, from this process's `/proc/self/cgroup`.
 fn groups_in(files: &Files, own: &str, unit: &str) -> Vec<PathBuf> {
     let root = Path::new(ROOT);
     let group = |line: &str| {
@@ -46,7 +47,7 @@ fn groups_in(files: &Files, own: &str, unit: &str) -> Vec<PathBuf> {
         };
         let (_, group) = service_of_group(parts.next()?).filter(|(service, _)| service.as_str() == unit)?;
         let slice = Path::new(group).parent()?.strip_prefix("/").ok()?;
-        // no unit is called like that
+        // no unit has such a name
         Some(mounted.join(slice).join(format!("stillpoint-memory-{}", unit.trim_end_matches(".service"))))
     };
     own.lines().filter_map(group).collect()

@@ -1,4 +1,4 @@
-//! What stands against taking a process along, as far as it can be seen without touching it.
+//! Obstacles to a checkpoint of a process, as far as they can be found without touching it.
 
 use crate::checkpoint::GHOST_LIMIT;
 use crate::criu::Criu;
@@ -14,27 +14,27 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files;
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weight {
-    /// Good to know.
+    /// Information only.
     Note,
-    /// It goes, but not as one might expect.
+    /// It works, but not as the operator may expect.
     Warning,
-    /// It does not go.
+    /// It does not work.
     Refusal,
 }
 
-/// One thing that was found.
+/// One obstacle or remark.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How much it matters.
+    /// Severity of the finding.
     pub weight: Weight,
-    /// Whom it concerns.
+    /// The process that it is about; `None` for the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// What it is, and what to do about it.
+    /// Description, and the remedy.
     pub text: String,
 }
 
@@ -48,20 +48,20 @@ impl Finding {
     }
 }
 
-/// Everything that was found.
+/// All findings about a tree of processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The processes, the root first.
     pub pids: Vec<i32>,
-    /// What was found.
+    /// Findings in the order of their discovery.
     pub findings: Vec<Finding>,
-    /// What of it is in memory.
+    /// Objects of the processes that are in memory file systems.
     #[serde(skip)]
     pub(crate) volatile: Volatile,
 }
 
 impl Report {
-    /// An error that names every refusal, if there are any.
+    /// Returns an error that names every refusal, if there are any.
     pub fn accepted(&self) -> Result<(), Error> {
         let refused = self.findings.iter().filter(|found| found.weight == Weight::Refusal);
         let texts: Vec<String> = refused
@@ -74,13 +74,13 @@ impl Report {
     }
 }
 
-/// Looks at a process and all below it, at criu and at the kernel. Nothing is touched.
+/// Examines a process and all below it, criu and the kernel. Nothing is touched.
 pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
     let mut look = Look::begin(pid)?;
     look.machine(criu)?;
     let processes = std::mem::take(&mut look.processes);
     for process in &processes {
-        // one that ends meanwhile is nobody's hindrance
+        // one that ends meanwhile is not an obstacle
         let _ = look.process(process);
     }
     look.connections();
@@ -91,17 +91,17 @@ pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
     Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: look.findings, volatile })
 }
 
-/// What is known of the machine while processes are looked at.
+/// State of the machine while processes are examined.
 struct Look {
     processes: Vec<Process>,
     inside: BTreeSet<i32>,
-    /// Who else has a socket or a pipe open, by inode.
+    /// Processes outside the tree that have a socket or a pipe open, by inode.
     outside: BTreeMap<u64, i32>,
-    /// Whether anybody serves memory to others.
+    /// True if a process serves memory to others.
     served: bool,
     peers: BTreeMap<u32, u32>,
     ports: BTreeSet<u64>,
-    /// The namespace of SysV memory that nobody else is in, if they have one.
+    /// The namespace of SysV memory that no other process is in, if they have one.
     ipc: Option<PathBuf>,
     findings: Vec<Finding>,
 }
@@ -152,7 +152,7 @@ impl Look {
         Ok(())
     }
 
-    /// Rights of this process that criu needs, and that it has only if it was given all of root's.
+    /// Reports rights of this process that criu needs, and that are missing if it does not have all rights of root.
     fn rights(&mut self) {
         let effective = Process::myself().and_then(|own| own.status()).map_or(u64::MAX, |status| status.capeff);
         let missing = |rights: &[(u32, &str)]| -> Vec<String> {
@@ -198,7 +198,7 @@ impl Look {
     }
 
     fn namespaces(&mut self, process: &Process) {
-        // Not the one of time: criu restores into one, and takes it along the next time.
+        // Not the time namespace: criu restores into one, and takes it along the next time.
         for name in ["mnt", "pid", "net", "ipc", "user", "uts"] {
             let link = |pid: &str| kernel_files::link(format!("/proc/{pid}/ns/{name}")).ok();
             let there = link(&process.pid.to_string());
@@ -309,7 +309,7 @@ impl Look {
         self.ports.insert(inode);
     }
 
-    /// Connections, told once for all processes.
+    /// Reports connections, once for all processes.
     fn connections(&mut self) {
         use procfs::net::TcpState;
         let (mut established, mut waiting) = (0, 0);
@@ -328,7 +328,7 @@ impl Look {
     }
 }
 
-/// Whether somebody else brings pages of a process: its mappings say so.
+/// Returns true if another process serves pages of a process, according to its mappings.
 fn is_served(smaps: &[u8]) -> bool {
     let flags = smaps.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"VmFlags:"));
     flags.into_iter().any(|flags| flags.split(|byte| *byte == b' ').any(|flag| flag == b"um"))
@@ -338,7 +338,7 @@ const IO_URING: &str = "uses io_uring, which criu cannot take along; MariaDB: in
 
 const SECRET: &str = "has memory that no other process can read (memfd_secret), and criu cannot either";
 
-/// Rights without which criu does not work.
+/// Rights without which criu does not work: number and name.
 const NEEDED: [(u32, &str); 6] = [
     (1, "CAP_DAC_OVERRIDE"),
     (6, "CAP_SETGID"),
@@ -347,7 +347,7 @@ const NEEDED: [(u32, &str); 6] = [
     (19, "CAP_SYS_PTRACE"),
     (21, "CAP_SYS_ADMIN"),
 ];
-/// Right to raise hard limits, and to make a process less likely to be killed for memory.
+/// Right to raise hard limits, and to lower the chance that a process is killed for memory.
 const RESOURCE: (u32, &str) = (24, "CAP_SYS_RESOURCE");
 
 /// Returns true for the kernel's name of a file of memfd_secret.
@@ -355,21 +355,21 @@ fn is_secret(name: &str) -> bool {
     name.strip_suffix(" (deleted)") == Some("/secretmem")
 }
 
-/// The longest private mapping that the kernel gives; any, where it does not count. criu maps what was only reserved as
-/// memory that can be written, and then the kernel counts it.
+/// Returns the longest private mapping that the kernel allows, or `None` if it does not count. criu maps reserved
+/// ranges as writable memory, and then the kernel counts them.
 fn mappable() -> Option<u64> {
     let policy = kernel_files::text("/proc/sys/vm/overcommit_memory").ok()?;
     let memory = <procfs::Meminfo as procfs::Current>::current().ok()?;
     (policy.trim() != "1").then_some(memory.mem_total + memory.swap_total)
 }
 
-/// Names of shared memory that is no device, though it lies in `/dev`.
+/// Returns true for names of shared memory that is not a device, though it is in `/dev`.
 fn is_memory(path: &Path) -> bool {
     let path = path.to_string_lossy();
     path.starts_with("/dev/zero") || path.starts_with("/dev/shm/")
 }
 
-/// Numbers and targets of a process's descriptors.
+/// Returns numbers and targets of a process's descriptors.
 fn descriptors(pid: i32) -> Vec<(i32, String)> {
     let directory = Path::new("/proc").join(pid.to_string()).join("fd");
     let target = |name: OsString| {
@@ -379,18 +379,19 @@ fn descriptors(pid: i32) -> Vec<(i32, String)> {
     kernel_files::names(&directory).into_iter().filter_map(target).collect()
 }
 
-/// `socket:[123]` and `pipe:[123]`.
+/// Parses `socket:[123]` and `pipe:[123]`.
 fn numbered(target: &str) -> Option<(&str, u64)> {
     let (kind, number) = target.split_once(":[")?;
     let number = number.strip_suffix(']')?.parse().ok()?;
     matches!(kind, "socket" | "pipe").then_some((kind, number))
 }
 
-/// What criu takes along, as the kernel calls it.
+/// Protocols that criu takes along, by the kernel's names.
 const PROTOCOLS: [&str; 11] =
     ["TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "UNIX", "UNIX-STREAM", "NETLINK", "PACKET", "RAW"];
 
-/// The kernel's name for what a socket speaks; sockets that are neither bound nor connected stand in no table.
+/// Returns the kernel's name for the protocol of a socket; sockets that are neither bound nor connected are in no
+/// table.
 fn protocol(pid: i32, number: i32) -> Option<String> {
     let mut name = [0; 64];
     let path = format!("/proc/{pid}/fd/{number}");

@@ -1,4 +1,4 @@
-//! A running process and all below it, into an image.
+//! Checkpoint of a running process and all below it, into an image.
 
 use crate::again::check_end;
 use crate::check::check;
@@ -20,66 +20,67 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, PageServer, Request, RequestType, Version};
 use stillpoint_kernel_foam::{Form, PRESENT};
 
-/// criu's log of a dump.
+/// Log of criu for a dump.
 pub(crate) const DUMP_LOG: &str = "dump.log";
-/// Deleted files that are open are kept in the image up to this size.
+/// Limit in bytes up to which a deleted file that is open is kept in the image.
 pub(crate) const GHOST_LIMIT: u64 = 64 << 20;
-/// A process in which criu was killed at a bad moment runs into a breakpoint of criu's within this.
+/// Time within which a process hits a breakpoint of criu after criu was killed at a bad moment.
 const RUNS_INTO: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// How sockets are kept from hearing of the network while nobody holds them.
+/// Protection of sockets from the network while no process holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
     /// Rules of nftables, criu's and those of a keeper: packets of established connections are dropped until the restore.
     Nftables,
-    /// Somebody else sees to it, or nobody: a peer that sends meanwhile is reset.
+    /// No protection by this program: without another one, a peer that sends meanwhile is reset.
     None,
 }
 
-/// What a checkpoint is to be like.
+/// Options of a checkpoint.
 #[derive(Debug, Clone)]
 pub struct CheckpointOptions {
     /// The root of the processes.
     pub pid: i32,
-    /// Where the image goes; made if it is not there.
+    /// Directory of the image; made if it is not there.
     pub image: PathBuf,
-    /// Which criu.
+    /// The criu that dumps.
     pub criu: Criu,
-    /// Let the processes run on; without it they end when the image is sealed.
+    /// Let the processes run on; otherwise they end when the image is sealed.
     pub leave_running: bool,
-    /// The form of the image's files; found out where it is not given.
+    /// The form of the image's files; detected if not given.
     pub form: Option<Form>,
-    /// What keeps the network away.
+    /// Protection of the connections from the network.
     pub guard: Guard,
-    /// Passes while the processes run, at most; what is left when they stop is written while they stand.
+    /// Maximum of passes while the processes run; the rest is written while they are stopped.
     pub passes: u32,
     /// File of the machine's key, made if it is not there: [`crate::MACHINE_KEY`].
     pub key: PathBuf,
-    /// A test's: fail when everything has been dumped, before the seal.
+    /// For tests: fail when everything has been dumped, before the seal.
     pub fail_before_seal: bool,
 }
 
-/// What a checkpoint came to.
+/// Result of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Processes in it.
+    /// Number of processes in the image.
     pub memories: usize,
-    /// Pages in it.
+    /// Number of pages in the image.
     pub pages: u64,
     /// Passes before the processes were stopped.
     pub passes: Vec<Pass>,
-    /// Bytes that were written while they stood.
+    /// Bytes that were written while the processes were stopped.
     pub written: u64,
-    /// Bytes of pages that held only zeros, and were not.
+    /// Bytes of pages that held only zeros, and were not written.
     pub zeros: u64,
-    /// From criu being asked to stop the processes to the seal. That they end afterwards has no part in it.
+    /// Nanoseconds from the request to criu to stop the processes, to the seal. The end of the processes is not
+    /// included.
     pub frozen_ns: u64,
 }
 
-/// Takes a process, and all below it, into an image.
+/// Writes a process, and all below it, into an image.
 ///
-/// The image is sealed while the processes stand. Until then everything that fails lets them run on, and leaves nothing but
-/// logs: also criu's rules of nftables are gone, if it could not take them away itself.
+/// The image is sealed while the processes are stopped. Until then every failure lets them run on, and leaves nothing
+/// but logs: criu's rules of nftables are also removed if criu could not remove them itself.
 pub fn checkpoint(options: &CheckpointOptions, observer: Observer<'_>) -> Result<Checkpoint, Error> {
     if !options.leave_running {
         check_end(options.pid)?;
@@ -87,16 +88,17 @@ pub fn checkpoint(options: &CheckpointOptions, observer: Observer<'_>) -> Result
     checkpoint_then(options, &|_| Ok(()), observer)
 }
 
-/// When somebody else has something to do in a checkpoint.
+/// Moments of a checkpoint at which the caller can act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     /// Before the processes are frozen, and after all passes.
     Freezing,
-    /// When the image has been sealed, and the processes still stand.
+    /// After the image has been sealed, while the processes are still stopped.
     Sealed,
 }
 
-/// Like [`checkpoint`], with something to be done at its moments. If that fails the processes run on, and there is no image.
+/// Writes a process, and all below it, into an image like [`checkpoint`], and calls `at` at its moments. If `at` fails
+/// the processes run on, and there is no image.
 pub fn checkpoint_then(
     options: &CheckpointOptions,
     at: &dyn Fn(Moment) -> Result<(), Error>,
@@ -124,7 +126,7 @@ pub fn checkpoint_then(
     done
 }
 
-/// Takes away what a checkpoint that did not come about has left, and notes what criu should have.
+/// Removes what a failed checkpoint has left, and logs what criu should have removed.
 fn undo(options: &CheckpointOptions) {
     let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).about(Some(options.pid)));
     let connections = sockets::leave_repair(options.pid);
@@ -141,7 +143,7 @@ fn undo(options: &CheckpointOptions) {
     discard(dir);
 }
 
-/// Refuses images that their file system has no room for: memory is written as it is, with nothing compressed.
+/// Refuses images that do not fit on their file system: memory is written as it is, without compression.
 pub(crate) fn room(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<(), Error> {
     let nearest = existing(image);
     let room = rustix::fs::statvfs(nearest).at("look at", nearest)?;
@@ -155,22 +157,22 @@ pub(crate) fn room(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<
     Ok(())
 }
 
-/// The nearest directory that is there.
+/// Returns the nearest directory that exists.
 pub(crate) fn existing(path: &Path) -> &Path {
     let nearest = path.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }
 }
 
-/// Bytes of memory of a process and all below it.
+/// Returns the bytes of memory of a process and all below it.
 pub(crate) fn needed(pid: i32) -> Result<u64, Error> {
     let statuses: Vec<_> = tree(pid)?.iter().filter_map(|process| process.status().ok()).collect();
     let own = |status: &procfs::process::Status| status.rssanon.unwrap_or(0) + status.vmswap.unwrap_or(0);
-    // all of them count the same shared memory
+    // each process counts the same shared memory
     let shared = statuses.iter().filter_map(|status| status.rssshmem).max().unwrap_or(0);
     Ok((statuses.iter().map(own).sum::<u64>() + shared) * 1024)
 }
 
-/// The last pass: the image is sealed when criu has dumped everything and the processes still stand.
+/// Makes the last pass: the image is sealed when criu has dumped everything and the processes are still stopped.
 fn dump(
     options: &CheckpointOptions,
     store: Store,
@@ -200,7 +202,7 @@ fn dump(
         at(Moment::Sealed)?;
         Ok((index, written - before.0, zeros - before.1, frozen_ns))
     })?;
-    // a criu that was killed when it had begun to end them: the image stands for them all
+    // a criu that was killed after it had begun to end them: the image is valid for all of them
     let ends = !options.leave_running && !served.lost.is_empty();
     match (served.answer?, served.ended) {
         (answer, Some(Ok((index, written, zeros, frozen_ns)))) if ends || matches!(answer, Answer::Done { .. }) => {
@@ -226,24 +228,24 @@ fn dump(
     }
 }
 
-/// What came of a request whose pages went into a store.
+/// Result of a request whose pages went into a store.
 pub(crate) struct Served<T> {
     /// criu's answer.
     pub(crate) answer: Result<Answer, Error>,
-    /// What was made of the store while the processes stood, if criu came so far.
+    /// Result of `at_end` on the store while the processes were stopped, if criu came so far.
     pub(crate) ended: Option<Result<T, Error>>,
-    /// The store otherwise.
+    /// The store, if `at_end` did not run.
     pub(crate) left: Option<(Result<Received, Error>, Store)>,
     /// The processes, and those of them that ended with a criu that was killed.
     pub(crate) held: Held,
     pub(crate) lost: Vec<i32>,
 }
 
-/// Asks criu for something that sends pages; they go into the store until criu has closed the connection. `at_end` makes
-/// something of it when everything has been dumped and the processes still stand; they go on if that fails.
+/// Sends criu a request that sends pages; they go into the store until criu has closed the connection. `at_end` takes
+/// the store when everything has been dumped and the processes are still stopped; they run on if that fails.
 ///
-/// They also go on when criu is killed, but for one case: criu makes system calls in them by writing instructions over theirs,
-/// and who is in such a call when criu dies comes to the breakpoint behind it.
+/// They also run on when criu is killed, with one exception: criu makes system calls in a process by writing
+/// instructions over the process's own. A process that is in such a call when criu dies hits the breakpoint after it.
 pub(crate) fn through_page_server<T>(
     options: &CheckpointOptions,
     mut store: Store,
@@ -257,7 +259,7 @@ pub(crate) fn through_page_server<T>(
     // while criu starts
     let held = Held::tree(options.pid);
     let request = request(theirs.as_raw_fd());
-    // criu alone holds its end now: when it dies, the page server hears of it
+    // criu alone holds its end now: when criu dies, the page server reads the end of the connection
     drop(theirs);
     let mut server = Some(std::thread::spawn(move || -> (Result<Received, Error>, Store) {
         let received = serve(&mut UnixStream::from(ours), &mut store);

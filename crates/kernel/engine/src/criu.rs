@@ -1,4 +1,4 @@
-//! criu as a worker: one process for a request, asked over its RPC.
+//! criu as a worker: one process for a request, controlled by its RPC.
 
 use crate::Error;
 use crate::error::At;
@@ -16,34 +16,35 @@ use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Version};
 
-/// The oldest version that is driven: 4.1 restores memory lazily on the kernels that matter.
+/// The oldest supported version: 4.1 restores memory lazily on the kernels that matter.
 const OLDEST: (i32, i32) = (4, 1);
-/// Longer than any message of criu's.
+/// Limit in bytes, longer than any message of criu.
 const MESSAGE: usize = 1 << 16;
-/// Longest log of criu's, or of a daemon, that is read.
+/// Longest log of criu, or of a daemon, that is read.
 pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
-/// Has criu stop what it restores or leaves at system calls and not at a breakpoint. The kernel keeps a breakpoint as an event of
-/// perf until its thread ends, and looks at it whenever it switches to that; and a thread that comes to one when criu has been
-/// killed is killed by it. It is one of the "faults" of criu's own tests, and what criu does on processors without breakpoints.
+/// Makes criu stop what it restores or leaves at system calls, not at a breakpoint. The kernel keeps a breakpoint as an
+/// event of perf until its thread ends, and looks at it at each switch to that thread. A thread that hits one after
+/// criu has been killed is killed by it. This is one of the "faults" of criu's own tests, and is also what criu does on
+/// processors without breakpoints.
 const NO_BREAKPOINTS: (&str, &str) = ("CRIU_FAULT", "130");
-/// How often it is looked whether what criu depends on is there, while it says nothing.
+/// Interval of the test that a criu which sends nothing still has what it depends on.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// An installation of criu.
 #[derive(Debug, Clone)]
 pub struct Criu {
     program: PathBuf,
-    /// What it said when it was asked, which its clones know as well.
+    /// Version and features that it reported, shared by all clones.
     abilities: Arc<OnceLock<(Version, Features)>>,
 }
 
 impl Criu {
-    /// The program at a path, or the one that is found by name.
+    /// Names the program by its path, or by a name that is looked up.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Criu { program: program.into(), abilities: Arc::default() }
     }
 
-    /// Which version it is; versions that cannot do what is needed are refused.
+    /// Returns its version; refuses versions that lack a needed feature.
     pub fn version(&self) -> Result<Version, Error> {
         let mut worker = self.worker(&[])?;
         let version = self.version_of(&mut worker);
@@ -51,7 +52,8 @@ impl Criu {
         version
     }
 
-    /// The same of one that runs, and takes another request then: a process of criu's is not started for it alone.
+    /// Returns the version of a worker, which takes another request afterwards: no process of criu is started for this
+    /// alone.
     pub(crate) fn version_of(&self, worker: &mut Worker) -> Result<Version, Error> {
         let request = Request { keep_open: Some(true), ..Request::new(RequestType::Version, None) };
         let answer = worker.request(&request, |_, _| true).map_err(|_| self.wrong("does not answer as criu does"))?;
@@ -66,12 +68,12 @@ impl Criu {
         }
     }
 
-    /// What it can do on this kernel; one that cannot do what is needed is refused by its version.
+    /// Returns its features on this kernel; refuses a version that lacks a needed feature.
     pub fn features(&self) -> Result<Features, Error> {
         self.abilities().map(|(_, features)| features)
     }
 
-    /// Its version, and what it can do on this kernel. It is asked once.
+    /// Returns its version, and its features on this kernel. criu is started for this only once.
     pub(crate) fn abilities(&self) -> Result<(Version, Features), Error> {
         if let Some(known) = self.abilities.get() {
             return Ok(*known);
@@ -94,10 +96,10 @@ impl Criu {
             .doing("make a socket for criu")?;
         let mut command = Command::new(&self.program);
         command.arg("swrk").arg(theirs.as_raw_fd().to_string());
-        // it changes its directory; what it prints besides its log is of no use
+        // it changes its directory; its output besides the log is of no use
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.env(NO_BREAKPOINTS.0, NO_BREAKPOINTS.1);
-        // an interrupt from the terminal is for us: criu hears that we are gone, and undoes what it has begun
+        // an interrupt from the terminal is for us: criu detects that we are gone, and undoes what it has begun
         command.process_group(0);
         let all = || inherited.iter().copied().chain([theirs.as_fd()]);
         for descriptor in all() {
@@ -111,12 +113,13 @@ impl Criu {
         Ok(Worker { socket: ours, child, died: false })
     }
 
-    /// The same for one that makes files: no other user can read them. Processes that it restores have the umask of their image.
+    /// Starts a worker that makes files which no other user can read. Processes that it restores have the umask of
+    /// their image.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The worker cannot be started.
     pub(crate) fn private_worker(&self, inherited: &[BorrowedFd<'_>]) -> Result<Worker, Error> {
-        // the umask is the process's, in which several checkpoints may begin at the same time
+        // the umask is that of the process, in which several checkpoints may begin at the same time
         static UMASK: Mutex<()> = Mutex::new(());
         let _one_at_a_time = UMASK.lock().unwrap_or_else(PoisonError::into_inner);
         let before = umask(Mode::RWXG | Mode::RWXO);
@@ -139,7 +142,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Sends a request and hears it to its end. At each step criu waits for `go_on` to say whether it may.
+    /// Sends a request and reads the answers to the end. At each step criu waits until `go_on` returns whether it may
+    /// continue.
     pub(crate) fn request(
         &mut self,
         request: &Request,
@@ -149,7 +153,8 @@ impl Worker {
         self.hear(None, go_on)
     }
 
-    /// The same, and criu is killed once what it depends on is not there any more: it would wait for that for ever.
+    /// Sends a request as [`Worker::request`] does, and kills criu once what it depends on is gone: otherwise criu
+    /// would wait for that for ever.
     pub(crate) fn request_while(
         &mut self,
         request: &Request,
@@ -171,7 +176,7 @@ impl Worker {
                 self.until_it_speaks(there)?;
             }
             let n = match recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()) {
-                // it ended before it read what it was told
+                // it ended before it read the last message
                 Err(Errno::CONNRESET) => 0,
                 heard => heard.doing("hear criu")?.0,
             };
@@ -189,7 +194,7 @@ impl Worker {
         }
     }
 
-    /// Waits until it says something or ends, and ends it once something is not there any more.
+    /// Waits until criu sends a message or ends, and kills it once `there` returns false.
     fn until_it_speaks(&mut self, there: &mut dyn FnMut() -> bool) -> Result<(), Error> {
         loop {
             match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&LOOK)) {
@@ -203,7 +208,7 @@ impl Worker {
         }
     }
 
-    /// That it has ended is found when it is heard next, behind what it said before.
+    /// Sends a request. The end of criu is detected at the next read, after its last messages.
     fn send(&self, request: &Request) -> Result<(), Error> {
         match send(&self.socket, &request.encode(), SendFlags::NOSIGNAL) {
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
@@ -211,13 +216,13 @@ impl Worker {
         }
     }
 
-    /// Whether it ended in the middle of a request.
+    /// Returns true if it ended in the middle of a request.
     pub(crate) fn died(&self) -> bool {
         self.died
     }
 
-    /// Has the system look elsewhere when memory runs out: while criu runs its own code in a program, that would not outlive it.
-    /// Only for dumps, as what criu restores would inherit it.
+    /// Protects criu from the OOM killer: a program in which criu runs its own code would not survive criu's death.
+    /// Only for dumps, as the processes that criu restores would inherit the protection.
     pub(crate) fn spare(&self) {
         let path = format!("/proc/{}/oom_score_adj", self.child.id());
         if let Err(error) = kernel_files::write(path, "-1000") {
@@ -225,20 +230,20 @@ impl Worker {
         }
     }
 
-    /// Waits for it to end. What it restored lives on.
+    /// Waits for its end. The processes that it restored live on.
     pub(crate) fn end(mut self) {
         drop(self.socket);
         let _ = self.child.wait();
     }
 
-    /// Ends it at once.
+    /// Kills it at once.
     pub(crate) fn kill(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The errors that stand in a log of criu's: the first is the reason, most others are its consequences.
+/// Returns the errors in a log of criu: the first is the reason, most others are its consequences.
 pub(crate) fn errors_in(dir: &Path, log: &str) -> Vec<String> {
     let text = Directory::open(dir).and_then(|dir| dir.read(log, LOG_BYTES_MAX)).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -257,7 +262,7 @@ mod tests {
         let mut worker = unread.worker(&[]).unwrap();
         let sent = worker.request(&Request::features(), |_, _| true).unwrap();
         assert!(matches!(sent, Answer::Failed { .. }), "{sent:?}");
-        // and asked when it has ended already
+        // and with a request after it has ended
         worker.child.wait().unwrap();
         let sent = worker.request(&Request::features(), |_, _| true).unwrap();
         assert!(matches!(sent, Answer::Failed { .. }), "{sent:?}");

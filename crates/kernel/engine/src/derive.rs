@@ -1,5 +1,5 @@
-//! What criu reads of an image: pagemaps, and files of pages. They are made from the image each time, so that only the image
-//! is ever trusted.
+//! Files that criu reads of an image: pagemaps, and files of pages. They are made from the image each time, so that
+//! only the image is ever trusted.
 
 use crate::error::At;
 use crate::store::is_derived;
@@ -9,21 +9,21 @@ use stillpoint_kernel_criu::page_server::{Form, PE_LAZY, PE_PRESENT};
 use stillpoint_kernel_criu::pagemap::{Gaps, Pages, encode};
 use stillpoint_kernel_foam::{Extent, LAZY, Object, PAGE, PRESENT, Placement, Recorded};
 
-/// How memory comes back.
+/// Time at which memory is restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Restore {
     /// All of it before the process runs.
     Eager,
-    /// What can wait, when it is asked for.
+    /// Pages that can wait are fetched when they are faulted in.
     OnDemand,
 }
 
-/// Puts what criu reads into the image's directory.
+/// Writes the files that criu reads into the image's directory.
 ///
 /// # Errors
 /// A file cannot be made, or a page is damaged.
 pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<(), Error> {
-    // what an earlier restore made, or came with the image
+    // made by an earlier restore, or delivered with the image
     for name in image.directory().names()?.iter().filter(|name| is_derived(name)) {
         image.directory().remove(name)?;
     }
@@ -48,13 +48,13 @@ pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<()
     Ok(())
 }
 
-/// Whether criu reads these pages out of the image by itself. All others are compared with their sums when they are copied
-/// for it, or brought.
+/// Returns true if criu reads these pages out of the image by itself. All others are compared with their checksums when
+/// they are copied for it, or fetched.
 pub(crate) fn by_criu(recorded: &Recorded, extent: &Extent, restore: Restore) -> bool {
     gaps(recorded, restore).is_some() && !(extent.is_lazy() && restore == Restore::OnDemand)
 }
 
-/// How gaps are told to criu when the image itself can be its file of pages; `None` when it cannot.
+/// Returns the way to describe gaps to criu if the image itself can be its file of pages; `None` if it cannot.
 fn gaps(recorded: &Recorded, restore: Restore) -> Option<Gaps> {
     if recorded.placement != Placement::Sparse {
         return None;
@@ -67,7 +67,7 @@ fn gaps(recorded: &Recorded, restore: Restore) -> Option<Gaps> {
     });
     match (whole, restore, recorded.object) {
         (true, _, _) => Some(Gaps::Closed),
-        // criu passes over lazy pages that no memory asks for, when it restores lazily
+        // criu skips lazy pages that no memory requests, when it restores lazily
         (false, Restore::OnDemand, Object::Task(_)) => Some(Gaps::Named),
         _ => None,
     }
@@ -79,7 +79,7 @@ fn pages(extent: &Extent, restore: Restore) -> Pages {
     Pages { start: extent.start, pages: extent.pages, flags: lazy | present }
 }
 
-/// One stored page after another, but for those that criu leaves to us: in their place is a hole.
+/// Copies one stored page after another; a page that criu leaves to us becomes a hole.
 fn copy(image: &Image, recorded: &Recorded, restore: Restore, name: &str) -> Result<(), Error> {
     let file = image.directory().create(name)?;
     let path = image.dir().join(name);

@@ -1,4 +1,4 @@
-//! What can go wrong while a process is taken into an image or brought back.
+//! Errors of a checkpoint or a restore.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,58 +6,58 @@ use stillpoint_kernel_criu::Error as Format;
 use stillpoint_kernel_foam::{Error as Foam, Object};
 use stillpoint_kernel_sys::uffd::Error as Uffd;
 
-/// Why an operation of this crate did not succeed.
+/// Reason for the failure of an operation of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file of an image could not be used.
     #[error("{doing} {path}")]
     File {
-        /// What was tried.
+        /// Operation that failed, as a verb.
         doing: &'static str,
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A call of the system's failed.
+    /// A system call failed.
     #[error("{doing}")]
     System {
-        /// What was tried.
+        /// Operation that failed, as a phrase.
         doing: &'static str,
-        /// Its error.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Another user can change an image, the state of a switch, or where they lie.
+    /// Another user can change an image, the state of a switch, or a directory above them.
     #[error(transparent)]
     Host(#[from] stillpoint_host::Error),
     /// There is a checkpoint where a new one should go.
     #[error("{0} holds a checkpoint already")]
     Occupied(PathBuf),
-    /// No seal: the checkpoint was never finished.
+    /// There is no seal: the checkpoint was never finished.
     #[error("{0} holds no sealed checkpoint")]
     Unsealed(PathBuf),
     /// The image is not as it was sealed.
     #[error("{path} is damaged: {why}")]
     Damaged {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         why: String,
     },
-    /// A page's bytes have not the sum that the index has.
+    /// The bytes of a page do not have the checksum in the index.
     #[error("page {address:#x} of {object} is damaged")]
     Page {
-        /// Whose page.
+        /// Process or shared memory that the page belongs to.
         object: Object,
         /// Its address in the image.
         address: u64,
     },
-    /// What is to be recorded cannot be.
+    /// Memory cannot be recorded, or an index cannot be read.
     #[error("image")]
     Foam(#[from] Foam),
-    /// criu said what its formats do not allow.
+    /// A message or a file of criu violates its formats.
     #[error("criu's formats")]
     Format(#[from] Format),
     /// A userfaultfd, or the log beside it.
@@ -66,45 +66,45 @@ pub enum Error {
     /// criu cannot be started, or is too old.
     #[error("{program}: {why}")]
     Criu {
-        /// Which program.
+        /// Path of the program.
         program: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         why: String,
     },
-    /// criu did not do what it was asked.
+    /// criu did not execute a request.
     #[error("criu could not {what}{}", .said.iter().map(|line| format!("; {line}")).collect::<String>())]
     Failed {
-        /// What.
+        /// The request, as a verb.
         what: &'static str,
-        /// What it says in its log.
+        /// Errors in its log.
         said: Vec<String>,
     },
-    /// criu was killed while its own instructions stood in these processes: they ended with it.
+    /// criu was killed while its own instructions were in these processes: they ended with it.
     #[error("criu was killed in the middle of its work, and {} ended with it", numbers(.0))]
     Lost(Vec<i32>),
-    /// A process that is not there.
+    /// A process does not exist.
     #[error("process {0} is not there")]
     NoProcess(i32),
     /// Something that cannot be taken along; nothing has been touched.
     #[error("{}", .0.join("; "))]
     Refused(Vec<String>),
-    /// The daemon that serves memory did not come up, or gave up.
+    /// The daemon that serves memory did not start, or aborted.
     #[error("lazy-pages daemon: {0}")]
     Daemon(String),
     /// A step of a switch did not succeed.
     #[error("could not {what}: {why}")]
     Step {
-        /// What was tried.
+        /// The step, as a verb.
         what: &'static str,
-        /// What is known of it.
+        /// Known details of the failure.
         why: String,
     },
     /// A unit of a switch did not come along.
     #[error("{unit}: {why}")]
     Unit {
-        /// Which one.
+        /// Name of the unit.
         unit: String,
-        /// What is known of it.
+        /// Known details of the failure.
         why: String,
     },
 }
@@ -116,13 +116,13 @@ fn numbers(pids: &[i32]) -> String {
 }
 
 impl Error {
-    /// It and what caused it, in one line.
+    /// Returns the error and its causes, in one line.
     pub(crate) fn with_causes(&self) -> String {
         let chain = std::iter::successors(Some(self as &dyn std::error::Error), |error| error.source());
         chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 
-    /// Whether it says no before anything was touched.
+    /// Returns true if it is a refusal before anything was touched.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -138,7 +138,7 @@ impl Error {
     }
 }
 
-/// Says what was done to which file when it failed.
+/// Adds the failed operation and its file to an error.
 pub(crate) trait At<T> {
     fn at(self, doing: &'static str, path: impl Into<PathBuf>) -> Result<T, Error>;
     fn doing(self, doing: &'static str) -> Result<T, Error>;

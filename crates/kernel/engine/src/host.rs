@@ -1,4 +1,4 @@
-//! The machine, as an image remembers it.
+//! The machine, as an image records it.
 
 use sha2::{Digest, Sha256};
 use std::path::Path;
@@ -8,10 +8,10 @@ use stillpoint_host::kernel_files;
 use stillpoint_kernel_criu::rpc::Version;
 use stillpoint_kernel_foam::Origin;
 
-/// Bytes of a machine's id.
+/// Limit in bytes for a machine's id.
 const MACHINE_ID_MAX: u64 = 4096;
 
-/// What an image made now, of this process, by this criu, remembers.
+/// Returns the origin to be recorded in an image made now, of this process, by this criu.
 pub(crate) fn origin(pid: i32, criu: Version) -> Origin {
     Origin {
         machine: machine(),
@@ -24,24 +24,24 @@ pub(crate) fn origin(pid: i32, criu: Version) -> Origin {
     }
 }
 
-/// Which machine this is; its name where it has no id.
+/// Returns the id of this machine; its name where it has no id.
 pub(crate) fn machine() -> String {
     let id = read_regular(Path::new("/etc/machine-id"), MACHINE_ID_MAX).ok().and_then(|id| String::from_utf8(id).ok());
     let found = |text: Option<String>| text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     found(id).or_else(|| found(kernel_files::text("/proc/sys/kernel/hostname").ok())).unwrap_or_default()
 }
 
-/// The release of the running kernel.
+/// Returns the release of the running kernel.
 pub(crate) fn kernel() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// The id of this boot: another one whenever a kernel comes up.
+/// Returns the id of this boot: a new one whenever a kernel starts.
 pub(crate) fn boot() -> String {
     kernel_files::text("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Model and features of the processor: programs have chosen their code by them.
+/// Returns model and features of the processor: programs have chosen their code by them.
 pub(crate) fn processor() -> String {
     let text = kernel_files::text("/proc/cpuinfo").unwrap_or_default();
     let of = |key: &str| {
@@ -54,7 +54,7 @@ pub(crate) fn processor() -> String {
     format!("{}, features {digest}", of("model name"))
 }
 
-/// Numbers at the front of a release, to compare: `6.18.44-x` is 6, 18, 44.
+/// Returns the numbers at the front of a release, to compare: `6.18.44-x` is 6, 18, 44.
 pub(crate) fn numbers(release: &str) -> Vec<u64> {
     let digits = release.split(|c: char| !c.is_ascii_digit());
     digits.take(3).map_while(|part| part.parse().ok()).collect()

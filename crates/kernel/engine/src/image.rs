@@ -17,8 +17,8 @@ use stillpoint_kernel_foam::{Extent, HEADER, Index, Object, PAGE, PRESENT, PageS
 /// Bytes that are verified at a time.
 const PART: u64 = 1 << 20;
 
-/// A checkpoint on disk. Opening one has verified its index; [`Image::verify_beside`] and [`Image::verify_pages`] look at the
-/// rest of it, and reading a page at its sum.
+/// A checkpoint on disk. Its index is verified when it is opened; [`Image::verify_beside`] and [`Image::verify_pages`]
+/// verify the rest of it, and each read of a page verifies its checksum.
 #[derive(Debug)]
 pub struct Image {
     dir: PathBuf,
@@ -26,18 +26,19 @@ pub struct Image {
     index: Index,
     files: Vec<File>,
     seal: File,
-    /// Header of the index, which the seal is made of.
+    /// Header of the index, which the seal is computed from.
     header: Vec<u8>,
     by_key: [u8; BY_KEY],
-    /// Where the sums of each memory begin in the seal, and those that have been read, group by group.
+    /// Position of the checksums of each memory in the seal, and those that have been read, group by group.
     sums: Vec<(u64, Vec<OnceLock<Vec<PageSum>>>)>,
 }
 
 impl Image {
-    /// Opens a sealed one. A restored program has the rights that the image says: a user who can write to it has root's.
+    /// Opens a sealed image. A restored program has the rights that the image records: a user with write access to it
+    /// would have those of root.
     ///
     /// # Errors
-    /// There is none, another user can change it, or its index is damaged.
+    /// There is no image, another user can change it, or its index is damaged.
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let path = dir.join(SEAL);
         let opened = Directory::open(dir).and_then(|directory| directory.file(SEAL).map(|seal| (directory, seal)));
@@ -73,36 +74,36 @@ impl Image {
         Ok(Image { dir: dir.to_owned(), directory, index, files, seal, header, by_key, sums })
     }
 
-    /// Returns true if the machine of this key sealed it, as it is now: all that it holds is compared with what the index says
-    /// of it before it is used.
+    /// Returns true if the machine of this key sealed it as it is now: all that it holds is compared with the index
+    /// before it is used.
     pub fn is_sealed_by(&self, key: &MachineKey) -> bool {
         key.made(&self.by_key, &self.header)
     }
 
-    /// What it holds.
+    /// Returns its index.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Where it lies.
+    /// Returns the path of its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The directory, which no other user can change.
+    /// Returns the directory, which no other user can change.
     pub(crate) fn directory(&self) -> &Directory {
         &self.directory
     }
 
-    /// Compares criu's files with what they were when the checkpoint was sealed. One more would be read by criu as well.
+    /// Compares criu's files with those at the time of the seal. An additional file would also be read by criu.
     ///
     /// # Errors
-    /// One differs, is gone, was not there, or can be changed by another user.
+    /// A file differs, is gone, was not there, or can be changed by another user.
     pub fn verify_beside(&self) -> Result<(), Error> {
         let is_listed = |name: &String| self.index.beside.iter().any(|file| file.name == *name);
         for name in self.directory.names()?.iter().filter(|name| !is_ours_or_passing(name) && !is_listed(name)) {
             match self.directory.kind(name) {
-                // a daemon's
+                // a socket of a daemon
                 Ok(FileType::Socket) => {}
                 Err(error) if error.is_not_found() => {}
                 Ok(_) => {
@@ -123,12 +124,12 @@ impl Image {
         Ok(())
     }
 
-    /// Compares every page with its sum, on all processors.
+    /// Compares every page with its checksum, on all processors; returns the number of pages.
     pub fn verify_pages(&self) -> Result<u64, Error> {
         self.verify_some(|_, _| true)
     }
 
-    /// The same of those extents only.
+    /// Compares the pages of selected extents with their checksums, on all processors.
     pub(crate) fn verify_some(&self, which: impl Fn(&Recorded, &Extent) -> bool) -> Result<u64, Error> {
         let mut parts = Vec::new();
         for recorded in &self.index.memories {
@@ -158,7 +159,7 @@ impl Image {
         Ok(parts.iter().map(|(_, _, bytes)| bytes / PAGE).sum())
     }
 
-    /// Reads stored pages, and compares each with its sum.
+    /// Reads stored pages, and compares each with its checksum.
     pub fn read(&self, object: Object, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let memory = self.memory(object).ok_or(Error::Page { object, address })?;
         let file = &self.files[memory];
@@ -177,8 +178,8 @@ impl Image {
         Ok(())
     }
 
-    /// Has the kernel's cache of files drop stored pages that nobody reads again. They would be in memory twice, and push out
-    /// of it what programs read of their own files.
+    /// Drops stored pages that are not read again from the kernel's page cache. Otherwise they would be in memory
+    /// twice, and push out of the cache what programs read of their own files.
     pub(crate) fn forget(&self, object: Object, address: u64, bytes: u64) {
         let Some(memory) = self.memory(object) else { return };
         for (place, bytes) in self.places(memory, address, bytes).map_while(Result::ok) {
@@ -186,17 +187,17 @@ impl Image {
         }
     }
 
-    /// The same of all pages.
+    /// Drops all pages of the image from the kernel's page cache.
     pub(crate) fn forget_all(&self) {
         self.files.iter().for_each(|file| drop_cached(file, 0, None));
     }
 
-    /// Which of the index's memories this is.
+    /// Returns the number of this memory in the index.
     fn memory(&self, object: Object) -> Option<usize> {
         self.index.memories.iter().position(|recorded| recorded.object == object)
     }
 
-    /// Where stored pages lie in their memory's file: pieces of a range, one behind the other.
+    /// Returns the places of stored pages in their memory's file: pieces of a range, one after another.
     fn places(
         &self,
         memory: usize,
@@ -216,7 +217,7 @@ impl Image {
         })
     }
 
-    /// The sum of a page as it was sealed; its group is read when the first of it is asked for.
+    /// Returns the checksum of a page as it was sealed; its group is read at the first request for one of them.
     fn sum(&self, memory: usize, address: u64) -> Result<Option<PageSum>, Error> {
         let groups = &self.index.memories[memory].sums;
         let Some((group, within)) = groups.place(address) else { return Ok(None) };
@@ -234,14 +235,14 @@ impl Image {
     }
 }
 
-/// A wish: what cannot be dropped stays.
+/// Drops pages from the page cache; only a hint, pages that cannot be dropped stay.
 fn drop_cached(file: &File, place: u64, bytes: Option<NonZeroU64>) {
     if let Err(error) = fadvise(file, place, bytes, Advice::DontNeed) {
         tracing::debug!("cached pages of an image: {error}");
     }
 }
 
-/// Reads, and takes what lies behind the end of the file for the hole that it is.
+/// Reads, and treats everything after the end of the file as a hole.
 pub(crate) fn read_with_holes(file: &File, mut into: &mut [u8], mut place: u64) -> std::io::Result<()> {
     while !into.is_empty() {
         match file.read_at(into, place) {
@@ -281,7 +282,7 @@ mod tests {
         vec![fill; PAGE as usize]
     }
 
-    /// Two passes: the second one brings one page again, makes one zero and drops one.
+    /// Makes two passes: the second one stores one page again, makes one zero and drops one.
     fn two_passes(dir: &Path, form: Form) -> (Image, u64) {
         let object = Object::Task(7);
         let mut store = Store::create(dir, Some(form)).unwrap();
@@ -312,14 +313,15 @@ mod tests {
         image.read(Object::Task(7), address, &mut bytes).ok().map(|()| bytes[17])
     }
 
-    /// Memory file systems take files of any length; where there is none, the dense form is tried alone.
+    /// Returns the forms to test: memory file systems accept files of any length; without one, only the dense form is
+    /// tested.
     fn forms() -> Vec<(Form, tempfile::TempDir)> {
         let mut forms = vec![(Form::Dense, tempfile::tempdir().unwrap())];
         forms.extend(tempfile::tempdir_in("/dev/shm").ok().map(|dir| (Form::Sparse, dir)));
         forms
     }
 
-    /// Bytes of a file that the kernel's cache holds.
+    /// Returns the bytes of a file that are in the page cache.
     fn cached(path: &Path) -> u64 {
         let told = Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(path).output();
         String::from_utf8(told.unwrap().stdout).unwrap().trim().parse().unwrap()
@@ -327,7 +329,7 @@ mod tests {
 
     #[test]
     fn the_cache_of_files_forgets_what_has_come() {
-        // beside what was built, as /tmp may lie in memory, whose pages cannot be dropped
+        // beside the test program, as /tmp may be in memory, whose pages cannot be dropped
         let built = std::env::current_exe().unwrap();
         let parent = tempfile::tempdir_in(built.parent().unwrap()).unwrap();
         let (object, dir, pages) = (Object::Task(7), parent.path().join("image"), 64);
@@ -370,7 +372,7 @@ mod tests {
         }
     }
 
-    /// Passes in which pages come, go, become zero and come again as they were, against a list of pages.
+    /// Passes in which pages appear, disappear, become zero and appear again unchanged, compared with a list of pages.
     #[test]
     fn an_image_is_what_its_last_pass_brought_whatever_came_before() {
         let object = Object::Task(7);
@@ -420,7 +422,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let dir = parent.path().join("image");
         let (image, _) = two_passes(&dir, Form::Dense);
-        // the daemon's, in the middle of a write, or left when it was killed there
+        // of the daemon, in the middle of a write, or left when it was killed there
         for name in ["foam.fill", ".foam.fill.4121-7", "restore.log", "stats-restore", "pages-1.img"] {
             fs::write(dir.join(name), "x").unwrap();
             image.verify_beside().unwrap();
@@ -462,7 +464,7 @@ mod tests {
                 assert!(error.contains("foam.seal is damaged"), "{error}");
             }
             data.write_all_at(&whole, place + 100).unwrap();
-            // a sum is looked at with its page
+            // a checksum is read with its page
             let error = turned(seal.len() - 1 - BY_KEY);
             assert!(error.contains("foam.seal is damaged: the sums of pages near 0x7ff"), "{form:?}: {error}");
         }
@@ -480,7 +482,7 @@ mod tests {
         };
         let verify = |restore| image.verify_some(|recorded, extent| by_criu(recorded, extent, restore));
         assert_eq!((verify(Restore::OnDemand).unwrap(), verify(Restore::Eager).unwrap()), (1, 0));
-        // a page that may wait is compared when it is brought
+        // a page that may wait is compared when it is fetched
         damage(HEAP);
         assert_eq!(verify(Restore::OnDemand).unwrap(), 1);
         damage(STACK);
@@ -488,7 +490,7 @@ mod tests {
         assert_eq!(error.to_string(), format!("page {STACK:#x} of process 7 is damaged"));
     }
 
-    /// Everything is made as the tool makes it, but for what takes the key.
+    /// Everything is made by the code of the tool, except what needs the key.
     #[test]
     fn an_image_that_was_made_without_the_key_lacks_the_seal_of_this_machine() {
         let parent = tempfile::tempdir().unwrap();
@@ -497,7 +499,7 @@ mod tests {
         let (ours, theirs) = (MachineKey::plain(), MachineKey::read_or_make(&parent.path().join("key")).unwrap());
         assert!(image.is_sealed_by(&ours) && !image.is_sealed_by(&theirs));
         let by_key = image.by_key;
-        // one that says the same of its pages, or says something else, with the old seal
+        // one with the same record of its pages, or another one, with the old seal
         for pid in [7, 8] {
             let mut index = image.index().clone();
             index.origin.pid = pid;

@@ -1,26 +1,26 @@
-//! SysV shared memory, which criu takes along only with the IPC namespace that it lies in.
+//! SysV shared memory, which criu takes along only with its IPC namespace.
 
 use crate::tree::tree;
 use procfs::process::{MMapPath, Process};
 use std::path::PathBuf;
 use stillpoint_host::kernel_files;
 
-/// The IPC namespace of a process.
+/// Returns the IPC namespace of a process.
 pub(crate) fn namespace(pid: i32) -> Option<PathBuf> {
     kernel_files::link(format!("/proc/{pid}/ns/ipc")).ok()
 }
 
-/// Whether a process shares this program's.
+/// Returns true if a process shares the namespace of this program.
 pub(crate) fn is_common(pid: i32) -> bool {
     namespace(pid) == namespace(std::process::id().cast_signed())
 }
 
-/// Whether a process maps such memory.
+/// Returns true if a process maps such memory.
 fn maps_any(process: &Process) -> bool {
     process.maps().is_ok_and(|maps| maps.into_iter().any(|map| matches!(map.pathname, MMapPath::Vsys(_))))
 }
 
-/// Whether a process or one below it maps such memory that cannot be taken along.
+/// Returns true if a process or one below it maps such memory that cannot be taken along.
 pub(crate) fn is_stuck(pid: i32) -> bool {
     is_common(pid) && tree(pid).is_ok_and(|processes| processes.iter().any(maps_any))
 }

@@ -1,4 +1,4 @@
-//! What was done with an image, line by line beside it, for whoever comes later.
+//! Journal of an image: operations on it, line by line in a file beside it, for the operator and later commands.
 
 use crate::Error;
 use crate::error::At;
@@ -12,7 +12,7 @@ const NAME: &str = "journal.log";
 /// Longest journal that is read.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// One line.
+/// One line of a journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
     /// Seconds since 1970.
@@ -24,10 +24,10 @@ pub struct Line {
     pub pid: Option<i32>,
     /// The phase that ended, or `done`.
     pub what: String,
-    /// How long it took.
+    /// Duration of the phase in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_us: Option<u64>,
-    /// Why it failed, if it did.
+    /// Reason of the failure, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -44,12 +44,12 @@ impl Journal {
         Journal { dir: dir.to_owned(), pid: None }
     }
 
-    /// Every line says whose it is.
+    /// Puts this process into every line.
     pub(crate) fn about(self, pid: Option<i32>) -> Self {
         Journal { pid, ..self }
     }
 
-    /// Adds a line. A journal that cannot be written stops nothing: what it tells of has happened.
+    /// Adds a line. A journal that cannot be written stops no operation: what the line reports has happened.
     pub(crate) fn note(&self, operation: &str, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
         let line = Line {
             at_s: now_s(),
@@ -71,7 +71,7 @@ impl Journal {
         file.write_all(text.as_bytes()).doing("add a line")
     }
 
-    /// All lines; those that were cut off are left out.
+    /// Returns all complete lines.
     pub(crate) fn lines(&self) -> Vec<Line> {
         let text = Directory::open(&self.dir).and_then(|dir| dir.read(NAME, BYTES_MAX)).unwrap_or_default();
         String::from_utf8_lossy(&text).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()

@@ -1,17 +1,19 @@
-//! Checkpoints running programs into FOAM images, and brings them back: their memory when it is asked for.
+//! Checkpoints running programs into FOAM images, and restores them: their memory on demand.
 //!
-//! **The caller must** be root; bring a criu of 4.1 or newer; see to it that nobody changes the files that the processes have
-//! open between checkpoint and restore (an image without its files is worth nothing, and files without their image are
-//! older than they seem); let the lazy-pages daemon ([`serve`]) run in a process of its own with one thread.
+//! **The caller must** be root; provide a criu of 4.1 or newer; ensure that no process changes the files that the
+//! processes have open between checkpoint and restore (an image without its files is worth nothing, and files without
+//! their image are older than they seem); run the lazy-pages daemon ([`serve`]) in a process of its own with one
+//! thread.
 //!
-//! **Guaranteed:** [`check`] touches nothing. A [`checkpoint`] that fails lets the processes run on as they were: they end
-//! only when the image has been sealed on disk. An image is made, and used, only where no other user can change it.
-//! A [`restore`] refuses what is not as it was sealed, what this machine did not seal, what was made on a newer kernel, and what is
-//! running already. While memory still comes, no page is ever wrong: a daemon that is
-//! killed is replaced, threads wait for it, and if pages cannot be brought any more the processes are killed before they
-//! could read zeros. Pages that a process gives up stay given up.
+//! **Guaranteed:** [`check`] touches nothing. A [`checkpoint`] that fails lets the processes run on as they were: they
+//! end only when the image has been sealed on disk. An image is made, and used, only where no other user can change it.
+//! A [`restore`] refuses an image that is not as it was sealed, that this machine did not seal, that was made on a
+//! newer kernel, or that is running already. While memory is not all resident, no page is ever wrong: a daemon that is
+//! killed is replaced, threads wait for it, and if pages cannot be fetched any more the processes are killed before
+//! they could read zeros. Pages that a process gives up stay given up.
 //!
-//! Another kernel below running units: [`switch`]. **It does not** take processes of other namespaces, nor undo what a process wrote to files.
+//! Change of the kernel while selected units go along: [`switch`]. **It does not** take processes of other namespaces,
+//! nor undo what a process wrote to files.
 //!
 //! ```text
 //!  checkpoint:  check -> dump (frozen) -> seal -> end          anything fails: thaw, discard
@@ -37,8 +39,8 @@
 //! # }
 //! ```
 //!
-//! Follows "Instant OS Updates via Userspace Checkpoint-and-Restart" (ATC 2016), sections 3 and 5.1, with an unmodified criu
-//! and userfaultfd in the place of a mapped image: a mapping brings pages back that were given up.
+//! Follows "Instant OS Updates via Userspace Checkpoint-and-Restart" (ATC 2016), sections 3 and 5.1, with an unmodified
+//! criu and userfaultfd in the place of a mapped image: a mapping restores pages that were given up.
 #![forbid(unsafe_code)]
 
 mod addresses;

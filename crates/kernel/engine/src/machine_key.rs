@@ -1,9 +1,10 @@
-//! The key of this machine, by which it knows images that it sealed itself.
+//! The key of this machine, which identifies images that the machine sealed itself.
 //!
-//! An image is code that runs with the rights that it says. Where it lies keeps other users from changing it; one that was
-//! made elsewhere, or lay elsewhere meanwhile, lacks a seal of this machine. The seal is a keyed digest of the header of the
-//! index. The header has the digest of the index, and the index has those of criu's files and of the sums of pages, which are
-//! digests themselves: what is under the key is all of the image, and under it in the freeze are the bytes of the header alone.
+//! An image is code that runs with the rights that it records. Its directory keeps other users from changing it; an
+//! image that was made elsewhere, or was located elsewhere meanwhile, lacks a seal of this machine. The seal is a keyed
+//! digest of the header of the index. The header has the digest of the index, and the index has those of criu's files
+//! and of the checksums of pages, which are digests themselves: so the key covers all of the image, but only the bytes
+//! of the header are digested under it in the freeze.
 
 use crate::Error;
 use hmac::{Hmac, KeyInit, Mac};
@@ -14,14 +15,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
 
-/// File of the key.
+/// Path of the file that holds the key.
 pub const MACHINE_KEY: &str = "/var/lib/stillpoint/image.key";
 
 /// Bytes of a key.
 const KEY: usize = 32;
 /// Bytes of a seal.
 pub(crate) const SEAL: usize = 32;
-/// The use of the key: another one would have another text.
+/// Text for this use of the key: another use would have another text.
 const PURPOSE: &[u8] = b"stillpoint image\0";
 
 /// The key of a machine.
@@ -35,10 +36,10 @@ impl fmt::Debug for MachineKey {
 }
 
 impl MachineKey {
-    /// Reads a key; none where none has been made.
+    /// Reads a key; returns `None` if none has been made.
     ///
     /// # Errors
-    /// Another user can read or change it, or it is none.
+    /// Another user can read or change it, or the file does not hold a key.
     pub fn read(path: &Path) -> Result<Option<MachineKey>, Error> {
         let opened =
             Directory::of_file(path).and_then(|(directory, name)| Ok((directory.file(name)?, directory, name)));
@@ -55,7 +56,7 @@ impl MachineKey {
         Ok(Some(MachineKey(key)))
     }
 
-    /// Does the same, and makes one at its first use.
+    /// Reads the key, and makes one at its first use.
     ///
     /// # Errors
     /// As [`MachineKey::read`], or it cannot be made.
@@ -69,22 +70,22 @@ impl MachineKey {
             return Err(Error::Step { what: "make a key", why: "the kernel gave too few bytes".into() });
         }
         if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
-            // enabled patches lie there too, which services read
+            // enabled patches are also there, which services read
             Directory::make_readable(parent)?;
         }
         let (directory, name) = Directory::of_file(path)?;
-        // of several checkpoints that begin at the same time one makes it
+        // if several checkpoints begin at the same time, one of them makes it
         directory.write_new(name, &key)?;
         let lost = || Error::Step { what: "make a key", why: format!("{} has gone again", path.display()) };
         MachineKey::read(path)?.ok_or_else(lost)
     }
 
-    /// The seal of an image whose index has this header.
+    /// Returns the seal of an image whose index has this header.
     pub(crate) fn seal(&self, header: &[u8]) -> [u8; SEAL] {
         self.mac(header).finalize().into_bytes().into()
     }
 
-    /// Returns true if this key made the seal. It takes the same time wherever a difference is.
+    /// Returns true if this key made the seal. The time does not depend on the position of a difference.
     pub(crate) fn made(&self, seal: &[u8; SEAL], header: &[u8]) -> bool {
         self.mac(header).verify_slice(seal).is_ok()
     }
@@ -100,7 +101,7 @@ impl MachineKey {
 
 #[cfg(test)]
 impl MachineKey {
-    /// One that all tests know.
+    /// Returns a key that all tests know.
     pub(crate) fn plain() -> Self {
         MachineKey([7; KEY])
     }

@@ -1,4 +1,4 @@
-//! Netlink messages: built, and taken apart. Bytes in, messages out.
+//! Netlink messages: encode and decode. Bytes in, messages out.
 
 /// `NLMSG_ERROR`.
 pub(crate) const ERROR: u16 = 2;
@@ -40,7 +40,7 @@ pub(crate) fn put_nested(into: &mut Vec<u8>, kind: u16, fill: impl FnOnce(&mut V
     put_attribute(into, NESTED | kind, &value);
 }
 
-/// Kind and payload of each message in a packet.
+/// Returns kind and payload of each message in a packet.
 pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = (u32_at(bytes, 0)? as usize).min(bytes.len());
@@ -50,7 +50,7 @@ pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Kind and value of each attribute.
+/// Returns kind and value of each attribute.
 pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16_at(bytes, 0)?);
@@ -60,7 +60,7 @@ pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
     })
 }
 
-/// The number at a place, in the machine's order.
+/// Returns the number at a place, in the machine's byte order.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_ne_bytes)
 }

@@ -1,17 +1,17 @@
-//! Packets of IP that have a sender of TCP try again: addresses and numbers in, bytes out. Their addresses are of one family.
+//! IP packets that make a TCP sender retry: addresses and numbers in, bytes out. Their addresses are of one family.
 
 use std::net::{IpAddr, SocketAddr};
 
 const TCP: u8 = 6;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-/// Hops.
+/// Number of hops.
 const TTL: u8 = 64;
 /// A TCP header without options, in words of four bytes.
 const TCP_WORDS: u8 = 5;
 const ACK: u8 = 0x10;
 
-/// A segment without data: what it acknowledges lets `to` send what it has not sent yet.
+/// Makes a segment without data: its acknowledgement lets `to` send data that has been waiting.
 pub(crate) fn acknowledgement(from: SocketAddr, to: SocketAddr, (seq, ack, window): (u32, u32, u16)) -> Vec<u8> {
     let mut segment = ports(from, to);
     segment.extend_from_slice(&seq.to_be_bytes());
@@ -24,8 +24,8 @@ pub(crate) fn acknowledgement(from: SocketAddr, to: SocketAddr, (seq, ack, windo
     [header(from.ip(), to.ip(), TCP, segment.len()), segment].concat()
 }
 
-/// ICMP's "host unreachable", or ICMPv6's "no route", about a segment that `to` has sent to `from` and that begins with the
-/// byte `first`. By RFC 6069 `to` takes back one doubling of its time-out; it ends no connection.
+/// Makes ICMP's "host unreachable", or ICMPv6's "no route", about a segment that `to` has sent to `from` and that
+/// begins with the byte `first`. By RFC 6069 `to` takes back one doubling of its time-out; it ends no connection.
 pub(crate) fn unreachable(from: SocketAddr, to: SocketAddr, first: u32) -> Vec<u8> {
     let protocol = if to.is_ipv4() { ICMP } else { ICMPV6 };
     let quoted = [header(to.ip(), from.ip(), TCP, usize::from(TCP_WORDS) * 4), ports(to, from)].concat();
@@ -48,14 +48,14 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// A header for so many bytes behind it.
+/// Makes a header for `len` bytes after it.
 fn header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
     let addresses = [octets(from), octets(to)].concat();
     if to.is_ipv6() {
         let start = [&[0x60, 0, 0, 0][..], &(len as u16).to_be_bytes(), &[protocol, TTL]].concat();
         return [start, addresses].concat();
     }
-    // version and length, no service; total length; id 0, do not fragment; no sum yet
+    // version and length, no service; total length; id 0, do not fragment; no checksum yet
     let total = (len as u16 + 20).to_be_bytes();
     let start = [&[0x45, 0][..], &total, &[0, 0, 0x40, 0, TTL, protocol, 0, 0]].concat();
     let mut header = [start, addresses].concat();
@@ -64,12 +64,12 @@ fn header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
     header
 }
 
-/// What a checksum covers before the packet's own bytes (RFC 9293 3.1, RFC 8200 8.1).
+/// Makes the bytes that a checksum covers before the packet's own (RFC 9293 3.1, RFC 8200 8.1).
 fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
     [octets(from), octets(to), (len as u32).to_be_bytes().to_vec(), vec![0, 0, 0, protocol]].concat()
 }
 
-/// RFC 1071, over pieces of which all but the last have even lengths.
+/// Returns the checksum of RFC 1071, over pieces of which all but the last have even lengths.
 fn checksum(pieces: &[&[u8]]) -> u16 {
     let words = pieces.iter().flat_map(|piece| piece.chunks(2));
     let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));

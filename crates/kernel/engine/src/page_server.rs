@@ -1,4 +1,4 @@
-//! The page server of a dump: what criu sends on its socket goes into a store.
+//! The page server of a dump: it stores what criu sends on its socket.
 
 use crate::Error;
 use crate::error::At;
@@ -7,21 +7,21 @@ use std::io::{Read, Write};
 use stillpoint_kernel_criu::page_server::{Command, Destination, Form, PE_LAZY, PE_PARENT, PE_PRESENT};
 use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
 
-/// Bytes taken from the socket at a time.
+/// Bytes read from the socket at a time.
 const CHUNK: u64 = 1 << 20;
 
-/// What a dump brought.
+/// Counts of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Received {
-    /// The form of its headers.
+    /// The form of criu's message headers.
     pub(crate) form: Form,
-    /// Messages.
+    /// Number of messages.
     pub(crate) commands: u64,
     /// Bytes of pages.
     pub(crate) bytes: u64,
 }
 
-/// Serves one pass, until criu says that it is over. A connection that ends before is an error: the pass is worth nothing.
+/// Serves one pass, until criu sends its end. A connection that ends before is an error: the pass is worth nothing.
 pub(crate) fn serve(socket: &mut (impl Read + Write), store: &mut Store) -> Result<Received, Error> {
     let mut header = [0; 32];
     socket.read_exact(&mut header[..24]).doing("read the first message of a dump")?;

@@ -1,12 +1,12 @@
-//! Passes over memory while the program runs, so that little is left to be written while it stands.
+//! Passes over memory while the program runs, so that little is left to write while it is stopped.
 //!
-//! Where the kernel follows changes (soft-dirty), criu makes them, and sends in each only what has changed. Elsewhere nobody
-//! can tell criu what has not changed: it sends everything in the last pass. Then the passes are read from outside, and what
-//! criu sends is compared with them, byte by byte: what has not changed is not written again, nor waits for the disk. A page
-//! that was read while it changed is no harm, as it differs from the one that comes in the end.
+//! Where the kernel tracks changes (soft-dirty), criu makes the passes, and sends in each only what has changed.
+//! Elsewhere criu cannot learn what has not changed: it sends everything in the last pass. Then this program reads the
+//! passes from outside, and compares them with what criu sends, byte by byte: unchanged pages are not written again and
+//! do not wait for the disk. A page that was read while it changed does no harm, as it differs from the final one.
 //!
-//! The obvious way there is a userfaultfd in the program that protects its pages from writing and so marks the changed
-//! ones. It would have to be opened by the program itself, and criu would still send everything.
+//! The obvious way there is a userfaultfd in the program that write-protects its pages and so marks the changed ones.
+//! The program itself would have to open it, and criu would still send everything.
 
 use crate::checkpoint::{CheckpointOptions, through_page_server};
 use crate::criu::errors_in;
@@ -25,24 +25,25 @@ use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
 
 /// Bytes read at a time.
 const CHUNK: u64 = 1 << 20;
-/// Entries of a page map read at a time: 256 MiB of memory.
+/// Entries of a page map that are read at a time: 256 MiB of memory.
 const ENTRIES: u64 = 1 << 16;
-/// Mappings that are longer are mostly reserved; their page map alone would take long. They come with the last pass.
+/// Limit in bytes: longer mappings are mostly reserved, and their page map alone would take long. The last pass
+/// includes them.
 const LONGEST: u64 = 64 << 30;
-/// So little is left when passes end: it is written in some milliseconds.
+/// Bytes left at which passes end: they are written in some milliseconds.
 const SMALL: u64 = 8 << 20;
 
-/// One pass while the program ran.
+/// One pass while the program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// Bytes that were written, as they were not stored like that.
+    /// Bytes that were written because no earlier pass had stored the same.
     pub written: u64,
-    /// How long it took.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
 }
 
-/// Makes passes until what is left is small, or does not get smaller, but at most as many as the options say. The directory
-/// of criu's last one comes back, where it made them.
+/// Makes passes until the rest is small, or does not get smaller, but at most as many as the options allow. Returns the
+/// directory of criu's last pass, if criu made them.
 pub(crate) fn make(
     options: &CheckpointOptions,
     progress: &Progress<'_>,
@@ -73,7 +74,7 @@ pub(crate) fn make(
     Ok((store, passes, parent))
 }
 
-/// Whether one more pass makes the rest smaller.
+/// Returns true if one more pass makes the rest smaller.
 fn goes_on(passes: &[Pass], most: u32) -> bool {
     match passes {
         _ if passes.len() >= most as usize => false,
@@ -83,7 +84,7 @@ fn goes_on(passes: &[Pass], most: u32) -> bool {
     }
 }
 
-/// A pass of criu's: it stops the program for a moment, and sends what has changed.
+/// Makes a pass by criu: it stops the program for a moment, and sends what has changed.
 fn by_criu(
     options: &CheckpointOptions,
     store: Store,
@@ -98,7 +99,7 @@ fn by_criu(
             images_dir_fd: images.as_raw_fd(),
             pid: Some(options.pid),
             track_mem: Some(true),
-            // as criu follows it from its directory of images
+            // relative to criu's directory of images
             parent_img: parent.and_then(Path::file_name).map(|name| format!("../{}", name.to_string_lossy())),
             log_level: Some(3),
             log_file: Some(log.clone()),
@@ -116,11 +117,11 @@ fn by_criu(
     }
 }
 
-/// A pass that is read from outside. Nothing is stopped.
+/// Makes a pass by reading from outside. Nothing is stopped.
 fn read(root: i32, store: &mut Store) -> Result<(), Error> {
     store.begin_pass();
     for process in tree::tree(root)? {
-        // one that ends meanwhile is not there at the freeze either
+        // one that ends meanwhile is also absent at the freeze
         let Ok(maps) = process.maps() else { continue };
         let Ok(memory) = Open::of(&process) else { continue };
         let object = Object::Task(process.pid.unsigned_abs());
@@ -153,7 +154,7 @@ impl Open {
         Ok(Open { memory: kernel_files::open(path("mem"))?, pagemap: kernel_files::open(path("pagemap"))? })
     }
 
-    /// Gives the pages of a mapping that are the process's own and in memory.
+    /// Passes on the pages of a mapping that are the process's own and in memory.
     fn read(
         &self,
         (start, end): (u64, u64),
@@ -164,7 +165,7 @@ impl Open {
         while at < end {
             let pages = ((end - at) / PAGE).min(ENTRIES);
             let entries = &mut entries[..(pages * 8) as usize];
-            // what is not there any more is read no further
+            // a range that is gone is read no further
             if self.pagemap.read_exact_at(entries, at / PAGE * 8).is_err() {
                 return Ok(());
             }
@@ -184,7 +185,7 @@ impl Open {
     }
 }
 
-/// Runs of pages that are in memory, and neither of a file nor shared: first page and how many.
+/// Returns runs of pages that are in memory, and neither of a file nor shared: first page and number of pages.
 pub(crate) fn own(entries: &[u8]) -> Vec<(u64, u64)> {
     const PRESENT: u64 = 1 << 63;
     const SHARED: u64 = 1 << 61;
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_running_process_is_read_and_the_second_pass_writes_only_what_changed() {
-        // a shell that holds a long string: its heap changes little while it waits
+        // a shell that holds a long string: its heap changes little while the shell waits
         let mut child = std::process::Command::new("bash")
             .args(["-c", "x=$(head -c 8000000 /dev/zero | tr '\\0' x); echo $$; read"])
             .stdin(std::process::Stdio::piped())

@@ -1,4 +1,4 @@
-//! Phases, told to whoever asked.
+//! Phases of an operation, reported to its observer.
 
 use crate::Error;
 use crate::journal::Journal;
@@ -7,10 +7,10 @@ use std::cell::OnceCell;
 use std::path::Path;
 use stillpoint_events::{Event, EventKind};
 
-/// Hears what goes on.
+/// Function that receives each event.
 pub type Observer<'o> = &'o (dyn Fn(&Event) + Sync);
 
-/// An operation that is told of phase by phase, and noted in the image's journal.
+/// An operation whose phases are reported, and recorded in the image's journal.
 pub(crate) struct Progress<'o> {
     operation: &'static str,
     pid: Option<i32>,
@@ -23,13 +23,13 @@ impl<'o> Progress<'o> {
         Progress { operation, pid, observer, journal: OnceCell::new() }
     }
 
-    /// From now on it is noted in the journal of the image in this directory.
+    /// Records from now on in the journal of the image in this directory.
     pub(crate) fn journal_in(&self, dir: &Path) {
         let _ = self.journal.set(Journal::of(dir).about(self.pid));
         self.note("begun", None, None);
     }
 
-    /// Runs a phase, and tells when it begins and how long it took, whatever came of it.
+    /// Runs a phase, and reports its beginning and its duration, also if it fails.
     pub(crate) fn phase<T>(&self, name: &str, run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let (operation, phase) = (self.operation.to_owned(), name.to_owned());
         self.tell(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
@@ -41,7 +41,7 @@ impl<'o> Progress<'o> {
         done
     }
 
-    /// The operation is over.
+    /// Ends the operation.
     pub(crate) fn end<T>(&self, done: &Result<T, Error>) {
         self.note("done", None, done.as_ref().err());
     }
@@ -52,18 +52,18 @@ impl<'o> Progress<'o> {
         }
     }
 
-    /// Tells of something that does not stand against it.
+    /// Reports something that does not stop the operation.
     pub(crate) fn warn(&self, text: String) {
         self.tell(EventKind::Warning { text });
     }
 
-    /// Tells of something.
+    /// Sends one event to the observer.
     fn tell(&self, kind: EventKind) {
         (self.observer)(&Event::new(now_ns(), self.pid, kind));
     }
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()

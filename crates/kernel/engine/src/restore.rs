@@ -1,4 +1,4 @@
-//! Processes out of an image.
+//! Restore of processes from an image.
 
 use crate::addresses;
 use crate::apart;
@@ -25,39 +25,39 @@ use stillpoint_kernel_criu::page_server::Form;
 use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, Request, RequestType, Version};
 use stillpoint_kernel_foam::{Extent, Recorded};
 
-/// criu's log of a restore.
+/// Log of criu for a restore.
 pub(crate) const RESTORE_LOG: &str = "restore.log";
-/// Bytes of a file of criu's that is looked into.
+/// Limit in bytes for a file of criu that is read.
 const FILE_MAX: u64 = 1 << 30;
-/// What the daemon says.
+/// Log of the lazy-pages daemon.
 const DAEMON_LOG: &str = "lazy-pages.log";
-/// Processes that a checkpoint has ended are heard of by their parents within this.
+/// Time within which parents reap processes that a checkpoint has ended.
 const REAPED: Duration = Duration::from_secs(5);
-/// How long a daemon may take to notice that criu has gone.
+/// Time within which a daemon notices that criu has ended.
 const GOES_BY_ITSELF: Duration = Duration::from_secs(10);
-/// What the daemon prints when criu can be started.
+/// Line that the daemon prints when criu can be started.
 pub const READY: &str = "ready";
 
-/// How a restore is to be.
+/// Options of a restore.
 #[derive(Debug, Clone)]
 pub struct RestoreOptions {
-    /// Where the image lies.
+    /// Directory of the image.
     pub image: PathBuf,
-    /// Which criu.
+    /// The criu that restores.
     pub criu: Criu,
-    /// How memory comes back.
+    /// Time at which memory is restored.
     pub restore: Restore,
-    /// Compare every page with its sum before anything runs; without it, each when it is brought.
+    /// Compare every page with its checksum before anything runs; otherwise, each when it is fetched.
     pub verify: bool,
-    /// The image was made without a guard, and none is to be lifted.
+    /// Guard that the image was made with; with none, no guard is lifted.
     pub guard: crate::Guard,
-    /// Restore it although its processes have run on since, and its files with them.
+    /// Restore it although its processes, and so their files, have run on since.
     pub again: bool,
     /// File of the machine's key: [`crate::MACHINE_KEY`].
     pub key: PathBuf,
     /// Restore it although this machine did not seal it.
     pub trust_image: bool,
-    /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path follow.
+    /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path are appended.
     pub daemon: Vec<OsString>,
     /// Limit of the wait for addresses that its sockets are bound to: [`crate::ADDRESS_LIMIT`].
     pub address_limit: Duration,
@@ -65,18 +65,18 @@ pub struct RestoreOptions {
     pub unit: Option<String>,
 }
 
-/// What a restore came to.
+/// Result of a restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restored {
     /// The root of the processes.
     pub pid: i32,
-    /// The daemon's keeper, while memory still comes.
+    /// The daemon's keeper, while memory is not all resident.
     pub keeper: Option<u32>,
-    /// From the beginning to the processes running.
+    /// Nanoseconds from the beginning until the processes run.
     pub duration_ns: u64,
 }
 
-/// Finds everything that stands against restoring an image here and now, or must be known of it. Nothing is touched.
+/// Finds all obstacles to a restore of an image here and now, and all remarks about it. Nothing is touched.
 ///
 /// # Errors
 /// The image or the key of this machine cannot be read, or criu cannot be started.
@@ -93,7 +93,7 @@ pub fn check_restore(image: &Image, options: &RestoreOptions) -> Result<Vec<Find
     Ok(findings)
 }
 
-/// Finds an image that this machine did not seal: its program runs with the rights that the image says.
+/// Finds an image that this machine did not seal: its program would run with the rights that the image records.
 fn sealed_here(image: &Image, options: &RestoreOptions) -> Result<Option<Finding>, Error> {
     let origin = &image.index().origin;
     let is_ours = MachineKey::read(&options.key)?.is_some_and(|key| image.is_sealed_by(&key));
@@ -120,7 +120,7 @@ fn against(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Erro
     }
     let origin = &image.index().origin;
     let mut refuse = |text: String| findings.push(Finding::refusal(None, text));
-    // Kernels have names for different features: only under the same one do the lists mean the same.
+    // Kernels have names for different features: the lists are comparable only under the same kernel.
     let same_kernel = host::kernel() == origin.kernel;
     let processor = |text: &str| match text.rsplit_once(", features") {
         Some((model, _)) if !same_kernel => model.to_owned(),
@@ -153,7 +153,7 @@ fn against(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Erro
     Ok(findings)
 }
 
-/// Whether a process has ended, and its parent has not heard of it.
+/// Returns true if a process has ended, and its parent has not reaped it.
 fn has_ended(pid: u32) -> bool {
     let stat = Process::new(pid.cast_signed()).and_then(|process| process.stat());
     stat.is_ok_and(|stat| stat.state == 'Z')
@@ -164,21 +164,21 @@ fn listens(port: u32) -> bool {
     all.into_iter().any(|e| e.state == procfs::net::TcpState::Listen && u32::from(e.local_address.port()) == port)
 }
 
-/// Brings the processes of an image back. Until they run every failure leaves the image as it was, and nothing running;
-/// the rules of nftables stay, as the image can be restored again.
+/// Restores the processes of an image. Until they run, every failure leaves the image as it was, and no process; the
+/// rules of nftables stay, as the image can be restored again.
 pub fn restore(options: &RestoreOptions, observer: Observer<'_>) -> Result<Restored, Error> {
     restore_then(options, &|| Ok(()), observer)
 }
 
-/// Like [`restore`], with something to be done when all processes stand, restored, and nothing has run yet. If that fails
-/// they end, and the image can be restored again.
+/// Like [`restore`], and calls `stopped` when all processes are restored and stopped, and nothing has run yet. If that
+/// fails they end, and the image can be restored again.
 pub fn restore_then(
     options: &RestoreOptions,
     stopped: &dyn Fn() -> Result<(), Error>,
     observer: Observer<'_>,
 ) -> Result<Restored, Error> {
     let progress = Progress::new("restore", None, observer);
-    // it is read from the disk while the image is
+    // criu is read from the disk at the same time as the image
     let worker = options.criu.private_worker(&[]);
     let image = Image::open(&options.image)?;
     let mut worker = worker?;
@@ -245,21 +245,21 @@ fn checked(
         if let Err(error) = guard::lift(image.dir()) {
             progress.warn(format!("its connections are still guarded: {}", error.with_causes()));
         }
-        // a leader lifts another guard later, and wakes then
+        // a leader lifts another guard later, and wakes the connections then
         let told = progress.phase("wake", || both_ends(std::iter::once(image.dir())));
         told.map_or_else(|error| tracing::warn!("connections wait until they try again: {error}"), drop);
     }
     Ok(Restored { pid, keeper, duration_ns })
 }
 
-/// Whether what criu restores becomes our child when criu ends before it is told how that has come about. criu has its
-/// children killed with it, but for those that it has only just made.
+/// Sets whether this process becomes the parent of processes that criu leaves when it ends before its last report.
+/// criu's children are killed with it, except those that it has only just made.
 fn adopt(ours: bool) {
     let done = set_child_subreaper(ours.then(getpid));
     done.unwrap_or_else(|error| tracing::warn!("what a killed criu leaves may stay: {error}"));
 }
 
-/// Ends what a criu that was killed has restored by half. It is a child of ours: nobody else's process of that number is.
+/// Ends a half-restored process of a criu that was killed. It is a child of ours, so no other process has that number.
 fn end_unfinished(root: i32) {
     let ours = std::process::id() as i32;
     let is_ours = Process::new(root).and_then(|process| process.stat()).is_ok_and(|stat| stat.ppid == ours);
@@ -303,7 +303,7 @@ fn run(
     };
     let _ = image.directory().remove(RESTORE_LOG);
     let mut refused = None;
-    // a daemon that fails kills the processes, of which criu does not hear
+    // a daemon that fails kills the processes, and criu does not notice
     let mut failed = false;
     let mut serves = || {
         failed = daemon.as_mut().is_some_and(|daemon| daemon.has_failed());
@@ -312,7 +312,7 @@ fn run(
     adopt(true);
     let answer = worker.request_while(&Request::new(RequestType::Restore, Some(asked)), &mut serves, |step, _| {
         if step == "post-restore" {
-            // from the first instruction on the files of the processes are newer than the image
+            // after the first instruction the files of the processes are newer than the image
             let marked = || used::mark(image.dir(), "it was restored, and its processes have run");
             refused = stopped().and_then(|()| marked()).err();
         }
@@ -331,11 +331,11 @@ fn run(
     }
 }
 
-/// The process that serves memory. One that is dropped before criu may have come to it is killed.
+/// The process that serves memory. It is killed when this is dropped before criu may have connected to it.
 struct Daemon {
     child: Child,
     image: PathBuf,
-    /// Nothing was heard of it yet.
+    /// It has sent nothing yet.
     begins: bool,
 }
 
@@ -346,14 +346,14 @@ impl Daemon {
             options.daemon.split_first().ok_or_else(|| Error::Daemon("no program was named for it".into()))?;
         let mut command = Command::new(program);
         command.args(arguments).arg(&options.image).arg(options.image.join(SOCKET));
-        // its end tells the daemon that this process has gone
+        // the end of this pipe informs the daemon that this process is gone
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         if std::env::var_os("STILLPOINT_LOG").is_none() {
             command.env("STILLPOINT_LOG", "info");
         }
         let child = command.spawn().doing("start the lazy-pages daemon")?;
         if let Some(Err(error)) = options.unit.as_ref().map(|unit| apart::beside(unit, child.id())) {
-            // the program comes back all the same
+            // the restore continues without a group of its own
             tracing::error!("memory is lost if the unit stops before it has come: {}", error.with_causes());
         }
         Ok(Daemon { child, image: options.image.clone(), begins: true })
@@ -372,18 +372,19 @@ impl Daemon {
         Err(Error::Daemon(said(&self.image)))
     }
 
-    /// Whether it has given up. One that was killed has a successor.
+    /// Returns true if it has aborted. A daemon that was killed has a successor.
     fn has_failed(&mut self) -> bool {
         self.child.try_wait().is_ok_and(|ended| ended.and_then(|status| status.code()).is_some_and(|code| code != 0))
     }
 
-    /// It goes on without us.
+    /// Lets it continue without this process; returns its process number.
     fn leave(self) -> u32 {
         self.child.id()
     }
 
-    /// criu has gone. A daemon that had heard of it notices, kills what it has served and ends: were it killed before, its
-    /// successor could do so to what the next restore brings back. One that criu never came to waits for ever.
+    /// Ends it after criu has ended. A daemon that criu had connected to notices, kills the processes that it served,
+    /// and ends: if it were killed before, its successor could kill what the next restore brings back. A daemon that
+    /// criu never connected to would wait for ever.
     fn end(mut self) {
         let begun = Instant::now();
         while begun.elapsed() < GOES_BY_ITSELF && !self.image.join(SOCKET).exists() {
@@ -409,7 +410,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The last error that the daemon has said, or whatever it said last.
+/// Returns the last error in the daemon's log, or its last line.
 fn said(dir: &Path) -> String {
     let said = Directory::open(dir).and_then(|dir| dir.read(DAEMON_LOG, LOG_BYTES_MAX)).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);

@@ -1,10 +1,11 @@
-//! Connections that a killed criu left under repair: they neither send nor hear.
+//! Connections that a killed criu left in repair mode: they neither send nor receive.
 
 use crate::tree::tree;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use stillpoint_kernel_sys::repair::leave;
 
-/// Lets the connections of a process, and of all below it, go on; tells how many did not.
+/// Takes the connections of a process, and of all below it, out of repair mode; returns the number of those that were
+/// in it.
 pub(crate) fn leave_repair(root: i32) -> usize {
     let mut left = 0;
     for process in tree(root).into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! What is there of images, and of programs that came out of them.
+//! Status of images, and of programs that were restored from them.
 
 use crate::Used;
 use crate::check::Finding;
@@ -14,62 +14,63 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 
-/// Lines of a journal that are told.
+/// Lines of a journal that are shown.
 const LINES: usize = 8;
 
-/// What an image is good for.
+/// State of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
-    /// There is no image, or none was finished.
+    /// There is no image, or it was not finished.
     Unsealed,
     /// It is not as it was sealed.
     Damaged,
     /// It can be restored.
     Ready,
-    /// Its program runs, and memory still comes out of it: it must not be touched.
+    /// Its program runs, and still needs memory from it: it must not be touched.
     Filling,
     /// Its program has run since: it is older than the program's files.
     Stale,
 }
 
-/// One image.
+/// Status of one image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// Where it lies.
+    /// Directory of the image.
     pub image: PathBuf,
-    /// What it is good for.
+    /// State of the image.
     pub stage: Stage,
-    /// The program, where it is known.
+    /// Name of the program, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The root of its processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// When it was made, in seconds since 1970.
+    /// Time of the checkpoint, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub made_s: Option<u64>,
-    /// Whether a process with that number, out of the image, runs.
+    /// True if a process with that number, restored from the image, runs.
     pub runs: bool,
-    /// Why it is stale.
+    /// Reason why it is stale.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<Used>,
-    /// Who brings memory.
+    /// Processes that serve its memory.
     pub daemons: Vec<i32>,
-    /// How far it has come.
+    /// Progress of the restore of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fill: Option<Fill>,
-    /// The table of nftables that keeps its peers waiting.
+    /// The table of nftables that makes its peers wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<String>,
-    /// Why its peers do not wait, or how they could lose their guard.
+    /// Reason why its peers do not wait, or a way in which they could lose their guard.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard_warning: Option<String>,
     /// The last lines of its journal.
     pub journal: Vec<Line>,
 }
 
-/// The images whose memory is being brought, by processes of root's or this user's: any process can look like one.
+/// Returns the images whose memory is being fetched, by processes of root or this user: any process can look like a
+/// daemon.
 pub fn filling() -> BTreeMap<PathBuf, Vec<i32>> {
     let mut images: BTreeMap<PathBuf, Vec<i32>> = BTreeMap::new();
     let user = rustix::process::geteuid().as_raw();
@@ -77,7 +78,7 @@ pub fn filling() -> BTreeMap<PathBuf, Vec<i32>> {
     for process in all_processes().into_iter().flatten().flatten().filter(is_ours) {
         let Ok(arguments) = process.cmdline() else { continue };
         if let Some(image) = image_of(&arguments) {
-            // as the daemon itself sees it: it may have been started elsewhere
+            // as the daemon itself sees it: its working directory may differ
             let dir = process.cwd().unwrap_or_default().join(image);
             images.entry(dir).or_default().push(process.pid);
         }
@@ -85,7 +86,7 @@ pub fn filling() -> BTreeMap<PathBuf, Vec<i32>> {
     images
 }
 
-/// The image that a daemon serves, by its arguments: `... kernel lazy-pages ... IMAGE SOCKET`.
+/// Returns the image that a daemon serves, by its arguments: `... kernel lazy-pages ... IMAGE SOCKET`.
 fn image_of(arguments: &[String]) -> Option<&str> {
     let is_daemon = arguments.windows(2).any(|two| two[0] == "kernel" && two[1] == "lazy-pages");
     match arguments {
@@ -94,7 +95,7 @@ fn image_of(arguments: &[String]) -> Option<&str> {
     }
 }
 
-/// What is there of one image. Nothing is touched.
+/// Returns the status of one image. Nothing is touched.
 ///
 /// # Errors
 /// Another user can change the directory: nothing in it is read.
@@ -120,7 +121,7 @@ pub fn status(dir: &Path) -> Result<Status, Error> {
     let mut journal = Journal::of(dir).lines();
     journal.drain(..journal.len().saturating_sub(LINES));
     let OfImage { table, warning } = guard::of_image(dir)?;
-    // a daemon that is gone brings nothing any more, whatever it said last
+    // a daemon that is gone fetches nothing any more, even if its last report says so
     let fill = fill.filter(|fill| fill.state != State::Filling || !daemons.is_empty());
     Ok(Status {
         image,
@@ -138,17 +139,17 @@ pub fn status(dir: &Path) -> Result<Status, Error> {
     })
 }
 
-/// What a discard took away.
+/// Result of a discard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Discarded {
-    /// The rules of nftables.
+    /// The table of nftables that was removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<String>,
-    /// Connections of a program that runs on, which a checkpoint that was killed left standing.
+    /// Number of connections of a running program that a killed checkpoint had left stopped.
     pub connections: usize,
 }
 
-/// What stands against taking an image away.
+/// Returns the obstacles to removing an image.
 pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
     let found = status(dir)?;
     if found.stage == Stage::Filling {
@@ -160,9 +161,9 @@ pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
     if is_image { Ok(Vec::new()) } else { Ok(vec![Finding::refusal(None, format!("{} is no image", dir.display()))]) }
 }
 
-/// Takes an image away, finished or not, and the rules of nftables that its checkpoint left: peers whose connections it
-/// holds are reset when they send next. Where a checkpoint was killed before it was done, with its criu, connections of the
-/// program go on. Logs stay.
+/// Removes an image, finished or not, and the rules of nftables that its checkpoint left: peers whose connections it
+/// holds are reset when they send next. Where a checkpoint and its criu were killed before the end, connections of the
+/// program continue. Logs stay.
 pub fn discard(dir: &Path) -> Result<Discarded, Error> {
     let refused: Vec<String> = check_discard(dir)?.into_iter().map(|found| found.text).collect();
     if !refused.is_empty() {

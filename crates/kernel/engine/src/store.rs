@@ -1,4 +1,4 @@
-//! A checkpoint on its way to disk: FOAM files that grow, and the seal that makes them one.
+//! An unfinished checkpoint: FOAM files that grow, and the seal that completes them.
 
 use crate::error::At;
 use crate::image::read_with_holes;
@@ -15,11 +15,11 @@ use stillpoint_kernel_foam::{
     Beside, Form, HEADER, Index, Memory, Object, Origin, PAGE, PageSum, Placement, Recorded, is_zero, sum,
 };
 
-/// How the directories of criu's own passes begin.
+/// Prefix of the directories of criu's own passes.
 pub(crate) const PASS: &str = "pass-";
-/// criu's link to the pass before.
+/// Link of criu to the pass before.
 const PARENT: &str = "parent";
-/// The file that makes a checkpoint of what lies beside it.
+/// Name of the file that makes a checkpoint of the files beside it.
 pub(crate) const SEAL: &str = "foam.seal";
 /// The end of what a process can address with four-level page tables.
 const LONGEST: u64 = 1 << 47;
@@ -33,11 +33,11 @@ pub(crate) struct Store {
     passes: u32,
     written: u64,
     zeros: u64,
-    /// Whether the passes so far were criu's own: only then may it leave pages out.
+    /// True if the passes so far were criu's own: only then may it omit pages.
     tracked: bool,
-    /// What earlier passes stored, while it is compared with what comes.
+    /// Pages that earlier passes stored, while they are compared with new ones.
     stored: Vec<u8>,
-    /// The sum of a page of zeros.
+    /// The checksum of a page of zeros.
     zero: PageSum,
 }
 
@@ -47,16 +47,16 @@ struct Growing {
     placement: Placement,
     file: File,
     path: PathBuf,
-    /// Whether the pass that goes on has opened it.
+    /// True if the present pass has opened it.
     open: bool,
 }
 
 impl Store {
-    /// An empty one in `dir`, which is made if it is not there, and closed to other users. `form` is found out where it is not
-    /// given: sparse, if the file system takes files as long as an address space.
+    /// Makes an empty one in `dir`, which is made if it is not there, and closed to other users. A `form` that is not
+    /// given is detected: sparse, if the file system accepts files as long as an address space.
     ///
     /// # Errors
-    /// Another user made the directory or can change it, or it holds something.
+    /// Another user made the directory or can change it, or it is not empty.
     pub(crate) fn create(dir: &Path, form: Option<Form>) -> Result<Self, Error> {
         let directory = Directory::make(dir)?;
         let names = directory.names()?;
@@ -85,23 +85,24 @@ impl Store {
         })
     }
 
-    /// Whether criu may leave out pages of a memory that an earlier pass has, because it knows that they have not changed.
+    /// Returns true if criu may omit pages of a memory that an earlier pass has, because it knows that they have not
+    /// changed.
     pub(crate) fn has_parent(&self, object: Object) -> bool {
         self.tracked && self.memories.get(&object).is_some_and(|growing| growing.memory.has_parent())
     }
 
-    /// The passes that follow are not criu's: it must bring every page in its own, to be compared.
+    /// Declares that the passes were not made by criu: criu must send every page in its own pass, to be compared.
     pub(crate) fn not_tracked(&mut self) {
         self.tracked = false;
     }
 
-    /// A pass goes over all memories.
+    /// Begins a pass over all memories.
     pub(crate) fn begin_pass(&mut self) {
         self.passes += 1;
         self.memories.values_mut().for_each(|growing| growing.open = false);
     }
 
-    /// Pages of a memory follow in this pass.
+    /// Opens a memory, whose pages follow in this pass.
     pub(crate) fn open(&mut self, object: Object) -> Result<(), Error> {
         if !self.memories.contains_key(&object) {
             let name = object.file_name();
@@ -127,7 +128,8 @@ impl Store {
         Ok(self.growing(object)?.memory.carry(start, pages)?)
     }
 
-    /// Stores whole pages in their place. Zeros become holes; what an earlier pass has stored like that stays as it is.
+    /// Stores whole pages in their place. Zeros become holes; a page that an earlier pass has stored with the same
+    /// bytes stays.
     pub(crate) fn put(&mut self, object: Object, start: u64, bytes: &[u8]) -> Result<(), Error> {
         let (first_pass, zero) = (self.passes == 1, self.zero);
         let mut stored = std::mem::take(&mut self.stored);
@@ -173,7 +175,7 @@ impl Store {
         Ok(())
     }
 
-    /// The pass has named everything: what memories no longer have is punched out.
+    /// Ends a pass, which has named everything: ranges that memories no longer have are punched out.
     pub(crate) fn end_pass(&mut self) -> Result<(), Error> {
         // A memory that the pass did not open belongs to a process that has ended.
         let gone: Vec<Object> = self.memories.iter().filter(|(_, g)| !g.open).map(|(object, _)| *object).collect();
@@ -190,7 +192,7 @@ impl Store {
         Ok(())
     }
 
-    /// Puts what the passes so far have written on disk, so that the seal need not wait for it, nor for its sums.
+    /// Writes the data of the passes so far to disk, so that the seal need not wait for it, nor for its checksums.
     pub(crate) fn sync(&mut self) -> Result<(), Error> {
         for growing in self.memories.values_mut() {
             growing.memory.sums.settle();
@@ -199,15 +201,15 @@ impl Store {
         Ok(())
     }
 
-    /// Bytes written in all passes, and bytes of pages that held only zeros.
+    /// Returns the bytes written in all passes, and the bytes of pages that held only zeros.
     pub(crate) fn written(&self) -> (u64, u64) {
         (self.written, self.zeros)
     }
 
-    /// Puts everything on disk, and then the seal. From then on it is a checkpoint, of this machine by its key.
+    /// Writes everything to disk, and then the seal. From then on it is a checkpoint, of this machine by its key.
     ///
-    /// The processes stand meanwhile, so little is digested here: criu's files, and sums of pages that changed in the last
-    /// pass. Sums are made when pages are written, of most pages while the program ran.
+    /// The processes are stopped meanwhile, so little is digested here: criu's files, and checksums of pages that
+    /// changed in the last pass. Checksums are computed when pages are written, for most pages while the program runs.
     ///
     /// # Errors
     /// A file cannot be written or read, or a page was never stored.
@@ -234,7 +236,7 @@ impl Store {
         Ok(index)
     }
 
-    /// Everything of criu's passes is in one place now: nothing refers to them any more.
+    /// Removes the directories of criu's passes: everything is in one place now, and nothing refers to them any more.
     fn forget_passes(&self) -> Result<(), Error> {
         match self.directory.remove(PARENT) {
             Err(error) if !error.is_not_found() => return Err(error.into()),
@@ -252,7 +254,7 @@ impl Store {
     }
 }
 
-/// What a page that comes is.
+/// Result of comparing a page with earlier passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     Same,
@@ -261,7 +263,7 @@ enum What {
 }
 
 impl Growing {
-    /// Reads what earlier passes stored of a range, and tells for each page whether they did.
+    /// Reads the stored pages of a range, and returns for each page whether earlier passes stored it.
     fn read_before(&self, start: u64, bytes: usize, into: &mut Vec<u8>) -> Result<Vec<bool>, Error> {
         into.resize(bytes.max(into.len()), 0);
         let mut known = vec![false; bytes.div_ceil(PAGE as usize)];
@@ -278,7 +280,7 @@ impl Growing {
         Ok(known)
     }
 
-    /// Gives places to addresses whose pages are holes.
+    /// Assigns places to addresses whose pages are holes.
     fn assign(&mut self, mut address: u64, bytes: u64) {
         let end = address + bytes;
         while address < end {
@@ -310,7 +312,7 @@ impl Growing {
     }
 }
 
-/// Takes away what an unfinished checkpoint has left, but for criu's logs.
+/// Removes what an unfinished checkpoint has left, except criu's logs.
 pub(crate) fn discard(dir: &Path) {
     let Ok(directory) = Directory::open(dir) else { return };
     for name in directory.names().unwrap_or_default() {
@@ -336,9 +338,9 @@ fn takes_sparse(directory: &Directory) -> Result<bool, Error> {
     }
 }
 
-/// Returns true for names that are no part of a checkpoint: logs, and files that a restore makes.
+/// Returns true for names that are not part of a checkpoint: logs, and files that a restore makes.
 pub(crate) fn is_ours_or_passing(name: &str) -> bool {
-    // a file of ours that is written whole has a dot before its name until it is
+    // a file of ours has a dot before its name until it is completely written
     let ours = name.strip_prefix('.').unwrap_or(name).starts_with("foam");
     ours || name.starts_with("stats-") || name.ends_with(".log") || is_derived(name)
 }
@@ -362,10 +364,10 @@ fn beside(directory: &Directory) -> Result<Vec<Beside>, Error> {
     Ok(files)
 }
 
-/// Length and SHA-256 of a file.
+/// Returns length and SHA-256 of a file.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub(crate) fn digest(mut file: File, path: &Path) -> Result<(u64, [u8; 32]), Error> {
     let (mut hasher, mut buffer, mut bytes) = (Sha256::new(), vec![0; 1 << 16], 0);
     loop {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use stillpoint_host::systemd::{ControlGroup, ServiceName};
 
-/// The processes below these, without them.
+/// Returns the processes below these, without these themselves.
 pub(crate) fn descendants(roots: &[i32]) -> Vec<i32> {
     let parents: BTreeMap<i32, i32> = all_processes()
         .map(|all| all.flatten().filter_map(|p| p.stat().ok().map(|stat| (stat.pid, stat.ppid))).collect())
@@ -16,21 +16,22 @@ pub(crate) fn descendants(roots: &[i32]) -> Vec<i32> {
     let mut found: Vec<i32> = Vec::new();
     let is_below = |pid: i32| {
         let ancestors = std::iter::successors(parents.get(&pid).copied(), |pid| parents.get(pid).copied());
-        // a list that changes while it is read could lead round in a circle
+        // a list that changes while it is read could contain a cycle
         ancestors.take(parents.len()).any(|ancestor| roots.contains(&ancestor))
     };
     found.extend(parents.keys().copied().filter(|pid| !roots.contains(pid) && is_below(*pid)));
     found
 }
 
-/// A process and all below it, the root first.
+/// Returns a process and all below it, the root first.
 pub(crate) fn tree(root: i32) -> Result<Vec<Process>, Error> {
     let mut processes = vec![Process::new(root).map_err(|_| Error::NoProcess(root))?];
     processes.extend(descendants(&[root]).into_iter().filter_map(|pid| Process::new(pid).ok()));
     Ok(processes)
 }
 
-/// A process and all below it, each held by a descriptor: it tells of the process's end, whoever has its number by then.
+/// A process and all below it, each with a descriptor: it reports the end of that process, even if another process has
+/// its number by then.
 pub(crate) struct Held(Vec<(i32, OwnedFd)>);
 
 impl Held {
@@ -40,7 +41,8 @@ impl Held {
         Held(pids.filter_map(open).collect())
     }
 
-    /// Those that have ended, or are ending: to give much memory back takes long. It is waited for so long for the first.
+    /// Returns those that have ended, or are ending: to release much memory takes long. Waits at most `within` for the
+    /// first.
     pub(crate) fn ended(&self, within: Timespec) -> Vec<i32> {
         let mut polled: Vec<PollFd<'_>> = self.0.iter().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)).collect();
         let _ = poll(&mut polled, Some(&within));
@@ -49,7 +51,7 @@ impl Held {
         ended.map(|(_, (pid, _))| *pid).collect()
     }
 
-    /// Ends those that have not, and tells whether there were any.
+    /// Ends those that still run, and returns true if there were any.
     pub(crate) fn end(&self) -> bool {
         let ended = self.ended(Timespec { tv_sec: 0, tv_nsec: 0 });
         let left = self.0.iter().filter(|(pid, _)| !ended.contains(pid));
@@ -57,23 +59,23 @@ impl Held {
     }
 }
 
-/// Whether the first thread of a process is on its way out (`PF_EXITING`, field 9 of `/proc/PID/stat`).
+/// Returns true if the first thread of a process is ending (`PF_EXITING`, field 9 of `/proc/PID/stat`).
 fn is_ending(pid: i32) -> bool {
     const PF_EXITING: u32 = 0x4;
     Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.flags & PF_EXITING != 0)
 }
 
-/// A process's name.
+/// Returns the name of a process, `?` if it is unknown.
 pub(crate) fn name(pid: i32) -> String {
     Process::new(pid).and_then(|process| process.stat()).map(|stat| stat.comm).unwrap_or_else(|_| "?".into())
 }
 
-/// The complete name of a service, checked.
+/// Returns the complete name of a service, checked.
 pub(crate) fn full(unit: &str) -> Result<ServiceName, Error> {
     ServiceName::parse(unit).map_err(|error| Error::Refused(vec![error.to_string()]))
 }
 
-/// The process at the root of a service of systemd: in its control group, with a parent that is not.
+/// Returns the process at the root of a service of systemd: in its control group, with a parent that is not.
 ///
 /// # Errors
 /// [`Error::Refused`] for a service that is not active, and for one with several such processes or none.

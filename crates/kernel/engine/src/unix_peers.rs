@@ -1,4 +1,4 @@
-//! Which unix sockets are connected with which, as the kernel's socket diagnosis tells.
+//! Pairs of connected unix sockets, from the kernel's socket diagnosis.
 
 use crate::Error;
 use crate::error::At;
@@ -11,7 +11,7 @@ const BY_FAMILY: u16 = 20;
 /// `UNIX_DIAG_PEER`, as an attribute.
 const PEER: u16 = 2;
 
-/// Inode of each connected unix socket, and its peer's.
+/// Returns the inode of each connected unix socket, and that of its peer.
 pub(crate) fn unix_peers() -> Result<BTreeMap<u32, u32>, Error> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))
         .doing("ask after unix sockets")?;

@@ -1,5 +1,5 @@
-//! Whether an image may still be restored: once a process of it has run on, its files are newer than the image, and the image
-//! would bring back a program that does not know what it wrote to them.
+//! Mark of an image that must not be restored again: once a process of it has run on, its files are newer than the
+//! image, and the image would restore a program that does not know what it wrote to them.
 
 use crate::Error;
 use crate::journal::now_s;
@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
 
-/// Bytes of a mark.
+/// Limit in bytes for a mark.
 const MARK_MAX: u64 = 64 << 10;
-/// Begins like all that is no part of what the seal names.
+/// Name of the file: it begins like all files that the seal does not name.
 const NAME: &str = "foam.used";
 
-/// That, and why, an image is older than the files of its program.
+/// Record that an image is older than the files of its program, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
     /// Seconds since 1970.
     pub at_s: u64,
-    /// What happened.
+    /// Event that made it so.
     pub why: String,
 }
 
 impl Used {
-    /// The mark of an image, if there is one; one that cannot be read is one.
+    /// Returns the mark of an image, if there is one; an unreadable mark also counts as one.
     ///
     /// # Errors
     /// Another user can change the image.
@@ -38,7 +38,7 @@ impl Used {
     }
 }
 
-/// Marks an image. The mark is on disk when this comes back.
+/// Marks an image. The mark is on disk when this returns.
 pub(crate) fn mark(dir: &Path, why: &str) -> Result<(), Error> {
     let used = Used { at_s: now_s(), why: why.to_owned() };
     let text = serde_json::to_string(&used).map_err(|error| Error::Daemon(error.to_string()))?;

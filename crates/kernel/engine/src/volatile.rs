@@ -1,4 +1,4 @@
-//! What a program has open on file systems that lie in memory: another kernel finds them empty.
+//! Objects that a program has open on memory file systems: another kernel finds them empty.
 
 use crate::Error;
 use crate::error::At;
@@ -16,67 +16,68 @@ use stillpoint_host::kernel_files;
 /// A directory in memory that a program's sockets and open files are restored into.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directory {
-    /// Where.
+    /// Absolute path.
     pub path: PathBuf,
-    /// Its permissions.
+    /// Permissions of the directory.
     pub mode: u32,
-    /// Its owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Its group.
+    /// Group id of the owner.
     pub gid: u32,
 }
 
-/// What becomes of a program's things in memory when the kernel changes.
+/// Fate of a program's objects in memory when the kernel changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Volatile {
-    /// What would be gone, by process: files and named pipes with what is in them.
+    /// Objects that would be lost, by process: files and named pipes with their content.
     pub(crate) lost: BTreeSet<(i32, String)>,
-    /// Directories to be made again, those above others first.
+    /// Directories to be made again, parents first.
     pub(crate) directories: Vec<Directory>,
 }
 
-/// How a program holds something.
+/// Kind of an object that a program holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     File,
     Pipe,
     Directory,
-    /// Bound to a name.
+    /// A socket that is bound to a name.
     Socket,
-    /// A device or a nameless thing of the kernel's.
+    /// A device or a nameless object of the kernel.
     Other,
 }
 
-/// What is to be done about it.
+/// Decision about one object.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Fine,
-    /// It comes along, and this directory must be there then.
+    /// It comes along, and this directory must exist at the restore.
     Needs(PathBuf),
     Lost,
 }
 
-/// `name` is as the kernel tells it, with a mark when it is deleted; `links` says how many names are left.
+/// Decides about one object. `name` is the kernel's name for it, with a mark when it is deleted; `links` is the number
+/// of names that are left.
 fn fate(name: &str, kind: Kind, links: u64) -> Fate {
     let parent = |name: &str| match Path::new(name).parent() {
         Some(parent) => Fate::Needs(parent.to_owned()),
         None => Fate::Fine,
     };
     match (kind, name.strip_suffix(" (deleted)")) {
-        // what only memory has: criu carries it
+        // objects that are only in memory: criu carries them
         _ if ["/memfd:", "/dev/zero ", "/SYSV", "/anon_hugepage"].iter().any(|known| name.starts_with(known)) => {
             Fate::Fine
         }
         (Kind::Other, _) => Fate::Fine,
         (Kind::Directory, None) => Fate::Needs(name.into()),
         (Kind::Socket, _) => parent(name),
-        // criu carries what has no name any more, and finds what has another one
+        // criu carries objects that have no name any more, and finds those that have another one
         (Kind::File | Kind::Pipe | Kind::Directory, Some(name)) if links == 0 => parent(name),
         (Kind::File | Kind::Pipe | Kind::Directory, _) => Fate::Lost,
     }
 }
 
-/// Looks at a process and all below it. Nothing is touched.
+/// Examines a process and all below it. Nothing is touched.
 pub(crate) fn volatile(pid: i32) -> Result<Volatile, Error> {
     let mut found = Volatile::default();
     let mut needed = BTreeMap::new();
@@ -105,7 +106,7 @@ pub(crate) fn volatile(pid: i32) -> Result<Volatile, Error> {
     Ok(found)
 }
 
-/// Everything in memory that a process holds by a descriptor, by a mapping, or as its directory.
+/// Returns all objects in memory that a process holds by a descriptor, by a mapping, or as its directory.
 fn held(process: &Process, sockets: &BTreeMap<u64, PathBuf>) -> Vec<(String, Kind, u64)> {
     let of = PathBuf::from(format!("/proc/{}", process.pid));
     let mut links: Vec<PathBuf> = vec![of.join("cwd"), of.join("root")];
@@ -115,7 +116,7 @@ fn held(process: &Process, sockets: &BTreeMap<u64, PathBuf>) -> Vec<(String, Kin
     }
     let mut held = Vec::new();
     for link in links {
-        // one that is closed meanwhile is nobody's hindrance
+        // one that is closed meanwhile is not an obstacle
         let (Ok(name), Ok(data)) = (kernel_files::link(&link), kernel_files::metadata(&link)) else { continue };
         if data.file_type().is_socket() {
             let bound = sockets.get(&data.ino()).filter(|path| path.parent().is_some_and(is_memory));
@@ -136,7 +137,7 @@ fn kind(data: &Metadata) -> Kind {
     }
 }
 
-/// A directory and those above it, up to where its file system is mounted: that comes by itself.
+/// Returns a directory and those above it, up to the mount point of its file system, which need not be made.
 fn made_again(directory: &Path) -> Vec<(PathBuf, Directory)> {
     let mut found = Vec::new();
     for path in directory.ancestors() {
@@ -151,18 +152,18 @@ fn made_again(directory: &Path) -> Vec<(PathBuf, Directory)> {
     found
 }
 
-/// Makes the directories that are not there, those above others first.
+/// Makes the directories that are not there, parents first.
 ///
 /// # Errors
-/// One cannot be made, or another user has put something else in its place.
+/// A directory cannot be made, or another user has put something else in its place.
 pub(crate) fn make_again(directories: &[Directory]) -> Result<(), Error> {
     let mut made = Vec::new();
     for directory in directories.iter().filter(|directory| !directory.path.exists()) {
         let path = &directory.path;
-        // what it lies in may be the unit's own user's
+        // its parent may belong to the unit's own user
         made.push((directory, make_directory(path)?));
     }
-    // those above are given away last: until then no other user can change what is in them
+    // parents are given away last: until then no other user can change their content
     for (Directory { path, mode, uid, gid }, opened) in made.iter().rev() {
         fchown(opened, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).at("give away", path)?;
         fchmod(opened, Mode::from_raw_mode(*mode)).at("set the mode of", path)?;
@@ -170,7 +171,7 @@ pub(crate) fn make_again(directories: &[Directory]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a file's file system is gone with the kernel.
+/// Returns true if a file's file system is lost with the kernel.
 pub(crate) fn is_memory(path: &Path) -> bool {
     const TMPFS: i64 = 0x0102_1994;
     const RAMFS: i64 = 0x8584_58f6;
@@ -211,7 +212,7 @@ mod tests {
         }
     }
 
-    /// This process itself; other tests run beside this one.
+    /// Examines this process itself; other tests run beside this one.
     #[test]
     fn what_a_process_holds_in_memory_is_found() {
         let dir =

@@ -1,9 +1,10 @@
-//! Wakes both ends of restored connections: peers have doubled their time-outs while nobody held the connection, and our own
-//! ends while a guard stood before them.
+//! Wakes both ends of restored connections: peers have doubled their time-outs while no process held the connection,
+//! and our own ends have done so while a guard dropped their packets.
 //!
-//! There are two kinds of waiting. Who has sent something and hears nothing of it waits for his retransmission time-out, of
-//! which messages of ICMP take back the doublings (RFC 6069). Who could not send at all, because a guard on his own machine
-//! dropped it, waits to probe a window that he takes for closed (RFC 9293 3.8.6.1): an acknowledgement lets him send.
+//! An end waits in one of two ways. An end that has sent data and got no acknowledgement waits for its retransmission
+//! time-out, whose doublings messages of ICMP take back (RFC 6069). An end that could not send at all, because a guard
+//! on its own machine dropped the packets, waits to probe a window that it takes for closed (RFC 9293 3.8.6.1): an
+//! acknowledgement lets it send.
 
 use crate::Error;
 use crate::packet::{acknowledgement, unreachable};
@@ -15,24 +16,25 @@ use std::time::Duration;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::tcp::{Connection, Progress, connections, progress};
 
-/// Each message takes one doubling back, and Linux counts up to fifteen of them (`net.ipv4.tcp_retries2`); one may be lost.
+/// Number of rounds. Each message takes one doubling back, and Linux counts up to fifteen of them
+/// (`net.ipv4.tcp_retries2`); one may be lost.
 const TIMES: u32 = 16;
 const EVERY: Duration = Duration::from_millis(10);
-/// Acknowledgements come in so many of these rounds: three alike would say that something was lost.
+/// Rounds in which acknowledgements are sent: three equal ones would mean that a segment was lost.
 const ACKNOWLEDGED: [u32; 2] = [0, TIMES / 2];
 
-/// Bytes of a file of criu's about connections.
+/// Limit in bytes for a file of criu about connections.
 const FILE_MAX: u64 = 1 << 30;
 
-/// What one end is told.
+/// Messages for one end.
 struct Message {
     to: SocketAddr,
     unreachable: Vec<u8>,
     acknowledgement: Vec<u8>,
 }
 
-/// Tells both ends of every connection in the images that the way is free; how many connections there are. Best effort:
-/// an end that does not hear it tries again by itself later. An error only when nobody could be told.
+/// Informs both ends of every connection in the images that packets pass again; returns the number of connections. Best
+/// effort: an end that gets no message retries by itself later. Returns an error only if no end could be informed.
 pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<usize, Error> {
     let (mut messages, mut failed) = (Vec::new(), None);
     for image in images {
@@ -59,7 +61,7 @@ pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<us
             if ACKNOWLEDGED.contains(&round) {
                 sent = sent.and(send(acknowledgement));
             }
-            // one that cannot be reached now tries again by itself
+            // one that cannot be reached now retries by itself
             if let (0, Err(error)) = (round, sent) {
                 tracing::warn!("{to} is not told: {error}");
             }
@@ -69,16 +71,16 @@ pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<us
     Ok(messages.len() / 2)
 }
 
-/// A socket that takes packets with their headers.
+/// Opens a socket that accepts packets with their headers.
 fn raw(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
     socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW))
 }
 
-/// Messages for both ends of each connection of an image.
+/// Collects messages for both ends of each connection of an image.
 fn collect(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> {
     let directory = Directory::open(image)?;
     for connection in connections(&directory.read("files.img", FILE_MAX)?)? {
-        // one that no process has accepted has no stream
+        // a connection that no process has accepted has no stream
         let name = format!("tcp-stream-{:x}.img", connection.ino);
         let Ok(stream) = directory.read(&name, FILE_MAX) else { continue };
         match progress(&stream) {

@@ -1,41 +1,41 @@
-//! Which pages a memory has: ranges with flags, sorted, never overlapping.
+//! Pages that a memory has: ranges with flags, sorted, never overlapping.
 
 use crate::{Error, PAGE};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The page can wait: it may come after the process runs.
+/// The page can wait: it may be fetched after the process runs.
 pub const LAZY: u8 = 2;
 /// The page is in the image.
 pub const PRESENT: u8 = 4;
 /// The end of what a process can address on x86-64 with five-level page tables.
 const ADDRESSES: u64 = 1 << 56;
 
-/// Pages side by side that are alike.
+/// Consecutive pages that are of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Address of the first page.
     pub start: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
-    /// [`LAZY`], [`PRESENT`].
+    /// Bits: [`LAZY`], [`PRESENT`].
     pub flags: u8,
-    /// The pass that stored them last, counted from 1: the later, the hotter.
+    /// The pass that stored them last, counted from 1: a later pass means hotter pages.
     pub pass: u32,
 }
 
 impl Extent {
-    /// The address behind the last page.
+    /// Returns the address after the last page.
     pub fn end(&self) -> u64 {
         self.start + self.pages * PAGE
     }
 
-    /// Whether its pages may come after the process runs.
+    /// Returns true if its pages may be fetched after the process runs.
     pub fn is_lazy(&self) -> bool {
         self.flags & LAZY != 0
     }
 
-    /// Refuses what is no range of memory.
+    /// Refuses a range that is empty, not of whole pages or beyond the address space.
     pub fn check(start: u64, pages: u64) -> Result<(), Error> {
         let end = pages.checked_mul(PAGE).and_then(|bytes| start.checked_add(bytes));
         match end {
@@ -56,14 +56,14 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// From extents in any order; later ones win.
+    /// Builds from extents in any order; later ones win.
     pub fn of(extents: impl IntoIterator<Item = Extent>) -> Self {
         let mut all = Extents::default();
         extents.into_iter().for_each(|extent| all.insert(extent));
         all
     }
 
-    /// Puts an extent in; what was there in its range is replaced.
+    /// Inserts an extent, which replaces all that was in its range.
     pub fn insert(&mut self, extent: Extent) {
         self.cut(extent.start, extent.end());
         let mut extent = extent;
@@ -83,7 +83,7 @@ impl Extents {
         self.by_start.insert(extent.start, extent);
     }
 
-    /// Takes a range out, and tells what was there.
+    /// Removes a range, and returns the extents that were in it.
     pub fn cut(&mut self, start: u64, end: u64) -> Vec<Extent> {
         let touched: Vec<Extent> = self.overlapping(start, end).collect();
         let mut taken = Vec::with_capacity(touched.len());
@@ -100,34 +100,34 @@ impl Extents {
         taken
     }
 
-    /// The parts of extents in a range.
+    /// Returns the parts of extents in a range.
     pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Extent> {
         self.overlapping(start, end).map(move |e| e.part(e.start.max(start), e.end().min(end)))
     }
 
-    /// Whole extents that have pages in a range.
+    /// Returns whole extents that have pages in a range.
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = Extent> {
         let first = self.by_start.range(..start).next_back().map(|(_, e)| *e).filter(|e| e.end() > start);
         let end = end.max(start);
         first.into_iter().chain(self.by_start.range(start..end).map(|(_, e)| *e))
     }
 
-    /// The extent with this address.
+    /// Returns the extent that contains this address.
     pub fn at(&self, address: u64) -> Option<Extent> {
         self.by_start.range(..=address).next_back().map(|(_, e)| *e).filter(|e| e.end() > address)
     }
 
-    /// All, by address.
+    /// Iterates over all extents, by address.
     pub fn iter(&self) -> impl Iterator<Item = &Extent> {
         self.by_start.values()
     }
 
-    /// How many pages.
+    /// Returns the number of pages in all extents.
     pub fn pages(&self) -> u64 {
         self.iter().map(|e| e.pages).sum()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no extents.
     pub fn is_empty(&self) -> bool {
         self.by_start.is_empty()
     }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     proptest! {
-        // Against the plainest thing that can do it: one flag a page.
+        // compared with the simplest model: one flag a page
         #[test]
         fn extents_are_what_their_pages_are(ops in prop::collection::vec((0u64..40, 1u64..12, 0u8..4), 1..40)) {
             let (mut extents, mut pages) = (Extents::default(), [None; 64]);

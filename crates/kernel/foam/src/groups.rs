@@ -1,12 +1,12 @@
-//! The sums of an image behind its index, in groups that are read when a page of theirs is.
+//! The checksums of an image after its index, in groups: a group is read when a page of it is read.
 //!
-//! The obvious way is to read all of them with the index, under one digest. Then a restore begins the later the more memory
-//! there is, before anything has been asked for. So the index has a digest for each group.
+//! The obvious way is to read all of them with the index, under one digest. Then a restore begins later the more memory
+//! there is, before any page has been faulted in. So the index has a digest for each group.
 
 use crate::sums::{BYTES, Digested, GROUP, SUM, digest, place};
 use crate::{Error, Extents, Object, PRESENT, PageSum, Sums};
 
-/// Which groups a memory has, and where they lie.
+/// Groups that a memory has, and their positions in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SumGroups {
     /// Numbers of those with stored pages, by address.
@@ -15,7 +15,7 @@ pub struct SumGroups {
 }
 
 impl SumGroups {
-    /// Of the pages that are stored: the groups, and their bytes one after another.
+    /// Returns the groups of the pages that are stored, and the bytes of these groups one after another.
     pub(crate) fn of(object: Object, extents: &Extents, sums: &Sums) -> Result<(Self, Vec<u8>), Error> {
         let missing = |start| Error::Page { object, start, why: "was announced and never stored" };
         let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
@@ -34,7 +34,7 @@ impl SumGroups {
         Ok((groups, bytes))
     }
 
-    /// As an index tells them; none if they are not those of the stored pages.
+    /// Takes the digests that an index has; returns `None` if they are not those of the stored pages.
     pub(crate) fn told(extents: &Extents, digests: Vec<Digested>) -> Option<Self> {
         let count = spans(extents).map(|(first, last)| last - first + 1).sum::<u64>();
         if count != digests.len() as u64 {
@@ -48,33 +48,33 @@ impl SumGroups {
         &self.digests
     }
 
-    /// How many there are.
+    /// Returns the number of groups.
     pub fn len(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Whether no page is stored.
+    /// Returns true if no page is stored.
     pub fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
-    /// In which group the sum of a page lies, and at which place there.
+    /// Returns the group in which the checksum of a page is located, and its place in that group.
     pub fn place(&self, address: u64) -> Option<(usize, usize)> {
         let (number, within) = place(address);
         self.numbers.binary_search(&number).ok().map(|group| (group, within))
     }
 
-    /// How many bytes all of them have.
+    /// Returns the length of all groups in bytes.
     pub fn bytes(&self) -> u64 {
         self.len() as u64 * BYTES as u64
     }
 
-    /// Where the bytes of a group lie among those, and how many there are.
+    /// Returns the position of a group among those bytes, and its length in bytes.
     pub fn bytes_of(&self, group: usize) -> (u64, usize) {
         (group as u64 * BYTES as u64, BYTES)
     }
 
-    /// The sums of a group, if these are the bytes that it was sealed with.
+    /// Returns the checksums of a group, or `None` if the bytes are not those that it was sealed with.
     pub fn decode(&self, group: usize, bytes: &[u8]) -> Option<Vec<PageSum>> {
         if self.digests.get(group) != Some(&digest(bytes)) {
             return None;
@@ -83,7 +83,7 @@ impl SumGroups {
     }
 }
 
-/// Numbers of groups with stored pages, from one to another, by address; none twice.
+/// Returns the numbers of groups with stored pages, as pairs of first and last, by address; each number occurs once.
 fn spans(extents: &Extents) -> impl Iterator<Item = (u64, u64)> {
     let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
     let mut next = 0;

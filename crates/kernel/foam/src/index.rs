@@ -1,11 +1,10 @@
-//! The index of a checkpoint: written last, it is the seal. Without one, or with one that does not hold, there is no
-//! checkpoint.
+//! The index of a checkpoint: it is written last and is the seal. Without a valid index there is no checkpoint.
 //!
 //! ```text
-//! "STPFOAM3"  length of the body (u64)  SHA-256 of the body  body (postcard)  sums, group by group
+//! "STPFOAM3"  length of the body (u64)  SHA-256 of the body  body (postcard)  checksums, group by group
 //! ```
 //!
-//! The body has a digest of each group of sums: these are read when they are needed.
+//! The body has a digest of each group of checksums: a group is read when it is needed.
 
 use crate::sums::Digested;
 use crate::{Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement, SumGroups};
@@ -13,66 +12,66 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8; 8] = b"STPFOAM3";
-/// Bytes from which the length of an index can be told.
+/// Bytes that suffice to compute the length of an index.
 pub const HEADER: usize = 8 + 8 + 32;
-/// Digests of 64 TiB of memory: longer is no index.
+/// Limit in bytes, enough for the digests of 64 TiB of memory: a longer file is not an index.
 const LONGEST: u64 = 1 << 30;
 
-/// Where and when a checkpoint was made: what a restore compares with where it is.
+/// Origin of a checkpoint: a restore compares it with its own machine, kernel and criu.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// Of the machine, as `/etc/machine-id` has it.
+    /// Id of the machine, as in `/etc/machine-id`.
     pub machine: String,
-    /// `uname -r` of the kernel below.
+    /// Release of the running kernel, as in `uname -r`.
     pub kernel: String,
     /// The processor's model and features, in short.
     pub processor: String,
-    /// Which criu wrote the files beside.
+    /// Version of the criu that wrote the files beside the index.
     pub criu: String,
     /// Seconds since 1970.
     pub made_s: u64,
     /// The process at the root of the tree.
     pub pid: i32,
-    /// Its name.
+    /// Name of that process.
     pub name: String,
 }
 
-/// A file of criu's, as it was when the checkpoint was sealed.
+/// A file of criu, as it was when the checkpoint was sealed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beside {
-    /// Its name in the directory.
+    /// Name in the directory of the index.
     pub name: String,
-    /// How long it is.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// SHA-256.
+    /// SHA-256 of the file.
     pub digest: [u8; 32],
 }
 
-/// One memory: what the file beside the index holds.
+/// One memory, as the file beside the index holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recorded {
-    /// Whose.
+    /// The process or shared memory that it belongs to.
     pub object: Object,
-    /// Its pages.
+    /// Pages of the memory.
     pub extents: Extents,
-    /// Where they lie.
+    /// Positions of its pages in the file.
     pub placement: Placement,
-    /// Where their sums are.
+    /// Groups of the checksums of its pages.
     pub sums: SumGroups,
 }
 
 /// A whole checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Index {
-    /// Where it is from.
+    /// Machine, kernel, criu and time of the checkpoint.
     pub origin: Origin,
-    /// The form of its files.
+    /// The form of its files: sparse or dense.
     pub form: Form,
-    /// How many passes there were.
+    /// Number of passes over the memory.
     pub passes: u32,
     /// Memories, by object.
     pub memories: Vec<Recorded>,
-    /// Files of criu's.
+    /// Files of criu in the same directory.
     pub beside: Vec<Beside>,
 }
 
@@ -90,12 +89,12 @@ struct Entry {
     object: Object,
     windows: Vec<u64>,
     extents: Vec<Extent>,
-    /// Of the groups of sums.
+    /// Digests of the groups of checksums.
     digests: Vec<Digested>,
 }
 
 impl Recorded {
-    /// What has been recorded of a memory, with where its pages lie; and the bytes of its sums.
+    /// Returns the record of a memory with the positions of its pages, and the bytes of its checksums.
     pub fn of(memory: &Memory, placement: Placement) -> Result<(Self, Vec<u8>), Error> {
         let (object, extents) = (memory.object(), memory.extents().clone());
         let (sums, bytes) = SumGroups::of(object, &extents, &memory.sums)?;
@@ -135,7 +134,7 @@ impl Recorded {
 }
 
 impl Index {
-    /// The bytes of the index; those of the sums follow.
+    /// Encodes the index; the bytes of the checksums follow it in the file.
     pub fn encode(&self) -> Result<Vec<u8>, Error> {
         let memories = self.memories.iter().map(Recorded::to_entry).collect();
         let (origin, beside) = (self.origin.clone(), self.beside.clone());
@@ -149,7 +148,7 @@ impl Index {
         Ok(bytes)
     }
 
-    /// How long the index is whose first bytes these are: [`HEADER`] of them.
+    /// Returns the length of an index in bytes, from its first [`HEADER`] bytes.
     pub fn length(header: &[u8]) -> Result<u64, Error> {
         let wrong = |what: &str| Error::Index(what.into());
         let header = header.get(..HEADER).ok_or_else(|| wrong("ends within its header"))?;
@@ -163,7 +162,7 @@ impl Index {
         }
     }
 
-    /// Reads an index, and refuses one that is not whole.
+    /// Decodes an index, and refuses one that is not whole.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let wrong = |what: &str| Error::Index(what.into());
         let length = Self::length(bytes)?;
@@ -194,18 +193,18 @@ impl Index {
         Ok(Index { origin, form, passes, memories, beside })
     }
 
-    /// How many bytes of sums follow, memory after memory.
+    /// Returns the bytes of checksums that follow the index, for all memories together.
     pub fn sums(&self) -> u64 {
         self.memories.iter().map(|recorded| recorded.sums.bytes()).sum()
     }
 
-    /// The memory of an object.
+    /// Returns the memory of an object.
     pub fn memory(&self, object: Object) -> Option<&Recorded> {
         self.memories.iter().find(|memory| memory.object == object)
     }
 }
 
-/// A name of a file in the directory itself.
+/// Returns true if a name is that of a file in the directory itself.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.len() < 256 && !name.contains(['/', '\0']) && name != "." && name != ".."
 }

@@ -1,19 +1,21 @@
-//! FOAM images: checkpointed memory in files in which a page's place is its address.
+//! FOAM images: checkpointed memory in files in which the place of a page is its address.
 //!
-//! **The caller must** do all reading and writing: this crate says what goes where. It must write an [`Index`] only when
-//! every page that the index names is on disk, and take a checkpoint without one for none.
+//! **The caller must** do all reading and writing: this crate only computes the places. The caller must write an
+//! [`Index`] only when every page that the index names is on disk, and must treat a directory without an index as no
+//! checkpoint.
 //!
-//! **Guaranteed:** incremental passes overwrite pages in place, so there is one file for a memory and no chain of images to
-//! search; ranges that a later pass no longer has come back from [`Memory::end_pass`], to be punched out. An index that
-//! [`Index::decode`] accepts names each page once, inside the address space, with its place and a digest of its checksum's
-//! neighbours, and no file outside of its directory; one flipped bit anywhere is found, in checksums when they are read. [`Pending`] never leads back to the image of a page that
-//! has come once or that the process has given up.
+//! **Guaranteed:** incremental passes overwrite pages in place, so a memory has one file and no chain of images to
+//! search; [`Memory::end_pass`] returns the ranges that the last pass no longer has, so that the caller punches them
+//! out. An index that [`Index::decode`] accepts names each page once, inside the address space, with its place and a
+//! digest of the group of its checksum, and no file outside of its directory; one flipped bit anywhere is found, in
+//! checksums when they are read. [`Pending`] never returns the image of a page that has been settled once or that the
+//! process has given up.
 //!
-//! **It does not** know what a page means, where files lie, or who is to be restored.
+//! **It does not** know the meaning of a page, the location of files, or the process that is to be restored.
 //!
 //! ```text
 //! sparse:  place(a) = a
-//! dense:   place(a) = position of a's window * 1 GiB + a mod 1 GiB      (file systems whose files end at 16 TiB)
+//! dense:   place(a) = position of a's window * 1 GiB + a mod 1 GiB      (file systems that limit files to 16 TiB)
 //! zeros:   not stored; a hole reads as zeros
 //! ```
 //!
@@ -63,17 +65,17 @@ use std::fmt;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 
-/// Whose memory an image holds.
+/// The process or shared memory whose memory an image holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Object {
     /// The private memory of a process.
     Task(u32),
-    /// A shared memory, by criu's number for it.
+    /// A shared memory, by its number in criu.
     Shmem(u64),
 }
 
 impl Object {
-    /// The name of its file.
+    /// Returns the name of its file.
     pub fn file_name(&self) -> String {
         match self {
             Object::Task(pid) => format!("foam-task-{pid}.img"),

@@ -1,8 +1,9 @@
-//! One memory over the passes of a checkpoint: what each pass says, what it leaves of the ones before it.
+//! One memory over the passes of a checkpoint: the pages that each pass names, and those that it keeps from earlier
+//! ones.
 
 use crate::{Error, Extent, Extents, Object, PAGE, PRESENT, Sums};
 
-/// The memory of one process, or one shared memory, as it is recorded.
+/// The memory of one process, or one shared memory, while it is recorded.
 #[derive(Debug, Clone)]
 pub struct Memory {
     object: Object,
@@ -14,23 +15,23 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Nothing recorded yet.
+    /// Makes a memory with no pages and no passes.
     pub fn new(object: Object) -> Self {
         Memory { object, pass: 0, before: Extents::default(), now: Extents::default(), sums: Sums::default() }
     }
 
-    /// Whether an earlier pass has stored pages, to which the next one can refer.
+    /// Returns true if an earlier pass has recorded pages, to which the next one can refer.
     pub fn has_parent(&self) -> bool {
         !self.now.is_empty() || !self.before.is_empty()
     }
 
-    /// A pass begins: it will name all pages that the memory has now, stored again or unchanged.
+    /// Begins a pass: it will name all pages that the memory has now, stored again or unchanged.
     pub fn begin_pass(&mut self) {
         self.pass += 1;
         self.before = std::mem::take(&mut self.now);
     }
 
-    /// The pass names pages; those with [`PRESENT`] come with it and are stored in place.
+    /// Adds pages that the pass names; those with [`PRESENT`] are in this pass and are stored in place.
     pub fn add(&mut self, start: u64, pages: u64, flags: u8) -> Result<(), Error> {
         Extent::check(start, pages)?;
         if self.pass == 0 {
@@ -43,8 +44,8 @@ impl Memory {
         Ok(())
     }
 
-    /// The pass says that pages are as an earlier one stored them. Their flags are the earlier ones: the message of the
-    /// pass does not repeat them.
+    /// Keeps pages that the pass reports as unchanged since an earlier one. Their flags are the earlier ones, because
+    /// the message of the pass does not repeat them.
     pub fn carry(&mut self, start: u64, pages: u64) -> Result<(), Error> {
         Extent::check(start, pages)?;
         let (end, mut at) = (start + pages * PAGE, start);
@@ -62,8 +63,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Pages that the pass brought turn out to be as an earlier one stored them: they keep its number, as they were not
-    /// touched since, and have the flags of this pass.
+    /// Keeps pages that the pass has sent but that are equal to those of an earlier one: they keep its number, as they
+    /// were not touched since, and have the flags of this pass.
     pub fn keep(&mut self, start: u64, pages: u64) {
         let parts: Vec<Extent> = self.stored_before(start, pages).collect();
         for part in parts {
@@ -74,13 +75,13 @@ impl Memory {
         }
     }
 
-    /// The pages in a range that earlier passes have stored.
+    /// Returns the pages in a range that earlier passes have stored.
     pub fn stored_before(&self, start: u64, pages: u64) -> impl Iterator<Item = Extent> {
         self.before.within(start, start.saturating_add(pages * PAGE)).filter(|extent| extent.flags & PRESENT != 0)
     }
 
-    /// The pass has named everything. What earlier passes stored and this one does not name is gone from the memory: its
-    /// ranges come back, to be punched out of the file.
+    /// Ends a pass, which has named everything. Pages that earlier passes stored and this one does not name are gone
+    /// from the memory: returns their ranges, to be punched out of the file.
     pub fn end_pass(&mut self) -> Vec<(u64, u64)> {
         let mut freed = std::mem::take(&mut self.before);
         for extent in self.now.iter() {
@@ -92,12 +93,12 @@ impl Memory {
         freed
     }
 
-    /// What the memory has, as the last pass says.
+    /// Returns the pages that the memory has, as the last pass named them.
     pub fn extents(&self) -> &Extents {
         &self.now
     }
 
-    /// Whose memory.
+    /// Returns the process or shared memory that this memory belongs to.
     pub fn object(&self) -> Object {
         self.object
     }

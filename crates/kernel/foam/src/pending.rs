@@ -1,26 +1,26 @@
-//! What of a process has not come from its image yet, while the process runs and changes its memory.
+//! Pages of a process that are still only in its image, while the process runs and changes its memory.
 //!
-//! An address leads to a place in the image until its page has come, or the process has given the page up. A page that was
-//! given up (`MADV_DONTNEED`, `munmap`) must read as zeros from then on: its image is never looked at again.
+//! An address has a place in the image until its page is resident or the process has given the page up. A page that was
+//! given up (`MADV_DONTNEED`, `munmap`) must read as zeros from then on: its image is never read again.
 
 use crate::{Extents, PAGE, PRESENT};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Pages side by side whose images lie side by side.
+/// Consecutive pages whose images are also consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// Where the process has them now.
+    /// Their address in the process now.
     pub address: u64,
     /// Their address when the image was made.
     pub image: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: u64,
     /// The pass that stored them.
     pub pass: u32,
 }
 
-/// Runs that have not come yet, by the address that they have now.
+/// Runs that are not resident yet, by their present address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pending {
     runs: BTreeMap<u64, Run>,
@@ -29,7 +29,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// All lazy pages of an image.
+    /// Returns all lazy pages of an image.
     pub fn of(extents: &Extents) -> Self {
         let lazy = extents.iter().filter(|e| e.is_lazy() && e.flags & PRESENT != 0);
         let run = |e: &crate::Extent| Run { address: e.start, image: e.start, bytes: e.pages * PAGE, pass: e.pass };
@@ -38,19 +38,19 @@ impl Pending {
         pending
     }
 
-    /// The run that begins at this page and goes on for as long as its image does, if the page has not come yet.
+    /// Returns the run that begins at this page and extends as far as its image does, if the page is not resident yet.
     pub fn at(&self, address: u64) -> Option<Run> {
         let (_, run) = self.runs.range(..=address).next_back()?;
         let into = address - run.address;
         (into < run.bytes).then(|| Run { address, image: run.image + into, bytes: run.bytes - into, pass: run.pass })
     }
 
-    /// The page has come, or was given up: nothing of its image is wanted any more.
+    /// Removes pages that are resident or were given up: their image is not needed any more.
     pub fn settle(&mut self, start: u64, end: u64) {
         self.cut(start, end);
     }
 
-    /// `mremap`: what has not come yet is wanted at the new address. What was there is gone.
+    /// Follows an `mremap`: the pages that are not resident yet get the new address. Pages that were there are gone.
     pub fn remap(&mut self, from: u64, to: u64, bytes: u64) {
         let moved = self.cut(from, from.saturating_add(bytes));
         self.cut(to, to.saturating_add(bytes));
@@ -65,7 +65,8 @@ impl Pending {
         self.hot.insert((Reverse(run.pass), run.address));
     }
 
-    /// What to fetch next when nobody asks: of the newest pass, as it was touched last before the freeze, from `cursor` on.
+    /// Returns the next run to fetch in the background: of the newest pass, touched last before the freeze, from
+    /// `cursor` on.
     pub fn next(&self, cursor: u64) -> Option<Run> {
         let &(hottest, first) = self.hot.first()?;
         if let Some(run) = self.at(cursor).filter(|run| Reverse(run.pass) == hottest) {
@@ -75,12 +76,12 @@ impl Pending {
         self.runs.get(after.map_or(&first, |(_, address)| address)).copied()
     }
 
-    /// Bytes that have not come yet.
+    /// Returns the bytes that are not resident yet.
     pub fn bytes(&self) -> u64 {
         self.runs.values().map(|run| run.bytes).sum()
     }
 
-    /// Whether everything has come.
+    /// Returns true if everything is resident.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
@@ -164,7 +165,7 @@ mod tests {
     }
 
     proptest! {
-        // Against a list of pages.
+        // compared with a list of pages
         #[test]
         fn every_page_is_where_it_should_be(ops in prop::collection::vec((0u8..2, 0u64..60, 0u64..60, 1u64..9), 1..40)) {
             let (mut pending, mut plain) = (pending(&[(5, 30, 1)]), [None::<u64>; 80]);

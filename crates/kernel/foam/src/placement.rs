@@ -1,34 +1,35 @@
-//! Where in its file a page lies.
+//! Place of each page in its file.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
 
-/// What a dense file keeps together: 1 GiB of memory.
+/// Bytes that a dense file keeps together: 1 GiB of memory.
 const WINDOW: u64 = 1 << 30;
-/// More of them than memory could ever be spread over.
+/// Largest number of windows: more than a memory could ever be spread over.
 const WINDOWS: usize = 1 << 14;
 
 /// The form of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
-    /// A page's place is its address: the file is as long as the address space, and nearly all of it a hole.
+    /// The place of a page is its address: the file is as long as the address space, and nearly all of it is a hole.
     Sparse,
-    /// For file systems whose files end at some terabytes: windows of addresses one after another, as they came.
+    /// Form for file systems that limit a file to some terabytes: windows of addresses one after another, in order of
+    /// arrival.
     Dense,
 }
 
-/// How addresses become places in a file.
+/// Map from addresses to places in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
-    /// [`Form::Sparse`].
+    /// Places of [`Form::Sparse`].
     Sparse,
-    /// [`Form::Dense`]: the numbers of the windows, in the order in which they lie in the file.
+    /// Places of [`Form::Dense`]: the numbers of the windows, in their order in the file.
     Dense(Vec<u64>),
 }
 
 impl Placement {
-    /// Of an empty file.
+    /// Returns the placement of an empty file.
     pub fn new(form: Form) -> Self {
         match form {
             Form::Sparse => Placement::Sparse,
@@ -36,7 +37,7 @@ impl Placement {
         }
     }
 
-    /// With windows that an index names.
+    /// Returns a placement with windows that an index names.
     pub fn of(form: Form, windows: &[u64]) -> Result<Self, Error> {
         let mut sorted = windows.to_vec();
         sorted.sort_unstable();
@@ -51,7 +52,7 @@ impl Placement {
         }
     }
 
-    /// The place of an address, and up to which address the places go on side by side.
+    /// Returns the place of an address, and the address up to which the places are consecutive.
     pub fn of_address(&self, address: u64) -> Option<(u64, u64)> {
         match self {
             Placement::Sparse => Some((address, u64::MAX)),
@@ -63,7 +64,7 @@ impl Placement {
         }
     }
 
-    /// The same, for an address that need not have a place yet.
+    /// Returns the place of an address as [`Placement::of_address`] does, and assigns one if it has none yet.
     pub fn assign(&mut self, address: u64) -> (u64, u64) {
         if let Some(known) = self.of_address(address) {
             return known;
@@ -74,7 +75,7 @@ impl Placement {
         ((windows.len() as u64 - 1) * WINDOW + address % WINDOW, (window + 1) * WINDOW)
     }
 
-    /// The windows, for the index.
+    /// Returns the windows, for the index.
     pub fn windows(&self) -> &[u64] {
         match self {
             Placement::Sparse => &[],

@@ -5,11 +5,11 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Pages whose sums lie together: 2 MiB of memory.
+/// Pages whose checksums are stored together: 2 MiB of memory.
 pub(crate) const GROUP: u64 = 512;
-/// Bytes of a group: a sum for each page by its address, zeros where none is stored.
+/// Bytes of a group: a checksum for each page by its address, zeros where none is stored.
 pub(crate) const BYTES: usize = GROUP as usize * SUM;
-/// Bytes of a sum.
+/// Bytes of a checksum.
 pub(crate) const SUM: usize = 16;
 
 pub(crate) type Digested = [u8; 32];
@@ -18,19 +18,20 @@ pub type PageSum = [u8; SUM];
 
 /// Checksum of a page: the first half of its SHA-256.
 ///
-/// The obvious way is a CRC, which costs a fifth of that. It finds damage, but a page can be made that has the sum of another
-/// one, and memory of a program is code and where it returns to: an image's seal would not be worth anything.
+/// The obvious way is a CRC, which costs a fifth of that. A CRC finds damage, but an attacker can make a page that has
+/// the checksum of another one. The memory of a program holds code and return addresses, so the seal of an image would
+/// be worth nothing.
 pub fn sum(page: &[u8]) -> PageSum {
     let mut sum = [0; SUM];
     sum.copy_from_slice(&Sha256::digest(page)[..SUM]);
     sum
 }
 
-/// Whether a page need not be stored: a hole reads as zeros.
+/// Returns true if a page need not be stored: a hole reads as zeros.
 pub fn is_zero(page: &[u8]) -> bool {
     let words = page.chunks_exact(64);
     let rest = words.remainder();
-    // in blocks, so that the compiler takes wide registers and the first data ends it
+    // in blocks, so that the compiler uses wide registers and the first data ends the search
     words.into_iter().all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
         && rest.iter().all(|byte| *byte == 0)
 }
@@ -41,14 +42,14 @@ pub struct Sums {
     groups: BTreeMap<u64, Group>,
 }
 
-/// As it lies in a file, so that the seal has nothing to do but to copy it.
+/// Checksums of a group as they are in a file, so that the seal only has to copy them.
 #[derive(Debug, Clone)]
 struct Group {
-    /// A sum for each page, zeros where none is stored.
+    /// A checksum for each page, zeros where none is stored.
     bytes: Box<[u8; BYTES]>,
-    /// Which pages have one, a bit for each.
+    /// Pages that have a checksum, a bit for each.
     stored: [u64; (GROUP / 64) as usize],
-    /// Of its bytes; none since a sum of it has changed.
+    /// Digest of the bytes; `None` since a checksum of the group has changed.
     digest: Option<Digested>,
 }
 
@@ -64,7 +65,7 @@ impl Group {
         self.digest = None;
     }
 
-    /// The first of some places that has no sum.
+    /// Returns the first of some places that has no checksum.
     fn missing(&self, within: Range<usize>) -> Option<usize> {
         let mut at = within.start;
         while at < within.end {
@@ -72,7 +73,7 @@ impl Group {
             if present == 0 {
                 return Some(at);
             }
-            // to the end of the word at most: the shift brings in zeros
+            // at most to the end of the word: the shift brings in zeros
             at += present;
         }
         None
@@ -80,13 +81,13 @@ impl Group {
 }
 
 impl Sums {
-    /// Notes the sum of the page at an address.
+    /// Records the checksum of the page at an address.
     pub fn set(&mut self, address: u64, sum: PageSum) {
         let (group, within) = place(address);
         self.groups.entry(group).or_insert_with(Group::empty).set(within, Some(sum));
     }
 
-    /// Forgets the pages of a range.
+    /// Removes the checksums of a range.
     pub fn forget(&mut self, start: u64, end: u64) {
         let groups = place(start).0..=place(end).0;
         for (number, group) in self.groups.range_mut(groups) {
@@ -99,14 +100,15 @@ impl Sums {
         }
     }
 
-    /// Does ahead what the seal needs of sums that may stay as they are: then it has to do with those alone that have changed.
+    /// Computes in advance the digests of all groups: the seal then computes only those of groups that have changed
+    /// since.
     pub fn settle(&mut self) {
         for group in self.groups.values_mut().filter(|group| group.digest.is_none()) {
             group.digest = Some(digest(&group.bytes[..]));
         }
     }
 
-    /// The first page of a range that has no sum.
+    /// Returns the first page of a range that has no checksum.
     pub(crate) fn missing(&self, start: u64, end: u64) -> Option<u64> {
         let mut at = start;
         while at < end {
@@ -121,7 +123,7 @@ impl Sums {
         None
     }
 
-    /// The bytes of a group, and their digest.
+    /// Returns the bytes of a group, and their digest.
     pub(crate) fn group(&self, number: u64) -> Option<(&[u8], Digested)> {
         let group = self.groups.get(&number)?;
         let digest = group.digest.unwrap_or_else(|| digest(&group.bytes[..]));
@@ -129,13 +131,13 @@ impl Sums {
     }
 }
 
-/// The group of a page, and its place there.
+/// Returns the group of a page, and its place in that group.
 pub(crate) fn place(address: u64) -> (u64, usize) {
     let page = address / PAGE;
     (page / GROUP, (page % GROUP) as usize)
 }
 
-/// SHA-256 of some sums.
+/// Returns the SHA-256 of some checksums.
 pub(crate) fn digest(bytes: &[u8]) -> Digested {
     Sha256::digest(bytes).into()
 }

@@ -1,12 +1,14 @@
 //! Memory that one kernel hands over to the next one (`/dev/liveupdate`), and a block device on it (`loop(4)`).
 //!
-//! **The caller must** be root, hold the [`Session`] until the jump, and jump by itself (`reboot(LINUX_REBOOT_CMD_KEXEC)`). From
-//! [`keep`] on the memory cannot change its length, nor have holes made; it can be written until the jump.
+//! **The caller must** be root, hold the [`Session`] until the kexec, and start the next kernel itself
+//! (`reboot(LINUX_REBOOT_CMD_KEXEC)`). After [`keep`] the memory cannot change its length, nor get holes; it can be
+//! written until the kexec.
 //!
-//! **Guaranteed:** a session that is dropped hands nothing over. Memory that was taken out belongs to this kernel alone, and has to
-//! be kept again to be handed over a second time.
+//! **Guaranteed:** a session that is dropped hands nothing over. Memory that was taken belongs to this kernel alone; to
+//! hand it over a second time, the caller must keep it again.
 //!
-//! **It does not** tell whether the next kernel understands what is handed over: one that does not starts without it.
+//! **It does not** check that the next kernel supports the handover: a kernel without support starts without the
+//! memory.
 //!
 //! ```
 //! use std::os::unix::fs::FileExt;
@@ -23,7 +25,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 
-/// Where a kernel that hands memory over says so; one program at a time may have it open.
+/// Device file of a kernel that can hand memory over; one program at a time may have it open.
 pub const DEVICE: &str = "/dev/liveupdate";
 
 // Numbers of ioctl(2), without a size.
@@ -32,12 +34,12 @@ const RETRIEVE_SESSION: u32 = 0xba01;
 const PRESERVE: u32 = 0xba40;
 const RETRIEVE: u32 = 0xba41;
 const FINISH: u32 = 0xba42;
-/// Of what is kept in a session there is one thing.
+/// Token of the single file in a session.
 const TOKEN: u64 = 0;
-/// A loop device that is free may be taken by somebody else.
+/// Number of attempts: another process may take a free loop device.
 const TRIES: usize = 16;
 
-/// A session by its name, which ends with a zero.
+/// A session by its name, which ends with a zero byte.
 #[repr(C)]
 struct Named {
     size: u32,
@@ -59,18 +61,18 @@ struct Finish {
     reserved: u32,
 }
 
-/// What is handed over when this kernel jumps to the next one.
+/// Memory that is handed over when this kernel starts the next one by kexec.
 #[derive(Debug)]
 pub struct Session(#[expect(dead_code, reason = "closing it is what ends it")] OwnedFd);
 
-/// Memory of so many bytes, all of them zero and none of them there yet.
+/// Makes a file in memory of this length; all of it reads as zeros, and nothing is allocated yet.
 pub fn memory(bytes: u64) -> Result<File> {
     let memory = File::from(rustix::fs::memfd_create("stillpoint-images", MemfdFlags::CLOEXEC)?);
     memory.set_len(bytes)?;
     Ok(memory)
 }
 
-/// Has memory handed over under a name, of 63 bytes at most. All of it is allocated now.
+/// Hands memory over under a name, of 63 bytes at most. All of it is allocated on return.
 pub fn keep(name: &str, memory: &File) -> Result<Session> {
     let session = session(CREATE_SESSION, name)?;
     let mut kept = Kept { size: size::<Kept>(), fd: memory.as_raw_fd(), token: TOKEN };
@@ -78,7 +80,7 @@ pub fn keep(name: &str, memory: &File) -> Result<Session> {
     Ok(Session(session))
 }
 
-/// Takes out what the kernel before handed over under a name; none if there was no such thing.
+/// Takes the memory that the previous kernel handed over under a name; `None` if there was none.
 pub fn take(name: &str) -> Result<Option<File>> {
     let session = match session(RETRIEVE_SESSION, name) {
         Ok(session) => session,
@@ -87,7 +89,7 @@ pub fn take(name: &str) -> Result<Option<File>> {
     };
     let mut kept = Kept { size: size::<Kept>(), fd: -1, token: TOKEN };
     call(&session, RETRIEVE, &mut kept)?;
-    // SAFETY: the kernel has just opened it for us, and nobody else knows its number.
+    // SAFETY: the kernel has just opened it for us, and no other code knows its number.
     let memory = File::from(unsafe { OwnedFd::from_raw_fd(kept.fd) });
     call(&session, FINISH, &mut Finish { size: size::<Finish>(), reserved: 0 })?;
     Ok(Some(memory))
@@ -109,22 +111,22 @@ fn size<T>() -> u32 {
 }
 
 fn call<T>(file: &impl AsRawFd, request: u32, argument: &mut T) -> Result<()> {
-    // SAFETY: every caller passes the structure that the kernel's header gives for its request, by exclusive reference, and its
-    // length in it. A descriptor that is something else answers with an error.
+    // SAFETY: every caller passes the structure that the kernel's header gives for its request, by exclusive reference,
+    // and its length in it. A descriptor of another kind returns an error.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(request), std::ptr::from_mut(argument)) };
     if done < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A block device on memory. It is gone when nobody uses it any more and this is closed.
+/// A block device on memory. It is removed when no process uses it any more and this is closed.
 #[derive(Debug)]
 pub struct Device {
-    /// Its file.
+    /// Path of its device file.
     pub path: PathBuf,
     file: File,
 }
 
 impl Device {
-    /// On all of a file.
+    /// Makes a device on all of a file.
     pub fn on(memory: &File) -> Result<Device> {
         let open = |path: &str, write| OpenOptions::new().read(true).write(write).open(path);
         let control = open("/dev/loop-control", true)?;
@@ -136,13 +138,13 @@ impl Device {
             }
             let path = format!("/dev/loop{number}");
             let writable = open(&path, true)?;
-            // SAFETY: numbers and arrays of numbers, of which zeros are values.
+            // SAFETY: numbers and arrays of numbers, for which zeros are valid values.
             let mut config: loop_config = unsafe { std::mem::zeroed() };
             config.fd = memory.as_raw_fd() as u32;
             config.block_size = 4096;
             config.info.lo_flags = LO_FLAGS_AUTOCLEAR as u32;
             match call(&writable, LOOP_CONFIGURE, &mut config) {
-                // there are kernels that mount nothing that somebody else can write (CONFIG_BLK_DEV_WRITE_MOUNTED)
+                // some kernels mount no device that another process can write (CONFIG_BLK_DEV_WRITE_MOUNTED)
                 Ok(()) => return Ok(Device { file: open(&path, false)?, path: path.into() }),
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
                 Err(error) => return Err(error),
@@ -151,8 +153,8 @@ impl Device {
         Err(ErrorKind::ResourceBusy.into())
     }
 
-    /// From here on nothing is freed that a file system on it no longer uses, and zeros are written: memory that is kept refuses
-    /// holes.
+    /// Stops the release of blocks that a file system on it no longer uses; zeros are written instead: memory that is
+    /// kept refuses holes.
     pub fn fill(&self) -> Result<()> {
         self.file.sync_all()?;
         let name = self.path.file_name().unwrap_or_default();

@@ -1,11 +1,11 @@
-//! TCP connections that neither send nor hear because somebody died who was reading them (`TCP_REPAIR`).
+//! TCP connections that neither send nor receive because the process that repaired them died (`TCP_REPAIR`).
 //!
-//! **The caller must** bring a descriptor of the connection, and be sure that whoever repaired it is gone; it takes
-//! `CAP_NET_ADMIN`.
+//! **The caller must** provide a descriptor of the connection, and be sure that the process that repaired it is gone;
+//! this needs `CAP_NET_ADMIN`.
 //!
-//! **Guaranteed:** a descriptor that is no TCP connection, and one that is not under repair, are left as they are.
+//! **Guaranteed:** a descriptor that is not a TCP connection, and one that is not in repair mode, stay as they are.
 //!
-//! **It does not** know whose connections they are.
+//! **It does not** know which process a connection belongs to.
 //!
 //! ```
 //! use std::net::{Ipv4Addr, TcpListener};
@@ -17,12 +17,12 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Lets a connection go on that was left under repair; tells whether it was.
+/// Takes a connection out of repair mode; returns true if it was in it.
 pub fn leave(socket: impl AsFd) -> bool {
     let descriptor = socket.as_fd().as_raw_fd();
     let (mut state, mut length) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the descriptor is borrowed for as long; the kernel writes at most `length` bytes into `state`, which is that
-    // long. What is no TCP socket answers with an error.
+    // SAFETY: the descriptor is borrowed for as long; the kernel writes at most `length` bytes into `state`, which is
+    // that long. A descriptor that is not a TCP socket returns an error.
     let got = unsafe {
         libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_REPAIR, (&raw mut state).cast(), &raw mut length)
     };

@@ -1,5 +1,5 @@
-//! Kernels that panic. Before the crash kernel is loaded the boot loader brings the old one, after that the crash kernel does,
-//! without a firmware that may clear the memory in which images lie.
+//! Kernels that panic. Before the crash kernel is loaded the boot loader starts the old kernel, after that the crash
+//! kernel does, without a firmware that may clear the memory of the images.
 
 use std::time::{Duration, Instant};
 use stillpoint_testing::binary::stillpoint;
@@ -8,25 +8,25 @@ use stillpoint_testing::machine::clients::{
 };
 use stillpoint_testing::machine::{Guest, Machine, Shape};
 
-/// Between two requests of a client: all of them want the emulated processors.
+/// Time between two requests of a client: all of them share the emulated processors.
 const REST: Duration = Duration::from_millis(250);
 const KEYS: u32 = 2000;
 const LOADER: &str = "the new one panicked or hung, or power was lost";
 const CRASH: &str = "its crash kernel started the old one";
 const ASLEEP: &str = "the processor that the firmware starts with sleeps";
 
-/// redis and memcached under load, and where each panic of a next kernel leads.
+/// redis and memcached under load, while next kernels panic.
 struct Loaded {
     machine: Machine,
     client: Client,
     pulses: [Pulse; 2],
     from: String,
     to: String,
-    /// What the old kernel has of the machine's memory.
+    /// Memory map of the old kernel.
     memory: String,
 }
 
-/// The RAM that a kernel has, in MiB, but for what its own tables take.
+/// Returns the RAM that a kernel has, as ranges of addresses.
 fn memory(machine: &mut Machine) -> String {
     machine.ok("awk '/System RAM/ { print $1 }' /proc/iomem")
 }
@@ -44,7 +44,8 @@ impl Loaded {
         Loaded { machine, client, pulses, from: from.into(), to: to.into(), memory }
     }
 
-    /// The next kernel panics in this way; the old one comes with all that the machine has, but perhaps for a processor.
+    /// Lets the next kernel panic by this fault; the old one returns with all of the machine, except perhaps one
+    /// processor.
     #[track_caller]
     fn panics(&mut self, fault: &str, why: &str, is_one_asleep: bool) {
         append(&mut self.machine, fault);
@@ -63,7 +64,7 @@ impl Loaded {
         println!("COUNT ways back, {fault} 1");
     }
 
-    /// The next kernel comes up, and has its memory back.
+    /// Switches to the next kernel, which gets its memory back.
     #[track_caller]
     fn goes_over(mut self) {
         append(&mut self.machine, "");
@@ -92,7 +93,7 @@ fn panics_lead_back_to_images_on_a_disk() {
         "{told}"
     );
     loaded.panics("stillpoint.fault=panic", CRASH, false);
-    // so old a kernel wants the processor that the firmware starts with
+    // such an old kernel needs the processor that the firmware starts with
     loaded.panics("stillpoint.fault=panic-aside", LOADER, false);
     loaded.panics("stillpoint-fault=first", LOADER, false);
     loaded.goes_over();

@@ -1,4 +1,4 @@
-//! What goes wrong after the point of no return, and in the middle of it: where that leaves the units, and what they have.
+//! Faults after the point of no return, and around it: state and data of the units afterwards.
 
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
@@ -10,19 +10,19 @@ use stillpoint_testing::machine::{Guest, Machine, emulated};
 
 const REST: Duration = Duration::from_millis(50);
 
-/// A machine whose redis writes a log of its changes that it never syncs, and a MariaDB as Debian ships it.
+/// Boots a machine with a redis that writes a log of its changes but never syncs it, and a MariaDB as Debian ships it.
 #[track_caller]
 fn with_files(guest: &Guest) -> Machine {
     let mut machine = Machine::boot(guest, &guest.kernels[0], stillpoint());
     machine.ok("sed -i 's/^appendonly no/appendonly yes/; s/^appendfsync .*/appendfsync no/' /etc/redis/redis.conf");
     take_along(&mut machine, &["mariadb", "redis-server"]);
     prepare_mariadb(&mut machine);
-    // what was just configured is to be there after a loss of power
+    // the new configuration must survive a loss of power
     machine.ok("sync");
     machine
 }
 
-/// What MariaDB has of a tally: all that it acknowledged, and one change more at most.
+/// Asserts that MariaDB has all changes of a tally that it acknowledged, and one more at most.
 #[track_caller]
 fn kept(machine: &mut Machine, name: &str, tally: Tally) {
     let acknowledged = tally.acknowledged();
@@ -34,8 +34,8 @@ fn kept(machine: &mut Machine, name: &str, tally: Tally) {
     assert!(acknowledged > 0 && (acknowledged..=acknowledged + 1).contains(&there), "{acknowledged}, {there}");
 }
 
-/// Once a process has run on the new kernel its files are newer than its image: from then on units start from their files.
-/// The same if no kernel can restore an image.
+/// Once a process has run on the new kernel its files are newer than its image: from then on units start from their
+/// files. The same holds if no kernel can restore an image.
 #[test]
 fn no_image_is_used_when_it_must_not_or_cannot_be() {
     emulated(|guest| {
@@ -61,7 +61,7 @@ fn no_image_is_used_when_it_must_not_or_cannot_be() {
     });
 }
 
-/// Until the images are sealed the files are what counts; from then on the images, with files as old as they are.
+/// Until the images are sealed the files are valid; from then on the images, with files of the same age.
 #[test]
 fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
     emulated(|guest| {
@@ -76,7 +76,7 @@ fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
         for phase in before {
             let tally = Tally::mariadb(&machine, phase, REST);
             lose(&mut machine, phase);
-            // what boots it would start
+            // the boot would start them
             machine.until("systemctl start mariadb redis-server");
             kept(&mut machine, phase, tally);
         }
@@ -87,7 +87,7 @@ fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
             until_done(&mut machine);
             let beats = pulses.map(Pulse::end);
             println!("{} requests, each had its effect once", beats.iter().map(Vec::len).sum::<usize>());
-            // the log goes on where the image has it: nothing that the page cache held is missing
+            // the log continues where the image has it: nothing that the page cache held is missing
             machine.ok("systemctl restart redis-server");
             machine.until("redis-cli ping");
             assert_eq!(machine.ok(&format!("redis-cli --raw get {phase}")), beats[0].len().to_string());

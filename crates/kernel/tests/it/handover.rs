@@ -1,4 +1,4 @@
-//! Images in memory that one kernel hands over to the next one: kernels of `setup/handover`, which takes its time.
+//! Images in memory that one kernel hands over to the next one: kernels of `setup/handover`, whose build is slow.
 
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
@@ -18,7 +18,7 @@ fn guest() -> Option<Guest> {
     Guest::for_test()?.with_handover().map_err(|why| skipped(&why)).ok()
 }
 
-/// A machine whose images lie in memory that is handed over.
+/// Boots a machine whose images are in memory that is handed over.
 #[track_caller]
 fn boot(guest: &Guest, told: &str) -> Machine {
     let mut machine =
@@ -34,13 +34,13 @@ fn refused(machine: &mut Machine, to: &str, words: &str) {
     assert!(code == 3 && text.contains(words), "{code} and not {words:?}: {text}");
 }
 
-/// Nothing of it is left: no mount, no loop device, no memory.
+/// Asserts that no mount, no loop device and no memory is left.
 #[track_caller]
 fn nothing_is_left(machine: &mut Machine) {
     machine.until(&format!("! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"));
 }
 
-/// To another kernel and back, as a restore fails there, and then to it: with the same memory each time.
+/// Goes to another kernel and back, as a restore fails there, and then to it: with the same memory each time.
 #[test]
 #[ignore = "two kernels to be built and four boots of an emulated machine: one of the long forms"]
 fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
@@ -56,7 +56,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     let mut client = Client::connect(&machine, 6379);
     redis_pairs(&mut client, KEYS);
     let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
-    // what cannot be is taken back, and the memory with it
+    // a switch that fails is rolled back, and the memory is released
     let failed = machine.run(&format!("stillpoint kernel switch --to {to} --fail-in jump"));
     assert!(failed.text.contains("a test made it fail"), "{}", failed.text);
     nothing_is_left(&mut machine);
@@ -77,7 +77,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     }
 }
 
-/// A kernel that comes up by itself has no such memory, and only the leader of a restore can hand it on.
+/// A kernel that was not started by kexec has no such memory, and only the leader of a restore can pass it on.
 #[test]
 #[ignore = "two kernels to be built and four boots of an emulated machine: one of the long forms"]
 fn units_start_from_their_files_when_nobody_hands_their_images_on() {
@@ -115,18 +115,18 @@ fn kernels_that_were_not_told_to_hand_memory_over_are_refused() {
 
 /// Memory of redis in [`places_for_images_are_measured`].
 const MEASURED_MIB: u32 = 128;
-/// What a journal tells of both kernels.
+/// Phases in the journal, of both kernels.
 const PHASES: [&str; 10] =
     ["check", "memory", "preload", "passes", "freeze", "boot", "restore", "release", "confirm", "fill"];
 
-/// Milliseconds that a phase took, as a journal tells it.
+/// Returns the milliseconds of a phase in a journal.
 fn milliseconds(journal: &str, phase: &str) -> Option<u64> {
     let told = journal.split_once(&format!("\"phase\": \"{phase}\""))?.1;
     let number = told.split_once("\"duration_us\": ")?.1.split(',').next()?;
     Some(number.parse::<u64>().ok()? / 1000)
 }
 
-/// One switch of a redis with its images in one place: what its phases take, and the longest request.
+/// Makes one switch of a redis with its images in one place; prints the time of its phases, and the longest request.
 #[track_caller]
 fn measure(guest: &Guest, (from, to): (&str, &str), place: &str) {
     let append = if place == "region" { "memmap=384M!1G" } else { TOLD };
@@ -151,7 +151,7 @@ fn measure(guest: &Guest, (from, to): (&str, &str), place: &str) {
     println!("| {place} | {longest} | {} |", took.join(" | "));
 }
 
-/// The same program by each place that images can lie in, in milliseconds; two rounds, so that none is always the first.
+/// Measures the same program with each place for images, in milliseconds; two rounds, so that none is always the first.
 #[test]
 #[ignore = "two kernels to be built and twelve boots of an emulated machine: one of the long forms"]
 fn places_for_images_are_measured() {

@@ -1,4 +1,4 @@
-//! Switches that cannot be: refused before anything is touched, or taken back from whatever phase fails.
+//! Switches that are impossible: refused before anything is touched, or rolled back from the phase that fails.
 
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
@@ -8,7 +8,7 @@ use stillpoint_testing::machine::{Machine, Output, Shape, emulated};
 
 const REST: Duration = Duration::from_millis(50);
 
-/// A command in the machine ends with this code and says this.
+/// Asserts that a command in the machine ends with this code and prints these words.
 #[track_caller]
 fn says(machine: &mut Machine, command: &str, expected: i32, words: &str) {
     let Output { code, text } = machine.run(command);
@@ -18,8 +18,8 @@ fn says(machine: &mut Machine, command: &str, expected: i32, words: &str) {
     );
 }
 
-/// Nothing of a switch is left: no guard, no kernel in wait, no image, no file system that cannot be written, and the same
-/// processes.
+/// Asserts that nothing of a switch is left: no guard, no loaded kernel, no image, no read-only file system, and the
+/// same processes.
 #[track_caller]
 fn as_before(machine: &mut Machine, processes: &str) {
     assert_eq!(machine.ok("nft list tables"), "");
@@ -43,7 +43,7 @@ fn a_switch_that_cannot_be_is_refused_or_taken_back() {
         refusals(&mut machine, from, to);
         in_memory(&mut machine, to);
         as_before(&mut machine, &processes);
-        // a phase of those before the units stand, one in which they do, and the last one are enough for a short test
+        // a phase before the units are stopped, one while they are, and the last one are enough for a short test
         let all = ["preload", "stop", "passes", "close", "drain", "guard", "freeze", "seal", "still", "watch", "jump"];
         for phase in all.iter().filter(|phase| is_soak() || ["passes", "guard", "seal", "jump"].contains(phase)) {
             let command = format!("stillpoint kernel switch --to {to} --fail-in {phase}");
@@ -58,7 +58,7 @@ fn a_switch_that_cannot_be_is_refused_or_taken_back() {
     });
 }
 
-/// Neither a guard nor a sealed journal is left by a tool that is killed, and the units run on.
+/// A tool that is killed leaves neither a guard nor a sealed journal, and the units run on.
 #[test]
 #[ignore = "a boot of an emulated machine more: one of the long forms"]
 fn a_switch_that_is_killed_is_taken_back() {
@@ -69,10 +69,10 @@ fn a_switch_that_is_killed_is_taken_back() {
         let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
         let processes = machine.ok(PROCESSES);
         for phase in ["passes", "freeze", "seal", "still", "jump"] {
-            // the shell of the machine says that it was killed
+            // the shell of the machine reports that it was killed
             machine.run(&format!("stillpoint kernel switch --to {to} --killed-in {phase}"));
             machine.until("grep -q '\"state\": \"aborted\"' /var/lib/stillpoint/switch/journal.json && test -z \"$(nft list tables)\"");
-            // it has the lock until it has come to its end
+            // the guardian holds the lock until it has ended
             machine.until("flock -n /var/lib/stillpoint/switch/lock true");
             as_before(&mut machine, &processes);
             machine.ok("grep -q 'the switch was killed' /var/lib/stillpoint/switch/journal.json");
@@ -84,7 +84,7 @@ fn a_switch_that_is_killed_is_taken_back() {
     });
 }
 
-/// Units that stay are listed before, and run again after a switch that is taken back.
+/// Units that stay are listed before, and run again after a switch that is rolled back.
 #[track_caller]
 fn stays(machine: &mut Machine, to: &str) {
     machine.ok("printf '[Service]\\nExecStart=/bin/sleep infinity\\n' >/etc/systemd/system/by-hand.service && systemctl daemon-reload");
@@ -103,7 +103,7 @@ fn stays(machine: &mut Machine, to: &str) {
     machine.ok("systemctl stop by-hand made");
 }
 
-/// What is refused before anything is touched: code 3, and the reason by name.
+/// Asserts refusals before anything is touched: code 3, and the reason by name.
 #[track_caller]
 fn refusals(machine: &mut Machine, from: &str, to: &str) {
     let with = |line: &str| {
@@ -142,14 +142,14 @@ fn refusals(machine: &mut Machine, from: &str, to: &str) {
     says(machine, &format!("flock {lock} stillpoint kernel switch --to {to}"), 3, "another switch is under way");
     machine.ok(&format!("head -c 100000 /boot/vmlinuz-{to} >/boot/vmlinuz-7.0-torn && cp /boot/initrd.img-{to} /boot/initrd.img-7.0-torn"));
     says(machine, "stillpoint kernel switch --to 7.0-torn", 3, "it has 100000 bytes, and its header says");
-    // all but 1 MiB of what is free
+    // all but 1 MiB of the free space
     machine.ok("fallocate -l $(( $(df --output=avail -B1 / | tail -n 1) - 1048576 )) /fill");
     says(machine, &format!("stillpoint kernel switch --to {to}"), 3, "MiB free, the image needs up to");
     machine.ok("rm /fill");
 }
 
-/// Of images in memory those are refused that would not outlive the kernel, and others are warned of. RAM for them is chosen
-/// and asked for.
+/// Asserts that images in memory are refused if the memory would not outlive the kernel, with warnings for other
+/// memory. RAM for images is chosen and requested.
 #[track_caller]
 fn in_memory(machine: &mut Machine, to: &str) {
     machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");

@@ -1,5 +1,5 @@
-//! Units go over to another kernel: their memory, files and connections with them. The long form is ten switches and ten
-//! ways back from each fault; in pieces with `SOAK_PIECES`.
+//! Units go to another kernel with their memory, files and connections. The long form is ten switches and ten ways back
+//! from each fault; in pieces with `SOAK_PIECES`.
 
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
@@ -11,18 +11,18 @@ use stillpoint_testing::machine::clients::{
 use stillpoint_testing::machine::{Guest, Machine, Shape, emulated};
 use stillpoint_testing::skipped;
 
-/// Between two requests of a client: all of them want the emulated processors.
+/// Time between two requests of a client: all of them share the emulated processors.
 const REST: Duration = Duration::from_millis(250);
 const KEYS: u32 = 2000;
 const THREE: [&str; 3] = ["mariadb", "memcached", "redis-server"];
 const JOURNAL: &str = "/var/lib/stillpoint/switch/journal.json";
 
-/// Clients of each database. In the short form they leave the emulated processors to what is tested.
+/// Returns the number of clients of each database. In the short form they leave the emulated processors to the test.
 fn clients() -> usize {
     if is_soak() { 17 } else { 4 }
 }
 
-/// A firewall that flushes nftables when it starts, as Debian's nftables.service does.
+/// Installs a firewall that flushes nftables when it starts, as Debian's nftables.service does.
 #[track_caller]
 fn with_a_firewall(machine: &mut Machine) {
     machine.ok(
@@ -36,13 +36,13 @@ fn with_a_firewall(machine: &mut Machine) {
 /// A machine on its older kernel, with databases under load.
 struct Loaded {
     machine: Machine,
-    /// A connection from before everything.
+    /// A connection from before all switches.
     client: Client,
     pulses: Vec<Pulse>,
 }
 
 impl Loaded {
-    /// `clients` of each of `units`, of which redis is one.
+    /// Boots with `clients` of each of `units`, of which redis is one.
     #[track_caller]
     fn boot(guest: &Guest, units: &[&str], clients: usize) -> Loaded {
         let mut machine = Machine::boot(guest, &guest.kernels[0], stillpoint());
@@ -64,7 +64,7 @@ impl Loaded {
         Loaded { machine, client, pulses }
     }
 
-    /// Both ends of every connection were told that the way is free.
+    /// Asserts that both ends of every connection were informed that packets pass again.
     #[track_caller]
     fn were_told(&self, journal: &str) {
         let woken = journal.split_once("\"woken\": {").expect("somebody was told").1;
@@ -72,7 +72,7 @@ impl Loaded {
         assert!(told.is_some_and(|told: usize| told > self.pulses.len()), "{journal}");
     }
 
-    /// Every request of every client had its effect once, on the connection it began with.
+    /// Asserts that every request of every client had its effect once, on its first connection.
     #[track_caller]
     fn end(self) -> Machine {
         let connections = self.pulses.len() + 1;
@@ -83,7 +83,8 @@ impl Loaded {
     }
 }
 
-/// The databases start one after another, and a unit that stays after them all: it notes how far the switch is then.
+/// Orders the databases one after another, and adds a unit after them all that stays: it records the state of the
+/// switch.
 #[track_caller]
 fn in_order(machine: &mut Machine) {
     for (unit, order) in [
@@ -96,7 +97,7 @@ fn in_order(machine: &mut Machine) {
         "printf '[Unit]\\nAfter=redis-server.service\\n[Service]\\nType=oneshot\\nExecStart=/bin/cp {JOURNAL} /run/after\\n' \
          >/etc/systemd/system/after.service && ln -s ../after.service /etc/systemd/system/multi-user.target.wants/"
     ));
-    // two that stay: systemd stops the second one first, and each notes it on disk without syncing
+    // two that stay: systemd stops the second one first, and each records it on disk without a sync
     for (unit, order) in [("stays-first", ""), ("stays-last", "After=stays-first.service\\n")] {
         machine.ok(&format!(
             "printf '[Unit]\\n{order}[Service]\\nExecStart=/bin/sleep infinity\\nExecStop=/bin/sh -c \"echo {unit} >>{STOPPED}\"\\n' \
@@ -106,17 +107,17 @@ fn in_order(machine: &mut Machine) {
     machine.ok("systemctl daemon-reload && systemctl start stays-first stays-last");
 }
 
-/// File in which units that stay note that they were stopped.
+/// File in which units that stay record that they were stopped.
 const STOPPED: &str = "/var/lib/stays";
 
-/// Units that stay were stopped in order before the machine changed its kernel, and run again.
+/// Asserts that units that stay were stopped in order before the machine changed its kernel, and run again.
 #[track_caller]
 fn stopped_in_order(machine: &mut Machine) {
     machine.until("systemctl is-active stays-first stays-last");
     assert_eq!(machine.ok(&format!("cat {STOPPED}")), "stays-last\nstays-first");
 }
 
-/// What stays and starts after units that go along has started, and not before these were let go.
+/// Asserts that a unit that stays, and starts after units that go along, has started only after their release.
 #[track_caller]
 fn came_after(machine: &mut Machine) {
     machine.until("test -s /run/after");
@@ -130,10 +131,10 @@ fn four_databases_go_over_with_all_they_have() {
             let mut loaded = Loaded::boot(guest, &[&THREE[..], &[POSTGRESQL]].concat(), clients());
             with_a_firewall(&mut loaded.machine);
             let session = Session::start(&loaded.machine);
-            // they come also while the ports are guarded
+            // new clients also connect while the ports are guarded
             let newcomers = Newcomers::start(loaded.machine.door(6379), "PING");
             switch(&mut loaded.machine, &guest.kernels[1], &guest.kernels[1]);
-            // on the connection of before
+            // on the connection from before
             all_pairs(&mut loaded.client, KEYS);
             let journal = until_done(&mut loaded.machine);
             println!("{journal}");
@@ -150,17 +151,18 @@ fn four_databases_go_over_with_all_they_have() {
             assert_eq!(machine.ok("nft list tables"), "");
             came_after(&mut machine);
             stopped_in_order(&mut machine);
-            // they are units as before: they stop and start
+            // they are normal units again: they stop and start
             machine.ok("systemctl restart redis-server && redis-cli ping");
             restarts(&mut machine);
         }
     });
 }
 
-/// So long may a unit be unhealthy in [`slow_memory`] when no memory comes.
+/// Seconds for which a unit may be unhealthy in [`slow_memory`] while no memory is fetched.
 const HEALTH_LIMIT_S: u64 = 8;
 
-/// From the next switch on redis is healthy when all of MariaDB's memory has come, and that comes slowly.
+/// Makes redis healthy, from the next switch on, only when all of MariaDB's memory is resident, which is fetched
+/// slowly.
 #[track_caller]
 fn slow_memory(machine: &mut Machine) {
     let fill = "/var/lib/stillpoint/switch/images/mariadb.service/foam.fill";
@@ -171,7 +173,7 @@ fn slow_memory(machine: &mut Machine) {
     ));
 }
 
-/// Seconds that a phase took, as a journal tells it.
+/// Returns the seconds of a phase in a journal.
 fn seconds(journal: &str, phase: &str) -> u64 {
     let told = journal.rsplit_once(&format!("\"phase\": \"{phase}\"")).expect("the phase").1;
     let number = told.split_once("\"duration_us\": ").expect("its duration").1;
@@ -182,10 +184,11 @@ fn seconds(journal: &str, phase: &str) -> u64 {
 fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
     emulated(|guest| {
         let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-        // without MariaDB in the short form: what it needs under emulation takes longer than the switches
+        // without MariaDB in the short form: under emulation it takes longer than the switches
         let (units, clients) = if is_soak() { (&THREE[..], clients()) } else { (&THREE[1..], 2) };
         let mut loaded = Loaded::boot(guest, units, clients);
-        // in the long form the old kernel's first restore fails as well, and after its second one memory comes slowly
+        // in the long form the old kernel's first restore fails as well, and after its second one memory is fetched
+        // slowly
         let fails = if is_soak() { "stillpoint.fault=restore-twice" } else { "stillpoint.fault=restore" };
         let cases = [
             ("stillpoint.fault=panic", "the machine came up with the old kernel"),
@@ -229,7 +232,7 @@ fn a_leader_that_is_killed_has_a_successor() {
         let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
         for _ in 0..rounds(1, 10) {
             let mut loaded = Loaded::boot(guest, &THREE, if is_soak() { clients() } else { 2 });
-            // before anything has run the way leads back, and after that nobody notices
+            // before any process has run the failure leads back, and after that no client notices it
             for (fault, ends_on, why) in [
                 ("stillpoint.fault=leader", from, "their leader was killed"),
                 ("stillpoint.fault=late-leader", to, "\"why\": null"),
@@ -249,11 +252,11 @@ fn a_leader_that_is_killed_has_a_successor() {
     });
 }
 
-/// Ids of processes above all that a new kernel gives, in [`units_whose_memory_still_comes_stop_and_start`].
+/// Process ids above all that a new kernel assigns, in [`units_whose_memory_still_comes_stop_and_start`].
 const LAST_PID: u32 = 70_000;
 
-/// Whoever administers the machine need not know that memory still comes: what stops has all it had, and what starts is the
-/// unit as it always was.
+/// An administrator need not know that memory is still being fetched: a unit that stops has all of its data, and one
+/// that starts is the normal unit.
 #[test]
 #[ignore = "two boots of an emulated machine more: one of the long forms"]
 fn units_whose_memory_still_comes_stop_and_start() {
@@ -265,7 +268,7 @@ fn units_whose_memory_still_comes_stop_and_start() {
         machine.ok("sed -i '1i fill-rate = 1' /etc/stillpoint/kernel.toml");
         let mut client = Client::connect(&machine, 6379);
         redis_pairs(&mut client, KEYS);
-        // memory that takes a minute to come
+        // memory that takes a minute to fetch
         let fat = "for n = 1, 60000 do redis.call('SET', 'fat' .. n, string.rep('x', 960)) end";
         machine.ok(&format!("redis-cli EVAL \"{fat}\" 0"));
         let mut other = Client::connect(&machine, 11211);
@@ -285,7 +288,7 @@ fn units_whose_memory_still_comes_stop_and_start() {
         drop((client, other));
         let comes = "grep -q '\"state\":\"filling\"' /var/lib/stillpoint/switch/images";
         machine.ok(&format!("{comes}/redis-server.service/foam.fill"));
-        // whoever follows the leader waits in its place
+        // the successor of the leader waits in its place
         machine.ok("systemctl kill --signal=KILL --kill-whom=main stillpoint-switch");
         machine.ok("systemctl stop redis-server");
         machine.ok(&format!("{comes}/memcached.service/foam.fill"));
@@ -300,7 +303,7 @@ fn units_whose_memory_still_comes_stop_and_start() {
         assert!(journal.contains("\"why\": null"), "{journal}");
         println!("{journal}");
         machine.ok("test ! -e /var/lib/stillpoint/switch/images");
-        // the groups of those that were stopped stay, and nobody is in them
+        // the groups of those that were stopped stay, without processes
         assert_eq!(machine.ok("find /sys/fs/cgroup -name 'stillpoint-memory-*' -exec cat {}/cgroup.procs ';'"), "");
         assert_eq!(machine.ok("nft list tables; systemctl is-active redis-server memcached"), "active\nactive");
         assert_eq!(
@@ -310,8 +313,8 @@ fn units_whose_memory_still_comes_stop_and_start() {
     });
 }
 
-/// Every kernel of Debian's at hand to every later one, in pieces with `SOAK_PIECES`. The shorter tests go from the first to the
-/// second alone.
+/// Every kernel of Debian that is installed to every later one, in pieces with `SOAK_PIECES`. The shorter tests only go
+/// from the first to the second.
 #[test]
 #[ignore = "two boots of an emulated machine for each pair of kernels: one of the long forms"]
 fn every_pair_of_kernels_goes_forward() {
@@ -336,7 +339,7 @@ fn every_pair_of_kernels_goes_forward() {
     }
 }
 
-/// PostgreSQL as Debian ships it is refused, with what to do about it.
+/// Asserts that PostgreSQL as Debian ships it is refused, with the remedy.
 #[track_caller]
 fn as_shipped_it_cannot(machine: &mut Machine) {
     machine.ok(&format!("systemctl start {POSTGRESQL}"));
@@ -347,7 +350,7 @@ fn as_shipped_it_cannot(machine: &mut Machine) {
     }
 }
 
-/// A session of PostgreSQL with an open transaction and what only it sees, in a server process of its own.
+/// A session of PostgreSQL with an open transaction and data that only it sees, in a server process of its own.
 struct Session {
     client: Postgresql,
     server: Option<String>,
@@ -363,7 +366,7 @@ impl Session {
         Session { client, server }
     }
 
-    /// It goes on where it was.
+    /// Asserts that the session continues at the same place.
     #[track_caller]
     fn assert_kept(mut self) {
         assert_eq!(self.client.ask("SELECT count(*) FROM mine").as_deref(), Some("1000"));
@@ -372,7 +375,7 @@ impl Session {
     }
 }
 
-/// PostgreSQL takes new sessions, and stops and starts as a unit does.
+/// Asserts that PostgreSQL accepts new sessions, and stops and starts as a unit.
 #[track_caller]
 fn restarts(machine: &mut Machine) {
     assert!(Postgresql::connect(machine).ask("SELECT sum(n) FROM pulse").is_some());
@@ -380,7 +383,7 @@ fn restarts(machine: &mut Machine) {
     assert!(Postgresql::connect(machine).ask("CHECKPOINT").is_none());
 }
 
-/// A server of many processes with SysV memory comes back from a kernel that fails, and goes over afterwards.
+/// A server of many processes with SysV memory returns from a kernel that fails, and then goes to another one.
 #[test]
 #[ignore = "four boots of an emulated machine more: one of the long forms"]
 fn postgresql_goes_along_with_all_of_its_processes() {
@@ -408,7 +411,7 @@ fn postgresql_goes_along_with_all_of_its_processes() {
     });
 }
 
-/// 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.
+/// Linux 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.
 #[test]
 fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
     emulated(|guest| {
@@ -420,7 +423,7 @@ fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
         let told = machine.ok(&check);
         assert!(told.contains("warning: a kernel that hangs stays so") && told.contains("/dev/watchdog0"), "{told}");
         machine.ok("modprobe i6300esb");
-        // the kernel that hangs comes to nothing, and the other one has all the time that it may need on a busy host
+        // the limit ends the kernel that hangs, and gives the other one enough time even on a busy host
         for (limit, fault, ends_on, why) in [
             (25, "stillpoint.initrd=hang", from, "the machine came up with the old kernel"),
             (250, "", to, "\"why\": null"),
@@ -442,7 +445,7 @@ fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
     });
 }
 
-/// A machine whose images lie in memory.
+/// Boots a machine whose images are in memory.
 #[track_caller]
 fn with_a_region(guest: &Guest, kernel: &str) -> Machine {
     let region = Shape { append: "memmap=256M!1G", ..Shape::default() };
@@ -452,7 +455,7 @@ fn with_a_region(guest: &Guest, kernel: &str) -> Machine {
     machine
 }
 
-/// Memory that no kernel touches outlives a panic, the boot loader and a change of kernels.
+/// Memory that no kernel uses outlives a panic, the boot loader and a change of kernels.
 #[test]
 #[ignore = "four boots of an emulated machine more: one of the long forms"]
 fn images_in_memory_outlive_kernels() {
@@ -482,7 +485,7 @@ fn images_in_memory_outlive_kernels() {
     });
 }
 
-/// The power takes what lies in memory, and units start from what they have saved.
+/// A loss of power clears memory, and units start from the data that they have saved.
 #[test]
 #[ignore = "two boots of an emulated machine more: one of the long forms"]
 fn units_start_from_their_files_when_memory_has_lost_their_images() {

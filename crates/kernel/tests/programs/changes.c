@@ -1,5 +1,5 @@
-// A program with several threads that, at each SIGUSR1, gives up, moves and shares memory, and then looks at all of it.
-// Every page holds its own number, so that a page in a wrong place, an old one or a zero one is seen.
+// A program with several threads that, at each SIGUSR1, gives up, moves and shares memory, and then checks all of it.
+// Every page holds its own number, so that a page in a wrong place, an old one or a zero one is detected.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ static char *fresh(size_t pages) {
   return p;
 }
 
-// memory of huge pages, where the kernel has some
+// memory of huge pages, if the kernel has some
 static char *fresh_huge(size_t pages) {
   const size_t huge = 2 << 20;
   char *p = fresh(pages + huge / PAGE);
@@ -48,7 +48,7 @@ static size_t not_zero(char *p, size_t first, size_t end) {
   return bad;
 }
 
-// other threads ask for pages all the time, in no order
+// other threads touch pages all the time, in random order
 static void *reader(void *seed) {
   uint64_t x = (uintptr_t)seed * 2654435761u + 1;
   size_t *bad = calloc(1, sizeof *bad);
@@ -68,7 +68,7 @@ static size_t in_children(void) {
     if (child[k] < 0) abort();
     if (child[k] == 0) {
       size_t mine = wrong(kept, 0, PAGES, 1000) + wrong(moved, 0, PAGES, 3000) + not_zero(given_up, 0, PAGES / 2);
-      // what a child gives up stays the parent's
+      // pages that a child gives up stay in the parent
       madvise(kept, PAGES * PAGE, MADV_DONTNEED);
       mine += not_zero(kept, 0, PAGES);
       _exit(mine ? 1 : 0);
@@ -110,7 +110,7 @@ int main(void) {
     if (moved == MAP_FAILED) abort();
     bad[1] = wrong(moved, 0, PAGES / 3, 3000);
     bad[2] = in_children();
-    // part of a huge page is given up while the rest may not have come yet
+    // part of a huge page is given up while the rest may not be resident yet
     madvise(huge + 100 * PAGE, 50 * PAGE, MADV_DONTNEED);
     bad[0] += not_zero(huge, 100, 150) + wrong(huge, 0, 100, 6000) + wrong(huge, 150, PAGES, 6000);
     fill(huge, PAGES, 6000);

@@ -1,4 +1,4 @@
-// Huge pages of its own, and some that it shares with a child. USR1: are they as they were?
+// Huge pages of its own, and some that it shares with a child. SIGUSR1 checks that they are as before.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ int main(void)
     fill(common, 11);
     pid_t child = fork();
     if (child == 0) {
-        // from its copy to what both see
+        // from the private copy to the shared memory
         sigwait(&wanted, &got);
         common[CHILD_AT] = wrong(own, 7) ? 0 : 99;
         _exit(0);

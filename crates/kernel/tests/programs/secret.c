@@ -1,4 +1,4 @@
-// A program with memory that no other process can read, and nothing else that criu could not take along.
+// A program with memory that no other process can read, and nothing else that criu cannot take along.
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

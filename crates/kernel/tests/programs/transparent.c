@@ -1,5 +1,5 @@
-// Three ranges of memory of its own: one that wishes for huge pages, one that wishes for none, and one that wished for them and
-// gave every second small page up since. It says where they are. USR1: are they as they were?
+// Three ranges of its own memory: one that requests huge pages, one that refuses them, and one that requested them and
+// has given up every second small page since. It prints their addresses. SIGUSR1 checks that they are as before.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ static char *range(int wish)
     if (at == MAP_FAILED)
         return NULL;
     uintptr_t start = ((uintptr_t)at + HUGE - 1) & -(uintptr_t)HUGE;
-    // what is outside of the aligned part goes, so that the range is one line of smaps
+    // the parts outside of the aligned range are unmapped, so that it is one line of smaps
     if (start != (uintptr_t)at)
         munmap(at, start - (uintptr_t)at);
     munmap((char *)start + SIZE, (uintptr_t)at + HUGE - start);

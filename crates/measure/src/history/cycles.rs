@@ -1,9 +1,8 @@
 //! Cycles of dependencies that a level forbids.
 //!
-//! Under snapshot isolation every cycle has two read-before edges in sequence. So the search runs on pairs
-//! (transaction, whether the last edge was such a one), in which two in sequence do not exist: any cycle there is an
-//! anomaly. Real time ("it had ended before the other began") is a chain of moments, so that its edges stay as many as
-//! the transactions are.
+//! Under snapshot isolation every cycle has two read-before edges in sequence. So the search runs on pairs (transaction, true if the last
+//! edge was a read-before edge), which exclude two in sequence: any cycle there is an anomaly. Real time ("it had ended before the other
+//! began") is a chain of moments, so that the number of its edges is proportional to the number of transactions.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -11,7 +10,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use super::lists::{Dependency, Inferred, Why};
 use super::{Anomaly, AnomalyKind, History, Level};
 
-/// Edges from each node; a node may stand for a moment.
+/// Edges from each node; a node is a transaction or a moment.
 struct Graph {
     edges: Vec<Vec<(usize, Why)>>,
     transactions: usize,
@@ -50,8 +49,7 @@ impl Graph {
         }
     }
 
-    /// Edges between states (twice the node, plus one after a read-before edge); with `skew` two read-before edges may
-    /// follow each other.
+    /// Edges between states (twice the node, plus one after a read-before edge); with `skew` two read-before edges may follow each other.
     fn next(&self, state: usize, skew: bool) -> impl Iterator<Item = (usize, Why)> {
         let (node, after_read_before) = (state / 2, state % 2 == 1);
         let edges = self.edges[node].iter().filter(move |(_, why)| !(after_read_before && *why == Why::ReadBefore));
@@ -68,11 +66,11 @@ impl Graph {
         search.components
     }
 
-    /// The shortest way from a state back to itself within a component.
+    /// Returns the shortest path from a state back to itself within a component.
     fn shortest(&self, component: &[usize], skew: bool) -> Vec<(usize, Why)> {
         let mut best: Vec<(usize, Why)> = Vec::new();
         let inside: HashSet<usize> = component.iter().copied().collect();
-        // Any cycle proves it; of large components a few starts find one that is short enough to read.
+        // Any cycle proves it; in a large component a few starts find one that is short enough to read.
         for &start in component.iter().take(64) {
             let mut came: HashMap<usize, (usize, Why)> = HashMap::new();
             let mut queue = VecDeque::from([start]);
@@ -102,13 +100,13 @@ impl Graph {
     }
 }
 
-/// Tarjan's search, without recursion: histories are longer than stacks.
+/// Tarjan's search, without recursion: a long history would overflow the stack.
 struct Search {
     index: Vec<usize>,
     low: Vec<usize>,
     on_stack: Vec<bool>,
     stack: Vec<usize>,
-    /// States entered, and where from them is left to go.
+    /// Entered states, each with the edges that are still to be followed.
     calls: Vec<(usize, Vec<usize>)>,
     counter: usize,
     components: Vec<Vec<usize>>,
@@ -177,7 +175,7 @@ pub(super) fn find(history: &History, inferred: &Inferred, level: Level) -> Vec<
         dependencies: inferred.dependencies.iter().filter(kept).copied().collect(),
         happened: inferred.happened.clone(),
     };
-    // Simple cycles first: one that needs no real time says more.
+    // Cycles without real time first: they are easier to interpret.
     let plain = Graph::new(history, &inferred, false);
     let mut found = describe(&plain, &inferred, false);
     if found.is_empty() && with_time {
@@ -230,7 +228,7 @@ fn classify(cycle: &[(usize, Why)], members: &[usize], inferred: &Inferred, skew
     }
 }
 
-/// Of two transactions that both wrote a list, one wrote it after a state that the other had replaced.
+/// Returns true if both transactions wrote a list, one of them based on a state that the other had replaced.
 fn lost_update(members: &[usize], inferred: &Inferred) -> bool {
     let &[a, b] = members else { return false };
     inferred.dependencies.iter().any(|read| {

@@ -1,4 +1,4 @@
-//! What can be counted: every acknowledged increment exactly once, and sums that do not change.
+//! Checks by counting: every acknowledged increment exactly once, and sums that do not change.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::{Anomaly, AnomalyKind, History, Level, Operation, Outcome};
 
 pub(super) fn counters(history: &History) -> Vec<Anomaly> {
     let mut anomalies = Vec::new();
-    // Who got which value of which counter; those whose end is unknown may have happened or not.
+    // Transactions by counter and value; those with an unknown outcome may have happened or not.
     let mut given: BTreeMap<(u64, i64), Vec<usize>> = BTreeMap::new();
     let mut counts: BTreeMap<u64, [i64; 2]> = BTreeMap::new();
     for (number, transaction) in history.transactions.iter().enumerate() {
@@ -48,7 +48,7 @@ pub(super) fn transfers(history: &History, level: Level) -> Vec<Anomaly> {
     for (number, transaction) in history.transactions.iter().enumerate() {
         for operation in &transaction.operations {
             match (operation, transaction.outcome) {
-                // One statement sees one state at every level; an aborted transaction may have read in vain.
+                // One statement sees one state at every level; the sum of an aborted transaction does not count.
                 (Operation::ReadSum { sum: read }, Outcome::Committed) if *read != sum => {
                     let text = format!("read a sum of {read} instead of {sum}");
                     anomalies.push(Anomaly::new(AnomalyKind::WrongSum, [number], text));

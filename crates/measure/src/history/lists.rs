@@ -1,23 +1,23 @@
-//! From reads of lists to the order of their writers, and to dependencies between transactions.
+//! Inference from reads of lists: the order of their writers, and dependencies between transactions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{Anomaly, AnomalyKind, History, Level, Operation, Outcome, Transaction};
 
-/// Why one transaction must come before another.
+/// Reason for which one transaction must come before another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Why {
-    /// It wrote what the other overwrote.
+    /// It wrote a value that the other overwrote.
     Overwritten,
-    /// It wrote what the other read.
+    /// It wrote a value that the other read.
     Read,
-    /// It read what the other overwrote.
+    /// It read a value that the other overwrote.
     ReadBefore,
     /// It had ended before the other began.
     Earlier,
 }
 
-/// An edge between two transactions.
+/// Edge between two transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Dependency {
     pub(super) from: usize,
@@ -26,7 +26,7 @@ pub(super) struct Dependency {
     pub(super) list: u64,
 }
 
-/// What the lists tell.
+/// Facts that follow from the lists.
 #[derive(Debug, Default)]
 pub(super) struct Inferred {
     pub(super) dependencies: Vec<Dependency>,
@@ -34,7 +34,7 @@ pub(super) struct Inferred {
     pub(super) happened: BTreeSet<usize>,
 }
 
-/// Who appended which number to which list.
+/// Transaction that appended a number, by list and number.
 type Writers = HashMap<(u64, u64), usize>;
 
 fn appends(transaction: &Transaction) -> impl Iterator<Item = (u64, u64)> {
@@ -81,7 +81,7 @@ pub(super) fn infer(history: &History, level: Level) -> (Inferred, Vec<Anomaly>)
     (Inferred { dependencies, happened }, anomalies)
 }
 
-/// Committed ones, and those of unknown end of which anybody saw anything.
+/// Returns the committed transactions, and those of unknown outcome of which another transaction or the end saw a write.
 fn happened(history: &History, writers: &Writers) -> BTreeSet<usize> {
     let all = &history.transactions;
     let committed = |number: &usize| all[*number].outcome == Outcome::Committed;
@@ -95,7 +95,7 @@ fn happened(history: &History, writers: &Writers) -> BTreeSet<usize> {
     happened
 }
 
-/// G1a and G1b: what was read must be committed, and the last that its writer put there.
+/// Checks G1a and G1b: a value that was read must be committed, and be the last one of its writer.
 fn judge_reads(all: &[Transaction], number: usize, writers: &Writers) -> Vec<Anomaly> {
     let mut anomalies = Vec::new();
     for (list, values) in reads(&all[number]) {
@@ -125,7 +125,7 @@ fn judge_reads(all: &[Transaction], number: usize, writers: &Writers) -> Vec<Ano
     anomalies
 }
 
-/// Under one snapshot a list changes by the transaction's own appends alone.
+/// Checks that a list changes under one snapshot by the transaction's own appends alone.
 fn internal(number: usize, transaction: &Transaction) -> Option<Anomaly> {
     let mut known: HashMap<u64, Vec<u64>> = HashMap::new();
     let mut unread: HashMap<u64, Vec<u64>> = HashMap::new();
@@ -150,7 +150,7 @@ fn internal(number: usize, transaction: &Transaction) -> Option<Anomaly> {
     None
 }
 
-/// The longest read of each list; every other one must be its beginning.
+/// Returns the longest read of each list; every other read must be its prefix.
 fn orders(history: &History, happened: &BTreeSet<usize>) -> (BTreeMap<u64, Vec<u64>>, Vec<Anomaly>) {
     let mut orders: BTreeMap<u64, (Vec<u64>, Option<usize>)> = BTreeMap::new();
     let mut anomalies = Vec::new();
@@ -172,7 +172,7 @@ fn orders(history: &History, happened: &BTreeSet<usize>) -> (BTreeMap<u64, Vec<u
     (orders.into_iter().map(|(list, (values, _))| (list, values)).collect(), anomalies)
 }
 
-/// Every acknowledged append is there once at the end, and a transaction of unknown end is there as a whole or not.
+/// Checks that every acknowledged append is there once at the end, and a transaction of unknown outcome completely or not at all.
 fn lost_or_doubled(history: &History, happened: &BTreeSet<usize>, lists: &BTreeMap<u64, Vec<u64>>) -> Vec<Anomaly> {
     let mut count: HashMap<(u64, u64), usize> = HashMap::new();
     for (list, values) in lists {
@@ -214,7 +214,7 @@ fn read_dependencies(
     edges: &mut Vec<Dependency>,
 ) {
     for (list, values) in reads(transaction) {
-        // Own appends at the end are no state that others made.
+        // Own appends at the end are not a state that others made.
         let foreign = |value: &&u64| writers.get(&(list, **value)) != Some(&number);
         let seen = values.iter().rev().skip_while(|value| !foreign(value)).count();
         if let Some(from) = seen.checked_sub(1).and_then(|last| writers.get(&(list, values[last]))) {

@@ -1,4 +1,4 @@
-//! What clients of a database did and saw, and whether a database that keeps its promises can have answered so. Pure.
+//! History of the clients of a database, and a check that a database with correct isolation can have answered so. Pure.
 //!
 //! ```text
 //! clients ---> History (JSON lines) ---> check(level) ---> anomalies, each with the transactions that prove it
@@ -12,12 +12,11 @@
 //! | counters | adds one and gets the new value | every acknowledged commit happened once, and no value was given twice |
 //! | transfers | moves an amount between accounts; others read all accounts | no read and no end state has another sum |
 //!
-//! **Guaranteed:** an anomaly that is reported cannot occur at the level that was asked for (transactions whose outcome
-//! nobody knows count only as far as somebody saw them). **It does not** find what clients had no chance to see: no
-//! anomaly is no proof.
+//! **Guaranteed:** a reported anomaly cannot occur at the requested level (a transaction of unknown outcome counts only as far as another
+//! transaction or the end shows it). **It does not** find anomalies that clients had no chance to see: their absence is no proof.
 //!
-//! Snapshot isolation allows a cycle of dependencies only where two read-write dependencies follow each other (Fekete et
-//! al., TODS 2005); the inference of dependencies from lists is the idea of Elle (Kingsbury and Alvaro, VLDB 2020).
+//! Snapshot isolation allows a cycle of dependencies only where two read-write dependencies follow each other (Fekete et al., TODS 2005);
+//! the inference of dependencies from lists is the idea of Elle (Kingsbury and Alvaro, VLDB 2020).
 
 mod cycles;
 mod exact;
@@ -28,7 +27,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that a transaction did.
+/// Operation of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
@@ -43,111 +42,111 @@ pub enum Operation {
     ReadList {
         /// The list.
         list: u64,
-        /// All of it.
+        /// All its numbers.
         values: Vec<u64>,
     },
     /// Added one to a counter.
     Increment {
         /// The counter.
         counter: u64,
-        /// What it was then.
+        /// New value of the counter.
         became: i64,
     },
     /// Moved an amount between two accounts.
     Transfer {
-        /// From where.
+        /// Account that the amount was taken from.
         from: u64,
-        /// To where.
+        /// Account that it was added to.
         to: u64,
-        /// How much.
+        /// Amount.
         amount: i64,
     },
     /// Read all accounts.
     ReadSum {
-        /// The sum.
+        /// Sum of all accounts.
         sum: i64,
     },
 }
 
-/// How a transaction ended, as far as the client knows.
+/// Outcome of a transaction, as far as the client knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// The commit was acknowledged.
     Committed,
-    /// It failed, and the server said so.
+    /// It failed, and the server reported so.
     Aborted,
     /// The connection ended while the commit was under way.
     Unknown,
 }
 
-/// One transaction of one client.
+/// Transaction of one client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transaction {
     /// Number of the client.
     pub client: u32,
-    /// When its first statement was sent (`CLOCK_MONOTONIC`).
+    /// Time at which its first statement was sent (`CLOCK_MONOTONIC`).
     pub began_ns: u64,
-    /// When its end was known.
+    /// Time at which its outcome was known.
     pub ended_ns: u64,
-    /// How it ended.
+    /// Outcome.
     pub outcome: Outcome,
-    /// What it did, in order.
+    /// Operations, in order.
     pub operations: Vec<Operation>,
 }
 
-/// What stands in the database when all clients are done.
+/// Contents of the database when all clients are done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Final {
-    /// Every list.
+    /// Numbers of every list.
     pub lists: BTreeMap<u64, Vec<u64>>,
-    /// Every counter.
+    /// Value of every counter.
     pub counters: BTreeMap<u64, i64>,
-    /// Every account.
+    /// Balance of every account.
     pub accounts: BTreeMap<u64, i64>,
 }
 
-/// What was done, and what stood there before and after.
+/// Transactions, with the contents before and after them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct History {
     /// All transactions, in any order.
     pub transactions: Vec<Transaction>,
     /// Accounts before the first transaction; lists are empty and counters zero.
     pub accounts: BTreeMap<u64, i64>,
-    /// What was read at the end, when it could be read.
+    /// Contents at the end, if they could be read.
     pub last: Option<Final>,
 }
 
-/// What the database promises.
+/// Isolation that the database promises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     /// No write is lost, nothing uncommitted is read.
     ReadCommitted,
     /// Each transaction reads one state that holds all that was committed before it began.
     Snapshot,
-    /// The same, and some serial order explains everything.
+    /// Snapshot, and some serial order explains everything.
     Serializable,
 }
 
-/// What a database that keeps the level's promises cannot have done.
+/// Kind of anomaly, impossible at the level that the database promises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnomalyKind {
-    /// A committed write is not there at the end, or is there twice.
+    /// A committed write is missing at the end, or is there twice.
     LostOrDoubledWrite,
-    /// Half of a transaction is there.
+    /// Only a part of a transaction is there.
     TornTransaction,
     /// Two reads of a list show orders that exclude each other.
     IncompatibleOrder,
-    /// What an aborted transaction wrote was read (G1a).
+    /// A value of an aborted transaction was read (G1a).
     AbortedRead,
-    /// What another transaction had not finished writing was read (G1b).
+    /// An unfinished value of another transaction was read (G1b).
     IntermediateRead,
-    /// A transaction did not see its own writes, or saw a list change under it.
+    /// A transaction did not see its own writes, or saw a list change during its run.
     Internal,
     /// A cycle of overwrites (G0).
     DirtyWrite,
-    /// A cycle of overwrites and reads of what was written (G1c).
+    /// A cycle of overwrites and reads of written values (G1c).
     CircularInformation,
     /// Two transactions read the same state of a list, and both appended to it.
     LostUpdate,
@@ -155,7 +154,7 @@ pub enum AnomalyKind {
     ReadSkew,
     /// A cycle with several reads of older states, no two of them in sequence (G-SI).
     SnapshotCycle,
-    /// A transaction did not see what was committed before it began, or saw what began after it.
+    /// A transaction did not see a commit from before it began, or saw one that began after it.
     StaleRead,
     /// A cycle with reads of older states in sequence: snapshot isolation allows it, SERIALIZABLE does not (G2).
     WriteSkew,
@@ -165,14 +164,14 @@ pub enum AnomalyKind {
     WrongSum,
 }
 
-/// One thing that cannot have happened.
+/// Result that is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Anomaly {
-    /// Which kind.
+    /// Kind of the anomaly.
     pub kind: AnomalyKind,
     /// Indices of the transactions that prove it.
     pub transactions: Vec<usize>,
-    /// In words.
+    /// Explanation in words.
     pub text: String,
 }
 
@@ -190,7 +189,7 @@ impl fmt::Display for Anomaly {
     }
 }
 
-/// Everything in a history that the level forbids.
+/// Returns every anomaly in a history that the level forbids.
 pub fn check(history: &History, level: Level) -> Vec<Anomaly> {
     let mut anomalies = exact::counters(history);
     anomalies.extend(exact::transfers(history, level));
@@ -210,7 +209,7 @@ enum Line {
 }
 
 impl History {
-    /// One JSON object a line: what was there, each transaction, what stands there.
+    /// Formats one JSON object per line: contents before, each transaction, contents after.
     pub fn to_lines(&self) -> String {
         let mut lines = vec![Line::Accounts(self.accounts.clone())];
         lines.extend(self.transactions.iter().cloned().map(Line::Transaction));
@@ -219,10 +218,10 @@ impl History {
         text.map(|line| line + "\n").collect()
     }
 
-    /// Reads what [`History::to_lines`] wrote.
+    /// Parses the output of [`History::to_lines`].
     ///
     /// # Errors
-    /// Number and fault of the line that is none.
+    /// Number and problem of the first wrong line.
     pub fn from_lines(text: &str) -> Result<History, String> {
         let mut history = History::default();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {

@@ -1,4 +1,4 @@
-//! Each anomaly is found in a history made by hand, and none in one that is fine.
+//! Tests that find each anomaly in a hand-made history, and none in a correct one.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn read(list: u64, values: &[u64]) -> Operation {
     Operation::ReadList { list, values: values.to_vec() }
 }
 
-/// All at the same time, so that real time says nothing.
+/// Makes a transaction; all have the same times, so that real time gives no order.
 fn transaction(outcome: Outcome, operations: Vec<Operation>) -> Transaction {
     Transaction { client: 0, began_ns: 0, ended_ns: 100, outcome, operations }
 }
@@ -95,7 +95,7 @@ fn circular_information_is_found() {
     assert_eq!(snapshot(bad), [AnomalyKind::CircularInformation]);
 }
 
-/// Two readers see two writers in opposite orders: each anti-dependency stands between dependencies of another kind.
+/// Two readers see two writers in opposite orders: each anti-dependency is between dependencies of another kind.
 #[test]
 fn a_long_fork_is_found() {
     let bad = vec![
@@ -202,7 +202,7 @@ fn wrong_counts_and_sums_are_found() {
     assert_eq!(kinds(&sums, Level::ReadCommitted), [AnomalyKind::WrongSum], "the transfer was acknowledged");
 }
 
-/// A serial history of many transactions is fine, and checking it takes time that grows with its length.
+/// A long serial history has no anomaly, and the time of its check grows with its length.
 #[test]
 fn long_histories_are_checked() {
     let mut lists: BTreeMap<u64, Vec<u64>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! One connection: its socket, what is to be written, what was read, and which answers are awaited.
+//! Connection of the load: its socket, its buffers, and the requests that wait for an answer.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -9,19 +9,19 @@ use mio::event::Source;
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
-/// Where connections go.
+/// Address of the server.
 #[derive(Debug, Clone)]
 pub(crate) enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Carries requests.
     Worker,
-    /// Pushes what the blocked ones wait for.
+    /// Pushes the elements that blocked connections wait for.
     Feeder,
     /// Blocks in a pop.
     Blocked,
@@ -29,7 +29,7 @@ pub(crate) enum Role {
     Idle,
 }
 
-/// Where a connection stands.
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     /// Not open; to be opened at that time.
@@ -40,15 +40,15 @@ pub(crate) enum State {
     Open,
 }
 
-/// A request whose answer is awaited.
+/// Request that waits for its answer.
 #[derive(Debug)]
 pub(crate) struct Pending<E> {
     pub(crate) scheduled_ns: u64,
     pub(crate) late_us: u32,
     pub(crate) kind: u8,
-    /// Whether it is one of the requests that are measured.
+    /// True for a measured request.
     pub(crate) measured: bool,
-    /// It has been reported as timed out; its answer is only awaited to keep the order.
+    /// True if it was reported as timed out; its answer is only awaited to keep the order.
     pub(crate) given_up: bool,
     pub(crate) expect: E,
 }
@@ -59,21 +59,21 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// A connection and all that belongs to it.
+/// Connection and its state.
 #[derive(Debug)]
 pub(crate) struct Connection<E> {
     pub(crate) role: Role,
     pub(crate) state: State,
-    /// How often it was opened again.
+    /// Number of times that it was opened again.
     pub(crate) epoch: u32,
     pub(crate) failures: u32,
     pub(crate) output: Vec<u8>,
     written: usize,
     pub(crate) input: Vec<u8>,
     pub(crate) pending: VecDeque<Pending<E>>,
-    /// Answered rightly when it was asked at the end.
+    /// True if it gave a right answer to the check at the end.
     pub(crate) alive: bool,
-    /// Stands in the driver's list of connections with something to write.
+    /// True while it is in the driver's list of connections with data to write.
     pub(crate) dirty: bool,
     stream: Option<Stream>,
 }
@@ -99,7 +99,7 @@ impl<E> Connection<E> {
         self.state == State::Open
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub(crate) fn open(&mut self, address: &Address, registry: &Registry, token: Token) -> io::Result<()> {
         let mut stream = match address {
             Address::Tcp(address) => Stream::Tcp(TcpStream::connect(*address)?),
@@ -115,7 +115,7 @@ impl<E> Connection<E> {
         Ok(())
     }
 
-    /// Whether the handshake is over; called when the socket has become writable.
+    /// Returns true if the connection is established; called when the socket has become writable.
     pub(crate) fn connected(&mut self) -> io::Result<bool> {
         let open = match &self.stream {
             Some(Stream::Tcp(tcp)) => match tcp.take_error()? {
@@ -142,7 +142,7 @@ impl<E> Connection<E> {
         Ok(open)
     }
 
-    /// Gives the socket back to the kernel and forgets what was half read or written.
+    /// Closes the socket and discards partly read or written data.
     pub(crate) fn close(&mut self, retry_ns: u64) {
         self.stream = None;
         self.state = State::Down { retry_ns };
@@ -152,7 +152,7 @@ impl<E> Connection<E> {
         self.epoch += 1;
     }
 
-    /// Writes as much as the kernel takes.
+    /// Writes as much as the kernel accepts.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while self.is_open() && self.written < self.output.len() {
             let Some(stream) = &mut self.stream else { break };

@@ -1,4 +1,4 @@
-//! What a running load tells others while it runs.
+//! Counters that other threads read while a load runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -20,10 +20,10 @@ pub struct Counters {
     pub(crate) stop: AtomicBool,
 }
 
-/// The counters at one moment.
+/// Counters at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// How the requests so far ended.
+    /// Outcomes of the requests so far.
     pub counts: Counts,
     /// Connections that ended although the client did not end them.
     pub dropped: u64,
@@ -31,16 +31,16 @@ pub struct Snapshot {
     pub reconnect_failures: u64,
     /// Connections open now, of all roles.
     pub open: u64,
-    /// When the last right answer came (`CLOCK_MONOTONIC`).
+    /// Time of the last right answer (`CLOCK_MONOTONIC`).
     pub last_ok_ns: u64,
     /// Longest latency since [`Counters::take_latency_max_ns`] was last called.
     pub latency_max_ns: u64,
-    /// By how much the request that was taken up last was late.
+    /// Lateness of the most recent request, in nanoseconds.
     pub late_ns: u64,
 }
 
 impl Counters {
-    /// Reads all counters. They are read one after the other: a request that ends meanwhile may be in some only.
+    /// Reads all counters, one after the other: a request that ends meanwhile may be in only some of them.
     pub fn snapshot(&self) -> Snapshot {
         let [ok, errors, wrong, timeouts, lost] = self.outcomes.each_ref().map(|count| count.load(Relaxed));
         let requests = ok + errors + wrong + timeouts + lost;
@@ -55,12 +55,12 @@ impl Counters {
         }
     }
 
-    /// The longest latency since the last call.
+    /// Returns the longest latency since the last call.
     pub fn take_latency_max_ns(&self) -> u64 {
         self.latency_max_ns.swap(0, Relaxed)
     }
 
-    // The load is the only writer, so a load and a store do what a locked instruction would.
+    // Only the load writes, so a load and a store have the same effect as an atomic addition.
     fn bump(counter: &AtomicU64) {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }

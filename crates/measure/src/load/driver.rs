@@ -1,4 +1,4 @@
-//! The event loop: one thread, all connections.
+//! Event loop: one thread, all connections.
 
 use std::io;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::record::End;
 use crate::summary::{Summary, Tally};
 
 const TIMER: Token = Token(usize::MAX);
-/// Requests written between two looks at what has come in.
+/// Requests that are written between two reads of answers.
 const BATCH: usize = 64;
-/// How often time-outs, reconnects and the record are looked after.
+/// Interval of checks for time-outs, reconnects and the record.
 pub(super) const HOUSEKEEPING_NS: u64 = 5_000_000;
-/// Pushes under way on the feeder; far more than a server that answers has ever waiting.
+/// Limit of pushes in progress on the feeder; far more than wait at a server that answers.
 const FEEDER_PIPELINE: usize = 4096;
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) summary: Summary,
@@ -35,7 +35,7 @@ pub(crate) struct Ended {
     pub(crate) complaints: Vec<String>,
 }
 
-/// Everything that the loop holds.
+/// State of the loop.
 pub(crate) struct Driver<'a, W: Workload> {
     pub(super) plan: &'a Plan,
     pub(super) workload: W,
@@ -51,18 +51,18 @@ pub(crate) struct Driver<'a, W: Workload> {
     pub(super) dirty: Vec<usize>,
     pub(super) next_worker: usize,
     pub(super) next_blocked: usize,
-    /// Measured requests under way that have not been given up.
+    /// Measured requests in progress, without those that have timed out.
     pub(super) waiting: usize,
     pub(super) rng: Random,
     pub(super) sink: Option<Sink>,
     pub(super) tally: Option<Tally>,
     pub(super) complaints: Vec<String>,
     pub(super) end: End,
-    /// Kind of the next request, drawn before it is known whether there is room for it.
+    /// Kind of the next request, drawn before a free connection is known.
     pub(super) drawn: Option<u8>,
-    /// The request that is due next found no room.
+    /// True if the request that is due next found no free connection.
     pub(super) full: bool,
-    /// When there was room again after that.
+    /// Time at which a connection was free again after that.
     pub(super) room_ns: u64,
     pub(super) housekeeping_ns: u64,
     pub(super) record_flush_ns: u64,
@@ -140,7 +140,7 @@ impl<'a, W: Workload> Driver<'a, W> {
         }
     }
 
-    /// Runs the schedule to its end, then looks whether the idle and the blocked connections are still alive.
+    /// Runs the schedule to its end, then checks that the idle and the blocked connections are still alive.
     pub(crate) fn run(mut self, start_ns: u64, sink: Option<Sink>) -> Result<Ended> {
         let mut until_ns = start_ns + ns(self.plan.duration);
         let mut schedule =
@@ -167,7 +167,7 @@ impl<'a, W: Workload> Driver<'a, W> {
         Ok(Ended { summary, end: self.end, complaints: self.complaints })
     }
 
-    /// Sends what is due. Tells whether something is due that no connection has room for.
+    /// Sends the due requests. Returns true if a due request finds no free connection.
     fn issue_due(&mut self, schedule: &mut Schedule) -> Result<bool> {
         let now = now_ns();
         for _ in 0..BATCH {
@@ -176,7 +176,7 @@ impl<'a, W: Workload> Driver<'a, W> {
             if let Some(tally) = &mut self.tally {
                 tally.waiting_since(due);
             }
-            // Time without room is the server's, not ours.
+            // The server is responsible for time without a free connection.
             if self.full {
                 self.room_ns = now;
             }
@@ -207,7 +207,7 @@ impl<'a, W: Workload> Driver<'a, W> {
         true
     }
 
-    /// A push through the feeder; what is measured is the pop of the blocked connection.
+    /// Sends a push through the feeder; the measured part is the pop of the blocked connection.
     fn issue_push(&mut self, kind: u8, scheduled_ns: u64, late_us: u32) -> bool {
         let Some(feeder) = self.feeder.filter(|&f| self.has_room(f, FEEDER_PIPELINE)) else { return false };
         let Some(blocked) = self.free_blocked() else { return false };
@@ -237,7 +237,7 @@ impl<'a, W: Workload> Driver<'a, W> {
         self.connections[index].is_open() && self.connections[index].pending.len() < pipeline
     }
 
-    /// Workers take turns; one that has no room is passed over.
+    /// Returns a worker with room; workers take turns.
     fn free_worker(&mut self) -> Option<usize> {
         let count = self.first_blocked;
         let pipeline = self.plan.pipeline as usize;
@@ -272,8 +272,8 @@ impl<'a, W: Workload> Driver<'a, W> {
         Ok(())
     }
 
-    /// Waits for answers, at most until the next request is due. The last microseconds are spent polling: a thread
-    /// that sleeps comes back some microseconds late.
+    /// Waits for answers, at most until the next request is due. The last microseconds are spent polling: a thread that sleeps wakes up
+    /// some microseconds late.
     fn sleep_until(&mut self, due: Option<u64>) -> Result<()> {
         let now = now_ns();
         let spin_ns = ns(self.plan.spin);
@@ -289,7 +289,7 @@ impl<'a, W: Workload> Driver<'a, W> {
     }
 
     pub(super) fn wait_for_events(&mut self, timeout: Duration) -> Result<()> {
-        // Taken out for the time of the loop, which needs the driver itself; an empty one allocates nothing.
+        // Taken out during the loop, which needs the driver itself; an empty one allocates nothing.
         let mut events = std::mem::replace(&mut self.events, Events::with_capacity(0));
         let polled = self.poll.poll(&mut events, Some(timeout));
         match polled {

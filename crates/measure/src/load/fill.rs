@@ -1,4 +1,4 @@
-//! Filling the key space, pipelined, before a load.
+//! Fill of the key space, pipelined, before a load.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::net::TcpStream;
@@ -15,23 +15,23 @@ use super::values::Values;
 use super::{memcached, plan};
 use crate::error::{Error, Result};
 
-/// Commands under way at once; their answers fit the socket buffers, so writing never waits for reading.
+/// Commands in progress at a time; their answers fit the socket buffers, so writing never waits for reading.
 const BATCH: u64 = 2_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a filling did.
+/// Result of a fill.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fill {
     /// Keys stored.
     pub keys: u64,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 /// Stores every key of the key space with its initial value.
 ///
 /// # Errors
-/// The server cannot be reached, or one of its answers is not that a value was stored; earlier keys stay stored.
+/// The server cannot be reached, or an answer does not confirm a stored value; earlier keys stay stored.
 pub fn fill(target: &Target, protocol: &Protocol, mut progress: impl FnMut(u64)) -> Result<Fill> {
     let (keys, value_bytes) = protocol.size();
     let (Protocol::Redis { .. } | Protocol::Memcached { .. }) = protocol else {
@@ -43,7 +43,7 @@ pub fn fill(target: &Target, protocol: &Protocol, mut progress: impl FnMut(u64))
     }
     let began = Instant::now();
     let mut client = Client::connect(target)?;
-    // The stamp needs no table of keys; run 0 is that of the filling.
+    // The stamp needs no table of keys; run 0 is the fill.
     let values = Values::new(0, 0, value_bytes);
     let (mut out, mut scratch) = (Vec::new(), Vec::new());
     let redis = matches!(protocol, Protocol::Redis { .. });
@@ -73,7 +73,7 @@ pub fn fill(target: &Target, protocol: &Protocol, mut progress: impl FnMut(u64))
     Ok(Fill { keys, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// Whether the first, the middle and the last key are there: then a miss later on is a wrong answer.
+/// Returns true if the first, the middle and the last key exist: then a later miss is a wrong answer.
 pub(super) fn is_loaded(plan: &Plan, keys: u64) -> Result<bool> {
     let mut client = Client::connect(&plan.target)?;
     let (mut out, mut scratch) = (Vec::new(), Vec::new());
@@ -105,7 +105,7 @@ pub(super) fn is_loaded(plan: &Plan, keys: u64) -> Result<bool> {
 trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
 
-/// A plain blocking connection.
+/// Plain blocking connection.
 struct Client {
     stream: BufWriter<Box<dyn Stream>>,
     target: String,
@@ -130,7 +130,7 @@ impl Client {
         Ok(Client { stream: BufWriter::new(stream), target: name })
     }
 
-    /// Sends a batch and reads `count` times `stored`.
+    /// Sends a batch and reads the answer `stored` `count` times.
     fn store(&mut self, batch: &[u8], stored: &[u8], count: u64, first: u64) -> Result<()> {
         let fail = |source| Error::Connect { target: self.target.clone(), source };
         self.stream.write_all(batch).and_then(|()| self.stream.flush()).map_err(fail)?;
@@ -142,7 +142,7 @@ impl Client {
                 Ok(count) => got += count,
                 Err(source) => return Err(fail(source)),
             }
-            // Looked at as it comes: an error is shorter than what is awaited, and waiting on would take a minute.
+            // Checked as it arrives: an error is shorter than the expected answer, and waiting for the rest would take a minute.
             let whole = &answers[..got - got % stored.len()];
             if let Some(at) = whole.chunks(stored.len()).position(|chunk| chunk != stored) {
                 let text = String::from_utf8_lossy(&answers[at * stored.len()..got]).into_owned();
@@ -153,7 +153,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a question and reads until `judge` has an answer.
+    /// Sends a request and reads until `judge` returns a value.
     fn ask<T>(&mut self, question: &[u8], judge: impl Fn(&[u8]) -> Result<Option<T>, String>) -> io::Result<T> {
         self.stream.write_all(question)?;
         self.stream.flush()?;

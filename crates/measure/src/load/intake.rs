@@ -1,4 +1,4 @@
-//! The other half of the loop: what comes in, what does not come, and connections that end.
+//! Second half of the loop: answers, time-outs, and connections that end.
 
 use std::io;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::record::{Mark, MarkKind, Outcome, Sample};
 const RECORD_FLUSH_NS: u64 = 1_000_000_000;
 const RETRY_MIN_NS: u64 = 10_000_000;
 const RETRY_MAX_NS: u64 = 500_000_000;
-/// Handshakes under way at once: Redis listens with a backlog of 511, and a lost SYN costs a second.
+/// Limit of handshakes in progress: Redis listens with a backlog of 511, and a lost SYN costs a second.
 const CONNECTING_MAX: usize = 128;
-/// Answers that are no good and told in words; the others are only counted.
+/// Limit of bad answers that are described in words; others are only counted.
 const COMPLAINTS_MAX: usize = 20;
-/// How long the connections that only wait have for their answer at the end.
+/// Time limit for the last answer of connections that only wait.
 const ALIVE_PATIENCE_NS: u64 = 5_000_000_000;
 
 impl<W: Workload> Driver<'_, W> {
-    /// A socket has something to tell.
+    /// Handles an event of a socket.
     pub(super) fn ready(&mut self, index: usize, writable: bool, closed: bool) -> Result<()> {
         if self.connections[index].state == State::Connecting && (writable || closed) {
             match self.connections[index].connected() {
@@ -60,7 +60,7 @@ impl<W: Workload> Driver<'_, W> {
         self.complain(index, error.to_string())
     }
 
-    /// Reads all there is and judges it.
+    /// Reads all available bytes and judges the answers in them.
     fn take_in(&mut self, index: usize, closed: bool) -> Result<()> {
         let mut buffer = std::mem::take(&mut self.buffer);
         let ended = loop {
@@ -72,8 +72,8 @@ impl<W: Workload> Driver<'_, W> {
                     if let Err(problem) = self.judge_all(index, &buffer[..count], t_ns)? {
                         break Some(problem);
                     }
-                    // The event is edge-triggered, but a read that was not filled has emptied the socket. Only the
-                    // end of the stream would still have to be fetched.
+                    // The event is edge-triggered, but a read that did not fill the buffer has emptied the socket. Only the end of the
+                    // stream would still have to be read.
                     if count < buffer.len() && !closed {
                         break None;
                     }
@@ -88,8 +88,8 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Judges every complete answer; what is left waits for more bytes. The inner error says why the connection
-    /// cannot be used any further.
+    /// Judges every complete answer; the rest waits for more bytes. The inner error is the reason for which the connection cannot be used
+    /// any further.
     fn judge_all(&mut self, index: usize, bytes: &[u8], t_ns: u64) -> Result<Result<(), String>> {
         let mut kept = std::mem::take(&mut self.connections[index].input);
         let input = if kept.is_empty() {
@@ -155,7 +155,7 @@ impl<W: Workload> Driver<'_, W> {
         }
         self.connections[index].alive = outcome == Outcome::Ok;
         if outcome != Outcome::Ok && self.connections[index].role == Role::Feeder {
-            // The pop that belongs to it will time out; this is what it died of.
+            // The pop that belongs to it will time out; this is the reason.
             return self.report(index, &pending, t_ns, outcome);
         }
         Ok(())
@@ -180,7 +180,7 @@ impl<W: Workload> Driver<'_, W> {
         self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(sample))
     }
 
-    /// The connection is no more: what was under way on it is lost.
+    /// Closes a connection that has ended: requests in progress on it are lost.
     pub(super) fn drop_connection(&mut self, index: usize, why: &str) -> Result<()> {
         if matches!(self.connections[index].state, State::Down { .. }) {
             return Ok(());
@@ -206,7 +206,7 @@ impl<W: Workload> Driver<'_, W> {
         Ok(())
     }
 
-    /// Opens what is down and due to be opened, a few at a time.
+    /// Opens closed connections that are due to be opened, a few at a time.
     pub(super) fn open_some(&mut self, now: u64) -> io::Result<()> {
         let mut connecting = self.connections.iter().filter(|c| c.state == State::Connecting).count();
         for (index, connection) in self.connections.iter_mut().enumerate() {
@@ -225,7 +225,7 @@ impl<W: Workload> Driver<'_, W> {
         Ok(())
     }
 
-    /// Time-outs, reconnects and the record, now and then.
+    /// Handles time-outs, reconnects and the record, once per interval.
     pub(super) fn housekeeping(&mut self, schedule: &mut Schedule) -> Result<()> {
         let now = now_ns();
         if now < self.housekeeping_ns {
@@ -246,7 +246,7 @@ impl<W: Workload> Driver<'_, W> {
     }
 
     fn reopen(&mut self, now: u64) -> Result<()> {
-        // With a server that is gone a Unix socket fails at once, where TCP fails by an event.
+        // If the server is gone a Unix socket fails at once, where TCP fails by an event.
         if let Err(error) = self.open_some(now) {
             for index in 0..self.connections.len() {
                 if matches!(self.connections[index].state, State::Down { retry_ns } if retry_ns <= now) {
@@ -283,7 +283,7 @@ impl<W: Workload> Driver<'_, W> {
         Ok(())
     }
 
-    /// What was due so long ago and found no room counts as timed out like what was sent.
+    /// Counts requests as timed out that were due too long ago and found no free connection, in the same way as sent ones.
     fn give_up_unsent(&mut self, schedule: &mut Schedule, limit: u64, now: u64) -> Result<()> {
         while let Some(due) = schedule.due_ns().filter(|&due| due <= limit) {
             let kind = self.drawn.take().unwrap_or_else(|| self.workload.draw(&mut self.rng));
@@ -301,7 +301,7 @@ impl<W: Workload> Driver<'_, W> {
         Ok(())
     }
 
-    /// Asks every idle connection and feeds every blocked one: those that answer are alive.
+    /// Sends a request to every idle connection and an element to every blocked one: those that answer are alive.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         let now = now_ns();
         for index in 0..self.connections.len() {
@@ -334,7 +334,7 @@ impl<W: Workload> Driver<'_, W> {
         Ok(())
     }
 
-    /// Tells in words what went wrong, for the first few times.
+    /// Describes an error in words, for the first few times.
     fn complain(&mut self, index: usize, text: String) -> Result<()> {
         if self.complaints.len() >= COMPLAINTS_MAX {
             return Ok(());

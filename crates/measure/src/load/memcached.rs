@@ -1,4 +1,4 @@
-//! The memcached workload (text protocol); values are checked by their stamp. Pure.
+//! Workload for memcached (text protocol); values are checked by their stamp. Pure.
 
 use super::redis::key_name;
 use super::resp::{self, Malformed};
@@ -6,13 +6,13 @@ use super::schedule::Random;
 use super::values::{Values, Write};
 use super::workload::{Answer, PushAndPop, Verdict, Weights, Workload};
 
-/// Kinds that a mix may name.
+/// Kinds of requests in a mix.
 pub(crate) const KINDS: [&str; 3] = ["get", "set", "version"];
 
 const LINE_MAX: usize = 2048;
 const VALUE_MAX: usize = 64 << 20;
 
-/// What an answer must be.
+/// Expected answer.
 #[derive(Debug)]
 pub(crate) enum Expect {
     Value { key: u32, floor: u32 },
@@ -33,12 +33,12 @@ impl Memcached {
         Memcached { weights: Weights::new(mix), values: Values::new(run, keys, value_bytes), scratch: Vec::new() }
     }
 
-    /// Tells that every key has a value, so that a miss is a wrong answer.
+    /// Sets that every key has a value, so that a miss is a wrong answer.
     pub(crate) fn set_loaded(&mut self, loaded: bool) {
         self.values.loaded = loaded;
     }
 
-    /// `VALUE key flags bytes\r\n<bytes>\r\nEND\r\n`, or `END\r\n` alone.
+    /// Judges `VALUE key flags bytes\r\n<bytes>\r\nEND\r\n`, or `END\r\n` alone.
     fn judge_value(&mut self, key: u32, floor: u32, input: &[u8]) -> Result<Option<Answer>, Malformed> {
         let Some((line, after)) = line(input)? else { return Ok(None) };
         if line == b"END" {
@@ -149,7 +149,7 @@ fn failure(line: &[u8]) -> Verdict {
     if error { Verdict::Error(text) } else { Verdict::Wrong(format!("answered `{text}`")) }
 }
 
-/// The first line without its end, and where the next one begins.
+/// Returns the first line without its end, and the offset of the next one.
 fn line(input: &[u8]) -> Result<Option<(&[u8], usize)>, Malformed> {
     let window = &input[..input.len().min(LINE_MAX)];
     match window.windows(2).position(|pair| pair == b"\r\n") {

@@ -1,14 +1,13 @@
-//! The load generator: an open loop on one thread.
+//! Load generator: an open loop on one thread.
 //!
-//! Requests are due by a schedule that does not wait for answers, and a latency counts from the due time: a server
-//! that pauses for 200 ms shows in every request that was due meanwhile, not in one per connection ("coordinated
-//! omission"). What is due and finds no free connection waits in the schedule itself.
+//! Requests are due by a schedule that does not wait for answers, and a latency counts from the due time: a pause of the server for 200 ms
+//! shows in every request that was due meanwhile, not in one per connection ("coordinated omission"). A due request without a free
+//! connection waits in the schedule itself.
 //!
-//! Resolution: due times and answers are taken with `CLOCK_MONOTONIC` in nanoseconds. Between requests the thread
-//! sleeps on a timerfd until [`Plan::spin`] before the due time and polls from there on, so a request goes out within
-//! some microseconds of its time as long as the kernel lets the thread run. By how much it was late is recorded for
-//! each request (`late_us`) and reported as `lateness`, so that a pause of the client is not taken for one of the
-//! server.
+//! Resolution: due times and answers are taken with `CLOCK_MONOTONIC` in nanoseconds. Between requests the thread sleeps on a timerfd until
+//! [`Plan::spin`] before the due time and polls from then on, so a request is sent within some microseconds of its time as long as the
+//! kernel runs the thread. Its lateness is recorded for each request (`late_us`) and reported as `lateness`, so that a pause of the client
+//! is not attributed to the server.
 
 mod connection;
 mod counters;
@@ -49,24 +48,24 @@ use crate::summary::Summary;
 use driver::Driver;
 use workload::Workload;
 
-/// The schedule begins so long after the last connection is open.
+/// Time from the opening of the last connection to the start of the schedule.
 const LEAD_NS: u64 = 2_000_000;
 
-/// What came out of a load.
+/// Result of a load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
-    /// What was run.
+    /// Parameters of the load.
     pub header: Header,
     /// Counts, latencies and blackout.
     pub summary: Summary,
-    /// What happened to the connections.
+    /// Figures of the connections.
     pub end: End,
-    /// The first errors, wrong answers and dropped connections, in words.
+    /// Descriptions of the first errors, wrong answers and dropped connections.
     pub complaints: Vec<String>,
 }
 
 impl Finished {
-    /// Whether every request was answered rightly and no connection was lost.
+    /// Returns true if every request was answered rightly and no connection was lost.
     pub fn is_clean(&self) -> bool {
         let end = &self.end;
         let all_alive = end.idle_alive == self.header.idle && end.blocking_alive == self.header.blocking;
@@ -74,7 +73,7 @@ impl Finished {
     }
 }
 
-/// A load that runs in a thread of its own.
+/// Load that runs in a thread of its own.
 ///
 /// Dropping it stops the load without waiting for it.
 #[derive(Debug)]
@@ -108,27 +107,27 @@ impl Load {
         }
     }
 
-    /// The live counters.
+    /// Returns the live counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// A handle to the live counters that may outlive this one.
+    /// Returns a handle to the live counters that may outlive this one.
     pub fn shared_counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// What is being run.
+    /// Returns the parameters of the load.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Whether it has ended by itself.
+    /// Returns true if it has ended by itself.
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends the schedule now; what is under way is still waited for.
+    /// Ends the schedule now; requests in progress are still awaited.
     pub fn stop(&self) {
         self.counters.stop();
     }
@@ -166,7 +165,7 @@ fn join(thread: JoinHandle<Result<Finished>>) -> Result<Finished> {
 }
 
 fn dispatch(plan: &Plan, counters: Arc<Counters>, ready: &SyncSender<Header>) -> Result<Finished> {
-    // Another run of the same program must not be taken for this one.
+    // A unique number, so that values of another run of the same program are recognized.
     let run = (now_ns() ^ plan.seed ^ u64::from(std::process::id()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let run = (run >> 32) as u32;
     match &plan.protocol {
@@ -199,7 +198,7 @@ fn drive<W: Workload>(
     let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let header = plan.header(kinds, start_ns, started_unix_s);
     let sink = plan.record.as_deref().map(|path| Sink::create(path, &header)).transpose()?;
-    // Whoever started the load may have gone away already; the load goes on all the same.
+    // The thread that started the load may have dropped the receiver; the load continues.
     let _ = ready.send(header.clone());
     let ended = driver.run(start_ns, sink)?;
     Ok(Finished { header, summary: ended.summary, end: ended.end, complaints: ended.complaints })

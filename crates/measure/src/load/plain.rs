@@ -1,10 +1,10 @@
-//! Two plain probes: an echo server over TCP, and GET over HTTP/1.1. Pure.
+//! Plain probes: an echo server over TCP, and GET over HTTP/1.1. Pure.
 
 use super::resp::Malformed;
 use super::schedule::Random;
 use super::workload::{Answer, PushAndPop, Verdict, Workload};
 
-/// Sends `value_bytes` bytes that nobody sent before and wants them back.
+/// Sends `value_bytes` unique bytes and expects them back.
 #[derive(Debug)]
 pub(crate) struct Echo {
     value_bytes: usize,
@@ -31,7 +31,7 @@ impl Workload for Echo {
     fn ask(&mut self, _kind: u8, connection: u32, _rng: &mut Random, out: &mut Vec<u8>) -> Vec<u8> {
         self.sent += 1;
         let mut message = format!("{connection}.{:x}.", self.sent).into_bytes();
-        // A line end makes it an echo for line servers too.
+        // With the line end it also works for servers that echo lines.
         message.resize(self.value_bytes.max(message.len() + 1) - 1, b'e');
         message.push(b'\n');
         out.extend_from_slice(&message);
@@ -56,11 +56,11 @@ impl Workload for Echo {
     }
 }
 
-/// Largest head of an HTTP response.
+/// Size limit of the head of an HTTP response, in bytes.
 const HEAD_MAX: usize = 64 << 10;
 const BODY_MAX: usize = 256 << 20;
 
-/// `GET path` on connections that are kept alive; any 2xx or 3xx is right.
+/// Sends `GET path` on connections that are kept alive; any 2xx or 3xx is right.
 #[derive(Debug)]
 pub(crate) struct Http {
     request: Vec<u8>,
@@ -151,7 +151,7 @@ fn read_head(head: &str) -> Result<(u16, Framing), Malformed> {
     }
 }
 
-/// Length of a chunked body, or `None` when its end has not come yet.
+/// Length of a chunked body, or `None` if it is not complete yet.
 fn chunked_len(body: &[u8]) -> Result<Option<usize>, Malformed> {
     let mut at = 0;
     loop {
@@ -161,7 +161,7 @@ fn chunked_len(body: &[u8]) -> Result<Option<usize>, Malformed> {
         let Some(size) = size.filter(|&size| size <= BODY_MAX) else {
             return Err(Malformed("a chunk tells no size".into()));
         };
-        // The last chunk is empty; trailers are not used by servers that get no TE header.
+        // The last chunk is empty; servers send no trailers without a TE header.
         at += end + 2 + size + 2;
         if at > body.len() {
             return Ok(None);

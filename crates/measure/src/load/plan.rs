@@ -1,4 +1,4 @@
-//! What to run, and the checks that are made before anything is connected.
+//! Parameters of a load, and the checks before any connection.
 
 use std::fmt;
 use std::net::ToSocketAddrs;
@@ -16,7 +16,7 @@ use super::{memcached, redis};
 use crate::error::{Error, Result};
 use crate::record::{Header, KINDS_MAX};
 
-/// Where the server listens.
+/// Address of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
     /// `HOST:PORT`.
@@ -35,7 +35,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// The host as an HTTP request names it.
+    /// Host in the form of an HTTP request.
     pub(super) fn host(&self) -> String {
         match self {
             Target::Tcp(address) => address.clone(),
@@ -94,41 +94,41 @@ impl Mix {
     }
 }
 
-/// What is spoken, and what is asked.
+/// Protocol and requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
     /// RESP: `get`, `set`, `lua`, `blpop`, `incr`, `ping`.
     Redis {
-        /// Kinds of requests.
+        /// Kinds of requests, with weights.
         mix: Mix,
-        /// Size of the key space.
+        /// Number of keys.
         keys: u64,
-        /// Size of a value.
+        /// Size of a value, in bytes.
         value_bytes: u32,
     },
     /// The text protocol: `get`, `set`, `version`.
     Memcached {
-        /// Kinds of requests.
+        /// Kinds of requests, with weights.
         mix: Mix,
-        /// Size of the key space.
+        /// Number of keys.
         keys: u64,
-        /// Size of a value.
+        /// Size of a value, in bytes.
         value_bytes: u32,
     },
     /// An echo server.
     Tcp {
-        /// Size of a message.
+        /// Size of a message, in bytes.
         value_bytes: u32,
     },
     /// `GET path` over HTTP/1.1.
     Http {
-        /// The path.
+        /// Path of the request.
         path: String,
     },
 }
 
 impl Protocol {
-    /// Its name as in a record.
+    /// Returns the name that a record uses.
     pub fn name(&self) -> &'static str {
         match self {
             Protocol::Redis { .. } => "redis",
@@ -138,7 +138,7 @@ impl Protocol {
         }
     }
 
-    /// Keys and bytes of a value, where there are such.
+    /// Returns the number of keys and the bytes of a value; 0 for a protocol without keys.
     pub(super) fn size(&self) -> (u64, u32) {
         match self {
             Protocol::Redis { keys, value_bytes, .. } | Protocol::Memcached { keys, value_bytes, .. } => {
@@ -150,41 +150,41 @@ impl Protocol {
     }
 }
 
-/// A load.
+/// Plan of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Where the server listens.
+    /// Address of the server.
     pub target: Target,
-    /// What is spoken.
+    /// Protocol, with its parameters.
     pub protocol: Protocol,
     /// Connections that carry requests.
     pub connections: u32,
-    /// Connections that are only kept open, and asked at the end whether they still are.
+    /// Connections that are only kept open, and checked at the end.
     pub idle: u32,
     /// Connections blocked in a pop (Redis only).
     pub blocking: u32,
-    /// Most requests under way on one connection.
+    /// Maximum of requests in progress on one connection.
     pub pipeline: u32,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// How the times between requests are spread.
+    /// Distribution of the times between requests.
     pub arrivals: Arrivals,
-    /// How long requests are sent.
+    /// Time for which requests are sent.
     pub duration: Duration,
-    /// A request that is not answered so long after it was due has failed.
+    /// Time after the due time at which a request without an answer has failed.
     pub timeout: Duration,
-    /// How long all connections may take to open.
+    /// Time limit for opening all connections.
     pub connect_timeout: Duration,
-    /// How long before a due time sleeping ends and polling begins.
+    /// Time before a due time at which sleeping ends and polling begins.
     pub spin: Duration,
     /// Seed of all random choices: the same seed gives the same requests at the same times.
     pub seed: u64,
-    /// File that every request is recorded in.
+    /// File into which every request is recorded.
     pub record: Option<PathBuf>,
 }
 
 impl Plan {
-    /// A plan with the defaults of the command line: 50 connections, 10,000 requests a second for 10 seconds.
+    /// Makes a plan with the defaults of the command line: 50 connections, 10,000 requests per second for 10 seconds.
     pub fn new(target: Target, protocol: Protocol) -> Plan {
         Plan {
             target,
@@ -204,7 +204,7 @@ impl Plan {
         }
     }
 
-    /// A plan for Redis with the mix of the demo.
+    /// Makes a plan for Redis with the mix of the demo.
     pub fn redis(target: Target) -> Plan {
         let mix = Mix([("get", 70), ("set", 30)].map(|(name, weight)| (name.to_owned(), weight)).to_vec());
         Plan::new(target, Protocol::Redis { mix, keys: 100_000, value_bytes: 64 })
@@ -257,7 +257,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Raises the limit on open files as far as it may be raised.
+    /// Raises the limit on open files to the number that the plan needs; refuses the plan if that is not allowed.
     pub(super) fn allow_files(&self) -> Result<()> {
         let wanted = u64::from(self.connections) + u64::from(self.idle) + u64::from(self.blocking) + 64;
         let limit = getrlimit(Resource::Nofile);

@@ -1,15 +1,14 @@
-//! The Redis workload. Every reply is checked: values by their stamp, counters by their successor, scripts by what
-//! they were given. Pure.
+//! Workload for Redis. Every reply is checked: values by their stamp, counters by their successor, scripts by their arguments. Pure.
 
 use super::resp::{self, Malformed, Reply};
 use super::schedule::Random;
 use super::values::{Values, Write};
 use super::workload::{Answer, PushAndPop, Verdict, Weights, Workload};
 
-/// Kinds that a mix may name.
+/// Kinds of requests in a mix.
 pub(crate) const KINDS: [&str; 6] = ["get", "set", "lua", "blpop", "incr", "ping"];
 
-/// Echoes its argument and tells the size of the value: both are known.
+/// Script that returns its argument and the size of the value: both are known.
 const SCRIPT: &[u8] = b"return {ARGV[1], redis.call('STRLEN', KEYS[1])}";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +34,7 @@ impl Kind {
     }
 }
 
-/// What a reply must be.
+/// Expected reply.
 #[derive(Debug)]
 pub(crate) enum Expect {
     Value { key: u32, floor: u32 },
@@ -54,7 +53,7 @@ pub(crate) struct Redis {
     kinds: Vec<Kind>,
     values: Values,
     run: u32,
-    /// Last value of the counter of each connection; `None` when the next one cannot be known.
+    /// Last value of the counter of each connection; `None` if the next one cannot be predicted.
     counters: Vec<Option<i64>>,
     tokens: u64,
     scratch: Vec<u8>,
@@ -69,7 +68,7 @@ impl Redis {
         Redis { weights, kinds, values, run, counters, tokens: 0, scratch: Vec::new() }
     }
 
-    /// Tells that every key has a value, so that a miss is a wrong answer.
+    /// Sets that every key has a value, so that a miss is a wrong answer.
     pub(crate) fn set_loaded(&mut self, loaded: bool) {
         self.values.loaded = loaded;
     }
@@ -119,7 +118,7 @@ impl Redis {
         }
     }
 
-    /// Each connection has its own counter: two steps for one request, or none, show.
+    /// Checks a connection's own counter: two steps for one request, or none, are detected.
     fn check_counter(&mut self, connection: u32, value: i64) -> Verdict {
         match self.counters[connection as usize].replace(value) {
             Some(before) if value != before + 1 => {
@@ -179,7 +178,7 @@ impl Workload for Redis {
                 resp::command(out, &[b"INCR", name.as_bytes()]);
                 Expect::Counter { connection }
             }
-            // Pushes go through `push`, see `is_push`.
+            // Pushes are sent by `push`, see `is_push`.
             Kind::Ping | Kind::Blpop => self.ping(out),
         }
     }
@@ -213,7 +212,7 @@ impl Workload for Redis {
     }
 }
 
-/// `sp:` and the number of the key.
+/// Returns `sp:` and the number of the key.
 pub(crate) fn key_name(scratch: &mut Vec<u8>, key: u32) -> &[u8] {
     scratch.clear();
     scratch.extend_from_slice(b"sp:");

@@ -1,6 +1,6 @@
-//! RESP2, the protocol of Redis: bytes in, replies out. Pure.
+//! Parser and encoder of RESP2, the protocol of Redis. Pure.
 
-/// A reply; strings borrow from the input.
+/// Reply of the server; strings borrow from the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply<'a> {
     Simple(&'a [u8]),
@@ -12,18 +12,18 @@ pub(crate) enum Reply<'a> {
     Array(Option<Vec<Reply<'a>>>),
 }
 
-/// The bytes are not RESP.
+/// Error for bytes that are not RESP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) String);
 
-/// Longest line that is no bulk string.
+/// Length limit of a line that is not a bulk string, in bytes.
 const LINE_MAX: usize = 64 << 10;
-/// As in Redis.
+/// Size limit of a bulk string in bytes, as in Redis.
 const BULK_MAX: usize = 512 << 20;
 const ARRAY_MAX: usize = 1 << 20;
 const DEPTH_MAX: u32 = 8;
 
-/// The first reply in `input` and its length, or `None` when there is only a part of it yet.
+/// Parses the first reply in `input`; returns it with its length, or `None` if it is incomplete.
 pub(crate) fn parse(input: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
     let mut rest = input;
     Ok(take(&mut rest, 0)?.map(|reply| (reply, input.len() - rest.len())))
@@ -44,7 +44,7 @@ fn take<'a>(rest: &mut &'a [u8], depth: u32) -> Result<Option<Reply<'a>>, Malfor
     }
 }
 
-/// The line behind the kind byte, without its end.
+/// Returns the line after the kind byte, without its end.
 fn take_line<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Malformed> {
     let window = &rest[..rest.len().min(LINE_MAX)];
     let Some(end) = window.iter().position(|&byte| byte == b'\n') else {

@@ -1,20 +1,20 @@
-//! When requests are due: an open loop, which does not wait for answers. Pure.
+//! Due times of requests: an open loop, which does not wait for answers. Pure.
 
 use serde::{Deserialize, Serialize};
 
-/// How the times between requests are spread.
+/// Distribution of the times between requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arrivals {
     /// One every 1/rate.
     Constant,
-    /// Independent of each other, as those of many users are; 1/rate on average.
+    /// Independent of each other, as for many users; 1/rate on average.
     #[default]
     Poisson,
 }
 
 impl Arrivals {
-    /// The name as in a record.
+    /// Returns the name that a record uses.
     pub fn name(self) -> &'static str {
         match self {
             Arrivals::Constant => "constant",
@@ -23,8 +23,8 @@ impl Arrivals {
     }
 }
 
-/// The due times of all requests of a run, one after the other. What is due and not yet sent *is* the backlog: it
-/// needs no queue, however long the server pauses.
+/// Due times of all requests of a run, one after the other. Due requests that are not sent yet *are* the backlog: it needs no queue, also
+/// in a long pause of the server.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     arrivals: Arrivals,
@@ -32,7 +32,7 @@ pub(crate) struct Schedule {
     start_ns: u64,
     end_ns: u64,
     count: u64,
-    /// Time of the next request since the start, in ns; a fraction is carried so that the rate does not drift.
+    /// Time of the next request since the start, in ns; it keeps the fraction so that the rate does not drift.
     offset_ns: f64,
     rng: Random,
 }
@@ -47,13 +47,13 @@ impl Schedule {
         schedule
     }
 
-    /// When the next request is due; `None` after the end.
+    /// Returns the due time of the next request; `None` after the end.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let due = self.start_ns + self.offset_ns as u64;
         (due < self.end_ns).then_some(due)
     }
 
-    /// Goes on to the request after it.
+    /// Advances to the next request.
     pub(crate) fn advance(&mut self) {
         self.count += 1;
         match self.arrivals {
@@ -62,13 +62,13 @@ impl Schedule {
         }
     }
 
-    /// Leaves out everything that is due after `end_ns`.
+    /// Removes all requests that are due after `end_ns`.
     pub(crate) fn end_at(&mut self, end_ns: u64) {
         self.end_ns = self.end_ns.min(end_ns);
     }
 }
 
-/// SplitMix64: a few nanoseconds a number, and the same sequence for the same seed on every machine.
+/// SplitMix64: a few nanoseconds per number, and the same sequence for the same seed on every machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -85,12 +85,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `limit`, which must not be 0.
+    /// Draws a number below `limit`, which must not be 0.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// Strictly between 0 and 1, so that a logarithm is finite.
+    /// Draws a number strictly between 0 and 1, so that its logarithm is finite.
     pub(crate) fn open01(&mut self) -> f64 {
         ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }

@@ -1,4 +1,4 @@
-//! The record is written by a thread of its own: a disk that stalls must not show as a latency.
+//! Output of the record by a thread of its own: a slow disk must not show as a latency.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use crate::error::{Error, Result};
 use crate::record::{End, Header, Mark, Sample, Writer};
 
-/// Hands blocks to the writing thread.
+/// Sends blocks to the writing thread.
 #[derive(Debug)]
 struct ToThread(Sender<Vec<u8>>);
 
@@ -24,7 +24,7 @@ impl Write for ToThread {
     }
 }
 
-/// A record under way, or nothing.
+/// Record in progress, or nothing.
 #[derive(Debug)]
 pub(crate) struct Sink {
     writer: Writer<ToThread>,
@@ -55,7 +55,7 @@ impl Sink {
         self.writer.mark(mark).map_err(|source| self.failed(source))
     }
 
-    /// Hands over what there is, so that a crash loses no more than what came since.
+    /// Sends the collected samples, so that a crash loses only later ones.
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.writer.flush().map_err(|source| self.failed(source))
     }
@@ -64,7 +64,7 @@ impl Sink {
         let Sink { writer, thread, path } = self;
         let sent = writer.end(end).map(drop);
         let written = thread.join().unwrap_or_else(|_| Err(io::Error::other("the writing thread panicked")));
-        // The thread's own error is the cause when both failed.
+        // If both failed, the thread's own error is the cause.
         written.and(sent).map_err(|source| Error::File { action: "write", path, source })
     }
 

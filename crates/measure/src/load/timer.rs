@@ -1,4 +1,4 @@
-//! Sleeping until an instant, with the precision that the kernel gives.
+//! Timer that wakes the event loop at an instant, with the precision of the kernel.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,8 +9,8 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-/// A timerfd in the event loop. `epoll_wait` counts in milliseconds; a timerfd fires within some microseconds, since
-/// timer slack does not apply to it.
+/// Timerfd in the event loop. `epoll_wait` counts in milliseconds; a timerfd fires within some microseconds, since timer slack does not
+/// apply to it.
 #[derive(Debug)]
 pub(crate) struct Timer {
     fd: OwnedFd,
@@ -24,8 +24,7 @@ impl Timer {
         Ok(Timer { fd, armed_ns: 0 })
     }
 
-    /// Makes the event loop wake up at `t_ns`. It is never read: setting it again takes the expiry back, and the
-    /// loop is edge-triggered.
+    /// Lets the event loop wake up at `t_ns`. The timer is never read: setting it again resets the expiry, and the loop is edge-triggered.
     pub(crate) fn arm(&mut self, t_ns: u64) -> io::Result<()> {
         if self.armed_ns == t_ns {
             return Ok(());

@@ -1,14 +1,13 @@
-//! What is stored under a key, so that every answer can be checked: which key, written by which run, how often.
+//! Values stored under keys, so that every answer can be checked: each contains its key, run and number of the write.
 
 use super::schedule::Random;
 
-/// Smallest size of a value: the stamp has to fit.
+/// Minimum size of a value in bytes: the stamp has to fit.
 pub(crate) const VALUE_BYTES_MIN: u32 = 27;
-/// The filler begins at one of so many places, so that values of other keys and writes differ throughout.
+/// Number of start offsets in the filler, so that values of other keys and writes differ in all bytes.
 const SHIFTS: u64 = 1024;
 
-/// The values of one run: `KKKKKKKK.RRRRRRRR.SSSSSSSS.` (key, run and write in hexadecimal) and a filler that
-/// depends on key and write.
+/// Values of one run: `KKKKKKKK.RRRRRRRR.SSSSSSSS.` (key, run and write in hexadecimal) and a filler that depends on key and write.
 #[derive(Debug)]
 pub(crate) struct Values {
     run: u32,
@@ -16,22 +15,22 @@ pub(crate) struct Values {
     filler: Vec<u8>,
     keys: Vec<KeyState>,
     writes: u32,
-    /// Whether every key had a value before this run began.
+    /// True if every key had a value before this run began.
     pub(crate) loaded: bool,
 }
 
-/// What this run knows about a key.
+/// Knowledge of this run about a key.
 #[derive(Debug, Clone, Copy, Default)]
 struct KeyState {
     /// Last write that the server confirmed; 0 when there was none.
     confirmed: u32,
-    /// A write is under way: its order against another one would not be known.
+    /// True while a write is in progress: its order relative to another one would be unknown.
     writing: bool,
-    /// A write was given up and may come into effect at any time.
+    /// True if a write timed out and may take effect at any time.
     unsure: bool,
 }
 
-/// A write under way.
+/// Write in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Write {
     pub(crate) key: u32,
@@ -53,15 +52,15 @@ impl Values {
         self.value_bytes
     }
 
-    /// Any key.
+    /// Draws any key.
     pub(crate) fn draw(&self, rng: &mut Random) -> u32 {
         rng.below(self.keys.len() as u64) as u32
     }
 
-    /// A key for a write, and the number of the write.
+    /// Draws a key for a write, and numbers the write.
     pub(crate) fn begin_write(&mut self, rng: &mut Random) -> Write {
         let mut key = self.draw(rng);
-        // Two writes to one key at once leave open which comes last. With very few keys there may be no other one.
+        // The order of two concurrent writes to one key is unknown. With very few keys there may be no other key.
         for _ in 0..16 {
             if !self.keys[key as usize].writing {
                 break;
@@ -87,7 +86,7 @@ impl Values {
         state.unsure = true;
     }
 
-    /// Oldest write that a read sent now may return.
+    /// Returns the oldest write that a read sent now may return.
     pub(crate) fn floor(&self, key: u32) -> u32 {
         self.keys[key as usize].confirmed
     }
@@ -100,7 +99,7 @@ impl Values {
         out.extend_from_slice(self.filler(key, seq));
     }
 
-    /// Checks an answer to a read of `key`; `floor` is what [`Values::floor`] said when the read was sent.
+    /// Checks an answer to a read of `key`; `floor` is the result of [`Values::floor`] when the read was sent.
     pub(crate) fn check(&self, key: u32, floor: u32, value: Option<&[u8]>) -> Result<(), String> {
         let Some(value) = value else {
             let written = floor > 0 || self.loaded;
@@ -122,7 +121,7 @@ impl Values {
         }
         let state = &self.keys[key as usize];
         let stale = if run == self.run { seq < floor } else { floor > 0 };
-        // After a lost write nobody can say which of two values is the later one.
+        // After a lost write the order of two values is unknown.
         if stale && !state.unsure {
             return Err(format!("key {key} has lost write {floor}"));
         }
@@ -141,7 +140,7 @@ fn push_hex(out: &mut Vec<u8>, number: u32) {
     out.push(b'.');
 }
 
-/// Eight hexadecimal digits and a dot.
+/// Parses eight hexadecimal digits and a dot.
 fn hex(text: &[u8]) -> Option<u32> {
     let (digits, dot) = text.split_at_checked(8)?;
     if dot != b"." {
@@ -171,7 +170,7 @@ mod tests {
         for index in 0..stored.len() {
             let mut flipped = stored.clone();
             flipped[index] ^= 0x02;
-            // A flip in the number of the run is a value of another run, which is right; any other flip is not.
+            // A changed number of the run gives a value of another run, which is right; any other change is wrong.
             let of_another_run = (9..17).contains(&index) && flipped[index].is_ascii_hexdigit();
             assert_eq!(values.check(5, 0, Some(&flipped)).is_ok(), of_another_run, "byte {index}");
         }

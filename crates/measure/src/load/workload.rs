@@ -1,16 +1,16 @@
-//! What a protocol must tell the driver: how to ask and how to judge the answer. No I/O.
+//! Interface of a protocol to the driver: requests, and judgement of answers. No I/O.
 
 use super::resp::Malformed;
 use super::schedule::Random;
 
-/// What an answer is worth.
+/// Judgement of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It is the right one.
     Ok,
     /// The server answered with an error.
     Error(String),
-    /// It is not what it must be.
+    /// It is not the expected one.
     Wrong(String),
 }
 
@@ -20,34 +20,34 @@ impl From<Result<(), String>> for Verdict {
     }
 }
 
-/// An answer taken from the front of the input.
+/// Answer at the front of the input.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(crate) used: usize,
-    /// What it is worth.
+    /// Judgement.
     pub(crate) verdict: Verdict,
 }
 
-/// A push to a list and the pop that a blocked connection makes of it.
+/// Push to a list, and the pop of a blocked connection that returns it.
 #[derive(Debug)]
 pub(crate) struct PushAndPop<E> {
     pub(crate) push: E,
     pub(crate) pop: E,
 }
 
-/// A protocol and the mix of requests made with it.
+/// Protocol with a mix of requests.
 pub(crate) trait Workload {
-    /// What is needed to judge an answer.
+    /// Data that is needed to judge an answer.
     type Expect: std::fmt::Debug;
 
-    /// Names of the kinds of requests.
+    /// Returns the names of the kinds of requests.
     fn kinds(&self) -> Vec<String>;
 
-    /// The kind of the next request.
+    /// Draws the kind of the next request.
     fn draw(&mut self, rng: &mut Random) -> u8;
 
-    /// Whether requests of this kind go through the feeder to a blocked connection.
+    /// Returns true if requests of this kind go through the feeder to a blocked connection.
     fn is_push(&self, _kind: u8) -> bool {
         false
     }
@@ -55,33 +55,33 @@ pub(crate) trait Workload {
     /// Appends a request.
     fn ask(&mut self, kind: u8, connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Self::Expect;
 
-    /// Takes one answer from the front of `input`; `None` when it is not complete yet.
+    /// Judges one answer at the front of `input`; `None` if it is incomplete.
     fn judge(&mut self, expect: &Self::Expect, input: &[u8]) -> Result<Option<Answer>, Malformed>;
 
-    /// The answer to this will not come, or not be looked at.
+    /// Discards a request whose answer will not come, or not be judged.
     fn abandon(&mut self, _expect: Self::Expect) {}
 
     /// Appends a request that shows whether an idle connection is alive.
     fn ping(&mut self, out: &mut Vec<u8>) -> Self::Expect;
 
-    /// Appends the request that blocks a connection until something is pushed to its list. A connection that was
-    /// opened again has another `epoch`, and so another list: what lies in the old one is nobody's.
+    /// Appends the request that blocks a connection until an element is pushed to its list. A connection that was opened again has another
+    /// `epoch`, and so another list: elements in the old list are never used.
     fn block(&mut self, connection: u32, epoch: u32, out: &mut Vec<u8>);
 
     /// Appends a push for the connection that blocks on that list.
     fn push(&mut self, connection: u32, epoch: u32, out: &mut Vec<u8>) -> PushAndPop<Self::Expect>;
 }
 
-/// Kinds with weights.
+/// Kinds with weights, to draw from.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights {
     names: Vec<String>,
-    /// Sums of the weights up to and with each kind.
+    /// Sums of the weights up to and including each kind.
     sums: Vec<u64>,
 }
 
 impl Weights {
-    /// From (name, weight) pairs; at least one weight must be positive.
+    /// Makes weights from (name, weight) pairs; at least one weight must be positive.
     pub(crate) fn new(pairs: &[(String, u32)]) -> Self {
         let mut sum = 0;
         let sums = pairs.iter().map(|(_, weight)| {

@@ -1,4 +1,4 @@
-//! Counters, transfers and append lists, and what is read of them at the end.
+//! Counters, transfers and append lists, and their contents at the end.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use super::session::Session;
 use crate::history::{Final, History, Operation, Transaction};
 use crate::load::Random;
 
-/// Kinds of transactions.
+/// Kinds of transactions in the mix.
 pub(super) const KINDS: [&str; 3] = ["counter", "transfer", "list"];
 
-/// What an account holds at first.
+/// Initial balance of an account.
 const BALANCE: i64 = 1_000;
-/// Lists that are appended to at the same time.
+/// Number of lists that are appended to at the same time.
 const LISTS: u64 = 6;
-/// Appends after which clients go on to new lists: reads stay short.
+/// Appends after which clients use new lists, so that reads stay short.
 const APPENDS: u64 = 40 * LISTS;
 
 pub(super) fn tables(rows: u32) -> Vec<String> {
@@ -31,7 +31,7 @@ pub(super) fn tables(rows: u32) -> Vec<String> {
     ]
 }
 
-/// Reads everything.
+/// Reads all counters, accounts and lists.
 pub(super) async fn look(session: &mut Session) -> Result<Final, Error> {
     let mut pairs = BTreeMap::new();
     for (name, text) in
@@ -54,7 +54,7 @@ fn numbers(values: Vec<i64>) -> Vec<u64> {
     values.into_iter().map(|value| value as u64).collect()
 }
 
-/// Counters count from what they were before, and lists of earlier loads are none of ours.
+/// Makes the history: counters relative to their values before, without lists of earlier loads.
 pub(super) fn history(before: Final, mut transactions: Vec<Transaction>, mut last: Final) -> History {
     for (counter, value) in &mut last.counters {
         *value -= before.counters.get(counter).copied().unwrap_or(0);
@@ -69,20 +69,20 @@ pub(super) fn history(before: Final, mut transactions: Vec<Transaction>, mut las
     History { transactions, accounts: before.accounts, last: Some(last) }
 }
 
-/// Which lists are in use, and which numbers have been used.
+/// Lists in use, and numbers used so far.
 pub(super) struct Lists {
     first: u64,
     appended: Cell<u64>,
 }
 
 impl Lists {
-    /// Lists behind those that are there.
+    /// Starts after the existing lists.
     pub(super) fn new(before: Option<&Final>) -> Lists {
         let last = before.and_then(|before| before.lists.keys().max().copied()).unwrap_or(0);
         Lists { first: last + 1, appended: Cell::new(0) }
     }
 
-    /// The statements of one transaction; `done` holds what was done, also when it fails.
+    /// Runs the statements of one transaction; `done` holds its operations, also when it fails.
     pub(super) async fn work(
         &self,
         kind: &str,
@@ -107,7 +107,7 @@ impl Lists {
         let epoch = self.appended.get() / APPENDS;
         let list = |random: &mut Random| self.first + epoch * LISTS + random.below(LISTS);
         let mut steps: Vec<(u64, bool)> = (0..=random.below(4)).map(|_| (list(random), random.below(2) == 0)).collect();
-        // In one order: a deadlock costs the server's patience, and says nothing about isolation.
+        // In a fixed order: a deadlock costs the server's deadlock time-out, and gives no information about isolation.
         steps.sort_by_key(|(list, _)| *list);
         for (list, read) in steps {
             let id = list as i64;
@@ -117,10 +117,10 @@ impl Lists {
                 done.push(Operation::ReadList { list, values });
                 continue;
             }
-            // A number is used once, also when its transaction is tried again.
+            // A number is used only once, also when its transaction is retried.
             self.appended.set(self.appended.get() + 1);
             let value = self.appended.get();
-            // Before it is sent: if no answer comes it may have been done.
+            // Recorded before it is sent: without an answer it may have been executed.
             done.push(Operation::Append { list, value });
             let text = "INSERT INTO sp_list VALUES ($1, ARRAY[$2::bigint]) \
                         ON CONFLICT (id) DO UPDATE SET numbers = sp_list.numbers || excluded.numbers";
@@ -134,7 +134,7 @@ async fn increment(rows: u32, session: &mut Session, random: &mut Random, done: 
     let counter = 1 + random.below(rows.into());
     let text = "UPDATE sp_counter SET value = value + 1 WHERE id = $1 RETURNING value";
     let answer = session.query(text, &[&(counter as i64)]).await?;
-    // A counter that is not there became nothing: the check counts it as lost.
+    // A missing counter gets no value: the check counts it as lost.
     let became = answer.first().map_or(i64::MIN, |row| row.get(0));
     done.push(Operation::Increment { counter, became });
     Ok(())

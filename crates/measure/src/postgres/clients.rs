@@ -1,4 +1,4 @@
-//! The clients: each a task with its own connection and its own schedule.
+//! Clients of the load: each is a task with its own connection and its own schedule.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,9 +17,9 @@ use crate::history::{self, History, Operation, Transaction};
 use crate::load::{Counters, Finished, Random, Sink, Weights};
 use crate::record::{Header, MarkKind, Outcome, Sample};
 
-/// Pause between attempts to connect again.
+/// Pause between attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(20);
-/// How often the record is handed to its file.
+/// Interval at which the record is written to its file.
 const FLUSH: Duration = Duration::from_secs(1);
 
 type Shared = Rc<RefCell<Recorder>>;
@@ -55,7 +55,7 @@ pub(super) async fn drive(
         .map(|(number, session)| {
             let client = Client {
                 number: number as u32,
-                // Drawn, not counted: seeds at the generator's own distance would give one sequence, shifted.
+                // Drawn, not counted: seeds at the generator's own increment would give the same sequence, shifted.
                 random: Random::new(Random::new(plan.seed ^ (number as u64) << 32).next()),
                 session: Some(session),
                 config: config.clone(),
@@ -128,7 +128,7 @@ impl Recorder {
     }
 }
 
-/// The last look at checked data, and the verdict.
+/// Reads checked data at the end, and returns the verdict.
 async fn finish(
     plan: &PostgresPlan,
     config: &Config,
@@ -185,7 +185,7 @@ impl Client {
             }
             self.recorder.borrow_mut().due(due_ns);
             let kind = self.weights.draw(&mut self.random);
-            // Lateness is the client's own: what it was late in noticing, but not that its last answer came late.
+            // Lateness is the client's own delay in noticing, without the delay of its last answer.
             let late_ns = now_ns().saturating_sub(due_ns);
             let outcome = self.transaction(kind).await;
             let latency_ns = now_ns() - due_ns;
@@ -195,7 +195,7 @@ impl Client {
         }
     }
 
-    /// False when the load was stopped meanwhile.
+    /// Sleeps; returns false if the load was stopped meanwhile.
     async fn sleep_until(&self, due_ns: u64) -> bool {
         let stopped = || self.recorder.borrow().counters.stop.load(std::sync::atomic::Ordering::Relaxed);
         loop {
@@ -207,10 +207,10 @@ impl Client {
         }
     }
 
-    /// One transaction of this kind, tried again as long as the plan lets an answer take.
+    /// Runs one transaction of this kind, with retries until the plan's time-out.
     async fn transaction(&mut self, kind: u8) -> Outcome {
         let (mut tries, give_up_ns) = (0, now_ns() + ns(self.plan.timeout));
-        // What is tried again is the same transaction.
+        // A retry is the same transaction.
         let seed = self.random.next();
         loop {
             if let Err(outcome) = self.connect().await {
@@ -230,7 +230,7 @@ impl Client {
                     tries += 1;
                     self.recorder.borrow_mut().retries += 1;
                     let pause = pause_before(tries, &mut self.random);
-                    // The runtime's clock ticks in milliseconds: none is not the same as a short one.
+                    // The runtime's clock ticks in milliseconds: a short pause is longer than none.
                     if !pause.is_zero() {
                         tokio::time::sleep(pause).await;
                     }
@@ -266,7 +266,7 @@ impl Client {
         Ok(())
     }
 
-    /// One try, and its place in the history; nothing when it took too long.
+    /// Makes one attempt, and adds it to the history; `None` if it took too long.
     async fn attempt(&mut self, kind: u8, seed: u64) -> std::result::Result<(), Option<Failed>> {
         let Some(session) = self.session.as_mut() else { return Ok(()) };
         let began_ns = now_ns();
@@ -312,10 +312,10 @@ impl Client {
     }
 }
 
-/// The server's message, which tokio-postgres keeps as the source of its own.
+/// Returns the server's message, which tokio-postgres keeps as the source of its own error.
 fn words(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |db| format!("{}: {}", db.code().code(), db.message()))
 }
 
-/// What a transaction of the history has done so far.
+/// Operations that a transaction of the history has executed so far.
 pub(super) type Operations = Vec<Operation>;

@@ -1,20 +1,20 @@
-//! Load for PostgreSQL: emulated browsers in a shop, and workloads that check what they were told.
+//! Load for PostgreSQL: emulated browsers in a shop, and workloads that check the answers.
 //!
 //! ```text
 //! client --- due ---> transaction (BEGIN, statements one by one, COMMIT) ---> sample, and with `checked` its history
-//!   ^                     | 40001, 40P01: once more, the time goes on
-//!   +---- think time, drawn when the last one was due: who waits for an answer does not think longer
+//!   ^                     | 40001, 40P01: retried, the time continues
+//!   +---- think time, drawn when the last one was due: waiting for an answer does not prolong it
 //! ```
 //!
-//! Every client has a connection of its own and a schedule that does not wait for answers: think times run from due time
-//! to due time, so a server that pauses shows in every transaction that was due meanwhile. A connection that ends is
-//! marked and opened again. What was under way counts as lost, and its outcome as unknown only if COMMIT had been sent.
+//! Every client has a connection of its own and a schedule that does not wait for answers: think times run from due time to due time, so a
+//! pause of the server shows in every transaction that was due meanwhile. A connection that ends is recorded and opened again. Its
+//! transaction in progress counts as lost, and has an unknown outcome only if COMMIT had been sent.
 //!
-//! *Ordering* follows the ordering mix of TPC-W: interactions and their frequencies, half of them updates, on tables and
-//! with statements of our own. *Checked* keeps counters, accounts and append lists, records what every client did and
-//! saw, and hands it to [`crate::history`].
+//! *Ordering* follows the ordering mix of TPC-W: its interactions and their frequencies, half of them updates, with our own tables and
+//! statements. *Checked* uses counters, accounts and append lists, records all operations and answers of every client, and passes them to
+//! [`crate::history`].
 //!
-//! Tables begin with `sp_`, and are made by [`prepare`]; nothing else in the database is touched.
+//! Tables begin with `sp_`, and are made by [`prepare`]; nothing else in the database is changed.
 
 mod checked;
 mod clients;
@@ -39,24 +39,24 @@ use crate::history::{Anomaly, Level};
 use crate::load::{Counters, Finished, Mix};
 use crate::record::Header;
 
-/// What the clients do.
+/// Work of the clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
-    /// Emulated browsers in a shop of so many items.
+    /// Emulated browsers in a shop.
     Ordering {
         /// Items on sale; customers are ten times as many.
         items: u32,
     },
     /// Counters, transfers and append lists by weight: `counter=1,transfer=1,list=1`.
     Checked {
-        /// Kinds with weights.
+        /// Kinds with weights, to draw from.
         mix: Mix,
-        /// Counters, and as many accounts.
+        /// Number of counters, and of accounts.
         rows: u32,
     },
 }
 
-/// The isolation level that transactions ask for.
+/// Isolation level that transactions request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
     /// READ COMMITTED.
@@ -76,7 +76,7 @@ impl Isolation {
         }
     }
 
-    /// What it promises to histories.
+    /// Returns the level by which a history is checked.
     pub fn level(self) -> Level {
         match self {
             Isolation::ReadCommitted => Level::ReadCommitted,
@@ -86,33 +86,33 @@ impl Isolation {
     }
 }
 
-/// A load for PostgreSQL.
+/// Plan of a load for PostgreSQL.
 #[derive(Debug, Clone)]
 pub struct PostgresPlan {
-    /// Where to connect: `host=... dbname=...` or a URL.
+    /// Address of the server: `host=... dbname=...` or a URL.
     pub connect: String,
-    /// What the clients do.
+    /// Work of the clients.
     pub work: Work,
-    /// How many there are (the paper's EBs).
+    /// Number of clients (the paper's EBs).
     pub clients: u32,
     /// Mean of the exponential think time between the due times of one client.
     pub think: Duration,
-    /// The level that transactions ask for.
+    /// Isolation level that transactions request.
     pub isolation: Isolation,
-    /// How long transactions become due.
+    /// Time for which transactions become due.
     pub duration: Duration,
-    /// A transaction that is not done so long after it was sent has failed, and its connection is opened anew.
+    /// Time after which a sent transaction has failed; its connection is then opened again.
     pub timeout: Duration,
     /// Seed of all random choices.
     pub seed: u64,
-    /// File that every transaction's latency is recorded in.
+    /// File into which every transaction's latency is recorded.
     pub record: Option<PathBuf>,
     /// File that the history of a checked workload is written to.
     pub history: Option<PathBuf>,
 }
 
 impl PostgresPlan {
-    /// The ordering mix: 100 browsers, a second of think time, REPEATABLE READ, ten seconds.
+    /// Makes a plan of the ordering mix: 100 browsers, a second of think time, REPEATABLE READ, ten seconds.
     pub fn ordering(connect: impl Into<String>) -> PostgresPlan {
         PostgresPlan {
             connect: connect.into(),
@@ -128,7 +128,7 @@ impl PostgresPlan {
         }
     }
 
-    /// Checked data: 16 clients that think 5 ms.
+    /// Makes a plan of checked data: 16 clients with a think time of 5 ms.
     pub fn checked(connect: impl Into<String>) -> PostgresPlan {
         let mix = Mix(checked::KINDS.map(|kind| (kind.to_owned(), 1)).to_vec());
         PostgresPlan {
@@ -170,7 +170,7 @@ impl PostgresPlan {
     }
 }
 
-/// Where a configuration leads, without its password.
+/// Address of the server in a configuration, without its password.
 struct Place<'a>(&'a Config);
 
 impl fmt::Display for Place<'_> {
@@ -184,40 +184,40 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// What the check of a recorded history came to.
+/// Result of the check of a recorded history.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     /// Transactions in the history.
     pub transactions: usize,
-    /// Of these, those whose commit was acknowledged.
+    /// Transactions whose commit was acknowledged.
     pub committed: usize,
-    /// Of these, those whose outcome nobody told.
+    /// Transactions whose outcome is unknown.
     pub unknown: usize,
-    /// Everything that cannot have happened at the level asked for.
+    /// Results that are impossible at the requested level.
     pub anomalies: Vec<Anomaly>,
 }
 
-/// What came out of a load.
+/// Result of a load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PostgresFinished {
     /// Latencies, counts, connections.
     #[serde(flatten)]
     pub finished: Finished,
-    /// Transactions that were tried again after a serialization failure or a deadlock.
+    /// Retries after a serialization failure or a deadlock.
     pub retries: u64,
-    /// Of a checked workload.
+    /// Verdict on a checked workload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
 }
 
 impl PostgresFinished {
-    /// Whether everything was answered rightly on connections that stayed open, and no anomaly was found.
+    /// Returns true if every request was answered rightly on connections that stayed open, and no anomaly was found.
     pub fn is_clean(&self) -> bool {
         self.finished.is_clean() && self.verdict.as_ref().is_none_or(|verdict| verdict.anomalies.is_empty())
     }
 }
 
-/// Makes the workload's tables anew and fills them.
+/// Makes and fills the workload's tables; replaces existing ones.
 ///
 /// # Errors
 /// The plan contradicts itself, or the server refused.
@@ -252,7 +252,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     runtime.map_err(|source| Error::System { call: "epoll_create", source })
 }
 
-/// A load that runs in a thread of its own. Dropping it stops the load without waiting for it.
+/// Load that runs in a thread of its own. Dropping it stops the load without waiting for it.
 #[derive(Debug)]
 pub struct PostgresLoad {
     counters: Arc<Counters>,
@@ -283,17 +283,17 @@ impl PostgresLoad {
         }
     }
 
-    /// The live counters.
+    /// Returns the live counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Whether it has ended by itself.
+    /// Returns true if it has ended by itself.
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Lets nothing more become due; what is under way is still waited for.
+    /// Lets no more transactions become due; those in progress are still awaited.
     pub fn stop(&self) {
         self.counters.stop();
     }
@@ -301,7 +301,7 @@ impl PostgresLoad {
     /// Waits for the end, and for the check of the history.
     ///
     /// # Errors
-    /// What was under way could not be recorded, or the last look at checked data failed.
+    /// A transaction could not be recorded, or the checked data could not be read at the end.
     pub fn wait(mut self) -> Result<PostgresFinished> {
         let thread = self.thread.take().ok_or_else(|| Error::Panicked("it has been waited for before".into()))?;
         thread.join().unwrap_or_else(|_| Err(Error::Panicked("see its message above".into())))

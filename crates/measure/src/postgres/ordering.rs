@@ -1,7 +1,7 @@
-//! A shop with the interactions and frequencies of TPC-W's ordering mix: half of them update.
+//! Shop with the interactions and frequencies of TPC-W's ordering mix: half of them update.
 //!
-//! Clean-room: the names and shares of the interactions are the benchmark's, tables and statements are our own, and what
-//! a browser would do with pages and images is left out.
+//! Clean-room: names and shares of the interactions come from the benchmark; tables and statements are our own. The browser's handling of
+//! pages and images is left out.
 
 use tokio_postgres::Error;
 
@@ -76,14 +76,14 @@ pub(super) fn tables(items: u32) -> Vec<String> {
     .into()
 }
 
-/// One emulated browser.
+/// Emulated browser.
 pub(super) struct Browser {
     pub(super) number: u32,
     pub(super) items: u32,
 }
 
 impl Browser {
-    /// The statements of one interaction.
+    /// Runs the statements of one interaction.
     pub(super) async fn interact(&self, kind: u8, session: &mut Session, random: &mut Random) -> Result<(), Error> {
         match MIX[usize::from(kind)].0 {
             "home" => self.home(session, random).await,
@@ -162,7 +162,7 @@ impl Browser {
         }
         session.query("SELECT count(*) FROM sp_cart WHERE id = $1", &[&self.cart()]).await?;
         let text = "INSERT INTO sp_customer (name, discount, balance, seen) VALUES ($1, 0.1, 0, now()) RETURNING id";
-        // The time makes it another one when a load is run again.
+        // The time makes the name unique when a load is repeated.
         let name = format!("registered at {} by {} as {:08x}", now_ns(), self.number, random.below(1 << 32));
         session.query(text, &[&name]).await.map(drop)
     }

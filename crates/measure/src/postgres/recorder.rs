@@ -1,4 +1,4 @@
-//! What all clients of a load write to: samples, marks, history.
+//! Common output of all clients of a load: samples, marks, history.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::load::{Counters, Sink};
 use crate::record::{End, Header, Mark, MarkKind, Outcome, Sample};
 use crate::summary::Tally;
 
-/// Complaints that are kept in words.
+/// Limit of complaints that are kept as text.
 const COMPLAINTS_MAX: usize = 10;
 
 pub(super) struct Recorder {
@@ -20,7 +20,7 @@ pub(super) struct Recorder {
     pub(super) complaints: Vec<String>,
     pub(super) retries: u64,
     pub(super) history: Vec<Transaction>,
-    /// The first error of the record's file.
+    /// First error of the record's file.
     pub(super) broken: Option<crate::error::Error>,
     waiting: usize,
 }
@@ -40,13 +40,13 @@ impl Recorder {
         }
     }
 
-    /// A transaction is due.
+    /// Counts a transaction that has become due.
     pub(super) fn due(&mut self, due_ns: u64) {
         self.waiting += 1;
         self.tally.waiting_since(due_ns);
     }
 
-    /// It has ended.
+    /// Records a transaction that has ended.
     pub(super) fn ended(&mut self, sample: &Sample) {
         self.waiting -= 1;
         self.counters.sample(sample);
@@ -78,7 +78,7 @@ impl Recorder {
         self.counters.reconnect_failed();
     }
 
-    /// Hands what there is to the file.
+    /// Writes the collected samples to the file.
     pub(super) fn flush(&mut self) {
         self.write(Sink::flush);
     }

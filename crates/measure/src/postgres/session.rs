@@ -1,4 +1,4 @@
-//! One connection, and one transaction on it.
+//! Connection of a client, and transactions on it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use tokio_postgres::{Client, Config, Error, NoTls, Row, Statement};
 
 use crate::load::Random;
 
-/// How often a transaction is tried again at once; whoever lost that often makes room first.
+/// Number of retries without a pause; after them, a transaction waits before each retry.
 const RETRIES_AT_ONCE: u32 = 5;
-/// The longest pause before another try.
+/// Maximum pause before a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(32);
 
-/// A connection with the statements that it has prepared.
+/// Connection with the statements that it has prepared.
 pub(super) struct Session {
     client: Client,
     connection: JoinHandle<()>,
     prepared: HashMap<&'static str, Statement>,
 }
 
-/// How a transaction failed.
+/// Failure of a transaction.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// The server rolled it back and the connection goes on.
+    /// The server rolled it back and the connection can be used further.
     RolledBack(Error),
-    /// The connection ended; whether COMMIT had been sent.
+    /// The connection ended; true if COMMIT had been sent.
     Lost(Error, bool),
 }
 
@@ -35,7 +35,7 @@ impl Session {
     pub(super) async fn open(config: &Config) -> Result<Session, Error> {
         let (client, connection) = config.connect(NoTls).await?;
         let connection = tokio::task::spawn_local(async move {
-            // What ended it is told to whoever waits for an answer.
+            // The client that waits for an answer gets the error.
             let _ = connection.await;
         });
         Ok(Session { client, connection, prepared: HashMap::new() })
@@ -65,7 +65,7 @@ impl Session {
         self.client.batch_execute("COMMIT").await.map_err(|error| self.judge(error, true))
     }
 
-    /// Ends what a failed statement left open.
+    /// Rolls back the transaction after a failed statement, and classifies the error.
     pub(super) async fn failed(&self, error: Error) -> Failed {
         match self.judge(error, false) {
             Failed::RolledBack(error) => match self.client.batch_execute("ROLLBACK").await {
@@ -76,7 +76,7 @@ impl Session {
         }
     }
 
-    /// A server that shuts down says so and hangs up, maybe after the commit was made.
+    /// Classifies an error. A server that shuts down reports this and disconnects, perhaps after the commit.
     fn judge(&self, error: Error, committing: bool) -> Failed {
         let shutdown = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN, SqlState::CANNOT_CONNECT_NOW];
         match error.code() {
@@ -92,13 +92,13 @@ impl Drop for Session {
     }
 }
 
-/// Whether the same transaction may go through when it is tried again.
+/// Returns true if a retry of the same transaction may succeed.
 pub(super) fn is_worth_retrying(error: &Error) -> bool {
     let again = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED];
     error.code().is_some_and(|code| again.contains(code))
 }
 
-/// How long to wait before the next try after `tries` of them: nothing at first, then a random part of a time that doubles.
+/// Returns the pause before the retry after `tries` attempts: zero at first, then a random part of a time that doubles.
 pub(super) fn pause_before(tries: u32, random: &mut Random) -> Duration {
     let doubled = tries.saturating_sub(RETRIES_AT_ONCE).min(10);
     let longest = Duration::from_micros((1 << doubled) * 1000 - 1000).min(PAUSE_MAX);

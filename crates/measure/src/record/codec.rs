@@ -1,4 +1,4 @@
-//! Blocks to bytes and back. Pure: no I/O, no clock; every byte sequence is either decoded or refused.
+//! Encoding and decoding of blocks. Pure: no I/O, no clock; every byte sequence is either decoded or refused.
 
 use super::{End, Header, KINDS_MAX, Mark, Outcome, Sample};
 
@@ -6,11 +6,11 @@ use super::{End, Header, KINDS_MAX, Mark, Outcome, Sample};
 pub const MAGIC: [u8; 8] = *b"stpl-rec";
 /// Version of the format, stored after the magic.
 pub const VERSION: u16 = 1;
-/// Largest payload of a block; a longer one is damage, so a reader needs no more memory than this.
+/// Size limit of a block's payload in bytes; a longer one is damage, so a reader needs no more memory than this.
 pub const BLOCK_PAYLOAD_MAX: usize = 1 << 20;
 /// A samples block is closed when its payload has reached this size.
 pub(super) const SAMPLES_PAYLOAD_TARGET: usize = 48 << 10;
-/// Magic and version.
+/// Length of magic and version.
 pub(super) const PREAMBLE_LEN: usize = 10;
 const HEAD_LEN: usize = 9;
 const SAMPLES_HEAD_LEN: usize = 12;
@@ -20,7 +20,7 @@ const SAMPLES: u8 = 2;
 const MARK: u8 = 3;
 const END: u8 = 4;
 
-/// What is wrong with the bytes of a record.
+/// Damage of a record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     /// Not a record file.
@@ -32,35 +32,35 @@ pub enum Damage {
     /// The file ends inside a block. A reader may use all blocks before it.
     #[error("the record ends inside a block")]
     Truncated,
-    /// A kind of block that version 1 does not have.
+    /// Kind of block that version 1 does not have.
     #[error("unknown block kind {0}")]
     Kind(u8),
-    /// A block that claims to be larger than any block is.
+    /// Length field above the limit of a block.
     #[error("a block claims {0} bytes")]
     Length(u32),
     /// The bytes are not those that were written.
     #[error("checksum {found:08x} where {stored:08x} is stored")]
     Checksum {
-        /// What the block says.
+        /// Checksum in the block.
         stored: u32,
-        /// What its bytes give.
+        /// Checksum of the block's bytes.
         found: u32,
     },
     /// The checksum is right but the content is not.
     #[error("{0}")]
     Content(&'static str),
-    /// One of the above at a place in a file.
+    /// Damage with its place in a file.
     #[error("block at offset {offset}")]
     At {
         /// Offset of the block's first byte.
         offset: u64,
-        /// What is wrong with it.
+        /// Kind of the damage.
         #[source]
         source: Box<Damage>,
     },
 }
 
-/// The fixed part in front of every block.
+/// Fixed part in front of every block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHead {
     kind: u8,
@@ -77,20 +77,20 @@ impl BlockHead {
         self.length as usize
     }
 
-    /// Whether the head is all zero, as in a file that was grown but not written before a crash.
+    /// Returns true if the head is all zero, as in a file that grew but was not written before a crash.
     pub fn is_zero(&self) -> bool {
         self.kind == 0 && self.length == 0 && self.crc == 0
     }
 }
 
-/// A decoded block.
+/// Decoded block.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Block {
-    /// What was run.
+    /// Parameters of the run.
     Header(Header),
     /// Requests, in the order of their ends.
     Samples(Vec<Sample>),
-    /// Something that happened to a connection.
+    /// Event of a connection.
     Mark(Mark),
     /// The run ended in order.
     End(End),
@@ -167,7 +167,7 @@ pub(super) fn encode_end(end: &End) -> Vec<u8> {
 }
 
 fn encode_json<T: serde::Serialize>(kind: u8, value: &T) -> Vec<u8> {
-    // These types hold strings, numbers and lists only; serde_json cannot fail on them.
+    // These types contain only strings, numbers and lists; serde_json cannot fail on them.
     let payload = serde_json::to_vec(value).unwrap_or_default();
     let mut out = Vec::with_capacity(HEAD_LEN + payload.len());
     push_block(&mut out, kind, &payload);
@@ -195,7 +195,7 @@ pub struct SampleEncoder {
 }
 
 impl SampleEncoder {
-    /// An encoder with no samples in it.
+    /// Makes an encoder without samples.
     pub fn new() -> Self {
         Self::default()
     }
@@ -218,7 +218,7 @@ impl SampleEncoder {
         (self.body.len() >= SAMPLES_PAYLOAD_TARGET).then(|| self.take_block())
     }
 
-    /// The bytes of a block with the samples collected so far, if there are any.
+    /// Returns a block with the samples collected so far, if there are any.
     pub fn flush(&mut self) -> Option<Vec<u8>> {
         (self.count > 0).then(|| self.take_block())
     }
@@ -243,7 +243,7 @@ fn decode_samples(payload: &[u8]) -> Result<Vec<Sample>, Damage> {
     let mut count = [0; 4];
     count.copy_from_slice(&head[8..]);
     let count = u32::from_le_bytes(count) as usize;
-    // A sample has at least five bytes: no count can make us reserve more than the payload justifies.
+    // A sample has at least five bytes: so a wrong count cannot reserve more memory than the payload justifies.
     if count > body.len() / 5 {
         return Err(short);
     }
@@ -305,7 +305,7 @@ fn block_crc(kind: u8, payload: &[u8]) -> u32 {
     !crc32(crc32(!0, &head), payload)
 }
 
-/// CRC-32 (IEEE 802.3, reflected), one byte at a time: a block is 48 KiB and there are a dozen a second.
+/// CRC-32 (IEEE 802.3, reflected), one byte at a time: a block is 48 KiB, and there are a dozen per second.
 fn crc32(mut crc: u32, bytes: &[u8]) -> u32 {
     for &byte in bytes {
         crc = CRC_TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8);

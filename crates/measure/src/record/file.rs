@@ -1,4 +1,4 @@
-//! Records in files: a writer that streams whole blocks and a reader that survives a cut-off end.
+//! Records in files: a writer that streams whole blocks and a reader that accepts a truncated end.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -8,7 +8,7 @@ use super::codec::{self, Block, BlockHead, Damage, PREAMBLE_LEN, SampleEncoder};
 use super::{End, Header, Mark, Sample};
 use crate::error::{Error, Result};
 
-/// Writes a record, block by block; what was flushed survives a crash of the writer.
+/// Writes a record, block by block; flushed blocks survive a crash of the writer.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     sink: W,
@@ -41,7 +41,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Adds something that happened to a connection.
+    /// Adds an event of a connection.
     pub fn mark(&mut self, mark: &Mark) -> io::Result<()> {
         self.sink.write_all(&codec::encode_mark(mark))
     }
@@ -70,20 +70,20 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// What a [`Reader`] finds after the header.
+/// Content of a record after the header, as a [`Reader`] returns it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
     /// Requests, in the order of their ends.
     Samples(Vec<Sample>),
-    /// Something that happened to a connection.
+    /// Event of a connection.
     Mark(Mark),
     /// The run ended in order; nothing follows.
     End(End),
-    /// The file ends without an end block: the writer crashed or still runs. All blocks before are good.
+    /// The file ends without an end block: the writer crashed or still runs. All blocks before are valid.
     CutOff,
 }
 
-/// Why reading failed: the bytes or the file.
+/// Cause of a failed read: the bytes or the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The bytes are not those of a record.
@@ -119,12 +119,12 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// What was run.
+    /// Returns the parameters of the run.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The next item; `None` after [`Item::End`] or [`Item::CutOff`].
+    /// Returns the next item; `None` after [`Item::End`] or [`Item::CutOff`].
     pub fn next_item(&mut self) -> Result<Option<Item>, ReadError> {
         if self.done {
             return Ok(None);
@@ -145,7 +145,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// The next block, or `None` where the file ends (in order, cut off, or in zeros).
+/// Returns the next block, or `None` at the end of the file (in order, truncated, or in zeros).
 fn next_block(source: &mut impl Read, offset: &mut u64) -> Result<Option<Block>, ReadError> {
     let mut bytes = [0; BlockHead::LEN];
     if fill(source, &mut bytes)? < bytes.len() {
@@ -165,13 +165,13 @@ fn next_block(source: &mut impl Read, offset: &mut u64) -> Result<Option<Block>,
             *offset += (bytes.len() + payload.len()) as u64;
             Ok(Some(block))
         }
-        // A file system may have grown the file without its data when the machine went down.
+        // A file system may have extended the file without its data when the machine crashed.
         Err(Damage::Checksum { .. }) if payload.ends_with(&[0; 16]) && only_zeros(source)? => Ok(None),
         Err(damage) => Err(damage.into()),
     }
 }
 
-/// Like `read_exact`, but tells how much there was.
+/// Reads like `read_exact`, but returns the number of bytes.
 fn fill(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {
@@ -198,22 +198,22 @@ fn only_zeros(source: &mut impl Read) -> io::Result<bool> {
     }
 }
 
-/// A whole record in memory.
+/// Whole record in memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// What was run.
+    /// Parameters of the run.
     pub header: Header,
     /// Every request, in the order of their ends.
     pub samples: Vec<Sample>,
-    /// What happened to connections.
+    /// Events of connections.
     pub marks: Vec<Mark>,
-    /// How the run ended; `None` when the record is cut off.
+    /// End block; `None` if the record is truncated.
     pub end: Option<End>,
 }
 
 impl Record {
-    /// The requests of clients that are not ours: it begins with the first that was due and ends with the last answer.
-    /// `unix_apart_ns` is what the samples' clock lacks to nanoseconds since 1970.
+    /// Makes a record of requests by foreign clients: it begins with the first due time and ends with the last answer. `unix_apart_ns` is
+    /// the difference between nanoseconds since 1970 and the samples' clock.
     pub fn of_others(header: Header, mut samples: Vec<Sample>, unix_apart_ns: u64) -> Record {
         samples.sort_by_key(Sample::ended_ns);
         let started_ns = samples.iter().map(|sample| sample.scheduled_ns).min().unwrap_or(0);
@@ -251,7 +251,7 @@ impl Record {
         Ok(record)
     }
 
-    /// When the run ended, or the last answer came where the record is cut off.
+    /// Returns the end of the run, or the last answer if the record is truncated.
     pub fn ended_ns(&self) -> u64 {
         let last = self.samples.iter().map(Sample::ended_ns).max().unwrap_or(self.header.started_ns);
         self.end.map_or(last, |end| end.ended_ns.max(last))

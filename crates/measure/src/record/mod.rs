@@ -1,4 +1,4 @@
-//! The record file: every request of a run, about eight bytes each.
+//! Record file: every request of a run, about eight bytes each.
 //!
 //! ```text
 //! file   = magic "stpl-rec" , version u16 , header block , { block } , [ end block ]
@@ -10,11 +10,11 @@
 //! sample = tag u8 (kind << 3 | outcome) , zigzag varint (scheduled - previous scheduled, ns)
 //!          , varint latency ns , varint lateness us , varint connection
 //! ```
-//! All numbers are little-endian. Samples stand in the order in which the answers came, so the scheduled time may
-//! step back; every samples block can be read by itself. What a crash leaves is a cut-off or zero-filled last
-//! block: the reader ends there and says so. Any other damage is an error that names the offset.
+//! All numbers are little-endian. Samples are in the order of their answers, so the scheduled time may decrease; every samples block can be
+//! read by itself. A crash leaves a truncated or zero-filled last block: the reader ends there and reports it. Any other damage is an error
+//! that names the offset.
 //!
-//! Encoder and decoder are pure; [`Reader`] and [`Writer`] move their blocks through `std::io`.
+//! Encoder and decoder are pure; [`Reader`] and [`Writer`] transfer their blocks through `std::io`.
 
 mod codec;
 mod file;
@@ -26,7 +26,7 @@ pub use file::{Item, Reader, Record, Writer};
 
 use serde::{Deserialize, Serialize};
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
@@ -34,7 +34,7 @@ pub enum Outcome {
     Ok,
     /// Answered with an error.
     ErrorReply,
-    /// Answered with something else than what was stored, or in a form that the protocol does not know.
+    /// Answered with another value than the stored one, or in a form that the protocol does not have.
     WrongAnswer,
     /// Not answered in time.
     Timeout,
@@ -56,48 +56,48 @@ impl Outcome {
     }
 }
 
-/// One request.
+/// Request of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// When the schedule wanted it to be sent.
+    /// Time at which it was due.
     pub scheduled_ns: u64,
-    /// From `scheduled_ns` to the last byte of the answer (or to the moment it was given up).
+    /// Nanoseconds from `scheduled_ns` to the last byte of the answer (or to the time-out).
     pub latency_ns: u64,
-    /// By how much the client itself was late: from `scheduled_ns`, or from the moment when a connection had room for
-    /// it again, to its being handed to the kernel.
+    /// Lateness of the client itself: from `scheduled_ns`, or from the moment when a connection had room for it again, until the kernel got
+    /// it.
     pub late_us: u32,
     /// Number of the connection.
     pub connection: u32,
     /// Index into [`Header::kinds`]; below [`KINDS_MAX`].
     pub kind: u8,
-    /// How it ended.
+    /// Outcome.
     pub outcome: Outcome,
 }
 
 impl Sample {
-    /// When the answer was complete.
+    /// Returns the time at which the answer was complete.
     pub fn ended_ns(&self) -> u64 {
         self.scheduled_ns.saturating_add(self.latency_ns)
     }
 }
 
-/// Most kinds of requests that one record may tell apart.
+/// Maximum number of kinds of requests in one record.
 pub const KINDS_MAX: usize = 32;
 
-/// What was run; the first block of a record.
+/// Parameters of a run; the first block of a record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Protocol spoken: `redis`, `memcached`, `tcp`, `http`.
     pub protocol: String,
-    /// Where the load went.
+    /// Address of the server.
     pub target: String,
     /// `CLOCK_MONOTONIC` at the start of the schedule.
     pub started_ns: u64,
-    /// Seconds since 1970 at the same moment, for the reader's eye only.
+    /// Seconds since 1970 at the same moment, for display only.
     pub started_unix_s: u64,
     /// Names of the kinds of requests; a sample refers to them by index.
     pub kinds: Vec<String>,
-    /// Requests a second that the schedule wanted.
+    /// Requests per second by the schedule.
     pub rate: f64,
     /// `constant` or `poisson`.
     pub arrivals: String,
@@ -107,7 +107,7 @@ pub struct Header {
     pub idle: u32,
     /// Connections blocked in a pop.
     pub blocking: u32,
-    /// Most requests under way on one connection.
+    /// Maximum of requests in progress on one connection.
     pub pipeline: u32,
     /// Keys in the key space.
     pub keys: u64,
@@ -115,20 +115,20 @@ pub struct Header {
     pub value_bytes: u32,
 }
 
-/// Something that happened to a connection.
+/// Event of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// When.
+    /// Time (`CLOCK_MONOTONIC`).
     pub t_ns: u64,
     /// Number of the connection.
     pub connection: u32,
-    /// What.
+    /// Kind of the event.
     pub what: MarkKind,
-    /// In words.
+    /// Description.
     pub text: String,
 }
 
-/// What a [`Mark`] tells.
+/// Kind of a [`Mark`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MarkKind {
@@ -140,10 +140,10 @@ pub enum MarkKind {
     Complaint,
 }
 
-/// What only the end of a run can tell; the last block of a record that is whole.
+/// Figures that only the end of a run knows; the last block of a complete record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// `CLOCK_MONOTONIC` when the last answer was in.
+    /// `CLOCK_MONOTONIC` at the last answer.
     pub ended_ns: u64,
     /// Connections that ended although the client did not end them.
     pub dropped: u64,

@@ -1,7 +1,7 @@
-//! The report of a run: what the clients saw, before, during and after each operation.
+//! Report of a run: the clients' view before, during and after each operation.
 //!
-//! [`Report::of`] computes everything that the page shows, and serialises to the JSON that `measure report --json`
-//! prints; [`Report::html`] draws it as one page that needs neither network nor scripts.
+//! [`Report::of`] computes everything that the page shows, and serialises to the JSON that `measure report --json` prints; [`Report::html`]
+//! draws it as one page that needs neither network nor scripts.
 
 mod page;
 mod plot;
@@ -18,47 +18,46 @@ use crate::timeline::{Ending, Operation, Timeline};
 use series::Series;
 use subject::Subject;
 
-/// A window before or after an operation is no longer than this.
+/// Maximum length of a window before or after an operation.
 pub const WINDOW_NS: u64 = 5_000_000_000;
 
 /// Requests of a part of the run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Part {
-    /// How they ended.
+    /// Outcomes of the requests.
     pub counts: Counts,
-    /// How long they took.
+    /// Latencies of the requests.
     pub latency: Latency,
-    /// Longest interval in which a client waited and none got a right answer. That of an operation counts in full also
-    /// where it began before or ended after it.
+    /// Longest interval in which a client waited and none got a right answer. One that overlaps an operation counts in full.
     pub blackout_ns: u64,
 }
 
-/// A phase of an operation and what the clients saw of it.
+/// Phase of an operation, with its effect on clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PhaseReport {
-    /// Its name.
+    /// Name of the phase.
     pub phase: String,
-    /// How long it took.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
-    /// Requests under way at any time of it.
+    /// Requests in progress at any time of it.
     pub during: Part,
 }
 
-/// An operation and what the clients saw of it.
+/// Operation, with its effect on clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperationReport {
-    /// What the engine told.
+    /// Data from the engine's events.
     #[serde(flatten)]
     pub operation: Operation,
-    /// What the clients saw of each phase.
+    /// Effect of each phase on clients.
     pub by_phase: Vec<PhaseReport>,
-    /// For how long each thread was stopped.
+    /// Times for which threads were stopped.
     pub stop: Latency,
-    /// Requests that ended before it, at most [`WINDOW_NS`] and not before the operation in front of it.
+    /// Requests that ended before it, at most [`WINDOW_NS`] and not before the previous operation.
     pub before: Part,
-    /// Requests under way at any time from its beginning to its end.
+    /// Requests in progress at any time from its start to its end.
     pub during: Part,
-    /// Requests due after it, at most [`WINDOW_NS`] and not under way in the operation behind it.
+    /// Requests due after it, at most [`WINDOW_NS`] and not in progress in the next operation.
     pub after: Part,
 }
 
@@ -67,23 +66,23 @@ pub struct OperationReport {
 pub struct Report {
     /// Version of this object.
     pub v: u32,
-    /// What was run; one for each record.
+    /// Parameters of the run; one for each record.
     pub runs: Vec<Header>,
-    /// How each ended; `None` where its record is cut off.
+    /// End of each; `None` if its record is truncated.
     pub ends: Vec<Option<End>>,
     /// The whole run.
     pub summary: Summary,
     /// Connections that ended although no client ended them.
     pub dropped: u64,
-    /// Requests under way during any operation.
+    /// Requests in progress during any operation.
     pub during: Part,
-    /// Requests that met no operation.
+    /// Requests that overlapped no operation.
     pub outside: Part,
-    /// For how long threads were stopped, over all operations.
+    /// Times for which threads were stopped, over all operations.
     pub stop: Latency,
-    /// How long operations that were committed took from the start of the transition to the commit.
+    /// Times of committed operations, from the start of the transition to the commit.
     pub migration: Latency,
-    /// The operations in order.
+    /// Operations in order.
     pub operations: Vec<OperationReport>,
     /// Warnings of the engines.
     pub warnings: Vec<String>,
@@ -105,11 +104,11 @@ struct Merged {
 }
 
 impl Report {
-    /// Puts records and events of one machine together.
+    /// Combines records and events of one machine.
     ///
     /// # Errors
-    /// There is no record, no request in any of them, or none of the operations lies within them (they were made on
-    /// another machine, or before a reboot).
+    /// There is no record, no request in any of them, or none of the operations is within them (they were made on another machine, or
+    /// before a reboot).
     pub fn of(records: Vec<Record>, timeline: Timeline) -> Result<Report> {
         let runs: Vec<Header> = records.iter().map(|record| record.header.clone()).collect();
         let ends: Vec<Option<End>> = records.iter().map(|record| record.end).collect();
@@ -144,12 +143,12 @@ impl Report {
         })
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn html(&self) -> String {
         page::render(self)
     }
 
-    /// Whether every request was answered rightly and every connection stayed open.
+    /// Returns true if every request was answered rightly and every connection stayed open.
     pub fn is_clean(&self) -> bool {
         let alive =
             self.runs.iter().zip(&self.ends).all(|(run, end)| {
@@ -158,7 +157,7 @@ impl Report {
         self.summary.counts.failed() == 0 && self.dropped == 0 && alive
     }
 
-    /// p99.9 during operations divided by p99.9 of all other requests, where there are both.
+    /// Returns p99.9 during operations divided by p99.9 of all other requests, if there are both.
     pub fn p999_ratio(&self) -> Option<f64> {
         ratio(self.during.latency.p999_ns, self.outside.latency.p999_ns)
     }
@@ -167,7 +166,7 @@ impl Report {
         Subject::of(self)
     }
 
-    /// Whether threads change over one by one: neither a database that moves nor another kernel knows of any.
+    /// Returns true if threads change over one by one: migrations of databases and switches of kernels have no threads.
     fn has_threads(&self) -> bool {
         self.subject() == Subject::Code
     }
@@ -218,14 +217,14 @@ fn merge(records: Vec<Record>) -> Result<Merged> {
 }
 
 impl Merged {
-    /// Requests that ended in the window, whenever they were due.
+    /// Requests that ended in the window, with any due time.
     fn ended_in(&self, from_ns: u64, to_ns: u64) -> &[Sample] {
         let first = self.samples.partition_point(|sample| sample.ended_ns() < from_ns);
         let last = self.samples.partition_point(|sample| sample.ended_ns() <= to_ns);
         &self.samples[first..last.max(first)]
     }
 
-    /// Requests under way at any time of the window.
+    /// Requests in progress at any time of the window.
     fn under_way(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Sample> {
         let candidates = self.ended_in(from_ns, to_ns.saturating_add(self.longest_ns));
         candidates.iter().filter(move |sample| sample.scheduled_ns <= to_ns)
@@ -247,7 +246,7 @@ impl Part {
     }
 }
 
-/// All requests, by whether they met any of the spans.
+/// Splits all requests into those that overlapped one of the spans, and the rest.
 fn split(merged: &Merged, spans: &[(u64, u64)]) -> (Part, Part) {
     let meets =
         |sample: &&Sample| spans.iter().any(|&(from, to)| sample.scheduled_ns <= to && sample.ended_ns() >= from);

@@ -1,4 +1,4 @@
-//! The page: one HTML file with its style and its plots inside; no script, no network.
+//! Page: one HTML file with its style and its plots inside; no script, no network.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::summary::Latency;
 use crate::timeline::Ending;
 
 const STYLE: &str = include_str!("style.css");
-/// Notes on connections that are shown; a server that was restarted has thousands.
+/// Limit of notes on connections; a server that was restarted has thousands.
 const NOTES_MAX: usize = 12;
 
 /// `format!` into the page; writing to a string cannot fail.
@@ -41,7 +41,7 @@ pub(super) fn render(report: &Report) -> String {
     out
 }
 
-/// Neighbouring versions are far apart in hue; the code as shipped is grey. Lightness is the scheme's.
+/// Colours of versions: neighbours have very different hues; the original code is grey. The colour scheme sets the lightness.
 fn version_colours(versions: usize) -> String {
     let mut css = String::new();
     for version in 0..versions {
@@ -95,7 +95,7 @@ fn header(out: &mut String, report: &Report, title: &str) {
     put!(out, "</header>\n");
 }
 
-/// The rate that was aimed at; a load that waits for its answers has none.
+/// Describes the intended rate; a load that waits for its answers has none.
 fn wanted(rate: f64, arrivals: &str) -> String {
     if rate > 0.0 {
         format!("{} requests a second wanted ({} arrivals), ", count(rate as u64), escape(arrivals))
@@ -136,7 +136,7 @@ fn tiles(out: &mut String, report: &Report) {
     if report.operations.is_empty() {
         tile(out, "", &time(latency.p999_ns), "p99.9", &format!("max {}", time(latency.max_ns)));
     } else if report.subject() == Subject::Kernel {
-        // every request that meets a switch waits for it: a ratio to others would only say how long a kernel boots
+        // every request during a switch waits for it: a ratio to others would only show the boot time of a kernel
         let outside = &report.outside.latency;
         let detail = format!("of the {} requests that met none; max {}", count(outside.count), time(outside.max_ns));
         tile(out, "", &time(outside.p999_ns), "p99.9 outside of switches", &detail);
@@ -214,12 +214,12 @@ fn other_figures(out: &mut String, report: &Report) {
     }
 }
 
-/// How long each phase of each operation took, and what happens in it; only where phases need to be told.
+/// Table of the duration and the purpose of each phase of each operation, if the subject explains its phases.
 fn phase_table(out: &mut String, report: &Report) {
     let subject = report.subject();
     let mut names: Vec<&str> = Vec::new();
     for op in &report.operations {
-        // what one has and others have not stands where it has it
+        // a phase that only some operations have is inserted at its place
         let mut next = 0;
         for phase in &op.by_phase {
             next = 1 + names.iter().position(|name| *name == phase.phase).unwrap_or_else(|| {
@@ -308,7 +308,7 @@ fn operation_rows(out: &mut String, report: &Report, number: usize, op: &Operati
         if busy.is_empty() { String::new() } else { format!("<small>waited for {}</small>", escape(&busy.join(", "))) };
     let phases: Vec<String> =
         op.by_phase.iter().map(|phase| format!("{} {}", phase.phase, time(phase.duration_ns))).collect();
-    // where phases are explained they stand in a table of their own
+    // explained phases have a table of their own
     let explained = op.by_phase.iter().any(|phase| report.subject().explain(&phase.phase).is_some());
     let phases = if explained { String::new() } else { format!("<small>{}</small>", escape(&phases.join(" · "))) };
     let failed = op.during.counts.failed();
@@ -418,7 +418,7 @@ fn definitions(out: &mut String, report: &Report) {
     put!(out, "</dl></section>\n");
 }
 
-/// Text as it may stand in an element or an attribute.
+/// Escapes text for an element or an attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -434,7 +434,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// A duration with three digits in the unit that suits it.
+/// Duration with three digits in a suitable unit.
 pub(super) fn time(ns: u64) -> String {
     let (value, unit) = match ns {
         0..1_000 => return format!("{ns}\u{202f}ns"),
@@ -451,7 +451,7 @@ pub(super) fn time(ns: u64) -> String {
     format!("{value:.digits$}\u{202f}{unit}")
 }
 
-/// A number with its thousands apart.
+/// Number with separated thousands.
 pub(super) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();

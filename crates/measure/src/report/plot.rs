@@ -10,18 +10,18 @@ use crate::timeline::{Ending, Operation};
 const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 62.0;
-/// Room for the slanted names of the operations.
+/// Height of the slanted names of the operations.
 const NAMES: f64 = 96.0;
-/// The bar that shows the version of the code.
+/// Height of the bar that shows the version of the code.
 const STRIP: f64 = 18.0;
-/// How wide a character in it is, at most; a name of which fewer fit than these is left out, unless it is as short.
+/// Maximum width of a character in the bar; a longer name of which fewer characters than the minimum fit is left out.
 const STRIP_CHAR: f64 = 6.6;
 const STRIP_CHARS_MIN: usize = 5;
-/// More names than that would lie on top of each other; then only numbers are written.
+/// Limit of names: more would overlap, so that only numbers are written.
 const NAMES_MAX: usize = 30;
 const NAME_CHARS_MAX: usize = 20;
 
-/// A drawing under way.
+/// Drawing in progress.
 struct Svg {
     out: String,
 }
@@ -48,7 +48,7 @@ impl Svg {
         draw!(self, r#"<text class="{class}" x="{x:.1}" y="{y:.1}">{text}</text>"#);
     }
 
-    /// A line through points; `None` breaks it.
+    /// Draws a line through points; `None` interrupts it.
     fn polyline(&mut self, class: &str, points: impl Iterator<Item = Option<(f64, f64)>>) {
         let mut path = String::new();
         let mut pen_up = true;
@@ -70,7 +70,7 @@ impl Svg {
     }
 }
 
-/// Time from left to right.
+/// Time axis, from left to right.
 struct Across {
     from_ns: u64,
     span_ns: f64,
@@ -103,13 +103,13 @@ impl Across {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, not below `least`.
+/// Returns 1, 2 or 5 times a power of ten, not below `least`.
 fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.max(1e-9).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least).unwrap_or(power)
 }
 
-/// A logarithmic scale of durations.
+/// Logarithmic scale of durations.
 struct Log {
     low: f64,
     high: f64,
@@ -121,7 +121,7 @@ impl Log {
     fn new(low_ns: u64, high_ns: u64, top: f64, bottom: f64) -> Log {
         let low = (low_ns.max(1) as f64).log10();
         let high = (high_ns.max(low_ns + 1) as f64).log10();
-        // At least one and a half decades, or noise would fill the plot.
+        // At least one and a half decades, since noise would fill a smaller plot.
         Log { low: low - 0.12, high: (high + 0.12).max(low + 1.5), top, bottom }
     }
 
@@ -149,7 +149,7 @@ impl Log {
     }
 }
 
-/// Latency over time: single requests coloured by the version of the code, p50, p99 and maximum of each bucket.
+/// Draws latency over time: single requests coloured by the version of the code, p50, p99 and maximum of each bucket.
 pub(super) fn latency(report: &Report) -> String {
     let series = &report.series;
     let named = !report.operations.is_empty();
@@ -180,7 +180,7 @@ pub(super) fn latency(report: &Report) -> String {
     svg.finish()
 }
 
-/// One path for all requests of a version: a file of thousands of circles would be slow to show.
+/// Draws one path for all requests of a version: a file with thousands of circles would be slow to display.
 fn dots(svg: &mut Svg, series: &Series, across: &Across, log: &Log) {
     for version in 0..series.versions.len() {
         let mut path = String::new();
@@ -198,7 +198,7 @@ fn failures(svg: &mut Svg, series: &Series, across: &Across, log: &Log) {
     }
 }
 
-/// The version of the code as a coloured bar with the number of active patches; of a migration the server.
+/// Draws the version of the code as a coloured bar with the number of active patches; for a migration the server.
 fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
     let (series, at_first) = (&report.series, report.subject().at_first());
     let end = series.from_ns + series.bucket_ns * series.buckets.len() as u64;
@@ -225,11 +225,11 @@ fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
     svg.text("tick end", LEFT - 8.0, y + STRIP - 7.0, report.subject().strip());
 }
 
-/// A band from the beginning to the end of each operation, and its name above.
+/// Draws a band from the start to the end of each operation, with its name above.
 fn operations(svg: &mut Svg, report: &Report, across: &Across, top: f64, bottom: f64) {
     let all_named = report.operations.len() <= NAMES_MAX;
     let name_y = top - STRIP - 8.0;
-    // Names that would touch their neighbour move to the right and keep a line to their mark.
+    // A name that would overlap its neighbour moves to the right and keeps a line to its mark.
     let mut free_x = LEFT;
     for (number, op) in report.operations.iter().enumerate() {
         let op = &op.operation;
@@ -256,7 +256,7 @@ fn operations(svg: &mut Svg, report: &Report, across: &Across, top: f64, bottom:
     }
 }
 
-/// A name as short as a plot needs it.
+/// Short name of an operation for a plot.
 fn short(op: &Operation) -> String {
     match (op.operation.as_str(), &op.ending, op.patches.as_slice()) {
         ("apply", Ending::Committed, [name]) => format!("+ {name}"),
@@ -267,7 +267,7 @@ fn short(op: &Operation) -> String {
     }
 }
 
-/// A text of at most `room` characters, the last of them a mark where something is missing.
+/// Shortens a text to `room` characters, the last of them an ellipsis if characters are missing.
 fn shortened(text: &str, room: usize) -> String {
     if text.chars().count() <= room {
         return text.to_owned();
@@ -275,7 +275,7 @@ fn shortened(text: &str, room: usize) -> String {
     text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Right answers a second, and failures.
+/// Draws right answers per second, and failures.
 pub(super) fn throughput(report: &Report) -> String {
     let series = &report.series;
     let (top, bottom) = (10.0, 150.0);
@@ -328,7 +328,7 @@ fn operation_bands(svg: &mut Svg, report: &Report, across: &Across, top: f64, bo
     }
 }
 
-/// By how much the load generator itself was late.
+/// Draws the lateness of the load generator itself.
 pub(super) fn lateness(report: &Report) -> String {
     let series = &report.series;
     let (top, bottom) = (8.0, 96.0);
@@ -348,7 +348,7 @@ pub(super) fn lateness(report: &Report) -> String {
     svg.finish()
 }
 
-/// Only every decade, for a low plot.
+/// Draws grid lines only at decades, for a low plot.
 fn log_decades(svg: &mut Svg, log: &Log) {
     for decade in 0..12u32 {
         let ns = 10u64.pow(decade);
@@ -360,14 +360,14 @@ fn log_decades(svg: &mut Svg, log: &Log) {
     }
 }
 
-/// How long threads were stopped: a histogram with eight bars to a decade.
+/// Draws the times for which threads were stopped: a histogram with eight bars per decade.
 pub(super) fn stops(report: &Report) -> Option<String> {
     const PER_DECADE: f64 = 8.0;
     let all: Vec<u64> =
         report.operations.iter().flat_map(|op| op.operation.stops.iter().map(|stop| stop.stopped_ns.max(1))).collect();
     let (&least, &most) = (all.iter().min()?, all.iter().max()?);
     let slot = |ns: u64| ((ns as f64).log10() * PER_DECADE).floor() as i64;
-    // A little room on both sides.
+    // Some space on both sides.
     let (first, last) = (slot(least) - 2, slot(most) + 2);
     let mut counts = vec![0u64; (last - first + 1) as usize];
     all.iter().for_each(|&ns| counts[(slot(ns) - first) as usize] += 1);

@@ -1,15 +1,15 @@
-//! Buckets over time, and a choice of single requests, for the plots.
+//! Buckets over time, and a selection of single requests, for the plots.
 
 use crate::load::Random;
 use crate::record::{Outcome, Sample};
 use crate::summary::Distribution;
 
-/// Buckets over the whole run.
+/// Number of buckets of the whole run.
 pub(super) const BUCKETS: usize = 360;
-/// Single requests drawn of each bucket. The slowest one is always among them; as many failed ones may be drawn too.
+/// Single requests drawn per bucket. The slowest one is always among them; the same number of failed ones may be added.
 const DOTS: usize = 16;
 
-/// One stretch of time.
+/// Interval of time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Bucket {
     pub(super) p50_ns: u64,
@@ -20,7 +20,7 @@ pub(super) struct Bucket {
     pub(super) failed: u64,
 }
 
-/// A single request.
+/// Single request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Dot {
     pub(super) t_ns: u64,
@@ -30,7 +30,7 @@ pub(super) struct Dot {
     pub(super) failed: bool,
 }
 
-/// What the plots draw.
+/// Data of the plots.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Series {
     pub(super) from_ns: u64,
@@ -39,12 +39,12 @@ pub(super) struct Series {
     pub(super) dots: Vec<Dot>,
     /// Sets of patches that were active at any time, each once, in the order of their first appearance.
     pub(super) versions: Vec<Vec<String>>,
-    /// From when which version (index into `versions`) was the code.
+    /// Times of changes, each with the version (index into `versions`) from then on.
     pub(super) changes: Vec<(u64, usize)>,
 }
 
 impl Series {
-    /// From samples in the order of their ends.
+    /// Makes the series from samples in the order of their ends.
     pub(super) fn of(samples: &[Sample], from_ns: u64, to_ns: u64, history: &[(u64, Vec<String>)]) -> Series {
         let bucket_ns = ((to_ns - from_ns) / BUCKETS as u64).max(1);
         let mut series = Series { from_ns, bucket_ns, ..Series::default() };
@@ -53,7 +53,7 @@ impl Series {
         let mut rest = samples;
         for number in 0..BUCKETS as u64 {
             let end = from_ns + (number + 1) * bucket_ns;
-            // What remains of the division belongs to the last bucket.
+            // The last bucket gets the remainder of the division.
             let last = number == BUCKETS as u64 - 1;
             let count = if last { rest.len() } else { rest.partition_point(|sample| sample.ended_ns() < end) };
             let (inside, after) = rest.split_at(count);
@@ -75,7 +75,7 @@ impl Series {
         }
     }
 
-    /// Version of the code at a time.
+    /// Returns the version of the code at a time.
     pub(super) fn version_at(&self, t_ns: u64) -> usize {
         let after = self.changes.partition_point(|&(t, _)| t <= t_ns);
         self.changes[..after].last().map_or(0, |&(_, version)| version)

@@ -1,9 +1,9 @@
-//! What a report is about, and the words for it.
+//! Subject of a report, and the words for it.
 
 use super::Report;
 use crate::timeline::Ending;
 
-/// What changed under the clients.
+/// Part of the system that changed under the clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subject {
     /// The code of a process.
@@ -26,7 +26,7 @@ impl Subject {
         }
     }
 
-    /// What requests are coloured by.
+    /// Property by which requests are coloured.
     pub(super) fn coloured_by(self) -> &'static str {
         match self {
             Subject::Code => "code version",
@@ -35,7 +35,7 @@ impl Subject {
         }
     }
 
-    /// What that is at first.
+    /// Name of its first value.
     pub(super) fn at_first(self) -> &'static str {
         match self {
             Subject::Code => "as shipped",
@@ -44,7 +44,7 @@ impl Subject {
         }
     }
 
-    /// What the strip above a plot shows.
+    /// Title of the bar above a plot.
     pub(super) fn strip(self) -> &'static str {
         match self {
             Subject::Code => "patches",
@@ -52,7 +52,7 @@ impl Subject {
         }
     }
 
-    /// What went on while the clients asked.
+    /// Description of the operations during the load.
     pub(super) fn meanwhile(self, report: &Report) -> String {
         let fell_back =
             report.operations.iter().filter(|op| matches!(op.operation.ending, Ending::FellBack { .. })).count();
@@ -76,7 +76,7 @@ impl Subject {
         }
     }
 
-    /// What happens in a phase, where its name alone does not tell.
+    /// Explanation of a phase, if its name is not enough.
     pub(super) fn explain(self, phase: &str) -> Option<&'static str> {
         if self != Subject::Kernel {
             return None;

@@ -1,4 +1,4 @@
-//! The load generator against servers of our own that misbehave on purpose.
+//! Tests of the load generator against servers of our own that misbehave on purpose.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,18 +14,18 @@ use stillpoint_measure::{Error, clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What the server does to its clients.
+/// Behaviour of the server towards its clients.
 #[derive(Default)]
 struct Mood {
     /// All connections stop answering until this time (`CLOCK_MONOTONIC`).
     pause_until_ns: AtomicU64,
     /// Each connection damages the next echo.
     damage: AtomicBool,
-    /// The next connection that reads anything hangs up.
+    /// The next connection that reads anything disconnects.
     hang_up: AtomicBool,
 }
 
-/// An echo server with a thread for each connection.
+/// Starts an echo server with a thread for each connection.
 fn echo_server() -> (Target, Arc<Mood>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = Target::Tcp(listener.local_addr().unwrap().to_string());
@@ -82,8 +82,8 @@ fn record_path() -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-/// Coordinated omission: with four connections and one request under way on each, a closed loop would show the pause
-/// four times. All of the 200 requests that were due meanwhile must show it.
+/// Coordinated omission: with four connections and one request in progress on each, a closed loop would show the pause four times. All of
+/// the 200 requests that were due meanwhile must show it.
 #[test]
 fn a_pause_shows_in_every_request_that_was_due_meanwhile() {
     const PAUSE_NS: u64 = 200_000_000;
@@ -100,7 +100,7 @@ fn a_pause_shows_in_every_request_that_was_due_meanwhile() {
     let record = Record::open(&path).unwrap();
     assert_eq!(record.samples.len(), 2000);
     assert_eq!(record.end.unwrap(), finished.end);
-    // Due in the pause, and not so late that noise of the machine decides: they waited for the rest of the pause.
+    // Due in the pause, with a margin for noise of the machine: these requests waited for the rest of the pause.
     let margin_ns = 20_000_000;
     let resumed_ns = paused_ns + PAUSE_NS;
     let due = |s: &&stillpoint_measure::record::Sample| {
@@ -117,7 +117,7 @@ fn a_pause_shows_in_every_request_that_was_due_meanwhile() {
     let blackout = finished.summary.blackout;
     assert!((180..5_000).contains(&(blackout.duration_ns / 1_000_000)), "{blackout:?}");
     assert!(blackout.from_ns + 500_000_000 > paused_ns && blackout.from_ns < resumed_ns, "{blackout:?}");
-    // The same from the record, by another implementation.
+    // The same figures from the record, by another implementation.
     let again = Summary::of_record(&record);
     assert_eq!(again.latency, finished.summary.latency);
     let apart = again.blackout.duration_ns.abs_diff(blackout.duration_ns);
@@ -195,7 +195,7 @@ fn nobody_there_is_said_before_anything_is_sent() {
     assert!(matches!(error, Error::Connect { .. }), "{error}");
 }
 
-/// A server that answers everything with one line.
+/// Starts a server that answers everything with one line.
 fn line_server(answer: &'static str) -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = Target::Tcp(listener.local_addr().unwrap().to_string());
@@ -206,7 +206,7 @@ fn line_server(answer: &'static str) -> Target {
                 let mut out = stream.try_clone().unwrap();
                 for line in BufReader::new(stream).lines() {
                     let Ok(line) = line else { return };
-                    // One answer for each command: the head of an array, in RESP.
+                    // One answer for each command: at the head of an array, in RESP.
                     if line.starts_with('*') && out.write_all(answer.as_bytes()).is_err() {
                         return;
                     }

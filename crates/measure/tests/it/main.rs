@@ -1,4 +1,4 @@
-//! Load, its record and the report of it.
+//! Tests of the load, its record and its report.
 
 mod load;
 mod postgres;

@@ -1,4 +1,4 @@
-//! Load for PostgreSQL against a real server, and the checker against a server that loses what it acknowledged.
+//! Tests of the load for PostgreSQL against a real server, and of the checker against a server that loses acknowledged commits.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn the_ordering_mix_runs_and_half_of_it_updates() {
     let share = updates.map(|kind| kind.counts.requests).sum::<u64>() as f64 / summary.counts.requests as f64;
     assert!((0.38..0.62).contains(&share), "{share}");
     assert_ne!(cluster.sql("postgres", "SELECT count(*) FROM sp_order_line"), "0");
-    // Every order holds what its lines say, and was paid.
+    // The sum of every order is that of its lines, and was paid.
     let wrong = "SELECT count(*) FROM sp_order o LEFT JOIN sp_payment p ON p.sale = o.id WHERE p.amount IS DISTINCT FROM \
                  (SELECT sum(price * quantity) FROM sp_order_line WHERE sale = o.id)";
     assert_eq!(cluster.sql("postgres", wrong), "0");
@@ -64,7 +64,7 @@ fn postgresql_keeps_the_promises_of_each_level() {
             ..short(PostgresPlan::checked(cluster.conninfo("postgres")))
         };
         if at == 0 {
-            // The other levels go on with what is there.
+            // The other levels use the existing tables.
             prepare(&plan).unwrap();
         }
         let finished = PostgresLoad::start(plan).unwrap().wait().unwrap();
@@ -76,7 +76,7 @@ fn postgresql_keeps_the_promises_of_each_level() {
     }
 }
 
-/// What READ COMMITTED allows is found when it is judged as something stronger: the checker sees real anomalies.
+/// Anomalies that READ COMMITTED allows are found when the history is judged by a stronger level: the checker finds real anomalies.
 #[test]
 fn anomalies_of_read_committed_are_found_in_a_real_history() {
     if !available() {
@@ -105,7 +105,7 @@ fn anomalies_of_read_committed_are_found_in_a_real_history() {
     assert!(found.iter().all(|anomaly| anomaly.kind > AnomalyKind::IntermediateRead), "{found:?}");
 }
 
-/// A server that acknowledges commits before they are safe loses some when it crashes, and the history tells.
+/// A server that acknowledges commits before they are durable loses some in a crash, and the history shows it.
 #[test]
 fn a_crash_that_loses_acknowledged_commits_is_found() {
     if !available() {
@@ -121,7 +121,7 @@ fn a_crash_that_loses_acknowledged_commits_is_found() {
     let load = PostgresLoad::start(plan).unwrap();
     let ok = || load.counters().snapshot().counts.ok;
     until("some transactions", || (ok() > 500).then_some(()));
-    // From here on commits only reach the log's buffers: nobody else writes them out before those are full.
+    // From here on commits only reach the log's buffers: no other process writes them before those are full.
     let writer = cluster.sql("postgres", "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'");
     let writer =
         writer.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a server has a writer of the log");

@@ -1,4 +1,4 @@
-//! The record format from outside: what goes in comes out, and no bytes whatever do harm.
+//! Tests of the record format: records are read as they were written, and no byte sequence does harm.
 
 use proptest::prelude::*;
 use stillpoint_measure::record::{End, Header, Item, Mark, MarkKind, Outcome, Reader, Record, Sample, Writer};
@@ -67,7 +67,7 @@ fn some_samples(count: u64) -> Vec<Sample> {
     (0..count).map(sample).collect()
 }
 
-/// Everything that can be read before the reader ends or refuses.
+/// Returns everything that can be read before the reader ends or refuses.
 fn readable(bytes: &[u8]) -> (Vec<Sample>, Option<Result<Item, String>>) {
     let mut samples = Vec::new();
     let mut reader = match Reader::new(bytes) {
@@ -104,7 +104,7 @@ proptest! {
         bytes[at] ^= 1 << bit;
         match Record::read(bytes.as_slice()) {
             Err(_) => {}
-            // A length that now points behind the end looks like a cut-off file, which is said.
+            // A length that now points after the end looks like a truncated file, and is reported as such.
             Ok(record) => {
                 prop_assert_eq!(record.end, None);
                 prop_assert!(original.samples.starts_with(&record.samples));
@@ -157,7 +157,7 @@ fn zeros_at_the_end_are_what_a_crash_of_the_machine_leaves() {
     let whole = written(&samples, false).len();
     bytes[whole - 100..whole].fill(0);
     assert!(matches!(readable(&bytes).1, Some(Ok(Item::CutOff))));
-    // Zeros with something behind them are damage.
+    // Zeros with other bytes after them are damage.
     bytes.push(1);
     assert!(matches!(readable(&bytes).1, Some(Err(_))));
 }

@@ -1,4 +1,4 @@
-//! The report on made-up runs whose figures are known.
+//! Tests of the report with made-up runs whose figures are known.
 
 use proptest::prelude::*;
 use stillpoint_events::{Event, EventKind};
@@ -28,7 +28,7 @@ fn header() -> Header {
     }
 }
 
-/// One request each millisecond for 20 s, each answered after 100 us; those due from 8 to 8.05 s all at 8.05 s.
+/// Makes a record: one request each millisecond for 20 s, each answered after 100 us; those due from 8 to 8.05 s all at 8.05 s.
 fn record() -> Record {
     let sample = |n: u64| {
         let due = START + n * MS;
@@ -71,7 +71,7 @@ fn each_request_belongs_to_the_window_in_which_it_was_under_way() {
     assert_eq!(first.after.counts.requests, 4_979, "from 3011 to 7989 ms");
     assert_eq!(second.before.counts.requests, 4_979, "from 3011 to 7989 ms");
     assert_eq!(second.during.counts.requests, 31);
-    // Those due later in the pause were not under way while the operation was.
+    // Later requests of the pause were not in progress during the operation.
     assert_eq!(second.after.counts.requests, 4_999, "due and answered within five seconds");
     assert_eq!(second.after.latency.max_ns, 29 * MS);
     assert_eq!(second.during.latency.max_ns, 50 * MS);
@@ -117,7 +117,7 @@ fn the_page_shows_failures_and_escapes_names() {
     balanced(&html);
 }
 
-/// Phases one after another, and how the operation ended.
+/// Makes the events of phases one after another, and of the operation's end.
 fn switch(name: &str, from_ms: u64, phases: &[&str], ending: EventKind) -> Vec<Event> {
     let mut events = Vec::new();
     let mut at = START + from_ms * MS;
@@ -143,7 +143,7 @@ fn another_kernel_is_told_of_in_its_own_words() {
     for words in ["running code", "a thread was stopped", "to full", "operations / otherwise"] {
         assert!(!html.contains(words), "{words}: {html}");
     }
-    // what only one of them has stands where it has it
+    // a phase that only one of them has is inserted at its place
     let rows = ["freeze", "jump", "boot", "jump again", "boot again", "fill", "<b>blackout</b>"];
     let places: Vec<usize> = rows.map(|row| html.find(&format!("<td class=\"l\">{row}</td>")).unwrap()).to_vec();
     assert!(places.is_sorted(), "{places:?}");
@@ -176,11 +176,11 @@ fn events_of_another_time_and_empty_records_are_refused() {
     assert!(matches!(Report::of(vec![empty], Timeline::default()), Err(Error::Mismatch(_))));
 }
 
-/// Every element that is opened is closed, in order.
+/// Checks that every element that is opened is closed, in order.
 fn balanced(html: &str) {
     const VOID: [&str; 3] = ["meta", "br", "!doctype"];
     let mut open: Vec<&str> = Vec::new();
-    // Angle brackets stand nowhere but around tags: names are escaped, the style has none.
+    // Angle brackets are only around tags: names are escaped, the style has none.
     for tag in html.split('<').skip(1) {
         let (tag, _) = tag.split_once('>').expect("a tag ends");
         let name = tag.trim_start_matches('/').split([' ', '/', '\n']).next().unwrap_or_default();
@@ -211,7 +211,7 @@ proptest! {
         let samples: Vec<_> = raw.iter().map(sample).collect();
         let record = Record { header: header(), samples, marks: Vec::new(), end: None };
         let events = spans.iter().flat_map(|&(from, length)| apply(from, from + length + 6, &["p"])).collect();
-        // Operations that all lie outside the record are refused, and rightly so.
+        // A report is refused if all operations are outside the record.
         if let Ok(report) = Report::of(vec![record], Timeline::of(events)) {
             let html = report.html();
             prop_assert!(!html.contains("NaN"));

@@ -14,7 +14,7 @@ struct shadow {
     struct shadow *next;
     const void *object;
     unsigned long id;
-    /* what users see starts here, aligned for anything */
+    /* start of the bytes that users see, aligned for any type */
     _Alignas(16) unsigned char bytes[];
 };
 
@@ -23,7 +23,7 @@ static struct list {
     int locked;
 } lists[LISTS];
 
-/* Shadows ended where nothing may be freed; the next allocation frees them. */
+/* Shadows that ended where no memory may be freed; the next allocation frees them. */
 static struct list dead;
 
 static struct list *list_of(const void *object, unsigned long id)

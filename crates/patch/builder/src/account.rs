@@ -1,9 +1,9 @@
-//! The account of a target: which recorded commands made the code that its link took, and what none of them made.
+//! The account of a target: the recorded commands that made the code in its link, and the code that none of them made.
 //!
-//! The obvious way is to look for the paths that compile commands name among those that the link names. Rules that
-//! rename, copy, extract or join objects in between break it, and the units behind them look as if they were no part of
-//! the target. So an input that no command names is read: its symbol table has the names of its sources, and its bytes
-//! are compared with those of the objects that were compiled from sources of these names.
+//! The obvious way is to compare the paths in compile commands with the paths in the link. Build rules that rename,
+//! copy, extract or join objects in between break it: the units of these objects seem to be no part of the target. So
+//! the builder reads each input that no command names. The symbol table of the input has the names of its sources, and
+//! its bytes are compared with those of the objects that were compiled from sources of these names.
 
 use crate::commands::{CompileCommand, Recording, is_linked};
 use crate::elf::{self, Piece};
@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 /// Condition under which a link takes an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Taken {
-    /// Member of an archive, of which the linker takes those that something needs.
+    /// Member of an archive: the linker takes it only if another object needs it.
     IfNeeded,
     Always,
 }
 
-/// The objects of a target, and what is not known of them.
+/// The objects of a target, and the gaps in what is known of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Account {
     /// Objects of the target, under the names that their compile commands gave them.
@@ -32,18 +32,18 @@ pub(crate) struct Account {
     pub(crate) missing: BTreeSet<String>,
     /// Reason why the link itself is not known.
     pub(crate) unknown: Option<String>,
-    /// Each object has exactly one command.
+    /// True if each object has exactly one command.
     pub(crate) exact: bool,
 }
 
 impl Account {
-    /// The account of a target whose link is not known.
+    /// Makes the account of a target whose link is not known.
     pub(crate) fn unknown(why: String) -> Self {
         Account { unknown: Some(why), ..Account::default() }
     }
 
-    /// The account of a target whose link is not known, by the names of sources in its symbol table. Each must be the name
-    /// of as many compiled units; `has_unit` tells which names units of the source directory have.
+    /// Makes the account of a target whose link is not known, from the names of sources in its symbol table. Each name
+    /// must belong to as many compiled units; `has_unit` tests if the source directory has a unit of a name.
     pub(crate) fn by_symbols(
         commands: &[CompileCommand],
         linked: &[String],
@@ -57,7 +57,7 @@ impl Account {
         if !missing.is_empty() {
             return Err(missing);
         }
-        // assemblers leave no name, and objects without symbols have none: these are looked for
+        // assemblers leave no name, and objects without symbols have none: these are searched for
         let taken = |c: &CompileCommand| match c.file.file_name().is_some_and(|name| count(&name.to_string_lossy()) > 0)
         {
             true => Taken::Always,
@@ -103,7 +103,7 @@ pub(crate) struct Place<'a> {
     pub(crate) root: &'a Path,
     /// Source directory that the build saw.
     pub(crate) source: &'a Path,
-    /// The same directory, as it lies now.
+    /// The same directory, at its present path.
     pub(crate) tree: &'a Path,
 }
 
@@ -117,7 +117,7 @@ impl Place<'_> {
 
     fn read(&self, inside: &Path) -> Option<Vec<u8>> {
         let path = self.outside(inside);
-        // links that a build makes have the path that the tree had then
+        // links that a build makes contain the path that the tree had during the build
         let linked = || fs::read(self.outside(&fs::read_link(&path).ok()?)).ok();
         fs::read(&path).ok().or_else(linked)
     }
@@ -149,7 +149,7 @@ impl<'a> Walk<'a> {
         Walk { recording, place, by_object, by_source_name, inputs: BTreeSet::new(), account }
     }
 
-    /// Takes note of an input; one that was itself linked is to be followed.
+    /// Records an input; returns it if it was itself linked, so that the caller follows it.
     fn input(&mut self, input: &Input, taken: Taken) -> Option<(PathBuf, Taken)> {
         match input {
             Input::File { path, whole } => self.file(path, *whole, taken),
@@ -175,7 +175,7 @@ impl<'a> Walk<'a> {
             return match link.kind {
                 Kind::Archive if !whole => Some((path.to_owned(), Taken::IfNeeded)),
                 Kind::Archive | Kind::Object => Some((path.to_owned(), taken)),
-                // a library that is loaded is a target of its own
+                // a shared library is a target of its own
                 Kind::Image => None,
             };
         }
@@ -208,7 +208,7 @@ impl<'a> Walk<'a> {
         files.filter(is_member).cloned().collect()
     }
 
-    /// The archive that `-lNAME` names, if the linker finds an archive, and none of a library that is loaded.
+    /// Finds the archive that `-lNAME` names; `None` if the linker would find a shared library.
     fn library(&self, name: &str, directories: &[PathBuf], archives_only: bool) -> Option<PathBuf> {
         let is_there = |path: &Path| self.recording.links.contains_key(path) || self.place.exists(path);
         for directory in directories {
@@ -225,7 +225,7 @@ impl<'a> Walk<'a> {
         None
     }
 
-    /// An input that no recorded command names: by its content.
+    /// Attributes an input that no recorded command names, by its content.
     fn unnamed(&mut self, path: &Path, whole: bool, taken: Taken) {
         let bytes = match self.place.read(path) {
             Some(bytes) => bytes,
@@ -236,7 +236,7 @@ impl<'a> Walk<'a> {
             }
             None => return,
         };
-        // what the system brings is no part of this source
+        // files of the system are no part of this source
         if !path.starts_with(self.place.source) {
             return;
         }
@@ -266,8 +266,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Objects of the commands that may have made an object from a source of this name: those that are equal to it, and
-    /// those that are where their command put them no longer; else all.
+    /// Finds objects of the commands that may have made an object from a source of this name: those equal to it and
+    /// those no longer at the path of their command; if there are none, all.
     fn made_from(&self, source: &str, bytes: &[u8]) -> Vec<PathBuf> {
         let commands = self.by_source_name.get(OsStr::new(source)).map_or(&[][..], Vec::as_slice);
         let objects: BTreeSet<&PathBuf> = commands.iter().filter_map(|command| command.object.as_ref()).collect();
@@ -281,7 +281,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Returns true if a file is named as libraries are that are loaded.
+/// Returns true if a file has the name of a shared library.
 fn is_shared(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "so")
 }
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// A directory in which builds are recorded as they are described.
+    /// A directory in which the test records builds.
     struct Build {
         directory: tempfile::TempDir,
         recording: Recording,

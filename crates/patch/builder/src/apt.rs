@@ -1,4 +1,4 @@
-//! The archive through apt, with directories of our own: the system's configuration and lists stay untouched.
+//! Access to the archive through apt, with directories of our own: the system's configuration and lists stay untouched.
 
 use crate::error::At;
 use crate::exclusions::{Exclusions, Parts, Pin};
@@ -17,25 +17,25 @@ use stillpoint_host::file::{Readable, write_whole};
 
 /// Lists older than this are fetched again.
 const LISTS_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
-/// Lists older than this are fetched again when they name a file that is not there: the archive may have moved on.
+/// Lists older than this are fetched again when they name an absent file: the archive may have newer versions.
 const LISTS_AGE_MAX_ON_ABSENCE: Duration = Duration::from_secs(10 * 60);
-/// File name of the record of withheld versions, in the directory of the lists that it belongs to.
+/// File name of the record of withheld versions; it is located in the directory of the lists.
 const EXCLUSIONS_FILE: &str = "withheld.json";
 
 /// A private view of the archive.
 #[derive(Debug, Clone)]
 pub(crate) struct Apt {
-    /// Archives that the lists come from.
+    /// Archives of the lists.
     pub(crate) archives: Archives,
     cache: Cache,
     config: PathBuf,
     directory: PathBuf,
-    /// True once lists that are young enough were found, or fetched.
+    /// True once lists that are young enough were found or fetched.
     current: Arc<AtomicBool>,
 }
 
 impl Apt {
-    /// Prepares the directories. The lists are fetched by the first question that needs them.
+    /// Prepares the directories. The first query that needs the lists fetches them.
     pub(crate) fn open(cache: &Cache, release: Option<&str>) -> Result<Self, Error> {
         let archives = Archives::of(release)?;
         let text = archives.to_text();
@@ -55,12 +55,12 @@ impl Apt {
         let list = self.directory.join("archive.sources");
         fs::write(&list, sources).at("writing", &list)?;
         let directory = self.directory.display();
-        // apt insists on the extension for deb822, so the list is a part and the main file is none
+        // apt insists on the extension for deb822, so the list is a part file and there is no main file
         let parts = self.directory.join("parts");
         fs::create_dir_all(&parts).at("making", &parts)?;
         let part = parts.join("archive.sources");
         fs::rename(&list, &part).at("naming", &part)?;
-        // no package counts as installed: what this system has is no part of the archive
+        // no package counts as installed: packages of this system are no part of the archive
         let status = self.directory.join("status");
         fs::write(&status, "").at("writing", &status)?;
         self.write_preferences(&self.exclusions())?;
@@ -75,7 +75,7 @@ impl Apt {
         fs::write(&self.config, config).at("writing", &self.config)
     }
 
-    /// Fetches the lists when they are missing or old. Without a network, old lists do.
+    /// Fetches the lists when they are missing or old. Without a network, old lists are used.
     pub(crate) fn need_lists(&self) -> Result<(), Error> {
         if self.current.load(Ordering::Relaxed) {
             return Ok(());
@@ -93,8 +93,7 @@ impl Apt {
         Ok(())
     }
 
-    /// Fetches the lists again unless they are so young that they name what the archive names; returns true if they
-    /// were fetched.
+    /// Fetches the lists again unless they are younger than the limit; returns true if they were fetched.
     pub(crate) fn refresh(&self) -> Result<bool, Error> {
         let _lock = self.cache.lock("apt")?;
         if self.lists_age().is_some_and(|age| age <= LISTS_AGE_MAX_ON_ABSENCE) {
@@ -111,7 +110,7 @@ impl Apt {
         self.directory.join("lists")
     }
 
-    /// None where there are no lists, or where one of them was truncated or removed.
+    /// Returns the age of the lists; `None` if there are none, or if one of them was truncated or removed.
     fn lists_age(&self) -> Option<Duration> {
         if !is_sealed(&self.lists()) {
             return None;
@@ -122,13 +121,13 @@ impl Apt {
     fn update(&self) -> Result<(), Error> {
         let what = "fetching the package lists";
         if !is_sealed(&self.lists()) {
-            // apt believes the size and the time of a list that is there
+            // apt trusts the size and the time of a list that exists
             stillpoint_host::cache::remove(&self.lists())?;
             let partial = self.lists().join("partial");
             fs::create_dir_all(&partial).at("making", &partial)?;
         }
         let output = run(self.command("apt-get").args(["-q", "update"]), what)?;
-        // apt calls it a success when it could not reach a server and keeps what it has, or has nothing
+        // apt reports success when it cannot reach a server: it keeps the lists that it has, or has none
         if failures(&text_of(&output)).iter().any(|f| f.absent.is_none()) {
             return Err(Error::Command { what: what.into(), status: output.status, output: tail(&output) });
         }
@@ -141,7 +140,7 @@ impl Apt {
         fs::write(self.stamp(), "").at("writing", &self.stamp())
     }
 
-    /// Versions that the archive lists and is known not to serve.
+    /// Returns the versions that the archive lists and is known not to serve.
     pub(crate) fn exclusions(&self) -> Exclusions {
         Exclusions::read(&self.directory.join(EXCLUSIONS_FILE))
     }
@@ -166,7 +165,7 @@ impl Apt {
         self.exclude(|exclusions| exclusions.add_parts(parts, package, version, missing))
     }
 
-    /// Records that binary packages are not served, and with each all others that were built with it: they depend on one
+    /// Records that binary packages are not served, and with each all others of the same build: they depend on one
     /// another's exact version. Returns true if one of them was not recorded yet.
     pub(crate) fn exclude_binaries(&self, failures: &[FetchFailure]) -> Result<bool, Error> {
         let mut pins = Vec::new();
@@ -176,12 +175,12 @@ impl Apt {
         self.exclude(|exclusions| exclusions.add_pins(pins))
     }
 
-    /// Finds every binary package that was built with this one, itself included. `version` has no epoch.
+    /// Finds every binary package of the same build, this one included. `version` has no epoch.
     fn siblings(&self, package: &str, version: &str) -> Result<Vec<Pin>, Error> {
         let pin = |b: BinaryStanza| Pin { package: b.package, version: b.version };
         let found = self.binaries(&[package.to_owned()])?.into_iter().find(|b| without_epoch(&b.version) == version);
         let Some(found) = found else {
-            // lists of another minute: both forms of the version, as the epoch is not known
+            // the lists have changed since: both forms of the version, as the epoch is not known
             let of = |version: String| Pin { package: package.to_owned(), version };
             return Ok(vec![of(version.to_owned()), of(format!("*:{version}"))]);
         };
@@ -200,7 +199,7 @@ impl Apt {
         command
     }
 
-    /// Every version of a binary package, newest first.
+    /// Returns every version of a binary package, newest first.
     pub(crate) fn binary_versions(&self, package: &str) -> Result<Vec<String>, Error> {
         let mut versions: Vec<String> = self.binaries(&[package.to_owned()])?.into_iter().map(|b| b.version).collect();
         versions.sort_by(|a, b| compare_versions(b, a));
@@ -215,7 +214,7 @@ impl Apt {
         if packages.is_empty() {
             return Ok(Vec::new());
         }
-        // apt-cache fails when it finds none of them: that is an answer
+        // apt-cache fails when it finds none of them: that is a valid answer
         let output = output(self.command("apt-cache").args(["show", "--all-versions"]).args(&packages))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let stanzas = text.split("\n\n").filter_map(BinaryStanza::parse);
@@ -231,7 +230,7 @@ impl Apt {
         Ok(found)
     }
 
-    /// The stanzas of a source package, newest version first.
+    /// Returns the stanzas of a source package, newest version first.
     pub(crate) fn sources(&self, package: &str) -> Result<Vec<SourceStanza>, Error> {
         self.need_lists()?;
         if !is_package(package) {
@@ -275,7 +274,7 @@ impl Apt {
         find_with_suffix(into, ".deb")
     }
 
-    /// `Acquire` options of the system that a clean root needs as well: proxies.
+    /// Returns the system's `Acquire` options that a clean root needs as well: proxies.
     pub(crate) fn proxies(&self) -> Result<String, Error> {
         let output = run(self.command("apt-config").arg("dump"), "reading apt's configuration")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -284,7 +283,7 @@ impl Apt {
     }
 }
 
-/// Downloads. Files that the server does not have are one error, everything else that fails is another.
+/// Runs a download. Files that the server does not have give one error, every other failure gives another.
 fn fetch(command: &mut Command, what: &str, package: &str, version: &str) -> Result<(), Error> {
     let output = output(command)?;
     if output.status.success() {
@@ -302,7 +301,7 @@ fn fetch(command: &mut Command, what: &str, package: &str, version: &str) -> Res
     })
 }
 
-/// Text of everything that a program printed.
+/// Returns all text that a program printed.
 pub(crate) fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], b"\n", &output.stderr[..]].concat()).into_owned()
 }
@@ -344,16 +343,16 @@ fn compare_versions(a: &str, b: &str) -> std::cmp::Ordering {
     }
 }
 
-/// What the archive says of one version of a source package.
+/// Entry of the archive's lists for one version of a source package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceStanza {
-    /// For instance `redis`.
+    /// Source package, for instance `redis`.
     pub(crate) package: String,
-    /// For instance `5:7.0.15-1~deb12u10`.
+    /// Version of the package, for instance `5:7.0.15-1~deb12u10`.
     pub(crate) version: String,
     /// Packages built from it.
     pub(crate) binaries: Vec<String>,
-    /// Everything that decides what a clean root for it holds.
+    /// Build dependencies of every kind: they decide the content of a clean root.
     pub(crate) build_depends: String,
 }
 

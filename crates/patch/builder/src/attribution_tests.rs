@@ -1,5 +1,5 @@
-//! Small packages whose rules hide which command made what. Each change ends with the right patch or with a refusal; "nothing
-//! to patch" is said of what is provably no part of the target.
+//! Small packages whose rules hide which command made which file. Each change ends with the right patch or with a
+//! refusal; "nothing to patch" is reported only for files that are provably no part of the target.
 
 use crate::build::{Built, Job, Report, Statement};
 use crate::commands::{RECORDER, Recording};
@@ -23,18 +23,19 @@ __attribute__((noinline)) int spare(int value)\n{\n    return abs(value) * 17 + 
 const OTHER_MAIN: &str = "#include <stdio.h>\n\nint spare(int value);\n\n\
 int main(int argc, char **argv)\n{\n    (void)argv;\n    printf(\"%d\\n\", spare(argc) + 5);\n    return argc * 3;\n}\n";
 
-/// Changes the code of `clamp` in every way it is compiled.
+/// Changes the code of `clamp` in every variant that is compiled.
 const FIX: (&str, &str, &str) = ("src/clamp.c", "return value + 11", "return value + 12");
 const HEADER_FIX: (&str, &str, &str) = ("src/limit.h", "100", "50");
 const OTHER_FIX: (&str, &str, &str) = ("src/other.c", "* 17", "* 18");
 
-/// A package that was built by the target `build` of its makefile, with what its compilers did recorded.
+/// A package that was built by the target `build` of its makefile, with the work of its compilers recorded.
 struct Package {
     directory: tempfile::TempDir,
 }
 
 impl Package {
-    /// Builds a package with these rules. Without a private mount namespace trees cannot stand at one another's path.
+    /// Builds a package with these rules; `None` without a private mount namespace, which mounts trees at one another's
+    /// path.
     fn new(test: &str, rules: &str) -> Option<Self> {
         let mounts = Command::new("unshare").args(["--mount", "--propagation", "private", "true"]).status();
         if !mounts.is_ok_and(|status| status.success()) {
@@ -93,12 +94,12 @@ impl Package {
         Diff::new("fix.patch", output.stdout)
     }
 
-    /// Builds a patch of the program, as its package would carry it.
+    /// Builds a patch of the program, as the program's package would contain it.
     fn patch(&self, program: &str, change: (&str, &str, &str)) -> Result<Built, Error> {
         self.patch_of(program, &[change])
     }
 
-    /// The same, of several files.
+    /// Builds a patch from changes of several files.
     fn patch_of(&self, program: &str, changes: &[(&str, &str, &str)]) -> Result<Built, Error> {
         let target = self.path("out").join(Path::new(program).file_name().unwrap());
         let strip = Command::new("strip").arg("-o").args([&target, &self.path("tree").join(program)]).status();
@@ -118,7 +119,7 @@ impl Package {
         let cache = Cache::at(&self.path("cache"))?;
         let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
         let mut project = built.project(inside, &self.path("original"), Cache::at(&self.path("trees"))?);
-        // the tree stands at its path: the system's own compiler reaches it
+        // the tree is mounted at its path: the system's own compiler reaches it
         project.root = None;
         let job = Job {
             project,
@@ -152,7 +153,7 @@ fn assert_no_part(built: Result<Built, Error>) {
     assert!(built.patch.is_none());
 }
 
-/// A refusal whose text has all these parts.
+/// Asserts a refusal whose text has all these parts.
 #[track_caller]
 fn assert_unaccounted(built: Result<Built, Error>, parts: &[&str]) {
     let error = match built {
@@ -180,7 +181,7 @@ fn a_change_reaches_the_copy_that_is_compiled() {
     assert_eq!(original, CLAMP, "the package's own build is only read");
 }
 
-/// Compiles each unit twice, and moves the objects of one way under the name that the link has.
+/// Compiles each unit twice, and renames the objects of one variant to the names that the link has.
 const RENAME: &str = "build:
     mkdir -p objs
     for unit in main clamp; do gcc -O1 -c -o $$unit.o src/$$unit.c || exit; done
@@ -198,7 +199,7 @@ fn objects_that_are_renamed_after_compiling_keep_their_command() {
     assert_no_part(package.patch("prog", OTHER_FIX));
 }
 
-/// Compiles one program when it is asked to build, and the target when it is asked to install.
+/// Compiles one program for the rule `build`, and the target for the rule `install`.
 const INSTALL: &str = "build:
     gcc -O2 -c -o other.o src/other.c && gcc -O2 -c -o other_main.o src/other_main.c
     $(LINK) -o other other.o other_main.o
@@ -219,7 +220,7 @@ fn a_target_that_no_recorded_step_links_is_not_called_unchanged() {
     assert_no_part(package.patch("other", FIX));
 }
 
-/// Two programs; an archive that the package links by `-l`, of which one program needs a part.
+/// Builds two programs; the package links an archive by `-l`, of which one program needs a part.
 const TWO: &str = "build:
     for unit in main clamp other other_main; do gcc -O2 -c -o $$unit.o src/$$unit.c || exit; done
     mkdir -p lib && ar rcs lib/libboth.a clamp.o other.o
@@ -236,7 +237,7 @@ fn members_of_archives_count_where_the_link_took_them() {
     assert_no_part(package.patch("other", ("src/main.c", "argc > LIMIT", "argc > 7")));
 }
 
-/// One unit is compiled by a compiler that no recorder stands before.
+/// Compiles one unit with a compiler that no recorder replaces.
 const PARTLY: &str = "build:
     /usr/bin/gcc -O2 -c -o main.o src/main.c
     gcc -O2 -c -o clamp.o src/clamp.c
@@ -252,7 +253,7 @@ fn what_no_recorded_command_made_is_listed() {
     assert_unaccounted(package.patch("prog", OTHER_FIX), &["src/other.c", listed]);
 }
 
-/// Compiles and links at once; from the objects that a response file lists, which is removed.
+/// Compiles and links in one step, and links objects that a response file lists, which is then removed.
 const AT_ONCE: &str = "build:
     $(LINK) -O2 -o once src/main.c src/clamp.c
     gcc -O2 -c -o main.o src/main.c && gcc -O2 -c -o clamp.o src/clamp.c
@@ -267,7 +268,7 @@ fn programs_made_at_once_and_by_response_files_are_known() {
     }
 }
 
-/// Compiles links to the source, under other names and in another directory.
+/// Compiles links to the source that have other names and are located in another directory.
 const LINKS: &str = "build:
     mkdir farm && ln -s ../src/clamp.c farm/impl.c && ln -s $(CURDIR)/src/main.c farm/start.c && ln -s ../src farm/inc
     cd farm && gcc -O2 -Iinc -c impl.c && gcc -O2 -Iinc -c start.c && $(LINK) -o prog start.o impl.o";
@@ -279,7 +280,7 @@ fn a_change_is_seen_through_links() {
     assert_patches(package.patch("farm/prog", HEADER_FIX), &["clamp", "main"]);
 }
 
-/// Makes one unit of two.
+/// Joins two units to one.
 const JOIN: &str = "build:
     cat src/clamp.c src/main.c > all.c && gcc -O2 -Isrc -c all.c && $(LINK) -o prog all.o";
 
@@ -308,7 +309,7 @@ fn an_object_that_is_compiled_in_two_ways_is_taken_as_the_target_has_it() {
     assert_patches(package.patch("narrow", ("src/clamp.c", "value *= 3", "value *= 5")), &["clamp"]);
 }
 
-/// Makes a source from a table.
+/// Generates a source from a table.
 const TABLE: &str = "build:
     sed 's/^/#define CODE /' src/codes.txt > codes.h
     gcc -O2 -I. -include codes.h -c -o clamp.o src/clamp.c && gcc -O2 -c -o main.o src/main.c
@@ -323,7 +324,7 @@ fn a_table_that_a_rule_names_is_not_called_unchanged() {
     );
     let test = ("src/test.tcl", "puts 1", "puts 2");
     assert_no_part(package.patch("prog", test));
-    // nor beside a change of code
+    // the same, beside a change of code
     let table = ("src/codes.txt", "1 one", "2 two");
     assert_unaccounted(package.patch_of("prog", &[FIX, table]), &["src/codes.txt", "Makefile names it"]);
     let files = package.patch_of("prog", &[FIX, test]).unwrap().report.files;

@@ -1,4 +1,5 @@
-//! From a request to a patch: which units changed, three objects of each, and what the differ makes of them.
+//! Path from a request to a patch: finds the units that changed, makes three objects of each, and passes them to the
+//! differ.
 
 use crate::compile::{Compiler, Project, parallel};
 use crate::debian::Diff;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, diff, place};
 use stillpoint_patch_format::{Patch, Scope, Source, SymbolValue, Toolchain};
 
-/// What the author states about a patch, whatever it is built from.
+/// Statements of the author about a patch, independent of its sources.
 #[derive(Debug, Clone, Default)]
 pub struct Statement {
     /// Name of the patch; the diff's name when there is one diff.
@@ -25,58 +26,58 @@ pub struct Statement {
     pub description: Option<String>,
     /// CVE identifiers besides those that the diffs name.
     pub cves: Vec<String>,
-    /// How far apart old and new code may run.
+    /// Limit on how far apart old and new code may run.
     pub scope: Option<Scope>,
     /// Functions that must be on no stack.
     pub off_stack: Vec<String>,
-    /// Functions that a thread may stay in with the old version, which needs such a kernel.
+    /// Functions in which a thread may continue with the old version; such a patch needs a kernel that supports this.
     pub staying: Vec<String>,
-    /// Whether constants may change where they lie, which needs a kernel with address-space generations.
+    /// True if constants may change in place, which needs a kernel with address-space generations.
     pub in_place: bool,
     /// Functions that run around the transition.
     pub hooks: HookNames,
     /// Patches that this one replaces.
     pub replaces: Vec<String>,
-    /// Patches of the series that are in force already.
+    /// Patches of the series that are already active.
     pub earlier: Vec<Patch>,
-    /// Sources beside the program's own: hooks, for instance.
+    /// Sources in addition to the program's own: hooks, for instance.
     pub extra_units: Vec<PathBuf>,
-    /// Whether to bring shadow variables along.
+    /// True if the patch includes the code of shadow variables.
     pub shadow_variables: bool,
-    /// Files, or directories of them, that the diffs change and that make no difference to the target: lists of tests in
-    /// build files, for instance.
+    /// Files, or directories of files, that the diffs change and that make no difference to the target: for instance
+    /// lists of tests in build files.
     pub leave_out: Vec<String>,
 }
 
-/// What was looked at on the way to a patch.
+/// Record of the files and units that the builder examined for a patch.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// The target's file.
     pub target: PathBuf,
-    /// How a build of the whole program compares with the target; `None` when none was built.
+    /// Comparison of a build of the whole program with the target; `None` when none was built.
     pub reproduced: Option<Reproduced>,
     /// Units of the program.
     pub units: usize,
     /// Units that read a changed file and were preprocessed on both sides.
     pub preprocessed: usize,
-    /// Units whose preprocessed text differs in more than declarations that nothing uses: the ones that were compiled.
+    /// Units that were compiled: their preprocessed text differs in more than declarations that nothing uses.
     pub changed: Vec<String>,
     /// Diffs that were applied.
     pub diffs: Vec<String>,
-    /// Diffs that they stand on.
+    /// Diffs that these are based on.
     pub based_on: Vec<String>,
-    /// Files that the diffs change, and what each is to the target.
+    /// Files that the diffs change, each with its relation to the target.
     pub files: Vec<ChangedFile>,
-    /// What the author should know.
+    /// Warnings for the author.
     pub warnings: Vec<String>,
 }
 
-/// A patch, or nothing to patch, and what was looked at.
+/// A patch or the result "nothing to patch", with the report.
 #[derive(Debug)]
 pub struct Built {
     /// The patch; `None` when both sides are the same code and data.
     pub patch: Option<Patch>,
-    /// What was looked at.
+    /// Record of the files and units that were examined.
     pub report: Report,
 }
 
@@ -86,14 +87,14 @@ pub(crate) struct Job<'a> {
     pub(crate) base: Vec<Diff>,
     pub(crate) diffs: Vec<Diff>,
     pub(crate) target: PathBuf,
-    /// Units to look at, as path prefixes; all when empty.
+    /// Path prefixes of the units to examine; all units when empty.
     pub(crate) unit_filter: &'a [String],
     pub(crate) package: Option<(String, String)>,
     pub(crate) statement: &'a Statement,
     pub(crate) report: Report,
 }
 
-/// A unit whose text differs, in its three builds.
+/// A unit with different text, in its three builds.
 struct Unit {
     path: String,
     shipped: Vec<u8>,
@@ -101,37 +102,37 @@ struct Unit {
     after: Vec<u8>,
 }
 
-/// Where a header changes more units than this, those that the diffs themselves touch are looked at first.
+/// Limit of changed units above which the units that the diffs themselves touch are examined first.
 const MANY_UNITS: usize = 16;
 
-/// Limit of units that are compiled to find out whether the target was made from this source.
+/// Limit of units that are compiled to check that the target was made from this source.
 const PROBES_MAX: usize = 8;
 
 type Command<'a> = &'a (String, crate::commands::CompileCommand);
 /// A unit that may read a changed file, and its texts before and after.
 type Looked<'a> = (Command<'a>, Text, Text);
 
-/// The sources before and after, and what is known of the files that differ.
+/// The sources before and after, and the files that differ.
 struct Sides {
     before: Tree,
     after: Tree,
-    /// Other names of changed files, and the file that each stands for.
+    /// Other names of changed files, and the file of each.
     names: BTreeMap<String, String>,
-    /// Changed files of which the build may have made another one.
+    /// Changed files from which the build may have made other files.
     unclear: BTreeMap<String, String>,
     /// Files that the patch's own diffs change and that no compiler reads.
     others: BTreeSet<String>,
-    /// Files that the patch's own diffs change and that are left out, as asked.
+    /// Files that the patch's own diffs change and that are left out on request.
     left_out: BTreeSet<String>,
 }
 
 /// The units that may read a changed file.
 struct Units<'a> {
-    /// With other text.
+    /// Units with different text.
     changed: Vec<Looked<'a>>,
-    /// With the same text.
+    /// Units with the same text.
     same: Vec<Looked<'a>>,
-    /// With other text, of which the target's link took nothing.
+    /// Units with different text, of which the target's link took nothing.
     needless: Vec<Looked<'a>>,
 }
 
@@ -190,8 +191,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Compares the units. When the new code refers to globals of other units that its own unit did not use before,
-    /// those units lend their names: compiled as shipped, they tell where their globals are.
+    /// Compares the units. The new code may refer to globals of other units that its own unit did not use before. Those
+    /// units are then compiled as shipped: their objects show the addresses of these globals.
     fn compare(
         &self,
         compiler: &Compiler,
@@ -223,7 +224,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Units, not among those already there, that define some of the names.
+    /// Finds units, other than those in `there`, that define some of the names.
     fn lenders(&self, compiler: &Compiler, names: &BTreeSet<&str>, there: &[Unit]) -> Result<Vec<Unit>, Error> {
         let mentions = |(path, _): &&(String, crate::commands::CompileCommand)| {
             let text = fs::read(compiler.project.shipped.join(path)).unwrap_or_default();
@@ -242,7 +243,7 @@ impl Builder<'_> {
         Ok(lenders)
     }
 
-    /// Files that each unit read in the recorded build; `None` where that is not known.
+    /// Returns the files that each unit read in the recorded build; `None` where that is not known.
     fn recorded_inputs(&self, compiler: &Compiler) -> Vec<Option<BTreeSet<String>>> {
         compiler.project.commands.iter().map(|(_, command)| compiler.shipped_files(command)).collect()
     }
@@ -272,8 +273,8 @@ impl Builder<'_> {
         Ok(Sides { before, after, names, unclear: twins.unclear, others, left_out })
     }
 
-    /// Both preprocessed texts of each unit that may read a changed file. Only units that read a file that differs from
-    /// the shipped tree, or could find a new file in place of one they read, need a look.
+    /// Makes both preprocessed texts of each unit that may read a changed file. Only units that read a file that
+    /// differs from the shipped tree, or could find a new file in place of one they read, are preprocessed.
     fn texts<'p>(
         &self,
         compiler: &Compiler<'p>,
@@ -314,7 +315,7 @@ impl Builder<'_> {
         candidates.into_iter().zip(texts).map(together).collect()
     }
 
-    /// Sorts units by what became of them.
+    /// Sorts units by the comparison of their texts.
     fn sorted<'p>(
         &self,
         compiler: &Compiler<'p>,
@@ -344,7 +345,8 @@ impl Builder<'_> {
         Ok(Units { changed, same, needless })
     }
 
-    /// The verdict on each file that the patch's own diffs change; one that cannot be attributed refuses the patch.
+    /// Gives the verdict on each file that the patch's own diffs change; a file that cannot be attributed refuses the
+    /// patch.
     fn judge(
         &self,
         job: &Job,
@@ -403,7 +405,7 @@ impl Builder<'_> {
         made.into_iter().collect()
     }
 
-    /// Units beside the program's own.
+    /// Compiles units that are no part of the program.
     fn extra_units(
         &self,
         compiler: &Compiler,
@@ -433,7 +435,7 @@ impl Builder<'_> {
     }
 }
 
-/// What one unit shows that no other unit can mend is said before hundreds are compiled.
+/// Reports faults of one unit that no other unit can remove, before hundreds of units are compiled.
 fn refuse_early(target: &TargetElf, units: &[Unit], in_place: bool) -> Result<(), Error> {
     let inputs: Vec<UnitInput> = units
         .iter()
@@ -456,7 +458,7 @@ fn refuse_early(target: &TargetElf, units: &[Unit], in_place: bool) -> Result<()
     if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
 }
 
-/// Files among `touched` that are not the same in all three trees.
+/// Returns files among `touched` that are not the same in all three trees.
 fn differing(shipped: &Path, before: &Path, after: &Path, touched: &BTreeSet<String>) -> BTreeSet<String> {
     let differs = |file: &&String| {
         let read = |tree: &Path| fs::read(tree.join(file)).ok();
@@ -466,7 +468,7 @@ fn differing(shipped: &Path, before: &Path, after: &Path, touched: &BTreeSet<Str
     touched.iter().filter(differs).cloned().collect()
 }
 
-/// Changed units that make no difference to the target: parts of other programs, tests, code left out by `#if`.
+/// Returns changed units that make no difference to the target: parts of other programs, tests, code left out by `#if`.
 fn left_out(files: &[ChangedFile], target: &str) -> Vec<String> {
     let why = |file: &ChangedFile| match file.verdict {
         Verdict::NoDifference => Some(format!("{} changes only where {target} has no code of it: left out", file.path)),
@@ -486,7 +488,8 @@ fn attributed(project: &Project, target: &str, files: Vec<ChangedFile>) -> Resul
     Err(Error::Unaccounted { target: target.to_owned(), files, missing, inputs: account.inputs })
 }
 
-/// The verdict on each file that no compiler reads: it is no part of the target if no generator may make sources of it.
+/// Gives the verdict on each file that no compiler reads: it is no part of the target if no generator may make sources
+/// of it.
 fn unread(project: &Project, files: &BTreeSet<String>) -> Result<Vec<ChangedFile>, Error> {
     let tree = project.original.as_ref().map_or(&project.shipped, |original| &original.tree);
     let named = crate::generators::naming(tree, files)?;
@@ -502,7 +505,7 @@ fn unread(project: &Project, files: &BTreeSet<String>) -> Result<Vec<ChangedFile
     Ok(files.iter().map(verdict).collect())
 }
 
-/// Both sides turned out to be the same machine code.
+/// Records that both sides turned out to be the same machine code.
 fn same_code(files: &mut [ChangedFile]) {
     for file in files.iter_mut().filter(|file| file.verdict == Verdict::Compiled) {
         file.verdict = Verdict::NoDifference;
@@ -510,7 +513,7 @@ fn same_code(files: &mut [ChangedFile]) {
     }
 }
 
-/// The units that read a file of one of these names.
+/// Returns the units that read a file of one of these names.
 fn readers<'a>(units: &[Looked<'a>], names: &[&String]) -> Vec<Command<'a>> {
     let reads = |text: &Text| names.iter().any(|name| text.files.contains(*name));
     units.iter().filter(|(_, one, two)| reads(one) || reads(two)).map(|(command, ..)| *command).collect()
@@ -522,14 +525,15 @@ fn paths<'a>(commands: &[Command<'a>]) -> Vec<&'a str> {
     paths
 }
 
-/// Number of functions of a unit, compiled as shipped, that are in the target; `None` for a unit that has none.
+/// Returns the number of functions of a unit, compiled as shipped, that are in the target; `None` for a unit that has
+/// none.
 fn functions_found(compiler: &Compiler, target: &TargetElf, (path, command): Command) -> Result<Option<u32>, Error> {
     let shipped = compiler.shipped_object(path, command)?;
     let placement = place(target, path, &shipped).ok().filter(|placement| placement.functions_total > 0);
     Ok(placement.map(|placement| placement.functions_placed))
 }
 
-/// Returns true if the target has code of one of the first units, or if these have no code that could tell.
+/// Returns true if the target has code of one of the first units, or if these have no code that could show it.
 fn is_found(compiler: &Compiler, target: &TargetElf, units: &[Command]) -> Result<bool, Error> {
     for unit in units.iter().take(PROBES_MAX) {
         if functions_found(compiler, target, unit)? != Some(0) {
@@ -539,8 +543,8 @@ fn is_found(compiler: &Compiler, target: &TargetElf, units: &[Command]) -> Resul
     Ok(false)
 }
 
-/// Returns true if units that are certainly part of the target are found there: it was made from this source by this
-/// compiler, and code that is not found is not there.
+/// Returns true if units that are certainly part of the target are found there. Then the target was made from this
+/// source by this compiler, and code that is not found is absent.
 fn reproduces_target(compiler: &Compiler, target: &TargetElf) -> Result<bool, Error> {
     let account = &compiler.project.account;
     let sure = compiler.project.commands.iter().filter(|(_, c)| account.always_takes(c.object.as_ref()));
@@ -552,7 +556,7 @@ fn reproduces_target(compiler: &Compiler, target: &TargetElf) -> Result<bool, Er
     Ok(false)
 }
 
-/// Units of which a part is not in the target. That is legal: linkers drop unused functions.
+/// Returns units of which a part is not in the target. That is allowed: linkers drop unused functions.
 fn doubts(patch: &Patch) -> Vec<String> {
     let partly = patch.source.units.iter().filter(|u| u.functions_placed < u.functions_total);
     let tell = |u: &stillpoint_patch_format::UnitFact| {
@@ -567,13 +571,13 @@ fn doubts(patch: &Patch) -> Vec<String> {
     partly.map(tell).collect()
 }
 
-/// Where one file is compiled in several ways (for several programs), takes the way that is in the target.
+/// Chooses the variant that is in the target, for a file that is compiled in several variants (for several programs).
 fn choose_variants(target: &TargetElf, units: Vec<Unit>) -> Result<Vec<Unit>, Error> {
     let mut best: BTreeMap<String, (u32, Unit)> = BTreeMap::new();
     let mut refusals: BTreeMap<String, Refusal> = BTreeMap::new();
     for unit in units {
         let found = match place(target, &unit.path, &unit.shipped) {
-            // a unit of data alone cannot be told apart, and may be the one
+            // a unit of data alone cannot be distinguished, and may be the right one
             Ok(at) => (at.functions_placed * 1000).checked_div(at.functions_total).unwrap_or(1000),
             Err(refusal) => {
                 refusals.insert(unit.path.clone(), refusal);
@@ -598,7 +602,7 @@ fn choose_variants(target: &TargetElf, units: Vec<Unit>) -> Result<Vec<Unit>, Er
     Ok(chosen)
 }
 
-/// Names that later patches of the series may refer to.
+/// Returns names that later patches of the series may refer to.
 fn exports(patch: &Patch) -> impl Iterator<Item = &str> {
     let symbols = patch.exports.iter().filter_map(|&i| patch.symbols.get(i as usize));
     symbols.filter(|s| matches!(s.value, SymbolValue::Patch { .. })).map(|s| s.name.as_str())
@@ -645,7 +649,7 @@ fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<
     }
 }
 
-/// The first diff's name as a patch may be called, and how many more there are.
+/// Makes a patch name from the first diff's name and the number of other diffs.
 fn default_name(diffs: &[Diff]) -> String {
     let first = diffs.first().map_or("patch", |d| d.short_name());
     let fits = |c: char| if c.is_ascii_alphanumeric() || "._+:~-".contains(c) { c } else { '-' };

@@ -10,42 +10,42 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// How one unit is compiled. Paths are as the compiler sees them.
+/// The command that compiles one unit. Paths are as the compiler sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompileCommand {
-    /// Where it runs.
+    /// Working directory.
     pub(crate) directory: PathBuf,
     /// The source file, absolute.
     pub(crate) file: PathBuf,
-    /// The object it makes, absolute.
+    /// The object that it makes, absolute.
     pub(crate) object: Option<PathBuf>,
     /// Compiler and arguments.
     pub(crate) argv: Vec<String>,
-    /// Variables that change what the compiler does.
+    /// Variables that affect the compiler.
     pub(crate) env: Vec<(String, OsString)>,
-    /// What the compiler wrote of the files it read.
+    /// Dependency files of the compiler: make rules with the files that it read.
     pub(crate) dependency_files: Vec<PathBuf>,
 }
 
-/// What to do with a unit.
+/// Way to run a command on a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Job {
-    /// Exactly as shipped, with debug information.
+    /// Exactly the shipped command, with debug information.
     Shipped,
-    /// As shipped, one section for each function and object, with debug information.
+    /// The shipped command with one section for each function and object, and with debug information.
     Sections,
-    /// Only preprocess.
+    /// Preprocesses only.
     Preprocess,
 }
 
-/// Options that make no code and would write beside it.
+/// Options that have no effect on code and would write further files.
 const DROPPED: [&str; 9] = ["-MD", "-MMD", "-MP", "-MG", "-MM", "-M", "-c", "-gsplit-dwarf", "-save-temps"];
 const DROPPED_WITH_VALUE: [&str; 4] = ["-MF", "-MT", "-MQ", "-o"];
-/// Variables that change what a compiler does.
+/// Variables that affect a compiler.
 const ENV: [&str; 4] = ["SOURCE_DATE_EPOCH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
 
 impl CompileCommand {
-    /// The command for a job, writing to `output`.
+    /// Makes the command for a job; it writes to `output`.
     pub(crate) fn arguments(&self, job: Job, output: &Path) -> Vec<OsString> {
         let mut kept: Vec<OsString> = Vec::new();
         let mut arguments = self.argv.iter();
@@ -63,7 +63,7 @@ impl CompileCommand {
             Job::Shipped => kept.extend(["-c".into(), "-g".into()]),
             Job::Sections => kept.extend(["-c", "-g", "-ffunction-sections", "-fdata-sections"].map(OsString::from)),
         }
-        // Unless told so, compilers of C++ leave a class's members to the unit that has its first virtual function.
+        // By default, compilers of C++ leave a class's members to the unit that has its first virtual function.
         let is_c = self.file.extension().is_some_and(|extension| extension == "c" || extension == "S");
         if job != Job::Preprocess && !is_c {
             let is_clang = self.compiler().contains("clang");
@@ -73,7 +73,7 @@ impl CompileCommand {
         kept
     }
 
-    /// Whether it compiles C for certain.
+    /// Returns true if it certainly compiles C.
     pub(crate) fn is_plain_c(&self) -> bool {
         let otherwise = self.compiler().contains("++") || self.argv.iter().any(|a| a.starts_with("-x"));
         self.file.extension().is_some_and(|extension| extension == "c") && !otherwise
@@ -84,7 +84,7 @@ impl CompileCommand {
         program.rsplit('/').next().unwrap_or(program)
     }
 
-    /// Flags as text: what decides the code besides the source.
+    /// Returns the flags as text: they decide the code together with the source.
     pub(crate) fn identity(&self) -> Vec<u8> {
         let mut identity = Vec::new();
         for argument in self.arguments(Job::Preprocess, Path::new("")) {
@@ -117,7 +117,7 @@ fn value_of<'a>(argv: &'a [String], option: &str) -> Option<&'a str> {
     argv.get(at + 1).map(String::as_str)
 }
 
-/// Joins and takes `.` and `..` out, without looking at any file.
+/// Joins two paths and removes `.` and `..`, without access to any file.
 pub(crate) fn resolve(directory: &Path, path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for component in directory.join(path).components() {
@@ -130,7 +130,7 @@ pub(crate) fn resolve(directory: &Path, path: &Path) -> PathBuf {
     out
 }
 
-/// Makes a command from what was run, if it compiled exactly one unit to an object.
+/// Makes a command from a recorded call, if it compiled exactly one unit to an object.
 pub(crate) fn compile(directory: &Path, argv: Vec<String>, env: Vec<(String, OsString)>) -> Option<CompileCommand> {
     let stops = ["-E", "-S", "-M", "-MM", "-fsyntax-only"];
     if !argv.iter().any(|a| a == "-c") || argv.iter().any(|a| stops.contains(&a.as_str())) {
@@ -153,13 +153,13 @@ pub(crate) fn compile(directory: &Path, argv: Vec<String>, env: Vec<(String, OsS
 /// Suffixes of files that a compiler driver hands to the linker.
 const LINKED: [&str; 8] = ["o", "lo", "os", "So", "pico", "obj", "a", "so"];
 
-/// Returns true if a file is named as those are that a linker takes code from.
+/// Returns true if a file has the suffix of a file from which a linker takes code.
 pub(crate) fn is_linked(path: &Path) -> bool {
     path.extension().and_then(|e| e.to_str()).is_some_and(|e| LINKED.contains(&e))
 }
 
-/// Makes a command of each unit that a driver compiles and links at once. Its object has no name that lasts: it gets
-/// one that no build would choose.
+/// Makes a command of each unit that a driver compiles and links at once. Its object has no lasting name: it gets one
+/// that no build would choose.
 fn one_step(directory: &Path, output: &Path, argv: &[String], env: &[(String, OsString)]) -> Vec<CompileCommand> {
     let units: Vec<&String> = argv.iter().skip(1).filter(|a| names_unit(a)).collect();
     let of_unit = |unit: &&String| {
@@ -187,7 +187,7 @@ fn one_step(directory: &Path, output: &Path, argv: &[String], env: &[(String, Os
     units.iter().map(of_unit).collect()
 }
 
-/// Where the compiler wrote what it read. Automake gives the file another name when the compilation succeeded.
+/// Returns the possible paths of the dependency file. Automake renames the file when the compilation succeeded.
 fn dependency_files(directory: &Path, argv: &[String], object: &Path) -> Vec<PathBuf> {
     let makes = |a: &String| a == "-MD" || a == "-MMD" || a.starts_with("-Wp,-MD") || a.starts_with("-Wp,-MMD");
     let Some(option) = argv.iter().find(|a| makes(a)) else { return Vec::new() };
@@ -200,7 +200,7 @@ fn dependency_files(directory: &Path, argv: &[String], object: &Path) -> Vec<Pat
     [Some(path), renamed].into_iter().flatten().collect()
 }
 
-/// Files named by a make rule, without the target.
+/// Returns the files that a make rule names, without the target.
 pub(crate) fn parse_dependencies(text: &str) -> Vec<String> {
     let joined = text.replace("\\\n", " ");
     let rule = joined.lines().find(|l| l.contains(':')).unwrap_or("");
@@ -240,25 +240,25 @@ pub(crate) fn read_json(path: &Path) -> Result<Vec<CompileCommand>, Error> {
         }
         let directory = resolve(&here, &entry.directory);
         let file = resolve(&directory, &entry.file);
-        // CMake states the output relative to another directory than the one it names
+        // CMake gives the output relative to another directory than the one it names
         let object = value_of(&argv, "-o").map(Path::new).or(entry.output.as_deref()).map(|o| resolve(&directory, o));
         commands.push(CompileCommand { directory, file, object, argv, env: env.clone(), dependency_files: Vec::new() });
     }
     Ok(commands)
 }
 
-/// What was run while a package was built.
+/// Commands that ran while a package was built.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
-    /// Compilations. An object that was compiled in several ways has several.
+    /// Compilations. An object that was compiled in several variants has several.
     pub(crate) commands: Vec<CompileCommand>,
-    /// Output of a link or of an archiver, and what went into it.
+    /// Outputs of linkers and archivers, each with its inputs.
     pub(crate) links: BTreeMap<PathBuf, Link>,
     /// Directories into which members of archives were extracted.
     pub(crate) extracted: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
 }
 
-/// Names under which the recording program stands in the way.
+/// Names of programs that the recording program replaces.
 pub(crate) const RECORDED: [&str; 20] = [
     "cc",
     "gcc",
@@ -282,8 +282,9 @@ pub(crate) const RECORDED: [&str; 20] = [
     "clang",
 ];
 
-/// The recording program: notes directory, name, variables, arguments and the text of response files, which many builds
-/// remove afterwards, and becomes the real one. Where nothing else asks for the files a compilation reads, it does.
+/// The recording program: it records directory, name, variables, arguments and the text of response files, which many
+/// builds remove afterwards, and then executes the real program. It asks for the list of files that a compilation
+/// reads, unless the build does.
 pub(crate) const RECORDER: &str = r#"#!/bin/sh
 name=${0##*/}
 record=/stillpoint/records/$$
@@ -305,7 +306,7 @@ exec "/usr/bin/$name" "$@"
 "#;
 
 impl Recording {
-    /// Reads the records of a directory, which was seen as `/stillpoint/records`.
+    /// Reads the records of a directory, which the build saw as `/stillpoint/records`.
     pub(crate) fn read(directory: &Path) -> Result<Self, Error> {
         let mut recording = Recording::default();
         let mut paths = Vec::new();
@@ -326,7 +327,7 @@ impl Recording {
             let env: Vec<_> = set.map(|(name, value)| (name.to_string(), OsString::from(value))).collect();
             let mut argv = vec![name.to_string()];
             argv.extend(arguments.iter().map(|a| a.to_string()));
-            // the texts of all of a command's response files stand in one file
+            // the texts of all of a command's response files are in one file
             let mut response = fs::read_to_string(path.with_extension("response")).ok();
             let compiled = compile(Path::new(at), argv.clone(), env.clone());
             if compiled.is_none() {
@@ -346,14 +347,14 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Orders the commands, and keeps one of those that differ in nothing.
+    /// Orders the commands, and removes duplicates.
     fn sort(&mut self) {
         let same = |c: &CompileCommand| (c.object.clone(), c.file.clone(), c.identity());
         self.commands.sort_by_cached_key(same);
         self.commands.dedup_by(|one, other| same(one) == same(other));
     }
 
-    /// Takes note of a link, or of what an archiver did, if it is one.
+    /// Records a call of a linker or an archiver; ignores every other call.
     pub(crate) fn link(&mut self, directory: &Path, argv: &[String], env: &[(String, OsString)]) {
         let Some(program) = argv.first().filter(|p| !p.ends_with("ranlib")) else { return };
         if program.ends_with("ar") {
@@ -389,7 +390,7 @@ impl Recording {
         }
     }
 
-    /// Everything that was linked.
+    /// Returns the outputs of all links.
     pub(crate) fn outputs(&self) -> impl Iterator<Item = &Path> {
         self.links.keys().map(PathBuf::as_path)
     }

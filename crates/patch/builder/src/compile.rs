@@ -1,4 +1,4 @@
-//! Compiling units of one program in several trees: the same commands, at the same paths, nothing twice.
+//! Compilation of units of one program in several trees: the same commands, at the same paths, nothing twice.
 
 use crate::account::Account;
 use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use stillpoint_host::cache::key;
 
-/// A source as its package brings it.
+/// A source as its package contains it.
 #[derive(Debug)]
 pub(crate) struct Original {
     /// The package, unpacked.
     pub(crate) tree: PathBuf,
-    /// Files that diffs of its series make.
+    /// Files that diffs of its series create.
     pub(crate) created: BTreeSet<String>,
 }
 
@@ -41,23 +41,23 @@ pub(crate) struct Project {
     pub(crate) source: PathBuf,
     /// The tree as shipped.
     pub(crate) shipped: PathBuf,
-    /// The source before any build; `None` where only the tree is at hand.
+    /// The source before any build; `None` where only the tree is available.
     pub(crate) original: Option<Original>,
-    /// Tells shipped trees apart.
+    /// Identifier that distinguishes shipped trees.
     pub(crate) identity: String,
-    /// Where patched trees are kept.
+    /// Cache of patched trees.
     pub(crate) trees: Cache,
     /// Units, by their path relative to the source directory.
     pub(crate) commands: Vec<(String, CompileCommand)>,
-    /// What is known of the target's objects.
+    /// Known facts about the target's objects.
     pub(crate) account: Account,
-    /// Whether the shipped tree holds the objects of its own build.
+    /// True if the shipped tree holds the objects of its own build.
     pub(crate) built: bool,
-    /// Who includes what, where no build has recorded what its units read.
+    /// Includes of the tree, where no build has recorded the files that its units read.
     pub(crate) includes: Option<Includes>,
 }
 
-/// Directory for what compilers write.
+/// Directory for the output of compilers.
 enum Scratch {
     OfCache(stillpoint_host::cache::Scratch),
     Temporary(tempfile::TempDir),
@@ -72,12 +72,12 @@ impl Scratch {
     }
 }
 
-/// Compiles in one project.
+/// Compiler of the units of one project.
 pub(crate) struct Compiler<'a> {
     pub(crate) project: &'a Project,
     cache: &'a Cache,
     scratch: Scratch,
-    /// Whether `stillpoint-shadow.h` can be included.
+    /// True if sources can include `stillpoint-shadow.h`.
     shadow_variables: bool,
     counter: std::sync::atomic::AtomicU64,
     hashes: Mutex<HashMap<PathBuf, Option<String>>>,
@@ -85,7 +85,7 @@ pub(crate) struct Compiler<'a> {
     versions: Mutex<HashMap<String, String>>,
 }
 
-/// What is remembered of a unit: the text it had when its files had these contents.
+/// Cached state of a unit: its text for these contents of its files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Remembered {
     contents: Vec<(String, String)>,
@@ -93,7 +93,7 @@ struct Remembered {
     text: Text,
 }
 
-/// Rises with every change of what a [`Text`] of C means.
+/// Version of the meaning of a [`Text`] of C; increase it with every change of that meaning.
 const C_TEXT_VERSION: &[u8] = b"2";
 const REMEMBERED_MAX: usize = 64;
 
@@ -101,7 +101,8 @@ impl<'a> Compiler<'a> {
     pub(crate) fn new(project: &'a Project, cache: &'a Cache, shadow_variables: bool) -> Result<Self, Error> {
         let scratch = match project.root {
             Some(_) => Scratch::OfCache(cache.scratch()?),
-            // below /tmp, as the cache may lie in the source directory, which is covered while compiling
+            // below /tmp, as the cache may be located in the source directory, over which the tree is mounted while
+            // compiling
             None => Scratch::Temporary(tempfile::tempdir().at("making", Path::new("a temporary directory"))?),
         };
         let own = scratch.path().join("shadow");
@@ -132,7 +133,7 @@ impl<'a> Compiler<'a> {
         sandbox
     }
 
-    /// Where a file of the scratch directory is seen.
+    /// Returns the path of a file of the scratch directory inside the sandbox.
     fn inside(&self, name: &Path) -> PathBuf {
         match self.project.root {
             Some(_) => Path::new(OWN_PATH).join("out").join(name),
@@ -140,12 +141,12 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Where the source of shadow variables lies.
+    /// Returns the path of the source of shadow variables.
     pub(crate) fn shadow_source(&self) -> PathBuf {
         self.scratch.path().join("shadow/stillpoint-shadow.c")
     }
 
-    /// Runs one job; `Err` of the inner result is what the compiler printed.
+    /// Runs one job; `Err` of the inner result is the output of the compiler.
     fn execute(&self, tree: &Path, command: &CompileCommand, job: Job) -> Result<Result<Vec<u8>, String>, Error> {
         let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("{number}.out");
@@ -163,7 +164,7 @@ impl<'a> Compiler<'a> {
         Ok(Ok(bytes))
     }
 
-    /// First line of the compiler's `--version`.
+    /// Returns the first line of the compiler's `--version`.
     pub(crate) fn version(&self, command: &CompileCommand) -> Result<String, Error> {
         let program = command.argv[0].clone();
         if let Some(version) = self.versions.lock().expect("no panic holds it").get(&program) {
@@ -178,7 +179,8 @@ impl<'a> Compiler<'a> {
         Ok(version)
     }
 
-    /// What the recorded build read for a unit, relative to the source directory; `None` when it was not recorded.
+    /// Returns the files that the recorded build read for a unit, relative to the source directory; `None` when not
+    /// recorded.
     pub(crate) fn shipped_files(&self, command: &CompileCommand) -> Option<BTreeSet<String>> {
         let path_of = |inside: &PathBuf| match inside.strip_prefix(&self.project.source) {
             Ok(relative) => self.project.shipped.join(relative),
@@ -195,14 +197,14 @@ impl<'a> Compiler<'a> {
 
     fn hash(&self, tree: &Path, file: &str) -> Option<String> {
         let path = match &self.project.root {
-            // a clean root never changes: its name stands for its files
+            // a clean root never changes: its name identifies its files
             Some(_) if file.starts_with('/') => return Some(String::new()),
             _ => tree.join(file),
         };
         if let Some(known) = self.hashes.lock().expect("no panic holds it").get(&path) {
             return known.clone();
         }
-        // builds leave links with the path that the tree has while it is compiled, at which another tree may lie now
+        // builds leave links with the path of the tree during compilation, where another tree may be mounted now
         let followed = crate::twins::followed(tree, &self.project.source, file).map(|to| tree.join(to));
         let bytes = fs::read(followed.as_deref().unwrap_or(&path)).ok();
         let hash = bytes.map(|bytes| key([&bytes[..]]));
@@ -210,7 +212,8 @@ impl<'a> Compiler<'a> {
         hash
     }
 
-    /// Files of a tree that have a name in common with those read: a new one could be found in place of another.
+    /// Lists the files of a tree that share a name with those read: the compiler could find a new one in place of
+    /// another.
     fn same_names(&self, tree: &Path, files: &BTreeSet<String>) -> String {
         let mut names = self.names.lock().expect("no panic holds it");
         let by_name = names.entry(tree.to_owned()).or_insert_with(|| {
@@ -224,7 +227,7 @@ impl<'a> Compiler<'a> {
         key(same)
     }
 
-    /// The preprocessed text of a unit in a tree. The inner error is what the compiler printed.
+    /// Returns the preprocessed text of a unit in a tree. The inner error is the output of the compiler.
     pub(crate) fn text(
         &self,
         tree: &Path,
@@ -264,7 +267,7 @@ impl<'a> Compiler<'a> {
         Ok(Ok(text))
     }
 
-    /// The object of a unit in a tree; `text` is its preprocessed text there.
+    /// Returns the object of a unit in a tree; `text` is its preprocessed text there.
     pub(crate) fn object(
         &self,
         tree: &Path,
@@ -293,7 +296,7 @@ impl<'a> Compiler<'a> {
         Ok(bytes)
     }
 
-    /// The object that the shipped build itself made, or one made exactly as it was.
+    /// Returns the object of the shipped build, or one made by exactly the same command.
     pub(crate) fn shipped_object(&self, unit: &str, command: &CompileCommand) -> Result<Vec<u8>, Error> {
         let recorded = command.object.as_ref().filter(|object| self.has_one_command(object));
         let recorded = recorded.and_then(|path| path.strip_prefix(&self.project.source).ok());
@@ -313,8 +316,8 @@ impl<'a> Compiler<'a> {
         self.project.commands.iter().filter(|(_, command)| command.object.as_deref() == Some(object)).count() == 1
     }
 
-    /// Compiles a source of ours or of the user's beside the project, with the flags of one of its units. Headers
-    /// beside it are found.
+    /// Compiles a source of ours or of the user that is no part of the project, with the flags of one of its units.
+    /// Headers in the directory of the source are found.
     pub(crate) fn extra(&self, tree: &Path, source: &Path, like: &CompileCommand) -> Result<Vec<u8>, Error> {
         let file_name = source.file_name().unwrap_or(source.as_os_str());
         let source = source.canonicalize().at("resolving", source)?;
@@ -359,7 +362,7 @@ fn collect_names(root: &Path, directory: &Path, found: &mut HashMap<String, Vec<
     }
 }
 
-/// Does `work` on every item, `jobs` at a time; the results are in the order of the items.
+/// Runs `work` on every item, `jobs` at a time; the results are in the order of the items.
 pub(crate) fn parallel<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = std::sync::atomic::AtomicUsize::new(0);
     let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();

@@ -1,8 +1,8 @@
-//! Packages that are configured and not built: where building takes an hour and one unit five seconds.
+//! Packages that are configured and not built: a build takes an hour, one unit five seconds.
 //!
-//! The package's own rules run its configuration in a clean root, and of its build only what makes sources and
-//! headers. CMake tells how each unit would be compiled and what would be linked from which objects; that no build
-//! was compared with the target is made up by the byte check of every unit that a patch touches.
+//! The package's own rules run its configuration in a clean root, and only that part of its build that makes sources
+//! and headers. CMake's files show how each unit would be compiled and which objects would be linked. No build is
+//! compared with the target; the byte check of every unit that a patch touches replaces this comparison.
 
 use crate::commands::{RECORDER, Recording};
 use crate::error::At;
@@ -15,17 +15,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use stillpoint_host::EntryName;
 
-/// How a package is configured.
+/// Steps that configure one package.
 #[derive(Debug)]
 struct Recipe {
     package: &'static str,
     /// Targets of `debian/rules`, in this order.
     rules: &'static [&'static str],
-    /// Where CMake writes, relative to the source.
+    /// Build directory of CMake, relative to the source.
     build_directory: &'static str,
     /// Targets that make sources and headers.
     generators: &'static [&'static str],
-    /// Directories that no compiler reads; every patched tree would hold a copy.
+    /// Directories that no compiler reads; otherwise every patched tree would hold a copy.
     left_out: &'static [&'static str],
 }
 
@@ -38,14 +38,14 @@ const RECIPES: [Recipe; 1] = [Recipe {
     left_out: &["mysql-test", "builddir/mysql-test", "storage/rocksdb/rocksdb/java", "sql-bench", "man"],
 }];
 
-/// Variables that the package's own build has and a compiler looks at, and the file that keeps them.
+/// Variable of the package's own build that a compiler reads, and the name of the file that keeps it.
 const EPOCH: &str = "SOURCE_DATE_EPOCH";
 const EPOCH_FILE: &str = "epoch";
 pub(crate) const INCLUDES_FILE: &str = "includes.json";
 
 impl Builder<'_> {
-    /// Configures a package exactly as the archive does, and makes its generated sources. `None` when nothing is
-    /// known of the package that would spare its build. Done once for each version.
+    /// Configures a package exactly as the archive does, and makes its generated sources. Returns `None` when there is
+    /// no recipe to avoid its build. Runs once for each version.
     pub fn configure_package(&self, source: &SourcePackage) -> Result<Option<BuiltPackage>, Error> {
         if crate::outline::is_known(source.name()) {
             return self.outline_package(source).map(Some);
@@ -92,7 +92,7 @@ impl Builder<'_> {
     }
 }
 
-/// What CMake says would be run.
+/// Reads from CMake's files the commands that it would run.
 fn recording(tree: &Path, build_path: &Path, recipe: &Recipe, epoch: &Path) -> Result<Recording, Error> {
     let directory = tree.join(recipe.build_directory);
     let epoch = fs::read_to_string(epoch).at("reading", epoch)?;
@@ -114,7 +114,7 @@ fn recording(tree: &Path, build_path: &Path, recipe: &Recipe, epoch: &Path) -> R
     Ok(recording)
 }
 
-/// Every `link.txt` below a directory.
+/// Returns every `link.txt` below a directory.
 fn link_scripts(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(directory) = open.pop() {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::account::{Account, Place};
 
-    /// What CMake leaves of a library, a program and one unit that is compiled for both.
+    /// Files of CMake for a library, a program and one unit that is compiled for both.
     #[test]
     fn cmakes_files_tell_what_would_be_run() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Debian source packages: the series of diffs, what each one fixes, and how people name them.
+//! Debian source packages: the series of diffs, the CVEs that each one fixes, and the names that users give them.
 
 use crate::Error;
 use crate::error::At;
@@ -10,7 +10,7 @@ use stillpoint_patch_format::DiffFact;
 /// One diff: an entry of a series, or a file of the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diff {
-    /// As in `debian/patches/series`, or the file's name.
+    /// Name as in `debian/patches/series`, or the file's name.
     pub name: String,
     /// CVE identifiers in its name and header.
     pub cves: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Diff {
 }
 
 impl Diff {
-    /// Takes a diff from a text.
+    /// Makes a diff from a text.
     pub fn new(name: &str, text: Vec<u8>) -> Self {
         let header = header(&text);
         let cves = cves(&format!("{name}\n{header}"));
@@ -38,19 +38,19 @@ impl Diff {
         Ok(Diff::new(&name, text))
     }
 
-    /// What a patch file says of it.
+    /// Returns the entry of a patch file for this diff.
     pub fn fact(&self) -> DiffFact {
         DiffFact { name: self.name.clone(), sha256: Sha256::digest(&self.text).into() }
     }
 
-    /// The name without directory and suffix.
+    /// Returns the name without directory and suffix.
     pub fn short_name(&self) -> &str {
         let base = self.name.rsplit('/').next().unwrap_or(&self.name);
         base.strip_suffix(".patch").or_else(|| base.strip_suffix(".diff")).unwrap_or(base)
     }
 }
 
-/// Text before the first changed file.
+/// Returns the text before the first changed file.
 fn header(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let end = |line: &&str| !line.starts_with("diff ") && !line.starts_with("--- a/") && !line.starts_with("--- /");
@@ -84,7 +84,7 @@ fn cves(text: &str) -> Vec<String> {
     found
 }
 
-/// The diffs of a source package, in the order they are applied.
+/// The diffs of a source package, in the order in which they are applied.
 #[derive(Debug, Clone)]
 pub struct Series {
     /// Package and version, for messages.
@@ -140,7 +140,7 @@ impl Series {
         Err(Error::Quilt { name: name.to_owned(), package: self.of.clone(), found: many, entries: candidates })
     }
 
-    /// The named entries, in the order of the series, each once.
+    /// Returns the named entries, in the order of the series, each once.
     pub fn select(&self, names: &[String]) -> Result<Vec<Diff>, Error> {
         let mut positions = names.iter().map(|n| self.position(n)).collect::<Result<Vec<_>, _>>()?;
         positions.sort_unstable();

@@ -1,19 +1,19 @@
-//! Unified diffs: which files they change, split file by file.
+//! Unified diffs: splits them file by file.
 
 /// The part of a diff that changes one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileDiff {
     /// The file, relative to the source directory, first component of the path in the diff taken off.
     pub path: String,
-    /// Whether the diff makes it.
+    /// True if the diff creates the file.
     pub creates: bool,
-    /// Whether the diff removes it.
+    /// True if the diff removes the file.
     pub removes: bool,
-    /// `---` line to the end of the last hunk.
+    /// Text from the `---` line to the end of the last hunk.
     pub text: Vec<u8>,
 }
 
-/// Splits a diff. Text between the files (mail headers, `diff --git` lines) is left out; a diff without a hunk gives
+/// Splits a diff. Text between the files (mail headers, `diff --git` lines) is dropped; a diff without a hunk gives
 /// nothing.
 pub fn split(diff: &[u8]) -> Vec<FileDiff> {
     let lines: Vec<&[u8]> = diff.split_inclusive(|b| *b == b'\n').collect();
@@ -41,7 +41,7 @@ pub fn split(diff: &[u8]) -> Vec<FileDiff> {
     files
 }
 
-/// Skips hunks by their stated lengths: a removed line `-- x` looks like a header otherwise.
+/// Skips hunks by their stated lengths: otherwise a removed line `-- x` looks like a header.
 fn hunks_end(lines: &[&[u8]], mut at: usize) -> usize {
     while let Some((mut old, mut new)) = lines.get(at).and_then(|line| hunk_lengths(line)) {
         at += 1;
@@ -64,7 +64,7 @@ fn hunks_end(lines: &[&[u8]], mut at: usize) -> usize {
 
 fn hunk_lengths(line: &[u8]) -> Option<(u64, u64)> {
     let text = std::str::from_utf8(line).ok().or_else(|| {
-        // the part after the second @@ may hold anything
+        // the part after the second @@ may be any text
         let end = line.windows(3).skip(3).position(|w| w == b" @@")? + 3;
         std::str::from_utf8(&line[..end]).ok()
     })?;

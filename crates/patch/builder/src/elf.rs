@@ -1,4 +1,4 @@
-//! What the builder wants to know of an ELF file before the differ reads it.
+//! Properties of an ELF file that the builder needs before the differ reads it.
 
 use crate::Error;
 use object::{Architecture, Object, ObjectKind};
@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Returns true for an executable or a shared library for x86-64. A package may build its libraries for other machines too, with
-/// the same names.
+/// Returns true for an executable or a shared library for x86-64. A package may build its libraries for other machines
+/// too, with the same names.
 pub(crate) fn is_loadable(path: &Path) -> bool {
     let mut magic = [0u8; 4];
     let starts = File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF";
@@ -21,7 +21,7 @@ pub(crate) fn is_loadable(path: &Path) -> bool {
         })
 }
 
-/// Returns true for a file for x86-64, and not for 32-bit programs on it.
+/// Returns true for a file for x86-64; false for 32-bit programs on it.
 pub(crate) fn is_for_x86_64(bytes: &[u8]) -> bool {
     object::File::parse(bytes).is_ok_and(|file| file.architecture() == Architecture::X86_64)
 }
@@ -32,12 +32,12 @@ pub(crate) struct Piece<'a> {
     /// Name of the member; empty for a file of its own.
     pub(crate) member: String,
     pub(crate) bytes: &'a [u8],
-    /// Base names of the sources that it was compiled from, as its symbol table has them.
+    /// Base names of the sources that it was compiled from, from its symbol table.
     pub(crate) sources: BTreeSet<String>,
     pub(crate) has_code: bool,
 }
 
-/// The objects of an object file or an archive; `None` for a file that is neither.
+/// Returns the objects of an object file or an archive; `None` for any other file.
 pub(crate) fn pieces(bytes: &[u8]) -> Option<Vec<Piece<'_>>> {
     use object::read::archive::ArchiveFile;
     if let Ok(archive) = ArchiveFile::parse(bytes) {
@@ -58,8 +58,8 @@ fn piece(member: String, bytes: &[u8]) -> Option<Piece<'_>> {
     Some(Piece { member, bytes, sources: sources(&file).into_iter().collect(), has_code })
 }
 
-/// Base names of the sources that the objects in a linked file were compiled from, as often as its symbol table has
-/// them; empty when it has no symbol table.
+/// Returns the base names of the sources of the objects in a linked file, as often as its symbol table has them; empty
+/// when it has no symbol table.
 pub(crate) fn linked_sources(bytes: &[u8]) -> Vec<String> {
     object::File::parse(bytes).map(|file| sources(&file)).unwrap_or_default()
 }
@@ -76,20 +76,20 @@ pub(crate) fn have_one_soname(one: &[u8], other: &[u8]) -> bool {
     !name.is_empty() && name == dynamic_strings(other, object::elf::DT_SONAME)
 }
 
-/// The GNU build-id of an ELF file.
+/// Returns the GNU build-id of an ELF file.
 pub(crate) fn build_id(bytes: &[u8]) -> Option<Vec<u8>> {
     object::File::parse(bytes).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
 }
 
-/// How a build of the whole program compares with the target.
+/// Result of the comparison of a build of the whole program with the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reproduced {
     /// The build-id is the same.
     BitForBit,
-    /// Code and data are the same, the build-id is not: it covers debug information and the compiler's version.
+    /// Code and data are the same. The build-id differs: it covers debug information and the compiler's version.
     CodeAndData,
-    /// Something differs. What a patch replaces or uses is compared byte for byte all the same.
+    /// Some code or data differs. The code that a patch replaces or uses is still compared byte for byte.
     Differs,
 }
 
@@ -105,13 +105,13 @@ pub(crate) fn compare(rebuilt: &[u8], target: &[u8]) -> Reproduced {
     }
 }
 
-/// What is loaded, without notes: section names and bytes.
+/// Returns the loaded sections without notes: names and bytes.
 fn contents(bytes: &[u8]) -> Option<Vec<(String, Vec<u8>)>> {
     use object::{ObjectSection, SectionKind};
     let file = object::File::parse(bytes).ok()?;
     let mut all = Vec::new();
     for section in file.sections() {
-        // only what is loaded has an address
+        // only loaded sections have an address
         let loaded = section.address() != 0;
         if loaded && section.kind() != SectionKind::Note {
             all.push((section.name().ok()?.to_owned(), section.data().ok()?.to_vec()));
@@ -120,20 +120,21 @@ fn contents(bytes: &[u8]) -> Option<Vec<(String, Vec<u8>)>> {
     (!all.is_empty()).then_some(all)
 }
 
-/// Whether an object defines a global of one of these names.
+/// Returns true if an object defines a global of one of these names.
 pub(crate) fn defines_any(object: &[u8], names: &BTreeSet<&str>) -> bool {
     use object::ObjectSymbol;
     let Ok(file) = object::File::parse(object) else { return false };
     file.symbols().any(|s| s.is_global() && s.is_definition() && s.name().is_ok_and(|n| names.contains(n)))
 }
 
-/// Directories where the loader looks without being told.
+/// Default directories of the loader.
 const LIBRARY_DIRECTORIES: [&str; 6] =
     ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib"];
 
-/// What the libraries that a program names as needed export, and those that they need in turn, each name with its
-/// default version: the first library that has a name wins, as with the loader. `None` when one of them is not below
-/// `root`, and for a plug-in: whatever loads it provides names that none of its libraries has.
+/// Returns the names exported by the needed libraries of a program and by the libraries that these need in turn, each
+/// name with its default version. The first library that has a name wins, as with the loader. Returns `None` when one
+/// of the libraries is not below `root`, and for a plug-in: the program that loads it provides names that none of its
+/// libraries has.
 pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<String, Option<String>>>, Error> {
     let (mut found, mut libraries, mut next) = (BTreeMap::new(), needed(program), 0);
     while let Some(library) = libraries.get(next) {
@@ -154,7 +155,7 @@ pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<Str
     Ok((!is_plug_in).then_some(found))
 }
 
-/// Names that an ELF file must find elsewhere.
+/// Returns names that an ELF file must find in other files.
 fn undefined(bytes: &[u8]) -> Vec<String> {
     use object::{Object, ObjectSymbol};
     let Ok(file) = object::File::parse(bytes) else { return Vec::new() };
@@ -162,12 +163,12 @@ fn undefined(bytes: &[u8]) -> Vec<String> {
     names.filter_map(|s| s.name().ok()).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// `DT_NEEDED` of an ELF file.
+/// Returns the `DT_NEEDED` entries of an ELF file.
 fn needed(bytes: &[u8]) -> Vec<String> {
     dynamic_strings(bytes, object::elf::DT_NEEDED)
 }
 
-/// Strings that entries of one kind of the dynamic section name.
+/// Returns the strings that entries of one kind of the dynamic section name.
 fn dynamic_strings(bytes: &[u8], kind: object::elf::DynamicTag) -> Vec<String> {
     use object::read::elf::{Dyn, ElfFile64};
     let Ok(file) = ElfFile64::<object::Endianness>::parse(bytes) else { return Vec::new() };
@@ -191,7 +192,7 @@ mod tests {
         let mut bytes = std::fs::read("/proc/self/exe").unwrap();
         std::fs::write(&path, &bytes).unwrap();
         assert!(is_loadable(&path));
-        // e_machine
+        // the field e_machine
         bytes[18..20].copy_from_slice(&object::elf::EM_AARCH64.0.to_le_bytes());
         std::fs::write(&path, &bytes).unwrap();
         assert!(!is_loadable(&path));

@@ -1,41 +1,41 @@
-//! Why no patch was built.
+//! Errors of the builder.
 
 use crate::verdict::{Bounded, ChangedFile, Verdict};
 use std::path::{Path, PathBuf};
 use stillpoint_patch_differ::Refusal;
 
-/// Why no patch was built. Whatever it is, the user's sources and the system's configuration are as they were.
+/// Reason why no patch was built. After every error the user's sources and the system's configuration are unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be read, written or made.
     #[error("{doing} {}: {source}", path.display())]
     Io {
-        /// For instance `reading`.
+        /// Action that failed, for instance `reading`.
         doing: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// A program could not be started.
     #[error("cannot run `{program}`: {source}; {hint}")]
     Spawn {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
-        /// Which Debian package brings it.
+        /// Debian package that contains the program.
         hint: String,
     },
     /// A program failed.
     #[error("{what} failed ({status}):\n{output}")]
     Command {
-        /// What it was to do.
+        /// Task of the program.
         what: String,
-        /// How it ended.
+        /// Exit status.
         status: std::process::ExitStatus,
-        /// The end of what it printed.
+        /// The end of the program's output.
         output: String,
     },
     /// The clean environment cannot be made here.
@@ -49,19 +49,19 @@ pub enum Error {
     NoSuchVersion {
         /// The package.
         package: String,
-        /// As asked for.
+        /// Version that the caller requested.
         version: String,
-        /// What there is.
+        /// Versions that exist.
         available: String,
     },
-    /// Version in the archive's lists of which the archive does not have the files.
+    /// The archive lists a version and does not have its files.
     #[error("{package} {version} is listed and not served ({missing}); {}", newest(.package, .served))]
     Withheld {
         /// The package.
         package: String,
-        /// As asked for, or the newest.
+        /// Version that the caller requested, or the newest.
         version: String,
-        /// First file that was not there, and the server's answer.
+        /// First absent file, and the server's answer.
         missing: String,
         /// Newest other version that is served, if there is one.
         served: Option<String>,
@@ -69,21 +69,21 @@ pub enum Error {
     /// A name is not in the series, or several entries fit.
     #[error("{name:?} names {found} of the series of {package}: {entries}")]
     Quilt {
-        /// As asked for.
+        /// Name that the caller gave.
         name: String,
         /// The package and version.
         package: String,
-        /// `no patch`, or how many.
+        /// `no patch`, or the number of patches.
         found: String,
         /// Candidates.
         entries: String,
     },
-    /// Something read from a file does not have the expected form.
+    /// Text of a file does not have the expected form.
     #[error("{what}: {why}")]
     Malformed {
-        /// Which file or text.
+        /// The file or text.
         what: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A diff does not fit the source.
@@ -91,9 +91,9 @@ pub enum Error {
     DoesNotApply {
         /// The diff.
         name: String,
-        /// The file it does not fit.
+        /// The file that it does not fit.
         file: String,
-        /// What `patch` printed.
+        /// The output of `patch`.
         output: String,
     },
     /// A diff changes how the program is built.
@@ -104,7 +104,7 @@ pub enum Error {
         /// The file.
         file: String,
     },
-    /// The target could not be told.
+    /// The target could not be determined.
     #[error("which ELF file is the target: {0}")]
     Target(String),
     /// A unit changed and is no part of the target.
@@ -115,7 +115,7 @@ pub enum Error {
         /// The target.
         target: String,
     },
-    /// Changed files may be a part of the target, and no command is known that compiles them there.
+    /// Changed files may be a part of the target, and no known command compiles them there.
     #[error("{}", unaccounted(.target, .files, .missing, .inputs))]
     Unaccounted {
         /// The target.
@@ -134,7 +134,7 @@ pub enum Error {
         unit: String,
         /// `shipped`, `before` or `after`.
         side: &'static str,
-        /// What the compiler printed.
+        /// The output of the compiler.
         output: String,
     },
     /// The change breaks rules of live patching.
@@ -143,7 +143,7 @@ pub enum Error {
     /// The cache or an output could not be read or written.
     #[error(transparent)]
     Host(#[from] stillpoint_host::Error),
-    /// Edits of our own cannot be placed in the source.
+    /// Edits of an integration cannot be placed in the source.
     #[error(transparent)]
     Integration(#[from] stillpoint_integrations::Error),
     /// The finished patch or a key breaks a rule of the file format.
@@ -182,7 +182,7 @@ fn unaccounted(target: &str, files: &[ChangedFile], missing: &[String], inputs: 
 }
 
 impl Error {
-    /// Returns true if the change itself is refused, as against something that did not work.
+    /// Returns true if the change itself is refused, in contrast to a failed operation.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -191,7 +191,7 @@ impl Error {
     }
 }
 
-/// Attaches a path to what the system said.
+/// Attaches a path to an error of the system.
 pub(crate) trait At<T> {
     fn at(self, doing: &'static str, path: &Path) -> Result<T, Error>;
 }

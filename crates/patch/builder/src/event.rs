@@ -6,7 +6,7 @@ use std::fmt;
 /// A version that the archive lists and does not serve.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Withheld {
-    /// For instance `15.20-0+deb12u1`.
+    /// Version, for instance `15.20-0+deb12u1`.
     pub version: String,
     /// First file that was not served, and the server's answer.
     pub missing: String,

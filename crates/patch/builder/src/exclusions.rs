@@ -1,5 +1,5 @@
-//! Versions that the archive lists and does not serve: a record beside the package lists, and apt's preferences made
-//! from it.
+//! Versions that the archive lists and does not serve: a record in the directory of the package lists, and apt's
+//! preferences made from it.
 
 use crate::Error;
 use crate::error::At;
@@ -29,7 +29,7 @@ pub(crate) struct Pin {
 /// Versions that the archive is known to withhold, since its lists were fetched.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Exclusions {
-    /// First file that was not there, by parts, source package and version.
+    /// First absent file, by parts, source package and version.
     parts: BTreeMap<String, String>,
     pins: BTreeSet<Pin>,
 }
@@ -46,7 +46,7 @@ impl Exclusions {
         Ok(())
     }
 
-    /// Returns what is missing of a version, if it is known that these parts of it are not served together.
+    /// Returns the missing file of a version, if these parts of it are known not to be served together.
     pub(crate) fn missing(&self, parts: Parts, package: &str, version: &str) -> Option<&str> {
         let of = |parts| self.parts.get(&name(parts, package, version));
         of(Parts::Source).or_else(|| of(parts)).map(String::as_str)
@@ -63,7 +63,7 @@ impl Exclusions {
         self.pins.len() > before
     }
 
-    /// Text for apt: no such version is ever a candidate.
+    /// Returns preferences for apt that exclude these versions as candidates.
     pub(crate) fn preferences(&self) -> String {
         let mut out = String::new();
         for Pin { package, version } in &self.pins {
@@ -72,7 +72,7 @@ impl Exclusions {
         out
     }
 
-    /// Package and version of each binary package.
+    /// Returns package and version of each binary package.
     pub(crate) fn packages(&self) -> Vec<String> {
         self.pins.iter().map(|pin| format!("{} {}", pin.package, pin.version)).collect()
     }

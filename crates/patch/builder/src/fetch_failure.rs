@@ -1,11 +1,11 @@
-//! Failed downloads in the output of apt, mmdebstrap and what else runs apt.
+//! Failed downloads in the output of apt, mmdebstrap and other programs that run apt.
 //!
-//! The output is hostile: servers and proxies choose the text of an answer, and package scripts print what they like. A
-//! line that does not have apt's form says nothing; a name or version with characters that no package has is dropped.
+//! The output is hostile: servers and proxies choose the text of an answer, and package scripts print any text. A line
+//! that does not have apt's form is ignored; a name or version with characters that no package has is dropped.
 
 /// Prefixes of apt's lines.
 const SEVERITIES: [&str; 2] = ["E: ", "W: "];
-/// Answers by which a server or a method says that it does not have a file. All others are failures of the way there.
+/// Answers by which a server or a method reports that it does not have a file. All other answers are network failures.
 const ABSENT: [(&str, &str); 3] = [("404 ", "404"), ("410 ", "410"), ("File not found ", "no such file")];
 
 /// One file that apt could not download.
@@ -18,7 +18,7 @@ pub(crate) struct FetchFailure {
 }
 
 impl FetchFailure {
-    /// Name and version of the binary package that the file is. File names carry no epoch.
+    /// Returns name and version of the binary package in the file. File names carry no epoch.
     pub(crate) fn binary(&self) -> Option<(&str, &str)> {
         let mut parts = self.file.strip_suffix(".deb")?.split('_');
         let (name, version, _architecture) = (parts.next()?, parts.next()?, parts.next()?);
@@ -26,12 +26,12 @@ impl FetchFailure {
     }
 }
 
-/// Every failed download that the output names, each file once.
+/// Returns every failed download that the output names, each file once.
 pub(crate) fn failures(output: &str) -> Vec<FetchFailure> {
     let mut found: Vec<FetchFailure> = Vec::new();
     for failure in output.lines().filter_map(parse) {
         match found.iter_mut().find(|f| f.file == failure.file) {
-            // a file that failed in two ways is not known to be absent
+            // a file that failed with two different answers is not known to be absent
             Some(first) if first.absent != failure.absent => first.absent = None,
             Some(_) => {}
             None => found.push(failure),
@@ -40,7 +40,7 @@ pub(crate) fn failures(output: &str) -> Vec<FetchFailure> {
     found
 }
 
-/// The failed downloads, if there are any and the server does not have a single one of their files.
+/// Returns the failed downloads, if there are any and the server has none of their files.
 pub(crate) fn all_absent(output: &str) -> Option<Vec<FetchFailure>> {
     let failures = failures(output);
     (!failures.is_empty() && failures.iter().all(|f| f.absent.is_some())).then_some(failures)
@@ -79,7 +79,7 @@ pub(crate) fn is_package(text: &str) -> bool {
     first && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b))
 }
 
-/// Returns true for versions that the distribution's policy allows. None of them means anything in a pattern.
+/// Returns true for versions that the distribution's policy allows. No allowed character has a meaning in a pattern.
 pub(crate) fn is_version(text: &str) -> bool {
     let first = text.bytes().next().is_some_and(|b| b.is_ascii_digit());
     first && text.bytes().all(|b| b.is_ascii_alphanumeric() || b".+~:-".contains(&b))

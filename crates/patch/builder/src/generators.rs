@@ -1,7 +1,7 @@
-//! Files that no compiler reads and from which a build may make sources all the same: tables, scripts, templates.
+//! Files that no compiler reads, from which a build may still make sources: tables, scripts, templates.
 //!
-//! Generators are not run again, so that a change of their inputs would go unseen. A build names its inputs: a file whose
-//! name stands in no rule, script or list of the source is no input of any generator.
+//! Generators do not run again, so a change of their inputs would have no effect. A build names its inputs: a file
+//! whose name occurs in no rule, script or list of the source is no input of any generator.
 
 use crate::Error;
 use crate::error::At;
@@ -10,19 +10,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Suffixes of documents, of which no program makes code.
+/// Suffixes of documents, from which no program makes code.
 const DOCUMENTS: [&str; 24] = [
     "1", "2", "3", "4", "5", "6", "7", "8", "9", "adoc", "css", "gif", "html", "jpg", "md", "pdf", "png", "po", "rst",
     "sgml", "svg", "tex", "texi", "xhtml",
 ];
-/// The package's own directory: rules, descriptions, and the diffs of the series, which name everything.
+/// The package's own directory: rules, descriptions, and the diffs of the series, which name every file.
 const PACKAGING: &str = "debian";
 /// Rules of the package.
 const RULES: &str = "debian/rules";
-/// Limit of files that are taken for rules, scripts and lists.
+/// Size limit, in bytes, of files that count as rules, scripts and lists.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Finds files of a source that name some of `files`, each by its base name, and returns one for each.
+/// Finds files of a source that name some of `files` by base name, and returns one for each.
 pub(crate) fn naming(tree: &Path, files: &BTreeSet<String>) -> Result<BTreeMap<String, String>, Error> {
     let wanted: Vec<(&String, &str)> = files.iter().filter(|f| may_be_input(f)).map(|f| (f, base_name(f))).collect();
     let mut found = BTreeMap::new();
@@ -71,7 +71,7 @@ fn may_be_rule(path: &str) -> bool {
     path == RULES || !Path::new(path).starts_with(PACKAGING) && !is_document(path) && !is_source(path)
 }
 
-/// Returns true if a name stands in a text, and not as the end or the beginning of another.
+/// Returns true if a text contains the name, and not as the end or the beginning of another name.
 fn names(text: &[u8], name: &str) -> bool {
     let is_part = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
     let name = name.as_bytes();

@@ -1,7 +1,7 @@
-//! Which units could read a file, when no build has told: the includes of a tree, followed backwards.
+//! Units that could read a file, when no build has recorded it: the includes of a tree, followed backwards.
 //!
-//! The obvious way is to preprocess every unit; for a large program that is an hour. Conditions are not evaluated
-//! and search paths not followed here, so more units are named than read the file; the preprocessor then tells.
+//! The obvious way is to preprocess every unit, which takes an hour for a large program. This module does not evaluate
+//! conditions or follow search paths. So it names more units than read the file; the preprocessor then decides.
 
 use crate::commands::CompileCommand;
 use crate::error::At;
@@ -11,14 +11,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Who includes what in a source tree.
+/// Includes of a source tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Includes {
     /// Text of an include directive, to the files that have it.
     by_text: BTreeMap<String, BTreeSet<String>>,
-    /// Files that include what a macro names.
+    /// Files that include the value of a macro.
     by_macro: BTreeMap<String, BTreeSet<String>>,
-    /// What macros with a file name as their value name.
+    /// File names that macros have as their values.
     macros: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -37,7 +37,7 @@ impl Includes {
                 if kind.is_dir() {
                     open.push(path);
                 } else if tree::is_source(&name) {
-                    // a symbolic link may lead nowhere, or out of the tree: nobody can change what is behind it
+                    // a symbolic link may be broken, or point out of the tree, where no diff makes changes
                     let bytes = fs::read(&path).unwrap_or_default();
                     includes.add(&name, &String::from_utf8_lossy(&bytes));
                 }
@@ -46,19 +46,19 @@ impl Includes {
         Ok(includes)
     }
 
-    /// Keeps them in a file.
+    /// Writes the includes to a file.
     pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
         let bytes = serde_json::to_vec(self).map_err(|e| malformed(path, &e))?;
         fs::write(path, bytes).at("writing", path)
     }
 
-    /// Reads what [`Self::write`] wrote.
+    /// Reads a file that [`Self::write`] wrote.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).at("reading", path)?;
         serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))
     }
 
-    /// Takes note of one file.
+    /// Records the includes and macros of one file.
     fn add(&mut self, file: &str, text: &str) {
         for line in text.lines() {
             let Some(directive) = line.trim_start().strip_prefix('#').map(str::trim_start) else { continue };
@@ -76,14 +76,14 @@ impl Includes {
         }
     }
 
-    /// Files that could read one of `changed`, directly or through others; those themselves included.
+    /// Returns files that could read one of `changed`, directly or through other files; `changed` included.
     pub(crate) fn readers(&self, changed: &BTreeSet<String>) -> BTreeSet<String> {
         let mut found = changed.clone();
         let mut open: Vec<String> = changed.iter().cloned().collect();
         while let Some(file) = open.pop() {
             for text in endings(&file) {
                 let named = |values: &BTreeSet<String>| values.contains(text);
-                // a macro whose value nobody in the tree defines could name any file
+                // a macro without a value in the tree could name any file
                 let by_macro = self.by_macro.iter().filter(|(name, _)| self.macros.get(*name).is_none_or(named));
                 let files = self.by_text.get(text).into_iter().chain(by_macro.map(|(_, files)| files)).flatten();
                 let new: Vec<String> = files.filter(|f| !found.contains(*f)).cloned().collect();
@@ -94,7 +94,7 @@ impl Includes {
         found
     }
 
-    /// Whether a unit is among the readers, or is made to include one by its command.
+    /// Returns true if a unit is among the readers, or if its command makes it include one.
     pub(crate) fn reads(readers: &BTreeSet<String>, unit: &str, command: &CompileCommand) -> bool {
         let forced = command.argv.windows(2).filter(|w| w[0] == "-include" || w[0] == "-imacros").map(|w| tail(&w[1]));
         let is_reader = |text: &String| readers.iter().any(|r| endings(r).any(|e| e == text));
@@ -115,20 +115,20 @@ fn word(text: &str) -> String {
     text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
 }
 
-/// `"a.h"` or `<a.h>` without its marks.
+/// Returns `a.h` of `"a.h"` or `<a.h>`.
 fn quoted(text: &str) -> Option<&str> {
     let (rest, end) = text.strip_prefix('"').map(|r| (r, '"')).or_else(|| Some((text.strip_prefix('<')?, '>')))?;
     rest.split_once(end).map(|(name, _)| name)
 }
 
-/// The part of an included name that the path of the file must end with.
+/// Returns the part of an included name that must be the end of the file's path.
 fn tail(name: &str) -> String {
     let parts: Vec<&str> = name.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
     let from = parts.iter().rposition(|p| *p == "..").map_or(0, |at| at + 1);
     parts[from..].join("/")
 }
 
-/// `a/b/c`, `b/c`, `c`.
+/// Returns `a/b/c`, `b/c`, `c`.
 fn endings(path: &str) -> impl Iterator<Item = &str> {
     std::iter::once(path).chain(path.match_indices('/').map(|(at, _)| &path[at + 1..]))
 }

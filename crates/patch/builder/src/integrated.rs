@@ -1,12 +1,12 @@
 //! Packages built with quiescence points: edits of our own are placed in the source before its rules run, and every
-//! program is linked with libstillpoint. Everything else is as the archive builds it.
+//! program is linked with libstillpoint. All other steps are those of the archive.
 
 use crate::Error;
 use crate::root::OWN_PATH;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What to build a package with.
+/// Edits and library that a package is built with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Integrated {
     /// Directory of edits and files, see `stillpoint_integrations`.
@@ -15,7 +15,7 @@ pub struct Integrated {
     pub libraries: PathBuf,
 }
 
-/// The same, read and checked.
+/// Edits and library of a package, read and verified.
 #[derive(Debug)]
 pub(crate) struct Integration {
     edits: stillpoint_integrations::Integration,
@@ -36,24 +36,24 @@ impl Integrated {
 }
 
 impl Integration {
-    /// Tells packages with different edits apart. The library is loaded when the program starts: which one the program
-    /// was linked with makes no difference to its text.
+    /// Returns a digest that distinguishes packages with different edits. The library itself is not part of it: the
+    /// loader loads the library when the program starts, so its content does not change the program's text.
     pub(crate) fn digest(&self) -> &str {
         self.edits.digest()
     }
 
-    /// Places the edits in a tree that is to be built.
+    /// Places the edits in a tree before its build.
     pub(crate) fn place(&self, tree: &Path) -> Result<(), Error> {
         self.edits.apply(tree, tree)?;
         Ok(())
     }
 
-    /// The library's directory, and where the build sees it.
+    /// Returns the library's directory, and its path inside the build.
     pub(crate) fn mount(&self) -> (PathBuf, PathBuf) {
         (self.libraries.clone(), Path::new(OWN_PATH).join("lib"))
     }
 
-    /// Makes Debian's build flags link with the library, and what the build itself links and runs find it.
+    /// Returns variables that make Debian's build flags link with the library, and programs of the build find it.
     pub(crate) fn environment(&self) -> [(String, OsString); 2] {
         let (_, inside) = self.mount();
         let flags = format!("-L{} -Wl,--no-as-needed -lstillpoint", inside.display());

@@ -37,7 +37,7 @@ pub fn generate_key(directory: &Path) -> Result<KeyFiles, Error> {
     Ok(KeyFiles { secret, public, key })
 }
 
-/// Reads a secret key file; one that others may read is refused.
+/// Reads a secret key file; a file that other users may read is refused.
 pub fn read_secret_key(path: &Path) -> Result<SecretKey, Error> {
     let mode = fs::metadata(path).at("reading", path)?.permissions().mode();
     if mode & 0o077 != 0 {

@@ -1,8 +1,8 @@
 //! Drives compilers and Debian source packages: from source diffs to a live patch.
 //!
-//! The caller names a program as it runs ("Debian's redis-server without its CVE fixes", or a source directory with
-//! its compile commands), the diffs that are in force already, and the diffs that make the patch. The builder finds
-//! the units that change, compiles each of them three times, and lets [`stillpoint_patch_differ`] do the rest.
+//! The caller names a program as it runs ("Debian's redis-server without its CVE fixes", or a source directory with its
+//! compile commands), the diffs that are already active, and the diffs that make the patch. The builder finds the units
+//! that change, compiles each of them three times, and passes the objects to [`stillpoint_patch_differ`].
 //!
 //! ```text
 //!   shipped ----- base diffs -----> before ----- the patch's diffs -----> after      three source trees
@@ -13,26 +13,27 @@
 //!      +---------------- types compared ------------------------------------+
 //! ```
 //!
-//! A unit is compiled when, and only when, its preprocessed text differs between *before* and *after* in more than
-//! declarations of C functions that nothing in it uses. Code that a diff does not touch keeps the line numbers it was
-//! shipped with ([`numbering`]), so that `__LINE__` in an assert makes no difference. Every tree stands at the same path while it is compiled, in a private mount namespace; for
-//! packages inside a clean root that holds the build dependencies and nothing else.
+//! A unit is compiled only if its preprocessed text differs between *before* and *after* in more than declarations of C
+//! functions that nothing in it uses. Code that a diff does not touch keeps the line numbers it was shipped with
+//! ([`numbering`]), so that `__LINE__` in an assert makes no difference. Every tree is mounted at the same path while
+//! it is compiled, in a private mount namespace; for packages inside a clean root that holds the build dependencies and
+//! nothing else.
 //!
-//! Each file that a diff changes gets a verdict ([`Verdict`]). A file that no unit of the target reads is left out only if
-//! the target's objects are all accounted for ([`account`]): each input of its link was made by a recorded command. Files
-//! are the same file under other names too: links, and copies that the build made (`twins`). What cannot be attributed
-//! refuses the patch ([`Error::Unaccounted`]), so that "nothing to patch" is said of what is known alone.
+//! Each file that a diff changes gets a verdict ([`Verdict`]). A file that no unit of the target reads is left out only
+//! if the target's objects are all accounted for ([`account`]): a recorded command made each input of its link. Links,
+//! and copies that the build made, count as the same file (`twins`). A file that cannot be attributed refuses the patch
+//! ([`Error::Unaccounted`]), so that "nothing to patch" is reported only for known files.
 //!
-//! **The caller must guarantee** that the source is the one the program was built from. The differ checks it: machine
-//! code that is not in the target, byte for byte, refuses the patch.
+//! **The caller must guarantee** that the source is the one that the program was built from. The differ verifies it:
+//! machine code that is not in the target, byte for byte, refuses the patch.
 //!
 //! **It guarantees** that the user's sources and the system's package configuration are never written to, that cached
-//! results are complete or absent, and that several builders may share one cache. On failure nothing is left but
-//! cached intermediate results.
+//! results are complete or absent, and that several builders may share one cache. A failure leaves nothing but cached
+//! intermediate results.
 //!
 //! **Versions.** An archive may list a version and answer 404 for its files. Without a version the builder takes the
-//! newest one that is served, and reports it ([`Event::VersionChosen`]); with one, [`Error::Withheld`] names the newest that
-//! is served. Only an answer of a server counts: a network that fails is an error.
+//! newest one that is served, and reports it ([`Event::VersionChosen`]); with one, [`Error::Withheld`] names the newest
+//! that is served. Only an answer of a server counts as absence: a network failure is an error.
 //!
 //! **It does not** run configure steps or generators again for the *after* side: a diff of a build file is refused.
 //! Nothing of an unpacked package is installed or run on this system; package builds run in the clean root, without
@@ -56,7 +57,7 @@
 //! # Ok::<(), stillpoint_patch_builder::Error>(())
 //! ```
 //!
-//! The idea of comparing objects follows kpatch; recovering a stripped program's names by compiling it again is ours.
+//! The comparison of objects follows kpatch; the recovery of a stripped program's names by compiling it again is ours.
 #![forbid(unsafe_code)]
 
 mod account;
@@ -113,7 +114,7 @@ pub const SHADOW_SOURCES: [(&str, &str); 2] = [
     ("stillpoint-shadow.c", include_str!("../hooks/stillpoint-shadow.c")),
 ];
 
-/// Builds patches and what they need, with one cache.
+/// Builder of patches and of the packages they need, with one cache.
 pub struct Builder<'a> {
     cache: Cache,
     release: Option<String>,
@@ -123,19 +124,19 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// `jobs` compilers run at a time; `tell` gets every event.
+    /// Makes a builder that runs `jobs` compilers at a time; `tell` gets every event.
     pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(Event) + Sync)) -> Self {
         Builder { cache, release: None, root_of: None, jobs: jobs.max(1), tell }
     }
 
-    /// Takes sources, compilers and binaries of another release of the distribution (`bullseye`), from the places
-    /// where this system's own come from.
+    /// Selects sources, compilers and binaries of another release of the distribution (`bullseye`), from the archives
+    /// of this system.
     pub fn of_release(self, codename: Option<String>) -> Self {
         Builder { release: codename, ..self }
     }
 
-    /// Builds in a clean root of this release, whatever release the source is of. Build dependencies that it lacks
-    /// are left out.
+    /// Selects a clean root of this release, for a source of any release. Build dependencies that the release lacks are
+    /// left out.
     pub fn in_root_of(self, codename: Option<String>) -> Self {
         Builder { root_of: codename, ..self }
     }

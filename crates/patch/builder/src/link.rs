@@ -1,4 +1,4 @@
-//! Links: the files that a linker or an archiver was given, from its command line.
+//! Links: the inputs of a linker or an archiver, from its command line.
 
 use crate::commands::resolve;
 use std::collections::BTreeSet;
@@ -7,26 +7,26 @@ use std::path::{Path, PathBuf};
 /// One source of code of a link.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Input {
-    /// File on the command line. Of an archive, `whole` has every member taken, and otherwise those that are needed.
+    /// File on the command line. With `whole` the linker takes every member of an archive, otherwise only those needed.
     File { path: PathBuf, whole: bool },
-    /// `-lNAME`, and the directories that are searched, in order.
+    /// `-lNAME`, with the directories that the linker searches, in order.
     Library { name: String, directories: Vec<PathBuf>, archives_only: bool, whole: bool },
-    /// Response file whose text is not known.
+    /// Response file with unknown text.
     Response(PathBuf),
 }
 
-/// Kind of a file that was linked.
+/// Kind of a linked file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Program or shared library.
     #[default]
     Image,
     Archive,
-    /// Object that other objects were joined to.
+    /// Object joined from other objects.
     Object,
 }
 
-/// The inputs of everything that made one file.
+/// The inputs from which one file was made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) kind: Kind,
@@ -36,13 +36,13 @@ pub(crate) struct Link {
 /// One run of an archiver.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Archiver {
-    /// Files are added to an archive.
+    /// Adds files to an archive.
     Adds { archive: PathBuf, files: Vec<PathBuf> },
-    /// Members of an archive are written to the current directory.
+    /// Writes members of an archive to the current directory.
     Extracts { archive: PathBuf },
 }
 
-/// Puts the text of response files in their place; one whose text is not known stays.
+/// Replaces response files by their text; one with unknown text stays.
 pub(crate) fn expanded(argv: Vec<String>, mut text_of: impl FnMut(&str) -> Option<String>) -> Vec<String> {
     let mut out = Vec::new();
     for argument in argv {
@@ -55,7 +55,7 @@ pub(crate) fn expanded(argv: Vec<String>, mut text_of: impl FnMut(&str) -> Optio
     out
 }
 
-/// The output of a compiler driver that links, and how it is made.
+/// Returns the output of a compiler driver that links, and its inputs.
 pub(crate) fn linker(directory: &Path, argv: &[String]) -> (PathBuf, Link) {
     let tokens = flattened(argv.get(1..).unwrap_or_default());
     let directories = searched(directory, &tokens);
@@ -94,7 +94,7 @@ pub(crate) fn linker(directory: &Path, argv: &[String]) -> (PathBuf, Link) {
     (resolve(directory, Path::new(output)), Link { kind, inputs })
 }
 
-/// The directories in which libraries are searched, in order.
+/// Returns the directories that the linker searches for libraries, in order.
 fn searched(directory: &Path, tokens: &[&str]) -> Vec<PathBuf> {
     let (mut found, mut rest) = (Vec::new(), tokens.iter().copied());
     while let Some(token) = rest.next() {
@@ -107,7 +107,7 @@ fn searched(directory: &Path, tokens: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// `-o FILE` or `-oFILE`.
+/// Returns `FILE` of `-o FILE` or `-oFILE`.
 fn valued_output<'a>(tokens: &[&'a str]) -> Option<&'a str> {
     let at = tokens.iter().position(|token| token.starts_with("-o"))?;
     match tokens[at] {
@@ -116,7 +116,7 @@ fn valued_output<'a>(tokens: &[&'a str]) -> Option<&'a str> {
     }
 }
 
-/// Arguments as the linker gets them: those that the driver passes through stand by themselves.
+/// Returns arguments as the linker gets them: those that the driver passes through become separate arguments.
 fn flattened(arguments: &[String]) -> Vec<&str> {
     let mut out = Vec::new();
     for argument in arguments {

@@ -1,29 +1,29 @@
 //! Keeps the numbering of untouched code: `#line` after each change.
 //!
-//! `__LINE__` ends up in asserts and log calls, so a diff that adds one line changes every function below it. The
-//! numbering of the shipped file is restored where its own lines go on:
+//! `__LINE__` is part of asserts and log calls, so a diff that adds one line changes every function below it. The
+//! numbering of the shipped file is restored where its own lines continue:
 //!
 //! ```text
 //! number of a line in the result = its number in the shipped file, for every line that both have
 //! ```
 //!
 //! A directive only counts where the preprocessor sees it: not in a comment, a continued line or a group that is left
-//! out. So it is put at the first place after the change that is outside of those and outside of parentheses (the
-//! arguments of a macro), and once more behind each `#else`, `#elif` and `#endif` that ends a group open at the change.
+//! out. So it goes to the first place after the change that is outside of those and outside of parentheses (the
+//! arguments of a macro). It is repeated after each `#else`, `#elif` and `#endif` that ends a group open at the change.
 //! A directive too many does no harm: each states the truth.
 
 use std::collections::HashMap;
 
-/// `after`, with directives that give the lines it shares with `shipped` their numbers of `shipped`.
+/// Returns `after`, with directives that give the lines it shares with `shipped` their numbers of `shipped`.
 pub fn number(shipped: &str, after: &str) -> String {
     let old: Vec<&str> = shipped.split_inclusive('\n').collect();
     let new: Vec<&str> = after.split_inclusive('\n').collect();
     let numbers = matches(&old, &new);
     let mut out = String::with_capacity(after.len() + 256);
     let mut scan = Scan::default();
-    // line N of the text has the number N + offset, unless a directive may have been in a group left out (`restate`)
+    // line N of the text has the number N + offset, unless a group that is left out may hold a directive (`restate`)
     let (mut offset, mut restate) = (0i64, false);
-    // for each open group: whether it holds a directive of ours
+    // for each open group: true if it holds a directive of ours
     let mut groups: Vec<bool> = Vec::new();
     for (at, line) in new.iter().enumerate() {
         let place = at as i64 + 1;
@@ -46,7 +46,7 @@ pub fn number(shipped: &str, after: &str) -> String {
     out
 }
 
-/// What a line does to conditional groups.
+/// Effect of a line on conditional groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Conditional {
     None,
@@ -55,14 +55,14 @@ enum Conditional {
     Close,
 }
 
-/// What the preprocessor is in the middle of at the end of a line.
+/// State of the preprocessor at the end of a line.
 #[derive(Debug, Default)]
 struct Scan {
     comment: bool,
     continued: bool,
-    /// In a directive that goes on.
+    /// True inside a directive that continues on the next line.
     directive: bool,
-    /// Inside the raw string with this end.
+    /// End of the raw string that continues on the next line.
     raw: Option<String>,
     parentheses: i64,
 }
@@ -129,7 +129,7 @@ fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
     text.windows(wanted.len()).position(|w| w == wanted)
 }
 
-/// Length of a string or character literal; one that does not end on its line ends with it.
+/// Returns the length of a string or character literal; one that does not end on its line ends with it.
 fn literal(text: &[u8]) -> usize {
     let mut at = 1;
     while at < text.len() {
@@ -154,7 +154,7 @@ fn conditional(line: &str) -> Conditional {
     }
 }
 
-/// For each line of `new` the line of `old` it is: a longest common subsequence between common ends.
+/// Finds for each line of `new` the same line of `old`: a longest common subsequence between common ends.
 fn matches(old: &[&str], new: &[&str]) -> Vec<Option<usize>> {
     let mut result = vec![None; new.len()];
     let head = old.iter().zip(new).take_while(|(a, b)| a == b).count();
@@ -173,8 +173,8 @@ fn matches(old: &[&str], new: &[&str]) -> Vec<Option<usize>> {
     result
 }
 
-/// Pairs of equal lines, increasing on both sides: anchored at lines that are unique on both sides ("patience"),
-/// which keeps the pairing the same whatever else a diff adds elsewhere.
+/// Finds pairs of equal lines, increasing on both sides, anchored at lines that are unique on both sides ("patience"):
+/// the pairing stays the same when a diff adds lines elsewhere.
 fn common(old: &[&str], new: &[&str]) -> Vec<(usize, usize)> {
     if old.is_empty() || new.is_empty() {
         return Vec::new();
@@ -197,7 +197,7 @@ fn common(old: &[&str], new: &[&str]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// A gap between two anchors: its equal ends, and what lies between by a recursion while there are anchors inside.
+/// Pairs the lines of a gap between two anchors: equal ends first, then a recursion while there are anchors inside.
 fn between(old: &[&str], new: &[&str]) -> Vec<(usize, usize)> {
     let head = old.iter().zip(new).take_while(|(a, b)| a == b).count();
     let limit = old.len().min(new.len()) - head;
@@ -234,7 +234,7 @@ fn unique_pairs(old: &[&str], new: &[&str]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// The longest chain of pairs that increases in its second part too.
+/// Finds the longest chain of pairs that increases in its second part too.
 fn longest_increasing(pairs: &[(usize, usize)]) -> Vec<(usize, usize)> {
     let mut tails: Vec<usize> = Vec::new();
     let mut previous: Vec<Option<usize>> = vec![None; pairs.len()];
@@ -263,7 +263,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::process::{Command, Stdio};
 
-    /// Line numbers as the preprocessor sees them: `mark(NAME, __LINE__)` in the text to NAME and number.
+    /// Returns line numbers as the preprocessor sees them: `mark(NAME, __LINE__)` in the text to NAME and number.
     fn seen(text: &str, options: &[&str]) -> BTreeMap<String, u32> {
         use std::io::Write;
         let mut cc = Command::new("cc")

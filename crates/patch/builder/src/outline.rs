@@ -1,10 +1,10 @@
-//! Packages whose rules are followed without compiling: where a build takes half an hour and one unit two seconds.
+//! Packages whose rules run without compilation: a build takes half an hour, one unit two seconds.
 //!
-//! The package's own rules run in a clean root as for a build: they configure, and make generated sources. The
-//! program that stands in every compiler's way takes note of each compilation and each link, and leaves an empty file
-//! where the result would be. Programs that the build itself runs are compiled and linked from source in one step by
-//! all packages listed here; a package that links them from objects cannot be outlined. That nothing was compared
-//! with the target as a whole is made up by the byte check of every unit that a patch touches.
+//! The package's own rules run in a clean root as for a build: they configure, and make generated sources. The program
+//! that replaces every compiler records each compilation and each link, and leaves an empty file in place of the
+//! result. All packages listed here compile and link the programs that the build itself runs from source in one step; a
+//! package that links them from objects cannot be outlined. The target as a whole is not compared with a build; the
+//! byte check of every unit that a patch touches replaces this comparison.
 
 use crate::commands::Recording;
 use crate::configured::INCLUDES_FILE;
@@ -17,8 +17,8 @@ use std::fs;
 use std::path::Path;
 use stillpoint_host::EntryName;
 
-/// The program in the compilers' way. What configuration tries out (`conftest`), what asks, and what makes a program
-/// from source at once is done; everything else is only noted.
+/// The program that replaces the compilers. It executes tests of the configuration (`conftest`), queries, and calls
+/// that make a program from source in one step; it only records all other calls.
 pub(crate) const OUTLINER: &str = r#"#!/bin/sh
 name=${0##*/}
 record=/stillpoint/records/$$
@@ -53,14 +53,14 @@ case $name in
     *) : > "${output:-a.out}" ;;
 esac
 "#;
-/// An archive without members is no longer than this.
+/// Size limit, in bytes, of an archive without members.
 const EMPTY_MAX: u64 = 8;
 
-/// What no compiler of the patched program reads; every patched tree would hold a copy.
+/// Directories that no compiler of the patched program reads; otherwise every patched tree would hold a copy.
 const LEFT_OUT: [&str; 4] = ["doc", "build/doc", "src/test", "build/src/test"];
 
-/// Settings for the rules of packages that make more than programs. Documentation and the bitcode of just-in-time
-/// compilation are no part of a program's text.
+/// Returns settings for the rules of packages that make more than programs. Documentation and the bitcode of
+/// just-in-time compilation are no part of a program's text.
 pub(crate) fn environment(package: &str) -> Vec<(String, OsString)> {
     match is_postgresql(package) {
         true => vec![("MAKEFLAGS".into(), "CLANG=/bin/true XSLTPROC=/bin/true".into())],
@@ -72,14 +72,14 @@ fn is_postgresql(package: &str) -> bool {
     package.strip_prefix("postgresql-").is_some_and(|version| version.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Whether a package can be outlined.
+/// Returns true if a package can be outlined.
 pub(crate) fn is_known(package: &str) -> bool {
     is_postgresql(package)
 }
 
 impl Builder<'_> {
-    /// Configures a package and makes its generated sources; what its compilers would do comes back. Done once for
-    /// each version.
+    /// Configures a package, makes its generated sources, and returns the recorded calls of its compilers. Runs once
+    /// for each version.
     pub(crate) fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
         let shipped = Shipped::Full.diffs(&source.series)?;
         let identity = format!("{}-outlined", self.identity(source, &shipped));
@@ -122,7 +122,7 @@ impl Builder<'_> {
     }
 }
 
-/// Removes what stands for a result.
+/// Removes empty files that replace results.
 fn remove_empty(path: &Path) -> Result<(), Error> {
     match path.symlink_metadata() {
         Ok(file) if file.is_file() && file.len() <= EMPTY_MAX => fs::remove_file(path).at("removing", path),
@@ -140,7 +140,7 @@ mod tests {
         assert!(environment("redis").is_empty());
     }
 
-    /// The script alone, with another shell program in place of the compiler.
+    /// Runs the script alone, with another shell program in place of the compiler.
     #[test]
     fn compilations_and_links_are_noted_and_not_done() {
         use std::os::unix::fs::PermissionsExt;

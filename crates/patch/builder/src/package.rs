@@ -1,4 +1,4 @@
-//! Source and binary packages: fetched, unpacked, built as the archive builds them, never installed.
+//! Source and binary packages: fetched, unpacked, built by the rules of the archive, never installed.
 
 use crate::account::{Account, Place};
 use crate::apt::{Apt, SourceStanza, find_with_suffix, no_version};
@@ -22,37 +22,37 @@ use stillpoint_host::EntryName;
 pub struct SourcePackage {
     pub(crate) stanza: SourceStanza,
     pub(crate) apt: Apt,
-    /// Its `.dsc`.
+    /// Path of its `.dsc`.
     pub(crate) description: PathBuf,
     tree: PathBuf,
-    /// Its diffs.
+    /// Its series of diffs.
     pub series: Series,
 }
 
 impl SourcePackage {
-    /// For instance `redis`.
+    /// Returns the name, for instance `redis`.
     pub fn name(&self) -> &str {
         &self.stanza.package
     }
 
-    /// For instance `5:7.0.15-1~deb12u10`.
+    /// Returns the version, for instance `5:7.0.15-1~deb12u10`.
     pub fn version(&self) -> &str {
         &self.stanza.version
     }
 
-    /// The version without epoch and Debian revision.
+    /// Returns the version without epoch and Debian revision.
     pub(crate) fn upstream(&self) -> &str {
         let version = self.version();
         let version = version.split_once(':').map_or(version, |(_, rest)| rest);
         version.rsplit_once('-').map_or(version, |(upstream, _)| upstream)
     }
 
-    /// The package, unpacked.
+    /// Returns the directory of the unpacked package.
     pub(crate) fn tree(&self) -> &Path {
         &self.tree
     }
 
-    /// Where it stands while it is built.
+    /// Returns the path of the source during its build.
     pub(crate) fn build_path(&self) -> PathBuf {
         Path::new(BUILD_PATH).join(format!("{}-{}", self.name(), self.upstream()))
     }
@@ -61,7 +61,7 @@ impl SourcePackage {
         entry_name(self.name(), self.version())
     }
 
-    /// Reads what was downloaded and unpacked; the archive is not asked.
+    /// Reads a package that was downloaded and unpacked, without access to the archive.
     fn read(apt: &Apt, entry: &Path) -> Result<Self, Error> {
         let description = find_with_suffix(entry, ".dsc")?;
         let text = fs::read(&description).at("reading", &description)?;
@@ -75,25 +75,25 @@ impl SourcePackage {
     }
 }
 
-/// An entry of the cache that belongs to a version of a package.
+/// Returns the name of the cache entry of a version of a package.
 fn entry_name(package: &str, version: &str) -> String {
     format!("{package}_{}", version.replace([':', '/'], "%"))
 }
 
-/// Which diffs of its series a binary was built with.
+/// Selection of the diffs of its series that a binary was built with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Shipped {
-    /// All, as the archive's own binaries.
+    /// All diffs, as in the archive's own binaries.
     #[default]
     Full,
-    /// Those that fix no CVE.
+    /// The diffs that fix no CVE.
     WithoutCves,
-    /// All but these.
+    /// All diffs except these.
     Without(Vec<String>),
 }
 
 impl Shipped {
-    /// The diffs in force, in order.
+    /// Returns the active diffs, in order.
     pub fn diffs(&self, series: &Series) -> Result<Vec<Diff>, Error> {
         let left_out = match self {
             Shipped::Full => Vec::new(),
@@ -106,8 +106,8 @@ impl Shipped {
     }
 }
 
-/// A package built by its own rules in a clean root, with everything its compilers did recorded; or only configured,
-/// with everything they would do.
+/// A package built by its own rules in a clean root, with the work of its compilers recorded; or only configured, with
+/// the work that they would do.
 #[derive(Debug)]
 pub struct BuiltPackage {
     /// The diffs of its series that it was built with.
@@ -117,24 +117,24 @@ pub struct BuiltPackage {
     pub(crate) tree: PathBuf,
     pub(crate) identity: String,
     pub(crate) recording: Recording,
-    /// Who includes what, where the package is only configured: nobody has recorded it.
+    /// Includes of the source, if the package is only configured and no build recorded them.
     pub(crate) includes: Option<Includes>,
 }
 
-/// What to run of a package's rules.
+/// Part of a package's rules that is to run.
 pub(crate) struct Rules<'a> {
     /// Targets of `debian/rules`.
     pub(crate) targets: &'a [&'a str],
     /// Variables on top of the archive's own.
     pub(crate) environment: &'a [(String, OsString)],
-    /// What stands in the compilers' way.
+    /// Text of the program that replaces the compilers.
     pub(crate) recorder: &'a str,
-    /// What it is built with besides its own.
+    /// Additional edits and library of the build.
     pub(crate) integration: Option<&'a Integration>,
 }
 
 impl BuiltPackage {
-    /// The tree it was built in.
+    /// Returns the tree of the build.
     pub fn tree(&self) -> &Path {
         &self.tree
     }
@@ -143,8 +143,8 @@ impl BuiltPackage {
         inside.strip_prefix(&self.source).ok().map(|relative| self.tree.join(relative))
     }
 
-    /// Linked files that can be executed or loaded: where they are seen while building, and where they lie, or would
-    /// lie if the package were built.
+    /// Returns linked files that can be executed or loaded: the path of each inside the build, and its path outside,
+    /// also where the package is not built.
     pub(crate) fn outputs(&self) -> Vec<(PathBuf, PathBuf)> {
         let outputs = self.recording.outputs().filter_map(|o| Some((o.to_owned(), self.outside(o)?)));
         let is_archive = |path: &Path| path.extension().is_some_and(|e| e == "a");
@@ -155,14 +155,14 @@ impl BuiltPackage {
         outputs.filter(counts).collect()
     }
 
-    /// The account of an output.
+    /// Makes the account of an output.
     pub(crate) fn account(&self, output: &Path) -> Account {
         let place = Place { root: &self.root, source: &self.source, tree: &self.tree };
         Account::of(&self.recording, output, &place)
     }
 
-    /// Units that went into an output, by their path relative to the source directory; all of them when none is known.
-    /// `original` is the package, unpacked. The error says why the output is not known.
+    /// Returns the project of an output's units, by their path relative to the source directory; of all units when none
+    /// is known. `original` is the unpacked package. The error in `output` is the reason why the output is not known.
     pub(crate) fn project(
         &self,
         output: Result<&Path, String>,
@@ -200,7 +200,7 @@ impl BuiltPackage {
         }
     }
 
-    /// Paths of the units that went into an output.
+    /// Returns the paths of an output's units.
     pub(crate) fn units_of(&self, output: &Path) -> std::collections::BTreeSet<String> {
         let account = self.account(output);
         let is_part = |c: &&CompileCommand| c.object.as_ref().is_some_and(|o| account.objects.contains_key(o));
@@ -209,20 +209,20 @@ impl BuiltPackage {
         units.map(|u| u.to_string_lossy().into_owned()).collect()
     }
 
-    /// Whether any recorded command compiles the file, for this output or another.
+    /// Returns true if any recorded command compiles the file, for this output or another.
     pub(crate) fn compiles(&self, unit: &str) -> bool {
         self.recording.commands.iter().any(|c| c.file.strip_prefix(&self.source).is_ok_and(|u| u == Path::new(unit)))
     }
 }
 
 impl Builder<'_> {
-    /// Fetches and unpacks a source package, and its binary packages where `parts` has them: exactly the version asked
-    /// for, or the newest of which the archive serves all these parts. What the cache holds counts as served.
+    /// Fetches and unpacks a source package, and its binary packages if `parts` includes them: exactly the requested
+    /// version, or the newest of which the archive serves all these parts. Cached files count as served.
     pub fn fetch_source(&self, package: &str, version: Option<&str>, parts: Parts) -> Result<SourcePackage, Error> {
         self.fetch_source_besides(package, version, parts, None)
     }
 
-    /// Fetches as [`Builder::fetch_source`] does; the error for a version that is not served proposes none that is `taken`.
+    /// Fetches as [`Builder::fetch_source`] does; the error for a withheld version never proposes the version `taken`.
     pub(crate) fn fetch_source_besides(
         &self,
         package: &str,
@@ -270,8 +270,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Finds the newest version of which all parts are served, and newer ones that are listed and are not. Only a file
-    /// that the server does not have says so; any other failure is an error.
+    /// Finds the newest version of which all parts are served, and the newer ones that are listed but not served. Only
+    /// an absent file on the server makes a version withheld; every other failure is an error.
     fn newest_served(
         &self,
         apt: &Apt,
@@ -322,7 +322,7 @@ impl Builder<'_> {
         has("source") && (parts == Parts::Source || has("binaries"))
     }
 
-    /// Builds a package with a part of its series, by its own rules, in a clean root. Done once for each choice.
+    /// Builds a package with a part of its series, by its own rules, in a clean root. Runs once for each choice.
     pub fn build_package(
         &self,
         source: &SourcePackage,
@@ -351,7 +351,7 @@ impl Builder<'_> {
         Ok(BuiltPackage { shipped: diffs, root, source: build_path, tree, identity, recording, includes: None })
     }
 
-    /// The clean root that a package is built in.
+    /// Returns the clean root for the build of a package.
     pub(crate) fn root_for(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("making a clean root for {}", source.name()));
         match self.foreign_root() {
@@ -363,19 +363,19 @@ impl Builder<'_> {
         }
     }
 
-    /// The release whose compilers build, when it is not that of the source.
+    /// Returns the release whose compilers build, when it is not that of the source.
     fn foreign_root(&self) -> Option<&str> {
         self.root_of.as_deref().filter(|_| self.root_of != self.release)
     }
 
-    /// Tells apart what packages are built from.
+    /// Returns an identifier of the sources that a package is built from.
     pub(crate) fn identity(&self, source: &SourcePackage, diffs: &[Diff]) -> String {
         let facts: Vec<_> = diffs.iter().map(|d| d.text.as_slice()).collect();
         let release = self.root_of.as_ref().or(self.release.as_ref()).map(|r| format!("{r}-")).unwrap_or_default();
         format!("{release}{}-{}", source.key(), stillpoint_host::cache::key(facts))
     }
 
-    /// A copy of the source with diffs of its series applied, below `into`.
+    /// Makes a copy of the source with diffs of its series applied, below `into`.
     pub(crate) fn shipped_tree(&self, source: &SourcePackage, diffs: &[Diff], into: &Path) -> Result<PathBuf, Error> {
         let tree = into.join("tree");
         let mut copy = Command::new("cp");
@@ -417,7 +417,7 @@ impl Builder<'_> {
         .to_vec();
         env.extend_from_slice(rules.environment);
         if self.foreign_root().is_some() {
-            // later levels hand options to configure that only scripts made by this release's autoconf know
+            // later levels pass options to configure that only scripts made by this release's autoconf know
             env.push(("DH_COMPAT".into(), "10".into()));
         }
         if let Some(integration) = rules.integration {
@@ -430,13 +430,13 @@ impl Builder<'_> {
         run(&mut sandbox.command(build_path, &argv, &env), "building the package by its own rules").map(drop)
     }
 
-    /// The recording program under every compiler's name that the root has.
+    /// Writes the recording program under every compiler's name that the root has.
     fn recorder(&self, root: &Path, text: &str) -> Result<PathBuf, Error> {
         use std::os::unix::fs::PermissionsExt;
         let mut names: Vec<&str> = RECORDED.to_vec();
         names.retain(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
         let mut programs: Vec<(&str, &str)> = names.into_iter().map(|name| (name, text)).collect();
-        // another release's autoconf may not read the package's input; what it made is part of the source
+        // another release's autoconf may not read the package's input; its output is part of the source
         programs.extend(self.foreign_root().map(|_| ("dh_autoreconf", "#!/bin/sh\n")));
         let parts = programs.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
         self.cache.entry(&EntryName::new("recorder", &stillpoint_host::cache::key(parts)), |into| {
@@ -449,13 +449,13 @@ impl Builder<'_> {
         })
     }
 
-    /// Every version of a binary package in the archive, newest first.
+    /// Returns every version of a binary package in the archive, newest first.
     pub fn binary_versions(&self, package: &str) -> Result<Vec<String>, Error> {
         Apt::open(&self.cache, self.release.as_deref())?.binary_versions(package)
     }
 
-    /// Downloads one binary package and unpacks it, without installing it. The directory that comes back is what its
-    /// root directory would be.
+    /// Downloads one binary package and unpacks it, without installing it. Returns the directory that would be its root
+    /// directory.
     pub fn fetch_binary(&self, package: &str, version: &str) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching {package} {version}"));
         let name = format!("{package}_{}", version.replace([':', '/'], "%"));
@@ -465,7 +465,7 @@ impl Builder<'_> {
         })
     }
 
-    /// Downloads and unpacks the binary packages built from a source package that can hold programs into one directory.
+    /// Downloads the binary packages of a source package that can hold programs, and unpacks them into one directory.
     pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
         self.cache.entry(&EntryName::new("binaries", &source.key()), |into| {
@@ -487,7 +487,7 @@ impl Builder<'_> {
         })
     }
 
-    /// Writes an output of a built package without its debug information, as a package carries it.
+    /// Writes an output of a built package without its debug information, as in a package.
     pub fn strip(&self, built: &BuiltPackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let outputs = built.outputs();
         let named = outputs.iter().find(|(inside, _)| inside.file_name().is_some_and(|f| f == name));
@@ -514,7 +514,7 @@ impl Builder<'_> {
     }
 }
 
-/// Copies a file over another one, not in place: the old one may be running.
+/// Replaces a file by a copy of another one, under a new inode: the old one may be running.
 pub(crate) fn replace(from: &Path, to: &Path) -> Result<(), Error> {
     let mut part = to.as_os_str().to_owned();
     part.push(".part");

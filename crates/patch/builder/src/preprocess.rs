@@ -1,24 +1,24 @@
-//! The text that the compiler sees, and which files it came from.
+//! The text that the compiler sees, and its files.
 
 use crate::unused;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What a unit is after preprocessing, with what it takes to know that it still is.
+/// A unit after preprocessing, with the data that verify that it is still the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Text {
     /// Hash of the text without line markers, empty lines and, in C, declarations that nothing uses: equal texts make
     /// equal code.
     pub(crate) text: String,
-    /// Hash of everything, line markers included: equal ones make equal objects.
+    /// Hash of the whole text, line markers included: equal hashes make equal objects.
     pub(crate) full: String,
-    /// Files read, relative to the source directory where they are in it.
+    /// Files that the compiler read; those in the source directory are relative to it.
     pub(crate) files: BTreeSet<String>,
 }
 
-/// Evaluates what `cc -E` printed of a unit in `directory`; `source` is the source directory, all as the compiler sees
-/// it.
+/// Evaluates the output of `cc -E` for a unit in `directory`; `source` is the source directory, both as the compiler
+/// sees them.
 pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path, is_c: bool) -> Text {
     let mut files = BTreeSet::new();
     let mut kept: Vec<&[u8]> = Vec::new();
@@ -36,9 +36,9 @@ pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path, is_c: boo
             }
         }
     }
-    // the rules of C++ find functions that nobody names
+    // the rules of C++ find functions that no text names
     let text = if is_c {
-        // each line with the end of the one before it, so that whole lines go
+        // each line with the end of the one before it, so that whole lines are removed
         let joined: Vec<u8> = kept.iter().flat_map(|line| b"\n".iter().chain(*line)).copied().collect();
         stillpoint_host::cache::key(unused::without(&joined))
     } else {
@@ -47,7 +47,7 @@ pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path, is_c: boo
     Text { text, full: stillpoint_host::cache::key([output]), files }
 }
 
-/// The part of a line marker (`# 12 "a.h" 2`) behind `# `.
+/// Returns the part of a line marker (`# 12 "a.h" 2`) after `# `.
 fn marker(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"# ")?;
     rest.first().is_some_and(u8::is_ascii_digit).then_some(rest)
@@ -57,7 +57,7 @@ fn file_name(marker: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(marker);
     let (_, rest) = text.split_once('"')?;
     let (name, _) = rest.rsplit_once('"')?;
-    // the command line and the compiler itself appear in brackets, the working directory with a trailing //
+    // the command line and the compiler itself are in brackets, the working directory has a trailing //
     let real = !name.starts_with('<') && !name.ends_with("//");
     real.then(|| name.replace("\\\"", "\"").replace("\\\\", "\\"))
 }

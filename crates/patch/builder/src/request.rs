@@ -1,4 +1,4 @@
-//! What a patch is built from: a Debian source package, or a source directory of the user.
+//! Sources of a patch: a Debian source package, or a source directory of the user.
 
 use crate::account::Account;
 use crate::build::{Built, Job, Report, Statement};
@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the running binary was built from.
+/// Source from which the running binary was built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShippedAs {
     /// This version of the source package, with a part of its series.
@@ -30,25 +30,26 @@ pub enum ShippedAs {
 pub struct DebianRequest {
     /// Source package.
     pub package: String,
-    /// Its version; the newest when `None`.
+    /// Version of the source package; the newest when `None`.
     pub version: Option<String>,
-    /// Diffs of its series that make the patch. When empty and `shipped` is another version: all that this version
-    /// has and that one has not.
+    /// Diffs of its series that make the patch. When empty and `shipped` is another version: all diffs that this
+    /// version has and that one has not.
     pub quilt: Vec<String>,
     /// Further diffs, which are no part of the series; applied last.
     pub diffs: Vec<PathBuf>,
-    /// Diffs that are in force already, brought by earlier patches: of the series by name, others by their file.
+    /// Diffs that earlier patches already made active: diffs of the series by name, others by their file.
     pub on_top_of: Vec<String>,
-    /// What the running binary was built from.
+    /// Source from which the running binary was built.
     pub shipped: ShippedAs,
-    /// Quiescence points that it was built with; then it is a build of this builder, never the archive's own.
+    /// Quiescence points of the running binary; such a binary is a build of this builder, never the archive's own.
     pub integrated: Option<Integrated>,
     /// The running binary: an ELF file, or the name of a program of the package.
     pub binary: Option<PathBuf>,
 }
 
 impl DebianRequest {
-    /// Parts of the running binary's version that are needed: its binary packages, unless the binary is a file or is built.
+    /// Returns the required parts of the running binary's version: its binary packages, unless the binary is a file or
+    /// is built.
     fn parts(&self) -> Parts {
         let built = self.integrated.is_some() || matches!(&self.shipped, ShippedAs::Series(s) if *s != Shipped::Full);
         let file = self.binary.as_ref().is_some_and(|path| path.is_file());
@@ -61,15 +62,15 @@ impl DebianRequest {
 pub struct SourceRequest {
     /// The source, as it was when the program was built.
     pub directory: PathBuf,
-    /// How it was compiled.
+    /// The compile commands of the program.
     pub compile_commands: PathBuf,
     /// Diffs that make the patch.
     pub diffs: Vec<PathBuf>,
-    /// Diffs that are in force already.
+    /// Diffs that are already active.
     pub on_top_of: Vec<PathBuf>,
-    /// The program or library.
+    /// The program or library that is patched.
     pub target: PathBuf,
-    /// Units to look at, as path prefixes relative to `directory`; all when empty.
+    /// Path prefixes of the units to examine, relative to `directory`; all units when empty.
     pub unit_filter: Vec<String>,
 }
 
@@ -128,7 +129,7 @@ impl Builder<'_> {
         self.build(Job { project, base, diffs, target, unit_filter: &[], package, statement, report })
     }
 
-    /// The ELF file to be patched, and the output of the build that it is, or why that is not known.
+    /// Finds the ELF file to patch and the matching output of the build, or the reason why that output is not known.
     fn find_target(
         &self,
         request: &DebianRequest,
@@ -159,7 +160,7 @@ impl Builder<'_> {
         Ok((target, output))
     }
 
-    /// Copies a program of the archive's own binary packages, exactly as it is, into a directory.
+    /// Copies a program of the archive's own binary packages, unchanged, into a directory.
     pub fn take_binary(&self, source: &SourcePackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let found = find_in(&self.fetch_binaries(source)?, Path::new(name))?;
         fs::create_dir_all(into).at("making", into)?;
@@ -184,7 +185,7 @@ impl Builder<'_> {
         let linked = elf::linked_sources(&fs::read(&target).at("reading", &target)?);
         let mut report = Report::default();
         let account = account_of_source(&directory, &all, &linked, &mut report)?;
-        // not kept: the user may change the source at any time
+        // not cached: the user may change the source at any time
         let scratch = tempfile::tempdir_in(directory.parent().unwrap_or(&directory)).or_else(|_| tempfile::tempdir());
         let scratch = scratch.at("making", Path::new("a temporary directory"))?;
         let project = Project {
@@ -220,7 +221,7 @@ fn units_below(directory: &Path, all: &[CompileCommand], filter: &[String]) -> V
     units
 }
 
-/// The account of a target that the user linked, as far as its symbol table goes.
+/// Makes the account of a target that the user linked, from its symbol table.
 fn account_of_source(
     directory: &Path,
     commands: &[CompileCommand],
@@ -239,7 +240,7 @@ fn account_of_source(
     }))
 }
 
-/// Base names of all units in a directory.
+/// Returns the base names of all units in a directory.
 fn unit_names(directory: &Path) -> Result<BTreeSet<String>, Error> {
     let (mut names, mut open) = (BTreeSet::new(), vec![directory.to_owned()]);
     while let Some(directory) = open.pop() {
@@ -256,7 +257,7 @@ fn unit_names(directory: &Path) -> Result<BTreeSet<String>, Error> {
     Ok(names)
 }
 
-/// The other tree stands at the path of the first one while it is compiled: that takes a private mount namespace.
+/// Checks for private mount namespaces: the other tree is mounted at the path of the first one while it is compiled.
 fn can_mount() -> Result<(), Error> {
     let here = std::env::temp_dir();
     let sandbox = Sandbox::default().with(&here, &here);
@@ -265,7 +266,7 @@ fn can_mount() -> Result<(), Error> {
         .map_err(|e| Error::Environment(format!("{e}; run as root, or allow user namespaces")))
 }
 
-/// Both versions must be the same upstream source, and the newer one must have all that the older one has.
+/// Checks that both versions are the same upstream source, and that the newer one has all diffs of the older one.
 fn check_versions(new: &SourcePackage, old: &SourcePackage, shipped: &[Diff]) -> Result<(), Error> {
     let what = format!("{} from {} to {}", new.name(), old.version(), new.version());
     if new.upstream() != old.upstream() {
@@ -281,7 +282,7 @@ fn check_versions(new: &SourcePackage, old: &SourcePackage, shipped: &[Diff]) ->
     Ok(())
 }
 
-/// Diffs of a series that neither the binary nor earlier patches have.
+/// Returns diffs of a series that neither the binary nor earlier patches have.
 fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
     let there = |d: &Diff| shipped.iter().chain(base).any(|s| s.text == d.text);
     series.diffs.iter().filter(|d| !there(d)).cloned().collect()
@@ -289,15 +290,15 @@ fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
 
 /// An output of the build that is the target.
 pub(crate) struct Output {
-    /// Path that the build sees.
+    /// Path of the file inside the build.
     pub(crate) inside: PathBuf,
-    /// Path of the file now, or once it is built.
+    /// Present path of the file, or its path after the build.
     outside: PathBuf,
     /// Reason why it could be another one.
     pub(crate) doubt: Option<String>,
 }
 
-/// The output that is the target: by its content where the build has made it, else by its name.
+/// Finds the output that is the target: by its content if the build has made it, else by its name.
 pub(crate) fn output_of(
     target: &Path,
     asked: &Path,
@@ -337,7 +338,7 @@ pub(crate) fn output_of(
     Ok(Err(format!("the build step of the package's rules linked no {}", asked.display())))
 }
 
-/// The only linked program that has all units the diffs change directly.
+/// Finds the only linked program that has all units that the diffs change directly.
 fn only_program(built: &BuiltPackage, outputs: &[(PathBuf, PathBuf)], diffs: &[Diff]) -> Result<String, Error> {
     let files: Vec<String> = diffs.iter().flat_map(|d| crate::diff::split(&d.text)).map(|f| f.path).collect();
     let wanted: Vec<&String> = files.iter().filter(|f| built.compiles(f)).collect();
@@ -358,7 +359,7 @@ fn only_program(built: &BuiltPackage, outputs: &[(PathBuf, PathBuf)], diffs: &[D
     }
 }
 
-/// A file of unpacked packages by its path or its name; symbolic links are followed inside.
+/// Finds a file of unpacked packages by its path or its name; follows symbolic links inside.
 fn find_in(root: &Path, wanted: &Path) -> Result<PathBuf, Error> {
     let relative = wanted.strip_prefix("/").unwrap_or(wanted);
     let mut open = vec![root.to_owned()];

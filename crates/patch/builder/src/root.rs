@@ -1,5 +1,5 @@
 //! Clean roots: the release, `build-essential` and one package's build dependencies, nothing else. A stray header
-//! changes code, so no build looks at the system it runs on.
+//! changes code, so no build reads headers of the system on which it runs.
 
 use crate::apt::{Apt, text_of};
 use crate::error::At;
@@ -12,40 +12,40 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use stillpoint_host::EntryName;
 
-/// Where sources stand while they are built, as on the archive's own builders: the path shows in debug information
-/// and, with some packages, in `__FILE__`.
+/// Directory of sources during a build, as on the archive's own builders: the path is part of debug information and,
+/// with some packages, of `__FILE__`.
 pub(crate) const BUILD_PATH: &str = "/build/reproducible-path";
-/// Where the recording compiler, its records and the objects lie inside.
+/// Directory of the recording compiler, its records and the objects, inside the root.
 pub(crate) const OWN_PATH: &str = "/stillpoint";
 
-/// Where builds write into a clean root.
+/// Directories of a clean root that builds write to.
 const CHANGING: [&str; 6] =
     ["build/reproducible-path", "stillpoint/out", "stillpoint/records", "run", "tmp", "var/tmp"];
 
-/// Documentation and translations are no input of any compiler.
+/// Documentation and translations: no compiler reads them.
 const LEAVE_OUT: [&str; 4] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];
 
-/// Path of apt's preferences for versions that the archive does not serve, inside.
+/// Path of apt's preferences, inside the root, for versions that the archive does not serve.
 const PREFERENCES: &str = "etc/apt/preferences.d/stillpoint";
-/// Limit of attempts at a root, each without the versions that were not served before. One attempt finds all of those
-/// that it wants; what is wanted in their place may be withheld as well.
+/// Limit of attempts to make a root, each without the versions that were not served before. One attempt finds all
+/// withheld versions that it needs; versions that replace these may be withheld as well.
 const ATTEMPTS_MAX: usize = 8;
 
-/// The root for a source package; packages with the same build dependencies share one.
+/// Makes the root for a source package; packages with the same build dependencies share one.
 pub(crate) fn for_package(builder: &Builder, apt: &Apt, source: &SourcePackage) -> Result<PathBuf, Error> {
-    // from the description: the root's own lists need not have this version
+    // from the description: the root's own lists may not have this version
     let install = format!("DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep /{DESCRIPTION}");
     make(builder, apt, source, source.name(), &install, &[])
 }
 
-/// Path of the source package's description, inside.
+/// Path of the source package's description, inside the root.
 const DESCRIPTION: &str = "stillpoint/source.dsc";
 
-/// Where a root tells what it lacks.
+/// Path, inside the root, of the list of absent dependencies.
 const LEFT_OUT: &str = "stillpoint/left-out";
 
-/// A root of one release for a source package of another: what that release lacks of the build dependencies is left
-/// out, and named. The package's own rules must do without it.
+/// Makes a root of one release for a source package of another. Build dependencies that the release lacks are left out
+/// and listed; the package's own rules must work without them.
 pub(crate) fn for_foreign(builder: &Builder, apt: &Apt, source: &SourcePackage) -> Result<PathBuf, Error> {
     let stanza = &source.stanza;
     let install = format!(
@@ -63,7 +63,7 @@ pub(crate) fn for_foreign(builder: &Builder, apt: &Apt, source: &SourcePackage) 
     Ok(root)
 }
 
-/// The entries of all `Build-Depends` fields.
+/// Returns the entries of all `Build-Depends` fields.
 fn dependencies(fields: &str) -> Vec<&str> {
     let lists = fields.lines().filter(|l| l.starts_with("Build-Depends")).filter_map(|l| l.split_once(':'));
     lists.flat_map(|(_, list)| list.split(',')).map(str::trim).filter(|entry| !entry.is_empty()).collect()
@@ -117,8 +117,8 @@ fn make(
     })
 }
 
-/// Runs what installs packages, and again without the versions that the archive lists and does not serve, until it has
-/// all that it wants. `attempt` gets the text of apt's preferences.
+/// Runs an installation of packages, and repeats it without the versions that the archive lists and does not serve,
+/// until all packages are served. `attempt` gets the text of apt's preferences.
 fn with_served(
     builder: &Builder,
     apt: &Apt,

@@ -1,13 +1,13 @@
-//! Running programs where the sources stand at the path they were built at: a private mount namespace, and for
-//! packages a clean root.
+//! Execution of programs with the sources mounted at the path at which they were built: a private mount namespace, and
+//! for packages a clean root.
 
 use crate::Error;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Mounts, then enters. The mount namespace ends with the process, and with it every mount. A mount point in a root of
-/// ours is made when it is missing; outside of one, directories are the user's.
+/// Mounts, then changes the root. The mount namespace ends with the process, and with it every mount. In a root of ours
+/// a missing mount point is created; outside of one, directories belong to the user.
 const ENTER: &str = r#"
 root=$1; directory=$2; mounts=$3; shift 3
 while [ "$mounts" -gt 0 ]; do
@@ -24,7 +24,7 @@ cd "$directory" || exit 125
 exec "$@"
 "#;
 
-/// Variables that say how the network is reached.
+/// Proxy variables of the network access.
 const PROXIES: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 
 /// A view of the file system.
@@ -32,9 +32,9 @@ const PROXIES: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 pub(crate) struct Sandbox {
     /// Root directory to change to.
     pub(crate) root: Option<PathBuf>,
-    /// Directory outside, and where it is seen (a path inside the root).
+    /// Pairs of a directory outside and its path inside the root.
     pub(crate) mounts: Vec<(PathBuf, PathBuf)>,
-    /// Whether the network is reachable.
+    /// True if the network is reachable.
     pub(crate) network: bool,
 }
 
@@ -52,8 +52,8 @@ impl Sandbox {
         }
     }
 
-    /// A command that runs `argv` in `directory` (a path inside), with nothing but `env` in its environment when
-    /// there is a root of its own.
+    /// Makes a command that runs `argv` in `directory` (a path inside). If there is a root, its environment is `env`
+    /// alone.
     pub(crate) fn command<S: AsRef<OsStr>>(&self, directory: &Path, argv: &[S], env: &[(String, OsString)]) -> Command {
         let plain = self.root.is_none() && self.mounts.is_empty();
         if plain {
@@ -87,7 +87,7 @@ impl Sandbox {
     }
 }
 
-/// Runs a command to its end; an error carries the end of what it printed.
+/// Runs a command to its end; the error of a failure carries the end of its output.
 pub(crate) fn run(command: &mut Command, what: &str) -> Result<Output, Error> {
     let output = output(command)?;
     if output.status.success() {
@@ -96,7 +96,7 @@ pub(crate) fn run(command: &mut Command, what: &str) -> Result<Output, Error> {
     Err(Error::Command { what: what.to_owned(), status: output.status, output: tail(&output) })
 }
 
-/// Runs a command to its end, however it ends.
+/// Runs a command to its end, also if it fails.
 pub(crate) fn output(command: &mut Command) -> Result<Output, Error> {
     tracing::debug!(?command, "running");
     command.stdin(Stdio::null()).output().map_err(|source| {
@@ -111,7 +111,7 @@ pub(crate) fn output(command: &mut Command) -> Result<Output, Error> {
     })
 }
 
-/// The last lines of what a program printed.
+/// Returns the last lines of a program's output.
 pub(crate) fn tail(output: &Output) -> String {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     let text = String::from_utf8_lossy(&text);
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A root of links and mounts: the system's own programs, seen from inside.
+    /// Uses a root of links and mounts: the system's own programs, seen from inside.
     #[test]
     fn a_mount_point_that_is_missing_is_made_in_a_root() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The system's own source lists, read at run time: which archives this release's packages and sources come from.
+//! The system's own source lists, read at run time: the archives of this release's packages and sources.
 
 use crate::Error;
 use crate::error::At;
@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// One archive: what a deb822 stanza says.
+/// One archive, as a deb822 stanza describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Archive {
     uris: String,
@@ -17,7 +17,7 @@ pub(crate) struct Archive {
 /// The archives of one release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Archives {
-    /// For instance `bookworm`.
+    /// Name of the release, for instance `bookworm`.
     pub(crate) codename: String,
     archives: Vec<Archive>,
 }
@@ -48,7 +48,8 @@ impl Archives {
         Ok(Archives { codename, archives })
     }
 
-    /// The archives of a release of the distribution: of this system's own, or of another one in the same places.
+    /// Returns the archives of a release of the distribution: this system's own release, or another one in the same
+    /// archives.
     pub(crate) fn of(release: Option<&str>) -> Result<Self, Error> {
         let own = Archives::of_this_system()?;
         match release {
@@ -67,7 +68,7 @@ impl Archives {
         self
     }
 
-    /// The same archives as a deb822 file, with packages and sources.
+    /// Returns the same archives as a deb822 file, with packages and sources.
     pub(crate) fn to_text(&self) -> String {
         let mut out = String::new();
         for archive in &self.archives {
@@ -85,7 +86,7 @@ impl Archives {
         out
     }
 
-    /// Key rings that the archives name by path.
+    /// Returns the key rings that the archives name by path.
     pub(crate) fn key_rings(&self) -> Vec<PathBuf> {
         let signed_by = self.archives.iter().filter_map(|a| a.signed_by.as_deref());
         signed_by.flat_map(str::split_whitespace).filter(|w| w.starts_with('/')).map(PathBuf::from).collect()
@@ -93,7 +94,7 @@ impl Archives {
 }
 
 impl Archive {
-    /// The part of it that belongs to a release; third parties' archives carry other suites and no sources of Debian.
+    /// Keeps the part that belongs to a release; archives of third parties have other suites and no sources of Debian.
     fn of_release(mut self, codename: &str) -> Option<Archive> {
         let wanted = ["", "-updates", "-security", "/updates"].map(|suffix| format!("{codename}{suffix}"));
         self.suites.retain(|suite| wanted.contains(suite));
@@ -101,7 +102,7 @@ impl Archive {
     }
 }
 
-/// What becomes part of file names and of apt's configuration.
+/// Returns true if a text may become part of file names and of apt's configuration.
 fn is_codename(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase())
 }

@@ -1,4 +1,4 @@
-//! Source trees: what was shipped, and copies of it with diffs on top. The tree that was given is only read.
+//! Source trees: the shipped tree, and copies of it with diffs applied. The shipped tree is only read.
 
 use crate::debian::Diff;
 use crate::diff::{self, FileDiff};
@@ -11,12 +11,12 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 use stillpoint_host::EntryName;
 
-/// Suffixes of what a C or C++ compiler reads.
+/// Suffixes of files that a C or C++ compiler reads.
 const SOURCES: [&str; 18] =
     ["c", "cc", "cpp", "cxx", "C", "h", "hh", "hpp", "hxx", "inc", "def", "inl", "ipp", "tcc", "S", "i", "ic", "x"];
 /// Suffixes of files that are compiled by themselves.
 const UNITS: [&str; 6] = ["c", "cc", "cpp", "cxx", "C", "S"];
-/// Files that tell how a program is built.
+/// Files that control how a program is built.
 const BUILD_FILES: [&str; 9] = [
     "Makefile",
     "GNUmakefile",
@@ -28,19 +28,19 @@ const BUILD_FILES: [&str; 9] = [
     "configure.in",
     "Makefile.am",
 ];
-/// Also what generators make sources from: they do not run again.
+/// Suffixes of build files, including inputs of generators, which do not run again.
 const BUILD_SUFFIXES: [&str; 9] = ["mk", "cmake", "am", "m4", "in", "y", "yy", "l", "ll"];
 
-/// A copy of the shipped tree with diffs on top, numbered as shipped.
+/// A copy of the shipped tree with diffs applied, numbered as shipped.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
-    /// Where it lies.
+    /// Root of the copy.
     pub(crate) path: PathBuf,
-    /// Files that the diffs changed, made or removed, relative to it.
+    /// Files that the diffs changed, made or removed, relative to the root.
     pub(crate) touched: BTreeSet<String>,
-    /// Copies of them that were changed too, and which file each is a copy of.
+    /// Changed copies of these files, and the file that each is a copy of.
     pub(crate) copies: BTreeMap<String, String>,
-    /// Things the user should know.
+    /// Warnings for the user.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ fn suffix(path: &str) -> &str {
     Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or("")
 }
 
-/// Whether a compiler may read the file.
+/// Returns true if a compiler may read the file.
 pub(crate) fn is_source(path: &str) -> bool {
     SOURCES.contains(&suffix(path))
 }
@@ -63,11 +63,11 @@ fn is_build_file(path: &str) -> bool {
     BUILD_FILES.contains(&name) || BUILD_SUFFIXES.contains(&suffix(path))
 }
 
-/// Which files of a diff count.
+/// Tests that decide which files of a diff count.
 pub(crate) struct Wanted<'a> {
-    /// Whether a recorded compilation read a file although its name does not look like source.
+    /// Returns true if a recorded compilation read a file although its name does not look like source.
     pub(crate) is_input: &'a dyn Fn(&str) -> bool,
-    /// Whether the author of the patch has said that a file makes no difference.
+    /// Returns true if the author of the patch states that a file makes no difference.
     pub(crate) left_out: &'a dyn Fn(&str) -> bool,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Takes the diffs apart.
+    /// Splits the diffs.
     pub(crate) fn of(diffs: &'a [Diff], wanted: &Wanted) -> Result<Self, Error> {
         let mut all = Parts::default();
         for diff in diffs {
@@ -111,8 +111,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// `shipped` with diffs applied in order, kept in the cache. `copies` are files of the shipped tree that its build
-/// copied, and which file each is a copy of: they change with it.
+/// Makes a copy of `shipped` with diffs applied in order, kept in the cache. `copies` are files of the shipped tree
+/// that its build copied, and the file that each is a copy of: they change with it.
 pub(crate) fn patched(
     cache: &Cache,
     shipped: &Path,
@@ -137,7 +137,7 @@ pub(crate) fn patched(
     Ok(Tree { path, touched, copies, warnings })
 }
 
-/// The copies of some files. A file that is new has one beside the copies of the others.
+/// Finds the copies of some files. A new file has a copy beside the copies of the other files.
 fn copies_of(shipped: &Path, touched: &BTreeSet<String>, known: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let known = known.iter().filter(|(_, file)| touched.contains(*file));
     let mut copies: BTreeMap<String, String> = known.map(|(copy, file)| (copy.clone(), file.clone())).collect();
@@ -149,7 +149,7 @@ fn copies_of(shipped: &Path, touched: &BTreeSet<String>, known: &BTreeMap<String
     copies
 }
 
-/// A diff from outside must not lead out of the tree.
+/// Checks that the path of a diff is inside of the tree: diffs are untrusted.
 fn check_path(diff: &str, path: &str) -> Result<(), Error> {
     let inside = Path::new(path).components().all(|c| matches!(c, Component::Normal(_)));
     if path.is_empty() || !inside {
@@ -202,7 +202,7 @@ impl Changed {
             .spawn()
             .map_err(failed)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // a patch that stops reading fails by its status
+            // if patch stops reading, its exit status reports the failure
             let _ = stdin.write_all(&file.text);
         }
         let output = child.wait_with_output().map_err(failed)?;
@@ -232,7 +232,7 @@ impl Changed {
         let places = self.files.iter().map(|file| (file, file)).chain(copies);
         for (place, file) in places {
             let (from, to) = (self.directory.path().join(file), into.join(place));
-            // the copy shares its files with the shipped tree: never write through
+            // the copy shares its files with the shipped tree: never write to the same inode
             match fs::remove_file(&to) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).at("removing", &to),
                 _ => {}

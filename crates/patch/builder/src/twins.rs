@@ -1,7 +1,8 @@
 //! Other names of source files: links to them, and copies that a build made; and files that a build made from them.
 //!
-//! Diffs name the files of a source package. Compilers may read others: rules copy a tree for each of their flavours, or
-//! fill a directory with links. What the build made is told from what the package brings by the package itself.
+//! Diffs name the files of a source package. Compilers may read others: rules copy a tree for each of their flavours,
+//! or fill a directory with links. A comparison with the unpacked package separates files of the build from files of
+//! the package.
 
 use crate::Error;
 use crate::commands::resolve;
@@ -14,18 +15,18 @@ use std::path::{Path, PathBuf};
 /// Other names of some files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Twins {
-    /// Links, and the file that each leads to.
+    /// Links, and the file that each points to.
     pub(crate) links: BTreeMap<String, String>,
     /// Copies that the build made, and the file that each is a copy of.
     pub(crate) copies: BTreeMap<String, String>,
-    /// Files of which the build may have made another one, which is not simply a copy of them.
+    /// Files from which the build may have made another one that is not an exact copy.
     pub(crate) unclear: BTreeMap<String, String>,
 }
 
-/// The file of a tree that a name leads to through links, relative to the tree; `None` for one outside. `source` is the path
-/// of the tree while it is compiled, which links that a build made have.
+/// Returns the file of a tree that a name points to through links, relative to the tree; `None` for one outside.
+/// `source` is the path of the tree while it is compiled, which is part of links that a build made.
 pub(crate) fn followed(tree: &Path, source: &Path, name: &str) -> Option<PathBuf> {
-    /// Limit of links on the way.
+    /// Limit of links in one chain.
     const LINKS_MAX: usize = 16;
     let mut at = PathBuf::from(name);
     for _ in 0..LINKS_MAX {
@@ -40,25 +41,25 @@ pub(crate) fn followed(tree: &Path, source: &Path, name: &str) -> Option<PathBuf
     None
 }
 
-/// A tree to look through.
+/// A search through one tree.
 pub(crate) struct Search<'a> {
     pub(crate) tree: &'a Path,
     /// Path of the tree while it is compiled.
     pub(crate) source: &'a Path,
-    /// Returns true if a file is as the package brings it; `None` where that cannot be told.
+    /// Returns true if a file is as in the package; `None` if that is not known.
     pub(crate) is_original: Option<&'a dyn Fn(&str) -> bool>,
-    /// Files whose other names are wanted.
+    /// Files whose other names are searched for.
     pub(crate) touched: &'a BTreeSet<String>,
 }
 
-/// What is known of the files while the tree is walked.
+/// Known facts about the files during the walk of the tree.
 #[derive(Default)]
 struct Found {
     twins: Twins,
     /// Text of a touched file, to the touched files that have it.
     touched_by_text: HashMap<Vec<u8>, Vec<String>>,
     lengths: BTreeSet<u64>,
-    /// A line of each touched file that tells it from others.
+    /// A line of each touched file that distinguishes it from others.
     lines: Vec<(String, Vec<u8>)>,
     /// Original files by text, where a touched file has the same.
     originals: HashMap<Vec<u8>, Vec<String>>,
@@ -67,7 +68,7 @@ struct Found {
 }
 
 impl Search<'_> {
-    /// Looks for other names of the touched files.
+    /// Searches for other names of the touched files.
     pub(crate) fn run(&self) -> Result<Twins, Error> {
         let mut found = Found::default();
         for file in self.touched {
@@ -134,8 +135,8 @@ impl Search<'_> {
 }
 
 impl Found {
-    /// Attributes each file that has the text of a touched one. Where the package has the text several times, the path
-    /// tells; where it cannot be told what the package brings, nothing is a copy for certain.
+    /// Attributes each file that has the text of a touched one. If the package has the text several times, the path
+    /// decides; if the package's files are not known, no file is certainly a copy.
     fn attribute(mut self, originals_known: bool) -> Twins {
         for (name, text) in &self.made {
             let touched = self.touched_by_text.get(text).into_iter().flatten();
@@ -159,14 +160,14 @@ impl Found {
     }
 }
 
-/// Number of components at the end that two paths have in common.
+/// Returns the number of components at the end that two paths have in common.
 fn common_end(one: &str, other: &str) -> usize {
     one.rsplit('/').zip(other.rsplit('/')).take_while(|(a, b)| a == b).count()
 }
 
-/// The longest line that looks like code: comments, licences above all, are the same in many files.
+/// Returns the longest line that looks like code: comments, above all licences, are the same in many files.
 fn telling_line(text: &[u8]) -> Option<&[u8]> {
-    /// Shorter lines are in many files by chance.
+    /// Length limit, in bytes: shorter lines are in many files by chance.
     const LENGTH_MIN: usize = 24;
     let lines = text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii);
     let is_code = |line: &&[u8]| {
@@ -189,7 +190,7 @@ mod tests {
     }
 
     impl Package {
-        /// Source files with their text, as the package brings them.
+        /// Takes source files with their text, as in the package.
         fn new(files: &[(&str, &str)]) -> Self {
             let mut package = Package { directory: tempfile::tempdir().unwrap(), originals: BTreeSet::new() };
             for (name, text) in files {

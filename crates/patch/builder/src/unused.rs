@@ -1,12 +1,12 @@
 //! Declarations of functions that nothing in a unit uses: they make no code.
 //!
 //! A header that gains a declaration changes the text of every unit that reads it, hundreds in a large program. The
-//! obvious way is to compile all of them on both sides and find that nothing differs, which takes half an hour. So what
-//! cannot make a difference is no part of the text that is compared. Everything in doubt is.
+//! obvious way is to compile all of them on both sides and find that nothing differs, which takes half an hour. So
+//! declarations without effect are removed from the text before the comparison. Text in doubt stays.
 
 use std::collections::HashMap;
 
-/// Words that may stand before the parenthesis of something that declares no function, or one by another name.
+/// Words that may precede the parenthesis of text that declares no function, or a function by another name.
 const OTHERS: [&[u8]; 10] = [
     b"__attribute__",
     b"__attribute",
@@ -19,10 +19,10 @@ const OTHERS: [&[u8]; 10] = [
     b"sizeof",
     b"__asm__",
 ];
-/// What gives a function another name for the linker: compilers call some functions that nobody names.
+/// Words that give a function another name for the linker: compilers call some functions that no text names.
 const RENAMING: [&[u8]; 3] = [b"asm", b"__asm", b"__asm__"];
 
-/// Pieces of preprocessed C without `extern` declarations of functions whose name stands nowhere else.
+/// Returns pieces of preprocessed C without `extern` declarations of functions whose name occurs nowhere else.
 pub(crate) fn without(text: &[u8]) -> Vec<&[u8]> {
     let pieces = pieces(text);
     let mut counts: HashMap<&[u8], u32> = HashMap::new();
@@ -33,7 +33,7 @@ pub(crate) fn without(text: &[u8]) -> Vec<&[u8]> {
     pieces.into_iter().filter(|piece| !is_unused(piece)).collect()
 }
 
-/// Cuts behind each `;` and each `}` that stands in no bracket, and around lines that are directives.
+/// Cuts after each `;` and each `}` outside of brackets, and around lines that are directives.
 fn pieces(text: &[u8]) -> Vec<&[u8]> {
     let (mut found, mut start, mut depth, mut at) = (Vec::new(), 0, 0u32, 0);
     while at < text.len() {
@@ -63,7 +63,7 @@ fn pieces(text: &[u8]) -> Vec<&[u8]> {
     found
 }
 
-/// The index of the quote that ends a literal.
+/// Returns the index of the quote that ends a literal.
 fn literal_end(text: &[u8], begin: usize, quote: u8) -> usize {
     let mut at = begin + 1;
     while at < text.len() && text[at] != quote {
@@ -72,7 +72,7 @@ fn literal_end(text: &[u8], begin: usize, quote: u8) -> usize {
     at
 }
 
-/// Identifiers and numbers; what stands in literals counts too, which only keeps more.
+/// Returns identifiers and numbers. Words in literals count too, which only keeps more text.
 fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|b| !is_word(*b)).filter(|word| !word.is_empty())
 }
@@ -81,7 +81,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$' || byte >= 0x80
 }
 
-/// The function that a piece declares, if that is all it does: `extern TYPE NAME(PARAMETERS) ATTRIBUTES;`.
+/// Returns the function that a piece declares, if it does nothing else: `extern TYPE NAME(PARAMETERS) ATTRIBUTES;`.
 fn declared(piece: &[u8]) -> Option<&[u8]> {
     let rest = piece.trim_ascii().strip_prefix(b"extern")?.strip_suffix(b";")?;
     let plain = !rest.iter().any(|b| matches!(b, b'{' | b'}' | b'=' | b'"' | b'#' | b';'));
@@ -96,7 +96,7 @@ fn declared(piece: &[u8]) -> Option<&[u8]> {
     let head = rest[..open].trim_ascii_end();
     let simple = head.iter().all(|b| is_word(*b) || *b == b'*' || b.is_ascii_whitespace());
     let name = words(head).last().filter(|name| head.ends_with(name) && !OTHERS.contains(name))?;
-    // a comma would begin another declarator, behind the parameters as well as before
+    // a comma would begin another declarator, after the parameters as well as before
     let depths = rest.iter().scan(0i32, |depth, b| {
         *depth += i32::from(*b == b'(') - i32::from(*b == b')');
         Some((*depth, *b))

@@ -1,4 +1,4 @@
-//! Verdicts on the files that diffs change: what each one is to the target, and how that is known.
+//! Verdicts on the files that diffs change: the relation of each to the target, and the evidence for it.
 
 use crate::account::Account;
 use crate::tree::is_unit;
@@ -13,11 +13,11 @@ pub enum Verdict {
     Compiled,
     /// Units of the target read it, and their code stays the same.
     NoDifference,
-    /// It is provably no part of the target.
+    /// Provably no part of the target.
     NoPart,
     /// The caller states that it makes no difference.
     LeftOut,
-    /// It may be a part of the target, and no command is known that compiles it there.
+    /// Possible part of the target that no known command compiles there.
     Unaccounted,
 }
 
@@ -35,11 +35,11 @@ pub struct ChangedFile {
 /// Units that read a file, by their paths.
 #[derive(Debug, Default)]
 pub(crate) struct Readers<'a> {
-    /// With other text.
+    /// Units with different text.
     pub(crate) changed: Vec<&'a str>,
-    /// With the same text.
+    /// Units with the same text.
     pub(crate) same: Vec<&'a str>,
-    /// With other text, of which the target's link took nothing.
+    /// Units with different text, of which the target's link took nothing.
     pub(crate) needless: Vec<&'a str>,
 }
 
@@ -50,16 +50,16 @@ pub(crate) struct Evidence<'a> {
     pub(crate) target: &'a str,
     pub(crate) account: &'a Account,
     pub(crate) readers: Readers<'a>,
-    /// Returns true if a unit that reads the file is in the target for certain.
+    /// True if a unit that reads the file is certainly in the target.
     pub(crate) is_attributed: bool,
-    /// Returns true if the caller has the file looked at.
+    /// True if the caller includes the file in the examination.
     pub(crate) is_wanted: bool,
-    /// A file that the build may have made of it.
+    /// File that the build may have made of it.
     pub(crate) made_of_it: Option<&'a str>,
 }
 
 impl Evidence<'_> {
-    /// Decides.
+    /// Decides the verdict on one file.
     pub(crate) fn verdict(&self, path: &str) -> ChangedFile {
         let (verdict, reason) = self.decide(path);
         ChangedFile { path: path.to_owned(), verdict, reason }
@@ -70,7 +70,7 @@ impl Evidence<'_> {
         let read = readers.changed.len() + readers.same.len();
         let missing = self.account.missing.len();
         if read > 0 && missing > 0 && !is_unit(path) {
-            // a unit's own text is compiled where it is known to be; a header may be read where nothing is known
+            // a unit's own text is compiled where it is known to be; a header may be read by unknown units
             let why =
                 format!("{read} known units read it, and so may the {missing} inputs of the link that are not known");
             return (Verdict::Unaccounted, why);
@@ -112,7 +112,7 @@ impl Evidence<'_> {
     }
 }
 
-/// At most eight names, and the number of others.
+/// A list that prints at most eight names, and the number of others.
 pub(crate) struct Bounded<'a, T>(pub(crate) &'a [T]);
 
 impl<T: AsRef<str>> fmt::Display for Bounded<'_, T> {

@@ -1,4 +1,4 @@
-//! Puts the patch together: new code, what it needs, and where every relocation leads.
+//! Assembly of the patch: new code, all that it needs, and the destination of every relocation.
 
 use crate::closure::{Function, Plan};
 use crate::names;
@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use stillpoint_patch_format as format;
 use stillpoint_patch_format::{RelocationKind, ResolvedBy, SectionKind, Symbol, SymbolValue, readable};
 
-/// Alignment of the pool of literals; more than any compiler asks for.
+/// Alignment of the pool of literals, in bytes; larger than any alignment that a compiler requests.
 const POOL_ALIGN: u32 = 64;
 
-/// A patch in the making.
+/// A patch under construction.
 #[derive(Debug)]
 pub(crate) struct Assembly<'p, 'a> {
     pub(crate) target: &'p TargetElf,
@@ -28,7 +28,7 @@ pub(crate) struct Assembly<'p, 'a> {
     pub(crate) escaping: BTreeSet<String>,
     pub(crate) warnings: Vec<String>,
     pub(crate) refusals: Vec<Refusal>,
-    /// Sections of the after side that the patch brings, by unit and section.
+    /// Sections of the after side that the patch contains, by unit and section.
     brought: BTreeMap<(usize, usize), u32>,
     queue: VecDeque<(usize, usize)>,
     pool: HashMap<Vec<u8>, u64>,
@@ -59,7 +59,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         }
     }
 
-    /// Brings every function of the plan and all that it needs, and the unwind data of the new code.
+    /// Adds every function of the plan, all that it needs, and the unwind data of the new code.
     pub(crate) fn run(&mut self) {
         let functions: Vec<Function> = self.plan.entries.keys().chain(&self.plan.rebound).copied().collect();
         for (unit, function) in functions {
@@ -80,7 +80,8 @@ impl<'p, 'a> Assembly<'p, 'a> {
         self.warn_of_state();
     }
 
-    /// New global functions of a target that exports its globals: plug-ins may use them, whose patches come on their own.
+    /// Returns new global functions of a target that exports its globals: plug-ins, which are patched separately, may
+    /// use them.
     fn new_exports(&self) -> Vec<Function> {
         let exported =
             |name: &str| self.target.symbols.get(name).into_iter().flatten().any(|s| s.how == ResolvedBy::Dynsym);
@@ -108,7 +109,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         self.units[unit].after.as_ref()
     }
 
-    /// Brings a function with its cold parts; its symbol.
+    /// Adds a function with its cold parts; returns its symbol.
     pub(crate) fn bring_function(&mut self, unit: usize, function: usize) -> Option<u32> {
         let after = self.after(unit)?;
         for section in after.parts(function)? {
@@ -125,7 +126,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         Some(symbol)
     }
 
-    /// Brings what a constant comes to hold; the symbol of that.
+    /// Adds the new content of a constant; returns the symbol of that content.
     pub(crate) fn bring_constant(&mut self, unit: usize, constant: usize) -> Option<u32> {
         let after = self.after(unit)?;
         let Home::Section(home) = after.symbols[constant].home else { return None };
@@ -134,7 +135,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         Some(self.patch_symbol(&name, section, after.symbols[constant].value))
     }
 
-    /// Brings a section of the after side; its index in the patch. Relocations are filled in later.
+    /// Adds a section of the after side; returns its index in the patch. Relocations are filled in later.
     pub(crate) fn bring(&mut self, unit: usize, section: usize) -> u32 {
         if let Some(index) = self.brought.get(&(unit, section)) {
             return *index;
@@ -144,7 +145,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
             let entry = &after.sections[section];
             let kind = match entry.nature {
                 Nature::Text => SectionKind::Text,
-                // Every variable has a name; what has none is a constant of the compiler's, with pointers in it.
+                // Every variable has a name; a section without one is a constant of the compiler with pointers in it.
                 Nature::Data if entry.symbols.is_empty() => SectionKind::RoData,
                 Nature::Data | Nature::Custom { write: true } => SectionKind::Data,
                 Nature::Zero => SectionKind::Bss,
@@ -161,7 +162,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         index
     }
 
-    /// Text that the patch brings, by unit and section.
+    /// Returns the text sections that the patch contains, by unit and section.
     pub(crate) fn brought_text(&self) -> Vec<((usize, usize), u32)> {
         let text = |(_, index): &(&(usize, usize), &u32)| self.sections[**index as usize].kind == SectionKind::Text;
         self.brought.iter().filter(text).map(|(key, index)| (*key, *index)).collect()
@@ -177,7 +178,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         }
     }
 
-    /// One relocation of the after side as the patch file says it.
+    /// Converts one relocation of the after side to the form of the patch file.
     pub(crate) fn relocation(&mut self, unit: usize, section: usize, reloc: &Reloc) -> Option<format::Relocation> {
         let after = self.after(unit)?;
         let Some(mut kind) = kind_of(reloc) else {
@@ -220,7 +221,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         Some(format::Relocation { offset, kind, symbol, addend })
     }
 
-    /// Fills in a value that is final.
+    /// Writes a value that is final.
     fn write_value(&mut self, unit: usize, section: usize, reloc: &Reloc, value: i64) {
         let Some(index) = self.brought.get(&(unit, section)) else { return };
         let (start, width) = (reloc.offset as usize, reloc.width() as usize);
@@ -229,7 +230,8 @@ impl<'p, 'a> Assembly<'p, 'a> {
         }
     }
 
-    /// Turns what calls a TLS descriptor into a load of what that would return, as a linker does (psABI, 4.11).
+    /// Replaces the call of a TLS descriptor by a load of the value that the call would return, as a linker does
+    /// (psABI, 4.11).
     fn load_offset(&mut self, unit: usize, section: usize, reloc: &Reloc) {
         const LOAD: u8 = 0x8b;
         const TWO_BYTE_NOP: [u8; 2] = [0x66, 0x90];
@@ -244,7 +246,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         }
     }
 
-    /// A symbol for a place in a section of the patch.
+    /// Returns a symbol for a place in a section of the patch.
     pub(crate) fn patch_symbol(&mut self, name: &str, section: u32, offset: u64) -> u32 {
         self.symbol(name, SymbolValue::Patch { section, offset }, ResolvedBy::Patch)
     }
@@ -260,7 +262,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         index
     }
 
-    /// A literal in the patch's own pool; equal ones are kept once.
+    /// Returns a symbol for a literal in the patch's own pool; equal literals are stored once.
     pub(crate) fn literal(&mut self, bytes: &[u8], align: u64) -> u32 {
         let section = match self.pool_section {
             Some(section) => section,
@@ -291,7 +293,8 @@ impl<'p, 'a> Assembly<'p, 'a> {
         self.patch_symbol(".rodata.literals", section, offset)
     }
 
-    /// Where calls of a function that does not exist lead; the code before them sees to it that none is made.
+    /// Returns a symbol for the target of calls to an absent function; the code before such a call prevents that it
+    /// executes.
     pub(crate) fn trap(&mut self) -> u32 {
         const UD2: [u8; 2] = [0x0f, 0x0b];
         let section = self.trap_section.unwrap_or(self.sections.len() as u32);
@@ -308,7 +311,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         self.patch_symbol("a function that nothing defines", section, 0)
     }
 
-    /// New state that new code shares between threads asks for a scope.
+    /// Warns of new state that threads share: it needs a scope.
     fn warn_of_state(&mut self) {
         let writable = |s: &&Symbol| match s.value {
             SymbolValue::Patch { section, .. } => {
@@ -328,14 +331,14 @@ impl<'p, 'a> Assembly<'p, 'a> {
         }
     }
 
-    /// Notes that the address of something new may end up in live data.
+    /// Records that the address of a new object may be stored in live data.
     pub(crate) fn note_address(&mut self, name: &str, branch: bool) {
         if !branch {
             self.escaping.insert(name.to_owned());
         }
     }
 
-    /// Whether calls from new code to this function of the unit go to its entry in the target.
+    /// Returns true if calls from new code to this function of the unit go to its entry in the target.
     pub(crate) fn goes_to_target(&self, unit: usize, function: usize) -> bool {
         let Some(after) = self.after(unit) else { return false };
         !self.plan.rebound.contains(&(unit, function))
@@ -344,7 +347,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
             && matches!(self.units[unit].ancestor(function), Ancestor::Shipped(_))
     }
 
-    /// The first symbol at the function's place, which stands for all its names.
+    /// Returns the first symbol at the function's place, which represents all its names.
     pub(crate) fn canonical(&self, unit: usize, function: usize) -> usize {
         let Some(after) = self.after(unit) else { return function };
         let symbol = &after.symbols[function];
@@ -357,7 +360,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 }
 
-/// How the value is made; `None` for what the patch file cannot say.
+/// Returns the rule that computes the value; `None` if the patch file cannot express it.
 fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
     Some(match elf::RelocationType(reloc.kind) {
         elf::R_X86_64_64 => RelocationKind::Abs64,
@@ -369,7 +372,7 @@ fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => RelocationKind::GotPc32,
         elf::R_X86_64_TPOFF32 => RelocationKind::TpOff32,
         elf::R_X86_64_GOTTPOFF => RelocationKind::GotTpOff32,
-        // Relative to the target's own descriptor, where it has one.
+        // Relative to the target's own descriptor, if it has one.
         _ if reloc.is_descriptor() => RelocationKind::Pc32,
         // Relative to the target's own `tls_index`; an offset in the segment becomes final.
         elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD | elf::R_X86_64_DTPOFF32 => RelocationKind::Pc32,

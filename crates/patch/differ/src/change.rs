@@ -1,4 +1,4 @@
-//! What changed in one unit: functions to be patched, and data that must not have changed.
+//! Changes in one unit: functions to patch, and data that must be unchanged.
 
 use crate::compare::Pair;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, SymbolType};
@@ -10,8 +10,8 @@ use stillpoint_patch_format::readable;
 /// Functions of the after side that differ, each with its reasons.
 pub(crate) type Changed = BTreeMap<usize, Vec<String>>;
 
-/// Compares one unit's two sides; refusals are collected in `refusals`, and constants whose contents differ in `constants`
-/// where they may change in place.
+/// Compares one unit's two sides. Collects refusals in `refusals`; where constants may change in place, collects those
+/// with different contents in `constants`.
 pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: Option<&mut Vec<usize>>) -> Changed {
     let mut changed = Changed::new();
     let Some(after) = &unit.after else { return changed };
@@ -44,7 +44,7 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: 
     changed
 }
 
-/// Says of changed callers that a static callee now clobbers registers which they could keep values in before.
+/// Adds a reason to changed callers: a static callee now clobbers registers in which they could keep values before.
 fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Changed) {
     let mut grown: BTreeMap<usize, String> = BTreeMap::new();
     for &function in changed.keys().filter(|f| pair.new.symbols[**f].local) {
@@ -71,7 +71,7 @@ fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Chang
     }
 }
 
-/// Code that runs at start-up has run already.
+/// Refuses changes of code that runs at start-up: in the running process it has run already.
 fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
     let describe = |object: &Object<'_>, section: &Section<'_>| -> Vec<(u64, u64, String)> {
         let target = |r: &Reloc| match object.site(r) {
@@ -96,7 +96,7 @@ fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
     }
 }
 
-/// Checks that a variable which the running program holds is what it was.
+/// Checks that a variable of the running program is unchanged.
 fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Option<Refusal> {
     let old = unit.older(variable)?;
     let (one, other) = (&pair.old.symbols[old], &pair.new.symbols[variable]);
@@ -112,7 +112,7 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     let kinds = (kind_of(pair.old, old), kind_of(pair.new, variable));
     let private = pair.is_private_constant(variable);
     if private && kinds.0 == kinds.1 {
-        // Functions that use it count as changed and bring the new one along; data that points to it is compared.
+        // Functions that use it count as changed and add the new one to the patch; data that points to it is compared.
         return None;
     }
     let changed = |before: String, after: String| {
@@ -140,7 +140,8 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     })
 }
 
-/// Objects that live lead to their class's table of virtual functions, and unwinding to what tells the class.
+/// Refuses changes of class data: live objects point to their class's table of virtual functions, and unwinding uses
+/// its type.
 fn class_data(unit: &Unit<'_>, pair: &Pair<'_, '_>, old: usize, new: usize) -> Option<Refusal> {
     let (one, other) = (&pair.old.symbols[old], &pair.new.symbols[new]);
     let entries = |symbol: &crate::object_file::Symbol<'_>| symbol.size / 8;
@@ -175,7 +176,7 @@ fn kind_of(object: &Object<'_>, symbol: usize) -> &'static str {
     }
 }
 
-/// "used by `a`, `b` and 3 more".
+/// Makes the text "used by `a`, `b` and 3 more".
 fn used_by(object: &Object<'_>, variable: usize) -> String {
     let mut users = BTreeSet::new();
     for (index, section) in object.sections.iter().enumerate() {
@@ -199,7 +200,7 @@ fn used_by(object: &Object<'_>, variable: usize) -> String {
     }
 }
 
-/// Sections that the source names: their variables are compared one by one, what has no name is compared here.
+/// Checks sections that the source names: their variables are compared one by one elsewhere, bytes without a name here.
 fn custom_sections(unit: &Unit<'_>, pair: &Pair<'_, '_>, refusals: &mut Vec<Refusal>) {
     for section in pair.new.sections.iter().filter(|s| matches!(s.nature, Nature::Custom { .. }) && s.size > 0) {
         let known = section.symbols.iter().all(|s| unit.ancestor(*s) != Ancestor::None);

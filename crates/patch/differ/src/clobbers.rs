@@ -1,13 +1,13 @@
-//! Which registers a function changes that its callers may rely on when the compiler looked into it (`-fipa-ra`).
+//! Registers that a function changes and that its callers may rely on if the compiler has analysed it (`-fipa-ra`).
 //!
 //! A caller compiled against the old callee may keep a value in such a register across the call. Its code on the after
-//! side was compiled against the new callee, so that it differs whenever it must; this names the cause.
+//! side was compiled against the new callee, so it differs whenever it must; this module names the cause.
 
 use crate::object_file::{Object, Site};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, InstructionInfoFactory, OpAccess, Register};
 use std::collections::BTreeSet;
 
-/// Registers that a call may change by the ABI, by name.
+/// Registers that the ABI allows a call to change, by name.
 const CALLER_SAVED: [(Register, &str); 9] = [
     (Register::RAX, "rax"),
     (Register::RCX, "rcx"),
@@ -20,14 +20,14 @@ const CALLER_SAVED: [(Register, &str); 9] = [
     (Register::R11, "r11"),
 ];
 
-/// Calls deeper than this count as changing everything.
+/// Depth limit of calls; deeper calls count as changing every register.
 const DEPTH_MAX: u32 = 8;
 
 fn all() -> BTreeSet<&'static str> {
     CALLER_SAVED.iter().map(|(_, name)| *name).collect()
 }
 
-/// Names of the caller-saved registers that `function` and what it calls within the unit may change.
+/// Returns the names of the caller-saved registers that `function` and its callees within the unit may change.
 pub(crate) fn of(object: &Object<'_>, function: usize) -> BTreeSet<&'static str> {
     collect(object, function, 0)
 }

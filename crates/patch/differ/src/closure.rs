@@ -1,9 +1,9 @@
-//! Which functions a patch must bring so that every call in the new code reaches the right version.
+//! The functions that a patch must contain so that every call in the new code reaches the right version.
 //!
-//! Normally that is the changed functions alone: an unchanged caller's bytes are what the compiler made for the
-//! changed callee on the after side as well (registers saved around the call included: with `-fipa-ra` a caller whose
-//! assumptions no longer hold comes out of the compiler with other bytes, and is thereby changed itself). Where an
-//! entry cannot be redirected, the callers take its place.
+//! Normally these are the changed functions alone. The compiler made the bytes of an unchanged caller for the changed
+//! callee on the after side as well. This includes the registers saved around the call: with `-fipa-ra`, a caller whose
+//! assumptions no longer hold gets other bytes, and is thereby changed itself. Where an entry cannot be redirected, its
+//! callers are patched instead.
 
 use crate::change::Changed;
 use crate::object_file::{Home, Nature, Object, Site};
@@ -27,27 +27,28 @@ pub(crate) struct Entry {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What the patch has to bring, and how it gets in.
+/// The functions and constants that the patch must contain, and how each takes effect.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// Functions whose entry is redirected.
     pub(crate) entries: BTreeMap<Function, Entry>,
     /// Changed functions that new code calls directly, since their entry cannot be redirected.
     pub(crate) rebound: BTreeSet<Function>,
-    /// Inline functions whose copy in the target nothing at hand leads to: nobody calls it, and new code has its own.
+    /// Inline functions without a known reference to their copy in the target: no code calls it, and new code has its
+    /// own.
     pub(crate) absent: BTreeSet<Function>,
     pub(crate) reasons: BTreeMap<Function, Vec<String>>,
-    /// Functions that change where they lie, with the room that they have.
+    /// Functions that change in place, each with the available range.
     pub(crate) in_place: BTreeMap<Function, Range>,
-    /// Constants that change where they lie.
+    /// Constants that change in place.
     pub(crate) constants: BTreeMap<Function, Range>,
     pub(crate) warnings: Vec<String>,
 }
 
-/// Why an entry cannot be redirected.
+/// Reason why an entry cannot be redirected.
 struct Blocked {
     why: String,
-    /// Where it lies in one piece, if nothing but the jump keeps it from being redirected.
+    /// Range of the function if it is in one piece, and the jump is the only obstacle.
     alone: Option<Range>,
     refusal: Box<dyn Fn(String) -> Refusal>,
 }
@@ -55,12 +56,12 @@ struct Blocked {
 enum Standing {
     Redirect(Entry),
     Absent,
-    /// The linker kept another unit's copy, which that unit's change is about.
+    /// The linker kept another unit's copy, which that unit's change replaces.
     Elsewhere,
     Blocked(Blocked),
 }
 
-/// Works out the plan for all units.
+/// Computes the plan for all units.
 pub(crate) fn plan(
     target: &TargetElf,
     units: &[Unit<'_>],
@@ -111,7 +112,8 @@ pub(crate) fn plan(
     plan
 }
 
-/// Several units define one inline function, and the linker kept one copy: the first unit's new code takes its place.
+/// Keeps one entry of an inline function that several units define: the linker kept one copy, and the first unit's new
+/// code replaces it.
 fn keep_one_of_each(units: &[Unit<'_>], plan: &mut Plan) {
     let name = |(unit, symbol): &Function| units[*unit].after.as_ref().map(|after| after.symbols[*symbol].name);
     let comdat = |(unit, symbol): &Function| units[*unit].after.as_ref().is_some_and(|after| after.is_comdat(*symbol));
@@ -132,7 +134,7 @@ fn keep_one_of_each(units: &[Unit<'_>], plan: &mut Plan) {
 fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function: Function, found: &Callers, why: &str) {
     let Some(after) = &units[function.0].after else { return };
     let name = readable(after.symbols[function.1].name);
-    // What is new calls the new code anyhow, and is brought when something needs it.
+    // New callers call the new code anyway, and are added when other code needs them.
     let existing = |caller: &&usize| units[function.0].ancestor(**caller) != Ancestor::None;
     for &caller in found.functions.iter().filter(existing) {
         let key = (function.0, caller);
@@ -147,7 +149,7 @@ fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function:
     }
 }
 
-/// What a library says when it exports inline code: the dynamic linker keeps one copy of all modules'.
+/// Returns a warning for a library that exports inline code: the dynamic linker keeps one copy for all modules.
 fn shared_with_modules(target: &TargetElf, unit: &Unit<'_>, function: usize) -> Option<String> {
     let after = unit.after.as_ref()?;
     let symbol = &after.symbols[function];
@@ -166,11 +168,11 @@ struct Callers {
     address_taken: bool,
 }
 
-/// All functions of the unit that refer to `function`; an error when something else does, or might.
+/// Returns all functions of the unit that refer to `function`; an error if other code or data does, or might.
 fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
     let Some(after) = &unit.after else { return Err("its unit is not compiled".to_owned()) };
     let symbol = &after.symbols[function];
-    // Whoever calls inline code has its source: all of them are at hand.
+    // Every caller of inline code has its source: all of them are known.
     if !symbol.local && !after.is_comdat(function) {
         return Err("it is global: other units may call it".to_owned());
     }
@@ -201,7 +203,7 @@ fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
     Ok(found)
 }
 
-/// The function itself, or the one that a cold part belongs to.
+/// Returns the function itself, or the function that a cold part belongs to.
 fn hot_parent(object: &Object<'_>, symbol: usize) -> Option<usize> {
     match names::cold_parent(object.symbols[symbol].name) {
         None => Some(symbol),
@@ -277,7 +279,7 @@ fn standing(
     Ok(Standing::Redirect(Entry { hot, parts, bytes }))
 }
 
-/// Another function that has the same code in the target and other code (or its own copy) after the change.
+/// Returns another function that has the same code in the target and other code (or its own copy) after the change.
 fn folded_with(unit: &Unit<'_>, function: usize, old: &str) -> Option<String> {
     let (shipped, after) = (unit.shipped.as_ref()?, unit.after.as_ref()?);
     let here = shipped.code(old)?.start;
@@ -290,7 +292,7 @@ fn folded_with(unit: &Unit<'_>, function: usize, old: &str) -> Option<String> {
     })
 }
 
-/// Whole padding instructions at `at`, `need` bytes or more, before any other function starts; how many bytes.
+/// Returns the length of whole padding instructions at `at`, `need` bytes or more, before the next function.
 pub(crate) fn padding(target: &TargetElf, at: u64, need: u64) -> Option<u64> {
     const LONGEST: u64 = 15;
     let next = target.frames.range(at..).next().map_or(u64::MAX, |(start, _)| *start);
@@ -298,7 +300,7 @@ pub(crate) fn padding(target: &TargetElf, at: u64, need: u64) -> Option<u64> {
     (need..=last).find(|len| target.bytes(at, *len).is_some_and(insn::is_padding))
 }
 
-/// Whether a jump fits at the entry. Padding behind a short function is taken into its range.
+/// Returns the reason why a jump does not fit at the entry. Adds padding after a short function to its range.
 fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, parts: &[Range]) -> Option<Blocked> {
     let (unit, function) = (unit.to_owned(), name.to_owned());
     let len = hot.len;

@@ -1,4 +1,4 @@
-//! Whether two builds of a function, or of a constant, are the same but for where the linker puts things.
+//! Comparison of two builds of a function or a constant, except for the addresses that the linker chooses.
 
 use crate::correlate::Correlation;
 use crate::names;
@@ -7,20 +7,21 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use stillpoint_patch_format::readable;
 
-/// Two builds of one unit, and which symbol of the newer is which of the older.
+/// Two builds of one unit, and the mapping from symbols of the newer to symbols of the older.
 #[derive(Debug)]
 pub(crate) struct Pair<'p, 'a> {
     pub(crate) old: &'p Object<'a>,
     pub(crate) new: &'p Object<'a>,
     pub(crate) map: &'p Correlation,
-    /// Verdicts on constants, by their places; assumed equal while being compared, for they may refer to themselves.
+    /// Verdicts on constants, by their places. Constants count as equal during their comparison, as they may refer to
+    /// themselves.
     constants: RefCell<HashMap<(usize, i64, usize, i64), bool>>,
 }
 
-/// The first difference found, in words for people.
+/// The first difference found, as text for people.
 pub(crate) type Verdict = Result<(), String>;
 
-/// A stretch of a section.
+/// A range of a section.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     section: usize,
@@ -50,7 +51,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         Ok(())
     }
 
-    /// What is caught, and where: equal code may catch another type.
+    /// Compares the exception tables: equal code may catch another type.
     fn exceptions(&self, old: usize, new: usize, own_old: &[usize], own_new: &[usize]) -> Verdict {
         let (ours, theirs) = (self.old.exception_tables(old), self.new.exception_tables(new));
         let span = |object: &Object<'a>, &(section, start): &(usize, i64)| Span {
@@ -92,7 +93,7 @@ impl<'p, 'a> Pair<'p, 'a> {
             (Site::Inside { section: a, offset: x, .. }, Site::Inside { section: b, offset: y, .. })
                 if own_old.contains(&a) || own_new.contains(&b) =>
             {
-                // Own code moves as one: the same part and the same byte of it.
+                // A function's own code moves as a whole: the same part and the same byte of it.
                 own_old.iter().position(|s| *s == a) == own_new.iter().position(|s| *s == b) && x == y
             }
             (Site::Inside { .. }, Site::Inside { .. }) => return self.insides(old, new, own_old, own_new),
@@ -144,7 +145,8 @@ impl<'p, 'a> Pair<'p, 'a> {
         }
     }
 
-    /// Whether any name at the old symbol's place is any at the new one's: aliases and folded functions share places.
+    /// Returns true if any name at the old symbol's place matches any at the new one's: aliases and folded functions
+    /// share places.
     pub(crate) fn correlated(&self, old: usize, new: usize) -> bool {
         let same_place = |object: &Object<'a>, s: usize, t: usize| {
             let (a, b) = (&object.symbols[s], &object.symbols[t]);
@@ -155,8 +157,8 @@ impl<'p, 'a> Pair<'p, 'a> {
         aliases.filter_map(|s| self.map.old(*s)).any(|s| same_place(self.old, s, old))
     }
 
-    /// A constant that no other unit and no pointer arithmetic of the linker's can reach; or, of inline code, none but the
-    /// units that have its source, all of which are at hand.
+    /// Returns true for a constant that no other unit and no pointer arithmetic of the linker can reach. For a constant
+    /// of inline code, only the units that have its source can, and all of these are known.
     pub(crate) fn is_private_constant(&self, new: usize) -> bool {
         let symbol = &self.new.symbols[new];
         let Home::Section(section) = symbol.home else { return false };
@@ -164,7 +166,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         (symbol.local || self.new.is_comdat(new)) && constant && !names::is_class_data(symbol.name)
     }
 
-    /// Whether two variables have the same size and initial contents.
+    /// Returns true if two variables have the same size and initial contents.
     pub(crate) fn constant_equal(&self, old: usize, new: usize) -> bool {
         let span = |object: &Object<'a>, s: usize| {
             let symbol = &object.symbols[s];
@@ -172,7 +174,7 @@ impl<'p, 'a> Pair<'p, 'a> {
             let start = symbol.value as i64;
             Some(Span { section, start, end: start.checked_add(i64::try_from(symbol.size).ok()?)? })
         };
-        // The name of a class without one holds a number of the compiler's.
+        // The name of an unnamed class contains a number of the compiler.
         if self.new.symbols[new].name.starts_with("_ZTS") && self.map.old(new) == Some(old) {
             return true;
         }
@@ -183,7 +185,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         }
     }
 
-    /// The first pointer in which two constants of one size differ.
+    /// Returns the first pointer in which two constants of one size differ.
     pub(crate) fn first_difference(&self, old: usize, new: usize) -> Option<String> {
         let within = |object: &'p Object<'a>, s: usize| {
             let symbol = &object.symbols[s];
@@ -213,7 +215,7 @@ impl<'p, 'a> Pair<'p, 'a> {
     }
 
     fn spans_now(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
-        // The bytes, and how many more are zero.
+        // The bytes, and the number of zero bytes after them.
         let contents = |object: &Object<'a>, span: Span| {
             let section = &object.sections[span.section];
             let (start, end) = (usize::try_from(span.start).ok()?, usize::try_from(span.end).ok()?);
@@ -266,7 +268,7 @@ fn equal_outside(a: &[u8], b: &[u8], relocations: &[Reloc]) -> bool {
     a.get(at..) == b.get(at..)
 }
 
-/// The global symbol exactly at a place.
+/// Returns the global symbol exactly at a place.
 fn global_at<'a>(object: &Object<'a>, section: usize, offset: i64) -> Option<&'a str> {
     let at = |s: &&usize| object.symbols[**s].value as i64 == offset && !object.symbols[**s].local;
     object.sections[section].symbols.iter().find(at).map(|s| object.symbols[*s].name)

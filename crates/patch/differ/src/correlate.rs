@@ -1,8 +1,8 @@
-//! Which symbol of one object is which of another build of the same unit.
+//! Pairs of symbols: each symbol of one object with the same symbol in another build of the unit.
 //!
 //! A wrong pair of *functions* does no harm, since callers are compared under the same pairing. A wrong pair of
-//! *variables* would mix their states, so a static whose name carries a number of the compiler's is paired by how
-//! equal code uses it, or else by its stem and its users, or not at all.
+//! *variables* would mix their states. So a static whose name has a number of the compiler is paired by its use in
+//! equal code, or else by its stem and its users, or not at all.
 
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Site, SymbolType};
@@ -11,16 +11,16 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stillpoint_patch_format::readable;
 
-/// Symbols of the older and of the newer object that could be each other.
+/// Symbols of the older and of the newer object that may be pairs.
 type Unpaired = (Vec<usize>, Vec<usize>);
 
-/// From the symbols of a newer object to those of an older one.
+/// Mapping from the symbols of a newer object to those of an older one.
 #[derive(Debug, Default)]
 pub(crate) struct Correlation {
     to_old: HashMap<usize, usize>,
-    /// Statics that could be any of several older ones.
+    /// Statics with several candidates among the older ones.
     ambiguous: HashMap<usize, Vec<usize>>,
-    /// Lambdas of the older object that the newer one has others instead of.
+    /// Lambdas of the older object that the newer one replaced by others.
     pub(crate) left: Vec<String>,
 }
 
@@ -33,7 +33,8 @@ impl Correlation {
         self.ambiguous.get(&new).map(Vec::as_slice)
     }
 
-    /// From the newest to the oldest object, when `self` leads to the one between and `next` on from there.
+    /// Joins two mappings, newest to middle object (`self`) and middle to oldest (`next`), to one from newest to
+    /// oldest.
     pub(crate) fn through(&self, next: &Correlation) -> Correlation {
         let to_old = self.to_old.iter().filter_map(|(new, old)| Some((*new, next.old(*old)?))).collect();
         Correlation { to_old, ..Correlation::default() }
@@ -69,7 +70,7 @@ impl Correlation {
         }
     }
 
-    /// A clone whose number changed, when it is the only one of its kind on both sides.
+    /// Pairs a clone whose number changed, when it is the only one of its kind on both sides.
     fn pair_clones(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
         let mut left: BTreeMap<(&str, String), Unpaired> = BTreeMap::new();
@@ -86,7 +87,7 @@ impl Correlation {
         }
     }
 
-    /// What goes by the number of a lambda, where the lambda is known again.
+    /// Pairs symbols whose name has the number of a lambda, where the lambda is paired.
     fn pair_unnamed(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let mut taken: BTreeSet<usize> = self.to_old.values().copied().collect();
         for (index, olds) in classes.candidates() {
@@ -103,7 +104,8 @@ impl Correlation {
         }
     }
 
-    /// The function that makes a unit's static objects: named by the first global, which may be a new one.
+    /// Pairs the functions that initialise a unit's static objects: their name is that of the first global, which may
+    /// be new.
     fn pair_initialisers(&mut self, old: &Object<'_>, new: &Object<'_>) {
         let of = |object: &Object<'_>, kind: &str| {
             let all = object.functions().filter(|(_, s)| names::initialiser_kind(s.name) == kind && s.name != kind);
@@ -116,8 +118,8 @@ impl Correlation {
         }
     }
 
-    /// Static locals of one name in one function, when equal code did not tell which is which: by the order in the
-    /// source as long as all are there and of one size each.
+    /// Pairs static locals of one name in one function that equal code did not distinguish: by the order in the source,
+    /// if all exist on both sides with the same sizes.
     fn pair_same_locals(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
         let mut left: BTreeMap<(String, Class), Unpaired> = BTreeMap::new();
@@ -173,7 +175,7 @@ impl Correlation {
         }
     }
 
-    /// Equal code refers to the same things in the same order.
+    /// Pairs variables through equal code, which refers to the same symbols in the same order.
     fn pair_by_equal_code(&mut self, old: &Object<'_>, new: &Object<'_>) {
         let mut votes: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for (index, function) in new.functions() {
@@ -216,7 +218,7 @@ impl Correlation {
     }
 }
 
-/// The name of a static local of C++ (or of its guard) without numbers; `None` for every other name.
+/// Returns the name of a static local of C++ (or of its guard) without numbers; `None` for every other name.
 fn local_key(name: &str) -> Option<String> {
     if !name.starts_with("_ZZ") && !name.starts_with("_ZGVZ") {
         return None;
@@ -224,7 +226,7 @@ fn local_key(name: &str) -> Option<String> {
     Some(unnamed::Name::parse(name).map_or_else(|| readable(name).into_owned(), |name| name.erased()))
 }
 
-/// Whether a number tells a static local from others of its name: `_ZZ1fvE1n_0`.
+/// Returns true if a number distinguishes a static local from others of its name: `_ZZ1fvE1n_0`.
 fn is_numbered_local(name: &str) -> bool {
     local_key(name).is_some()
 }
@@ -233,7 +235,7 @@ fn variable_stem(name: &str) -> Cow<'_, str> {
     local_key(name).map_or(Cow::Borrowed(names::stem(name)), Cow::Owned)
 }
 
-/// Kinds of thing that are never each other.
+/// Kinds of symbols; two symbols of different kinds are never a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Class {
     Code,
@@ -257,7 +259,7 @@ fn class(object: &Object<'_>, index: usize) -> Option<Class> {
     }
 }
 
-/// Named definitions of an object.
+/// Returns the named definitions of an object.
 fn defined<'o>(object: &'o Object<'_>) -> impl Iterator<Item = (usize, Class)> + 'o {
     let named = |index: usize| {
         let name = object.symbols[index].name;
@@ -266,7 +268,7 @@ fn defined<'o>(object: &'o Object<'_>) -> impl Iterator<Item = (usize, Class)> +
     (0..object.symbols.len()).filter(move |i| named(*i)).filter_map(|i| Some((i, class(object, i)?)))
 }
 
-/// The static variable at a site, and the byte of it.
+/// Returns the static variable at a site, and the offset of the site in it.
 fn static_at(object: &Object<'_>, site: Site<'_>) -> Option<(usize, i64)> {
     let Site::Inside { section, offset, .. } = site else { return None };
     let owner = object.owner(section, offset)?;
@@ -276,7 +278,7 @@ fn static_at(object: &Object<'_>, site: Site<'_>) -> Option<(usize, i64)> {
     (symbol.local && fits && !names::is_anonymous(symbol.name)).then_some((owner, within))
 }
 
-/// What two functions refer to, pair by pair, when their code is equal but for relocated places.
+/// Returns the sites that two functions refer to, pair by pair, if their code is equal except at relocated places.
 fn equal_code_sites<'o>(
     old: &Object<'o>,
     old_function: &crate::object_file::Symbol<'o>,
@@ -299,7 +301,7 @@ fn equal_code_sites<'o>(
         all.filter(|r| (start..end).contains(&r.offset)).copied().collect::<Vec<_>>()
     };
     let (ours, theirs) = (relocations(old, a), relocations(new, b));
-    // Within one section the assembler resolves calls itself: those places carry a relocation in one build only.
+    // Within one section the assembler resolves calls itself: those places have a relocation in one build only.
     let at: HashMap<u64, _> = theirs.iter().map(|r| (r.offset - b.1, r)).collect();
     let holes: BTreeSet<u64> = ours
         .iter()
@@ -320,7 +322,7 @@ fn equal_code_sites<'o>(
 
 type Users = HashMap<usize, BTreeSet<String>>;
 
-/// Stems of the functions (and names of the data) that refer to each static variable.
+/// Returns the stems of the functions (and names of the data) that refer to each static variable.
 fn users(object: &Object<'_>) -> Users {
     let mut out = Users::new();
     for (index, section) in object.sections.iter().enumerate() {

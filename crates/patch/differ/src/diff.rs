@@ -1,4 +1,4 @@
-//! The whole way from objects to a patch.
+//! The complete path from objects to a patch.
 
 use crate::assemble::Assembly;
 use crate::closure::{self, Plan};
@@ -12,7 +12,7 @@ use stillpoint_patch_format::{
     Constant, Function, Hooks, OffStack, Patch, Range, Scope, Source, Svma, TypeFact, UnitFact,
 };
 
-/// Compares the units before and after, and makes the patch that turns one into the other in `target`.
+/// Compares the units before and after, and makes the patch that changes `target` from one to the other.
 pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     let units = Unit::read_all(target, inputs)?;
     let mut refusals: Vec<Refusal> = Vec::new();
@@ -52,7 +52,7 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     Ok(Outcome::Patch(Box::new(patch)))
 }
 
-/// Types are compared as shipped against after: the running data has the shipped layout.
+/// Compares types as shipped with types of the after side: the running data has the shipped layout.
 fn compare_types(
     inputs: &[UnitInput<'_>],
     units: &[Unit<'_>],
@@ -111,7 +111,7 @@ fn find_hook(assembly: &mut Assembly<'_, '_>, name: &str) -> Option<u32> {
     None
 }
 
-/// The code of the functions that the caller wants off every stack.
+/// Returns the code of the functions that the caller requires to be on no stack.
 fn off_stack(target: &TargetElf, units: &[Unit<'_>], options: &Options, refusals: &mut Vec<Refusal>) -> Vec<OffStack> {
     let mut out = Vec::new();
     for name in &options.off_stack {
@@ -125,7 +125,7 @@ fn off_stack(target: &TargetElf, units: &[Unit<'_>], options: &Options, refusals
     out
 }
 
-/// The functions that the caller lets threads stay in, as the patch names them.
+/// Returns the functions in which the caller lets threads stay, by the names that the patch uses.
 fn staying(assembly: &Assembly<'_, '_>, off_stack: &[OffStack], refusals: &mut Vec<Refusal>) -> Vec<String> {
     let named = |(unit, function): &closure::Function| {
         let name = assembly.after(*unit)?.symbols[*function].name;

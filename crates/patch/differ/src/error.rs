@@ -1,8 +1,8 @@
-//! Why no patch can be made: every rule has a name.
+//! Refusals: the reasons why no patch can be made, each with the name of its rule.
 
 use stillpoint_patch_format::{Svma, readable};
 
-/// Why no patch can be made. [`Refusal::code`] is the rule's name, stable and in kebab-case.
+/// Reason why no patch can be made. [`Refusal::code`] is the rule's name, stable and in kebab-case.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -16,7 +16,7 @@ pub enum Refusal {
         unit: String,
         /// `shipped`, `before` or `after`.
         side: &'static str,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// An object holds intermediate code instead of machine code.
@@ -26,7 +26,7 @@ pub enum Refusal {
         unit: String,
         /// `shipped`, `before` or `after`.
         side: &'static str,
-        /// The section that tells.
+        /// The section that shows it.
         section: String,
     },
     /// A function that is needed is not in the shipped text, byte for byte.
@@ -36,7 +36,7 @@ pub enum Refusal {
         unit: String,
         /// The function.
         function: String,
-        /// `no match`, or where it could be.
+        /// `no match`, or the possible places.
         why: String,
     },
     /// One name was read back with two values.
@@ -60,7 +60,7 @@ pub enum Refusal {
         name: String,
         /// Function or object that refers to it.
         user: String,
-        /// What was tried.
+        /// The sources that were searched.
         why: String,
     },
     /// Initialised data changed that the running program already holds.
@@ -70,7 +70,7 @@ pub enum Refusal {
         unit: String,
         /// The object.
         object: String,
-        /// What differs, and who uses it.
+        /// The difference, and the users of the object.
         why: String,
     },
     /// A variable has another size or nature than in the target.
@@ -80,12 +80,12 @@ pub enum Refusal {
         unit: String,
         /// The variable.
         object: String,
-        /// As before.
+        /// Size or nature before.
         before: String,
-        /// As after.
+        /// Size or nature after.
         after: String,
     },
-    /// A static local or file static could not be told apart from others of its name.
+    /// A static local or file static could not be distinguished from others of its name.
     #[error("static variable `{object}` of {unit} cannot be told apart: {why}", object = readable(.object))]
     AmbiguousStatic {
         /// Translation unit.
@@ -100,9 +100,9 @@ pub enum Refusal {
     IdenticalCodeFolded {
         /// Translation unit.
         unit: String,
-        /// The changed one.
+        /// The changed function.
         one: String,
-        /// The one that stays.
+        /// The unchanged function.
         other: String,
         /// Their common address.
         at: Svma,
@@ -116,10 +116,10 @@ pub enum Refusal {
         function: String,
         /// Its length, bytes.
         len: u64,
-        /// Why its callers cannot be patched instead.
+        /// Reason why its callers cannot be patched instead.
         why: String,
     },
-    /// Something jumps into the bytes that a jump would overwrite.
+    /// Code jumps into the bytes that a jump would overwrite.
     #[error("branch at {from} leads into the entry of `{function}` of {unit}, at {to}, and {why}", function = readable(.function))]
     BranchIntoEntry {
         /// Translation unit.
@@ -128,9 +128,9 @@ pub enum Refusal {
         function: String,
         /// The branch.
         from: Svma,
-        /// Where it leads.
+        /// Destination of the branch.
         to: Svma,
-        /// Why its callers cannot be patched instead.
+        /// Reason why its callers cannot be patched instead.
         why: String,
     },
     /// The first instructions cannot be moved.
@@ -140,7 +140,7 @@ pub enum Refusal {
         unit: String,
         /// The function.
         function: String,
-        /// What stands in the way.
+        /// The obstacle.
         why: String,
     },
     /// New code that would have to run at start-up.
@@ -158,17 +158,17 @@ pub enum Refusal {
         unit: String,
         /// The compiler's name of that code.
         function: String,
-        /// What differs.
+        /// The difference.
         why: String,
     },
-    /// A class's table of virtual functions, or what tells its type at run time, changed.
+    /// The table of virtual functions or the run-time type information of a class changed.
     #[error("class `{class}` of {unit} changed {what}: objects that live have it as it was")]
     ClassChanged {
         /// Translation unit.
         unit: String,
         /// The class.
         class: String,
-        /// What of it changed.
+        /// The changed part of the class.
         what: String,
     },
     /// The new code has a thread-local that the target does not have.
@@ -192,7 +192,7 @@ pub enum Refusal {
     Relocation {
         /// Translation unit.
         unit: String,
-        /// As in the psABI, for instance `R_X86_64_TLSGD`.
+        /// Name as in the psABI, for instance `R_X86_64_TLSGD`.
         kind: String,
         /// Section of the object.
         section: String,
@@ -206,7 +206,7 @@ pub enum Refusal {
         unit: String,
         /// The function.
         function: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// Unwind data that cannot be carried over.
@@ -216,7 +216,7 @@ pub enum Refusal {
         unit: String,
         /// The function.
         function: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// A section that the differ does not know how to carry over.
@@ -232,18 +232,18 @@ pub enum Refusal {
     UnknownName {
         /// `hook`, `off-stack function` or `changed function`.
         what: &'static str,
-        /// As stated.
+        /// Name that the caller stated.
         name: String,
     },
     /// A type that live data may have has another layout.
     #[error("type `{type_name}` changed: {what}")]
     TypeLayoutChanged {
-        /// For instance `struct redisServer`.
+        /// Name of the type, for instance `struct redisServer`.
         type_name: String,
-        /// Which member, from where to where: "member `clients` moved from byte 24 to 32".
+        /// The member and its change: "member `clients` moved from byte 24 to 32".
         what: String,
     },
-    /// A function is called differently, and not everybody who calls it changed with it.
+    /// The parameters or the result of a function changed, and some of its callers are unchanged.
     #[error("function `{function}` changed from `{before}` to `{after}`, but {user}", function = readable(.function))]
     SignatureChanged {
         /// The function.
@@ -252,7 +252,7 @@ pub enum Refusal {
         before: String,
         /// Its type after the change.
         after: String,
-        /// Who refers to it as before.
+        /// Unchanged code or data that refers to it.
         user: String,
     },
     /// DWARF is missing or damaged, so that types cannot be compared.
@@ -260,16 +260,16 @@ pub enum Refusal {
     DebugInfo {
         /// Translation unit or object.
         unit: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
-    /// The finished patch breaks a rule of the file format: a limit, mostly.
+    /// The finished patch breaks a rule of the file format, usually a limit.
     #[error("patch file: {0}")]
     Format(String),
 }
 
 impl Refusal {
-    /// Name of the rule, stable, for tests and for machines.
+    /// Returns the name of the rule, stable, for tests and for machines.
     pub fn code(&self) -> &'static str {
         match self {
             Refusal::BadTarget(_) => "bad-target",

@@ -1,5 +1,5 @@
-//! What changes where it lies, by a kernel that gives each thread its own view: constants that other units may use, and functions
-//! that no jump fits into.
+//! Changes in place, with a kernel that gives each thread its own view: constants that other units may use, and
+//! functions that have no room for a jump.
 
 use crate::closure::{Function, Plan, padding};
 use crate::names;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use stillpoint_patch_format::{Avma, OffStack, Range, ResolvedBy, TargetKind, readable};
 use stillpoint_patch_insn as insn;
 
-/// Adds the constants of each unit to the plan, with where they lie.
+/// Adds the constants of each unit to the plan, with their ranges.
 pub(crate) fn add(
     target: &TargetElf,
     units: &[Unit<'_>],
@@ -42,7 +42,8 @@ pub(crate) fn add(
     }
 }
 
-/// The room that a function has where it lies, when its new code fits into that, stands alone, and needs no other unwind data.
+/// Returns the range for a change of a function in place, if its new code fits, refers to nothing, and needs no other
+/// unwind data.
 pub(crate) fn room(
     target: &TargetElf,
     units: &[Unit<'_>],
@@ -58,7 +59,7 @@ pub(crate) fn room(
     let alone = symbol.value == 0 && section.relocations.is_empty() && !new.is_empty();
     let more = (new.len() as u64).saturating_sub(old.len);
     let len = if more == 0 { old.len } else { old.len + padding(target, old.start.0 + old.len, more)? };
-    // somebody who jumps into it would find something else
+    // code that jumps into it would find other instructions
     if target.branch_into(old.start.0).is_some_and(|(from, _)| !(old.start.0..old.start.0 + old.len).contains(&from)) {
         return None;
     }
@@ -68,7 +69,7 @@ pub(crate) fn room(
         .then_some(Range { start: old.start, len })
 }
 
-/// Functions that change where they lie: no thread changes over while it is in one.
+/// Returns the functions that change in place: a thread does not migrate while it executes one of them.
 pub(crate) fn code<'p>(units: &'p [Unit<'_>], plan: &'p Plan) -> impl Iterator<Item = OffStack> + 'p {
     plan.in_place.iter().filter_map(|(&(unit, function), room)| {
         let name = units[unit].after.as_ref()?.symbols[function].name.to_owned();
@@ -76,7 +77,7 @@ pub(crate) fn code<'p>(units: &'p [Unit<'_>], plan: &'p Plan) -> impl Iterator<I
     })
 }
 
-/// Where a constant lies. An executable may have made a copy of what a library exports.
+/// Returns the range of a constant. An executable may have a copy of a constant that a library exports.
 fn place(target: &TargetElf, units: &[Unit<'_>], unit: &Unit<'_>, constant: usize) -> Option<Range> {
     let Ancestor::Shipped(old) = unit.ancestor(constant) else { return None };
     let listed = target.symbols.get(old).into_iter().flatten().find(|s| s.global);
@@ -88,7 +89,8 @@ fn place(target: &TargetElf, units: &[Unit<'_>], unit: &Unit<'_>, constant: usiz
     unit.shipped.as_ref()?.constant(target, old, shown.or(listed.map(|s| s.at)))
 }
 
-/// Code of the units at hand that uses such a constant: no thread changes over in the middle of it.
+/// Returns the code of the known units that uses such a constant: a thread does not migrate while it executes this
+/// code.
 pub(crate) fn users(units: &[Unit<'_>], plan: &Plan) -> Vec<OffStack> {
     let mut found: BTreeMap<Function, &str> = BTreeMap::new();
     for (index, unit) in units.iter().enumerate() {

@@ -1,29 +1,29 @@
-//! Two sets of objects and the ELF file they were linked into: what changed, and the patch that changes it.
+//! The difference between two sets of objects, and the patch that applies it to the ELF file linked from the first.
 //!
 //! # What the caller guarantees
-//! Each unit comes as up to three objects of one compiler with one set of flags and DWARF: *shipped*, compiled as the
-//! target's was; *before*, the source as it stands before the change, and *after*, with it, these two with
-//! `-ffunction-sections -fdata-sections` added. Every unit whose preprocessed text the change touches is among them, and
-//! line numbers of untouched code are kept (`#line`), or `__LINE__` makes functions differ that do not.
+//! Each unit has up to three objects of one compiler with one set of flags and DWARF: *shipped*, compiled as the
+//! target's was; *before*, from the source before the change, and *after*, from the source with it, these two with
+//! `-ffunction-sections -fdata-sections` added. Every unit whose preprocessed text changes is included. Line numbers of
+//! untouched code are kept (`#line`); otherwise `__LINE__` makes unchanged functions differ.
 //!
 //! # What the crate guarantees
 //! [`diff`] returns a patch only when
-//! - every function that the patch redirects stands in the target byte for byte as the shipped object has it, but for
-//!   relocated places ([`place`] tells for a whole unit): what was compared is what runs;
-//! - every name that new code refers to has one address in the target, read back from the relocated places themselves
-//!   and contradicted by none of them, nor by the target's symbol tables, nor by another unit; or the patch brings it,
-//!   or an earlier patch of the series or a library does;
+//! - every function that the patch redirects is in the target byte for byte as in the shipped object, except for
+//!   relocated places ([`place`] reports this for a whole unit): the compared code is the running code;
+//! - every name that new code refers to has one address in the target. It is read back from the relocated places, and
+//!   no relocated place, no symbol table of the target and no other unit contradicts it. All other names are in the
+//!   patch, in an earlier patch of the series or in a library;
 //! - every variable that live code holds keeps its address, size, type and initial value;
-//! - every class of C++ keeps its table of virtual functions and its type, every static object the way it was made;
-//! - no call is left that would reach the wrong version: where an entry cannot be redirected its callers are.
+//! - every class of C++ keeps its table of virtual functions and its type, and every static object its initialisation;
+//! - no remaining call would reach the wrong version: where an entry cannot be redirected, its callers are.
 //!
-//! Whatever does not hold is refused by name ([`Refusal::code`]), all of it at once; nothing is approximated. No input
-//! makes the crate panic. It does no I/O.
+//! Every violation is refused by name ([`Refusal::code`]), all of them at once; nothing is approximated. No input makes
+//! the crate panic. It does no I/O.
 //!
 //! # What it does not do
-//! It does not compile, and does not look at processes. It does not judge whether old and new code may run side by side
-//! for a while: that is the scope, which the author states; it only warns of new state. Identical code that a linker
-//! folded across units that are not at hand is not seen.
+//! It does not compile, and does not inspect processes. It does not judge if old and new code may run side by side for
+//! a while: the author states this as the scope, and the crate only warns of new state. It does not detect identical
+//! code that a linker folded across units that are not among the inputs.
 //!
 //! ```text
 //! shipped.o --place--> target ELF --reverse--> name -> address
@@ -31,8 +31,8 @@
 //!                                                                                        |
 //! patch <--assemble-- new sections, relocations resolved against names, .eh_frame <------+
 //! ```
-//! The value of a relocated place in the target is `v = S + A - P` (or `S + A`), so that `S = v - A + P` is read back
-//! from it, for each relaxation that linkers make of it as well.
+//! The value of a relocated place in the target is `v = S + A - P` (or `S + A`). So the crate reads back the address as
+//! `S = v - A + P`, also for each relaxation that linkers make of it.
 //!
 //! ```
 //! use stillpoint_patch_differ::TargetElf;
@@ -75,7 +75,7 @@ pub use library::exports;
 pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
 pub use target::TargetElf;
 
-/// Compares the units before and after, and makes the patch that turns one into the other in `target`.
+/// Compares the units before and after, and makes the patch that changes `target` from one to the other.
 pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     diff::diff(target, units, options)
 }

@@ -1,4 +1,4 @@
-//! What a shared library exports.
+//! Exports of a shared library.
 
 use crate::Refusal;
 use object::elf;
@@ -6,8 +6,8 @@ use object::read::elf::{ElfFile64, Sym};
 use object::{Endianness, Object as _};
 use std::collections::BTreeMap;
 
-/// Names that a shared library exports, each with its default version, for [`Options::imports`](crate::Options).
-/// Never panics, whatever the bytes.
+/// Returns the names that a shared library exports, each with its default version, for
+/// [`Options::imports`](crate::Options). Never panics, for any input.
 pub fn exports(bytes: &[u8]) -> Result<BTreeMap<String, Option<String>>, Refusal> {
     let bad = |e: object::Error| Refusal::BadTarget(format!("library: {e}"));
     let file = ElfFile64::<Endianness>::parse(bytes).map_err(bad)?;

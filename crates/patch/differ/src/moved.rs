@@ -1,14 +1,15 @@
 //! Functions that a change moves from one unit to another.
 //!
-//! The obvious way is to take such a function for a new one. Then everybody who calls the entry in the target goes on with
-//! the old code, and new code with the new. So the entry is the old unit's, and what it is redirected to the new unit's.
+//! The obvious way is to treat such a function as new. Then callers of the entry in the target continue with the old
+//! code, and new code calls the new function. So the entry is that of the old unit, redirected to the function of the
+//! new unit.
 
 use crate::change::Changed;
 use crate::shipped::Shipped;
 use crate::unit::{Ancestor, Unit};
 
-/// Where a global function of the after side of `unit`, new there, was before: the unit's path, that unit as shipped, and
-/// the function's name.
+/// Finds the former place of a global function of the after side that is new in `unit`: the former unit's path, that
+/// unit as shipped, and the function's name.
 pub(crate) fn from<'u, 'a>(
     units: &'u [Unit<'a>],
     unit: usize,
@@ -28,7 +29,7 @@ pub(crate) fn from<'u, 'a>(
     })
 }
 
-/// Counts moved functions among the changed ones, which are listed by unit.
+/// Adds moved functions to the changed ones, which are listed by unit.
 pub(crate) fn add(units: &[Unit<'_>], changed: &mut [Changed]) {
     for (index, changed) in changed.iter_mut().enumerate() {
         for function in units[index].functions() {

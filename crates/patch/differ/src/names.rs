@@ -1,11 +1,11 @@
 //! Names as the compiler decorates them.
 
-/// Whether `name` is a cold part (`f.cold`, `f.part.0.cold.1`).
+/// Returns true if `name` is a cold part (`f.cold`, `f.part.0.cold.1`).
 pub(crate) fn is_cold(name: &str) -> bool {
     cold_parent(name).is_some()
 }
 
-/// The function that a cold part belongs to.
+/// Returns the function that a cold part belongs to.
 pub(crate) fn cold_parent(name: &str) -> Option<&str> {
     let undecorated = strip_number(name).filter(|rest| rest.ends_with(".cold")).unwrap_or(name);
     undecorated.strip_suffix(".cold")
@@ -16,7 +16,7 @@ fn strip_number(name: &str) -> Option<&str> {
     (!digits.is_empty() && !stem.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then_some(stem)
 }
 
-/// `name` without everything that the compiler appended: `.part.0`, `.isra.1`, `.constprop.0`, `.cold`, `.7`.
+/// Returns `name` without all suffixes of the compiler: `.part.0`, `.isra.1`, `.constprop.0`, `.cold`, `.7`.
 pub(crate) fn stem(name: &str) -> &str {
     const CLONES: [&str; 6] = [".part", ".isra", ".constprop", ".lto_priv", ".localalias", ".cold"];
     let mut name = name;
@@ -31,7 +31,7 @@ pub(crate) fn stem(name: &str) -> &str {
     }
 }
 
-/// The stem, and the kinds of clone in the order made, without their numbers: `f.part.0.isra.1` gives `.part.isra`.
+/// Returns the stem, and the kinds of clone in the order made, without numbers: `f.part.0.isra.1` gives `.part.isra`.
 pub(crate) fn clone_key(name: &str) -> (&str, String) {
     let stem = stem(name);
     let kinds =
@@ -39,35 +39,36 @@ pub(crate) fn clone_key(name: &str) -> (&str, String) {
     (stem, kinds.flat_map(|kind| [".", kind]).collect())
 }
 
-/// Whether `name` is a static with a number of the compiler's (`counter.3`): the number means nothing outside its object.
+/// Returns true if `name` is a static with a number of the compiler (`counter.3`), which has no meaning outside its
+/// object.
 pub(crate) fn is_numbered(name: &str) -> bool {
     strip_number(name).is_some()
 }
 
-/// Whether the object is one that the compiler made for its own use and that only its content identifies.
+/// Returns true if the compiler made the object for its own use, so that only its content identifies it.
 pub(crate) fn is_anonymous(name: &str) -> bool {
     const MADE: [&str; 4] = ["CSWTCH", "__func__", "__FUNCTION__", "__PRETTY_FUNCTION__"];
     name.is_empty() || name.starts_with(".L") || (is_numbered(name) && MADE.contains(&stem(name)))
 }
 
-/// Whether a function makes or unmakes a unit's static objects.
+/// Returns true if a function initialises or destroys a unit's static objects.
 pub(crate) fn is_static_initialiser(name: &str) -> bool {
     const MADE: [&str; 4] = ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_", "_GLOBAL__I_", "__cxx_global_"];
     MADE.iter().any(|prefix| name.starts_with(prefix)) || name.contains("__static_initialization_and_destruction_")
 }
 
-/// `name` without what a compiler puts in from the unit's first global or its file.
+/// Returns `name` without the part that a compiler takes from the unit's first global or its file.
 pub(crate) fn initialiser_kind(name: &str) -> &str {
     let kinds = ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_"];
     kinds.into_iter().find(|kind| name.starts_with(kind)).unwrap_or(name)
 }
 
-/// Whether the object is a class's table of virtual functions or of their bases, or tells its type.
+/// Returns true if the object is a class's table of virtual functions or of virtual bases, or its type information.
 pub(crate) fn is_class_data(name: &str) -> bool {
     ["_ZTV", "_ZTT", "_ZTC", "_ZTI", "_ZTS"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The class that such an object belongs to, as in the source.
+/// Returns the class that such an object belongs to, as in the source.
 pub(crate) fn class_of(name: &str) -> String {
     let text = stillpoint_patch_format::readable(name);
     let inner = text.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')).map(|(inner, _)| inner);

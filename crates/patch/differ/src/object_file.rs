@@ -1,4 +1,4 @@
-//! A relocatable object, read once: sections, symbols, and what every relocation points at.
+//! A relocatable object, read once: sections, symbols, and the destination of every relocation.
 
 use crate::names;
 use crate::{Refusal, unwind_data};
@@ -8,10 +8,10 @@ use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader, Sym};
 use object::{Endianness, Object as _, ObjectComdat as _, ObjectSection as _};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// No section of an object is larger: a limit for damaged input.
+/// Size limit of a section, in bytes, against damaged input.
 const SIZE_MAX: u64 = 1 << 31;
 
-/// What a section of an object holds, as far as a patch is concerned.
+/// Content of a section of an object, as relevant for a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nature {
     /// Executable code.
@@ -26,15 +26,15 @@ pub(crate) enum Nature {
     Zero,
     /// Thread-local.
     Tls,
-    /// `.init_array` and its kin.
+    /// Start-up code: `.init_array` and similar sections.
     StartUp,
-    /// `.eh_frame`.
+    /// Unwind data: `.eh_frame`.
     Unwind,
     /// `.gcc_except_table*`.
     Exceptions,
-    /// Not loaded, or of no consequence for running code (notes, patchable entries).
+    /// Sections that are not loaded, or have no effect on running code (notes, patchable entries).
     Aside,
-    /// Loaded, and placed by name by whoever wrote it (`__attribute__((section))` with a name of their own).
+    /// Loaded, with a section name chosen in the source (`__attribute__((section))`).
     Custom { write: bool },
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Section<'a> {
     pub(crate) relocations: Vec<Reloc>,
     /// Indices of the functions and objects that it defines, sorted by value.
     pub(crate) symbols: Vec<usize>,
-    /// Whether the linker keeps one of several objects' copies (inline functions and the like of C++).
+    /// True if the linker keeps one of several objects' copies (inline functions and similar code of C++).
     pub(crate) comdat: bool,
 }
 
@@ -60,13 +60,13 @@ pub(crate) struct Reloc {
     pub(crate) kind: u32,
     pub(crate) symbol: usize,
     pub(crate) addend: i64,
-    /// From the place to where a relative value counts from: the end of its instruction; in data the place itself, or the
-    /// start of the table of which it is a row.
+    /// Distance from the place to the base of its relative value: the end of its instruction; in data the place itself,
+    /// or the start of the table of which it is a row.
     pub(crate) origin: i64,
     pub(crate) usage: Usage,
 }
 
-/// What the instruction around a place does with its value.
+/// Use of a place's value by the instruction around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
     Branch,
@@ -81,17 +81,17 @@ impl Reloc {
         self.usage == Usage::Branch
     }
 
-    /// Bytes of the place.
+    /// Returns the size of the place in bytes.
     pub(crate) fn width(&self) -> u64 {
         match elf::RelocationType(self.kind) {
             elf::R_X86_64_64 | elf::R_X86_64_PC64 => 8,
-            // Marks an instruction that has no field.
+            // Marks an instruction without a field.
             elf::R_X86_64_TLSDESC_CALL => 0,
             _ => 4,
         }
     }
 
-    /// Whether it belongs to a call of a TLS descriptor.
+    /// Returns true if it belongs to a call of a TLS descriptor.
     pub(crate) fn is_descriptor(&self) -> bool {
         [elf::R_X86_64_GOTPC32_TLSDESC, elf::R_X86_64_TLSDESC_CALL].contains(&elf::RelocationType(self.kind))
     }
@@ -132,12 +132,12 @@ impl Symbol<'_> {
     }
 }
 
-/// What a relocation points at, with the instruction's own bytes taken into account.
+/// Destination of a relocation, with the instruction's own bytes taken into account.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Site<'a> {
-    /// A name that another object defines, and bytes from it.
+    /// A name that another object defines, and an offset from it in bytes.
     Extern(&'a str, i64),
-    /// A byte of a section of this object. `anchor` is the byte that names it: the start of a literal when the
+    /// A byte of a section of this object. `anchor` is the byte that identifies it: the start of a literal when the
     /// reference is relative to one, else the byte itself.
     Inside { section: usize, offset: i64, anchor: i64 },
     /// An absolute value.
@@ -197,7 +197,7 @@ fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
     if has(elf::SHF_TLS) {
         return Nature::Tls;
     }
-    // A pointer for the unwinder, which nobody writes to.
+    // A pointer for the unwinder, which no code writes to.
     if name.contains(".DW.ref.") {
         return Nature::Constant;
     }
@@ -215,7 +215,7 @@ fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
 }
 
 impl<'a> Object<'a> {
-    /// Reads an object; never panics, whatever the bytes.
+    /// Reads an object; never panics, for any input.
     pub(crate) fn parse(bytes: &'a [u8], unit: &str, side: &'static str) -> Result<Self, Refusal> {
         let bad = |why: String| Refusal::BadObject { unit: unit.to_owned(), side, why };
         let file = ElfFile64::<Endianness>::parse(bytes).map_err(|e| bad(e.to_string()))?;
@@ -297,7 +297,7 @@ impl<'a> Object<'a> {
             if let Nature::Merged { .. } = entry.nature
                 && !entry.relocations.is_empty()
             {
-                // No linker merges constants that it has to fill in.
+                // No linker merges constants that it has to relocate.
                 entry.nature = Nature::Constant;
             }
             if entry.nature == Nature::Text {
@@ -331,8 +331,8 @@ impl<'a> Object<'a> {
         (self.by_name, self.cold) = (by_name, cold);
     }
 
-    /// Compilers make switches, and arrays of constants, tables of distances from the table's start, which code takes the
-    /// address of.
+    /// Finds tables of distances from the table's start, whose address code takes: compilers make them from switches
+    /// and from arrays of constants.
     fn find_tables(&mut self) {
         let mut starts: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
         for section in self.sections.iter().filter(|s| s.nature == Nature::Text) {
@@ -374,7 +374,7 @@ impl<'a> Object<'a> {
         self.referenced = referenced;
     }
 
-    /// What the relocation points at.
+    /// Returns the destination of the relocation.
     pub(crate) fn site(&self, reloc: &Reloc) -> Site<'a> {
         let symbol = &self.symbols[reloc.symbol];
         let shift = if is_pc_relative(reloc.kind) { reloc.addend.wrapping_add(reloc.origin) } else { reloc.addend };
@@ -385,7 +385,7 @@ impl<'a> Object<'a> {
                 let offset = (symbol.value as i64).wrapping_add(shift);
                 let anchor = match self.sections[section].nature {
                     _ if symbol.kind != SymbolType::Section => symbol.value as i64,
-                    // Half of a constant is used as well, and the linker keeps constants whole.
+                    // Code uses half of a constant as well, and the linker keeps constants whole.
                     Nature::Merged { entry, strings: false } => match i64::try_from(entry) {
                         Ok(entry) if entry > 0 => offset.wrapping_sub(offset.rem_euclid(entry)),
                         _ => offset,
@@ -397,8 +397,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The function or object whose bytes include `offset` of `section`; a section with only one owns all of it and
-    /// the bytes around it, for code refers to `array - 8` and `array + length`.
+    /// Returns the function or object whose bytes include `offset` of `section`. A section with only one owns all bytes
+    /// and those around it, as code refers to `array - 8` and `array + length`.
     pub(crate) fn owner(&self, section: usize, offset: i64) -> Option<usize> {
         let symbols = &self.sections[section].symbols;
         let first = *symbols.first()?;
@@ -412,7 +412,7 @@ impl<'a> Object<'a> {
         symbols.iter().find_map(|&s| inside(s))
     }
 
-    /// All functions that it defines, cold parts included.
+    /// Returns all functions that it defines, cold parts included.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (usize, &Symbol<'a>)> {
         self.symbols.iter().enumerate().filter(|(_, symbol)| {
             let Home::Section(home) = symbol.home else { return false };
@@ -420,33 +420,33 @@ impl<'a> Object<'a> {
         })
     }
 
-    /// The defined symbol of that name, if any.
+    /// Returns the defined symbol of that name, if any.
     pub(crate) fn defined(&self, name: &str) -> Option<(usize, &Symbol<'a>)> {
         self.by_name.get(name).map(|index| (*index, &self.symbols[*index]))
     }
 
-    /// The cold parts of the function called `name`.
+    /// Returns the cold parts of the function called `name`.
     pub(crate) fn cold_parts(&self, name: &str) -> impl Iterator<Item = (usize, &Symbol<'a>)> {
         self.cold.get(name).into_iter().flatten().map(|index| (*index, &self.symbols[*index]))
     }
 
-    /// Whether the linker keeps one of several objects' copies of a symbol's section.
+    /// Returns true if the linker keeps one of several objects' copies of a symbol's section.
     pub(crate) fn is_comdat(&self, symbol: usize) -> bool {
         matches!(self.symbols[symbol].home, Home::Section(section) if self.sections[section].comdat)
     }
 
-    /// Exception tables of the code in a section: their sections and where they start.
+    /// Returns the exception tables of the code in a section: the section and start of each.
     pub(crate) fn exception_tables(&self, section: usize) -> &[(usize, i64)] {
         self.tables.get(&section).map_or(&[], Vec::as_slice)
     }
 
-    /// All function symbols at the place of `function`: its aliases, and what was folded into it.
+    /// Returns all function symbols at the place of `function`: its aliases, and functions folded into it.
     pub(crate) fn same_place(&self, function: usize) -> impl Iterator<Item = &Symbol<'a>> {
         let place = (self.symbols[function].home, self.symbols[function].value);
         self.functions().map(|(_, s)| s).filter(move |s| (s.home, s.value) == place)
     }
 
-    /// The sections that hold a function: its own first, then those of its cold parts by name.
+    /// Returns the sections that hold a function: its own first, then those of its cold parts by name.
     pub(crate) fn parts(&self, function: usize) -> Option<Vec<usize>> {
         let home = |s: &Symbol<'_>| match s.home {
             Home::Section(section) => Some(section),
@@ -463,7 +463,7 @@ impl<'a> Object<'a> {
         Some(std::iter::once(own).chain(cold.into_iter().map(|(_, section)| section)).collect())
     }
 
-    /// Where the anonymous constant at `start` ends: at the next place that anything refers to, or a named one.
+    /// Returns the end of the anonymous constant at `start`: the next place with a reference or a name.
     pub(crate) fn extent(&self, section: usize, start: i64) -> i64 {
         let size = i64::try_from(self.sections[section].size).unwrap_or(i64::MAX);
         let named = self.sections[section].symbols.iter().map(|s| self.symbols[*s].value as i64);
@@ -471,14 +471,14 @@ impl<'a> Object<'a> {
         next.min().unwrap_or(size).min(size)
     }
 
-    /// The literal at `at` of a merged section: up to its terminator, or one entry.
+    /// Returns the literal at `at` of a merged section: up to its terminator, or one entry.
     pub(crate) fn literal(&self, section: usize, at: i64) -> Option<&'a [u8]> {
         let Section { bytes, nature: Nature::Merged { entry, strings }, .. } = self.sections[section] else {
             return None;
         };
         let (rest, width) = (bytes.get(usize::try_from(at).ok()?..)?, usize::try_from(entry).ok()?);
         if !strings {
-            // a name may stand for half of a constant, and what follows a constant is another one in the target
+            // a name may belong to half of a constant, and the bytes after a constant are another one in the target
             return rest.get(..width - usize::try_from(at).ok()?.checked_rem(width)?);
         }
         let end = rest.chunks_exact(width).position(|unit| unit.iter().all(|b| *b == 0))?;
@@ -529,8 +529,8 @@ fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: &[u64]) -> Resul
     Ok(out)
 }
 
-/// Tells each relocation where its instruction ends and what that does. A place outside of every decoded instruction
-/// (data in text) counts from itself.
+/// Sets for each relocation the end of its instruction and the use of the value. A place outside of every decoded
+/// instruction (data in text) counts from itself.
 fn mark_instructions(code: &[u8], relocations: &mut [Reloc]) {
     let mut decoder = Decoder::with_ip(64, code, 0, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
@@ -556,7 +556,7 @@ fn usage(instruction: &Instruction) -> Usage {
     }
 }
 
-/// Name of a relocation type as in the psABI.
+/// Returns the name of a relocation type as in the psABI.
 pub(crate) fn relocation_name(kind: u32) -> String {
     let known = [
         (elf::R_X86_64_TLSGD, "R_X86_64_TLSGD"),

@@ -1,4 +1,4 @@
-//! Finds a unit's code in the target: masked comparison, ambiguities settled by what the relocations say.
+//! Search for a unit's code in the target: masked comparison; relocations decide among several candidates.
 
 use crate::object_file::{Nature, Object, Reloc};
 use crate::reverse::{self, Known};
@@ -6,7 +6,7 @@ use crate::target::TargetElf;
 use object::elf;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of a section that stand in the target at `address`, equal but for relocated places.
+/// Bytes of a section that the target has at `address`, equal except for relocated places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) section: usize,
@@ -16,13 +16,13 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// What the section's start would be at.
+    /// Returns the address that the section's start would have.
     pub(crate) fn base(&self) -> u64 {
         self.address.wrapping_sub(self.start)
     }
 }
 
-/// The bytes that a linker may change around a relocated place: the field, and the instruction where it relaxes.
+/// Returns the bytes that a linker may change around a relocated place: the field, and the instruction if it relaxes.
 fn masked(reloc: &Reloc, len: u64) -> (u64, u64) {
     let (before, after) = match elf::RelocationType(reloc.kind) {
         elf::R_X86_64_GOTPCRELX => (2, 4),
@@ -36,7 +36,7 @@ fn masked(reloc: &Reloc, len: u64) -> (u64, u64) {
     (reloc.offset.saturating_sub(before), (reloc.offset + after).min(len))
 }
 
-/// Runs of bytes between `start` and `end` that must be equal.
+/// Returns runs of bytes between `start` and `end` that must be equal.
 fn solid_runs(object: &Object<'_>, section: usize, start: u64, end: u64) -> Vec<(u64, u64)> {
     let entry = &object.sections[section];
     let (mut runs, mut at) = (Vec::new(), start);
@@ -70,7 +70,7 @@ impl<'a, 'o> Matcher<'a, 'o> {
         Matcher { target, bytes: object.sections[section].bytes, start, len: end - start, runs }
     }
 
-    /// Whether the bytes stand at `address`.
+    /// Returns true if the target has the bytes at `address`.
     fn at(&self, address: u64) -> bool {
         let Some(there) = self.target.bytes(address, self.len).filter(|_| self.target.is_text(address)) else {
             return false;
@@ -82,36 +82,36 @@ impl<'a, 'o> Matcher<'a, 'o> {
     }
 }
 
-/// A stretch of code and the places where it could be.
+/// A range of code and its possible addresses.
 #[derive(Debug)]
 struct Open {
     section: usize,
     start: u64,
     end: u64,
     candidates: BTreeSet<u64>,
-    /// The linker keeps one of several objects' copies, and another function may well have the same bytes: a place must
-    /// be confirmed by what refers to it, or by what it refers to.
+    /// True if a place needs confirmation by a reference to it or from it: the linker keeps one of several objects'
+    /// copies, and another function may have the same bytes.
     unconfirmed: bool,
 }
 
-/// Where code of the unit stands, and what the target's bytes say about its names.
+/// Places of the unit's code, and the values of its names that the target's bytes show.
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) known: Known<'a>,
-    /// Stretches found at more than one place, by section and start, and how many.
+    /// Ranges found at more than one place, by section and start, and the number of places.
     pub(crate) ambiguous: BTreeMap<(usize, u64), usize>,
 }
 
 impl Places<'_> {
-    /// Address of a byte of a text section, when it is within what was found.
+    /// Returns the address of a byte of a text section, if it is within a piece that was found.
     pub(crate) fn code_address(&self, section: usize, offset: u64) -> Option<u64> {
         let holds = |p: &&Piece| p.section == section && p.start <= offset && offset < p.end.max(p.start + 1);
         self.pieces.iter().find(holds).map(|p| p.base().wrapping_add(offset))
     }
 }
 
-/// Finds all of the unit's code that is there.
+/// Finds all code of the unit that the target has.
 pub(crate) fn locate<'a>(target: &TargetElf, object: &Object<'a>, globals: &BTreeMap<String, u64>) -> Places<'a> {
     let mut open = candidates(target, object, globals);
     let mut places = Places { pieces: Vec::new(), known: Known::default(), ambiguous: BTreeMap::new() };
@@ -163,7 +163,7 @@ fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String
     open
 }
 
-/// Whether a symbol table, or another unit, says where a global of the section is.
+/// Returns true if a symbol table or another unit gives the address of a global of the section.
 fn is_listed(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String, u64>, section: usize) -> bool {
     let globally = |name: &str| target.symbols.get(name).into_iter().flatten().any(|s| s.global);
     object.sections[section]
@@ -173,7 +173,8 @@ fn is_listed(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String,
         .any(|symbol| !symbol.local && (globally(symbol.name) || globals.contains_key(symbol.name)))
 }
 
-/// Every address where the stretch stands. Symbols of the target are tried first, then every start of a function.
+/// Returns every address at which the target has the range. Tries symbols of the target first, then every start of a
+/// function.
 fn find(
     target: &TargetElf,
     object: &Object<'_>,
@@ -191,7 +192,7 @@ fn find(
         .flat_map(|f| listed(f.name).chain(shown(f.name, f.local)).map(|at| at.wrapping_sub(f.value - start)))
         .filter(|address| matcher.at(*address))
         .collect();
-    // What is listed elsewhere is not here, even if the bytes are the same.
+    // Code with another listed address is not here, even if the bytes are the same.
     if !named.is_empty() || object.sections[section].comdat && is_listed(target, object, globals, section) {
         return named;
     }
@@ -200,7 +201,7 @@ fn find(
     starts.filter(|address| matcher.at(*address)).collect()
 }
 
-/// Places every stretch that has one candidate left, reads it, and drops candidates that contradict what is known.
+/// Places every range that has one candidate left, reads it, and drops candidates that contradict known values.
 fn settle<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, open: &mut Vec<Open>) {
     loop {
         let mut moved = false;
@@ -240,15 +241,15 @@ fn settle<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, 
     }
 }
 
-/// The linker keeps the sections of one object, and the functions of one section, in their order. True when that left
-/// one candidate for some stretch.
+/// Uses order: the linker keeps the order of the sections of one object and of the functions of one section. Returns
+/// true if that left one candidate for some range.
 fn settle_by_neighbours(object: &Object<'_>, places: &mut Places<'_>, open: &mut [Open]) -> bool {
     let class = |section: usize| {
         let name = object.sections[section].name;
         let kinds = [".text.unlikely", ".text.exit", ".text.startup", ".text.hot", ".text.sorted"];
         kinds.iter().position(|k| name.strip_prefix(k).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
     };
-    // A copy that the linker kept may be another object's, among that one's functions.
+    // A copy that the linker kept may be from another object, among that object's functions.
     let own = |section: usize| !object.sections[section].comdat;
     for stretch in open.iter_mut().filter(|stretch| own(stretch.section)) {
         let key = (stretch.section, stretch.start);
@@ -272,8 +273,8 @@ fn settle_by_neighbours(object: &Object<'_>, places: &mut Places<'_>, open: &mut
     false
 }
 
-/// A stretch with one candidate that refers to something known, and to nothing that contradicts it. True when there
-/// was one.
+/// Confirms a range with one candidate that refers to a known place and contradicts none. Returns true if there was
+/// one.
 fn confirm_by_contents(target: &TargetElf, object: &Object<'_>, places: &Places<'_>, open: &mut [Open]) -> bool {
     for stretch in open.iter_mut().filter(|stretch| stretch.unconfirmed && stretch.candidates.len() == 1) {
         let Some(&address) = stretch.candidates.first() else { continue };

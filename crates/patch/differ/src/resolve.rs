@@ -1,4 +1,4 @@
-//! Where a relocation of the new code leads: into the target, into the patch, or somewhere at run time.
+//! Destinations of relocations in the new code: in the target, in the patch, or resolved at run time.
 
 use crate::Refusal;
 use crate::assemble::Assembly;
@@ -10,32 +10,32 @@ use crate::unnamed;
 use object::elf;
 use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue, TargetKind};
 
-/// The compiler's name for the module's thread-locals as a whole.
+/// Name by which the compiler refers to the module's thread-locals as a whole.
 const MODULE_BASE: &str = "_TLS_MODULE_BASE_";
 
-/// Index of a symbol of the patch, and the addend that goes with it.
+/// Index of a symbol of the patch, and its addend.
 type Resolved = Result<(u32, i64), Refusal>;
 
-/// What a relocation comes to.
+/// Result for a relocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Resolution {
-    /// A symbol of the patch, by index, and the addend that goes with it.
+    /// A symbol of the patch, by index, and its addend.
     Symbol(u32, i64),
-    /// A symbol of the patch that stands for the slot itself, not for what a slot would hold.
+    /// A symbol of the patch for the slot itself, not for the value in a slot.
     Slot(u32, i64),
     /// A value that is final now.
     Value(i64),
 }
 
-/// How a reference is made, which decides among a name's address, stub and slot.
+/// Kind of a reference: it selects among a name's address, stub and slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Branch,
     Slot,
     ThreadLocal,
-    /// Through a `tls_index` for `__tls_get_addr`: the variable's, or the module's.
+    /// Reference through a `tls_index` for `__tls_get_addr`, either of the variable or of the module.
     Index,
-    /// Through a TLS descriptor: the variable's, or the module's.
+    /// Reference through a TLS descriptor, either of the variable or of the module.
     Descriptor,
     Address,
 }
@@ -51,7 +51,8 @@ fn way(reloc: &Reloc) -> Way {
     }
 }
 
-/// In an executable that is not position-independent, the address of an imported function is its stub's.
+/// Selects the value. In an executable that is not position-independent, the address of an imported function is its
+/// stub's.
 fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
     let stub = || if kind == TargetKind::Executable { name.stub } else { None };
     let at = |at: Option<u64>| at.map(|at| SymbolValue::Target(Svma(at)));
@@ -61,7 +62,8 @@ fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
     match way {
         Way::Branch => at(name.direct).or(at(name.stub)).or(slot()),
         Way::Address => at(name.direct).or(at(stub())).or(slot()),
-        // Another module may define what a library exports (inline variables, above all): its slot says who won.
+        // Another module may define a name that a library exports (above all inline variables): its slot has the chosen
+        // one.
         Way::Slot if kind == TargetKind::SharedLibrary => slot().or(at(name.direct)).or(at(stub())),
         Way::Slot => at(name.direct).or(slot()).or(at(stub())),
         Way::Index => at(name.tls_index),
@@ -71,7 +73,7 @@ fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
 }
 
 impl Assembly<'_, '_> {
-    /// What `reloc` of a brought section comes to.
+    /// Resolves `reloc` of a section in the patch.
     pub(crate) fn resolve(
         &mut self,
         unit: usize,
@@ -91,14 +93,15 @@ impl Assembly<'_, '_> {
         if way(reloc) == Way::Slot
             && let Some((name, slot)) = self.weak_slot(unit, reloc)
         {
-            // The slot may rightly be empty: new code reads the target's own.
+            // The slot may be empty, which is valid: new code reads the target's own.
             let symbol = self.symbol(name, SymbolValue::Target(Svma(slot)), ResolvedBy::ReverseRelocation);
             return Ok(Resolution::Slot(symbol, reloc.addend));
         }
         self.lead(unit, from, reloc, user).map(|(symbol, addend)| Resolution::Symbol(symbol, addend))
     }
 
-    /// What needs no symbol: an offset within the thread-local segment, a weak name that nothing defines.
+    /// Returns a value that needs no symbol: an offset within the thread-local segment, or a weak name that nothing
+    /// defines.
     fn final_value(&self, unit: usize, reloc: &Reloc, user: &str) -> Result<Option<i64>, Refusal> {
         let Some(after) = self.after(unit) else { return Ok(None) };
         let symbol = &after.symbols[reloc.symbol];
@@ -116,7 +119,7 @@ impl Assembly<'_, '_> {
         }
     }
 
-    /// The target's slot for a weak symbol that another object may define.
+    /// Returns the target's slot for a weak symbol that another object may define.
     fn weak_slot(&self, unit: usize, reloc: &Reloc) -> Option<(&'static str, u64)> {
         let symbol = &self.after(unit)?.symbols[reloc.symbol];
         let weak = symbol.weak && symbol.home == Home::Undefined;
@@ -124,7 +127,7 @@ impl Assembly<'_, '_> {
         Some(("slot of a weak symbol", known.slot.filter(|_| known.direct.is_none())?))
     }
 
-    /// Whether the relocation names a weak symbol that nothing defined when the target was linked.
+    /// Returns true if the relocation names a weak symbol that nothing defined when the target was linked.
     fn is_absent(&self, unit: usize, reloc: &Reloc) -> bool {
         let Some(after) = self.after(unit) else { return false };
         let symbol = &after.symbols[reloc.symbol];
@@ -135,8 +138,8 @@ impl Assembly<'_, '_> {
         shipped.is_some_and(|s| s.is_absent(symbol.name)) || self.is_defined_nowhere(unit, symbol.name)
     }
 
-    /// Whether a name that the target was linked without is in no other place either. Only a symbol table that lists
-    /// everything can tell.
+    /// Returns true if a name that was undefined when the target was linked is defined nowhere else either. Only a
+    /// complete symbol table can show this.
     fn is_defined_nowhere(&self, unit: usize, name: &str) -> bool {
         let listed = self.target.symbols.values().flatten().any(|s| s.how == ResolvedBy::Symtab);
         let imported = self.options.imports.as_ref().is_none_or(|all| all.contains_key(name));
@@ -146,7 +149,7 @@ impl Assembly<'_, '_> {
         listed && !imported && !known && !patched() && ways.iter().all(|way| self.in_target(unit, name, *way).is_none())
     }
 
-    /// Offset in the thread-local segment of the variable that `reloc` names.
+    /// Returns the offset in the thread-local segment of the variable that `reloc` names.
     fn thread_local(&self, unit: usize, reloc: &Reloc) -> Result<Option<u64>, Refusal> {
         let Some(after) = self.after(unit) else { return Ok(None) };
         let symbol = &after.symbols[reloc.symbol];
@@ -169,7 +172,7 @@ impl Assembly<'_, '_> {
         }
     }
 
-    /// Where `reloc` of a brought section leads.
+    /// Returns the destination of `reloc` of a section in the patch.
     fn lead(&mut self, unit: usize, from: usize, reloc: &Reloc, user: &str) -> Resolved {
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
         if elf::RelocationType(reloc.kind) == elf::R_X86_64_TLSLD {
@@ -214,7 +217,7 @@ impl Assembly<'_, '_> {
         let (section, offset, anchor) = to;
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
         let entry = &after.sections[section];
-        // `S + A` as the object means it, counted from the start of the section.
+        // `S + A` of the object, counted from the start of the section.
         let raw = (after.symbols[reloc.symbol].value as i64).wrapping_add(reloc.addend);
         match entry.nature {
             Nature::Text => self.code(unit, from, reloc, (section, offset, raw)),
@@ -236,7 +239,7 @@ impl Assembly<'_, '_> {
         }
     }
 
-    /// A reference to code of the same unit.
+    /// Resolves a reference to code of the same unit.
     fn code(&mut self, unit: usize, from: usize, reloc: &Reloc, (section, offset, raw): (usize, i64, i64)) -> Resolved {
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", "", "no object")) };
         let entry = |s: &&usize| after.symbols[**s].is_function() && after.symbols[**s].value as i64 == offset;
@@ -252,7 +255,7 @@ impl Assembly<'_, '_> {
                 Ok((self.function(unit, function, reloc)?, raw - base))
             }
             _ => {
-                // A part of a function, or a byte inside of one: only the new code can be meant.
+                // For a part of a function or a byte inside of one, the reference must mean the new code.
                 let index = self.bring(unit, section);
                 let name = after.sections[section].symbols.first().map(|s| after.symbols[*s].name);
                 Ok((self.patch_symbol(name.unwrap_or(after.sections[section].name), index, 0), raw))
@@ -269,7 +272,7 @@ impl Assembly<'_, '_> {
         one == other || (parent(one).is_some() && parent(one) == parent(other))
     }
 
-    /// Whether a section holds nothing but what one function's code refers to without a name (jump tables).
+    /// Returns true if a section holds only data without a name that one function's code refers to (jump tables).
     fn is_table(&self, unit: usize, section: usize) -> bool {
         self.after(unit).is_some_and(|after| {
             let entry = &after.sections[section];
@@ -277,7 +280,7 @@ impl Assembly<'_, '_> {
         })
     }
 
-    /// A function of the unit, as new code calls it or takes its address.
+    /// Returns the symbol of a function of the unit for a call or an address in new code.
     fn function(&mut self, unit: usize, function: usize, reloc: &Reloc) -> Result<u32, Refusal> {
         let (Some(after), path) = (self.after(unit), self.units[unit].path) else {
             return Err(self.unresolved(unit, "?", "", "no object"));
@@ -299,7 +302,7 @@ impl Assembly<'_, '_> {
                 let how = self.listed(name, &value).unwrap_or(how);
                 return Ok(self.symbol(name, value, how));
             }
-            // An inline function may have as many copies as there are objects.
+            // An inline function may have one copy for each object.
             if !after.is_comdat(function) {
                 return Err(Refusal::UnplacedFunction {
                     unit: path.to_owned(),
@@ -320,7 +323,8 @@ impl Assembly<'_, '_> {
         symbol.ok_or_else(|| self.unresolved(unit, name, "", "it has no code"))
     }
 
-    /// Of what several units define, to be merged by the linker, the first unit's copy stands for all.
+    /// Returns the copy that represents a definition of several units which the linker would merge: that of the first
+    /// unit.
     pub(crate) fn one_copy(&self, unit: usize, symbol: usize) -> (usize, usize) {
         let Some(after) = self.after(unit) else { return (unit, symbol) };
         if after.symbols[symbol].local || !after.is_comdat(symbol) {
@@ -335,8 +339,8 @@ impl Assembly<'_, '_> {
         (0..unit).find_map(copy).unwrap_or((unit, symbol))
     }
 
-    /// What is new to a unit, and would be merged with a copy that the target has from another one. A lambda's number
-    /// may have been another's there.
+    /// Finds the target's copy, from another unit, of a definition that is new in this unit and would be merged with
+    /// it. Names with the number of a lambda are left out: the number may belong to another lambda there.
     fn another_copy(&self, unit: usize, symbol: usize, way: Way) -> Option<(SymbolValue, ResolvedBy)> {
         let after = self.after(unit)?;
         let (name, new) = (after.symbols[symbol].name, self.units[unit].ancestor(symbol) == Ancestor::None);
@@ -347,13 +351,14 @@ impl Assembly<'_, '_> {
         self.in_target(unit, name, way)
     }
 
-    /// How the target's own tables know a value, if they do.
+    /// Returns the kind of entry by which the target's own tables list a value, if they do.
     fn listed(&self, name: &str, value: &SymbolValue) -> Option<ResolvedBy> {
         let SymbolValue::Target(at) = value else { return None };
         self.target.symbols.get(name)?.iter().find(|s| s.at == at.0).map(|s| s.how)
     }
 
-    /// A variable or constant of the unit. `at` is the byte that names it, `raw` what the relocation means.
+    /// Resolves a variable or constant of the unit. `at` is the byte that identifies it, `raw` the offset in the
+    /// relocation.
     fn variable(&mut self, unit: usize, reloc: &Reloc, place: (usize, i64, i64), user: &str) -> Resolved {
         let (section, at, raw) = place;
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
@@ -362,7 +367,7 @@ impl Assembly<'_, '_> {
         let (symbol, path) = (&after.symbols[owner], self.units[unit].path);
         let (name, addend) = (names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
         if symbol.name.starts_with("DW.ref.") {
-            // For the unwinder's eyes, close to the code: any pointer to the same is as good.
+            // For the unwinder, near the code: any pointer to the same object works as well.
             return self.bring_data(unit, section, Some(owner), reloc, raw);
         }
         if let Some((value, how)) = self.another_copy(unit, owner, way(reloc)) {
@@ -412,8 +417,8 @@ impl Assembly<'_, '_> {
         }
     }
 
-    /// The function whose inner addresses a variable holds (labels of a computed `goto`): such a table belongs to the
-    /// version of the function that it was made for.
+    /// Returns the function whose inner addresses a variable holds (labels of a computed `goto`): such a table belongs
+    /// to one version of the function.
     fn holds_labels(&self, unit: usize, variable: usize) -> Option<&str> {
         let after = self.after(unit)?;
         let symbol = &after.symbols[variable];
@@ -433,7 +438,7 @@ impl Assembly<'_, '_> {
         matches!(nature, Some(Nature::Constant | Nature::Merged { .. }))
     }
 
-    /// Whether the target holds another constant than the after side has: this patch or an earlier one changed it.
+    /// Returns true if the target has another constant than the after side: this patch or an earlier one changed it.
     fn constant_changed(&self, unit: usize, symbol: usize) -> bool {
         let unit = &self.units[unit];
         match (unit.shipped_pair(), unit.oldest(symbol)) {
@@ -473,7 +478,7 @@ impl Assembly<'_, '_> {
         Ok((found, raw - symbol.value as i64))
     }
 
-    /// A name that another object defines.
+    /// Resolves a name that another object defines.
     fn external(&mut self, unit: usize, name: &str, reloc: &Reloc, user: &str) -> Result<u32, Refusal> {
         let way = way(reloc);
         if name == "_GLOBAL_OFFSET_TABLE_" {
@@ -492,7 +497,7 @@ impl Assembly<'_, '_> {
             return Ok(self.symbol(name, SymbolValue::OtherPatch, ResolvedBy::Runtime));
         }
         if name == "__dso_handle" {
-            // Tells whose destructors to run when a library goes; what a patch brings stays.
+            // Identifies the destructors to run when a library is unloaded; a patch is never unloaded.
             return Ok(self.literal(&[0; 8], 8));
         }
         let imported = || self.options.imports.as_ref().is_some_and(|all| all.contains_key(name));
@@ -522,11 +527,11 @@ impl Assembly<'_, '_> {
         Err(self.unresolved(unit, name, user, why))
     }
 
-    /// Code that reaches for a library's data without the GOT relies on a copy in the executable, which the linker makes
-    /// for those names only that the executable used when it was linked.
+    /// Checks code that accesses a library's data without the GOT. It relies on a copy in the executable; the linker
+    /// makes one only for names that the executable used when it was linked.
     fn check_reach(&self, unit: usize, name: &str, reloc: &Reloc, user: &str) -> Result<(), Refusal> {
         let wide = reloc.width() == 8;
-        // The engine leads short references to a library's function over a stub.
+        // The engine redirects short references to a library's function through a stub.
         let is_code = name.ends_with("_personality_v0");
         if way(reloc) != Way::Address || wide || is_code {
             return Ok(());
@@ -536,7 +541,7 @@ impl Assembly<'_, '_> {
         Err(self.unresolved(unit, name, user, why))
     }
 
-    /// The target's own, as this unit, another unit, or the target's tables tell.
+    /// Returns the value in the target, from this unit, another unit, or the target's tables.
     fn in_target(&self, unit: usize, name: &str, way: Way) -> Option<(SymbolValue, ResolvedBy)> {
         if self.options.known.iter().any(|known| known == name) {
             return None;
@@ -568,7 +573,7 @@ impl Assembly<'_, '_> {
         value(known, way, self.target.identity().kind).map(|value| (value, how))
     }
 
-    /// New in another unit of this patch.
+    /// Returns a symbol that is new in another unit of this patch.
     fn in_patch(&mut self, name: &str, reloc: &Reloc) -> Option<Result<u32, Refusal>> {
         for unit in 0..self.units.len() {
             let Some(after) = self.after(unit) else { continue };

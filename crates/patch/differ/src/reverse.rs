@@ -1,4 +1,4 @@
-//! Reverse relocation: every value that the linker filled in, read back out of the target.
+//! Reverse relocation: reads every value that the linker filled in back from the target.
 
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Site, SymbolType};
@@ -8,22 +8,22 @@ use object::elf;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stillpoint_patch_format::TargetKind;
 
-/// What is known about one name. A function may have an address, a PLT stub and a GOT slot at once.
+/// Known values of one name. A function may have an address, a PLT stub and a GOT slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Name {
-    /// Its own address.
+    /// Address of the symbol.
     pub(crate) direct: Option<u64>,
     /// A stub that jumps to it.
     pub(crate) stub: Option<u64>,
     /// A slot that holds its address.
     pub(crate) slot: Option<u64>,
-    /// Bytes from the start of the thread-local segment.
+    /// Offset from the start of the thread-local segment, in bytes.
     pub(crate) tls: Option<u64>,
     /// A slot that holds its offset from the thread pointer.
     pub(crate) tls_slot: Option<u64>,
-    /// Its `tls_index`, as `__tls_get_addr` takes it.
+    /// Address of its `tls_index`, the argument of `__tls_get_addr`.
     pub(crate) tls_index: Option<u64>,
-    /// Its TLS descriptor, which new code calls as shipped code does.
+    /// Address of its TLS descriptor, which new code calls as shipped code does.
     pub(crate) tls_descriptor: Option<u64>,
 }
 
@@ -35,26 +35,26 @@ pub(crate) struct Conflict {
     pub(crate) other: String,
 }
 
-/// Everything read so far.
+/// All values read so far.
 #[derive(Debug, Default)]
 pub(crate) struct Known<'a> {
     pub(crate) names: HashMap<&'a str, Name>,
-    /// Section to its address; thread-local sections to their offset in the segment.
+    /// Address of each section; for thread-local sections the offset in the segment.
     pub(crate) bases: BTreeMap<usize, u64>,
     pub(crate) conflicts: Vec<Conflict>,
     /// Weak names that nothing defines.
     pub(crate) absent: BTreeSet<&'a str>,
     /// The module's own `tls_index`.
     pub(crate) module_index: Option<u64>,
-    /// Data sections that have been looked at, and those that were what they should be.
+    /// Data sections that were compared with the target, and those that match.
     read: BTreeSet<usize>,
     matched: BTreeSet<usize>,
-    /// Sections of data that a name led to, which may be another object's copy.
+    /// Data sections located by a name, which may be another object's copy.
     named: BTreeMap<usize, u64>,
 }
 
 impl Known<'_> {
-    /// Address of a text section, when a relocation or a named function told it.
+    /// Returns the address of a text section, if a relocation or a named function shows it.
     pub(crate) fn text_base(&self, object: &Object<'_>, section: usize) -> Option<u64> {
         self.bases.get(&section).copied().or_else(|| {
             object.sections[section].symbols.iter().find_map(|&s| {
@@ -73,22 +73,22 @@ enum Value {
     Address(u64),
     /// A GOT slot with the symbol's address.
     Slot(u64),
-    /// Bytes from the start of the thread-local segment.
+    /// Offset from the start of the thread-local segment, in bytes.
     Tls(u64),
-    /// A GOT slot with its offset from the thread pointer.
+    /// A GOT slot with the symbol's offset from the thread pointer.
     TlsSlot(u64),
-    /// A `tls_index`: the symbol's, or the module's.
+    /// A `tls_index`, either of the symbol or of the module.
     Index(u64),
     ModuleIndex(u64),
     /// A TLS descriptor.
     Descriptor(u64),
-    /// Bytes from the start of the thread-local segment, in code that asks `__tls_get_addr` for the segment.
+    /// Offset in bytes from the start of the thread-local segment, in code that gets the segment from `__tls_get_addr`.
     Offset(u64),
-    /// Nothing can be said (thread-local sequences that the linker rewrites at will).
+    /// No value can be read (thread-local sequences that the linker rewrites).
     Unreadable,
 }
 
-/// Reads one place; `None` when the bytes are none that a linker makes of it.
+/// Reads one place; `None` when no linker makes such bytes of it.
 fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
     let field = || target.i32_at(at).map(i64::from);
     let relative = |v: i64| at.wrapping_add_signed(v).wrapping_add_signed(reloc.addend.wrapping_neg());
@@ -102,7 +102,7 @@ fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value
             Some(Value::Address(u64::from(target.i32_at(at)? as u32).wrapping_add_signed(reloc.addend.wrapping_neg())))
         }
         elf::R_X86_64_32S => Some(Value::Address(field()?.wrapping_sub(reloc.addend) as u64)),
-        // A pointer that the dynamic linker takes from another module says nothing about this one.
+        // A pointer that the dynamic linker takes from another module gives no value for this one.
         elf::R_X86_64_64 => Some(match target.pointer_at(at) {
             Some(to) => Value::Address(to.wrapping_add_signed(reloc.addend.wrapping_neg())),
             None => Value::Unreadable,
@@ -118,20 +118,20 @@ fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value
         elf::R_X86_64_DTPOFF32 if target.identity().kind == TargetKind::SharedLibrary => {
             u64::try_from(field()?.checked_sub(reloc.addend)?).ok().map(Value::Offset)
         }
-        // In an executable the linker knows how far it is from the thread pointer.
+        // In an executable the linker knows the distance to the thread pointer.
         elf::R_X86_64_DTPOFF32 => offset_in_segment(target, field()?.checked_sub(reloc.addend)?),
         _ => Some(Value::Unreadable),
     }
 }
 
-/// Whether the linker left the instruction before a thread-local's field as it was.
+/// Returns true if the linker did not change the instruction before a thread-local's field.
 fn kept(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> bool {
     let ours = usize::try_from(reloc.offset).ok().and_then(|place| code.get(place.checked_sub(3)?..place));
     let theirs = at.checked_sub(3).and_then(|start| target.bytes(start, 3));
     ours.is_some() && ours == theirs
 }
 
-/// A load through the GOT, or what the linker relaxed it to.
+/// Reads a load through the GOT, or its relaxed form.
 fn read_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
     let place = usize::try_from(reloc.offset).ok()?;
     let ours = code.get(place.checked_sub(2)?..place)?;
@@ -155,7 +155,7 @@ fn read_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<V
     }
 }
 
-/// A load of a thread-local's offset, or what the linker relaxed it to.
+/// Reads a load of a thread-local's offset, or its relaxed form.
 fn read_tls_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
     let place = usize::try_from(reloc.offset).ok()?;
     let ours = code.get(place.checked_sub(2)?..place)?;
@@ -172,7 +172,7 @@ fn read_tls_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Opti
     if relaxed { offset_in_segment(target, field) } else { None }
 }
 
-/// The address of a TLS descriptor, or what the linker relaxed it to: a load from a slot, or the offset itself.
+/// Reads the address of a TLS descriptor, or its relaxed form: a load from a slot, or the offset itself.
 fn read_descriptor(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
     let place = usize::try_from(reloc.offset).ok()?;
     let ours = code.get(place.checked_sub(2)?..place)?;
@@ -187,28 +187,28 @@ fn read_descriptor(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> O
     }
 }
 
-/// A thread-local of the executable, by its distance from the thread pointer.
+/// Returns the value for a thread-local of the executable, from its distance to the thread pointer.
 fn offset_in_segment(target: &TargetElf, from_thread_pointer: i64) -> Option<Value> {
     let span = target.tls?.span() as i64;
     u64::try_from(from_thread_pointer.checked_add(span)?).ok().map(Value::Tls)
 }
 
-/// Relocations of a piece, each with the address of its place.
+/// Returns the relocations of a piece, each with the address of its place.
 fn within<'o>(object: &'o Object<'_>, piece: &Piece) -> impl Iterator<Item = (&'o Reloc, u64)> {
     let (start, end, base) = (piece.start, piece.end, piece.base());
     let inside = move |r: &&Reloc| (start..end).contains(&r.offset);
     object.sections[piece.section].relocations.iter().filter(inside).map(move |r| (r, base.wrapping_add(r.offset)))
 }
 
-/// Whether the relocation's symbol is a name that means something outside of this object's numbering.
+/// Returns the name of the relocation's symbol if it has a meaning outside of this object.
 fn linkage_name<'a>(object: &Object<'a>, reloc: &Reloc) -> Option<&'a str> {
     let symbol = &object.symbols[reloc.symbol];
     let named = symbol.kind != SymbolType::Section && !symbol.name.is_empty() && !symbol.name.starts_with(".L");
     named.then_some(symbol.name)
 }
 
-/// Whether a relocation of inline code leads to data of internal linkage: the copy that the linker kept may be another
-/// object's, and then it leads to that object's.
+/// Returns true if a relocation of inline code refers to data of internal linkage: the linker may have kept the copy of
+/// another object, which refers to that object's data.
 fn is_anothers(object: &Object<'_>, piece: &Piece, reloc: &Reloc) -> bool {
     let symbol = &object.symbols[reloc.symbol];
     let Home::Section(section) = symbol.home else { return false };
@@ -217,7 +217,7 @@ fn is_anothers(object: &Object<'_>, piece: &Piece, reloc: &Reloc) -> bool {
     object.sections[piece.section].comdat && symbol.local && !to.comdat && !is_merged && section != piece.section
 }
 
-/// Whether a piece at that address contradicts nothing that is known; a contradiction means it is elsewhere.
+/// Returns true if a piece at that address contradicts no known value; a contradiction means that it is elsewhere.
 pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Known<'_>, piece: &Piece) -> bool {
     let code = object.sections[piece.section].bytes;
     within(object, piece).all(|(reloc, at)| {
@@ -246,7 +246,7 @@ pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Kno
     })
 }
 
-/// Whether a relocation of the piece leads to where a name is known to be, or to the literal that it names.
+/// Returns true if a relocation of the piece refers to the known address of a name, or to the literal that it names.
 pub(crate) fn is_confirmed(target: &TargetElf, object: &Object<'_>, known: &Known<'_>, piece: &Piece) -> bool {
     let code = object.sections[piece.section].bytes;
     within(object, piece).any(|(reloc, at)| {
@@ -265,23 +265,23 @@ pub(crate) fn is_confirmed(target: &TargetElf, object: &Object<'_>, known: &Know
     })
 }
 
-/// Whether the literal that the relocation names stands at the address read back.
+/// Returns true if the target has the literal that the relocation names at the address read back.
 fn literal_matches(target: &TargetElf, object: &Object<'_>, reloc: &Reloc, address: u64) -> bool {
     let Site::Inside { section, anchor, .. } = object.site(reloc) else { return true };
     let symbol = &object.symbols[reloc.symbol];
-    // Relative to a section, the linker maps the place pointed at; relative to a literal, the literal.
+    // Relative to a section, the linker relocates the exact place; relative to a literal, the literal.
     let at = if symbol.kind == SymbolType::Section { address.wrapping_add_signed(anchor) } else { address };
     let Some(literal) = object.literal(section, anchor) else { return true };
     target.bytes(at, literal.len() as u64) == Some(literal)
 }
 
-/// Reads every relocated value of a piece of code, and of the data that it leads to.
+/// Reads every relocated value of a piece of code, and of the data that it refers to.
 pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut Known<'a>, piece: &Piece) {
     if piece.start == 0 && piece.end == object.sections[piece.section].size {
         known.note_base(object, piece.section, piece.address);
     }
     known.read_piece(target, object, piece);
-    // Data found on the way is read as well: pointers in it name functions that no code calls.
+    // Data found in between is read as well: pointers in it name functions that no code calls.
     while let Some((section, base)) = known.unread_data(object) {
         known.read.insert(section);
         let whole = Piece { section, start: 0, end: object.sections[section].size, address: base };
@@ -298,7 +298,7 @@ pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut
     }
 }
 
-/// Whether a data section stands at the piece's address, equal but for relocated places.
+/// Returns true if the target has the data section at the piece's address, equal except for relocated places.
 pub(crate) fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool {
     let section = &object.sections[piece.section];
     let Some(there) = target.bytes(piece.address, section.bytes.len() as u64) else { return false };
@@ -314,7 +314,7 @@ pub(crate) fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piec
 }
 
 impl<'a> Known<'a> {
-    /// Whether a section of data was found and read.
+    /// Returns true if a section of data was found and read.
     pub(crate) fn has_read(&self, section: usize) -> bool {
         self.matched.contains(&section)
     }
@@ -429,7 +429,7 @@ impl<'a> Known<'a> {
             Value::Index(at) => (&mut entry.tls_index, at),
             Value::ModuleIndex(_) | Value::Unreadable => return,
         };
-        // A name may be called through several stubs and slots (lazy and eager ones); the first will do.
+        // A name may have several stubs and slots (lazy and eager ones); the first is sufficient.
         let before = *place.get_or_insert(value);
         let is_address = entry.direct == Some(before) || entry.tls == Some(before);
         if before != value && is_address {

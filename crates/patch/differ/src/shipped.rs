@@ -1,4 +1,4 @@
-//! One unit as shipped: its object, where its code stands in the target, and every name read back.
+//! One unit as shipped: its object, the places of its code in the target, and every name read back.
 
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, Symbol, SymbolType};
@@ -18,8 +18,8 @@ pub(crate) struct Shipped<'a> {
 }
 
 impl<'a> Shipped<'a> {
-    /// Reads the object, finds it in the target, and checks what was read back against itself and the symbol tables.
-    /// `globals` are names that other units showed the addresses of.
+    /// Reads the object, finds it in the target, and checks the values read back against each other and the symbol
+    /// tables. `globals` are names whose addresses other units have shown.
     pub(crate) fn find(
         target: &TargetElf,
         unit: &str,
@@ -39,7 +39,7 @@ impl<'a> Shipped<'a> {
         Refusal::SymbolConflict { unit: self.unit.clone(), name, one, other }
     }
 
-    /// Every global that the target's own tables list must be where it was found.
+    /// Checks that every global in the target's own tables has the address that was found.
     fn check_tables(&self, target: &TargetElf, refusals: &mut Vec<Refusal>) {
         for symbol in self.object.symbols.iter().filter(|s| !s.local && !s.name.is_empty()) {
             self.check_definition(symbol.name, refusals);
@@ -58,7 +58,7 @@ impl<'a> Shipped<'a> {
         }
     }
 
-    /// The code of a function must be where calls to it lead: another object's may have taken its place at link time.
+    /// Checks that calls of a function reach this code: the linker may have chosen another object's definition.
     fn check_definition(&self, name: &str, refusals: &mut Vec<Refusal>) {
         let called = self.places.known.names.get(name).and_then(|n| n.direct);
         if let (Some(called), Some(code)) = (called, self.code(name))
@@ -73,14 +73,14 @@ impl<'a> Shipped<'a> {
         }
     }
 
-    /// Cold parts of the function called `name`, under whichever of its names they are.
+    /// Returns cold parts of the function called `name`, under any of its names.
     pub(crate) fn cold_parts(&self, name: &str) -> Vec<&'a str> {
         let Some((function, _)) = self.function(name) else { return Vec::new() };
         let names = self.object.same_place(function);
         names.flat_map(|s| self.object.cold_parts(s.name)).map(|(_, cold)| cold.name).collect()
     }
 
-    /// Where the code of the function or cold part called `name` stands, when it was found.
+    /// Returns the range of the function or cold part called `name`, if it was found.
     pub(crate) fn code(&self, name: &str) -> Option<Range> {
         let (_, symbol) = self.function(name)?;
         let Home::Section(section) = symbol.home else { return None };
@@ -90,8 +90,8 @@ impl<'a> Shipped<'a> {
         Some(Range { start: Svma(start), len })
     }
 
-    /// Where the constant called `name` lies, as this unit's code or `elsewhere` tells, when the target holds there what the
-    /// object says.
+    /// Returns the range of the constant called `name`, at the address from this unit's code or from `elsewhere`, if
+    /// the target has the object's content there.
     pub(crate) fn constant(&self, target: &TargetElf, name: &str, elsewhere: Option<u64>) -> Option<Range> {
         let (_, symbol) = self.object.defined(name)?;
         let Home::Section(section) = symbol.home else { return None };
@@ -110,7 +110,7 @@ impl<'a> Shipped<'a> {
         self.object.defined(name).filter(|(_, s)| is_code(s))
     }
 
-    /// Why the code of `name` has no place.
+    /// Returns the reason why the code of `name` has no place.
     pub(crate) fn why_not(&self, name: &str) -> String {
         let Some((_, symbol)) = self.function(name) else {
             return "the unit does not define it".to_owned();
@@ -128,7 +128,7 @@ impl<'a> Shipped<'a> {
         }
     }
 
-    /// All that is known about a name of the unit, defined or not.
+    /// Returns all known values of a name of the unit, defined or not.
     pub(crate) fn name(&self, name: &str) -> Option<Name> {
         let mut known = self.places.known.names.get(name).copied().unwrap_or_default();
         if let Some((_, symbol)) = self.object.defined(name)
@@ -144,8 +144,9 @@ impl<'a> Shipped<'a> {
         (known != Name::default()).then_some(known)
     }
 
-    /// Whether something of this unit in the target leads to a name: what was found does, or what is there and was not
-    /// found might. Copies of inline code that nothing leads to are not there as far as the unit can tell.
+    /// Returns true if code or data of this unit in the target refers to a name, or might: code that exists there and
+    /// was not found counts. Copies of inline code without a reference do not count: the unit has no evidence that the
+    /// target has them.
     pub(crate) fn may_lead_to(&self, name: &str) -> bool {
         let seen = |name: &str| self.places.known.names.get(name).is_some_and(|known| *known != Name::default());
         let names_it = |reloc: &Reloc| match self.object.site(reloc) {
@@ -169,35 +170,35 @@ impl<'a> Shipped<'a> {
         seen(name) || rest.any(|(index, s)| s.relocations.iter().any(|r| !known(index, r) && names_it(r)))
     }
 
-    /// Whether some code was found at more than one place.
+    /// Returns true if some code was found at more than one place.
     pub(crate) fn is_ambiguous(&self) -> bool {
         !self.places.ambiguous.is_empty()
     }
 
-    /// Global names with the addresses that this unit shows.
+    /// Returns global names with the addresses that this unit shows.
     pub(crate) fn globals(&self) -> impl Iterator<Item = (String, u64)> {
         let global = self.object.symbols.iter().filter(|s| !s.local && !s.name.is_empty());
         global.filter_map(|s| Some((s.name.to_owned(), self.name(s.name)?.direct?)))
     }
 
-    /// Whether the name is a weak one that nothing defined when the target was linked.
+    /// Returns true if the name is a weak one that nothing defined when the target was linked.
     pub(crate) fn is_absent(&self, name: &str) -> bool {
         self.places.known.absent.contains(name)
     }
 
-    /// The module's own `tls_index`, when code of the unit uses it.
+    /// Returns the module's own `tls_index`, when code of the unit uses it.
     pub(crate) fn module_index(&self) -> Option<u64> {
         self.places.known.module_index
     }
 
-    /// Hot functions in all, and those that were found.
+    /// Returns the number of all hot functions, and of those that were found.
     pub(crate) fn counts(&self) -> (u32, u32) {
         let hot = || self.object.functions().filter(|(_, s)| !names::is_cold(s.name));
         let placed = hot().filter(|(_, s)| self.code(s.name).is_some()).count();
         (placed as u32, hot().count() as u32)
     }
 
-    /// For callers outside of the differ.
+    /// Makes the placement for callers outside of the differ.
     pub(crate) fn placement(&self, target: &TargetElf) -> Placement {
         let (functions_placed, functions_total) = self.counts();
         let hot = self.object.functions().filter(|(_, s)| !names::is_cold(s.name));
@@ -223,7 +224,7 @@ impl<'a> Shipped<'a> {
     }
 }
 
-/// The value to show for a name: its own address before a stub before a slot.
+/// Returns the value to show for a name: its own address before a stub before a slot.
 fn value_of(name: Name) -> Option<SymbolValue> {
     name.direct
         .or(name.stub)

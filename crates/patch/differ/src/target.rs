@@ -10,13 +10,13 @@ use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 use stillpoint_patch_format::{BuildId, ResolvedBy, Target, TargetKind};
 
-/// No target is larger than this: addresses of code and data stay within reach of 32-bit displacements.
+/// Size limit of a target, in bytes: addresses of code and data stay within the range of 32-bit displacements.
 const SIZE_MAX: u64 = 2 << 30;
 
-/// Addresses of user space are below.
+/// Upper bound of user-space addresses.
 const ADDRESS_MAX: u64 = 1 << 47;
 
-/// A name of the target's own symbol tables.
+/// An entry of the target's own symbol tables.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TargetSymbol {
     pub(crate) at: u64,
@@ -25,7 +25,7 @@ pub(crate) struct TargetSymbol {
     pub(crate) global: bool,
 }
 
-/// What the dynamic linker writes at an address.
+/// Value that the dynamic linker writes at an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Dynamic {
     /// The address of a name (`GLOB_DAT`, `JUMP_SLOT`, `64`).
@@ -34,14 +34,14 @@ pub(crate) enum Dynamic {
     Relative(u64),
     /// The result of an indirect function.
     Indirect,
-    /// The offset of a thread-local from the thread pointer: another module's by name, or our own by offset.
+    /// The offset of a thread-local from the thread pointer: another module's by name, or this module's by offset.
     TlsName(String),
     TlsOffset(u64),
     /// The module of a `tls_index`, without a name: this one.
     TlsModule,
-    /// A TLS descriptor: of a name, or of an offset in our own segment.
+    /// A TLS descriptor: of a name, or of an offset in this module's segment.
     TlsDescriptor(Option<String>, u64),
-    /// Something that no code of the target needs to be told about.
+    /// A value that no code of the target uses.
     Other,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// Distance from the start of the segment to the thread pointer.
+    /// Returns the distance from the start of the segment to the thread pointer.
     pub(crate) fn span(self) -> u64 {
         self.size.next_multiple_of(self.align.max(1))
     }
@@ -73,16 +73,16 @@ pub struct TargetElf {
     identity: Target,
     loads: Vec<Load>,
     needed: Vec<String>,
-    /// Start to length of every range that `.eh_frame` describes.
+    /// Length of every range that `.eh_frame` describes, by its start.
     pub(crate) frames: BTreeMap<u64, u64>,
     pub(crate) symbols: HashMap<String, Vec<TargetSymbol>>,
     pub(crate) dynamic: BTreeMap<u64, Dynamic>,
-    /// Name to copy-relocated address.
+    /// Copy-relocated address of a name.
     pub(crate) copies: HashMap<String, u64>,
-    /// Start of a PLT stub to its GOT slot.
+    /// GOT slot of a PLT stub, by the stub's start.
     pub(crate) stubs: BTreeMap<u64, u64>,
     pub(crate) tls: Option<Tls>,
-    /// Direct jumps that lead into the first bytes of a function, behind its first: where to, where from.
+    /// Sources of direct jumps into the first bytes of a function, after its first byte; by their destination.
     inner_branches: BTreeMap<u64, u64>,
 }
 
@@ -94,8 +94,8 @@ fn bad<T>(why: impl Into<String>) -> Result<T, Refusal> {
 }
 
 impl TargetElf {
-    /// Parses an executable or shared library. `file_name` is for messages and [`Target::file_name`]. Never panics,
-    /// whatever the bytes.
+    /// Parses an executable or shared library. `file_name` is for messages and [`Target::file_name`]. Never panics, for
+    /// any input.
     pub fn parse(bytes: &[u8], file_name: &str) -> Result<Self, Refusal> {
         let text = |e: object::Error| Refusal::BadTarget(format!("{file_name}: {e}"));
         let file = File::parse(bytes).map_err(text)?;
@@ -129,17 +129,17 @@ impl TargetElf {
         Ok(target)
     }
 
-    /// What a patch binds to.
+    /// Returns the identity that a patch binds to.
     pub fn identity(&self) -> &Target {
         &self.identity
     }
 
-    /// Names of the libraries that it needs (`DT_NEEDED`).
+    /// Returns the names of the libraries that it needs (`DT_NEEDED`).
     pub fn needed(&self) -> &[String] {
         &self.needed
     }
 
-    /// Bytes as the file holds them; `None` when not all of them are in one segment of the file.
+    /// Returns bytes of the file; `None` when not all of them are in one segment of the file.
     pub(crate) fn bytes(&self, at: u64, len: u64) -> Option<&[u8]> {
         let load = self.loads.iter().find(|l| l.start <= at && at - l.start < l.size)?;
         let start = usize::try_from(at - load.start).ok()?;
@@ -150,7 +150,7 @@ impl TargetElf {
         Some(i32::from_le_bytes(self.bytes(at, 4)?.try_into().ok()?))
     }
 
-    /// The pointer at `at` as it will be once relocated, when it points into the file.
+    /// Returns the pointer at `at` after relocation, if it points into the file.
     pub(crate) fn pointer_at(&self, at: u64) -> Option<u64> {
         match self.dynamic.get(&at) {
             Some(Dynamic::Relative(value)) => Some(*value),
@@ -164,13 +164,13 @@ impl TargetElf {
         self.loads.iter().any(|l| l.executable && l.start <= at && at - l.start < l.bytes.len() as u64)
     }
 
-    /// A direct jump from elsewhere in the text to one of the bytes behind `entry` that a jump there would overwrite.
+    /// Returns a direct jump from other text to one of the bytes after `entry` that a jump there would overwrite.
     pub(crate) fn branch_into(&self, entry: u64) -> Option<(u64, u64)> {
         let end = entry.checked_add(5)?;
         self.inner_branches.range(entry + 1..end).next().map(|(to, from)| (*from, *to))
     }
 
-    /// Name of the function that the stub at `at` calls, when the dynamic linker knows it by name.
+    /// Returns the name of the function that the stub at `at` calls, if the dynamic linker resolves it by name.
     pub(crate) fn stub_name(&self, at: u64) -> Option<&str> {
         match self.dynamic.get(self.stubs.get(&at)?)? {
             Dynamic::Name(name) => Some(name),
@@ -178,22 +178,22 @@ impl TargetElf {
         }
     }
 
-    /// The PLT stub of an imported function.
+    /// Returns the PLT stub of an imported function.
     pub(crate) fn stub_of(&self, name: &str) -> Option<u64> {
         self.stubs.keys().copied().find(|at| self.stub_name(*at) == Some(name))
     }
 
-    /// A GOT slot that holds the address of `name`.
+    /// Returns a GOT slot that holds the address of `name`.
     pub(crate) fn slot_of(&self, name: &str) -> Option<u64> {
         self.dynamic.iter().find(|(_, d)| matches!(d, Dynamic::Name(n) if n == name)).map(|(at, _)| *at)
     }
 
-    /// A GOT slot that holds the thread pointer's distance to another module's thread-local.
+    /// Returns a GOT slot that holds the thread pointer's distance to another module's thread-local.
     pub(crate) fn tls_slot_of(&self, name: &str) -> Option<u64> {
         self.dynamic.iter().find(|(_, d)| matches!(d, Dynamic::TlsName(n) if n == name)).map(|(at, _)| *at)
     }
 
-    /// The module's own `tls_index`: one whose offset no relocation fills in, and is zero.
+    /// Returns the module's own `tls_index`: the one with offset zero that no relocation fills in.
     pub(crate) fn module_index(&self) -> Option<u64> {
         let module = |at: &u64| {
             let offset = at.wrapping_add(8);
@@ -204,13 +204,13 @@ impl TargetElf {
         modules.into_iter().find(module)
     }
 
-    /// The TLS descriptor of a name.
+    /// Returns the TLS descriptor of a name.
     pub(crate) fn tls_descriptor_of(&self, name: &str) -> Option<u64> {
         let of_name = |d: &Dynamic| matches!(d, Dynamic::TlsDescriptor(Some(n), 0) if n == name);
         self.dynamic.iter().find(|(_, d)| of_name(d)).map(|(at, _)| *at)
     }
 
-    /// The TLS descriptor of a byte of the module's own segment; the first byte's stands for the segment.
+    /// Returns the TLS descriptor of a byte of the module's own segment; that of the first byte represents the segment.
     pub(crate) fn tls_descriptor_at(&self, offset: u64) -> Option<u64> {
         self.dynamic.iter().find(|(_, d)| **d == Dynamic::TlsDescriptor(None, offset)).map(|(at, _)| *at)
     }
@@ -270,7 +270,7 @@ impl TargetElf {
         }
     }
 
-    /// A stub is what stands before an indirect jump through a slot that the dynamic linker fills.
+    /// Reads PLT stubs: the code before an indirect jump through a slot that the dynamic linker fills.
     fn read_stubs(&mut self, file: &File<'_>) {
         for section in file.sections() {
             let Ok(name) = section.name() else { continue };
@@ -299,7 +299,7 @@ impl TargetElf {
         let mut found = BTreeMap::new();
         let mut covered = 0;
         for (&start, &len) in &self.frames {
-            // Overlapping ranges are damage; decoding each once keeps the work within the size of the file.
+            // Overlapping ranges are damage; decoding each once bounds the work by the size of the file.
             let Some(code) = self.bytes(start, len).filter(|_| start >= covered) else { continue };
             covered = start + len;
             let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);

@@ -1,4 +1,4 @@
-//! One translation unit in all its builds, and how their symbols belong together.
+//! One translation unit in all its builds, and the mapping between their symbols.
 
 use crate::compare::Pair;
 use crate::correlate::Correlation;
@@ -15,28 +15,28 @@ pub(crate) struct Unit<'a> {
     pub(crate) path: &'a str,
     pub(crate) shipped: Option<Shipped<'a>>,
     pub(crate) before: Option<Object<'a>>,
-    /// Absent for a unit that only lends its names.
+    /// Object of the after side; absent for a unit that only provides names.
     pub(crate) after: Option<Object<'a>>,
     to_before: Correlation,
     to_shipped: Correlation,
     after_to_shipped: Correlation,
 }
 
-/// What became of a symbol of the after side in the target.
+/// Origin of a symbol of the after side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ancestor<'u> {
     /// The target has it under this name of the shipped object.
     Shipped(&'u str),
-    /// An earlier patch of the series brought it.
+    /// An earlier patch of the series added it.
     Before,
-    /// It is new.
+    /// New symbol.
     None,
-    /// It could be any of these.
+    /// Any of these may be the origin.
     Ambiguous(Vec<&'u str>),
 }
 
 impl<'a> Unit<'a> {
-    /// Reads all units. What one shows of global names helps to tell apart equal code in another.
+    /// Reads all units. Addresses of global names from one unit help to distinguish equal code in another.
     pub(crate) fn read_all(target: &TargetElf, inputs: &[UnitInput<'a>]) -> Result<Vec<Self>, Vec<Refusal>> {
         let (mut units, mut refusals) = (Vec::new(), Vec::new());
         for input in inputs {
@@ -100,7 +100,7 @@ impl<'a> Unit<'a> {
         Ok(Unit { path: input.path, shipped, before, after, to_before, to_shipped, after_to_shipped })
     }
 
-    /// Where a symbol of the after side comes from.
+    /// Returns the origin of a symbol of the after side.
     pub(crate) fn ancestor(&self, symbol: usize) -> Ancestor<'_> {
         let (Some(before), Some(_)) = (&self.before, &self.after) else { return Ancestor::None };
         let name_in = |object: &Object<'a>, all: &[usize]| all.iter().map(|s| object.symbols[*s].name).collect();
@@ -116,33 +116,33 @@ impl<'a> Unit<'a> {
         }
     }
 
-    /// Lambdas that the after side has others instead of.
+    /// Returns the lambdas that the after side replaced by others.
     pub(crate) fn lambdas_left(&self) -> &[String] {
         &self.to_before.left
     }
 
-    /// The before side's symbol for one of the after side.
+    /// Returns the before side's symbol for one of the after side.
     pub(crate) fn older(&self, symbol: usize) -> Option<usize> {
         self.to_before.old(symbol)
     }
 
-    /// Both sides, when the unit has both.
+    /// Returns both sides, when the unit has both.
     pub(crate) fn pair(&self) -> Option<Pair<'_, 'a>> {
         Some(Pair::new(self.before.as_ref()?, self.after.as_ref()?, &self.to_before))
     }
 
-    /// The after side against what was shipped.
+    /// Returns the after side and the shipped side, when the unit has both.
     pub(crate) fn shipped_pair(&self) -> Option<Pair<'_, 'a>> {
         Some(Pair::new(&self.shipped.as_ref()?.object, self.after.as_ref()?, &self.after_to_shipped))
     }
 
-    /// The shipped side's symbol for one of the after side.
+    /// Returns the shipped side's symbol for one of the after side.
     pub(crate) fn oldest(&self, symbol: usize) -> Option<usize> {
         self.after_to_shipped.old(symbol)
     }
 
-    /// The functions of the after side without cold parts. Of several names at one place only those count that were at
-    /// different places before: functions that the compiler has folded since.
+    /// Returns the functions of the after side without cold parts. Of several names at one place, only those count that
+    /// were at different places before: the compiler has folded these since.
     pub(crate) fn functions(&self) -> Vec<usize> {
         let Some(after) = &self.after else { return Vec::new() };
         let old_place = |symbol: usize| {
@@ -166,7 +166,7 @@ impl<'a> Unit<'a> {
         out
     }
 
-    /// The variables and constants with a name of their own on the after side.
+    /// Returns the variables and constants that have a name of their own on the after side.
     pub(crate) fn variables(&self) -> impl Iterator<Item = usize> + '_ {
         let after = self.after.as_ref();
         let count = after.map_or(0, |o| o.symbols.len());
@@ -185,7 +185,7 @@ impl<'a> Unit<'a> {
         })
     }
 
-    /// The name under which patches of a series know a symbol: globals by their name, statics with their unit.
+    /// Returns the name that patches of a series use for a symbol: globals by their name, statics with their unit.
     pub(crate) fn public_name(&self, object: &Object<'_>, symbol: usize) -> String {
         let symbol = &object.symbols[symbol];
         if !symbol.local {

@@ -1,26 +1,26 @@
-//! Lambdas and other classes without a name: compilers number them, and the numbers mean nothing in another build.
+//! Lambdas and other unnamed classes: compilers number them, and a number has no meaning in another build.
 //!
-//! A function of such a class, and every template made for it, carries the number in its name. Paired by name, a lambda
-//! that live data holds would run the code of another one once a patch adds or removes a lambda before it. So the
-//! classes are paired by what all of their functions do, and the names follow.
+//! A function of such a class, and every template made for it, has the number in its name. If a patch adds or removes a
+//! lambda, pairing by name would give a lambda in live data the code of another one. So the classes are paired by the
+//! code of all their functions, and the names follow.
 
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Site};
 use std::collections::{BTreeMap, HashMap};
 use stillpoint_patch_format::readable;
 
-/// The name of a symbol that mentions classes without a name: as people read it, and where those classes are in it.
+/// The name of a symbol that mentions unnamed classes: its readable form, and the places of those classes in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name {
     text: String,
     /// Start and end of each class, the outermost first.
     classes: Vec<(usize, usize)>,
-    /// Which form of a constructor or destructor, which no reader sees; and what the compiler appended.
+    /// Form of a constructor or destructor, which the readable name omits; and suffixes of the compiler.
     form: String,
 }
 
 impl Name {
-    /// The parts of a mangled name that mentions such a class; `None` for all other names.
+    /// Parses a mangled name that mentions such a class; `None` for all other names.
     pub(crate) fn parse(symbol: &str) -> Option<Name> {
         let (mangled, decoration) = symbol.split_at(symbol.find('.').unwrap_or(symbol.len()));
         let hint = ["Ul", "Ut", "$_"].iter().any(|hint| mangled.contains(hint));
@@ -34,16 +34,16 @@ impl Name {
         (!classes.is_empty()).then_some(Name { text, classes, form })
     }
 
-    /// The name without the numbers.
+    /// Returns the name without the numbers.
     pub(crate) fn erased(&self) -> String {
         format!("{} {}", erase(&self.text), self.form)
     }
 
-    /// The name with every class replaced as `to_old` says; `None` when one of them has no counterpart.
+    /// Returns the name with every class replaced by its pair in `to_old`; `None` when one of them has no counterpart.
     fn translated(&self, to_old: &HashMap<String, String>) -> Option<String> {
         let (mut out, mut at) = (String::new(), 0);
         for &(start, end) in &self.classes {
-            // One that is nested in another, or named in its parameters, has been replaced along with it.
+            // A class nested in another, or named in its parameters, has been replaced along with it.
             if start < at {
                 continue;
             }
@@ -59,14 +59,14 @@ impl Name {
     }
 }
 
-/// What the closures of each function hold, in the order of the source; by the function's name as people read it.
+/// Members of the closures of each function, in the order of the source; by the function's readable name.
 pub(crate) type Closures = BTreeMap<String, Vec<String>>;
 
-/// Pairs the classes without a name of two objects: the newer one's names to the older one's.
+/// Pairs of the unnamed classes of two objects: the newer one's names to the older one's.
 #[derive(Debug)]
 pub(crate) struct Classes {
     to_old: HashMap<String, String>,
-    /// Classes of the older object that the newer one has others instead of.
+    /// Classes of the older object that the newer one replaced by others.
     pub(crate) left: Vec<String>,
     old: HashMap<usize, Name>,
     new: HashMap<usize, Name>,
@@ -80,17 +80,17 @@ impl Classes {
         Classes { to_old, left, old: old_names, new: new_names }
     }
 
-    /// Whether a symbol of the older object is numbered by such a class.
+    /// Returns true if the name of a symbol of the older object has the number of such a class.
     pub(crate) fn is_old(&self, symbol: usize) -> bool {
         self.old.contains_key(&symbol)
     }
 
-    /// The same of the newer object.
+    /// Returns true if the name of a symbol of the newer object has the number of such a class.
     pub(crate) fn is_new(&self, symbol: usize) -> bool {
         self.new.contains_key(&symbol)
     }
 
-    /// Every symbol of the newer object that goes by a class's number, with the older ones that could be it.
+    /// Returns every symbol of the newer object whose name has a class's number, with its candidates in the older one.
     pub(crate) fn candidates(&self) -> Vec<(usize, Vec<usize>)> {
         let mut by_name: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (symbol, name) in &self.old {
@@ -106,7 +106,7 @@ impl Classes {
     }
 }
 
-/// Whether the object has any such class.
+/// Returns true if the object has any such class.
 pub(crate) fn has_any(object: &Object<'_>) -> bool {
     object.symbols.iter().any(|s| matches!(s.home, Home::Section(_)) && Name::parse(s.name).is_some())
 }
@@ -116,7 +116,7 @@ fn names_of(object: &Object<'_>) -> HashMap<usize, Name> {
     defined.filter_map(|(index, symbol)| Some((index, Name::parse(symbol.name)?))).collect()
 }
 
-/// Each class with what its functions do: the code of all that mention it, whatever their numbers.
+/// Code of each class's functions: that of all functions that mention the class, independent of numbers.
 type Traits = BTreeMap<String, Vec<String>>;
 
 fn traits(object: &Object<'_>, all: &HashMap<usize, Name>) -> Traits {
@@ -131,7 +131,8 @@ fn traits(object: &Object<'_>, all: &HashMap<usize, Name>) -> Traits {
     out
 }
 
-/// A function's bytes without what relocations fill in, and what they lead to; nothing for other symbols.
+/// Returns a function's bytes without relocated places, and the destinations of the relocations; `None` for other
+/// symbols.
 fn contents(object: &Object<'_>, symbol: usize) -> Option<String> {
     let symbol = &object.symbols[symbol];
     let Home::Section(home) = symbol.home else { return None };
@@ -169,14 +170,15 @@ fn lead(object: &Object<'_>, site: Site<'_>) -> String {
     }
 }
 
-/// The function of the source that a class is in, or in whose lambda.
+/// Returns the function of the source that contains a class, also where the class is in a lambda of that function.
 fn enclosing(class: &str) -> &str {
     let marks = ["::{lambda(", "::{unnamed type#", "::$_"];
     marks.iter().filter_map(|mark| class.find(mark)).min().map_or(class, |at| &class[..at])
 }
 
-/// Classes of one place in the source are told apart by what they do; where that leaves as many on both sides, and no
-/// closure holds other things than before, by order. Also those of the older side that others have come in place of.
+/// Pairs classes of one place in the source by their code. If the same number is left on both sides, and no closure has
+/// other members than before, pairs the rest by order. Also returns those of the older side that the newer one replaced
+/// by others.
 fn pair(old: &Traits, new: &Traits, same_closures: impl Fn(&str) -> bool) -> (HashMap<String, String>, Vec<String>) {
     let mut groups: BTreeMap<String, (Vec<&String>, Vec<&String>)> = BTreeMap::new();
     old.keys().for_each(|class| groups.entry(erase(class)).or_default().0.push(class));
@@ -203,7 +205,7 @@ fn pair(old: &Traits, new: &Traits, same_closures: impl Fn(&str) -> bool) -> (Ha
     (out, left)
 }
 
-/// Start and end of every class without a name, each with the scopes that it is in.
+/// Returns start and end of every unnamed class, each with the scopes that contain it.
 fn classes(text: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     for mark in ["{lambda(", "{unnamed type#", "$_"] {
@@ -212,7 +214,7 @@ fn classes(text: &str) -> Vec<(usize, usize)> {
             found.extend(end.map(|end| (scope_start(text, at), end)));
         }
     }
-    // Of those that start together the longest first: it holds the others.
+    // Of those with one start, the longest first: it contains the others.
     found.sort_unstable_by_key(|(start, end)| (*start, std::cmp::Reverse(*end)));
     found
 }
@@ -222,7 +224,7 @@ fn digits_end(text: &str, at: usize) -> Option<usize> {
     (digits > 0).then_some(at + digits)
 }
 
-/// One past the bracket that closes the one at `at`.
+/// Returns the position one past the bracket that closes the one at `at`.
 fn closing(text: &str, at: usize) -> Option<usize> {
     let mut depth = 0usize;
     for (offset, byte) in text.bytes().enumerate().skip(at) {
@@ -238,7 +240,7 @@ fn closing(text: &str, at: usize) -> Option<usize> {
     None
 }
 
-/// Where the scopes before `at` start: `f(int) const::` of `g<f(int) const::{lambda()#1}>`.
+/// Returns the start of the scopes before `at`: `f(int) const::` of `g<f(int) const::{lambda()#1}>`.
 fn scope_start(text: &str, at: usize) -> usize {
     let (bytes, mut depth, mut start) = (text.as_bytes(), 0usize, at);
     while start > 0 {
@@ -254,7 +256,7 @@ fn scope_start(text: &str, at: usize) -> usize {
     start
 }
 
-/// `text` without the numbers of classes.
+/// Returns `text` without the numbers of classes.
 fn erase(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -266,13 +268,13 @@ fn erase(text: &str) -> String {
     out + rest
 }
 
-/// The numbers of classes in `text`, for their order.
+/// Returns the numbers of classes in `text`, for their order.
 fn numbers(text: &str) -> Vec<u64> {
     let marked = text.split(['#', '$']).skip(1).map(|part| part.trim_start_matches('_'));
     marked.map(|part| part[..digits_end(part, 0).unwrap_or(0)].parse().unwrap_or(0)).collect()
 }
 
-/// The forms of constructors and destructors in a mangled name, which read the same.
+/// Returns the forms of constructors and destructors in a mangled name; their readable names are the same.
 fn forms(mangled: &str) -> Vec<String> {
     let pairs = mangled.as_bytes().windows(2);
     let forms = pairs.filter(|pair| matches!(pair, [b'C', b'1'..=b'5'] | [b'D', b'0'..=b'5']));

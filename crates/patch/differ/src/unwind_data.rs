@@ -1,4 +1,4 @@
-//! `.eh_frame` of the new code: the records of the functions that a patch brings, taken out of their objects.
+//! `.eh_frame` of the new code: the records of the functions that a patch contains, taken from their objects.
 
 use crate::Refusal;
 use crate::assemble::Assembly;
@@ -21,7 +21,7 @@ fn records(bytes: &[u8]) -> Option<Vec<Record>> {
     let (mut out, mut at) = (Vec::new(), 0);
     while at < bytes.len() {
         let len = word(at)?;
-        // Zero ends the section; the 64-bit form is used by no compiler for code of this size.
+        // Zero ends the section; no compiler uses the 64-bit form for code of this size.
         if len == 0 {
             break;
         }
@@ -34,7 +34,7 @@ fn records(bytes: &[u8]) -> Option<Vec<Record>> {
     Some(out)
 }
 
-/// Exception tables by the section of the code that they belong to: what an FDE refers to besides the code.
+/// Returns the exception tables by the section of their code: an FDE refers to them besides the code.
 pub(crate) fn exception_tables(object: &Object<'_>) -> BTreeMap<usize, Vec<(usize, i64)>> {
     let mut out: BTreeMap<usize, Vec<(i64, usize, i64)>> = BTreeMap::new();
     for section in object.sections.iter().filter(|s| s.nature == Nature::Unwind) {
@@ -61,7 +61,7 @@ pub(crate) fn exception_tables(object: &Object<'_>) -> BTreeMap<usize, Vec<(usiz
     sorted.collect()
 }
 
-/// Adds one `.eh_frame` section with the records of all text that the patch brings.
+/// Adds one `.eh_frame` section with the records of all text in the patch.
 pub(crate) fn bring(assembly: &mut Assembly<'_, '_>) {
     let text = assembly.brought_text();
     let units: BTreeSet<usize> = text.iter().map(|((unit, _), _)| *unit).collect();
@@ -125,7 +125,7 @@ fn bring_unit(
     Ok(())
 }
 
-/// The text section that an FDE describes.
+/// Returns the text section that an FDE describes.
 fn described(object: &Object<'_>, index: usize, record: &Record) -> Option<usize> {
     let place = record.start as u64 + 8;
     let reloc = object.sections[index].relocations.iter().find(|r| r.offset == place)?;
@@ -135,7 +135,7 @@ fn described(object: &Object<'_>, index: usize, record: &Record) -> Option<usize
     }
 }
 
-/// Copies a record and its relocations; where it now is.
+/// Copies a record and its relocations; returns its new place.
 fn copy(assembly: &mut Assembly<'_, '_>, unit: usize, index: usize, record: &Record, out: &mut Section) -> usize {
     let at = out.bytes.len();
     let Some(after) = assembly.after(unit) else { return at };
@@ -156,7 +156,7 @@ fn copy(assembly: &mut Assembly<'_, '_>, unit: usize, index: usize, record: &Rec
     at
 }
 
-/// The code that an FDE describes is always the new one, never the entry in the target.
+/// Returns the relocation to the code that an FDE describes: always the new code, never the entry in the target.
 fn code_start(
     assembly: &mut Assembly<'_, '_>,
     unit: usize,

@@ -1,8 +1,8 @@
-//! A patch that was in force before and lies in place still: it comes into force again without being placed again.
+//! Reuse of a placed patch: a patch that was active before and is still in memory becomes active again without a new placement.
 //!
-//! Placing it anew each time costs memory for good. What lies in place serves when placing the patch at the same address
-//! would write the same bytes: that is done, on paper, and compared with what the target holds. Data of its own it must
-//! not have, for that would be what its last use left there.
+//! A new placement each time would cost memory permanently. A placed patch is reused if a placement at the same address would write the
+//! same bytes: the engine links it without writing and compares the result with the target's memory. The patch must not have writable data
+//! of its own, because they would hold the values of its last use.
 
 use crate::ledger::{PlacedPatch, Span};
 use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, link, make_visible};
@@ -12,7 +12,7 @@ use crate::prepare::Prepared;
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Memory;
 
-/// The number of the placed patch that can serve as `signed`, whose symbols stand for `values`.
+/// Returns the number of the placed patch that can be reused for `signed`, whose symbols have `values`.
 pub(crate) fn find(
     target: &Target,
     signed: &Signed,
@@ -30,7 +30,7 @@ pub(crate) fn find(
     same.find(|(_, p)| serves(target, signed, p, prepared, layout, values).unwrap_or(false)).map(|(number, _)| number)
 }
 
-/// Whether placing `signed` where `placed` lies would change nothing; no answer when it cannot be placed there.
+/// Returns true if placing `signed` at the address of `placed` would change nothing; `None` if it cannot be placed there.
 fn serves(
     target: &Target,
     signed: &Signed,
@@ -52,7 +52,7 @@ fn serves(
     lies_there(target.process.memory(), placed, layout, image)
 }
 
-/// Whether the target holds the image, apart from what transitions write: dispatchers and state bytes.
+/// Returns true if the target holds the image, except for the parts that transitions write: dispatchers and state bytes.
 fn lies_there(memory: &Memory, placed: &PlacedPatch, layout: &Layout, image: Image) -> Option<bool> {
     let wanted = image.segments.concat();
     let mut there = memory.read_vec(placed.arena.start, wanted.len()).ok()?;

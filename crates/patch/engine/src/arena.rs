@@ -1,23 +1,22 @@
-//! Where a patch's memory goes: a free range within reach of the module it belongs to.
+//! Address of a patch's memory: a free range within reach of its module.
 
 use crate::ledger::Span;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::Mapping;
 
-/// A signed 32-bit distance reaches so far; a little less, so that ends of instructions count.
+/// Reach of a signed 32-bit distance in bytes; a little less, because distances count from the ends of instructions.
 const REACH: u64 = (1 << 31) - (1 << 20);
-/// Room left to the heap behind an executable, and to stacks that grow.
+/// Room in bytes left for the heap after an executable, and for stacks that grow.
 const HEAP_ROOM: u64 = 256 << 20;
 /// The lowest address that a process may map.
 const LOWEST: u64 = 0x1_0000;
 const HIGHEST: u64 = 0x7fff_ffff_f000;
 const GUARD: u64 = 4096;
 
-/// Finds `len` free bytes such that everything in `module` and in the arena reaches everything in the other. `mappings`
-/// ascend. Below the module is preferred: above an executable the heap grows.
+/// Finds `len` free bytes such that every byte of `module` and of the arena can reach every byte of the other. `mappings` must be in
+/// ascending order. A range below the module is preferred, because the heap grows above an executable.
 ///
-/// Right below a library is also where the kernel puts the next thread's stack: `apart` bytes are left free there, in a gap
-/// that is large enough.
+/// The kernel also puts the next thread's stack directly below a library: `apart` bytes are left free there, if the gap is large enough.
 pub(crate) fn find(mappings: &[Mapping], module: Span, len: u64, apart: u64) -> Option<Avma> {
     let window = (module.end().0.saturating_sub(REACH).max(LOWEST), module.start.0.saturating_add(REACH).min(HIGHEST));
     let gaps = gaps(mappings, window);
@@ -29,11 +28,11 @@ pub(crate) fn find(mappings: &[Mapping], module: Span, len: u64, apart: u64) -> 
     }
     let above = gaps.iter().rev().find(|(start, end)| *start >= module.end().0 && end - start >= room + HEAP_ROOM);
     let near = || gaps.iter().rev().find(|(start, end)| *start >= module.end().0 && end - start >= room);
-    // the far end of a gap: what grows upwards from its start keeps the most room
+    // the far end of a gap: a mapping that grows upwards from the start keeps the most room
     above.or_else(near).map(|(_, end)| Avma(end - GUARD - len))
 }
 
-/// Free ranges inside `window`, ascending, less the room that a growing stack above keeps.
+/// Returns the free ranges inside `window`, ascending, without the room for a growing stack above them.
 fn gaps(mappings: &[Mapping], window: (u64, u64)) -> Vec<(u64, u64)> {
     let mut out = Vec::new();
     let mut at = window.0;
@@ -95,7 +94,7 @@ mod tests {
         let far = find(std::slice::from_ref(&library), module, len, apart).expect("room");
         assert_eq!(near.0 - far.0, apart);
         assert!(reaches(far, len, module));
-        // a gap that has no room for both
+        // a gap that is too small for both
         let below = mapping(module.start.0 - (1 << 32), module.start.0 - apart, "below");
         assert_eq!(find(&[below, library], module, len, apart), Some(near));
     }

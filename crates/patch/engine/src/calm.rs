@@ -1,26 +1,26 @@
-//! Serving a traced process while no transition moves its threads: whatever is born runs on at once.
+//! Service of a traced process while no transition migrates its threads: new threads and processes continue at once.
 
 use crate::Error;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use stillpoint_patch_tracee::{self as tracee, Asked, Event, Process, Session, Stop, Stopped};
 
-/// A carrier is waited for: threads leave the calls that cannot carry by themselves, mostly soon.
+/// Time limit for a carrier: threads leave the calls in which they cannot carry by themselves, mostly soon.
 const CARRIER_LIMIT: Duration = Duration::from_secs(5);
 const EACH_LIMIT: Duration = Duration::from_secs(20);
 const CARRIER_RETRY: Duration = Duration::from_millis(1);
 
-/// Events served beyond the time given: a program that bears threads without pause always has another one.
+/// Largest number of events served after the given time: a program that makes threads without pause always has another event.
 pub(crate) const EVENTS_AT_ONCE: usize = 256;
-/// An event counts for so many of those while somebody stands that was asked to: he has to wait for it.
+/// Weight of an event while a thread is stopped on request: that thread has to wait for it.
 const WHILE_STANDING: usize = 32;
 
-/// For how many of [`EVENTS_AT_ONCE`] an event counts with so many threads standing.
+/// Returns the weight of an event, out of [`EVENTS_AT_ONCE`], with this number of stopped threads.
 pub(crate) fn weight(standing: usize) -> usize {
     if standing == 0 { 1 } else { WHILE_STANDING }
 }
 
-/// Serves events until `until` has passed; with a time in the past, what is there already.
+/// Serves events until `until` has passed; with a time in the past, only events that are already there.
 pub(crate) fn serve(process: &Process, session: &mut Session<'_>, until: Instant) -> Result<(), Error> {
     let mut late = 0;
     while late < EVENTS_AT_ONCE
@@ -37,16 +37,16 @@ pub(crate) fn serve(process: &Process, session: &mut Session<'_>, until: Instant
     Ok(())
 }
 
-/// How many threads may be on their way to a stop at the same time: one on an idle machine, where a stop takes some
-/// microseconds and a second thread would only stand and wait for its turn with us; many on a busy one, where each
-/// thread first needs its turn on a processor, and all can wait for theirs together.
+/// Number of threads that may be on their way to a stop at the same time. On an idle machine it is one: a stop takes some microseconds, and
+/// a second thread would only be stopped while it waits for its turn. On a busy machine it is many: each thread first needs its turn on a
+/// processor, and all can wait for theirs together.
 #[derive(Debug)]
 pub(crate) struct Window {
     size: usize,
 }
 
 const WINDOW_MAX: usize = 64;
-/// A stop that takes longer than this was waiting for a processor.
+/// Duration after which a stop counts as slow: it waited for a processor.
 pub(crate) const STOP_SLOW: Duration = Duration::from_micros(150);
 
 impl Window {
@@ -54,17 +54,17 @@ impl Window {
         Window { size: 1 }
     }
 
-    /// How many more may be asked while `asked` are on their way.
+    /// Returns the number of further threads that may be asked while `asked` are on their way.
     pub(crate) fn room(&self, asked: usize) -> usize {
         self.size.saturating_sub(asked)
     }
 
-    /// Nobody came to stand in [`STOP_SLOW`].
+    /// Widens the window: no thread stopped within [`STOP_SLOW`].
     pub(crate) fn waited(&mut self) {
         self.size = (self.size * 2).min(WINDOW_MAX);
     }
 
-    /// So many stand at once; more than two mean that the others stand for nothing.
+    /// Narrows the window if more than two threads are stopped at once: the others are stopped for nothing.
     pub(crate) fn arrived(&mut self, standing: usize) {
         if standing > 2 {
             self.size = (self.size / 2).max(1);
@@ -72,17 +72,17 @@ impl Window {
     }
 }
 
-/// When threads are stopped one after another, the tracer has one processor nearly for itself, and on a small machine
-/// whoever was to run there waits: so it rests now and then, and the target has all processors meanwhile.
+/// Pauses between stops. When threads are stopped one after another, the tracer uses one processor almost alone, and on a small machine
+/// other threads wait for it. So the tracer pauses from time to time, and the target has all processors meanwhile.
 #[derive(Debug)]
 pub(crate) struct Pace {
     since: Instant,
 }
 
-/// Stops that follow one another without a rest: less than a client would notice.
+/// Duration of stops without a pause: shorter than a client would notice.
 const BURST: Duration = Duration::from_micros(500);
-/// As long as what came before, for so many threads as take some bursts only; with many more the rests get shorter, so
-/// that all of them together stay below a tenth of a second or so.
+/// Duration of a pause: as long as a burst, for a number of threads that takes some bursts only. With many more threads the pauses get
+/// shorter, so that all of them together stay below about a tenth of a second.
 const REST: Duration = Duration::from_micros(500);
 const THREADS_IN_FULL: usize = 128;
 
@@ -91,18 +91,18 @@ impl Pace {
         Pace { since: Instant::now() }
     }
 
-    /// Whether it is time to rest.
+    /// Returns true if it is time for a pause.
     pub(crate) fn is_over(&self) -> bool {
         self.since.elapsed() >= BURST
     }
 
-    /// How long to rest with so many threads to bring over.
+    /// Returns the duration of a pause with this number of threads to migrate.
     pub(crate) fn rest(threads: usize) -> Duration {
         REST.mul_f64((THREADS_IN_FULL as f64 / threads.max(1) as f64).min(1.0))
     }
 }
 
-/// Does `work` on every thread, one after another, each standing alone for that time; those born meanwhile included.
+/// Does `work` on every thread, including new ones, one after another; only that thread is stopped meanwhile.
 pub(crate) fn each_thread(
     process: &Process,
     session: &mut Session<'_>,
@@ -136,7 +136,7 @@ fn visit_each(
             match session.request_stop(tid)? {
                 Asked::Asked => drop(asked.insert(tid)),
                 Asked::Stands => stood.push(tid),
-                // a newborn is looked at when its event comes
+                // a new thread is visited when its event comes
                 Asked::Newborn => drop(seen.remove(&tid)),
                 Asked::Gone | Asked::InVfork => {}
             }
@@ -162,7 +162,7 @@ fn visit_each(
         {
             match event {
                 Event::Stood(tid) => stood.push(tid),
-                // While it stands anyway: in a storm of births somebody would always be left to look at.
+                // Visited at once because it is stopped anyway: in a storm of new threads one would always be left.
                 Event::NewThread(tid) => {
                     seen.insert(tid);
                     visit(session, tid, &mut work, stopped)?;
@@ -219,8 +219,8 @@ pub(crate) fn with_carrier<T>(
     }
 }
 
-/// Does `work` with all threads traced. Whatever fails because the process has ended or runs another program now fails
-/// as just that.
+/// Does `work` with all threads traced. A failure because the process has ended or runs another program now is returned as
+/// [`Error::Ended`].
 pub(crate) fn traced<T: Send>(
     process: &Process,
     work: impl FnOnce(&mut Session<'_>) -> Result<T, Error> + Send,
@@ -229,7 +229,7 @@ pub(crate) fn traced<T: Send>(
     result.map_err(Error::from).and_then(|inner| inner).map_err(|error| ended_or(process, error))
 }
 
-/// What failed, or that the process is gone, whatever failed because of that.
+/// Returns [`Error::Ended`] if the process is gone, otherwise the given error.
 pub(crate) fn ended_or(process: &Process, error: Error) -> Error {
     match error {
         Error::Tracee(tracee::Error::Exec(pid)) => Error::Ended(pid),

@@ -1,4 +1,4 @@
-//! Everything short of touching: what an operation would meet.
+//! Dry run: all checks of an operation, without changing the target.
 
 use crate::barrier;
 use crate::calm::{self, ended_or, traced};
@@ -19,24 +19,24 @@ use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prediction {
-    /// It is applied already.
+    /// True if the patch is applied already.
     pub already: bool,
     /// Functions that would be redirected.
     pub functions: Vec<String>,
     /// Bytes of memory that the patch would take.
     pub bytes: u64,
-    /// Threads looked at.
+    /// Number of threads examined.
     pub threads: u32,
-    /// Threads that would block now, and by what.
+    /// Threads that would block now, each with the code that blocks it.
     pub busy: Vec<Busy>,
-    /// Conditions that the operation may meet and that no check sees before.
+    /// Conditions that the operation may meet and that a check cannot see in advance.
     pub unseen: Vec<String>,
 }
 
-/// Everything short of touching: all checks, and which threads would block if it were now.
+/// Runs all checks without changing the target, and returns the threads that would block now.
 pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
     let mut report = Report::new(observer, pid, "check");
     let target = Target::open(pid)?;
@@ -52,7 +52,7 @@ fn names(signed: &Signed) -> Vec<String> {
     signed.patch.functions.iter().map(|f| f.name.clone()).collect()
 }
 
-/// Finds what applying would meet, the remote calls and the threads' state included.
+/// Predicts the result of applying, including the remote calls and the state of the threads.
 pub(crate) fn predict(
     target: &Target,
     signed: &Signed,
@@ -106,7 +106,7 @@ pub(crate) fn predict(
     Ok(Prediction { already: false, functions: names(signed), bytes, threads, busy, unseen })
 }
 
-/// What can still keep a patch out although everything that was looked at allows it.
+/// Returns the conditions that can still prevent the patch although all checks permit it.
 fn unseen(target: &Target, signed: &Signed, options: &Options, bytes: u64) -> Vec<String> {
     let mut unseen = Vec::new();
     if let Some(open) = &target.view.unfinished {
@@ -129,9 +129,9 @@ fn unseen(target: &Target, signed: &Signed, options: &Options, bytes: u64) -> Ve
 }
 
 impl Prediction {
-    /// One line for people.
+    /// Returns one line for people.
     pub(crate) fn summary(&self) -> String {
-        /// Limit of threads that are named.
+        /// Largest number of threads that are named.
         const THREADS_SHOWN: usize = 4;
         let (functions, bytes, threads) = (self.functions.len(), self.bytes, self.threads);
         let mut text = format!("{functions} functions, {bytes} bytes, {threads} threads");

@@ -1,4 +1,4 @@
-//! Files that let gdb and perf see code that no file on disk holds.
+//! Files by which gdb and perf see code that is in no file on disk.
 
 use crate::Error;
 use crate::ledger::{PlacedPatch, SymbolRecord};
@@ -14,26 +14,26 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Pid, Process};
 
-/// What was written for debuggers.
+/// Files written for debuggers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebuggerFiles {
-    /// To be read by gdb with `source`.
+    /// Script for gdb's command `source`.
     pub script: PathBuf,
-    /// One ELF file a patch: code, symbols, unwind data.
+    /// One ELF file for each patch: code, symbols, unwind data.
     pub images: Vec<PathBuf>,
-    /// Where perf looks for names, in the target's own view of the file system.
+    /// File in which perf looks for names, in the target's own view of the file system.
     pub perf_map: PathBuf,
 }
 
-/// Bytes of a perf map that is added to: it lies in the target's `/tmp`.
+/// Largest perf map, in bytes, that is extended; it is located in the target's `/tmp`.
 const PERF_MAP_MAX: u64 = 64 << 20;
 
-/// Writes ELF files and a gdb script into `directory`, and the perf map into the target's `/tmp`. All patches ever
-/// placed are in them: frames of a reverted one may still be on a stack. The directory is made where it is not there; gdb
-/// obeys the script, so that no other user may be able to change it.
+/// Writes ELF files and a gdb script into `directory`, and the perf map into the target's `/tmp`. They cover all patches ever placed:
+/// frames of a reverted patch may still be on a stack. A missing directory is created. gdb executes the script, so no other user may be
+/// able to change it.
 ///
 /// # Errors
-/// Another user can change the directory or what leads to it, the target holds no patch, or a file cannot be written.
+/// Another user can change the directory or a part of its path, the target holds no patch, or a file cannot be written.
 pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error> {
     let process = Process::open(pid)?;
     let store = store::find(&process)?.ok_or(Error::NothingActive(pid))?;
@@ -62,7 +62,7 @@ pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error
     Ok(DebuggerFiles { script, images, perf_map })
 }
 
-/// A path as it may stand between a script's quotes.
+/// Returns the path as text, if it may be put between a script's quotes.
 fn quoted(path: &Path) -> Result<&str, Error> {
     let fits = |text: &&str| !text.chars().any(|c| c.is_control() || matches!(c, '"' | '\\'));
     path.to_str().filter(fits).ok_or_else(|| Error::File {
@@ -71,7 +71,7 @@ fn quoted(path: &Path) -> Result<&str, Error> {
     })
 }
 
-/// An ELF file of a patch's code, and the address of its `.text`.
+/// Returns an ELF file of a patch's code, and the address of its `.text`.
 fn image(memory: &Memory, patch: &PlacedPatch) -> Result<(Vec<u8>, Avma), Error> {
     let start = patch.arena.start;
     let end = patch.states.start.0;
@@ -109,8 +109,8 @@ fn image(memory: &Memory, patch: &PlacedPatch) -> Result<(Vec<u8>, Avma), Error>
     Ok((bytes, start))
 }
 
-/// Adds lines to `/tmp/perf-N.map` as the target sees it. The target owns its `/tmp`: no link in it is followed, or a
-/// root tool could be led to write anywhere, and no more than [`PERF_MAP_MAX`] is read.
+/// Adds lines to `/tmp/perf-N.map` as the target sees it. The target owns its `/tmp`: no link in it is followed, because a root tool could
+/// be made to write to any file. At most [`PERF_MAP_MAX`] bytes are read.
 fn write_perf_map(process: &Process, lines: &str) -> Result<PathBuf, Error> {
     let pid = process.pid();
     let inner = process.status()?.ns_pids.last().copied().unwrap_or(pid.0);

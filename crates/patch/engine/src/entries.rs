@@ -1,4 +1,4 @@
-//! Writing the entries of functions: single bytes at once, the others while all threads stand and nobody stands inside.
+//! Writing of function entries: single bytes at once, longer changes while all threads are stopped and none is inside.
 
 use crate::error::Busy;
 use crate::ledger::{Site, Transition};
@@ -12,22 +12,22 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::JUMP_LEN;
 use stillpoint_patch_tracee::Held;
 
-/// Whoever stands in a dispatcher or displaced code when entries are restored has left it by then.
+/// Time limit for threads to leave a dispatcher or displaced code when entries are restored.
 const LEAVING: Duration = Duration::from_millis(20);
 
-/// What is to be written into entries.
+/// Changes to entries.
 #[derive(Debug, Default)]
 struct Changes {
     /// Entries that change in a single byte.
     bytes: Vec<(Avma, u8)>,
-    /// The others, whole.
+    /// All other entries, as a whole.
     pieces: Vec<(Avma, [u8; JUMP_LEN])>,
-    /// Instructions inside of what these write over, at which nobody may stand.
+    /// Addresses of instructions inside the overwritten bytes; no thread may be stopped at one of them.
     boundaries: Vec<u64>,
 }
 
 impl Mover<'_, '_, '_, '_> {
-    /// Every entry holds what the transition left there; anything else was written by somebody else.
+    /// Checks that every entry holds bytes that the transition wrote; another program wrote any other bytes.
     pub(crate) fn check_entries(&self, transition: &Transition) -> Result<(), Error> {
         for site in &transition.sites {
             let now = self.entry_bytes(site)?;
@@ -44,8 +44,8 @@ impl Mover<'_, '_, '_, '_> {
         Ok(now)
     }
 
-    /// Writes entries, and takes the guide away last: while they lead to dispatchers, threads stand in code that only the
-    /// guide knows of, and somebody may look back from there.
+    /// Writes entries, and removes the guide last: while entries lead to dispatchers, threads execute code that only the guide knows, and
+    /// an unwinder may walk back from there.
     pub(crate) fn write_entries(
         &mut self,
         entries: &[(&Site, [u8; JUMP_LEN])],
@@ -57,7 +57,7 @@ impl Mover<'_, '_, '_, '_> {
         let left = Forbidden::new(&[], &self.trampolines, &[]);
         let (mut all, mut last) = (self.changes(&others)?, self.changes(&guide)?);
         if !all.pieces.is_empty() && !last.pieces.is_empty() {
-            // mostly nobody is in that code, and everybody need stand only once
+            // mostly no thread is in that code, and the threads need be stopped only once
             self.write_bytes(&all)?;
             all.pieces.append(&mut last.pieces);
             all.boundaries.append(&mut last.boundaries);
@@ -68,13 +68,13 @@ impl Mover<'_, '_, '_, '_> {
         self.write_some(&others, reason, deadline, &Forbidden::default())?;
         let soon = deadline.min(Instant::now() + LEAVING);
         match self.write_some(&guide, reason, soon, &left) {
-            // who waits in a function that displaced code has called is not waited for
+            // threads that wait in a function called from displaced code are not waited for
             Err(Error::TimedOut { .. }) => self.write_some(&guide, reason, deadline, &Forbidden::default()),
             other => other,
         }
     }
 
-    /// What is to be written for these entries to hold these bytes.
+    /// Returns the changes after which these entries hold these bytes.
     fn changes(&self, entries: &[&(&Site, [u8; JUMP_LEN])]) -> Result<Changes, Error> {
         let mut changes = Changes::default();
         for (site, bytes) in entries {
@@ -95,13 +95,12 @@ impl Mover<'_, '_, '_, '_> {
         Ok(changes)
     }
 
-    /// Writes what changes in a single byte, at once: a byte cannot tear.
+    /// Writes the changes of a single byte, at once: a byte cannot tear.
     fn write_bytes(&self, changes: &Changes) -> Result<(), Error> {
         changes.bytes.iter().try_for_each(|(at, byte)| Ok(self.memory().write(*at, &[*byte])?))
     }
 
-    /// Writes single bytes at once; the others while all threads stand, none of them inside of an entry, nor in
-    /// `forbidden` code.
+    /// Writes single bytes at once, and the others while all threads are stopped, none of them inside an entry or in `forbidden` code.
     fn write_some(
         &mut self,
         entries: &[&(&Site, [u8; JUMP_LEN])],
@@ -125,7 +124,7 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// Freezes everybody, writes when nobody stands inside, thaws.
+    /// Freezes all threads, writes if none is inside, thaws. Returns the thread that prevents the write, if there is one.
     fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
         let matters = !changes.boundaries.is_empty() || !forbidden.is_empty();
         let (process, prober) = (self.process, &mut self.prober);
@@ -144,7 +143,7 @@ impl Mover<'_, '_, '_, '_> {
             stillpoint_patch_tracee::Error::Unstoppable { tid, why } => Ok(Some(Busy { tid, function: why })),
             other => Err(other.into()),
         };
-        // most stacks are read before anybody stands who is missed
+        // most stacks are read before any busy thread is stopped
         let mut freezing = match self.session.begin_to_freeze() {
             Err(error) => return unstoppable(error),
             Ok(freezing) => freezing,

@@ -1,4 +1,4 @@
-//! What can go wrong, by name, and where the service is afterwards.
+//! Errors of this crate, and the state of the service after each.
 
 use crate::ledger::LedgerError;
 use crate::link::LinkError;
@@ -8,18 +8,18 @@ use stillpoint_patch_insn as insn;
 use stillpoint_patch_tracee as tracee;
 use stillpoint_patch_tracee::{Pid, Tid};
 
-/// Where the service is after a failure.
+/// State of the service after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Landing {
-    /// Nothing was touched.
+    /// Nothing was changed.
     Untouched,
-    /// It runs the code that it ran before.
+    /// The service runs the code that it ran before.
     OldSide,
-    /// A transition was begun, and taken back.
+    /// A transition was begun, and rolled back.
     FellBack,
     /// The process has ended, or runs another program.
     Gone,
-    /// A transition is under way; the next call completes it or takes it back.
+    /// A transition is incomplete; the next call completes it or rolls it back.
     Unfinished,
 }
 
@@ -27,10 +27,10 @@ pub enum Landing {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The edge to the process failed.
+    /// An operation on the process failed.
     #[error(transparent)]
     Tracee(#[from] tracee::Error),
-    /// A test asked for it.
+    /// A test requested the failure.
     #[error("made to fail at {0:?}")]
     Fault(crate::FaultPoint),
     /// The ledger cannot be used.
@@ -39,7 +39,7 @@ pub enum Error {
     /// There is more than one ledger.
     #[error("process {0} holds more than one ledger")]
     TwoLedgers(Pid),
-    /// It cannot be told whether the process is patched.
+    /// It is unknown if the process is patched.
     #[error("process {0} has too much read-only memory without a file to be searched for a ledger")]
     TooMuchMemory(Pid),
     /// No module of the process has the build-id that the patch is made for.
@@ -53,7 +53,7 @@ pub enum Error {
         file: String,
         /// The process.
         pid: Pid,
-        /// What is mapped under that name instead.
+        /// File that is mapped under that name instead.
         hint: String,
     },
     /// The module has no build-id and its text is not the one that the patch was made for.
@@ -81,7 +81,7 @@ pub enum Error {
     Entry {
         /// The function.
         function: String,
-        /// Why.
+        /// Reason.
         #[source]
         source: insn::Error,
     },
@@ -98,30 +98,30 @@ pub enum Error {
     Uprobe {
         /// The function.
         function: String,
-        /// Where.
+        /// Address of the probe.
         at: Avma,
         /// Name of the probe.
         probe: String,
     },
-    /// The target uses something that patching it would break.
+    /// The target uses a feature that a patch would break.
     #[error("process {pid} {what}")]
     Unsuitable {
         /// The process.
         pid: Pid,
-        /// What it does.
+        /// That feature.
         what: String,
     },
-    /// Frames of the program may be where they cannot be told from other data, or one is there.
+    /// Frames of the program may be located where they look like other data, or such a frame was found.
     #[error("process {pid} switches stacks by itself ({why}): {frames}")]
     SuspendedFrames {
         /// The process.
         pid: Pid,
-        /// Sign of it.
+        /// Sign that it does.
         why: String,
-        /// Frame that was found, or that all of them may be missed.
+        /// The frame found, or a statement that frames may be missed.
         frames: String,
     },
-    /// A control group of the process has too little memory left; the kernel would kill a process of it.
+    /// A control group of the process has too little memory left; the kernel would kill one of its processes.
     #[error("process {pid}: control group {group} has {} KiB left, and the patch needs {} KiB", free >> 10, needed.div_ceil(1024))]
     MemoryLimit {
         /// The process.
@@ -138,7 +138,7 @@ pub enum Error {
     Invisible {
         /// The process.
         pid: Pid,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// A symbol cannot be resolved.
@@ -148,7 +148,7 @@ pub enum Error {
         patch: String,
         /// The symbol.
         symbol: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// The patch does not link.
@@ -156,11 +156,11 @@ pub enum Error {
     Link {
         /// The patch.
         patch: String,
-        /// Why.
+        /// Reason.
         #[source]
         source: LinkError,
     },
-    /// No room for the arena within reach of the module.
+    /// There is no room for the arena within reach of the module.
     #[error("no room for {len} bytes within 2 GiB of {module}")]
     NoRoom {
         /// Bytes needed.
@@ -171,7 +171,7 @@ pub enum Error {
     /// No word of the thread control block is free.
     #[error("no word of the thread control block is zero in all threads of process {0}")]
     NoWord(Pid),
-    /// The patch builds upon diffs that are not in force.
+    /// The patch builds upon diffs that are not active.
     #[error("patch {patch} builds upon {diff}, which is not in force")]
     NotBased {
         /// The patch.
@@ -182,21 +182,21 @@ pub enum Error {
     /// A patch of that name, but with other contents, is active.
     #[error("another patch of the name {0} is active")]
     NameTaken(String),
-    /// Nothing of that name is active.
+    /// No patch of that name is active.
     #[error("no patch {0} is active")]
     NotActive(String),
     /// No patch is active.
     #[error("process {0} carries no active patch")]
     NothingActive(Pid),
-    /// Others stand upon it.
+    /// Other patches are above it.
     #[error("patch {below} stands below {above}")]
     NotOnTop {
-        /// The one to be reverted.
+        /// The patch to be reverted.
         below: String,
-        /// The one above.
+        /// The patch above it.
         above: String,
     },
-    /// The patch asks for more than the quiescence mode gives.
+    /// The patch requires more than the quiescence mode guarantees.
     #[error("patch {patch} has scope {scope}: its old and new code must not run at the same time")]
     Scope {
         /// The patch.
@@ -211,19 +211,19 @@ pub enum Error {
         pid: Pid,
         /// The mode.
         mode: String,
-        /// What is missing.
+        /// The missing condition.
         why: String,
     },
-    /// The kernel cannot do it.
+    /// The kernel does not support generations.
     #[error("this kernel has no address-space generations; use --view trampoline")]
     NoGenerations,
     /// A killed tool left threads in a generation.
     #[error("a tool that was killed has left threads of process {0} in an address-space generation")]
     LeftBehind(Pid),
-    /// All at once is nothing that generations could do better.
+    /// The mode `stop` has no use with generations.
     #[error("--view generation brings threads over one by one, or while they stand at their points; not by stop")]
     NotStopped,
-    /// The patch changes constants where they lie.
+    /// The patch changes constants in place.
     #[error("patch {0} changes code or constants where they lie, which only --view generation can do")]
     ByGenerationsOnly(String),
     /// The patch lets threads stay in old code.
@@ -234,77 +234,77 @@ pub enum Error {
         /// The functions.
         functions: String,
     },
-    /// A transition waits for threads that may stay where they are.
+    /// A transition waits for threads that may stay in old code.
     #[error("threads of process {pid} stay in {functions}, and have not changed over")]
     Rests {
         /// The process.
         pid: Pid,
-        /// Functions that they may stay in.
+        /// Functions in which they may stay.
         functions: String,
     },
-    /// A constant lies in memory that may be written.
+    /// A constant is located in writable memory.
     #[error("constant {name} at {at} lies in memory that may be written")]
     NotConstant {
-        /// Its name.
+        /// Name of the constant.
         name: String,
-        /// Where it lies.
+        /// Address of the constant.
         at: Avma,
     },
-    /// The library's control block has become something else.
+    /// The library's control block no longer has its known form.
     #[error("control block of libstillpoint at {0} does not hold what it should")]
     Control(Avma),
-    /// A hook abandoned the operation.
+    /// A hook aborted the operation.
     #[error("hook at {at} returned {returned}")]
     Hook {
-        /// Its address.
+        /// Address of the hook.
         at: Avma,
-        /// What it returned.
+        /// Returned value.
         returned: i32,
     },
-    /// The transition was taken back at its deadline.
+    /// The transition was rolled back at its deadline.
     #[error("not every thread could be migrated in time: {}", describe(.busy))]
     TimedOut {
-        /// Who stood where.
+        /// Busy threads, each with its code.
         busy: Vec<Busy>,
     },
-    /// The transition could be neither completed nor taken back in time.
+    /// The transition could be neither completed nor rolled back in time.
     #[error("transition {transition} could neither be completed nor taken back in time: {}", describe(.busy))]
     Stuck {
-        /// Its number.
+        /// Number of the transition.
         transition: u32,
-        /// Who stood where.
+        /// Busy threads, each with its code.
         busy: Vec<Busy>,
     },
     /// The process ended meanwhile.
     #[error("process {0} ended, or called exec, meanwhile")]
     Ended(Pid),
-    /// A transition failed and was taken back.
+    /// A transition failed and was rolled back.
     #[error("transition {transition} was taken back")]
     FellBack {
-        /// Its number.
+        /// Number of the transition.
         transition: u32,
-        /// Why.
+        /// Reason.
         #[source]
         source: Box<Error>,
     },
-    /// A transition failed half-way.
+    /// A transition failed while it was incomplete.
     #[error("transition {transition} is unfinished")]
     Unfinished {
-        /// Its number.
+        /// Number of the transition.
         transition: u32,
-        /// Why.
+        /// Reason.
         #[source]
         source: Box<Error>,
     },
-    /// Another user can change where our files go, they cannot be written, or the processes of a service cannot be found.
+    /// Another user can change the location of our files, they cannot be written, or the processes of a service cannot be found.
     #[error(transparent)]
     Host(#[from] host::Error),
-    /// Files of ours cannot be written or read.
+    /// Files of this tool cannot be written or read.
     #[error("{path}")]
     File {
         /// The file.
         path: String,
-        /// Why.
+        /// Reason.
         #[source]
         source: std::io::Error,
     },
@@ -315,7 +315,7 @@ pub enum Error {
 pub struct Busy {
     /// The thread.
     pub tid: Tid,
-    /// What was found on its stack.
+    /// Code that was found on its stack.
     pub function: String,
 }
 
@@ -329,7 +329,7 @@ fn describe(busy: &[Busy]) -> String {
 }
 
 impl Error {
-    /// Where the service is after this failure.
+    /// Returns the state of the service after this failure.
     pub fn landing(&self) -> Landing {
         match self {
             Error::FellBack { .. } | Error::TimedOut { .. } => Landing::FellBack,
@@ -340,7 +340,7 @@ impl Error {
         }
     }
 
-    /// What to do next, where there is something to do.
+    /// Returns the next step for the operator, if there is one.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Error::MemoryLimit { .. } => {

@@ -1,28 +1,26 @@
-//! Points at which an operation can be made to fail: what then becomes of the target is promised, and tested.
+//! Points at which an operation can be made to fail: the state of the target after each is guaranteed and tested.
 
 use crate::Error;
 
-/// Behind which step an operation fails, as if the next one had been refused by the kernel. For tests; nothing that a
-/// user can say sets one.
+/// Step after which an operation fails, as if the kernel had refused the next one. For tests only; no option of a command sets one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultPoint {
-    /// The patch's memory is mapped and filled; nothing leads there. Promised: the old side, the target as it was.
+    /// The patch's memory is mapped and filled; no jump leads there. Guaranteed: the old side, the target unchanged.
     Placed,
-    /// The intent is in the ledger. Promised: the old side.
+    /// The intent is in the ledger. Guaranteed: the old side.
     Begun,
-    /// Entries lead to dispatchers, all of which choose the old side. Promised: the old side, entries as they were.
+    /// Entries lead to dispatchers, all of which choose the old side. Guaranteed: the old side, entries as before.
     Armed,
-    /// Threads have gone over, nothing is decided. Promised: all threads are brought back, entries as they were.
+    /// Threads have migrated, the transition is undecided. Guaranteed: all threads are moved back, entries as before.
     Migrated,
-    /// The byte that decides is written. Promised: the new side for every thread; the next operation turns the entries
-    /// into direct jumps.
+    /// The deciding byte is written. Guaranteed: the new side for every thread; the next operation turns the entries into direct jumps.
     Decided,
-    /// On the way back every thread is on the old side again, entries still lead to dispatchers. Promised: the old side
-    /// for every thread; the next operation puts the entries back.
+    /// During a rollback every thread is on the old side again, and entries still lead to dispatchers. Guaranteed: the old side for every
+    /// thread; the next operation restores the entries.
     Returned,
 }
 
-/// The failure, when `point` is among those wished for.
+/// Returns the failure if `point` is among the requested ones.
 pub(crate) fn reach(wished: &[FaultPoint], point: FaultPoint) -> Result<(), Error> {
     if wished.contains(&point) { Err(Error::Fault(point)) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Which processes are meant: all of an executable, all of a service, all that carry patches.
+//! Selection of processes: all of an executable, all of a service, all that carry patches.
 
 use crate::Error;
 use crate::status::{Status, peek};
@@ -12,18 +12,18 @@ fn all_pids() -> Vec<i32> {
     kernel_files::names("/proc").iter().filter_map(|name| name.to_str()?.parse().ok()).collect()
 }
 
-/// A field of `/proc/PID/stat`, counted from the one behind the name.
+/// Returns a field of `/proc/PID/stat`, counted from the one after the name.
 fn stat_field<T: std::str::FromStr>(pid: i32, index: usize) -> Option<T> {
     let stat = kernel_files::text(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(index)?.parse().ok()
 }
 
-/// When a process began: a parent always did before its children.
+/// Returns the start time of a process in ticks; a parent always starts before its children.
 fn started(pid: i32) -> Option<u64> {
     stat_field(pid, 19)
 }
 
-/// The parent of a process that still runs.
+/// Returns the parent of a process that still runs.
 pub fn parent(pid: Pid) -> Option<Pid> {
     stat_field(pid.0, 1).map(Pid)
 }
@@ -34,8 +34,8 @@ fn parents_first(pids: impl IntoIterator<Item = i32>) -> Vec<Pid> {
     list.into_iter().map(|(_, pid)| Pid(pid)).collect()
 }
 
-/// All processes of the executable at `path`, parents before children. A process whose file was deleted or replaced
-/// under that name counts, for it needs the patch as much as the others; whether the patch fits, its build-id tells.
+/// Returns all processes of the executable at `path`, parents before children. A process whose file was deleted or replaced under that name
+/// is included, because it needs the patch as much as the others; its build-id shows if the patch fits.
 pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
     let file = |source| Error::File { path: path.display().to_string(), source };
     let (name, identity) = match path.canonicalize() {
@@ -58,34 +58,34 @@ pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
     Ok(parents_first(all_pids().into_iter().filter(runs_it)))
 }
 
-/// Control group of an active service, by its name as an operator writes it.
+/// Returns the control group of an active service, by its name as an operator writes it.
 ///
 /// # Errors
-/// [`Error::Host`] when the name is none, or the service has no control group that is certainly its own.
+/// [`Error::Host`] if the name is not a service name, or if the service has no control group that is certainly its own.
 pub fn service(name: &str) -> Result<ControlGroup, Error> {
     Ok(ControlGroup::of_active(&ServiceName::parse(name)?)?)
 }
 
-/// All processes of a service, parents before children.
+/// Returns all processes of a service, parents before children.
 ///
 /// # Errors
-/// [`Error::Host`] when its control group cannot be read.
+/// [`Error::Host`] if its control group cannot be read.
 pub fn of_service(group: &ControlGroup) -> Result<Vec<Pid>, Error> {
     Ok(parents_first(group.processes()?))
 }
 
-/// What was found of the processes of a machine.
+/// Patched processes of a machine.
 #[derive(Debug, Default)]
 pub struct Carriers {
-    /// Those that carry patches.
+    /// Processes that carry patches.
     pub found: Vec<Status>,
-    /// How many may not be looked at by this user.
+    /// Number of processes that this user may not inspect.
     pub unseen: usize,
-    /// Those of which it cannot be told, each with the reason: a forged ledger, say.
+    /// Processes whose state is unknown, each with the reason, for example a forged ledger.
     pub unclear: Vec<(Pid, Error)>,
 }
 
-/// Looks at every process of this machine. One that cannot be read keeps none of the others from being found.
+/// Examines every process of this machine. A process that cannot be read does not hide the others.
 pub fn carriers() -> Carriers {
     let own = std::process::id() as i32;
     let mut carriers = Carriers::default();
@@ -100,8 +100,8 @@ pub fn carriers() -> Carriers {
     carriers
 }
 
-/// Returns true for an error that says of itself that there is no patch: no program runs there, another one than before, or one of
-/// a kind that is never patched.
+/// Returns true for an error that proves that there is no patch: no program runs there, another one than before, or one of a kind that is
+/// never patched.
 fn carries_nothing(error: &Error) -> bool {
     use stillpoint_patch_tracee::Error::{Exec, Gone, KernelThread, NotAProcess, NotX86_64, Own, Static, Zombie};
     let Error::Tracee(error) = error else { return false };

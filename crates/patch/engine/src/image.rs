@@ -1,5 +1,5 @@
-//! ELF files as they lie in a process: program headers, dynamic symbols, relocations, all read from mapped memory, so
-//! that a file that was deleted or replaced on disk is no different.
+//! ELF files as they are mapped in a process: program headers, dynamic symbols, relocations. All is read from mapped memory, so a file that
+//! was deleted or replaced on disk makes no difference.
 
 use crate::Error;
 use crate::ledger::Span;
@@ -24,13 +24,13 @@ pub(crate) struct TlsSegment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) address: Avma,
-    /// Its address must be asked of a resolver function.
+    /// True if a resolver function returns its address.
     pub(crate) ifunc: bool,
-    /// It is code.
+    /// True if it is code.
     pub(crate) function: bool,
-    /// It is a thread-local: `address` less the bias is its offset in the module's segment.
+    /// True if it is a thread-local: `address` minus the bias is its offset in the module's segment.
     pub(crate) thread_local: bool,
-    /// Bytes of it, as far as its module says.
+    /// Length in bytes as its module states it.
     pub(crate) len: u64,
 }
 
@@ -53,7 +53,7 @@ fn u64_of(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// Program headers of a module: type, stated address, length in memory, length in file, alignment, flags.
+/// Reads the program headers of a module: type, stated address, length in memory, length in file, alignment, flags.
 fn program_headers(memory: &Memory, module: &Module) -> Result<Vec<[u64; 6]>, Error> {
     let Some(first) = module.mappings.iter().find(|m| m.offset == 0) else { return Ok(Vec::new()) };
     let header = memory.read_vec(first.start, 64)?;
@@ -69,52 +69,52 @@ fn program_headers(memory: &Memory, module: &Module) -> Result<Vec<[u64; 6]>, Er
     Ok(table.chunks_exact(56).map(row).collect())
 }
 
-/// The thread-local segment of a module.
+/// Returns the thread-local segment of a module.
 pub(crate) fn tls_segment(memory: &Memory, module: &Module) -> Result<Option<TlsSegment>, Error> {
     let headers = program_headers(memory, module)?;
     let tls = headers.iter().find(|h| h[0] == u64::from(elf::PT_TLS.0));
     Ok(tls.map(|h| TlsSegment { address: h[1], len: h[2], align: h[4].max(1) }))
 }
 
-/// Offset from the thread pointer of the first byte of the *executable's* thread-local segment (psABI, variant II).
+/// Returns the offset from the thread pointer of the first byte of the *executable's* thread-local segment (psABI, variant II).
 pub(crate) fn executable_tls_offset(tls: TlsSegment) -> i64 {
     let len = tls.len.wrapping_add(tls.address & (tls.align - 1)).next_multiple_of(tls.align);
     (tls.address & (tls.align - 1)) as i64 - len as i64
 }
 
-/// Offset from the thread pointer of the first byte of a module's thread-local segment, where that is the same in every
-/// thread. The loader's own list tells, by way of what glibc exports for debuggers.
+/// Returns the offset from the thread pointer of the first byte of a module's thread-local segment, if it is the same in every thread. It
+/// is read from the loader's list, by means of the symbols that glibc exports for debuggers.
 pub(crate) fn static_tls_offset(process: &Process, modules: &[Module], module: &Module) -> Result<Option<i64>, Error> {
     const OFFSET_MAX: u64 = 1 << 24;
     let memory = process.memory();
     for candidate in modules {
         let Some(dynamic) = Dynamic::of(memory, candidate)? else { continue };
         let Some(found) = dynamic.find("_thread_db_link_map_l_tls_offset", None) else { continue };
-        // bits of the field, how many there are, where it lies
+        // number of bits of the field, number of fields, offset of the field
         let field = memory.read_vec(found.address, 12)?;
         let (bits, at) = (u32_of(&field, 0), u32_of(&field, 8));
         let Some(map) = link_map(process, modules, module).filter(|_| bits == 64 && at < 1 << 16) else { break };
         let offset = memory.read_u64(Avma(map.0 + u64::from(at)))?;
-        // 0: none was given; all ones: it never will be
+        // 0: none was assigned; all ones: none ever will be
         return Ok((1..OFFSET_MAX).contains(&offset).then(|| -(offset as i64)));
     }
     Ok(None)
 }
 
-/// The executable segments of a module, in memory.
+/// Returns the executable segments of a module, in memory.
 pub(crate) fn text_segments(memory: &Memory, module: &Module) -> Result<Vec<Span>, Error> {
     let headers = program_headers(memory, module)?;
     let text = headers.iter().filter(|h| h[0] == u64::from(elf::PT_LOAD.0) && h[5] & 1 != 0);
     Ok(text.map(|h| Span::new(Avma(h[1].wrapping_add(module.bias)), h[3])).collect())
 }
 
-/// Where `.eh_frame_hdr` and `.eh_frame` lie; the latter ends with its terminator, at the latest with the mapping.
+/// Returns the locations of `.eh_frame_hdr` and `.eh_frame`; the latter ends with its terminator, at the latest with the mapping.
 pub(crate) fn unwind_sections(memory: &Memory, module: &Module) -> Result<Option<(Span, Span)>, Error> {
     let headers = program_headers(memory, module)?;
     let Some(hdr) = headers.iter().find(|h| h[0] == u64::from(elf::PT_GNU_EH_FRAME.0)) else { return Ok(None) };
     let at = Avma(hdr[1].wrapping_add(module.bias));
     let bytes = memory.read_vec(at, 8)?;
-    // version 1, eh_frame_ptr as pcrel sdata4: what every x86-64 linker writes
+    // version 1, eh_frame_ptr as pcrel sdata4: the form that every x86-64 linker writes
     if bytes[0] != 1 || bytes[1] != 0x1b {
         return Ok(None);
     }
@@ -138,7 +138,7 @@ impl<'a> Dynamic<'a> {
         self.tags.get(&(tag.0 as u64)).copied()
     }
 
-    /// An address of the dynamic section: the loader adds the bias in place, except where the section is read-only.
+    /// Returns an address of the dynamic section: the loader adds the bias in place, except if the section is read-only.
     fn address(&self, tag: elf::DynamicTag) -> Option<Avma> {
         let value = self.value(tag)?;
         Some(Avma(if value < self.bias { value + self.bias } else { value }))
@@ -154,7 +154,7 @@ impl<'a> Dynamic<'a> {
         self.memory.read_vec(Avma(at.0 + u64::from(index) * 24), 24).ok()
     }
 
-    /// A symbol that this module defines, of this version; without a version the default one.
+    /// Returns a symbol that this module defines, of this version; without a version the default one.
     pub(crate) fn find(&self, name: &str, version: Option<&str>) -> Option<Found> {
         let table = self.address(elf::DT_GNU_HASH)?;
         let header = self.memory.read_vec(table, 16).ok()?;
@@ -194,7 +194,7 @@ impl<'a> Dynamic<'a> {
             let raw = u16_of(&self.memory.read_vec(Avma(versions.0 + u64::from(index) * 2), 2).ok()?, 0);
             match version {
                 None if raw & 0x8000 != 0 => return None,
-                // an unversioned definition satisfies every reference, as the loader has it
+                // an unversioned definition satisfies every reference, as in the loader
                 Some(wanted) if raw & 0x7fff > 1 && self.version_name(raw & 0x7fff)? != wanted.as_bytes() => {
                     return None;
                 }
@@ -224,7 +224,7 @@ impl<'a> Dynamic<'a> {
         None
     }
 
-    /// Slots that the loader binds to names: address of the slot and name.
+    /// Returns the slots that the loader binds to names: address of the slot and name.
     pub(crate) fn bound_slots(&self, mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<(Avma, Vec<u8>)> {
         let bound = |rela: &&[u8]| [elf::R_X86_64_JUMP_SLOT.0, elf::R_X86_64_GLOB_DAT.0].contains(&u32_of(rela, 8));
         let slot = |rela: &[u8]| (Avma(u64_of(rela, 0).wrapping_add(self.bias)), u32_of(rela, 12));
@@ -233,14 +233,14 @@ impl<'a> Dynamic<'a> {
             tables.iter().flat_map(|table| table.chunks_exact(24).filter(bound).map(slot)).collect();
         let last = slots.iter().map(|(_, symbol)| *symbol).max();
         let (Some(last), Some(at)) = (last, self.address(elf::DT_SYMTAB)) else { return Vec::new() };
-        // what a module imports stands at the beginning of its table; names lie everywhere
+        // imported symbols are at the beginning of the module's table; names are located throughout it
         let symbols = section(self.memory, Span::new(at, (u64::from(last) + 1) * 24));
         let name = |symbol: u32| self.string(u64::from(symbols.word(symbol as usize * 24)?));
         let named = slots.into_iter().filter_map(|(slot, symbol)| Some((slot, name(symbol)?)));
         named.filter(|(_, name)| wanted(name)).collect()
     }
 
-    /// What the module itself has bound to the indirect function whose resolver is at `resolver`.
+    /// Returns the function that the module itself has bound to the indirect function whose resolver is at `resolver`.
     pub(crate) fn bound_within(&self, resolver: Avma) -> Option<Avma> {
         let tables = self.relocations();
         let slot = tables.iter().flat_map(|table| table.chunks_exact(24)).find(|rela| {
@@ -249,8 +249,8 @@ impl<'a> Dynamic<'a> {
         self.memory.read_u64(Avma(u64_of(slot?, 0).wrapping_add(self.bias))).ok().map(Avma)
     }
 
-    /// The module's tables of relocations, without those that only add the bias: these come first, are told the number of,
-    /// and are megabytes in a large program.
+    /// Returns the module's tables of relocations, without those that only add the bias. The latter come first, their number is stated, and
+    /// they take megabytes in a large program.
     fn relocations(&self) -> Vec<Vec<u8>> {
         let plain = self.value(elf::DT_RELACOUNT).unwrap_or(0).saturating_mul(24);
         let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ, 0), (elf::DT_RELA, elf::DT_RELASZ, plain)];
@@ -262,12 +262,12 @@ impl<'a> Dynamic<'a> {
     }
 }
 
-/// Bytes of a process, each page of which is read when it is first needed.
+/// Returns bytes of a process; each page of them is read at first use.
 pub(crate) fn section(memory: &Memory, span: Span) -> Section<'_> {
     Section::new(span.start.0, span.len as usize, |at, buf| memory.read_some(Avma(at), buf))
 }
 
-/// The loader's list of modules, in the order in which it searches them: link map and dynamic section.
+/// Returns the loader's list of modules, in its search order: link map and dynamic section.
 fn link_maps(process: &Process, modules: &[Module]) -> Vec<(Avma, Avma)> {
     let memory = process.memory();
     let chain = || -> Option<Vec<(Avma, Avma)>> {
@@ -285,13 +285,13 @@ fn link_maps(process: &Process, modules: &[Module]) -> Vec<(Avma, Avma)> {
     chain().unwrap_or_default()
 }
 
-/// The loader's link map of a module, where it has one.
+/// Returns the loader's link map of a module, if it has one.
 pub(crate) fn link_map(process: &Process, modules: &[Module], module: &Module) -> Option<Avma> {
     let maps = link_maps(process, modules);
     maps.into_iter().find(|(_, dynamic)| Some(*dynamic) == module.dynamic).map(|(map, _)| map)
 }
 
-/// The modules in the order in which the loader searches them; those that it does not know of come last.
+/// Returns the indices of the modules in the loader's search order; modules unknown to the loader are last.
 pub(crate) fn search_order(process: &Process, modules: &[Module]) -> Vec<usize> {
     let chain = link_maps(process, modules);
     let place =

@@ -1,4 +1,4 @@
-//! Getting memory into a target: few system calls, made by one of its own threads, none of them of the C library.
+//! Mapping of memory in a target: few system calls, made by one of its own threads, none of them through the C library.
 
 use crate::Error;
 use crate::calm::with_carrier;
@@ -20,17 +20,17 @@ const NO_FILE: u64 = u64::MAX;
 /// Memory wanted in a target.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
-    /// Where, and how many bytes of text, read-only data and data from there.
+    /// Address, and lengths in bytes of text, read-only data and data from there.
     pub(crate) arena: Option<(Avma, [u64; 3])>,
-    /// Also room for a ledger, anywhere.
+    /// True if room for a ledger, at any address, is wanted too.
     pub(crate) ledger: bool,
 }
 
 type Call = (u64, [u64; 6]);
 
-/// The arena is mapped executable as a whole, and loses that right where it must not have it: mapping each part by
-/// itself takes as many calls, and gaining a right later is what `MemoryDenyWriteExecute=` forbids. Never are both
-/// writing and executing allowed; the bytes come through `/proc/PID/mem`.
+/// Returns the calls. The arena is mapped executable as a whole, and parts of it lose that permission if they must not have it. Mapping
+/// each part by itself takes as many calls, and `MemoryDenyWriteExecute=` forbids to gain the permission later. Writing and executing are
+/// never allowed together; the bytes come through `/proc/PID/mem`.
 fn calls(wanted: Wanted) -> Vec<Call> {
     let private = MAP_PRIVATE | MAP_ANONYMOUS;
     let mut calls = Vec::new();
@@ -51,7 +51,7 @@ fn calls(wanted: Wanted) -> Vec<Call> {
     calls
 }
 
-/// Maps what is wanted; tells where the ledger's room is. Being killed in between leaves memory that nobody uses.
+/// Maps the wanted memory; returns the address of the ledger's room. A kill meanwhile leaves unused memory.
 pub(crate) fn map(
     process: &Process,
     session: &mut Session<'_>,
@@ -72,7 +72,7 @@ pub(crate) fn map(
     with_carrier(process, session, work, stopped)
 }
 
-/// Checks that a thread of the target may make the calls that map what is wanted. Touches nothing.
+/// Checks that a thread of the target may make the calls that map the wanted memory. Changes nothing.
 pub(crate) fn rehearse(
     process: &Process,
     session: &mut Session<'_>,
@@ -91,7 +91,7 @@ fn run(remote: &mut Remote<'_>, calls: &[Call], wanted: Wanted) -> Result<Option
             continue;
         }
         match wanted.arena {
-            // kernels before 4.17 take the flag for a mere hint
+            // kernels before 4.17 treat the flag as a mere hint
             Some((at, lens)) if args[0] == at.0 => {
                 if result != at.0 {
                     return Err(Error::NoRoom { len: lens.iter().sum(), module: format!("{at}") });

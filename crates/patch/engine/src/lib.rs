@@ -1,29 +1,27 @@
-//! Puts live patches into running processes and takes them back, thread by thread, without ever endangering them.
+//! Applies live patches to running processes and reverts them, thread by thread, without endangering the processes.
 //!
-//! The caller guarantees that the patch file was decoded by `stillpoint-patch-format`, that it may trace the process
-//! (root, or the same user where the kernel allows that), and that whatever policy there is about signatures was
-//! applied. Everything else is checked here, before anything is touched: build-id, the bytes of every function, what
-//! else stands at its entry, the C library, the room, the symbols.
+//! The caller guarantees three things. `stillpoint-patch-format` has decoded the patch file. The caller may trace the process (as root, or
+//! as the same user if the kernel allows that). The policy for signatures was applied. Everything else is checked here before anything is
+//! changed: build-id, the bytes of every function, other code at its entry, the C library, the room, the symbols.
 //!
 //! The crate guarantees
-//! - that every thread runs all old or all new code: it goes over when no patched function is on its stack, alone, by
-//!   one store into a word of its own control block, while the others run on;
-//! - that a failure leaves the old side in force ([`Error::landing`] says where the service is), that a time-out only
-//!   ever leads back, and that nothing of a patch is unmapped, or used for anything but the same patch again;
-//! - that being killed at any instruction leaves the process running correctly: each step is in the [`ledger`], which
-//!   lies in the target, before it is done, and the next call completes the transition or takes it back.
+//! - that every thread runs all old or all new code: it migrates alone when no patched function is on its stack, by one store to a word of
+//!   its own control block, while the other threads run;
+//! - that a failure leaves the old side active ([`Error::landing`] returns the state of the service), that a time-out only leads to a
+//!   rollback, and that no memory of a patch is unmapped, or reused except for the same patch;
+//! - that the process continues correctly if the tool is killed at any instruction: each step is recorded in the [`ledger`], which is
+//!   located in the target, before it is done, and the next call completes the transition or rolls it back.
 //!
-//! It does not order two threads that hand data to each other, nor calls made one after the other by an unchanged
-//! caller (a patch states that by its scope and by functions that must be off the stack). Frames on stacks that are not a
-//! thread's own are searched for in programs that seem to switch stacks by themselves, within limits; programs that import
-//! `swapcontext` or `makecontext` are refused.
+//! It does not order two threads that pass data to each other, nor successive calls by an unchanged caller (a patch states such needs by
+//! its scope and by functions that must not be on the stack). In programs that seem to switch stacks by themselves, frames on other stacks
+//! than those of threads are searched for, within limits. Programs that import `swapcontext` or `makecontext` are refused.
 //!
 //! ```text
 //! check ── inject ── begin ── arm ── migrate ── commit          entry:  jmp dispatcher ── jmp new
 //!                               └──────┴── abort ── restore              original bytes, or the jump that stood there
 //! ```
-//! An entry's dispatcher obeys one state byte of the transition (2 all old, 0 each thread by its word, 1 all new); writing
-//! that byte is the commit point, also for threads yet to be born. Reverting and replacing are transitions like applying.
+//! An entry's dispatcher obeys one state byte of the transition (2 all old, 0 each thread by its word, 1 all new). Writing that byte is the
+//! commit point, also for future threads. Revert and replace are transitions like apply.
 //!
 //! ```no_run
 //! use stillpoint_patch_engine::{Options, apply};
@@ -33,8 +31,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Follows WfPatch (OSDI 2020, section 3) in what a thread sees, and the kernel's livepatch consistency model in how a
-//! thread is judged; without a modified kernel.
+//! Follows WfPatch (OSDI 2020, section 3) for the view of a thread, and the kernel's livepatch consistency model for the check of a thread;
+//! it needs no modified kernel.
 #![forbid(unsafe_code)]
 
 mod again;

@@ -1,20 +1,20 @@
 //! Memory that the control groups of a process leave for a patch (cgroup-v2.rst, cgroup-v1/memory.rst).
 //!
-//! The kernel kills a process of a group that is full when something touches another page of it, also when that is a tool.
+//! The kernel kills a process of a full group when another page of that group is touched, even if a tool touches it.
 
 use crate::Error;
 use std::path::PathBuf;
 use stillpoint_host::kernel_files;
 use stillpoint_patch_tracee::Pid;
 
-/// Tables of pages, and what the process itself may want meanwhile.
+/// Reserve in bytes: for page tables, and for memory that the process itself needs meanwhile.
 const RESERVE: u64 = 256 << 10;
 
-/// Names of a hierarchy's files.
+/// File names of a hierarchy.
 struct Files {
     limit: &'static str,
     usage: &'static str,
-    /// Fields of `memory.stat` that count memory which the kernel takes back, groups below included.
+    /// Fields of `memory.stat` that count memory which the kernel can reclaim, including groups below.
     reclaimable: [&'static str; 3],
 }
 
@@ -29,11 +29,11 @@ const V1: Files = Files {
     reclaimable: ["total_inactive_file", "total_active_file", ""],
 };
 
-/// Refuses a patch of `len` bytes that a control group of the process has no room for. Nothing is refused where no limit can be
-/// read, or where anonymous memory can be swapped out.
+/// Refuses a patch of `len` bytes if a control group of the process has no room for it. Refuses nothing if no limit can be read, or if
+/// anonymous memory can be swapped out.
 ///
 /// # Errors
-/// [`Error::MemoryLimit`].
+/// [`Error::MemoryLimit`] if a group has too little memory left.
 pub(crate) fn check(pid: Pid, len: u64) -> Result<(), Error> {
     let needed = len + RESERVE;
     if len == 0 || free_swap() >= needed {
@@ -55,7 +55,7 @@ pub(crate) fn check(pid: Pid, len: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hierarchies that may limit memory: directory, path of the group, files.
+/// Returns the hierarchies that may limit memory: directory, path of the group, files.
 fn groups(text: &str) -> Vec<(PathBuf, &str, Files)> {
     let mut found = Vec::new();
     for line in text.lines() {
@@ -75,7 +75,7 @@ fn groups(text: &str) -> Vec<(PathBuf, &str, Files)> {
 }
 
 impl Files {
-    /// Bytes that a group has left, reclaimable ones included; `None` without a limit.
+    /// Returns the bytes that a group has left, including reclaimable ones; `None` without a limit.
     fn free(&self, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         let (limit, usage) = (number(self.limit)?, number(self.usage)?);
@@ -92,7 +92,7 @@ impl Files {
     }
 }
 
-/// Bytes of swap that the machine has left.
+/// Returns the bytes of swap that the machine has left.
 fn free_swap() -> u64 {
     let text = kernel_files::text("/proc/meminfo").unwrap_or_default();
     let field = text.lines().find_map(|line| line.strip_prefix("SwapFree:"));

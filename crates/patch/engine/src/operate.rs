@@ -1,4 +1,4 @@
-//! The operations on one process: apply, revert, check; each is checks, then one transition.
+//! Operations on one process: apply, revert, check; each runs checks, then one transition.
 
 use crate::barrier::{self, Name};
 use crate::calm::{ended_or, traced};
@@ -24,41 +24,41 @@ use stillpoint_patch_format::{Avma, Patch, Scope, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Pid, Process, Session, Stopped};
 
-/// How threads are brought over.
+/// Way in which threads migrate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quiescence {
-    /// Each by itself, when no patched function is on its stack; the others run on.
+    /// Each by itself, when no patched function is on its stack; the other threads continue.
     Probe,
-    /// Each by itself at its next quiescence point; those without points are probed.
+    /// Each by itself at its next quiescence point; threads without points are probed.
     Local,
-    /// The threads of one group together, while they stand at their points; all others as local.
+    /// The threads of one group together, while they are blocked at their points; all others as `Local`.
     Group(Name),
-    /// All together, while all stand at their points.
+    /// All together, while all are blocked at their points.
     Global,
     /// All at once, while all are stopped.
     Stop,
 }
 
-/// What the caller chooses.
+/// Options of an operation.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How threads are brought over.
+    /// Way in which threads migrate.
     pub quiescence: Quiescence,
-    /// What lets each thread see its version.
+    /// Method by which each thread sees its version.
     pub view: ThreadView,
-    /// After this time without every thread over, all go back.
+    /// Time limit for the migration of all threads; after it all are moved back.
     pub timeout: Duration,
-    /// The patch supersedes all older ones of the same module.
+    /// True if the patch supersedes all older ones of the same module.
     pub replace: bool,
-    /// Do everything short of touching.
+    /// True for a dry run: all checks, no change.
     pub dry_run: bool,
-    /// Who signed the patch, when that was verified.
+    /// Key that signed the patch, if the signature was verified.
     pub signer: Option<String>,
-    /// The process that is meant, where the caller has opened it: one that has its number by now is refused.
+    /// The intended process, if the caller has opened it: another process that has its number by now is refused.
     pub process: Option<Process>,
-    /// Go on where frames on suspended stacks run old code on, or where they cannot be searched for.
+    /// True to continue although frames on suspended stacks may run old code, or cannot be searched for.
     pub allow_suspended_frames: bool,
-    /// Where to fail, for tests.
+    /// Points at which the operation fails, for tests.
     pub faults: Vec<FaultPoint>,
 }
 
@@ -79,7 +79,7 @@ impl Default for Options {
     }
 }
 
-/// How an operation that succeeded ended.
+/// Result of a successful operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Every thread runs the new side.
@@ -88,40 +88,40 @@ pub enum Outcome {
         transition: u32,
         /// Names of the patches active from now on, oldest first.
         active: Vec<String>,
-        /// Threads moved.
+        /// Number of threads moved.
         threads: u32,
-        /// From the beginning to the end.
+        /// Duration of the operation in nanoseconds.
         duration_ns: u64,
     },
-    /// Every thread runs the new side but those that stay in functions which the patch names.
+    /// Every thread runs the new side except those that stay in functions that the patch names.
     Rests {
         /// Number of the transition.
         transition: u32,
-        /// Threads in all.
+        /// Number of all threads.
         threads: u32,
-        /// Those that keep the old version, and where they stay.
+        /// Threads that keep the old version, each with the code in which it stays.
         staying: Vec<Busy>,
-        /// From the beginning to the end.
+        /// Duration of the operation in nanoseconds.
         duration_ns: u64,
     },
-    /// It was so already.
+    /// The target was already in the requested state.
     AlreadyThere(String),
-    /// Nothing was done because nothing should be; it would work.
+    /// Nothing was changed because of the dry run; the operation would succeed.
     DryRun(String),
 }
 
-/// What to revert.
+/// Selection of patches to revert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
-    /// The newest.
+    /// The newest active patch.
     Top,
-    /// This one; it must be the newest.
+    /// The patch of this name; it must be the newest.
     Named(String),
-    /// All.
+    /// All active patches.
     All,
 }
 
-/// A process as an operation sees it before it touches anything.
+/// A process in its state before an operation changes it.
 pub(crate) struct Target {
     pub(crate) process: Process,
     pub(crate) modules: Vec<Module>,
@@ -142,7 +142,7 @@ impl Target {
         check_process(&process, &mappings, &modules)?;
         let store = store::find_in(&process, &mappings)?;
         let view = store.as_ref().map(|s| s.view().clone()).unwrap_or_default();
-        // which takes a while: not when a thread stands
+        // it takes long: not while a thread is stopped
         process.signal_returns()?;
         Ok(Target { process, modules, mappings, store, view })
     }
@@ -154,26 +154,26 @@ impl Target {
         Ok(())
     }
 
-    /// Bytes of the ledger: as long as they are as many, nobody has changed anything.
+    /// Returns the used bytes of the ledger: while their number is unchanged, no tool has changed anything.
     fn ledger_len(&self) -> usize {
         self.store.as_ref().map_or(0, |s| s.ledger.end)
     }
 }
 
-/// Left free below a library when memory right below it was taken meanwhile: some stacks, then twice as much each time.
+/// First distance in bytes below a library, when memory directly below it was mapped meanwhile: some stacks; it doubles each time.
 const APART_FIRST: u64 = 32 << 20;
-/// Well within reach.
+/// Largest such distance in bytes, well within reach.
 const APART_MAX: u64 = 1 << 30;
 
 pub(crate) fn limits(options: &Options) -> Limits {
     Limits { migrate: options.timeout, back: options.timeout.max(Duration::from_secs(10)) }
 }
 
-/// Puts `signed` into the process `pid`, as one transition.
+/// Applies `signed` to the process `pid`, as one transition.
 pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "apply");
     let mut target = Target::open(pid)?;
-    // alive now, so its number was its own when the target was opened by it
+    // it is alive now, so the number was its own when the target was opened by number
     if options.process.as_ref().is_some_and(|process| !process.is_alive()) {
         return Err(stillpoint_patch_tracee::Error::Gone(pid).into());
     }
@@ -184,7 +184,7 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     if options.dry_run {
         return Ok(Outcome::DryRun(check::predict(&target, signed, options, &mut report)?.summary()));
     }
-    // What was found before anybody was traced holds as long as nobody else has changed the ledger.
+    // The results from before the trace hold as long as no other tool has changed the ledger.
     let mut ready_before = None;
     if target.view.unfinished.is_none() {
         let checked = ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
@@ -232,7 +232,7 @@ fn there_already(report: &mut Report<'_>, signed: &Signed) -> Outcome {
     Outcome::AlreadyThere(what)
 }
 
-/// The patches that stay in force below a new one.
+/// Returns the patches that stay active below a new one.
 pub(crate) fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
     let patch = &signed.patch;
     let stays = |n: &u32| {
@@ -243,20 +243,20 @@ pub(crate) fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<
     view.active.iter().copied().filter(stays).collect()
 }
 
-/// What the checks that need no thread to stand have found.
+/// Results of the checks that need no stopped thread.
 pub(crate) struct Ready {
     pub(crate) prepared: Prepared,
-    /// Of the patch's symbols.
+    /// Values of the patch's symbols.
     pub(crate) values: Vec<Option<u64>>,
-    /// The patch placed before that serves.
+    /// The placed patch that can be reused.
     pub(crate) again: Option<u32>,
-    /// Bytes of memory needed.
+    /// Number of bytes of memory needed.
     pub(crate) len: u64,
-    /// How unwinders are told.
+    /// Way to make the code visible to unwinders.
     pub(crate) way: guide::Way,
 }
 
-/// All checks that need no thread to stand.
+/// Runs all checks that need no stopped thread.
 pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, Error> {
     let patch = &signed.patch;
     let view = &target.view;
@@ -284,7 +284,7 @@ pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Resu
     Ok(Ready { prepared, values, again, len, way })
 }
 
-/// Refuses to do by trampolines, or to take back, what only generations can do.
+/// Refuses to apply or revert by trampolines a patch that only generations support.
 fn check_view<'n>(
     view: &View,
     dropped: impl Iterator<Item = &'n u32>,
@@ -350,7 +350,7 @@ fn apply_in(
     run(session, target, &view, plan, options, report, (&hooks.pre_apply, &hooks.post_apply), start)
 }
 
-/// Puts the patch and what unwinders need into the target, where nothing leads to them yet; returns its number.
+/// Writes the patch and its unwind data into the target, where no jump leads to them yet; returns its number.
 fn place_in(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -387,7 +387,7 @@ fn place_in(
     Ok(store.view().placed.len() as u32 - 1)
 }
 
-/// Lays the guide near the C library, unless it is there.
+/// Places the guide near the C library, unless it is in memory.
 fn lay_guide(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -411,7 +411,7 @@ fn lay_guide(
     store.append(target.process.memory(), Record::Guide(Box::new(record)))
 }
 
-/// Maps an arena near `module`, and the ledger when there is none yet.
+/// Maps an arena near `module`, and the ledger if there is none yet.
 fn map_arena(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -432,7 +432,7 @@ fn map_arena(
                 }
                 return Ok(at);
             }
-            // the target has mapped something there meanwhile; one that makes threads will do so again
+            // the target has mapped memory there meanwhile; a program that makes threads will do so again
             Err(Error::Tracee(stillpoint_patch_tracee::Error::RemoteSyscall { source, .. }))
                 if apart < APART_MAX && source.kind() == std::io::ErrorKind::AlreadyExists =>
             {
@@ -443,7 +443,7 @@ fn map_arena(
     }
 }
 
-/// Room for what a transition needs beyond the patches' own: mapped only when something is missing.
+/// Returns room for the needs of a transition beyond the patches' own memory; maps it only if some is missing.
 fn room(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -453,7 +453,7 @@ fn room(
     state: Option<Avma>,
     report: &mut Report<'_>,
 ) -> Result<Room, Error> {
-    // the calls that change generations need room as well
+    // the calls that change generations also need room
     let without = changed_entries(view, &view.active, after).is_empty();
     let missing = (dispatchers_missing(view, &view.active, after) as u64).max(without.into());
     if let (Some(state), 0) = (state, missing) {
@@ -502,7 +502,7 @@ fn mover<'m, 's, 'p, 'r>(
 
 pub(crate) type Hooks<'h> = (&'h [Avma], &'h [Avma]);
 
-/// Lays the dispatchers, writes the intent, and runs the transition.
+/// Writes the dispatchers and the intent, and runs the transition.
 #[allow(clippy::too_many_arguments)]
 fn run(
     session: &mut Session<'_>,
@@ -546,7 +546,7 @@ fn run(
     Ok(committed(&process, session, view, &transition, threads, post, report, start))
 }
 
-/// Every entry holds what the transition leaves.
+/// Checks that every entry and constant holds the bytes that the transition replaces.
 pub(crate) fn expect_old_side(memory: &Memory, transition: &Transition) -> Result<(), Error> {
     for site in &transition.sites {
         let mut now = [0; JUMP_LEN];
@@ -564,7 +564,7 @@ pub(crate) fn expect_old_side(memory: &Memory, transition: &Transition) -> Resul
     Ok(())
 }
 
-/// All threads are over: calls the hooks that come last, and tells.
+/// Calls the hooks that follow the commit, and reports it: all threads have migrated.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn committed(
     process: &Process,
@@ -587,7 +587,7 @@ pub(crate) fn committed(
     Outcome::Committed { transition: number, active, threads, duration_ns }
 }
 
-/// Withdraws the unwind data of code that no thread can be in any more. What is left in force too long does no harm.
+/// Deactivates the unwind data of code that no thread can be in any more. Data that stays active too long does no harm.
 pub(crate) fn settle_guide(target: &mut Target, report: &mut Report<'_>) {
     let settled = target.reload().and_then(|()| {
         let view = &target.view;
@@ -620,8 +620,8 @@ pub(crate) fn call_hooks(
     Ok(())
 }
 
-/// Completes or undoes what a killed tool left, or what a process inherited from a parent that was in the middle of it;
-/// whether that did what is `wanted`. Forward only then: threads that went over stay over.
+/// Completes or rolls back the transition of a killed tool, or one that a process inherited from a parent in the middle of it. Returns true
+/// if it did what is `wanted`. It goes forward only in that case: threads that have migrated keep the new side.
 fn recover(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -632,7 +632,7 @@ fn recover(
     target.reload()?;
     generation::undo_decision(target, report)?;
     let Some(open) = target.view.unfinished.clone() else { return Ok(false) };
-    // probing completes what each thread may do by itself; anything else has to begin anew
+    // probing completes a transition in which each thread may migrate by itself; any other has to begin again
     let forward = wanted(&target.view, &open.transition) && goes_thread_by_thread(&target.view, &open.transition);
     report.warn(format!("transition {} was left unfinished by a tool that was killed", open.transition.number));
     let process = target.process.clone();
@@ -646,14 +646,14 @@ fn recover(
     Ok(completed? && forward)
 }
 
-/// Whether all patches that come or go allow threads of old and new code side by side.
+/// Returns true if all patches that come or go allow threads of old and new code side by side.
 fn goes_thread_by_thread(view: &View, transition: &Transition) -> bool {
     let moved = |n: &&u32| transition.before.contains(n) != transition.after.contains(n);
     let patches = transition.before.iter().chain(&transition.after).filter(moved).filter_map(|n| view.patch(*n));
     patches.into_iter().all(|p| p.scope == Scope::ThreadLocal)
 }
 
-/// Completes or undoes what a killed tool left in `pid`; tells whether there was anything.
+/// Completes or rolls back the transition of a killed tool in `pid`; returns true if there was one.
 pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Result<bool, Error> {
     let mut report = Report::new(observer, pid, "recover");
     let mut target = Target::open(pid)?;
@@ -665,7 +665,7 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
     traced(&process, move |session| recover(session, &mut target, |_, _| false, options, &mut report).map(|_| true))
 }
 
-/// Takes patches back, as one transition for each module concerned.
+/// Reverts patches, as one transition for each module concerned.
 pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "revert");
     let mut target = Target::open(pid)?;
@@ -729,7 +729,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
     })
 }
 
-/// The patches that go, all of one module.
+/// Returns the patches to revert, all of one module.
 fn to_drop(pid: Pid, view: &View, which: &Which) -> Result<Vec<u32>, Error> {
     let top = *view.active.last().ok_or(Error::NothingActive(pid))?;
     let name = |n: u32| view.patch(n).map(|p| p.name.clone()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the ledger says of a patch that lies in place.
+//! Ledger record of a patch in memory.
 
 use crate::Error;
 use crate::ledger::{
@@ -12,7 +12,7 @@ use stillpoint_patch_format::{Avma, Constant, Patch, Range, SectionKind, Signed,
 use stillpoint_patch_insn::{self as insn, JUMP_LEN};
 use stillpoint_patch_tracee::Module;
 
-/// The record of `signed`, linked as `image`, in the arena at `arena`; puts the displaced prologues into the image.
+/// Returns the record of `signed`, linked as `image`, in the arena at `arena`; puts the displaced prologues into the image.
 pub(crate) fn place(
     signed: &Signed,
     signer: Option<String>,
@@ -95,11 +95,11 @@ pub(crate) fn place(
     })
 }
 
-/// What a constant comes to hold.
+/// Returns the new contents of a constant.
 fn contents(image: &Image, layout: &Layout, arena: Avma, constant: &Constant) -> Vec<u8> {
     let offset = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(arena.0);
     let read_only = layout.start(Segment::ReadOnly);
-    // code lies before
+    // code is located before the read-only segment
     let (segment, start) = if offset < read_only { (0, offset) } else { (1, offset - read_only) };
     image.segments[segment][start as usize..][..constant.old.len as usize].to_vec()
 }

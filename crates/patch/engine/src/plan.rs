@@ -1,4 +1,4 @@
-//! Which entries change from what to what. Pure: the ledger's view in, a transition out.
+//! Changes of entries in a transition. Pure: takes the ledger's view, returns a transition.
 
 use crate::Error;
 use crate::ledger::{
@@ -8,23 +8,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{self as insn, DISPATCH_LEN};
 
-/// Where new dispatchers and the state byte of a transition may lie.
+/// Room for new dispatchers and the state byte of a transition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// The state byte.
+    /// Address of the state byte.
     pub(crate) state: Avma,
-    /// Room for dispatchers that have none left beside their function, with its length; none when that is not needed.
+    /// Room for dispatchers that do not fit beside their function; `None` if it is not needed.
     pub(crate) dispatchers: Option<Span>,
 }
 
-/// A transition and the dispatchers' bytes that have to be in place before it begins.
+/// A transition, and the bytes of dispatchers that must be in memory before it begins.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) transition: Transition,
     pub(crate) dispatchers: Vec<(Avma, [u8; DISPATCH_LEN])>,
 }
 
-/// Entries that differ between two lists of active patches.
+/// Returns the entries that differ between two lists of active patches.
 pub(crate) fn changed_entries(view: &View, before: &[u32], after: &[u32]) -> Vec<Avma> {
     let touched: BTreeSet<Avma> = before
         .iter()
@@ -37,7 +37,7 @@ pub(crate) fn changed_entries(view: &View, before: &[u32], after: &[u32]) -> Vec
     touched.into_iter().filter(differs).collect()
 }
 
-/// Constants that differ between two lists of active patches.
+/// Returns the constants that differ between two lists of active patches.
 fn changed_constants(view: &View, before: &[u32], after: &[u32]) -> Vec<Contents> {
     let touched = before.iter().chain(after).filter_map(|n| view.patch(*n)).flat_map(|p| &p.constants);
     let touched: BTreeMap<Avma, &str> = touched.map(|c| (c.at, c.name.as_str())).collect();
@@ -48,7 +48,7 @@ fn changed_constants(view: &View, before: &[u32], after: &[u32]) -> Vec<Contents
     touched.into_iter().filter_map(change).collect()
 }
 
-/// A function's record by its entry, from any patch ever placed: what is shipped there does not change.
+/// Returns a function's record by its entry, from any patch ever placed: the shipped bytes do not change.
 fn shipped(view: &View, entry: Avma) -> Option<&FunctionRecord> {
     view.placed.iter().rev().flat_map(|p| &p.functions).find(|f| f.old.start == entry)
 }
@@ -74,7 +74,7 @@ fn entry_error(function: &FunctionRecord, source: insn::Error) -> Error {
     Error::Entry { function: function.name.clone(), source }
 }
 
-/// A room for a dispatcher beside a function that nobody can stand in any more.
+/// Returns the room of a dispatcher beside a function that no thread can be in any more.
 fn free_dispatcher(view: &View, function: &FunctionRecord) -> Option<Avma> {
     let used = |at: Avma| view.recent.iter().flat_map(|t| &t.sites).any(|s| s.dispatcher == at);
     let len = u64::from(function.dispatcher_len.max(DISPATCH_LEN as u32));
@@ -82,7 +82,7 @@ fn free_dispatcher(view: &View, function: &FunctionRecord) -> Option<Avma> {
     (0..count).map(|i| Avma(function.dispatchers.start.0 + i * len)).find(|at| !used(*at))
 }
 
-/// How many entries of a change find no dispatcher's room beside the newer of their two functions.
+/// Counts the changed entries without a free dispatcher's room beside the newer of their two functions.
 pub(crate) fn dispatchers_missing(view: &View, before: &[u32], after: &[u32]) -> usize {
     let entries = changed_entries(view, before, after);
     entries.iter().filter(|entry| beside(view, before, after, **entry).is_none()).count()
@@ -96,14 +96,14 @@ fn beside(view: &View, before: &[u32], after: &[u32], entry: Avma) -> Option<Avm
     of(after).or_else(|| of(before))
 }
 
-/// A state byte that nobody can ask any more, in the memory of a patch of the list.
+/// Returns a state byte that no thread can read any more, in the memory of one of these patches.
 pub(crate) fn free_state(view: &View, patches: &[u32]) -> Option<Avma> {
     let used = |at: Avma| view.recent.iter().any(|t| t.state == at);
     let states = patches.iter().rev().filter_map(|n| view.patch(*n)).map(|p| p.states);
     states.flat_map(|s| (0..s.len).map(move |i| Avma(s.start.0 + i))).find(|at| !used(*at))
 }
 
-/// Plans the way from the active patches to `after`.
+/// Plans the transition from the active patches to `after`.
 pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word_offset: i32) -> Result<Plan, Error> {
     let before = view.active.clone();
     let number = view.last_transition + 1;
@@ -156,7 +156,7 @@ pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word
     Ok(Plan { transition, dispatchers })
 }
 
-/// Whether some code is a function's, or one of its parts (`serve.cold`).
+/// Returns true if the code is the function, or one of its parts (`serve.cold`).
 fn is_of(code: &str, function: &str) -> bool {
     code.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -173,21 +173,20 @@ fn take(extra: &mut Option<Span>, function: &FunctionRecord) -> Result<Avma, Err
     }
 }
 
-/// What the word of a thread holds that has gone over in transition `number`.
+/// Returns the word of a thread that has migrated in transition `number`.
 pub(crate) fn word_value(number: u32) -> u32 {
     WORD_BASE + number
 }
 
-/// Which transition a word tells of, if any; other values in a free word mean that it is not free.
+/// Returns the transition that a word names, if any; any other value except zero means that the word is not free.
 pub(crate) fn transition_of_word(word: u32) -> Option<u32> {
     (WORD_BASE + 1..WORD_BASE + (1 << 20)).contains(&word).then(|| word - WORD_BASE)
 }
 
 const WORD_BASE: u32 = 0x5350_0000;
 
-/// All code of one side: the shipped functions, or what the patches hold of them. Of a patch that stays in force only
-/// the functions concerned count, and its code that belongs to no redirected function (helpers, cold parts); of one
-/// that comes or goes all.
+/// Returns all code of one side: the shipped functions, or the patches' versions of them. Of a patch that stays active only the functions
+/// concerned count, and its code outside redirected functions (helpers, cold parts). Of a patch that comes or goes all code counts.
 fn code_of(view: &View, sites: &[Site], side: impl Fn(&Site) -> Side, whole: &[u32]) -> Vec<NamedSpan> {
     let mut out = Vec::new();
     let mut partly: BTreeSet<u32> = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Everything that can be checked before anything is touched.
+//! All checks that are possible before anything is changed.
 
 use crate::image::{Dynamic, text_segments};
 use crate::ledger::{Version, View};
@@ -12,22 +12,22 @@ use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Module, Process};
 
 const PAGE: u64 = 4096;
-/// Functions begin at multiples of this when padding stands before the next.
+/// Alignment of functions if padding precedes the next one.
 const FUNCTION_ALIGN: u64 = 16;
 
 /// A patch that fits a process.
 pub(crate) struct Prepared {
-    /// Index of the module in the list given.
+    /// Index of the module in the given list.
     pub(crate) module: usize,
-    /// One per function of the patch.
+    /// Plan of each function's entry.
     pub(crate) entries: Vec<EntryPlan>,
-    /// The bytes that each entry's plan was made from, padding included.
+    /// Bytes from which each entry's plan was made, including padding.
     pub(crate) codes: Vec<Vec<u8>>,
-    /// What each constant that changes where it lies holds as shipped.
+    /// Shipped contents of each constant that changes in place.
     pub(crate) constants: Vec<Vec<u8>>,
 }
 
-/// What makes a process unsuitable whatever the patch.
+/// Refuses a process that is unsuitable for every patch.
 pub(crate) fn check_process(process: &Process, mappings: &[Mapping], modules: &[Module]) -> Result<(), Error> {
     crate::word::check_libc(process, mappings)?;
     let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
@@ -43,7 +43,7 @@ pub(crate) fn check_process(process: &Process, mappings: &[Mapping], modules: &[
     Ok(())
 }
 
-/// Checks `patch` against what is mapped and what is in force.
+/// Checks `patch` against the mapped modules and the active patches.
 pub(crate) fn prepare(
     process: &Process,
     modules: &[Module],
@@ -70,7 +70,7 @@ pub(crate) fn prepare(
     Ok(Prepared { module: index, entries, codes, constants })
 }
 
-/// What a constant holds as shipped; an error when it does not hold what the patches in force say.
+/// Returns the shipped contents of a constant; an error if its present contents are not those of the active patches.
 fn shipped_contents(process: &Process, module: &Module, view: &View, constant: &Constant) -> Result<Vec<u8>, Error> {
     let at = module.avma(constant.old.start);
     let name = || constant.name.clone();
@@ -90,7 +90,7 @@ fn shipped_contents(process: &Process, module: &Module, view: &View, constant: &
     }
 }
 
-/// Whether all diffs that `patch` builds upon are brought by patches that are in force afterwards.
+/// Checks that patches that will be active bring all diffs upon which `patch` builds.
 pub(crate) fn check_based_on(view: &View, remaining: &[u32], patch: &Patch) -> Result<(), Error> {
     let active: Vec<_> = remaining.iter().filter_map(|n| view.patch(*n)).flat_map(|p| p.diffs.iter()).collect();
     match patch.based_on.iter().find(|diff| !active.iter().any(|a| a.sha256 == diff.sha256)) {
@@ -129,7 +129,7 @@ fn find_module(process: &Process, modules: &[Module], view: &View, patch: &Patch
     })
 }
 
-/// Compares the executable segment in memory, our own jumps taken out, with the digest in the patch.
+/// Compares the executable segment in memory, without our own jumps, with the digest in the patch.
 fn text_matches(process: &Process, module: &Module, view: &View, patch: &Patch) -> Result<bool, Error> {
     for span in text_segments(process.memory(), module)? {
         let mut bytes = process.memory().read_vec(span.start, span.len as usize)?;
@@ -146,8 +146,8 @@ fn text_matches(process: &Process, module: &Module, view: &View, patch: &Patch) 
     Ok(false)
 }
 
-/// The function's bytes as shipped; a function shorter than a jump with the padding behind it, when that is padding up
-/// to where the next function may begin.
+/// Returns the function's bytes as shipped. A function shorter than a jump includes the padding after it, if there is only padding up to
+/// the next possible function start.
 fn with_padding(process: &Process, module: &Module, view: &View, function: &Function) -> Vec<u8> {
     let start = module.avma(function.old.start);
     let end = start.0 + function.old.len;
@@ -158,7 +158,7 @@ fn with_padding(process: &Process, module: &Module, view: &View, function: &Func
     }
     let Ok(mut code) = process.memory().read_vec(start, len + room) else { return function.old_bytes.clone() };
     if let Some(origin) = view.origins().get(&start) {
-        // a jump of ours may stand there, in the padding as well
+        // our jump may be there, in the padding as well
         code[..JUMP_LEN].copy_from_slice(&origin.original);
     }
     if !insn::is_padding(&code[len..]) {
@@ -202,7 +202,7 @@ fn check_function(
     Ok(())
 }
 
-/// Uprobes that are registered for the bytes which the jumps overwrite, as far as the kernel tells.
+/// Refuses uprobes that are registered for the bytes to be overwritten, as far as the kernel lists them.
 fn check_uprobes(module: &Module, patch: &Patch, entries: &[EntryPlan]) -> Result<(), Error> {
     let probes = uprobes(module);
     let functions = patch.functions.iter().zip(entries);
@@ -218,7 +218,7 @@ pub(crate) fn no_uprobe(probes: &[(String, Avma)], function: &str, entry: Avma, 
     }
 }
 
-/// All uprobes in a module that the kernel tells of: name and address.
+/// Returns all uprobes in a module that the kernel lists: name and address.
 pub(crate) fn uprobes(module: &Module) -> Vec<(String, Avma)> {
     let lists = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
     let Some(text) = lists.iter().find_map(|path| kernel_files::text(path).ok()) else { return Vec::new() };
@@ -230,7 +230,7 @@ pub(crate) fn uprobes(module: &Module) -> Vec<(String, Avma)> {
     text.lines().filter_map(uprobe).filter_map(inside).collect()
 }
 
-/// `p:group/name /path/of/file:0x1234 arguments`.
+/// Parses `p:group/name /path/of/file:0x1234 arguments`.
 fn uprobe(line: &str) -> Option<(&str, &str, u64)> {
     let mut words = line.split_whitespace();
     let (probe, place) = (words.next()?, words.next()?);

@@ -1,40 +1,40 @@
-//! Looking at one thread that stands: its registers, and all of its stack that is in use.
+//! Examination of one stopped thread: its registers, and all used parts of its stack.
 
 use crate::Error;
 use crate::scan::{Finding, Forbidden};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Held, Mapping, Process, Registers};
 
-/// More live stack than this is not read: the thread counts as busy.
+/// Largest live stack that is read, in bytes; a thread with more counts as busy.
 const STACK_MAX: u64 = 64 << 20;
-/// An alternate stack is read so far.
+/// Largest part of an alternate stack that is read, in bytes.
 const ALTERNATE_MAX: u64 = 1 << 20;
 
-/// What a look at a thread found.
+/// Result of the examination of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing forbidden is on its stack.
+    /// No forbidden code is on its stack.
     Clear,
-    /// This may be.
+    /// This code may be on its stack.
     Busy(Finding),
-    /// It runs on a stack that is not its own and that is not a signal handler's: other stacks may hold anything.
+    /// It runs on a stack that is neither its own nor a signal handler's: other stacks may hold any frames.
     ForeignStack,
     /// It has no user side.
     KernelWorker,
 }
 
 impl Verdict {
-    /// Whether nothing keeps the thread where it is.
+    /// Returns true if the thread may migrate.
     pub(crate) fn is_free(&self) -> bool {
         matches!(self, Verdict::Clear | Verdict::KernelWorker)
     }
 
-    /// Whether it rests on a word of the stack that may be a stale one.
+    /// Returns true if the verdict depends on a word of the stack that may be stale.
     pub(crate) fn may_be_stale(&self) -> bool {
         matches!(self, Verdict::Busy(finding) if !finding.standing)
     }
 
-    /// For messages.
+    /// Returns the text for messages.
     pub(crate) fn describe(&self) -> String {
         match self {
             Verdict::Clear => "nothing that is patched".into(),
@@ -45,25 +45,25 @@ impl Verdict {
     }
 }
 
-/// Reused between threads, so that nothing is allocated while one stands.
+/// Buffers reused between threads, so that no memory is allocated while one is stopped.
 #[derive(Default)]
 pub(crate) struct Prober {
     stack: Vec<u8>,
-    /// Ascending; read anew when a thread stands outside of them.
+    /// Ascending; read again if a thread is outside them.
     mappings: Vec<Mapping>,
 }
 
-/// The stack of a thread in use, and the bytes read of it.
+/// Registers of a thread, and the bytes read from the used part of its stack.
 pub(crate) struct Look<'p> {
     pub(crate) registers: Registers,
     pub(crate) fs_base: Avma,
-    /// Bytes of all its stacks in use, in words.
+    /// Bytes of the used parts of all its stacks, in words.
     pub(crate) stack: &'p [u8],
-    /// Where `stack` begins.
+    /// Address of the first byte of `stack`.
     pub(crate) base: Avma,
-    /// Other stacks than those read may hold its frames.
+    /// True if other stacks than those read may hold its frames.
     pub(crate) foreign: bool,
-    /// `stack` is one piece.
+    /// True if `stack` is one contiguous piece.
     pub(crate) one_piece: bool,
 }
 
@@ -76,8 +76,7 @@ fn is_main_stack(mapping: &Mapping) -> bool {
     mapping.path.as_deref() == Some("[stack]")
 }
 
-/// The end of the stack that `sp` is in, when that is the thread's own: `[stack]`, or the mapping that ends in its
-/// control block.
+/// Returns the end of the stack that contains `sp`, if it is the thread's own: `[stack]`, or the mapping that ends in its control block.
 fn own_stack_end(mappings: &[Mapping], sp: Avma, fs_base: Avma) -> Option<Avma> {
     let mapping = mapping_at(mappings, sp)?;
     if is_main_stack(mapping) {
@@ -92,7 +91,7 @@ impl Prober {
         Prober { stack: vec![0; 1 << 20], mappings }
     }
 
-    /// Reads what a thread stands in.
+    /// Reads the registers and the stack of a thread.
     pub(crate) fn look(&mut self, process: &Process, held: &mut Held<'_>) -> Result<Look<'_>, Error> {
         let registers = held.registers()?;
         let fs_base = Avma(registers.fs_base);
@@ -110,15 +109,15 @@ impl Prober {
         Ok(Look { registers, fs_base, stack: &self.stack[..len], base: sp, foreign: false, one_piece: true })
     }
 
-    /// A thread on another stack than its own: a signal handler's when a signal frame lies there, then all of its own
-    /// stack counts as well, for the frame tells where it was interrupted and we do not look. Anything else is a
-    /// coroutine: others may be suspended, with frames that nobody can find.
+    /// Reads a thread that is on another stack than its own. If a signal frame is there, it is a signal handler's stack. Then the whole own
+    /// stack counts as well, because the frame holds the interrupted address and is not decoded. Any other stack belongs to a coroutine:
+    /// others may be suspended, with frames that cannot be found.
     fn elsewhere(&mut self, process: &Process, registers: Registers) -> Result<Look<'_>, Error> {
         let (fs_base, base) = (Avma(registers.fs_base), Avma(registers.rsp & !7));
         let end = mapping_at(&self.mappings, base).map_or(base, |m| Avma(m.end.0.min(base.0 + ALTERNATE_MAX)));
         let mut len = self.read(process, 0, base, end)?;
         let words = self.stack[..len].as_chunks::<8>().0;
-        // found when the process was first looked at
+        // found when the process was opened
         let returns = process.signal_returns()?;
         let signal = words.iter().any(|w| returns.contains(&u64::from_le_bytes(*w)));
         let mut foreign = true;
@@ -129,7 +128,7 @@ impl Prober {
         Ok(Look { registers, fs_base, stack: &self.stack[..len], base, foreign, one_piece: false })
     }
 
-    /// All of the stack that belongs to a control block, used or not. The main thread's lies in a small mapping or the
+    /// Returns the whole stack that belongs to a control block, used or not. The main thread's control block is in a small mapping or the
     /// heap, where no stack ends.
     fn whole_own_stack(&self, fs_base: Avma) -> Option<(Avma, Avma)> {
         let mapping = mapping_at(&self.mappings, fs_base)?;
@@ -140,7 +139,7 @@ impl Prober {
         Some((stack.start, stack.end))
     }
 
-    /// Reads `[start, end)` behind the first `at` bytes of the buffer.
+    /// Reads `[start, end)` to the buffer after its first `at` bytes.
     fn read(&mut self, process: &Process, at: usize, start: Avma, end: Avma) -> Result<usize, Error> {
         let len = end.0.saturating_sub(start.0).min(STACK_MAX) as usize & !7;
         if self.stack.len() < at + len {
@@ -152,7 +151,7 @@ impl Prober {
 }
 
 impl Look<'_> {
-    /// Judges what was read.
+    /// Returns the verdict on the registers and stack.
     pub(crate) fn verdict(&self, forbidden: &Forbidden) -> Verdict {
         if self.registers.no_user_side() {
             return Verdict::KernelWorker;
@@ -163,7 +162,7 @@ impl Look<'_> {
         if self.foreign { Verdict::ForeignStack } else { Verdict::Clear }
     }
 
-    /// Whether the thread stands inside the first bytes of an entry, or a signal frame of it points there.
+    /// Returns true if the thread is stopped inside the first bytes of an entry, or one of its signal frames points there.
     pub(crate) fn stands_inside(&self, boundaries: &[u64]) -> bool {
         let words = self.stack.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w));
         !boundaries.is_empty()

@@ -1,12 +1,12 @@
-//! Events out, on the machine's monotonic clock.
+//! Reports events, on the machine's monotonic clock.
 
 use stillpoint_events::{Event, EventKind};
 use stillpoint_patch_tracee::{Pid, Tid};
 
-/// Who is told of what happens.
+/// Callback that receives the events.
 pub type Observer<'a> = &'a mut (dyn FnMut(Event) + Send);
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -46,7 +46,7 @@ impl<'a> Report<'a> {
         self.event(EventKind::PhaseEnded { operation, phase: phase.to_owned(), duration_ns });
     }
 
-    /// Phases reported from now on belong to another operation: a transition that is taken back.
+    /// Assigns later phases to another operation: the rollback of a transition.
     pub(crate) fn operation(&mut self, operation: &str) {
         self.operation = operation.to_owned();
     }

@@ -1,4 +1,4 @@
-//! What the symbols of a patch stand for in one process.
+//! Values of a patch's symbols in one process.
 
 use crate::Error;
 use crate::image::{Dynamic, Found, executable_tls_offset, search_order, static_tls_offset, tls_segment};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use stillpoint_patch_format::{Avma, Patch, RelocationKind, Svma, Symbol, SymbolValue, TargetKind};
 use stillpoint_patch_tracee::{Memory, Module, Process};
 
-/// Looks up every symbol of `patch` that lies outside of it; the patch's own stay `None`.
+/// Looks up every external symbol of `patch`; the patch's own symbols stay `None`.
 pub(crate) fn resolve(
     process: &Process,
     modules: &[Module],
@@ -33,7 +33,7 @@ struct Resolver<'a> {
     view: &'a View,
     patch: &'a Patch,
     order: Option<Vec<usize>>,
-    /// Symbols that are meant as thread-locals.
+    /// Symbols that the patch uses as thread-locals.
     thread_locals: BTreeSet<u32>,
     /// Symbols whose address must fit 32 bits.
     narrow: BTreeSet<u32>,
@@ -60,7 +60,7 @@ impl<'a> Resolver<'a> {
         let value = match &symbol.value {
             SymbolValue::Patch { .. } => return Ok(None),
             SymbolValue::Target(at) => self.module.avma(*at).0,
-            // a weak symbol that nobody defines rightly is zero
+            // a weak symbol without a definition is correctly zero
             SymbolValue::TargetSlot(at) => self.memory().read_u64(self.module.avma(*at))?,
             SymbolValue::TargetTlsSlot(at) => self.thread_local_slot(symbol, *at)?,
             SymbolValue::TargetTls(offset) => self.thread_local(symbol, *offset)?,
@@ -89,7 +89,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// What a definition in another library stands for, as the patch means it.
+    /// Returns the value of a definition in another library, as the patch uses it.
     fn defined(&self, symbol: &Symbol, index: u32, module: &Module, found: Found) -> Result<u64, Error> {
         let meant = self.thread_locals.contains(&index);
         if meant != found.thread_local {
@@ -100,14 +100,14 @@ impl<'a> Resolver<'a> {
             let offset = found.address.0.wrapping_sub(module.bias);
             return Ok(self.library_thread_locals(symbol, module)?.wrapping_add_unsigned(offset) as u64);
         }
-        // code can be reached by a stub
+        // code can be reached through a stub
         if !found.function && self.narrow.contains(&index) && u32::try_from(found.address.0).is_err() {
             return self.refuse(symbol, format!("it lies in {}, out of reach of 32 bits", module.path));
         }
         Ok(found.address.0)
     }
 
-    /// The newest active patch of the same module that exports the name.
+    /// Returns the address from the newest active patch of the same module that exports the name.
     fn other_patch(&self, symbol: &Symbol) -> Result<Avma, Error> {
         let active = self.view.active.iter().rev().filter_map(|n| self.view.patch(*n));
         let mut exports = active.filter(|p| p.build_id == self.patch.target.build_id).flat_map(|p| &p.exports);
@@ -128,7 +128,7 @@ impl<'a> Resolver<'a> {
                 false => self.defined(symbol, index, module, found),
             };
         }
-        // a fix may add to an executable what its plug-ins then use
+        // a fix may add a symbol to an executable that its plug-ins then use
         let mut active = self.view.active.iter().rev().filter_map(|n| self.view.patch(*n));
         let added = active.find_map(|p| p.exports.iter().find(|e| e.name == symbol.name));
         if let (Some(export), None) = (added, version) {
@@ -138,7 +138,7 @@ impl<'a> Resolver<'a> {
         self.refuse(symbol, format!("no mapped library defines {}{version}", symbol.name))
     }
 
-    /// An indirect function: its resolver must not be called from outside, but some module has bound it already.
+    /// Returns the address of an indirect function: its resolver must not be called from outside, but some module has bound it already.
     fn bound(&self, symbol: &Symbol, defined_in: &Module, resolver: Avma) -> Result<Avma, Error> {
         let text = |value: Avma| defined_in.mappings.iter().any(|m| m.execute && m.contains(value));
         let within = Dynamic::of(self.memory(), defined_in)?.and_then(|d| d.bound_within(resolver));

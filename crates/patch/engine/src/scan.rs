@@ -1,20 +1,20 @@
-//! Activeness safety: whether some code is, or may be, on a thread's stack. Pure: registers and words in, finding out.
+//! Activeness safety: checks if some code is, or may be, on a thread's stack. Pure: takes registers and words, returns a finding.
 //!
-//! Every word of the live stack and every register that could be a return address into the code counts. That errs only
-//! towards "not yet": a stale word makes a thread wait, never go over too early.
+//! Every word of the live stack and every register that could be a return address into the code counts. An error is possible only towards
+//! "not yet": a stale word makes a thread wait, and never lets it migrate too early.
 
 use crate::ledger::{NamedSpan, Span};
 use std::sync::Arc;
 use stillpoint_patch_format::Avma;
 
-/// The code that must be off the stack.
+/// Code that must not be on the stack.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Forbidden {
-    /// By start; may not overlap.
+    /// Sorted by start; ranges do not overlap.
     code: Vec<Range>,
-    /// Dispatchers and displaced code: a thread there has a decision pending.
+    /// Dispatchers and displaced code: a thread in one of them has not decided yet.
     pending: Vec<Range>,
-    /// Entries at which a thread may stand in the middle of a loop.
+    /// Entries at which a stopped thread may be inside a loop.
     loops: Vec<u64>,
     lowest: u64,
     highest: u64,
@@ -27,14 +27,14 @@ struct Range {
     name: Arc<str>,
 }
 
-/// What was found, and where.
+/// Forbidden code, and the word that points to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// Name of the code.
     pub(crate) name: Arc<str>,
-    /// The word found.
+    /// The word, from the stack or a register.
     pub(crate) address: Avma,
-    /// The thread stands there; a stack walk cannot make it go away.
+    /// True if the thread is stopped there; a stack walk cannot disprove it.
     pub(crate) standing: bool,
 }
 
@@ -62,13 +62,13 @@ impl Forbidden {
         Forbidden { code, pending, loops, lowest, highest }
     }
 
-    /// Whether nothing is forbidden.
+    /// Returns true if no code is forbidden.
     pub(crate) fn is_empty(&self) -> bool {
         self.code.is_empty() && self.pending.is_empty()
     }
 
-    /// A word of the stack or a register: forbidden when it may be a return address into the code. The entry itself is
-    /// a function pointer, not a frame; the end is what a trailing call that does not return leaves behind.
+    /// Returns the forbidden code for a word of the stack or a register, if it may be a return address into the code. The entry itself is a
+    /// function pointer, not a frame; a final call that does not return leaves the end as return address.
     pub(crate) fn word(&self, word: u64) -> Option<&Arc<str>> {
         if word < self.lowest || word > self.highest {
             return None;
@@ -81,8 +81,8 @@ impl Forbidden {
         code.or_else(|| within(&self.pending).map(|i| &self.pending[i].name)).or_else(|| self.loop_head(word))
     }
 
-    /// Code that a word of memory points into, for memory that holds other pointers than return addresses: neither the entry nor
-    /// the end, where the next function begins, counts.
+    /// Returns the code into which a word of memory points, for memory that holds other pointers than return addresses. Neither the entry
+    /// nor the end, where the next function begins, counts.
     pub(crate) fn within(&self, word: u64) -> Option<&Arc<str>> {
         if word < self.lowest || word > self.highest {
             return None;
@@ -91,7 +91,7 @@ impl Forbidden {
         (word < self.code[index].end).then_some(&self.code[index].name)
     }
 
-    /// Where a thread stands. At an entry it has not begun, unless that entry is also a loop's head.
+    /// Returns the forbidden code at which a thread is stopped. At an entry it has not begun, unless that entry is also a loop head.
     pub(crate) fn standing(&self, pc: u64) -> Option<&Arc<str>> {
         let pending = |r: &&Range| r.start <= pc && pc < r.end;
         if let Some(range) = self.pending.iter().find(pending) {
@@ -100,7 +100,7 @@ impl Forbidden {
         self.word(pc)
     }
 
-    /// A signal frame may hold the address of an entry that is a loop's head.
+    /// Returns the code of an entry that is a loop head: a signal frame may hold its address.
     fn loop_head(&self, word: u64) -> Option<&Arc<str>> {
         if !self.loops.contains(&word) {
             return None;
@@ -108,7 +108,7 @@ impl Forbidden {
         self.code.iter().find(|r| r.start <= word && word < r.end).map(|r| &r.name)
     }
 
-    /// Looks at a whole thread; `registers` begins with the program counter.
+    /// Searches a whole thread; `registers` begins with the program counter.
     pub(crate) fn find(&self, registers: &[u64], stack: &[u8]) -> Option<Finding> {
         let (pc, others) = registers.split_first()?;
         if let Some(name) = self.standing(*pc) {
@@ -119,8 +119,7 @@ impl Forbidden {
         hit.map(|(name, word)| Finding { name: name.clone(), address: Avma(word), standing: false })
     }
 
-    /// A word in any alignment counts as well where frames may be unaligned: never the case in the psABI, but cheap to
-    /// know whether an address is inside at all.
+    /// Returns the forbidden code of one frame of a stack walk.
     pub(crate) fn frame(&self, address: Avma, standing: bool) -> Option<&Arc<str>> {
         if standing { self.standing(address.0) } else { self.word(address.0) }
     }

@@ -1,4 +1,4 @@
-//! What processes carry, verified against their memory. Nothing is changed here.
+//! Patches of processes, verified against their memory. Nothing is changed here.
 
 use crate::barrier::abi::Slot;
 use crate::barrier::{Part, Points};
@@ -17,56 +17,56 @@ use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stopped, Ti
 /// State of one process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Status {
-    /// The process.
+    /// Number of the process.
     pub pid: i32,
     /// Its command name.
     pub name: String,
     /// Number of the last transition committed, 0 for the code as shipped.
     pub generation: u32,
-    /// A transition that a killed tool left, or that another tool drives now.
+    /// A transition that a killed tool left, or that another tool runs now.
     pub unfinished: Option<Unfinished>,
-    /// Patches active, oldest first.
+    /// Active patches, oldest first.
     pub patches: Vec<PatchStatus>,
     /// Every entry that was ever redirected.
     pub entries: Vec<EntryStatus>,
     /// Generation of each thread by its own word.
     pub threads: Vec<ThreadStatus>,
-    /// Its quiescence points, when it has libstillpoint.
+    /// Its quiescence points, if it has libstillpoint.
     pub points: Option<Points>,
-    /// Address-space generations, where the kernel has those: one is there while `--view generation` works on it.
+    /// Address-space generations, if the kernel supports them; one exists while `--view generation` works on the process.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub generations: Vec<Generation>,
-    /// Bytes that patches hold, active or not.
+    /// Bytes of memory that patches occupy, active or not.
     pub bytes_kept: u64,
-    /// Bytes of the ledger in use.
+    /// Used bytes of the ledger.
     pub ledger_bytes: u64,
 }
 
-/// A transition under way.
+/// A transition that has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Unfinished {
-    /// Its number.
+    /// Number of the transition.
     pub transition: u32,
     /// `apply`, `revert`, `replace`.
     pub operation: String,
-    /// How far it got; `resting` when it waits for nothing but threads that may stay where they are.
+    /// Progress; `resting` if it waits only for threads that may stay in old code.
     pub phase: String,
-    /// Those threads, then.
+    /// Numbers of those threads, if it rests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub staying: Vec<i32>,
-    /// Functions that they may stay in.
+    /// Functions in which they may stay.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub may_stay: Vec<String>,
 }
 
-/// A patch that is active.
+/// An active patch.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PatchStatus {
-    /// Its name.
+    /// Name of the patch.
     pub name: String,
     /// SHA-256 of its file's body, as hex.
     pub digest: String,
-    /// One line for people.
+    /// Description in one line, for people.
     pub description: String,
     /// CVE identifiers.
     pub cves: Vec<String>,
@@ -76,37 +76,37 @@ pub struct PatchStatus {
     pub build_id: String,
     /// Functions that it redirects.
     pub functions: Vec<String>,
-    /// Bytes of memory.
+    /// Memory of the patch in bytes.
     pub bytes: u64,
-    /// Scope.
+    /// Scope of the patch.
     pub scope: Scope,
-    /// Who signed it.
+    /// Key that signed it.
     pub signer: Option<String>,
-    /// Seconds since 1970 of its placing.
+    /// Wall-clock seconds since 1970 of its placement.
     pub placed_at_s: u64,
 }
 
-/// An entry, or a constant that patches change where it lies, as the ledger has it and as it is.
+/// State of an entry, or of a constant that patches change in place, in the ledger and in memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EntryStatus {
-    /// The function, or the constant.
+    /// Name of the function or constant.
     pub function: String,
-    /// Its entry, or where it lies.
+    /// Address of the entry or constant.
     pub address: String,
-    /// The patch whose code runs, or whose contents are there; none for what is shipped.
+    /// Patch whose code runs, or whose contents are there; `None` for the shipped bytes.
     pub patch: Option<String>,
-    /// Memory holds what the ledger says.
+    /// True if memory holds the bytes that the ledger states.
     pub verified: bool,
 }
 
-/// A thread's word.
+/// State of a thread's word.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ThreadStatus {
-    /// The thread.
+    /// Number of the thread.
     pub tid: i32,
-    /// The transition that it went through last; none when it was born after the last one, or could not be looked at.
+    /// Last transition that it went through; `None` if it was created after the last one, or could not be read.
     pub transition: Option<u32>,
-    /// What libstillpoint knows of it; none when that does not know it.
+    /// Its state in libstillpoint; `None` if the library does not know it.
     #[serde(flatten)]
     pub part: Option<Part>,
 }
@@ -115,8 +115,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Looks at one process. Threads stand for some microseconds each, one after another, for their word to be found; while
-/// another tool traces them, only the words of those are told that libstillpoint knows.
+/// Reads the status of one process. Each thread is stopped for some microseconds, one after another, to find its word. While another tool
+/// traces them, only the words of threads known to libstillpoint are reported.
 pub fn status(pid: Pid) -> Result<Status, Error> {
     let (process, traced) = match Process::open(pid) {
         Err(tracee::Error::AlreadyTraced { .. }) => (Process::watch(pid)?, true),
@@ -137,7 +137,7 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
         part: Some(part.clone()),
     };
     let Some(store) = store::find(process)? else {
-        // whatever it had, one that is about to end has no memory any more
+        // a process that is about to end has no memory any more, even if it was patched
         if process.mappings()?.is_empty() {
             return Err(Error::Ended(pid));
         }
@@ -167,7 +167,7 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
     Ok(Status { points, ..summary(process, name, &store, view, threads)? })
 }
 
-/// What [`status`] tells, without stopping any thread and so without their words.
+/// Returns the contents of [`status`] without stopping any thread, and so without the threads' words.
 pub fn peek(pid: Pid) -> Result<Option<Status>, Error> {
     let process = Process::open(pid)?;
     let Some(store) = store::find(&process)? else { return Ok(None) };
@@ -229,7 +229,7 @@ fn summary(
 
 fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
     let mut out = Vec::new();
-    // each is looked up in a map: a target that lies may name a hundred thousand of them
+    // each is looked up in a map: a hostile target may name a hundred thousand of them
     let (name_of, versions) = (|number| view.patch(number).map(|p| p.name.clone()), view.versions(&view.active));
     let functions = view.placed.iter().flat_map(|p| &p.functions);
     let names = first_of(functions.map(|f| (f.old.start, &f.name)));
@@ -263,7 +263,7 @@ fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
     Ok(out)
 }
 
-/// All threads, with the words of those whose control block libstillpoint has told of.
+/// Returns all threads, with the words of those whose control block libstillpoint has reported.
 fn known_words(
     process: &Process,
     parts: &BTreeMap<Tid, (Part, Slot)>,

@@ -1,4 +1,4 @@
-//! The ledger in a target: finding it, reading it, appending to it.
+//! Ledger in a target: finding, reading and appending.
 
 use crate::Error;
 use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_cut_off};
@@ -6,21 +6,21 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Mapping, Memory, Pagemap, Process};
 
 const PAGE: u64 = 4096;
-/// Bytes of one process that are searched, in pages that hold something.
+/// Largest searched memory of one process in bytes, counted in touched pages.
 const HELD_MAX: u64 = 1 << 30;
-/// Bytes of the mappings that are walked for such pages.
+/// Largest size of the mappings that are walked for such pages, in bytes.
 const WALK_MAX: u64 = 64 << 30;
-/// Read at first; then twice as much each time.
+/// Bytes of the first read; each further read is twice as long.
 const CHUNK: usize = 4 << 10;
 
-/// The ledger of a target: where it lies, and what it says.
+/// Ledger of a target: its address and contents.
 pub(crate) struct Store {
     pub(crate) at: Avma,
     pub(crate) ledger: Ledger,
 }
 
-/// Finds the ledger of a process. It lies in an anonymous read-only mapping, a kind that programs hardly ever have; the
-/// kernel may have merged it with its neighbours, so that it need not begin where the mapping begins.
+/// Finds the ledger of a process. It is in an anonymous read-only mapping, which programs hardly ever have. The kernel may have merged it
+/// with its neighbours, so it need not begin where the mapping begins.
 pub(crate) fn find(process: &Process) -> Result<Option<Store>, Error> {
     let mappings = process.mappings()?;
     find_in(process, &mappings)
@@ -30,7 +30,7 @@ pub(crate) fn find_in(process: &Process, mappings: &[Mapping]) -> Result<Option<
     locate(process, mappings)?.map(|at| Store::open(process.memory(), at)).transpose()
 }
 
-/// Where the ledger lies.
+/// Returns the address of the ledger.
 fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error> {
     let memory = process.memory();
     let candidates = mappings.iter().filter(|m| {
@@ -65,8 +65,7 @@ fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error
     Ok(found)
 }
 
-/// The ledger as it is now, `known` being what was read of it before: records are only ever appended, so that whatever
-/// was read stays true.
+/// Reads the present ledger; `known` holds the earlier records. Records are only appended, so the earlier ones stay valid.
 pub(crate) fn find_again(
     process: &Process,
     mappings: &[Mapping],
@@ -90,7 +89,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads the records behind those that are known, as far as the ledger is in use.
+    /// Reads the records after the known ones, as far as the ledger is in use.
     fn read_on(&mut self, memory: &Memory) -> Result<(), Error> {
         let mut len = CHUNK;
         loop {
@@ -104,7 +103,7 @@ impl Store {
         }
     }
 
-    /// A new ledger in memory that was just mapped.
+    /// Creates a new ledger in memory that was just mapped.
     pub(crate) fn create(memory: &Memory, at: Avma, word_offset: i32) -> Result<Self, Error> {
         let header = encode_header(word_offset);
         debug_assert_eq!(header.len(), HEADER_LEN);
@@ -112,7 +111,7 @@ impl Store {
         Ok(Store { at, ledger: Ledger::new(word_offset) })
     }
 
-    /// Appends a record. When this returns, the record is in the target, whatever happens to us.
+    /// Appends a record. When this returns, the record is in the target, even if the tool is killed afterwards.
     pub(crate) fn append(&mut self, memory: &Memory, record: Record) -> Result<(), Error> {
         let bytes = self.ledger.encode(&record)?;
         memory.write(Avma(self.at.0 + self.ledger.end as u64), &bytes)?;

@@ -1,14 +1,13 @@
-//! Frames on stacks that no thread executes on: coroutines that a program switches by itself (fibers).
+//! Frames on stacks on which no thread executes: coroutines that a program switches by itself (fibers).
 //!
-//! A thread's own stack tells which code it will return to. A coroutine that is suspended has its frames elsewhere: in the
-//! heap, in memory of its own, in a static array. The kernel knows no such stacks, and neither does the C library. So in
-//! programs that switch stacks, and in these alone, all memory that may be such a stack is searched for return addresses
-//! into code that is to be left, without stopping a thread. A word that is there by chance, or is left from a call that has
-//! ended, counts: the search errs towards "not yet", as the one of threads' stacks does. It is limited in bytes and time; what was
-//! not searched is reported.
+//! A thread's own stack shows to which code it will return. A suspended coroutine has its frames elsewhere: in the heap, in memory of its
+//! own, in a static array. Neither the kernel nor the C library knows such stacks. So in programs that switch stacks, and only in these,
+//! all memory that may be such a stack is searched for return addresses into code to be left, without stopping a thread. A word that is
+//! there by chance, or remains from a call that has ended, counts: an error is possible only towards "not yet", as in the search of
+//! threads' stacks. The search is limited in bytes and time; the part not searched is reported.
 //!
-//! A program switches stacks if it imports a function that does, if a library that offers one is mapped, or if its text loads
-//! the stack pointer as only such functions do.
+//! A program switches stacks if it imports a function that does, if a library that offers one is mapped, or if its text loads the stack
+//! pointer in a way that only such functions use.
 
 use crate::Error;
 use crate::error::Busy;
@@ -26,25 +25,26 @@ use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Pagemap, Process};
 
-/// Functions of the C library that switch stacks, and of libraries for coroutines. A library that defines one of the latter is
-/// mapped for its sake.
+/// Functions of the C library that switch stacks, and of libraries for coroutines. A library that defines one of the latter is mapped only
+/// for that purpose.
 const OF_LIBC: [&str; 2] = ["swapcontext", "makecontext"];
 const OF_LIBRARIES: [&str; 6] =
     ["jump_fcontext", "ontop_fcontext", "ASYNC_start_job", "co_switch", "aco_resume", "coro_transfer"];
 
-/// Text that is read at once.
+/// Bytes of text read at once.
 const TEXT_AT_ONCE: u64 = 4 << 20;
-/// Between the instructions that store and load the stack pointer in a function that switches.
+/// Largest distance in bytes between the instructions that store and load the stack pointer in a function that switches.
 const SWITCH_LEN: usize = 96;
-/// Limits of one search.
+/// Limits of one search in bytes and time.
 const BYTES_MAX: u64 = 1 << 30;
 const TIME_MAX: Duration = Duration::from_secs(1);
-/// Pause between two searches, at least, and times of a search from one to the next: most of the time is the program's.
+/// Minimum pause between two searches, and ratio of the interval between searches to the duration of one: most of the time belongs to the
+/// program.
 const PAUSE: Duration = Duration::from_millis(20);
 const SHARE: u32 = 5;
-/// Memory that is read at once.
+/// Bytes of memory read at once.
 const CHUNK: u64 = 1 << 20;
-/// Stack above which a thread's control block is looked for: static thread-local memory lies between.
+/// Part of a stack's mapping, at its end, that is searched for a thread's control block, in bytes; static thread-local memory is between.
 const CONTROL_BLOCK_WITHIN: u64 = 256 << 10;
 const PAGE: u64 = 4096;
 
@@ -57,7 +57,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// For people: `f, on a suspended stack (at 0x... in [heap])`.
+    /// Returns the text for people: `f, on a suspended stack (at 0x... in [heap])`.
     pub(crate) fn describe(&self) -> String {
         format!("{}, on a suspended stack (at {} in {})", self.function, self.address, self.within)
     }
@@ -71,7 +71,7 @@ pub(crate) struct Search {
     pub(crate) left: u64,
 }
 
-/// Reason to think that a process switches stacks by itself; `None` if there is none.
+/// Returns the reason why a process probably switches stacks by itself; `None` if there is none.
 ///
 /// # Errors
 /// The process has ended.
@@ -88,7 +88,7 @@ pub(crate) fn switches_stacks(process: &Process, modules: &[Module]) -> Result<O
                 return Ok(Some(format!("its text switches stacks at {at}")));
             }
         } else if let Some(name) = OF_LIBRARIES.iter().find(|name| dynamic.find(name, None).is_some()) {
-            // libcrypto offers coroutines too, and is in every other process
+            // libcrypto offers coroutines too, and many processes map it
             if *name != "ASYNC_start_job" {
                 return Ok(Some(format!("{} defines {name}", module.path)));
             }
@@ -97,10 +97,10 @@ pub(crate) fn switches_stacks(process: &Process, modules: &[Module]) -> Result<O
     Ok(None)
 }
 
-/// Refuses a program whose coroutines are those of the C library, unless its operator allows it: there are some for certain.
+/// Refuses a program that uses the coroutines of the C library, unless its operator allows it: such a program certainly has some.
 ///
 /// # Errors
-/// [`Error::SuspendedFrames`].
+/// [`Error::SuspendedFrames`] for such a program.
 pub(crate) fn refuse_contexts(target: &Target, options: &Options) -> Result<(), Error> {
     let executable = target.modules.iter().find(|module| module.executable && !options.allow_suspended_frames);
     let Some(executable) = executable else { return Ok(()) };
@@ -114,10 +114,10 @@ pub(crate) fn refuse_contexts(target: &Target, options: &Options) -> Result<(), 
     })
 }
 
-/// Refuses a transition that moves all threads at once while a frame of code that is to be left is on a suspended stack.
+/// Refuses a transition that moves all threads at once while a frame of code to be left is on a suspended stack.
 ///
 /// # Errors
-/// [`Error::SuspendedFrames`].
+/// [`Error::SuspendedFrames`] if such a frame is found.
 pub(crate) fn refuse(target: &Target, transition: &Transition, options: &Options) -> Result<(), Error> {
     if options.allow_suspended_frames {
         return Ok(());
@@ -129,19 +129,19 @@ pub(crate) fn refuse(target: &Target, transition: &Transition, options: &Options
     found.map_or(Ok(()), |frame| Err(Error::SuspendedFrames { pid, why, frames: frame.describe() }))
 }
 
-/// Where a file's text switches stacks.
+/// Address at which a file's text switches stacks.
 type Switch = Option<Svma>;
 
-/// Answers for files that were searched: all processes of a wave run the same one, and its text may have 100 MiB.
+/// Results for files that were searched: all processes of a rollout run the same file, and its text may have 100 MiB.
 #[derive(Default)]
 struct Searched(Mutex<Vec<(FileKey, Switch)>>);
 
-/// Device and inode of a file, its build-id, and offset and length of the text that was searched: a process that has unmapped some
-/// of it answers for itself alone.
+/// Device and inode of a file, its build-id, and offset and length of the text that was searched: a process that has unmapped a part of it
+/// gets a result of its own.
 type FileKey = (((u32, u32), u64), Option<BuildId>, Vec<(u64, u64)>);
 
 impl Searched {
-    /// The answer for a file, which one thread searches while others wait for it. An error is no answer.
+    /// Returns the result for a file; one thread searches while others wait for it. An error is not stored.
     fn get_or_search(&self, file: FileKey, search: impl FnOnce() -> io::Result<Switch>) -> io::Result<Switch> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, answer)) = known.iter().find(|(of, _)| *of == file) {
@@ -153,8 +153,8 @@ impl Searched {
     }
 }
 
-/// Where the text of an executable switches stacks. It is read from its file: what one process has made of its memory says nothing
-/// of others. Where the file cannot be read, it is read from memory.
+/// Returns the address at which the text of an executable switches stacks. The text is read from the file, because one process may have
+/// changed its memory. If the file cannot be read, the text is read from memory.
 fn switch_of(process: &Process, module: &Module) -> Result<Option<Avma>, Error> {
     static SEARCHED: Searched = Searched(Mutex::new(Vec::new()));
     let text = module.mappings.iter().filter(|mapping| mapping.execute && mapping.inode != 0);
@@ -199,7 +199,7 @@ fn in_memory(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
     Ok(None)
 }
 
-/// Offset of a switch in text of `len` bytes; `read` fills a buffer from an offset on, as far as that can be read.
+/// Returns the offset of a switch in text of `len` bytes; `read` fills a buffer from an offset on, as far as it can be read.
 fn switch_in_text<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<usize, E>) -> Result<Option<u64>, E> {
     let mut at = 0;
     while at < len {
@@ -211,15 +211,15 @@ fn switch_in_text<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<us
         if read < text.len() {
             break;
         }
-        // a function may lie across the end
+        // a function may cross the end
         let next = at + text.len() as u64;
         at = if next < len { next - SWITCH_LEN as u64 } else { next };
     }
     Ok(None)
 }
 
-/// Offset of code that stores the stack pointer and loads another near by. Compilers load it from `%rbp` (frames) and from
-/// registers that a function keeps (arrays of variable length); functions that switch, from memory or an argument.
+/// Returns the offset of code that stores the stack pointer and loads another one nearby. Compilers load it from `%rbp` (frames) and from
+/// callee-saved registers (arrays of variable length); functions that switch load it from memory or an argument.
 fn switch_in(text: &[u8]) -> Option<usize> {
     let opcodes = memchr::memchr2_iter(0x89, 0x8b, text).filter_map(|opcode| opcode.checked_sub(1));
     opcodes.filter(|at| loads_stack_pointer(&text[*at..])).find(|at| {
@@ -228,7 +228,7 @@ fn switch_in(text: &[u8]) -> Option<usize> {
     })
 }
 
-/// `mov (%reg),%rsp`, `mov disp(%reg),%rsp`, or `mov %reg,%rsp` of a register that calls change.
+/// Returns true for `mov (%reg),%rsp`, `mov disp(%reg),%rsp`, or `mov %reg,%rsp` with a register that calls change.
 fn loads_stack_pointer(code: &[u8]) -> bool {
     let [prefix, opcode, modrm, ..] = *code else { return false };
     let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
@@ -244,28 +244,28 @@ fn loads_stack_pointer(code: &[u8]) -> bool {
     }
 }
 
-/// `mov %rsp,(%reg)`, `mov %rsp,disp(%reg)`, or `mov %rsp,%rax`.
+/// Returns true for `mov %rsp,(%reg)`, `mov %rsp,disp(%reg)`, or `mov %rsp,%rax`.
 fn stores_stack_pointer(code: &[u8]) -> bool {
     let [prefix, 0x89, modrm] = *code else { return false };
     let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
     prefix & 0xfc == 0x48 && reg == 4 && (mode != 3 && rm != 4 && rm != 5 || modrm == 0xe0)
 }
 
-/// A wait until no frame of code that is to be left is found on a suspended stack. Threads that are over bring no new ones.
+/// A wait until no frame of code to be left is found on a suspended stack. Threads that have migrated bring no new frames.
 pub(crate) struct Wait<'w> {
     process: &'w Process,
-    /// Reason to think that the program switches stacks by itself.
+    /// Reason why the program probably switches stacks by itself.
     why: String,
     forbidden: Forbidden,
     ledger: Option<Avma>,
-    /// Old code may run on.
+    /// True if old code may continue to run.
     allowed: bool,
     deadline: Instant,
     reported: Option<String>,
 }
 
 impl<'w> Wait<'w> {
-    /// For a transition of a process that switches stacks by itself; `ledger` as for [`search`].
+    /// Prepares the wait for a transition of a process that switches stacks by itself; `ledger` as for [`search`].
     pub(crate) fn new(
         (process, why): (&'w Process, String),
         transition: &Transition,
@@ -277,10 +277,10 @@ impl<'w> Wait<'w> {
         Wait { process, why, forbidden, ledger, allowed, deadline, reported: None }
     }
 
-    /// Searches once. Returns when to search again; none if there is nothing to wait for.
+    /// Searches once. Returns the time of the next search; `None` if there is no reason to wait.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] behind the deadline, or the process has ended.
+    /// [`Error::TimedOut`] after the deadline, or the process has ended.
     pub(crate) fn search(&mut self, report: &mut Report<'_>) -> Result<Option<Instant>, Error> {
         let (begun, why) = (Instant::now(), &self.why);
         let search = search(self.process, &self.forbidden, self.ledger)?;
@@ -310,8 +310,8 @@ impl<'w> Wait<'w> {
     }
 }
 
-/// Searches memory that may be a stack of the program's own for return addresses into that code; `ledger`: an address of ours,
-/// which names that code.
+/// Searches memory that may be a stack of the program for return addresses into that code. `ledger` is the address of our ledger, which is
+/// not searched because it holds addresses of that code.
 ///
 /// # Errors
 /// The process has ended.
@@ -358,17 +358,17 @@ pub(crate) fn search(process: &Process, forbidden: &Forbidden, ledger: Option<Av
 
 fn may_hold_stacks(mapping: &Mapping) -> bool {
     let special = mapping.path.as_deref().is_some_and(|path| path == "[stack]" || path.starts_with("/dev/"));
-    // a file that others write to is none; a module's data is private
+    // a shared file is not a stack; a module's data is private
     mapping.read && mapping.write && !special && !(mapping.shared && mapping.inode != 0)
 }
 
-/// Returns true if `below` guards the end of a stack. The kernel joins other memory to what lies above a stack, but not here.
+/// Returns true if `below` guards the end of a stack. The kernel merges other memory with memory above a stack, but not here.
 fn is_guard(below: &Mapping, mapping: &Mapping) -> bool {
     below.end == mapping.start && !below.read && !below.write && mapping.path.is_none() && !mapping.shared
 }
 
-/// First address behind the stack of a thread, in use or kept for the next one: it ends in a control block, which
-/// begins with its own address.
+/// Returns the first address after the stack of a thread, in use or kept for the next one: it ends in a control block, which begins with
+/// its own address.
 fn after_thread_stack(memory: &Memory, mapping: &Mapping) -> Avma {
     let from = Avma(mapping.start.0.max(mapping.end.0.saturating_sub(CONTROL_BLOCK_WITHIN)));
     let Ok(bytes) = memory.read_vec(from, (mapping.end.0 - from.0) as usize) else { return mapping.start };
@@ -402,7 +402,7 @@ mod tests {
             }
         }
         assert_eq!(searches, 3);
-        // a process that has unmapped its text says nothing of others
+        // a process that has unmapped its text has no effect on others
         assert_eq!(searched.get_or_search(mapped(7, 1, &[]), || Ok(None)).unwrap(), None);
         assert_eq!(searched.get_or_search(file(7, 1), || unreachable!()).unwrap(), Some(Svma(0x1000)));
         searched.get_or_search(file(9, 9), || Err(io::Error::other("unreadable"))).unwrap_err();

@@ -1,12 +1,12 @@
-//! One transition, phase by phase, and the way back.
+//! Phases of one transition, and its rollback.
 //!
 //! ```text
 //! begin ── arm ── migrate ── commit            state byte:  2 ── 2 ── 0 ── 1
 //!            └──────┴──> abort ──> restore                             0 ── 2
 //! ```
-//! The commit point is the write of one byte. Before it the way back is always open; behind it every thread, also one
-//! yet to be born, runs the new side, and what is left (turning entries into direct jumps) changes nothing that anybody
-//! can see. Each step is in the ledger before it is done, so that whoever finds the ledger can go on from there.
+//! The commit point is the write of one byte. Before it a rollback is always possible. After it every thread, including future ones, runs
+//! the new side, and the remaining work (turning entries into direct jumps) has no visible effect. Each step is recorded in the ledger
+//! before it is done, so that another tool can continue from the ledger.
 
 use crate::barrier::abi::Gathered;
 use crate::barrier::{Following, Library};
@@ -33,21 +33,21 @@ use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session
 pub(crate) const RETRY_FIRST: Duration = Duration::from_micros(500);
 const SHARER: &str = "another process that uses the same memory";
 pub(crate) const RETRY_MAX: Duration = Duration::from_millis(2);
-/// So long idle threads go before others at most.
+/// Longest time for which idle threads are moved before others.
 const IDLE_LIMIT: Duration = Duration::from_millis(50);
 
-/// Which way threads are moved.
+/// Direction in which threads are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Forward,
     Back,
 }
 
-/// One thread on its way.
+/// One thread to be moved.
 pub(crate) struct Traveller {
     next: Instant,
     wait: Duration,
-    /// Its stop was requested and is to come.
+    /// True if its stop was requested and is still to come.
     pub(crate) asked: bool,
     seen: Option<String>,
     walked: bool,
@@ -61,27 +61,27 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     pub(crate) report: &'m mut Report<'r>,
     pub(crate) prober: Prober,
     pub(crate) walker: Walker<'p>,
-    /// All dispatchers and displaced code ever laid.
+    /// All dispatchers and displaced code ever placed.
     pub(crate) trampolines: Vec<Span>,
-    /// Made when a transition begins.
+    /// Offset and value of the word for new threads; set when a transition begins.
     pub(crate) newborn: Option<(i32, u32)>,
-    /// Threads that stand because they were asked to.
+    /// Threads that are stopped on request.
     pub(crate) stood: Vec<Tid>,
     pub(crate) window: Window,
-    /// Newborns that were put on the right side before their first instruction.
+    /// New threads that were put on the right side before their first instruction.
     pub(crate) welcomed: Vec<(Tid, Avma)>,
-    /// Found when it is needed.
+    /// The library, found at first use.
     pub(crate) library: Option<Library>,
     pub(crate) following: Following,
-    /// Where to fail, for tests.
+    /// Points at which the transition fails, for tests.
     pub(crate) faults: Vec<FaultPoint>,
-    /// Reason to think that the program switches stacks by itself.
+    /// Reason why the program probably switches stacks by itself.
     pub(crate) switches_stacks: Option<String>,
-    /// Frames on suspended stacks may stay on the old side.
+    /// True if frames on suspended stacks may stay on the old side.
     pub(crate) allow_suspended: bool,
 }
 
-/// How long the phases may take.
+/// Time limits of the phases.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) migrate: Duration,
@@ -102,7 +102,7 @@ impl Mover<'_, '_, '_, '_> {
         self.store.append(self.process.memory(), record)
     }
 
-    /// Runs a transition whose `Begin` record is written. On failure everything is taken back as far as that can be.
+    /// Runs a transition whose `Begin` record is written. On failure the transition is rolled back as far as possible.
     pub(crate) fn run(&mut self, transition: &Transition, how: Quiescence, limits: Limits) -> Result<u32, Error> {
         let deadline = Instant::now() + limits.migrate;
         match self.forward(transition, how, deadline) {
@@ -137,7 +137,7 @@ impl Mover<'_, '_, '_, '_> {
         Ok(threads)
     }
 
-    /// Waits until no frame of code that is to be left is found on a suspended stack.
+    /// Waits until no frame of code to be left is found on a suspended stack.
     fn await_suspended(&mut self, transition: &Transition, deadline: Instant) -> Result<(), Error> {
         let Some(why) = self.switches_stacks.clone() else { return Ok(()) };
         let (ledger, allowed) = (Some(self.store.at()), self.allow_suspended);
@@ -150,7 +150,7 @@ impl Mover<'_, '_, '_, '_> {
         })
     }
 
-    /// From here on each thread's word decides.
+    /// Switches to the state in which each thread's word decides.
     pub(crate) fn per_thread(&mut self, transition: &Transition) -> Result<(), Error> {
         self.phase_record(transition, Phase::Migrating)?;
         self.set_state(transition, DispatchState::PerThread)
@@ -160,7 +160,7 @@ impl Mover<'_, '_, '_, '_> {
         self.migrate(transition, Direction::Forward, deadline)
     }
 
-    /// Behind the commit point: entries become direct jumps. A failure here leaves the new side in force.
+    /// Turns entries into direct jumps, after the commit point. A failure here leaves the new side active.
     fn complete(&mut self, transition: &Transition) -> Result<(), Error> {
         let unfinished = |source| Error::Unfinished { transition: transition.number, source: Box::new(source) };
         let direct: Vec<_> = transition.sites.iter().map(|s| (s, s.to.bytes)).collect();
@@ -184,12 +184,12 @@ impl Mover<'_, '_, '_, '_> {
         result
     }
 
-    /// Takes a transition back after `error`; tells what became of it.
+    /// Rolls a transition back after `error`; returns the error that describes the result.
     fn fall_back(&mut self, transition: &Transition, error: Error, limits: Limits) -> Error {
         if matches!(error, Error::Ended(_) | Error::Unfinished { .. }) {
             return error;
         }
-        // whatever failed behind the commit point: there is no way back
+        // the failure was after the commit point: no rollback is possible
         if matches!(self.state(transition), Ok(DispatchState::AllThen)) {
             return Error::Unfinished { transition: transition.number, source: Box::new(error) };
         }
@@ -208,7 +208,7 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// Takes every thread back to the old side, and then the entries.
+    /// Moves every thread back to the old side, and then restores the entries.
     fn back(&mut self, transition: &Transition, limits: Limits) -> Result<(), Error> {
         let deadline = Instant::now() + limits.back;
         self.find_library()?;
@@ -238,7 +238,7 @@ impl Mover<'_, '_, '_, '_> {
         })
     }
 
-    /// Finishes what a killed tool left: forward when the commit point was passed or `forward` is wished, else back.
+    /// Ends the transition of a killed tool: forward if the commit point was passed or `forward` is requested, otherwise back.
     pub(crate) fn recover(&mut self, open: &Unfinished, forward: bool, limits: Limits) -> Result<bool, Error> {
         let transition = &open.transition;
         self.check_entries(transition)?;
@@ -265,7 +265,7 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// The baseline: all threads stand, all are looked at, and all go over at once.
+    /// Moves all threads at once while all are stopped and examined: the baseline mode.
     fn stop_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
         let forbidden = self.forbidden(&transition.leave, transition);
         self.walker.prepare();
@@ -285,7 +285,7 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// Looks at everybody while all stand; commits when nobody is busy, else tells who is.
+    /// Examines all threads while all are stopped; commits if none is busy, otherwise returns the busy ones.
     fn stop_once(&mut self, transition: &Transition, forbidden: &Forbidden) -> Result<Option<Vec<Busy>>, Error> {
         let mut busy = Vec::new();
         let mut frozen = match self.session.freeze() {
@@ -321,14 +321,14 @@ impl Mover<'_, '_, '_, '_> {
         Forbidden::new(code, &self.trampolines, &transition.loop_entries)
     }
 
-    /// Moves every thread by itself; returns how many there are.
+    /// Moves every thread by itself; returns the number of threads.
     fn migrate(&mut self, transition: &Transition, direction: Direction, deadline: Instant) -> Result<u32, Error> {
-        // not among those that stop: who looks through the threads takes no processor from them
+        // before the stops are announced, so that this search takes no processor from the threads
         let idle = self.session.idle()?;
         self.session.expect_all_to_stop(true);
         let result = self.move_all(transition, direction, deadline, idle);
         self.session.expect_all_to_stop(false);
-        // nobody may be left standing, and nobody may come to stand for a request that is over
+        // no thread may stay stopped, and no thread may stop for a request that is over
         self.session.withdraw_requests()?;
         for tid in std::mem::take(&mut self.stood) {
             match self.session.let_go(tid) {
@@ -339,7 +339,7 @@ impl Mover<'_, '_, '_, '_> {
         result
     }
 
-    /// The idle go first, after everybody else has had the processor: there are many of them in most servers.
+    /// Moves the threads, idle ones first: most servers have many, and the busy threads have the processor meanwhile.
     fn move_all(
         &mut self,
         transition: &Transition,
@@ -400,7 +400,7 @@ impl Mover<'_, '_, '_, '_> {
                 self.rest(Pace::rest(threads.len()))?;
                 self.session.expect_idle_to_stop(!idle.is_empty());
                 pace = Pace::new();
-                // At once: in a storm of births the next events alone take longer than a burst.
+                // At once: in a storm of new threads the next events alone take longer than a burst.
                 self.ask(&threads, &idle, &mut waiting, &done)?;
             }
             let now = Instant::now();
@@ -424,7 +424,7 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// Leaves all processors to the target for a while; only what is born or signalled meanwhile is served.
+    /// Leaves all processors to the target for a while; only new threads and signals are served.
     fn rest(&mut self, time: Duration) -> Result<(), Error> {
         let until = Instant::now() + time;
         self.session.expect_all_to_stop(false);
@@ -433,8 +433,8 @@ impl Mover<'_, '_, '_, '_> {
         Ok(())
     }
 
-    /// Asks threads that are due to stop, not too many at a time: those not yet looked at first, then whoever has waited
-    /// longest, so that nobody waits behind threads that stay busy. None but the idle as long as there are any.
+    /// Asks threads that are due to stop, a limited number at a time: first those not examined yet, then those that have waited longest, so
+    /// that no thread waits behind busy threads. Asks only idle threads while there are any.
     fn ask(
         &mut self,
         threads: &[Tid],
@@ -469,9 +469,9 @@ impl Mover<'_, '_, '_, '_> {
         Ok(())
     }
 
-    /// As [`Mover::ask_one`], of a thread that was busy when it was looked at.
+    /// Asks a thread like [`Mover::ask_one`], if it was busy at its last examination.
     fn ask_again(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, Traveller>) -> Result<bool, Error> {
-        // stopping a thread again that has not run would tell nothing new, and begin its time-out anew
+        // another stop of a thread that has not run would show nothing new, and restart its time-out
         if waiting.get(&tid).is_some_and(|t| t.walked) && self.session.idle_since_stop(tid)? {
             waiting.entry(tid).and_modify(Traveller::put_off);
             return Ok(false);
@@ -481,7 +481,7 @@ impl Mover<'_, '_, '_, '_> {
         Ok(self.note_asked(tid, asked, waiting))
     }
 
-    /// Asks a thread to stop; whether it is on its way to that.
+    /// Asks a thread to stop; returns true if its stop is to come.
     fn ask_one(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, Traveller>) -> Result<bool, Error> {
         let asked = self.session.request_stop(tid)?;
         Ok(self.note_asked(tid, asked, waiting))
@@ -501,9 +501,9 @@ impl Mover<'_, '_, '_, '_> {
         asked == Asked::Asked
     }
 
-    /// Two enumerations, the session's and the kernel's, hold nobody who has not gone over; nobody else shares the
-    /// memory. Threads that have not run yet do not count: they have no frames, and obey the state byte from their first
-    /// instruction on. Otherwise a program that bears threads without pause could never be committed.
+    /// Returns true if two enumerations, the session's and the kernel's, hold only threads that have migrated, and no other process shares
+    /// the memory. Threads that have not run yet do not count: they have no frames, and obey the state byte from their first instruction
+    /// on. Otherwise a program that makes threads without pause could never be committed.
     fn everybody_known(&mut self, done: &BTreeMap<Tid, Avma>) -> Result<bool, Error> {
         let over = |tid: &Tid| done.contains_key(tid) || self.session.is_newborn(*tid);
         if !self.session.threads().iter().all(over) {
@@ -511,7 +511,7 @@ impl Mover<'_, '_, '_, '_> {
         }
         let tracer = Pid(rustix::thread::gettid().as_raw_nonzero().get());
         for thread in self.process.threads_besides(|tid| over(&tid))?.iter().filter(|thread| thread.runs_program()) {
-            // born so recently that its parent's report is still to come: the kernel has attached it to us and holds it
+            // a thread whose parent's report is still to come: the kernel has attached it to the tool and holds it
             match self.process.thread_status(thread.tid) {
                 Ok(status) if status.tracer != tracer => {
                     self.session.seize_untold()?;
@@ -598,7 +598,7 @@ impl Mover<'_, '_, '_, '_> {
         Ok(())
     }
 
-    /// Serves one event, or waits until `until`; tells whether there was one.
+    /// Serves one event, or waits until `until`; returns true if there was one.
     fn serve_once(&mut self, until: Instant) -> Result<bool, Error> {
         let pid = self.process.pid();
         match self.session.pump(until)? {
@@ -612,7 +612,7 @@ impl Mover<'_, '_, '_, '_> {
         Ok(true)
     }
 
-    /// A newborn has no frames: it is on the right side from its first instruction.
+    /// Puts a new thread on the right side before its first instruction: it has no frames.
     fn welcome(&mut self, tid: Tid) -> Result<(), Error> {
         let Some((offset, word)) = self.newborn else { return Ok(self.session.let_go(tid)?) };
         let mut stopped = match self.session.stop(tid)? {
@@ -646,14 +646,14 @@ impl Traveller {
         Traveller { next: Instant::now(), wait: RETRY_FIRST, asked: false, seen: None, walked: false }
     }
 
-    /// To be looked at again after a while.
+    /// Delays the next examination.
     fn put_off(&mut self) {
         self.wait = (self.wait * 2).min(RETRY_MAX);
         self.next = Instant::now() + self.wait;
         self.asked = false;
     }
 
-    /// It goes by itself and is looked at again after a while; whether that is news.
+    /// Records that it migrates by itself, and delays the next check; returns true if its location has changed.
     pub(crate) fn follows(&mut self, before: String) -> bool {
         let now = Instant::now();
         if self.next <= now {

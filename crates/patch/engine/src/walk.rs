@@ -1,4 +1,4 @@
-//! Stack walks of one process: decide when the conservative scan stays busy because of a stale word, and explain.
+//! Stack walks of one process: they decide if the conservative scan stays busy because of a stale word, and explain the result.
 
 use crate::image::{section, unwind_sections};
 use crate::ledger::Span;
@@ -9,8 +9,8 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Module, Process};
 use stillpoint_patch_unwind as unwind;
 
-/// Made of what is mapped. Where unwind data lies is found out when first needed, never while a thread stands; of the data
-/// itself each page is read when a walk needs it.
+/// Walker over the mapped modules. It locates unwind data at first use, never while a thread is stopped; each page of the data itself is
+/// read when a walk needs it.
 pub(crate) struct Walker<'p> {
     process: &'p Process,
     modules: Vec<Module>,
@@ -18,16 +18,16 @@ pub(crate) struct Walker<'p> {
     unwinder: OnceLock<unwind::Unwinder<'p>>,
 }
 
-/// A frame: address, and whether the thread stands there rather than will return there.
+/// Address of a frame, and true if the thread is stopped there, false if it will return there.
 pub(crate) type FrameAddress = (Avma, bool);
 
 impl<'p> Walker<'p> {
-    /// `patches` is the unwind data of patches.
+    /// Makes a walker; `patches` holds the locations of the patches' unwind data.
     pub(crate) fn new(process: &'p Process, modules: Vec<Module>, patches: Vec<Span>) -> Self {
         Walker { process, modules, patches, unwinder: OnceLock::new() }
     }
 
-    /// Finds the unwind data now.
+    /// Locates the unwind data now.
     pub(crate) fn prepare(&self) -> &unwind::Unwinder<'p> {
         self.unwinder.get_or_init(|| {
             let memory = self.process.memory();
@@ -62,12 +62,12 @@ impl<'p> Walker<'p> {
         Some(unwinder.walk(unwind::Registers { pc: r.rip, general }, read))
     }
 
-    /// What to think of a thread that stands, with what has been indexed.
+    /// Returns the verdict on a stopped thread, by means of the unwind data that has been located.
     pub(crate) fn judge(&self, look: &Look<'_>, forbidden: &Forbidden) -> Verdict {
         self.confirm(look.verdict(forbidden), look, forbidden)
     }
 
-    /// A finding that a complete stack walk shows to be a stale word is no finding.
+    /// Removes a finding if a complete stack walk shows that it is a stale word.
     pub(crate) fn confirm(&self, verdict: Verdict, look: &Look<'_>, forbidden: &Forbidden) -> Verdict {
         let frames = if verdict.may_be_stale() { self.frames(look) } else { None };
         let Some(frames) = frames else { return verdict };
@@ -78,7 +78,7 @@ impl<'p> Walker<'p> {
         frames.iter().find_map(hit).map_or(Verdict::Clear, Verdict::Busy)
     }
 
-    /// All frames of a thread, when the walk is proof that there are no others.
+    /// Returns all frames of a thread, if the walk proves that there are no others.
     fn frames(&self, look: &Look<'_>) -> Option<Vec<FrameAddress>> {
         let walk = self.walk(look)?;
         walk.is_complete().then(|| walk.frames.iter().map(|f| (Avma(f.address), f.standing)).collect())

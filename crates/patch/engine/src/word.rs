@@ -1,18 +1,18 @@
-//! The generation word: four bytes of every thread's control block that glibc keeps free.
+//! Generation word: four bytes of every thread's control block that glibc keeps free.
 
 use crate::plan::transition_of_word;
 use crate::{Error, calm};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Libc, Mapping, Process, Session, Stopped};
 
-/// Bytes 0x80 to 0x27f of glibc's control block were room for vector registers of the loader and have not been used
-/// since glibc 2.23; those before belong to shadow stacks, transactional memory and split stacks.
+/// Offsets of the free part. Bytes 0x80 to 0x27f of glibc's control block were room for vector registers of the loader and are unused since
+/// glibc 2.23; those before belong to shadow stacks, transactional memory and split stacks.
 const FIRST: usize = 0x80;
 const END: usize = 0x280;
-/// The versions whose control block we have looked at.
+/// Versions of glibc whose control block was examined.
 const KNOWN: std::ops::RangeInclusive<(u32, u32)> = (2, 28)..=(2, 43);
 
-/// Refuses C libraries whose control block is not known.
+/// Refuses C libraries whose control block is unknown.
 pub(crate) fn check_libc(process: &Process, mappings: &[Mapping]) -> Result<(), Error> {
     let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
     match process.libc_among(mappings) {
@@ -25,7 +25,7 @@ pub(crate) fn check_libc(process: &Process, mappings: &[Mapping]) -> Result<(), 
     }
 }
 
-/// Finds four bytes that are zero, or hold a transition of ours, in all threads; returns their offset.
+/// Finds a word that is zero, or holds a transition of ours, in all threads; returns its offset.
 pub(crate) fn choose(
     process: &Process,
     session: &mut Session<'_>,

@@ -11,7 +11,7 @@ const MAGIC: &[u8; 8] = b"STILLPT\n";
 const FLAG_SIGNED: u32 = 1;
 const HEADER: usize = 8 + 4 + 4 + 8 + 32;
 const SIGNATURE: usize = 8 + 64;
-/// No patch is larger than this: a limit for whoever reads one from an untrusted place.
+/// Largest accepted body, in bytes: limits the memory of a process that reads a patch from an untrusted place.
 pub(crate) const BODY_MAX: usize = 256 << 20;
 
 /// First eight bytes of the SHA-256 of a public key; prints as lower-case hex.
@@ -65,7 +65,7 @@ impl PublicKey {
         hex(self.0.as_bytes()) + "\n"
     }
 
-    /// What signatures name the key by.
+    /// Identifier of this key in signatures.
     pub fn id(&self) -> KeyId {
         let digest = Sha256::digest(self.0.as_bytes());
         KeyId(std::array::from_fn(|i| digest[i]))
@@ -94,7 +94,7 @@ impl SecretKey {
     }
 }
 
-/// A decoded patch file: the patch, and the signature as found. Nothing about trust is decided until [`Signed::verify`].
+/// A decoded patch file: the patch and the signature as found. The signature is not checked before [`Signed::verify`].
 #[derive(Debug, Clone)]
 pub struct Signed {
     /// The patch, validated.
@@ -111,7 +111,7 @@ impl Signed {
         self.signature.map(|(id, _)| id)
     }
 
-    /// Checks the signature against trusted keys; tells which one made it.
+    /// Checks the signature against the trusted keys and returns the id of the key that made it.
     pub fn verify(&self, trusted: &[PublicKey]) -> Result<KeyId, Error> {
         let (id, signature) = self.signature.ok_or(Error::Unsigned)?;
         let key = trusted.iter().find(|key| key.id() == id).ok_or(Error::UnknownKey(id))?;
@@ -158,7 +158,7 @@ pub fn encode_signed(patch: &Patch, key: &SecretKey) -> Result<Vec<u8>, Error> {
     encode_with(patch, Some(key))
 }
 
-/// Reads a patch file: header, length, checksum, body, and every rule of [`Patch`].
+/// Reads a patch file: checks the header, length, checksum and body, and every rule of [`Patch`].
 pub fn decode(bytes: &[u8]) -> Result<Signed, Error> {
     if bytes.len() >= 8 && &bytes[..8] != MAGIC {
         return Err(Error::Magic);

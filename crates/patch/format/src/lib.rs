@@ -1,12 +1,12 @@
-//! The patch file: what it holds, how it is encoded, checked and signed.
+//! The patch file: its contents, encoding, checks and signature.
 //!
-//! The builder makes a [`Patch`], [`encode`] turns it into bytes, [`decode`] turns bytes from anywhere back into a
-//! `Patch` or one clear [`Error`]. Decoding validates: every index, range, alignment and size that a later step
-//! relies on has been checked when `decode` returns, so that an engine never has to.
+//! The builder makes a [`Patch`], [`encode`] turns it into bytes, [`decode`] turns bytes from any source back into a `Patch` or returns one
+//! clear [`Error`]. Decoding validates: when `decode` returns, it has checked every index, range, alignment and size that a later step
+//! relies on. An engine need not check them again.
 //!
-//! The caller guarantees nothing: input is hostile. The crate guarantees that decoding neither panics nor allocates
-//! more than a small multiple of the input's length. It does not judge whether the code inside is good: that is the
-//! differ's work, and trust is the signature's ([`Signed`]).
+//! The caller guarantees nothing: input is hostile. The crate guarantees that decoding does not panic, and that it allocates at most a
+//! small multiple of the input's length. It does not judge whether the code inside is good: the differ does that. The signature establishes
+//! trust ([`Signed`]).
 //!
 //! ```text
 //! magic "STILLPT\n" | version u32 | flags u32 | body length u64 | SHA-256 of body | [key id 8 | ed25519 signature 64] | body

@@ -1,9 +1,9 @@
-//! What a patch holds.
+//! Contents of a patch.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A *stated* virtual memory address: as the target's ELF file says, before any load bias.
+/// A *stated* virtual memory address: as the target's ELF file states it, before any load bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Svma(pub u64);
 
@@ -39,62 +39,62 @@ impl fmt::Debug for BuildId {
     }
 }
 
-/// A live patch for one ELF file: code, data, and everything needed to put them into a running process.
+/// A live patch for one ELF file: code, data, and everything needed to load them into a running process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Patch {
     /// Name of the patch, unique among those of one target: `[A-Za-z0-9._+:~-]{1,128}`.
     pub name: String,
-    /// One line for people.
+    /// Description in one line, for people.
     pub description: String,
     /// CVE identifiers that the patch fixes.
     pub cves: Vec<String>,
-    /// Names of patches that this one replaces; with `replace_all` every older one.
+    /// Names of patches that this one replaces; with `replace_all` it replaces every older patch.
     pub replaces: Vec<String>,
-    /// Where the code came from.
+    /// Origin of the code.
     pub source: Source,
-    /// Diffs that must be in force already (brought by active patches) because this patch was built on top of them.
+    /// Diffs that active patches must have brought already, because this patch was built on top of them.
     pub based_on: Vec<DiffFact>,
-    /// What compiled it.
+    /// Tools that compiled the patch.
     pub toolchain: Toolchain,
     /// The one ELF file that it fits.
     pub target: Target,
-    /// How far apart old and new code may run at the same time.
+    /// Set of threads that must change from old to new code together.
     pub scope: Scope,
-    /// Whether the scope was stated by the author (otherwise the builder inferred it).
+    /// True if the author stated the scope (otherwise the builder inferred it).
     pub scope_stated: bool,
-    /// Pieces of memory to bring in; every function is a section of its own.
+    /// Pieces of memory that the patch brings; every function is a section of its own.
     pub sections: Vec<Section>,
     /// Names that relocations refer to.
     pub symbols: Vec<Symbol>,
-    /// Indices into `symbols` of what later patches of the series may refer to as [`SymbolValue::OtherPatch`]: new
-    /// globals by their name, new statics as `unit.c:name`.
+    /// Indices into `symbols` that later patches of the series may refer to as [`SymbolValue::OtherPatch`]: new globals by their name, new
+    /// statics as `unit.c:name`.
     pub exports: Vec<u32>,
     /// Functions whose entry is redirected.
     pub functions: Vec<Function>,
-    /// Constants of the target, and functions without relocations, whose contents change where they lie. Trampolines cannot
-    /// do that: such a patch needs a kernel with address-space generations.
+    /// Constants of the target, and functions without relocations, whose contents change in place. Trampolines cannot do that: such a patch
+    /// needs a kernel with address-space generations.
     pub constants: Vec<Constant>,
-    /// Further code of the target that must be on no stack when a thread migrates (the functions' own ranges always count).
+    /// Further code of the target that must not be on a thread's stack when the thread migrates (the ranges of `functions` always count).
     pub off_stack: Vec<OffStack>,
-    /// Names among those of `functions` and `off_stack`: a thread that does not leave one of them keeps the old version while all
-    /// others go over. Trampolines cannot do that: a change by them has to come to an end.
+    /// Names from `functions` and `off_stack`: a thread that does not leave one of them keeps the old version while all other threads
+    /// migrate. Trampolines cannot do that: a transition that uses them has to complete.
     pub staying: Vec<String>,
-    /// Functions of the patch to be called around the transition.
+    /// Functions of the patch that are called around the transition.
     pub hooks: Hooks,
     /// Types that were compared member by member.
     pub types: Vec<TypeFact>,
-    /// Symbols of the patch whose address may be stored in live data and outlive a revert.
+    /// Symbols of the patch whose address may be stored in live data and remain there after a revert.
     pub escaping: Vec<String>,
-    /// What the author was warned of.
+    /// Warnings that the author received.
     pub warnings: Vec<String>,
 }
 
-/// Where the code of a patch came from.
+/// Origin of the code of a patch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Source {
     /// Source package, for instance `redis`.
     pub package: Option<String>,
-    /// Its version, for instance `5:7.0.15-1~deb12u10`.
+    /// Version of the source package, for instance `5:7.0.15-1~deb12u10`.
     pub version: Option<String>,
     /// The diffs, in the order applied.
     pub diffs: Vec<DiffFact>,
@@ -116,13 +116,13 @@ pub struct DiffFact {
 pub struct UnitFact {
     /// Path relative to the source directory.
     pub path: String,
-    /// Functions of the unit found in the shipped text, byte for byte.
+    /// Number of functions of the unit found in the shipped text, byte for byte.
     pub functions_placed: u32,
-    /// Functions of the unit in all.
+    /// Number of all functions of the unit.
     pub functions_total: u32,
 }
 
-/// What compiled a patch.
+/// Tools that compiled a patch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Toolchain {
     /// First line of `cc --version`.
@@ -134,13 +134,13 @@ pub struct Toolchain {
 /// The ELF file that a patch fits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// Its build-id; empty only where the file has none.
+    /// Build-id of the file; empty only if the file has none.
     pub build_id: BuildId,
-    /// SHA-256 of the bytes of its executable segment, as in the file: binds where there is no build-id.
+    /// SHA-256 of the bytes of the executable segment, as in the file: identifies the target if there is no build-id.
     pub text_sha256: [u8; 32],
-    /// File name, for people.
+    /// File name, shown to people.
     pub file_name: String,
-    /// What kind of ELF file.
+    /// Kind of ELF file.
     pub kind: TargetKind,
 }
 
@@ -156,7 +156,7 @@ pub enum TargetKind {
     SharedLibrary,
 }
 
-/// How far apart old and new code may run at the same time.
+/// Set of threads that must change from old to new code together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
@@ -168,7 +168,7 @@ pub enum Scope {
     Process,
 }
 
-/// Protection and nature of a section.
+/// Protection and contents of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SectionKind {
@@ -186,12 +186,12 @@ pub enum SectionKind {
     ExceptTable,
 }
 
-/// A piece of memory that the patch brings along.
+/// A piece of memory that the patch brings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Section {
     /// Name as in the object, for instance `.text.lookupKey`.
     pub name: String,
-    /// What it is.
+    /// Protection and contents of the section.
     pub kind: SectionKind,
     /// Alignment in bytes, a power of two up to 4096.
     pub align: u32,
@@ -199,24 +199,24 @@ pub struct Section {
     pub size: u64,
     /// Contents; empty for `Bss`.
     pub bytes: Vec<u8>,
-    /// What has to be filled in.
+    /// Places in the section that the engine fills in.
     pub relocations: Vec<Relocation>,
 }
 
-/// A place in a section to be filled in. `S` symbol, `A` addend, `P` place, as in the x86-64 psABI.
+/// A place in a section that the engine fills in. `S` is the symbol, `A` the addend, `P` the place, as in the x86-64 psABI.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Relocation {
     /// Offset in the section, bytes.
     pub offset: u32,
-    /// How the value is made.
+    /// Formula of the value.
     pub kind: RelocationKind,
     /// Index into [`Patch::symbols`].
     pub symbol: u32,
-    /// `A`.
+    /// `A`, the addend.
     pub addend: i64,
 }
 
-/// How the value of a relocation is made.
+/// Formula of the value of a relocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RelocationKind {
@@ -243,43 +243,43 @@ pub enum RelocationKind {
 /// A name that relocations refer to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Symbol {
-    /// Name as in the source; statics keep theirs, without the compiler's suffix where it is known to be one.
+    /// Name as in the source; a static's name is without the compiler's suffix if the suffix is known to be one.
     pub name: String,
-    /// What it stands for.
+    /// Value of the symbol.
     pub value: SymbolValue,
-    /// How its value was found, for `patch inspect`.
+    /// Source of the value, for `patch inspect`.
     pub resolved_by: ResolvedBy,
 }
 
-/// What a symbol stands for.
+/// Value of a symbol.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum SymbolValue {
-    /// Somewhere in a section of this patch.
+    /// An address in a section of this patch.
     Patch {
         /// Index into [`Patch::sections`].
         section: u32,
-        /// Bytes from its start.
+        /// Bytes from the start of the section.
         offset: u64,
     },
     /// An address in the target (function entry, data, PLT stub).
     Target(Svma),
-    /// The value that the target's GOT slot at this address holds at run time (imported data, bound functions). An
-    /// unbound lazy slot holds the address of its PLT stub, which is callable as well.
+    /// The value that the target's GOT slot at this address holds at run time (imported data, bound functions). An unbound lazy slot holds
+    /// the address of its PLT stub, which is also callable.
     TargetSlot(Svma),
-    /// A thread-local of the target: bytes from the start of its `PT_TLS` segment.
+    /// A thread-local of the target: bytes from the start of the target's `PT_TLS` segment.
     TargetTls(u64),
     /// A GOT slot of the target that holds a thread-local's offset from the thread pointer (GOTTPOFF).
     TargetTlsSlot(Svma),
-    /// Defined in another mapped library; the engine looks it up there.
+    /// A symbol of another mapped library, in which the engine looks it up.
     Import {
         /// Symbol version, for instance `GLIBC_2.14`; `None` takes the default version.
         version: Option<String>,
     },
-    /// Another live patch in the same process defines it (a global that an earlier patch of the series added).
+    /// A symbol of another live patch in the same process (a global that an earlier patch of the series added).
     OtherPatch,
 }
 
-/// How the value of a symbol was found.
+/// Source of the value of a symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResolvedBy {
@@ -289,27 +289,27 @@ pub enum ResolvedBy {
     Symtab,
     /// The target's `.dynsym`.
     Dynsym,
-    /// The unit's function was found in the shipped text by masked comparison.
+    /// Found by masked comparison of the unit's function with the shipped text.
     Placement,
-    /// Read back out of the shipped text ("reverse relocation").
+    /// Read back from the shipped text ("reverse relocation").
     ReverseRelocation,
-    /// At run time.
+    /// Found at run time.
     Runtime,
 }
 
-/// Start and length of some code of the target.
+/// Start and length of a piece of code of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
     /// First byte.
     pub start: Svma,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 /// A function whose entry is redirected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
     /// The translation unit that defines it.
     pub unit: String,
@@ -317,59 +317,59 @@ pub struct Function {
     pub old: Range,
     /// `.cold` and `.part` children of the old code.
     pub old_parts: Vec<Range>,
-    /// The old hot part's bytes as in the target's file, for comparison with memory before anything is touched.
+    /// Bytes of the old hot part as in the target's file; they are compared with memory before the engine changes anything.
     pub old_bytes: Vec<u8>,
     /// Index into [`Patch::symbols`] of the new code.
     pub new: u32,
-    /// Why it is in the patch, one line each ("instructions differ", "inlines `decodeLen`, which changed").
+    /// Reasons for the redirect, one line each ("instructions differ", "inlines `decodeLen`, which changed").
     pub reasons: Vec<String>,
 }
 
-/// A constant of the target, or a function, whose contents change where it lies.
+/// A constant of the target, or a function, whose contents change in place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constant {
-    /// Its name.
+    /// Name of the constant or function.
     pub name: String,
     /// The translation unit that defines it.
     pub unit: String,
-    /// Where it lies.
+    /// Its location and length.
     pub old: Range,
-    /// Index into [`Patch::symbols`] of its new contents, which are as long.
+    /// Index into [`Patch::symbols`] of the new contents, which have the same length.
     pub new: u32,
 }
 
-/// Code of the target that must be on no stack when a thread migrates.
+/// Code of the target that must not be on a thread's stack when the thread migrates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OffStack {
-    /// Name, for messages.
+    /// Name for messages.
     pub name: String,
-    /// Where.
+    /// Location and length of the code.
     pub range: Range,
-    /// Why: "stated by the author", "inlines `f`", ...
+    /// Reason: "stated by the author", "inlines `f`", ...
     pub reason: String,
 }
 
-/// Functions of the patch (indices into [`Patch::symbols`]) to be called by one thread of the target at a safe point.
-/// Each has the C type `int (*)(void)`; a `pre_*` hook that returns non-zero abandons the operation.
+/// Functions of the patch (indices into [`Patch::symbols`]) that one thread of the target calls at a safe point. Each has the C type `int
+/// (*)(void)`; a `pre_*` hook that returns non-zero aborts the operation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Hooks {
-    /// Before the first thread migrates.
+    /// Called before the first thread migrates.
     pub pre_apply: Vec<u32>,
-    /// After the commit.
+    /// Called after the commit.
     pub post_apply: Vec<u32>,
-    /// Before the first thread goes back.
+    /// Called before the first thread returns to the old code.
     pub pre_revert: Vec<u32>,
-    /// After all have gone back.
+    /// Called after all threads have returned to the old code.
     pub post_revert: Vec<u32>,
 }
 
 /// A type that was compared member by member on both sides of the change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TypeFact {
-    /// For instance `struct redisServer`.
+    /// Name of the type, for instance `struct redisServer`.
     pub name: String,
     /// Size in bytes.
     pub size: u64,
-    /// Members compared.
+    /// Number of members compared.
     pub members: u32,
 }

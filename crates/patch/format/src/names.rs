@@ -1,16 +1,16 @@
-//! Symbol names as people read them.
+//! Symbol names in readable form.
 
 use cpp_demangle::{DemangleOptions, Symbol};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Longer names are kept as they are: nobody reads them, and templates grow without bound.
+/// Longest name that is demangled, in bytes; a longer one is unreadable and stays as it is. Template names have no upper limit.
 const NAME_MAX: usize = 4096;
 
-/// No name gets longer than this: a few substitutions in a row double it each time.
+/// Longest demangled name, in bytes: each of a few substitutions in a row doubles the length.
 const TEXT_MAX: usize = 32 << 10;
 
-/// A text that takes no more than [`TEXT_MAX`] bytes.
+/// A text of at most [`TEXT_MAX`] bytes.
 #[derive(Default)]
 struct Bounded(String);
 
@@ -24,9 +24,9 @@ impl fmt::Write for Bounded {
     }
 }
 
-/// A symbol's name as it is written in the source: `_ZN4Pool4growEm` becomes `Pool::grow(unsigned long)`. A name of C,
-/// or one that is not understood, stays as it is; what the compiler appended (`.cold`, `.part.0`) stays at the end, and
-/// the unit of a static (`pool.cc:_ZL5count`) at the start.
+/// Returns a symbol's name as it is written in the source: `_ZN4Pool4growEm` becomes `Pool::grow(unsigned long)`. A C name, or a name that
+/// is not understood, stays as it is. A suffix of the compiler (`.cold`, `.part.0`) stays at the end, and the unit of a static
+/// (`pool.cc:_ZL5count`) stays at the start.
 ///
 /// ```
 /// use stillpoint_patch_format::readable;
@@ -37,7 +37,7 @@ pub fn readable(name: &str) -> Cow<'_, str> {
     demangle(name, &DemangleOptions::new()).map_or(Cow::Borrowed(name), Cow::Owned)
 }
 
-/// The same without parameters and result: `Pool::grow`.
+/// Returns the same name without parameters and result: `Pool::grow`.
 ///
 /// ```
 /// assert_eq!(stillpoint_patch_format::readable_short("_ZN4Pool4growEm"), "Pool::grow");
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_name_that_doubles_itself_is_left_alone() {
-        // Each parameter is a pointer to a function of two of the last one's type, whose number is in base 36.
+        // each parameter is a pointer to a function that takes the previous parameter's type twice; that type's number is in base 36
         let digits = |n: usize| char::from_digit(n as u32, 36).expect("one digit").to_ascii_uppercase();
         let name = |levels: usize| {
             let parameters = (0..levels).map(|n| format!("PFS{0}_S{0}_E", digits(2 * n))).collect::<String>();

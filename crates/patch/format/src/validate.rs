@@ -1,4 +1,4 @@
-//! Every rule that a [`Patch`] keeps, so that no later step has to check again.
+//! Checks of every rule of a [`Patch`], so that no later step has to check again.
 
 use crate::{Error, Patch, Range, Relocation, RelocationKind, Section, SectionKind, SymbolValue};
 
@@ -10,7 +10,7 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, Error> {
     Err(Error::Inconsistent(why.into()))
 }
 
-/// Checks all of `patch`; the error names the first rule broken and by what.
+/// Checks all of `patch`; the error names the first broken rule and the item that breaks it.
 pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
     name(&patch.name)?;
     patch.replaces.iter().try_for_each(|n| name(n))?;
@@ -49,7 +49,7 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
     }
 }
 
-/// Returns true for what a patch may be called: such a name is no path, no line of a script and no escape sequence.
+/// Returns true if a patch may have this name: it cannot be a path, a line of a script or an escape sequence.
 pub fn is_patch_name(name: &str) -> bool {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._+:~-".contains(&b);
     !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(fits)
@@ -89,7 +89,7 @@ fn relocation(patch: &Patch, s: &Section, r: &Relocation) -> Result<(), Error> {
     };
     let tls_kind = matches!(r.kind, RelocationKind::TpOff32 | RelocationKind::GotTpOff32);
     let tls_symbol = matches!(symbol.value, SymbolValue::TargetTls(_) | SymbolValue::TargetTlsSlot(_));
-    // whether an import is a thread-local, only the library tells that defines it
+    // only the library that defines an import knows if it is a thread-local
     let import = r.kind == RelocationKind::GotTpOff32 && matches!(symbol.value, SymbolValue::Import { .. });
     if tls_kind != tls_symbol && !import {
         return refuse(format!("section {}: {:?} against {}", s.name, r.kind, symbol.name));
@@ -158,7 +158,7 @@ fn constants(patch: &Patch) -> Result<(), Error> {
     apart(all)
 }
 
-/// No two overlap.
+/// Returns an error if two ranges overlap.
 fn apart(mut ranges: Vec<(Range, &str)>) -> Result<(), Error> {
     ranges.sort_by_key(|(r, _)| r.start);
     for pair in ranges.windows(2) {

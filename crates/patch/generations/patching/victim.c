@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * victim.c - a program that is patched inside of the machine: threads that work, sleep, are born, or hold what is patched
+ * victim.c - a program that is patched inside of the machine: its threads work, sleep, start, or stay in a patched function
  *
- * Each line that it reads is a command: `look` prints how many threads saw the old and the new code when they looked last,
- * and how often anybody saw neither; `hold` makes one thread stay inside of a function that the patch changes, `release`
- * lets it go on; `fork` prints how many nanoseconds it took to fork; `ring` has a worker of the kernel's read in its place.
+ * Each line that it reads is a command: `look` prints how many threads saw the old and the new code at their last look, and
+ * how often a thread saw neither; `hold` makes one thread stay inside of a function that the patch changes, `release` lets it
+ * continue; `fork` prints how many nanoseconds a fork took; `ring` lets a worker of the kernel's read in the program's place.
  *
- *   victim [MIB]       having touched so much memory, and with threads that sleep between two looks
- *   victim points      with quiescence points in the threads that are there from the beginning
+ *   victim [MIB]       after touching so much memory, and with threads that sleep between two looks
+ *   victim points      with quiescence points in the threads that exist from the start
  */
 #define _GNU_SOURCE
 #include <linux/io_uring.h>
@@ -25,7 +25,7 @@
 
 enum { WORKERS = 3, SLEEPER = WORKERS, NEWBORN, HOLDER, THREADS };
 
-/* What a thread saw when it looked last, and how often it has looked. */
+/* Version that a thread saw at its last look, and the number of its looks. */
 static struct {
     atomic_int version;
     atomic_long looks;
@@ -87,7 +87,7 @@ static void *work(void *number)
     return NULL;
 }
 
-/* Sleeps in the kernel until it is asked. */
+/* Sleeps in the kernel until it is asked to look. */
 static void *sleeper(void *unused)
 {
     char byte;
@@ -133,7 +133,7 @@ static void *holder(void *unused)
     return NULL;
 }
 
-/* Every thread that can looks anew, the sleeper too. */
+/* Every thread that can do so looks again, the sleeper too. */
 static void report(void)
 {
     int versions[3] = {0};
@@ -141,7 +141,7 @@ static void report(void)
         long before = atomic_load(&seen[i].looks);
         if (i == SLEEPER && write(wake[1], "", 1) != 1)
             return;
-        /* twice: the first may have begun before */
+        /* twice: the first look may have begun before */
         while (atomic_load(&seen[i].looks) < before + (i == SLEEPER ? 1 : 2) && !(i == HOLDER && atomic_load(&held)))
             usleep(200);
         versions[atomic_load(&seen[i].version)]++;
@@ -168,7 +168,7 @@ static void fork_once(void)
     printf("fork %ld\n", (after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec);
 }
 
-/* What it reads is nothing; whoever read it stays. */
+/* The data does not matter; the worker that read it stays. */
 static void ask_worker(void)
 {
     struct io_uring_params params = {0};

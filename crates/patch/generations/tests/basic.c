@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What a thread sees in its generation, and what is refused. */
+/* Contents that a thread sees in its generation, and calls that are refused. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -82,7 +82,7 @@ static void *count(void *argument)
 	return NULL;
 }
 
-/* Threads see their versions of the code, and one and the same of everything else. */
+/* Threads see their own versions of the code, and all else in common. */
 static void versions(void)
 {
 	pin_program();
@@ -150,19 +150,19 @@ static void constants(void)
 	CHECK(write_to(generation, constant, "other", 6) == 0);
 	CHECK(migrate(generation) == 0);
 	CHECK(!strcmp((const char *)(volatile const char *)constant, "other") && version() == 1);
-	/* System calls see what the thread sees. */
+	/* System calls see the same contents as the thread. */
 	CHECK(pipe(ends) == 0 && write(ends[1], constant, 6) == 6 && read(ends[0], sent, 6) == 6);
 	CHECK(!memcmp(sent, "other", 6));
 	CHECK(migrate(0) == generation && !strcmp((const char *)(volatile const char *)constant, "base"));
 }
 
-/* Compilers take constants for what they are. */
+/* Volatile, since compilers would evaluate the constant. */
 static char third(void)
 {
 	return ((const volatile char *)constant)[2];
 }
 
-/* A generation that begins as another one, which then changes or goes. */
+/* A generation that begins as a copy of another one, which is then changed or deleted. */
 static void stacked(void)
 {
 	pin_program();
@@ -257,7 +257,7 @@ static bool five_levels(void)
 	return found;
 }
 
-/* What a generation consists of does not depend on what the process has. */
+/* The size of a generation does not depend on the memory of the process. */
 static void size(void)
 {
 	pin_program();
@@ -303,7 +303,7 @@ static void map_fresh(void *unused)
 	memset(fresh, 0, PAGE);
 }
 
-/* Memory that the overlay has never seen, touched by the kernel first, also where it may not wait for a fault. */
+/* Memory that is not yet in the overlay and that the kernel touches first, also where it may not wait for a fault. */
 static void kernel_first(void)
 {
 	struct timespec soon = {.tv_nsec = 1000000};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What a TLB holds of address spaces that are not loaded (PCID). All on one processor: what is wrong there stays until the thread
- * comes back. The processor has contexts for the kernel's side and for the user's, so both are looked at.
+ * TLB entries of address spaces that are not loaded (PCID). All on one processor: a wrong entry stays until the thread returns. The
+ * processor has contexts for the kernel's side and for the user's, so both are checked.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -16,10 +16,10 @@
 
 bool processor_has_contexts;
 
-/* More than Linux keeps contexts of on one processor (TLB_NR_DYN_ASIDS, 6). */
+/* More contexts than Linux keeps on one processor (TLB_NR_DYN_ASIDS, 6). */
 #define MANY 9
 
-/* The machine is the one that it is said to be. */
+/* The machine has the features that its options claim. */
 static void contexts_told(void)
 {
 	FILE *file = fopen("/proc/cpuinfo", "r");
@@ -37,7 +37,7 @@ static void contexts_told(void)
 	CHECK(processors > 0 && with == (processor_has_contexts ? processors : 0));
 }
 
-/* The byte as the kernel reads it for this thread; -1: it cannot. */
+/* The byte that the kernel reads for this thread; -1 if it cannot. */
 static int seen_by_kernel(const char *at)
 {
 	static int ends[2] = {-1, -1};
@@ -74,7 +74,7 @@ static void contexts_in_turns(void)
 	}
 	for (int round = 0; round < 300; round++)
 		for (int i = 0; i < MANY; i++) {
-			/* steps of all lengths: some come back to a context that is still there, some to one that was given away */
+			/* steps of all lengths: some return to a context that is still there, some to one that was reused */
 			int to = (i * (1 + round % MANY) + round) % MANY;
 
 			CHECK(migrate(generations[to]) >= 0);
@@ -99,7 +99,7 @@ static long here, there;
 static char *page;
 static bool by_another;
 
-/* Runs it where the memory is not looked at: in another generation, or by another thread on another processor meanwhile. */
+/* Runs a function away from the tested memory: in another generation, or by another thread on another processor meanwhile. */
 static void on_the_other(void *run)
 {
 	on_processor(1);
@@ -173,7 +173,7 @@ static void flush_away(long from, long to)
 	CHECK(migrate(0) == there);
 }
 
-/* What is flushed while the TLB holds it of a context that is not loaded is gone when the thread comes back. */
+/* An entry that is flushed while its context is not loaded is gone when the thread returns. */
 static void contexts_flushed(void)
 {
 	on_processor(0);
@@ -189,7 +189,7 @@ static void contexts_flushed(void)
 	CHECK(version() == 1 && all_see(constant, 'b'));
 }
 
-/* A generation that takes the place of one that is gone has nothing of it. */
+/* A generation that replaces a deleted one inherits nothing from it. */
 static void contexts_reused(void)
 {
 	on_processor(0);
@@ -218,7 +218,7 @@ static void *sleep_there(void *unused)
 	return unused;
 }
 
-/* An idle processor has the tables of who slept there loaded and is not told of flushes. */
+/* An idle processor still has the tables of its last process loaded and is not notified of flushes. */
 static void contexts_idle(void)
 {
 	pthread_t thread;

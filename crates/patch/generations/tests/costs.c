@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What generations cost, one line each: what, microseconds of one. The clock is the machine's: with instructions counted
- * (experiments/generations) it tells how many thousand instructions were executed.
+ * Costs of generations, one line each: name, microseconds of one operation. The clock is the machine's: if it counts instructions
+ * (experiments/generations), the number is thousands of executed instructions.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,7 +30,7 @@ static int by_size(const void *a, const void *b)
 	return (difference > 0) - (difference < 0);
 }
 
-/* The median of some rounds, each of so many times. */
+/* The median of some rounds, each with the given number of calls. */
 static double cost(void (*once)(void), int times)
 {
 	double each[ROUNDS];
@@ -46,7 +46,7 @@ static double cost(void (*once)(void), int times)
 	return each[ROUNDS / 2];
 }
 
-/* After the name of what was measured. */
+/* Suffix of each measurement's name. */
 static const char *where = "";
 
 static void say(const char *what, double microseconds)
@@ -69,7 +69,7 @@ static void fault(void)
 	madvise(many, MANY * PAGE, MADV_DONTNEED);
 }
 
-/* Of a page of zeros, which is shared. */
+/* Reads from a page of zeros, which is shared. */
 static void read_fault(void)
 {
 	for (volatile char *at = many; at < many + MANY * PAGE; at += PAGE)
@@ -77,7 +77,7 @@ static void read_fault(void)
 	madvise(many, MANY * PAGE, MADV_DONTNEED);
 }
 
-/* What a child shares with its parent is copied; the child ends itself. */
+/* Pages that a child shares with its parent are copied; the child terminates itself. */
 static double copy_on_write(void)
 {
 	double each[ROUNDS];
@@ -135,7 +135,7 @@ static void protect(void)
 
 static int there[2], back[2];
 
-/* Two threads, or processes, on one CPU. */
+/* A switch between two threads, or processes, on one CPU. */
 static void turn(void)
 {
 	char byte = 0;
@@ -189,7 +189,7 @@ static void fork_and_wait(void)
 	CHECK(child_succeeds(child));
 }
 
-/* The same for every kernel: what a process without generations notices. */
+/* The same for every kernel: costs for a process without generations. */
 static void without(void)
 {
 	say("null-call", cost(null_call, 20000));
@@ -205,7 +205,7 @@ static void without(void)
 	say("switch-processes", turns_with_process());
 }
 
-/* The same where another process has had generations since the machine started. */
+/* The same after another process has had generations since the machine started. */
 static void without_beside(void)
 {
 	pid_t child = fork();
@@ -244,7 +244,7 @@ static void commit_patched(void)
 	CHECK(migrate(generation) == 0 && commit(generation) == 0);
 }
 
-/* Of fork only what the parent waits for. */
+/* Only the part of fork that the parent waits for. */
 static double forking(void)
 {
 	double each[ROUNDS];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Debuggers see, and change, what the thread that they look at sees. */
+/* Debuggers read and change the memory that the traced thread sees. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -124,7 +124,7 @@ static void memory_files(void)
 	CHECK(pread(other, across, sizeof(across), at - (off_t)PAGE) == sizeof(across));
 	memcpy(&number, across + PAGE, 4);
 	CHECK(number == 2);
-	/* From 7.2 on only its debugger may write what a thread itself may not. */
+	/* From 7.2 on only its debugger may write memory that a thread itself may not write. */
 	attach(thread);
 	CHECK(pwrite(other, &nine, 4, at) == 4);
 	CHECK(ptrace(PTRACE_DETACH, thread, NULL, NULL) == 0);
@@ -181,7 +181,7 @@ static void *bear(void *unused)
 	return unused;
 }
 
-/* A thread that ends is in the generation until it cannot be seen any more, however long it waits for a processor. */
+/* A thread that ends is in the generation until it is no longer visible, even if it waits long for a processor. */
 static void listed_ending(void)
 {
 	pthread_t others[5];

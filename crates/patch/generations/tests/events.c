@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Whoever follows what happens to memory misses nothing that happens through an overlay. */
+/* A process that follows events of memory also gets those that happen through an overlay. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -148,7 +148,7 @@ static void dirty_bits(void)
 	}
 }
 
-/* Equal pages become one, which a write parts again. */
+/* Equal pages become one, which a write splits again. */
 static void merged(void)
 {
 	pin_program();

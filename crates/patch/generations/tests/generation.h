@@ -20,16 +20,16 @@ struct asgen_status status(long generation);
 
 /* Returns 1 in the base. */
 int version(void);
-/* Where in its code the number stands. */
+/* Address of the number in its code. */
 char *version_byte(void);
 /* A constant among read-only data; "base" in the base. */
 extern const char constant[8];
 
 /* Seals and pins this program's code and constants; memory on both sides of them shares their tables. */
 void pin_program(void);
-/* A generation in which version() returns something else. */
+/* Makes a generation in which version() returns another number. */
 long generation_of(int number);
-/* The end of the 2 MiB that the code's last page is in, and of the program before it. */
+/* Returns the end of the 2 MiB that the code's last page is in, and of the program before it. */
 char *next_to_code(size_t length);
 
 #endif

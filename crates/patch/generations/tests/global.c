@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * TLB contexts that all processors have in common (INVLPGB): a process that runs on four of them at a time gets one, and flushes it
- * without interrupting anybody. One that has generations leaves it.
+ * without interrupting other processors. A process that gets generations leaves it.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,7 +18,7 @@ bool processor_broadcasts;
 
 enum { FLUSHES = 20 };
 
-/* Flushes for which other processors were interrupted, of the whole machine. */
+/* Flushes of the whole machine for which other processors were interrupted. */
 static long interruptions(void)
 {
 	FILE *file = fopen("/proc/vmstat", "r");
@@ -73,7 +73,7 @@ static void *spin(void *processor)
 	return NULL;
 }
 
-/* A thread on each other processor. */
+/* Starts a thread on each other processor. */
 static void gather(struct crowd *crowd)
 {
 	crowd->count = sysconf(_SC_NPROCESSORS_ONLN) - 1;
@@ -94,7 +94,7 @@ static void disperse(struct crowd *crowd)
 	on_processor(-1);
 }
 
-/* A process is considered by some of its flushes only. */
+/* Repeats, since only some flushes of a process check if it qualifies. */
 void take_global_context(void)
 {
 	struct crowd crowd;
@@ -116,7 +116,7 @@ static bool flushes_interrupt(void)
 	return count >= FLUSHES;
 }
 
-/* The one that the test began with is used no more; that of a process without generations is. */
+/* The context of the test's start is no longer used; that of a process without generations is. */
 static void global_left(void)
 {
 	CHECK(!flushes_interrupt());
@@ -153,7 +153,7 @@ static void *look(void *unused)
 	return unused;
 }
 
-/* A thread that never enters the kernel sees what is changed from the moment on at which its process has generations. */
+/* A thread that never enters the kernel sees changes from the moment at which its process has generations. */
 static void global_left_running(void)
 {
 	pthread_t thread;
@@ -165,10 +165,10 @@ static void global_left_running(void)
 	nap();
 	CHECK(interruptions_by_flushes() < FLUSHES);
 	pin_program();
-	/* this processor has left */
+	/* this processor has left the global context */
 	CHECK(migrate(generation_of(2)) == 0 && migrate(0) > 0);
 	for (int i = 0; i < 20; i++) {
-		/* what was there goes on elsewhere: who still sees it sees the old value */
+		/* the old page is moved elsewhere: a thread with a stale entry sees the old value */
 		CHECK(mremap((char *)page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, new_page(NULL)) !=
 		      MAP_FAILED);
 		*page = 'b' + i;
@@ -178,7 +178,7 @@ static void global_left_running(void)
 	CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* All processors are in the global context, and some of their threads go to generations while others flush. */
+/* All processors are in the global context, and some of their threads change to generations while others flush. */
 static void *come_and_go(void *generation)
 {
 	for (int i = 0; i < 200; i++) {

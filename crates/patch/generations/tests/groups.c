@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Pages of generations are accounted for by control groups: to who writes them, until they are freed. */
+/* Control groups account for pages of generations: the group of the writer is charged until they are freed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 #define GROUPS "/sys/fs/cgroup"
 #define MIB (1l << 20)
 #define LENGTH (8 * MIB)
-/* Of what each CPU keeps back of a charge, and what a process has besides. */
+/* Tolerance for charges that each CPU keeps in reserve, and for other memory of a process. */
 #define SLACK (2 * MIB)
 
 static void put(const char *group, const char *file, const char *text)
@@ -71,7 +71,7 @@ static long write_all(long generation, const char *at)
 	return 0;
 }
 
-/* Freeing is put off by a moment. */
+/* Memory is freed a moment later. */
 static void uncharged(const char *group, long before)
 {
 	AWAIT(charged(group) < before + SLACK);
@@ -86,7 +86,7 @@ static void charged_to_writer(void)
 
 	CHECK(generation > 0 && write_all(generation, at) == 0);
 	CHECK(charged("one") >= one + LENGTH && charged("one") < one + LENGTH + SLACK);
-	/* another generation has the same pages, and only tables of its own */
+	/* another generation has the same pages, and only its own tables */
 	long like = create(generation);
 
 	CHECK(like > 0 && charged("one") < one + LENGTH + SLACK);
@@ -96,9 +96,9 @@ static void charged_to_writer(void)
 	CHECK(charged("one") < one + LENGTH + SLACK);
 	CHECK(delete(generation) == 0);
 	uncharged("one", one);
-	/* pages written again take the place of others */
+	/* pages that are written again replace others */
 	CHECK(write_all(like, at) == 0 && charged("two") < two + LENGTH + SLACK);
-	/* a child shares them, and they go with the last */
+	/* a child shares them, and they are freed with the last process */
 	CHECK(migrate(like) == 0);
 	pid_t child = fork();
 
@@ -111,7 +111,7 @@ static void charged_to_writer(void)
 	put("", "cgroup.procs", "0");
 }
 
-/* Who writes more than the group may have is ended, by the group's own limit, and nothing is left. */
+/* A process that writes more than the group's limit is terminated by that limit, and nothing is left. */
 static void limited(void)
 {
 	int status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Pages of 2 MiB that come, split, and are shared. */
+/* Pages of 2 MiB that are made, split, and shared. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static void change_over(void)
 	CHECK(migrate(status(0).current_generation ? 0 : two) >= 0);
 }
 
-/* Beside the code: the overlay's own table holds them as leaves. */
+/* Beside the code: the overlay's own table has them as leaves. */
 static void transparent(void)
 {
 	const size_t length = 2 * HUGE;
@@ -91,7 +91,7 @@ static void reserved(void)
 	}
 }
 
-/* Shared ones of a whole gigabyte: processes share the table, which one of them then leaves. */
+/* Shared pages of a whole gigabyte: processes share the table, which one of them then leaves. */
 static void shared_tables(void)
 {
 	const size_t length = 1ul << 30;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The first process of the machine that the tests run in: mounts, swap in compressed memory, the tests (whatever the command line
- * says behind `-- run`), the end.
+ * The first process of the machine that the tests run in: mounts, swap in compressed memory, the tests (the part of the kernel command
+ * line after `-- run`), the end.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -29,7 +29,7 @@ static void put(const char *path, const char *text)
 	close(file);
 }
 
-/* What mkswap(8) writes. */
+/* Writes the same header as mkswap(8). */
 static void swap_on(const char *device, unsigned int pages)
 {
 	char head[4096] = "";
@@ -44,7 +44,7 @@ static void swap_on(const char *device, unsigned int pages)
 	close(file);
 }
 
-/* Servers and their clients talk to each other. */
+/* Servers and their clients need the loopback interface. */
 static void network_on(void)
 {
 	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
@@ -71,7 +71,7 @@ static int run(char **arguments)
 
 int main(int argc, char **argv)
 {
-	/* The kernel hands over what it does not know of its command line, and then what is meant for the tests. */
+	/* The kernel passes the unknown parts of its command line, and then the part for the tests. */
 	while (argc > 2 && strcmp(*argv, "run")) {
 		argv++;
 		argc--;
@@ -90,7 +90,7 @@ int main(int argc, char **argv)
 	put("/sys/kernel/mm/ksm/sleep_millisecs", "20");
 	put("/sys/kernel/mm/ksm/run", "1");
 	printf("# init: result %d\n", run(argv));
-	/* The kernel's last words do not wait for it. */
+	/* The kernel does not wait for its last messages. */
 	tcdrain(STDOUT_FILENO);
 	sync();
 	reboot(RB_AUTOBOOT);

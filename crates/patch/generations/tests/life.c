@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Generations and threads come and go. */
+/* Creation and end of generations and threads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -28,7 +28,7 @@ static void *stay(void *argument)
 	return NULL;
 }
 
-/* A deleted generation goes with its last thread, and not before. */
+/* A deleted generation is freed with its last thread, and not before. */
 static void deferred_delete(void)
 {
 	pthread_t threads[2];
@@ -121,7 +121,7 @@ static pid_t exec_version(pid_t (*new)(void))
 	return child;
 }
 
-/* A child has its parent's generation by the same number, and its own copy. */
+/* A child has its parent's generation under the same number, and its own copy. */
 static void forked(void)
 {
 	pin_program();
@@ -207,7 +207,7 @@ static void *follow(void *unused)
 	return NULL;
 }
 
-/* Once all are there the generation becomes the base, and costs nothing any more. */
+/* Once all threads are in it, the generation becomes the base, and costs nothing any more. */
 static void committed(void)
 {
 	pthread_t threads[3];
@@ -246,7 +246,7 @@ static void *stay_in_three(void *unused)
 	return NULL;
 }
 
-/* Stands while others are committed wherever they are, and sees the new version when it goes on. */
+/* Waits while a generation is committed, and sees the new version when it continues. */
 static void *halt(void *generation)
 {
 	CHECK(migrate((long)generation) == 0);
@@ -257,7 +257,7 @@ static void *halt(void *generation)
 	return NULL;
 }
 
-/* Threads that stand in the base, or in the generation, become the base's at once; those elsewhere stay there. */
+/* Threads in the base, or in the generation, are in the new base at once; those elsewhere stay there. */
 static void committed_wherever(void)
 {
 	pthread_t base, there, elsewhere;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What is looked up otherwise than by the CPU's usual walk: pages for a pipe, and descriptors of segments. */
+/* Lookups that do not use the CPU's usual page walk: pages for a pipe, and descriptors of segments. */
 #define _GNU_SOURCE
 #include <asm/ldt.h>
 #include <fcntl.h>
@@ -54,7 +54,7 @@ static int read_segment(unsigned int entry)
 	return found;
 }
 
-/* With page-table isolation descriptors are read through a table of the process's own. */
+/* With page-table isolation the CPU reads descriptors through a table of the process's own. */
 static void segments(void)
 {
 	pin_program();

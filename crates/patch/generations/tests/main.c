@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * usage: generations [-s SECONDS] [-p] [-g] [NAME...]: all tests, or those named; SECONDS for each of the stress tests; -p: there is
- * PCID; -g: and INVLPGB: then each test begins with a global TLB context.
+ * usage: generations [-s SECONDS] [-p] [-g] [NAME...]: all tests, or those named; SECONDS for each of the stress tests; -p: the
+ * processor has PCID; -g: and INVLPGB: then each test begins with a global TLB context.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static const struct test *const all[] = {
 	refused_tests,
 };
 
-/* Whether this kernel has, or lacks, what a test needs; a server is in a directory of the test's name. */
+/* Returns true if this kernel has, or lacks, the feature that a test needs; a server is in a directory of the test's name. */
 static bool possible(const struct test *tests, const char *name)
 {
 	bool absent = access("/proc/self/generations", F_OK) != 0;
@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 	int number = 0, bad = 0, option;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	/* What exec leaves of a generation is looked at by this very program. */
+	/* A test executes this program to check the generation after exec. */
 	if (argc == 2 && !strcmp(argv[1], "--version-number"))
 		return version();
 	while ((option = getopt(argc, argv, "s:pg")) != -1) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What the process does to its memory is seen in every generation. Each test breaks when one rule of the kernel's does
- * not hold, without luck; stress.c is for those that nobody thought of.
+ * Every generation sees the process's changes of its memory. Each test fails reliably if one rule of the kernel is broken; stress.c is
+ * for cases that have no test of their own.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -112,7 +112,7 @@ static void write_on(void *argument)
 	at[0] = 2;
 }
 
-/* Pages whose tables the overlay shares, at each level: the tables go, others come in their places. */
+/* Pages whose tables the overlay shares, at each level: the tables are freed, and others replace them. */
 static void tables(void)
 {
 	unsigned long places[] = {((unsigned long)next_to_code(0) | 0x1fffff) + 1 + 0x8000000, 0x80000000, 0x200000000,
@@ -126,7 +126,7 @@ static void tables(void)
 			memset(at, 1, 4 * PAGE);
 			in_base(UNMAP, at, 4 * PAGE);
 			CHECK(faults(at));
-			/* What were tables is something else now. */
+			/* The former tables are now used for other data. */
 			char *other = map_at(NULL, 64 * PAGE);
 
 			memset(other, 0, 64 * PAGE);
@@ -137,7 +137,7 @@ static void tables(void)
 		}
 }
 
-/* Whole tables of pages change places. */
+/* Whole tables of pages are moved. */
 static void moved(void)
 {
 	const size_t length = 0x400000;
@@ -160,7 +160,7 @@ static void moved(void)
 	}
 }
 
-/* More than the pages that a CPU keeps to itself before reclaim may find them. */
+/* More pages than a CPU keeps for itself before reclaim may find them. */
 enum { RECLAIMED = 64 };
 
 static atomic_int stop;
@@ -210,7 +210,7 @@ static volatile long *number_in(int page)
 	return (volatile long *)(pages + (size_t)page * PAGE);
 }
 
-/* Reclaim takes pages from under a running thread, and flushes them later, together. */
+/* Reclaim takes pages from a running thread, and flushes them later, together. */
 static void batch(void)
 {
 	pthread_t thread;
@@ -224,7 +224,7 @@ static void batch(void)
 	for (; !stop; counted++)
 		for (int i = 0; i < RECLAIMED; i++)
 			CHECK((*number_in(i))++ == counted);
-	/* A stale entry shows what was written through it; the base does not. */
+	/* A stale entry shows the values that were written through it; the base does not. */
 	CHECK(pthread_join(thread, NULL) == 0 && counted > 0 && migrate(0) > 0);
 	for (int i = 0; i < RECLAIMED; i++)
 		CHECK(*number_in(i) == counted);
@@ -232,10 +232,10 @@ static void batch(void)
 	CHECK(reclaimed);
 }
 
-/* Pages that were given up unless written: the write must be known to the base. */
+/* Pages that are discarded unless written: the base must know of the write. */
 static void dirty(void)
 {
-	/* Reclaim finds what this CPU keeps to itself. */
+	/* Reclaim finds the pages that this CPU keeps for itself. */
 	on_cpu(0);
 	enter_two();
 	for (int round = 0; round < 10; round++) {
@@ -243,7 +243,7 @@ static void dirty(void)
 
 		memset(at, 1, RECLAIMED * PAGE);
 		in_base(FREE_LAZILY, at, RECLAIMED * PAGE);
-		/* The entry is copied by reading, or by the write itself. */
+		/* The entry is copied by a read, or by the write itself. */
 		if (round & 1)
 			for (int i = 0; i < RECLAIMED; i++)
 				CHECK(((volatile char *)at)[(size_t)i * PAGE] < 2);

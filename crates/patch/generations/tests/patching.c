@@ -62,7 +62,7 @@ static void expect_at(int old, int new, int line)
 #define APPLY(view, ...) tool("apply", "--view", view, ##__VA_ARGS__, "/fix.patch", NULL)
 #define REVERT(view, ...) tool("revert", "--view", view, ##__VA_ARGS__, NULL)
 
-/* Generations with at least that many threads. */
+/* Returns true if there is a generation with at least that many threads. */
 static bool has_generations(int least)
 {
 	char path[64], line[128];
@@ -79,7 +79,7 @@ static bool has_generations(int least)
 	return found;
 }
 
-/* Applied and reverted, in this way and the other in turns. */
+/* Applies and reverts, by generations and by trampolines in turns. */
 static void patch_by_generation(void)
 {
 	start_victim();
@@ -104,7 +104,7 @@ static void patch_by_generation(void)
 	ENDS(REFUSED, APPLY("generation", "--quiescence", "stop"));
 }
 
-/* What trampolines cannot do: a constant changes where it lies, and no thread sees it change in the middle of using it. */
+/* Impossible for trampolines: a constant changes at its address, and no thread sees it change during its use. */
 static void patch_constant(void)
 {
 	start_victim();
@@ -122,7 +122,7 @@ static void patch_constant(void)
 		CHECK(strstr(said, "slow_answer"));
 		expect(0, THREADS);
 		CHECK(!strcmp(ask("release"), "released\n"));
-		/* a function's patch above it, in either way */
+		/* a patch of a function above it, by either mechanism */
 		ENDS(DONE, APPLY(round % 2 ? "generation" : "trampoline"));
 		expect(0, THREADS);
 		ENDS(DONE, REVERT("trampoline"));
@@ -132,7 +132,7 @@ static void patch_constant(void)
 	}
 }
 
-/* While a thread stays in what changes, the others go over and come back. */
+/* While a thread stays in the changed function, the others migrate and return. */
 static void patch_held(void)
 {
 	start_victim();
@@ -147,7 +147,7 @@ static void patch_held(void)
 	expect(0, THREADS);
 }
 
-/* Functions that are shorter than a jump, with no room behind them, are written over. */
+/* Functions that are shorter than a jump, with no space after them, are overwritten. */
 static void patch_code(void)
 {
 	start_victim();
@@ -159,7 +159,7 @@ static void patch_code(void)
 		expect(0, THREADS);
 		ENDS(DONE, tool("status", NULL));
 		ENDS(REFUSED, REVERT("trampoline"));
-		/* nobody stands in what changes, whatever else is held */
+		/* no thread is in the changed function, although one is held elsewhere */
 		CHECK(!strcmp(ask("hold"), "held\n"));
 		ENDS(DONE, REVERT("generation"));
 		CHECK(!strcmp(ask("release"), "released\n"));
@@ -175,7 +175,7 @@ static bool stays(void)
 
 #define APPLY_STAYING(...) tool("apply", "--view", "generation", "--timeout", "60s", ##__VA_ARGS__, "/staying.patch", NULL)
 
-/* A thread that never leaves what changes keeps the old version, all others go over; it follows when it has left. */
+/* A thread that never leaves the changed function keeps the old version, all others migrate; it follows when it has left. */
 static void staying(char *mode)
 {
 	expect(THREADS, 0);
@@ -188,7 +188,7 @@ static void staying(char *mode)
 		CHECK(stays() && has_generations(THREADS - 1));
 		ENDS(DONE, APPLY_STAYING("--quiescence", mode));
 		expect(1, THREADS - 1);
-		/* nothing else begins meanwhile */
+		/* no other operation begins meanwhile */
 		ENDS(REFUSED, tool("apply", "--view", "generation", "/constant.patch", NULL));
 		CHECK(strstr(said, "slow_answer"));
 		ENDS(REFUSED, REVERT("trampoline"));
@@ -197,12 +197,12 @@ static void staying(char *mode)
 		CHECK(!stays() && !has_generations(0));
 		ENDS(DONE, APPLY_STAYING("--quiescence", mode));
 		CHECK(!strcmp(ask("release"), "released\n"));
-		/* it is where it was until somebody takes it along */
+		/* it stays in its version until the next call of the tool migrates it */
 		expect(1, THREADS - 1);
 		ENDS(DONE, APPLY_STAYING("--quiescence", mode));
 		expect(0, THREADS);
 		CHECK(!stays() && !has_generations(0));
-		/* the way back has the same right */
+		/* a revert may leave a thread behind, too */
 		CHECK(!strcmp(ask("hold"), "held\n"));
 		ENDS(DONE, REVERT("generation", "--quiescence", mode));
 		expect(THREADS - 1, 1);
@@ -220,14 +220,14 @@ static void patch_staying(void)
 	staying("probe");
 }
 
-/* It has quiescence points, and reaches none of them. */
+/* The thread has quiescence points, and reaches none of them. */
 static void patch_staying_local(void)
 {
 	start_victim_with("points");
 	staying("local");
 }
 
-/* Whether the kernel works for the process, by a thread of it that runs none of its code. */
+/* Returns true if an io_uring worker, which runs none of the program's code, works for the process. */
 static bool has_worker(void)
 {
 	char path[300], name[32] = "";
@@ -251,7 +251,7 @@ static bool has_worker(void)
 	return found;
 }
 
-/* io_uring's workers stay in the base, also those that begin while their maker is elsewhere, and nobody waits for them. */
+/* io_uring's workers stay in the base, also those that begin while their creator is elsewhere, and no operation waits for them. */
 static void patch_workers(void)
 {
 	start_victim();
@@ -271,12 +271,12 @@ static void patch_workers(void)
 	}
 }
 
-/* From where to where the tool is on its way when it is killed. */
+/* Direction and start of the operation in which the tool is killed. */
 struct killing {
 	bool back, hold, applied, released;
 };
 
-/* The same with a tool that is killed somewhere between each two of its writes into the program. */
+/* The same with a tool that is killed between any two of its writes into the program. */
 static void staying_killed(char *mode, const struct killing *kinds, size_t kinds_count)
 {
 	char *over[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation", "--quiescence", mode,
@@ -318,7 +318,7 @@ static void patch_staying_killed(void)
 	static const struct killing kinds[] = {
 		{.back = false},
 		{.back = false, .hold = true},
-		/* from where it rests, with nobody left who stays */
+		/* from a state of rest, without a thread that stays */
 		{.back = false, .hold = true, .applied = true, .released = true},
 		{.back = true, .applied = true},
 		{.back = true, .hold = true, .applied = true},
@@ -341,7 +341,7 @@ static void patch_staying_local_killed(void)
 
 #define KILLS 8
 
-/* The tool killed at any moment: nobody sees anything but the one or the other, and the next call goes on. */
+/* The tool is killed at any moment: each thread sees one version or the other, and the next call continues. */
 static void patch_killed(void)
 {
 	int status;
@@ -356,7 +356,7 @@ static void patch_killed(void)
 		pid_t child = start(words, null, null);
 
 		close(null);
-		/* all but one are over, and that one keeps it from being decided */
+		/* all but one have migrated, and that one prevents the commit */
 		if (i % 2)
 			AWAIT(has_generations(1));
 		for (int pause = rand() % 400; pause; pause--)
@@ -377,11 +377,11 @@ static void patch_killed(void)
 	expect(0, THREADS);
 	ENDS(DONE, REVERT("generation"));
 	expect(THREADS, 0);
-	/* One that nobody was in yet when the tool was killed may be left. */
+	/* A generation without threads may remain from the killed tool. */
 	CHECK(!has_generations(1));
 }
 
-/* Killed somewhere between each two of its writes into the program: what it has a thread of that call included. */
+/* Killed between any two of its writes into the program, also those for the calls that it lets a thread make. */
 static void patch_killed_anywhere(void)
 {
 	char *over[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation", "/fix.patch", NULL};
@@ -411,7 +411,7 @@ static void patch_killed_anywhere(void)
 	CHECK(count > tries / 2);
 }
 
-/* On a kernel without generations the tool says so, and patches in the other way. */
+/* On a kernel without generations the tool reports this, and patches by trampolines. */
 static void patch_refused(void)
 {
 	start_victim();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * `stillpoint patch --view generation` on a program with quiescence points (points.c of the patch tests), which checks by itself what
- * a mode promises to threads between two of them.
+ * `stillpoint patch --view generation` on a program with quiescence points (points.c of the patch tests), which itself checks the
+ * promises of a mode to threads between two of them.
  */
 #define _GNU_SOURCE
 #include "../../tests/programs/control.h"
@@ -38,7 +38,7 @@ static void start_points(const char *promise)
 	AWAIT(atomic_load(&control->ready));
 }
 
-/* Threads that are there to be found asleep do not answer. */
+/* Threads whose role is to sleep do not answer. */
 static bool answers(const struct slot *slot)
 {
 	return slot->role[0] && strcmp(slot->role, "sleeper") && strcmp(slot->role, "blocked");
@@ -52,7 +52,7 @@ static void check_violations(void)
 	CHECK(waitpid(program, NULL, WNOHANG) == 0);
 }
 
-/* Everybody has called what is patched twice from here on; whether all were answered by that version. */
+/* Waits until each thread has called the patched function twice; returns true if that version answered all of them. */
 static bool all_answered(int version)
 {
 	bool all = true;
@@ -114,8 +114,8 @@ static void points_global(void)
 }
 
 /*
- * The tool killed in each mode, somewhere between each two of its writes into the program: the next one ends what it left, and
- * the modes keep their promises.
+ * The tool is killed in each mode, between any two of its writes into the program: the next one completes the operation, and the modes
+ * keep their promises.
  */
 static void points_killed(void)
 {
@@ -133,7 +133,7 @@ static void points_killed(void)
 			announce(1, 2, FREE);
 			all = killed_at(n, words, &killed) < n;
 			all_answered(1);
-			/* either way may find it; what threads are in only this one may end */
+			/* a tool of either mechanism may find the state; only this one may end a generation with threads in it */
 			bool other = n % 2;
 			int code = tool("apply", "--view", other ? "trampoline" : "generation", "--timeout", "120s", "/points.patch",
 					NULL);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Probes of instructions (uprobes): a page that differs has those of the instructions that do not, and nothing is left of them. */
+/* Probes of instructions (uprobes): a page that differs has the probes of its unchanged instructions, and nothing is left of them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/perf_event.h>
@@ -16,7 +16,7 @@
 #include "generation.h"
 #include "harness.h"
 
-/* The first instruction of version(), in which the number is, and the one behind it. */
+/* The first instruction of version(), which contains the number, and the one after it. */
 #define FIRST (version_byte() - 1)
 #define SECOND (version_byte() + 4)
 
@@ -35,7 +35,7 @@ static uint64_t offset_in_program(const char *at)
 	failed(__FILE__, __LINE__, "the program is mapped");
 }
 
-/* Counts how often the thread runs the instruction. */
+/* Counts the executions of the instruction by this thread. */
 static int probe(const char *at)
 {
 	struct perf_event_attr what = {
@@ -63,7 +63,7 @@ static long count(int probe)
 	return (long)hits;
 }
 
-/* What it returns in the generation, and how often each instruction of it is noticed. */
+/* Checks its result in the generation, and the number of hits of each instruction. */
 static void expect_at(int line, long generation, int number, int first, int first_hits, int second, int second_hits)
 {
 	CHECK(migrate(generation) >= 0);
@@ -80,7 +80,7 @@ static void expect_at(int line, long generation, int number, int first, int firs
 #define EXPECT(generation, number, first_hits, second_hits) \
 	expect_at(__LINE__, generation, number, first, first_hits, second, second_hits)
 
-/* Whether the page was written before or after. */
+/* The result is the same if the page is written before or after the probe. */
 static void probed(void)
 {
 	int one = 1, five = 5;
@@ -105,7 +105,7 @@ static void probed(void)
 	EXPECT(like, 3, 0, 1);
 	CHECK(write_to(three, version_byte(), &five, sizeof(five)) == 0);
 	EXPECT(three, 5, 0, 1);
-	/* an instruction that is written as it was */
+	/* an instruction that is written unchanged */
 	CHECK(write_to(three, FIRST, "\xb8\x06\0\0\0\xc3", 6) == 0);
 	EXPECT(three, 6, 0, 1);
 	CHECK(write_to(three, FIRST, "\xb8\x01\0\0\0\xc3", 6) == 0);
@@ -120,7 +120,7 @@ static void probed(void)
 	}
 }
 
-/* What a generation becomes the text of all with. */
+/* Probes of a generation that becomes the base. */
 static void probed_commit(void)
 {
 	pin_program();
@@ -172,7 +172,7 @@ static void *run_version(void *generation)
 	return NULL;
 }
 
-/* Probes come and go, and pages are written, under threads that run them. */
+/* Probes are added and removed, and pages are written, while threads execute them. */
 static void probes_come_and_go(void)
 {
 	enum { THREADS = 3, ROUNDS = 100 };

@@ -17,12 +17,12 @@
 #include "tool.h"
 
 #define PATCHES 99
-/* What the load prints. */
+/* Output of the load. */
 #define TABLE "/load"
 
 #define MODES 3
 static char *const modes[MODES] = {"probe", "local", "global"};
-/* Of the server under test: where its files are, and its port. */
+/* Directory and port of the server under test. */
 static const char *directory, *port;
 static pid_t load;
 
@@ -47,7 +47,7 @@ static int server(void)
 	return client;
 }
 
-/* One line of what is answered. */
+/* Returns one line of the reply. */
 static const char *answer(const void *request, size_t length)
 {
 	static char line[512];
@@ -66,7 +66,7 @@ static const char *answer(const void *request, size_t length)
 	return line;
 }
 
-/* As redis puts it at the end of a dump. */
+/* Checksum in the form that redis appends to a dump. */
 static uint64_t crc64(const unsigned char *at, size_t length)
 {
 	uint64_t crc = 0;
@@ -80,8 +80,8 @@ static uint64_t crc64(const unsigned char *at, size_t length)
 }
 
 /*
- * Whether the fix of CVE-2026-25243 is in force: it looks at a hash whose lengths can be read in two ways. Nothing is read
- * out of bounds either way (crates/patch/tests/src/effects.rs).
+ * Returns true if the fix of CVE-2026-25243 is active: it checks a hash whose lengths can be read in two ways. Nothing is read out of
+ * bounds in either case (crates/patch/tests/src/effects.rs).
  */
 static bool is_fixed(void)
 {
@@ -123,7 +123,7 @@ static void start_server(char **words)
 	close(null);
 }
 
-/* 20 connections at work, 20 idle. */
+/* 20 active connections, 20 idle ones. */
 static void start_load(char *mix)
 {
 	int null = open("/dev/null", O_RDWR), table = open(TABLE, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -139,7 +139,7 @@ static void start_load(char *mix)
 		nap();
 }
 
-/* What clients saw: with --strict one error is enough to fail. */
+/* Checks the clients' results: with --strict one error is enough to fail. */
 static void end_load(void)
 {
 	char line[256];
@@ -152,7 +152,7 @@ static void end_load(void)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* All patches, in their order; how many. */
+/* Applies all patches, in their order; returns their number. */
 static int apply_all(char *mode)
 {
 	char patch[64];
@@ -223,7 +223,7 @@ static bool rand_is_half(void)
 	return strstr(said, "RAND() is 0.5\n");
 }
 
-/* Of each second, what sysbench says: transactions went on, and no connection was lost. */
+/* Checks sysbench's line of each second: transactions continued, and no connection was lost. */
 static void check_intervals(void)
 {
 	FILE *table = fopen(TABLE, "r");
@@ -260,7 +260,7 @@ static void mariadb_with(char *threads)
 	close(table);
 	close(null);
 	there_and_back(rand_is_half, 3);
-	/* it must not have ended by itself: what it ends at is an error */
+	/* it must not have ended by itself: it only ends by itself after an error */
 	CHECK(waitpid(load, &status, WNOHANG) == 0);
 	kill(load, SIGKILL);
 	CHECK(waitpid(load, &status, 0) == load);
@@ -274,7 +274,7 @@ static void mariadb_with(char *threads)
 static void mariadb(void)
 {
 	directory = "mariadb";
-	/* where scripts find each other */
+	/* the directory in which scripts find each other */
 	CHECK(chdir("/mariadb") == 0);
 	mariadb_with("--thread-handling=one-thread-per-connection");
 	mariadb_with("--thread-handling=pool-of-threads");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A program of a given size patched by generations, by trampolines, and forked (VLDB 2025, figure 9): how long its threads
- * stand for that. Lines as those of costs.c; the clock may count instructions.
+ * A program of a given size is patched by generations, by trampolines, and forked (VLDB 2025, figure 9): the time for which its threads
+ * are stopped. Lines in the form of costs.c; the clock may count instructions.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -44,7 +44,7 @@ static long forked_ns(void)
 	return ns;
 }
 
-/* What an operation tells of itself, in nanoseconds. */
+/* Times that an operation reports of itself, in nanoseconds. */
 struct operation {
 	long longest, sum, all;
 };
@@ -89,7 +89,7 @@ static void say(const char *what, const char *view, const char *mib, double ns)
 	printf("# cost: %s%s-%s %.3f\n", what, view, mib, ns / 1000);
 }
 
-/* The median of an odd number. */
+/* Returns the median of an odd number of values. */
 static long median(long *of, int count)
 {
 	for (int i = 1; i < count; i++)
@@ -107,7 +107,7 @@ static void patched(char *view, const char *mib)
 	long longest[2 * ROUNDS + 1] = {0}, sum[2 * ROUNDS + 1], all[2 * ROUNDS + 1];
 	int count = 0;
 
-	/* the first brings the patch there: the memory for it stays */
+	/* the first one loads the patch: its memory stays */
 	operation("apply", view);
 	operation("revert", view);
 	for (int i = 0; i < ROUNDS; i++)
@@ -137,7 +137,7 @@ int main(void)
 		if ((strtoul(sizes[i], NULL, 10) + 512) << 20 > memory.totalram * memory.mem_unit)
 			break;
 		start_program(sizes[i]);
-		/* it has touched all */
+		/* it has touched all its memory */
 		fputs("look\n", commands);
 		CHECK(fscanf(answers, " old %d new %*d wrong %*d", &seen) == 1 && seen);
 		patched("generation", sizes[i]);

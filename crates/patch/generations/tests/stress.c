@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Threads of three generations hand each other memory, in boxes, while all of them map, move, protect, give up, page out,
- * fork and change over. Whoever takes a box checks what is in it.
+ * Threads of three generations pass memory to each other, in boxes, while all of them map, move, protect, discard, page out, fork and
+ * change over. The thread that takes a box checks its contents.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -46,7 +46,7 @@ struct worker {
 	int number;
 	long generation;
 	int version;
-	/* What the thread before this one put here. */
+	/* Contents that the thread before this one put here. */
 	atomic_bool full;
 	char *at;
 	size_t length;
@@ -63,7 +63,7 @@ static unsigned int any(struct worker *me, unsigned int of)
 	return (unsigned int)rand_r(&me->random) % of;
 }
 
-/* Near the code: with the same table, or one, two or three levels further up. NULL: something is there already. */
+/* Maps memory near the code: with the same table, or one, two or three levels further up. NULL if the address is taken. */
 static char *map_near(struct worker *me, size_t *length)
 {
 	uintptr_t after = (uintptr_t)next_to_code(0) + 0x20000, at;
@@ -221,7 +221,7 @@ static void hop(struct worker *me)
 	me->version = to + 1;
 }
 
-/* Whole regions come and go: tables of the upper levels with them. */
+/* Whole regions are mapped and unmapped, with their tables of the upper levels. */
 static void alone_in_region(struct worker *me)
 {
 	char *at = mmap((void *)((uintptr_t)(210 + me->number) << 39), 2 * PAGE, PROT_READ | PROT_WRITE,

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* How long each of the stress tests goes on. */
+/* Duration of each of the stress tests, in seconds. */
 extern double stress_s;
 
 void fill(char *at, size_t length, unsigned int seed);

@@ -8,23 +8,23 @@
 /* Exit codes of stillpoint(1). */
 enum { DONE = 0, REFUSED = 3, FELL_BACK = 4 };
 
-/* Of the program that tool() is about. */
+/* Pid of the program that tool() works on. */
 extern char pid[16];
-/* What run() printed last. */
+/* Last output of run(). */
 extern char said[8192];
 
 /* The program's words end with NULL; it ends with the test. Descriptors below 0 are the test's own. */
 pid_t start(char **words, int input, int output);
-/* Runs a program to its end; its exit code. */
+/* Runs a program to its end; returns its exit code. */
 int run(char **words);
-/* Runs `stillpoint patch VERB --pid PID ...`, words up to a NULL; its exit code. */
+/* Runs `stillpoint patch VERB --pid PID ...`, words up to a NULL; returns its exit code. */
 int tool(const char *verb, ...);
 /*
- * Runs the tool and kills it soon after it was to write into another process for the nth time, or right before
- * (kill_after.c of the patch tests): how often it came to write. One that ends before that is not counted in `killed`.
+ * Runs the tool and kills it soon after its nth write into another process was due, or right before it (kill_after.c of the patch
+ * tests); returns the number of writes that were due. A tool that ends before that is not counted in `killed`.
  */
 unsigned long killed_at(unsigned long n, char **words, int *killed);
-/* What was printed is shown if the code is another than wanted. */
+/* Prints the output if the code differs from the expected one. */
 void wanted(int code, int wanted, int line);
 
 #define ENDS(code, call) wanted(call, code, __LINE__)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The example of libstillpoint's views, and what a kernel without generations answers. */
+/* The example of libstillpoint's views, and the answers of a kernel without generations. */
 #include <errno.h>
 #include <stdio.h>
 #include <sys/wait.h>

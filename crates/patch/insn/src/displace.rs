@@ -1,4 +1,4 @@
-//! The displaced prologue at its new place.
+//! The displaced prologue at its new address.
 
 use crate::entry::decode;
 use crate::{EntryPlan, Error, jump5};
@@ -8,17 +8,17 @@ use iced_x86::{
 };
 use stillpoint_patch_format::{Avma, Svma};
 
-/// Upper bound of what [`displace`] yields, for laying out before the addresses are known.
+/// Upper bound of the length that [`displace`] returns, in bytes; used for the layout before the addresses are known.
 pub const DISPLACED_MAX: usize = 96;
 
-/// The displaced instructions of the function whose `code` (at least the displaced bytes) is stated at `start` and
-/// runs at `entry`, made for `at`, followed by a jump to the first instruction that was not displaced.
+/// Returns the displaced instructions, made for the address `at`, followed by a jump to the first instruction that is not displaced. `code`
+/// (at least the displaced bytes) belongs to the function that is stated at `start` and runs at `entry`.
 pub fn displace(code: &[u8], start: Svma, plan: &EntryPlan, entry: Avma, at: Avma) -> Result<Vec<u8>, Error> {
     let code = code.get(..plan.displaced_len).ok_or(Error::TooShort { start, len: code.len() })?;
     let instructions = decode(code, Svma(entry.0)).map_err(|_| Error::Undecodable { start, at: start })?;
     let last = instructions.last().ok_or(Error::TooShort { start, len: 0 })?;
     let back = Avma(entry.0 + plan.displaced_len as u64);
-    // the literal's address depends on the length, the length does not depend on the literal's address
+    // the address of the literal depends on the length; the length does not depend on the address of the literal
     let probe = encode(&instructions, start, at, Avma(at.0 + DISPLACED_MAX as u64))?;
     let tail = if falls_through(last) { 5 } else { 0 };
     let literal = Avma((at.0 + (probe.len() + tail) as u64).next_multiple_of(8));
@@ -49,8 +49,8 @@ fn encode(instructions: &[Instruction], start: Svma, at: Avma, literal: Avma) ->
     let mut list = Vec::with_capacity(instructions.len() + 1);
     for instruction in instructions {
         if is_call(instruction) {
-            // push [rip+literal] keeps the original return address in one atomic step; plan_entry made sure that the
-            // call is the last displaced instruction
+            // push [rip+literal] keeps the original return address in one atomic step; plan_entry made sure that the call is the last
+            // displaced instruction
             let slot = MemoryOperand::with_base_displ(Register::RIP, literal.0 as i64);
             let mut push = Instruction::with1(Code::Push_rm64, slot).map_err(|_| not_movable(instruction, start))?;
             push.set_ip(instruction.ip());
@@ -65,7 +65,7 @@ fn encode(instructions: &[Instruction], start: Svma, at: Avma, literal: Avma) ->
     encoded.map(|e| e.code_buffer).map_err(|_| not_movable(&instructions[0], start))
 }
 
-/// The jump that goes where `call` goes.
+/// Returns the jump with the same target as `call`.
 fn tail_jump(call: &Instruction) -> Option<Instruction> {
     let mut jump = if call.is_call_near() {
         Instruction::with_branch(Code::Jmp_rel32_64, call.near_branch_target()).ok()?
@@ -74,7 +74,7 @@ fn tail_jump(call: &Instruction) -> Option<Instruction> {
         jump.set_code(Code::Jmp_rm64);
         jump
     };
-    // an address of its own: the block encoder maps branches to instructions by their addresses
+    // it needs a different address: the block encoder maps branches to instructions by their addresses
     jump.set_ip(call.ip() + 1);
     Some(jump)
 }

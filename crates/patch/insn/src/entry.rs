@@ -1,19 +1,19 @@
-//! Which bytes of a function a jump at its entry displaces, and whether it may.
+//! The bytes of a function that a jump at its entry displaces, and the checks that permit it.
 
 use crate::{Error, JUMP_LEN};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Formatter, Instruction, IntelFormatter, Mnemonic, Register};
 use stillpoint_patch_format::Svma;
 
-/// What a jump at an entry displaces.
+/// The bytes that a jump at an entry displaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryPlan {
-    /// Bytes from the entry to the first instruction boundary at or behind the end of the jump.
+    /// Bytes from the entry to the first instruction boundary at or after the end of the jump.
     pub displaced_len: usize,
-    /// Offsets of the instructions behind the first that start in the displaced bytes: where a thread may stand, or a
-    /// signal frame may point to, such that the jump must not be written.
+    /// Offsets of the displaced instructions after the first one. The jump must not be written while a thread is stopped at one of them, or
+    /// while a signal frame points to one.
     pub inner_boundaries: Vec<u8>,
-    /// Whether a thread at the entry may be in the middle of something: the function itself jumps back there, or its
-    /// first instruction repeats (`rep stos`) and may have been interrupted with half of its work done.
+    /// True if a thread at the entry may have done part of the work: the function itself jumps back there, or its first instruction repeats
+    /// (`rep stos`) and may have been interrupted halfway.
     pub loops_to_entry: bool,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn decode(code: &[u8], start: Svma) -> Result<Vec<Instruction>, Error
     Ok(out)
 }
 
-/// The target of a direct jump or conditional jump (not of a call: that one comes back).
+/// Returns the target of a direct jump or conditional jump (not of a call, because a call returns).
 fn jump_within(instruction: &Instruction) -> Option<Svma> {
     match instruction.flow_control() {
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {
@@ -42,23 +42,23 @@ fn jump_within(instruction: &Instruction) -> Option<Svma> {
     }
 }
 
-/// Every place that direct jumps in `code` go to, with the jump; for the cold parts of a function, whose jumps into
-/// the displaced bytes of the hot part would be missed by [`plan_entry`].
+/// Returns every target of a direct jump in `code`, each as (address of the jump, target). Use it for the cold parts of a function:
+/// [`plan_entry`] does not see their jumps into the displaced bytes of the hot part.
 pub fn branch_targets(code: &[u8], start: Svma) -> Result<Vec<(Svma, Svma)>, Error> {
     let jumps = decode(code, start)?;
     Ok(jumps.iter().filter_map(|i| jump_within(i).map(|to| (Svma(i.ip()), to))).collect())
 }
 
-/// Whether `bytes` are nothing but padding: no-operations and int3.
+/// Returns true if `bytes` are only padding: no-operations and int3.
 pub fn is_padding(bytes: &[u8]) -> bool {
     let all = decode(bytes, Svma(0));
     all.is_ok_and(|all| all.iter().all(|i| matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)))
 }
 
-/// Works out what a jump at the entry displaces.
+/// Works out which bytes a jump at the entry displaces.
 ///
-/// `code` is the whole hot part, in memory at `start`; for a function of fewer than five bytes the caller may append
-/// the padding behind it (see [`is_padding`]) that belongs to no one else.
+/// `code` is the whole hot part, in memory at `start`. For a function of fewer than five bytes the caller may append the padding after it
+/// (see [`is_padding`]) if no other function owns that padding.
 pub fn plan_entry(code: &[u8], start: Svma) -> Result<EntryPlan, Error> {
     if code.len() < JUMP_LEN {
         return Err(Error::TooShort { start, len: code.len() });
@@ -88,7 +88,7 @@ pub fn plan_entry(code: &[u8], start: Svma) -> Result<EntryPlan, Error> {
     Ok(EntryPlan { displaced_len, inner_boundaries, loops_to_entry })
 }
 
-/// Refuses what [`crate::displace`] cannot move with its meaning kept; `end` is the offset behind the instruction.
+/// Refuses an instruction whose meaning changes when [`crate::displace`] moves it; `end` is the offset after the instruction.
 fn movable(instruction: &Instruction, start: Svma, end: usize) -> Result<(), Error> {
     let refuse = |why| {
         let mut text = String::new();

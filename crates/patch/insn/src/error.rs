@@ -1,47 +1,47 @@
-//! Why an entry cannot be redirected, or code cannot be placed.
+//! Errors for an entry that cannot be redirected, or code that cannot be placed.
 
 use stillpoint_patch_format::{Avma, Svma};
 
-/// Why an entry cannot be redirected, or code cannot be placed.
+/// The reason why an entry cannot be redirected, or why code cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Fewer bytes than a jump needs, and no padding behind them.
+    /// The function has fewer bytes than a jump needs, and no padding follows it.
     #[error("function at {start} has {len} bytes, a jump needs {need}", need = crate::JUMP_LEN)]
     TooShort {
         /// Entry of the function.
         start: Svma,
-        /// Its bytes.
+        /// Length of the function in bytes.
         len: usize,
     },
-    /// The rest of the function jumps to bytes that the jump overwrites.
+    /// The rest of the function branches to bytes that the jump overwrites.
     #[error("function at {start}: the branch at {from} goes to {to}, which the jump at the entry overwrites")]
     BranchIntoEntry {
         /// Entry of the function.
         start: Svma,
         /// The branch.
         from: Svma,
-        /// Where it goes.
+        /// Target of the branch.
         to: Svma,
     },
-    /// Not an instruction.
+    /// The bytes are not an instruction.
     #[error("function at {start}: no instruction can be decoded at {at}")]
     Undecodable {
         /// Entry of the function.
         start: Svma,
-        /// Where decoding stopped.
+        /// Address at which decoding stopped.
         at: Svma,
     },
-    /// An instruction of the prologue means something else elsewhere.
+    /// An instruction of the prologue has another meaning at another address.
     #[error("function at {start}: `{instruction}` at {at} cannot be moved: {why}")]
     NotRelocatable {
         /// Entry of the function.
         start: Svma,
         /// The instruction.
         at: Svma,
-        /// Its text.
+        /// Text of the instruction.
         instruction: String,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
     /// A 32-bit distance does not reach.
@@ -49,7 +49,7 @@ pub enum Error {
     OutOfReach {
         /// The jump.
         at: Avma,
-        /// Where it should go.
+        /// Target of the jump.
         to: Avma,
     },
 }

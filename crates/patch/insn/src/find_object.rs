@@ -1,5 +1,5 @@
-//! What stands in for glibc's `_dl_find_object`: finds code that no loader knows of in a table, and leaves all other
-//! addresses to glibc.
+//! Replacement for glibc's `_dl_find_object`: finds code that is unknown to the loader in a table, and forwards all other addresses to
+//! glibc.
 
 use crate::Error;
 use crate::jump::jump5;
@@ -7,11 +7,11 @@ use stillpoint_patch_format::Avma;
 
 /// Bytes of [`find_object`].
 pub const FIND_OBJECT_LEN: usize = 100;
-/// Bytes of the table's header: 16 of anything, then lowest and highest address looked up in the table, 8 bytes each.
+/// Bytes of the table's header: 16 unused, then the lowest and the highest address that is looked up in the table, 8 bytes each.
 pub const FIND_HEADER_LEN: usize = 64;
 /// Bytes of an entry: start, end, link map, search table of the unwind data (8 bytes each), state (one byte).
 pub const FIND_ENTRY_LEN: usize = 64;
-/// Offset of the state in an entry: 0 has never been used and ends the table; else odd is in force, even is not.
+/// Offset of the state in an entry: 0 means never used and ends the table; odd means active, any other even value inactive.
 pub const FIND_STATE_AT: usize = 32;
 
 /// ```text
@@ -35,7 +35,7 @@ pub const FIND_STATE_AT: usize = 32;
 ///       jae  2b
 ///       mov  16(%rax), %r10
 ///       mov  24(%rax), %r11
-///       cmp  %cl, 32(%rax)              was the entry taken away and used anew meanwhile?
+///       cmp  %cl, 32(%rax)              was the entry removed and used again meanwhile?
 ///       jne  1b
 ///       xor  %eax, %eax
 ///       mov  %rax, (%rsi)
@@ -65,9 +65,9 @@ const CODE: [u8; FIND_OBJECT_LEN] = [
     0xe9, 0, 0, 0, 0,
 ];
 
-/// `int _dl_find_object(void *address, struct dl_find_object *result)` placed at `at`, for the table at `table`; what
-/// the table does not hold goes on to `original`, with both arguments untouched. Takes no lock, uses no stack, and may
-/// be interrupted anywhere.
+/// Returns `int _dl_find_object(void *address, struct dl_find_object *result)` placed at `at`, for the table at `table`. An address that
+/// the table does not hold goes to `original`, with both arguments unchanged. The code takes no lock, uses no stack, and may be interrupted
+/// anywhere.
 pub fn find_object(at: Avma, table: Avma, original: Avma) -> Result<[u8; FIND_OBJECT_LEN], Error> {
     let mut out = CODE;
     for field in [3, 22] {

@@ -1,4 +1,4 @@
-//! Fixed sequences: the jump at an entry, the dispatcher, the stub for calls out of reach.
+//! Fixed instruction sequences: the jump at an entry, the dispatcher, the stub for calls out of reach.
 
 use crate::Error;
 use stillpoint_patch_format::Avma;
@@ -10,7 +10,7 @@ pub const DISPATCH_LEN: usize = 43;
 /// Bytes of the stub that reaches any address.
 pub const FAR_STUB_LEN: usize = 6;
 
-/// Distance from the end of an instruction at `at` of `len` bytes, when 32 bits hold it.
+/// Returns the distance from the end of the instruction of `len` bytes at `at` to `to`, if 32 bits can hold it.
 fn rel32(at: Avma, len: u64, to: Avma) -> Result<[u8; 4], Error> {
     let distance = to.0.wrapping_sub(at.0.wrapping_add(len)) as i64;
     i32::try_from(distance).map(i32::to_le_bytes).map_err(|_| Error::OutOfReach { at, to })
@@ -22,7 +22,7 @@ pub fn jump5(at: Avma, to: Avma) -> Result<[u8; JUMP_LEN], Error> {
     Ok([0xe9, a, b, c, d])
 }
 
-/// Where the bytes at `at` jump to, when they are a `jmp rel32`.
+/// Returns the target of the jump at `at`, if `bytes` start with a `jmp rel32`.
 pub fn jump_target(bytes: &[u8], at: Avma) -> Option<Avma> {
     match bytes {
         [0xe9, a, b, c, d, ..] => {
@@ -33,20 +33,20 @@ pub fn jump_target(bytes: &[u8], at: Avma) -> Option<Avma> {
     }
 }
 
-/// What the state byte of a transition says to its dispatchers. One byte, so that writing it cannot tear: it is the
-/// commit point of the whole transition, for every entry, every thread and every thread yet to be born.
+/// Meaning of the state byte of a transition for its dispatchers. It is one byte, so that a write cannot tear. It is the commit point of
+/// the whole transition, for every entry, every thread and every future thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DispatchState {
-    /// Each thread by its own word.
+    /// Each thread follows its own word.
     PerThread = 0,
-    /// Everyone to the new side, whatever the words say.
+    /// All threads go to the new side; their words are ignored.
     AllThen = 1,
-    /// Everyone to the old side, whatever the words say.
+    /// All threads go to the old side; their words are ignored.
     AllOtherwise = 2,
 }
 
 impl DispatchState {
-    /// The state that a byte in memory stands for.
+    /// Returns the state that a byte in memory encodes.
     pub fn from_byte(byte: u8) -> Option<Self> {
         [Self::PerThread, Self::AllThen, Self::AllOtherwise].into_iter().find(|s| *s as u8 == byte)
     }
@@ -90,7 +90,7 @@ pub fn dispatch(
     Ok(out)
 }
 
-/// `jmp *slot(%rip)`, placed at `at`: goes wherever the 8 bytes at `slot` say.
+/// `jmp *slot(%rip)`, placed at `at`: jumps to the address in the 8 bytes at `slot`.
 pub fn far_stub(at: Avma, slot: Avma) -> Result<[u8; FAR_STUB_LEN], Error> {
     let [a, b, c, d] = rel32(at, 6, slot)?;
     Ok([0xff, 0x25, a, b, c, d])

@@ -1,16 +1,15 @@
-//! Redirects function entries: how many bytes a jump displaces, the displaced code at its new place, jumps, dispatchers.
+//! Redirects function entries: the bytes that a jump displaces, the displaced code at its new address, jumps, dispatchers.
 //!
-//! The caller guarantees that `code` is the *whole* hot part of one function as it stands in memory (a branch that is
-//! not shown here is not seen), that cold parts are looked at with [`branch_targets`], and that nobody executes the
-//! inner bytes of an entry while it is written.
+//! The caller guarantees three things. `code` is the *whole* hot part of one function as it is in memory, because a branch outside it is
+//! not seen. Cold parts are checked with [`branch_targets`]. No thread executes the inner bytes of an entry while they are written.
 //!
-//! The crate guarantees that [`displace`] yields code that, run at its new address, does exactly what the displaced
-//! instructions did and then continues in the old function behind them: branches and rip-relative operands keep their
-//! targets, and a call leaves the *original* return address on the stack, so that unwinding sees the old text. What it
-//! cannot move like that it refuses by name; nothing is ever approximated.
+//! The crate guarantees that the code of [`displace`], run at its new address, does exactly what the displaced instructions did and then
+//! continues in the old function after them. Branches and rip-relative operands keep their targets. A call leaves the *original* return
+//! address on the stack, so that unwinding sees the old text. The crate refuses each instruction that it cannot move in this way, and the
+//! error names it; the crate never approximates.
 //!
-//! It does not look through indirect jumps: a jump table that leads into the first bytes of its own function would not
-//! be seen (compilers make none: what stands before the table's jump stands before its targets).
+//! It does not follow indirect jumps: it cannot see a jump table that leads into the first bytes of its own function. Compilers make no
+//! such table, because the code before the table's jump is also before its targets.
 //!
 //! ```text
 //! entry: jmp D            D: what the state byte says, else  P: displaced prologue

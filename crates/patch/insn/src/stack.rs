@@ -1,33 +1,32 @@
-//! What straight-line code at a function's entry does to the stack: how far the caller's frame is away at each
-//! instruction, and which of the caller's registers lie where.
+//! Effect of straight-line code at a function's entry on the stack: the distance to the caller's frame at each instruction, and the
+//! locations of the caller's saved registers.
 
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 use stillpoint_patch_format::Avma;
 
-/// The stack from one instruction on.
+/// State of the stack from one instruction on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StackState {
-    /// Offset of that instruction.
+    /// Offset of that instruction in bytes.
     pub offset: u32,
     /// Bytes from the stack pointer to the canonical frame address (the stack pointer before the call).
     pub frame: u64,
-    /// Registers of the caller by DWARF number, with the bytes from the canonical frame address *down* to where each
-    /// lies.
+    /// Registers of the caller by DWARF number, each with the bytes from the canonical frame address *down* to its saved value.
     pub saved: Vec<(u8, u64)>,
 }
 
-/// What is known of a piece of code.
+/// States of the stack in a piece of code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StackStates {
-    /// Ascending, the first at offset 0; each holds up to the next.
+    /// States in ascending order, the first at offset 0; each holds until the next.
     pub states: Vec<StackState>,
-    /// Bytes that are described; what follows does something that is not understood here, or is not reached.
+    /// Number of bytes described; the code after them is not reached, or does something that this module does not understand.
     pub len: u32,
 }
 
-/// Registers that a function must hand back unchanged, with their DWARF numbers.
+/// Callee-saved registers, with their DWARF numbers.
 const KEPT: [(Register, u8); 6] = [
     (Register::RBX, 3),
     (Register::RBP, 6),
@@ -37,8 +36,8 @@ const KEPT: [(Register, u8); 6] = [
     (Register::R15, 15),
 ];
 
-/// Follows `code`, which is entered by a call at its first byte and runs at `at`, up to the first jump away or to the
-/// first instruction whose effect on the stack is not understood (that instruction itself still stands in a known state).
+/// Follows `code`, which is entered by a call at its first byte and runs at `at`. It ends at the first jump away, or at the first
+/// instruction whose effect on the stack is not understood (the state before that instruction is still known).
 pub fn stack_states(code: &[u8], at: Avma) -> StackStates {
     let mut now = StackState { offset: 0, frame: 8, saved: Vec::new() };
     let mut states = vec![now.clone()];
@@ -62,8 +61,8 @@ pub fn stack_states(code: &[u8], at: Avma) -> StackStates {
     StackStates { states, len }
 }
 
-/// Whether code, of a whole function, leaves the stack and the registers that it must hand back alone: unwinding through it is the
-/// same at each instruction, whatever the others are.
+/// Returns true if `code`, a whole function, does not change the stack or the callee-saved registers. Unwinding through it is then the same
+/// at each of its instructions.
 pub fn leaves_stack_alone(code: &[u8], at: Avma) -> bool {
     let hands_back = |i: &Instruction| KEPT.iter().all(|(register, _)| !writes(i, *register));
     Decoder::with_ip(64, code, at.0, DecoderOptions::NONE).iter().all(|instruction| {
@@ -72,7 +71,7 @@ pub fn leaves_stack_alone(code: &[u8], at: Avma) -> bool {
     })
 }
 
-/// Nothing behind it is reached from here.
+/// Returns true if the instruction after this one is not reached from here.
 fn leaves(instruction: &Instruction) -> bool {
     matches!(
         instruction.flow_control(),
@@ -80,7 +79,7 @@ fn leaves(instruction: &Instruction) -> bool {
     ) || instruction.mnemonic() == Mnemonic::Int3
 }
 
-/// Takes an instruction's effect into `state`; false when it has one that is not understood.
+/// Applies the effect of an instruction to `state`; returns false if the effect is not understood.
 fn follow(instruction: &Instruction, state: &mut StackState) -> bool {
     let first = instruction.op0_register();
     match instruction.mnemonic() {
@@ -112,7 +111,7 @@ fn follow(instruction: &Instruction, state: &mut StackState) -> bool {
     }
 }
 
-/// Whether an instruction may change a register of its own accord or by name.
+/// Returns true if an instruction may change a register, implicitly or by name.
 fn writes(instruction: &Instruction, register: Register) -> bool {
     let mut factory = InstructionInfoFactory::new();
     let mut used = factory.info(instruction).used_registers().iter();

@@ -1,17 +1,17 @@
-//! From an edit to a place in the text.
+//! Search for the place of an edit in a text.
 
 use crate::edits::{Edit, Scope, Verb};
 use crate::source::Source;
 use std::ops::Range;
 
-/// Bytes that the edit's text takes the place of, and what stands before each of its lines.
+/// Bytes that the edit's text replaces, and the indentation of each of its lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) range: Range<usize>,
     pub(crate) indent: String,
 }
 
-/// Where an edit goes; otherwise what is wrong with its anchor.
+/// Finds the place of an edit; the error states the fault of its anchor.
 pub(crate) fn find(source: &Source, edit: &Edit) -> Result<Place, String> {
     if edit.scope == Scope::Line {
         return in_lines(source.text, edit);
@@ -35,7 +35,7 @@ fn at_match(source: &Source, edit: &Edit, at: usize) -> Result<Place, String> {
         let last = &source.tokens[at + edit.pattern.len() - 1];
         return Ok(Place { range: source.tokens[at].range.start..last.range.end, indent: String::new() });
     }
-    // Out of all parentheses: the statement's own level.
+    // Leave all parentheses: the statement's own level.
     let mut own = at;
     while let Some(parent) = source.tokens[own].parent.filter(|&parent| source.word(parent) != "{") {
         own = parent;
@@ -57,7 +57,7 @@ fn at_match(source: &Source, edit: &Edit, at: usize) -> Result<Place, String> {
     }
 }
 
-/// The tokens in which an edit looks for its words.
+/// Returns the tokens in which an edit searches for its words.
 fn scope(source: &Source, scope: &Scope) -> Result<Range<usize>, String> {
     let bodies: Vec<usize> = match scope {
         Scope::File | Scope::Line => return Ok(0..source.tokens.len()),
@@ -77,7 +77,7 @@ fn one(found: Vec<usize>, (which, of): (usize, usize)) -> Result<usize, String> 
     }
 }
 
-/// Names of functions where they are defined, and the brackets that open their bodies.
+/// Returns names of functions at their definitions, and the brackets that open their bodies.
 fn definitions<'a>(source: &'a Source, name: &'a [String]) -> impl Iterator<Item = (usize, usize)> + 'a {
     let candidates = (0..source.tokens.len()).filter(|&at| source.matches(at, name));
     candidates.filter(|&at| at == 0 || source.word(at - 1) != "::").filter_map(|at| {
@@ -95,7 +95,7 @@ fn definitions<'a>(source: &'a Source, name: &'a [String]) -> impl Iterator<Item
     })
 }
 
-/// Brackets that open the bodies of a type.
+/// Returns brackets that open the bodies of a type.
 fn type_bodies(source: &Source, name: &[String]) -> Vec<usize> {
     let candidates = (0..source.tokens.len()).filter(|&at| source.matches(at, name));
     let body = |at: usize| {
@@ -106,7 +106,7 @@ fn type_bodies(source: &Source, name: &[String]) -> Vec<usize> {
     candidates.filter_map(body).collect()
 }
 
-/// The first token of the statement (or definition) that a token on its level belongs to.
+/// Returns the first token of the statement (or definition) that a token on its level belongs to.
 fn start_of_statement(source: &Source, own: usize) -> usize {
     let parent = source.tokens[own].parent;
     let mut start = own;
@@ -120,7 +120,7 @@ fn start_of_statement(source: &Source, own: usize) -> usize {
     skip_labels(source, start, own)
 }
 
-/// `case X:`, `default:` and `label:` are no part of a statement.
+/// Skips `case X:`, `default:` and `label:`, which are no part of a statement.
 fn skip_labels(source: &Source, mut start: usize, own: usize) -> usize {
     loop {
         let colon = match source.word(start) {
@@ -134,7 +134,7 @@ fn skip_labels(source: &Source, mut start: usize, own: usize) -> usize {
     }
 }
 
-/// The first token of what a statement governs: what follows `if (...)`, `do` and their like.
+/// Returns the first token of the code that a statement governs: after `if (...)`, `do` and similar words.
 fn governed(source: &Source, start: usize) -> Option<usize> {
     match source.word(start) {
         "if" | "for" | "while" | "switch" => {
@@ -146,7 +146,7 @@ fn governed(source: &Source, start: usize) -> Option<usize> {
     }
 }
 
-/// The last token of a statement.
+/// Returns the last token of a statement.
 fn end_of_statement(source: &Source, start: usize) -> Result<usize, String> {
     let no_end = || "the statement has no end".to_owned();
     if source.word(start) == "{" {
@@ -186,7 +186,7 @@ fn edge(source: &Source, edit: &Edit, scope: &Range<usize>) -> Result<Place, Str
     }
 }
 
-/// The white space that a token's line begins with, and where the line begins.
+/// Returns the start of a token's line, and the white space at its beginning.
 fn line_of(source: &Source, at: usize) -> (usize, String) {
     let start = source.tokens.get(at).map_or(source.text.len(), |token| token.range.start);
     let line = source.text[..start].rfind('\n').map_or(0, |end| end + 1);
@@ -194,7 +194,7 @@ fn line_of(source: &Source, at: usize) -> (usize, String) {
     (line, indent)
 }
 
-/// Before a token: in lines of its own when the token is the first of its line.
+/// Returns the place before a token: on lines of its own when the token is the first of its line.
 fn before(source: &Source, at: usize) -> Place {
     let (line, indent) = line_of(source, at);
     let start = source.tokens[at].range.start;
@@ -207,8 +207,8 @@ fn before_close(source: &Source, close: usize) -> Place {
     Place { range, indent: format!("{indent}  ") }
 }
 
-/// After a token, indented like another one. What follows in the line is a comment at most: it keeps its place when
-/// the line ends there.
+/// Returns the place after a token, with the indentation of another one. The rest of the line is a comment at most: it
+/// stays on its line if the line ends there.
 fn after(source: &Source, at: usize, like: usize) -> Place {
     let end = source.tokens[at].range.end;
     let next = source.tokens.get(at + 1).map_or(source.text.len(), |token| token.range.start);
@@ -218,7 +218,7 @@ fn after(source: &Source, at: usize, like: usize) -> Place {
     Place { range: place..place, indent: line_of(source, like).1 }
 }
 
-/// Anchors in text that is not C: the words of a pattern stand in one line, in a row.
+/// Finds anchors in text that is not C: the words of a pattern are adjacent on one line.
 fn in_lines(text: &str, edit: &Edit) -> Result<Place, String> {
     let mut start = 0;
     let mut found = Vec::new();

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::source::{Source, words};
 use std::collections::BTreeMap;
 
-/// What a scope names.
+/// Kind of a scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {
     File,
@@ -14,7 +14,7 @@ pub(crate) enum Scope {
     Line,
 }
 
-/// Where an edit stands, relative to its anchor.
+/// Position of an edit relative to its anchor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verb {
     Begin,
@@ -27,18 +27,18 @@ pub(crate) enum Verb {
     Above,
 }
 
-/// One edit: text, and the anchor it stands at.
+/// One edit: text, and its anchor.
 #[derive(Debug, Clone)]
 pub(crate) struct Edit {
     pub(crate) scope: Scope,
     pub(crate) verb: Verb,
     pub(crate) pattern: Vec<String>,
-    /// Which of how many.
+    /// Number of the occurrence, from 1, and the number of all occurrences.
     pub(crate) occurrence: (usize, usize),
     pub(crate) text: Vec<String>,
-    /// For messages: `in F: before x (`.
+    /// Anchor in messages: `in F: before x (`.
     pub(crate) anchor: String,
-    /// For messages: file and line of the edit.
+    /// File and line of the edit, for messages.
     pub(crate) origin: String,
 }
 
@@ -62,7 +62,7 @@ impl Edits {
         Ok(edits)
     }
 
-    /// Adds those of another file.
+    /// Adds the edits of another file.
     pub(crate) fn add(&mut self, name: &str, text: &str) -> Result<(), Error> {
         let mut reader = Reader { edits: self, name, file: None, scope: (Scope::File, String::new()), last: None };
         for (at, line) in text.lines().enumerate() {
@@ -81,14 +81,14 @@ impl Edits {
         Ok(())
     }
 
-    /// Path in the source tree, and what is edited there.
+    /// Returns paths in the source tree, each with its edits.
     pub fn files(&self) -> impl Iterator<Item = (&str, &FileEdits)> {
         self.files.iter().map(|(path, edits)| (path.as_str(), edits))
     }
 }
 
 impl FileEdits {
-    /// The text of `file` with all edits in it.
+    /// Returns the text of `file` with all edits in it.
     pub fn apply(&self, file: &str, text: &str) -> Result<String, Error> {
         let source = Source::read(text);
         let mut insertions = Vec::new();
@@ -119,7 +119,7 @@ impl FileEdits {
     }
 }
 
-/// A replacement stands in its line; everything else has lines of its own.
+/// Adds an edit's text: a replacement within its line, every other text on lines of its own.
 fn push(out: &mut String, edit: &Edit, indent: &str) {
     if edit.verb == Verb::Replace {
         out.push_str(&edit.text.join("\n"));
@@ -142,7 +142,7 @@ struct Reader<'a> {
     name: &'a str,
     file: Option<String>,
     scope: (Scope, String),
-    /// The file whose last edit takes the text that follows.
+    /// File whose last edit receives the following text.
     last: Option<String>,
 }
 
@@ -220,7 +220,7 @@ impl Reader<'_> {
     }
 }
 
-/// `words #2/3` means the second of three; without it, the only one.
+/// Parses the occurrence: `words #2/3` means the second of three; without it, the only one.
 fn split_occurrence(rest: &str) -> Result<(&str, (usize, usize)), String> {
     let Some((pattern, counts)) = rest.rsplit_once('#').filter(|(_, counts)| counts.contains('/')) else {
         return Ok((rest, (1, 1)));

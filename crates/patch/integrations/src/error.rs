@@ -1,42 +1,42 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why an integration cannot be placed.
+/// Reason why an integration cannot be placed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A line of an `.edits` file that is none.
+    /// An invalid line of an `.edits` file.
     #[error("{file}:{line}: {problem}")]
     Syntax {
         /// The `.edits` file.
         file: String,
         /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The fault.
         problem: String,
     },
-    /// An anchor that is not where, or not as often, as the edit says.
+    /// An anchor that is not found, or not as often as the edit states.
     #[error("{file}: anchor `{anchor}` ({edits}): {problem}")]
     Anchor {
         /// The file of the source tree.
         file: String,
         /// The anchor with its scope.
         anchor: String,
-        /// Where the edit is written down.
+        /// The `.edits` file and line of the edit.
         edits: String,
-        /// What is wrong.
+        /// The fault.
         problem: String,
     },
-    /// An edit of a file that is not there, or an integration without edits.
+    /// An edit of an absent file, or an integration without edits.
     #[error("{0}")]
     Integration(String),
-    /// What the system said.
+    /// Error of the system.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// Action that failed.
         what: &'static str,
-        /// To which path.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Error of the system.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! A directory of edits and files, and a tree in which they are placed.
+//! A directory of edits and files, and the tree in which they are placed.
 
 use crate::edits::Edits;
 use crate::error::Error;
@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Names, in the tree, the files that are not as they were shipped.
+/// File in the tree that lists the files which differ from the shipped ones.
 const RECORD: &str = ".stillpoint-integration";
 
 /// All edits of a program, and the files that are added to it.
@@ -19,12 +19,12 @@ pub struct Integration {
     digest: String,
 }
 
-/// What became of the tree.
+/// Result of an integration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
     /// Files that differ from the shipped ones, or are not among them.
     pub files: Vec<String>,
-    /// Those of them (and those put back) that had to be written.
+    /// Files that were written, restored ones included.
     pub written: Vec<String>,
 }
 
@@ -60,12 +60,12 @@ impl Integration {
         Ok(Integration { edits, files, digest })
     }
 
-    /// Changes when, and only when, an edit or a file does.
+    /// Returns a digest that changes exactly when an edit or a file changes.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Brings `tree`, a copy of `pristine`, to this state.
+    /// Changes `tree`, a copy of `pristine`, to the state of this integration.
     pub fn apply(&self, pristine: &Path, tree: &Path) -> Result<Applied, Error> {
         let mut wanted: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         for (file, edits) in self.edits.files() {
@@ -84,7 +84,7 @@ impl Integration {
         let record = tree.join(RECORD);
         let earlier = fs::read_to_string(&record).unwrap_or_default();
         let files: Vec<String> = wanted.keys().cloned().collect();
-        // Before the files: what a run that fails has touched is put back by the next.
+        // Write the record before the files: the next run restores files that a failed run has written.
         let mut touched: Vec<&str> = earlier.lines().chain(files.iter().map(String::as_str)).collect();
         touched.sort_unstable();
         touched.dedup();
@@ -105,7 +105,7 @@ impl Integration {
     }
 }
 
-/// Makes a file hold these bytes, or makes it absent; whether that took a change.
+/// Writes these bytes to a file, or removes the file; returns true if that made a change.
 fn put(path: &Path, bytes: Option<&[u8]>) -> Result<bool, Error> {
     let now = optional(fs::read(path)).map_err(io_error("reading", path))?;
     if now.as_deref() == bytes {

@@ -1,10 +1,11 @@
-//! Places edits of our own in other people's programs: each stands at an anchor, and nothing of their text is kept here.
+//! Places edits of our own in programs of other projects: each edit has an anchor, and contains none of their text.
 //!
-//! The obvious way is a diff. A diff carries lines of the text around each change, which is not ours to keep, and it
-//! applies wherever those lines happen to be. We name what the edit belongs to instead: a file, a function, and a few
-//! words of the statement. A moved or doubled anchor is an error that names both the file and the anchor.
+//! The obvious way is a diff. A diff contains lines of the text around each change, which we must not store, and it
+//! applies wherever these lines are. An edit names its place instead: a file, a function, and a few words of the
+//! statement. A moved or doubled anchor is an error that names both the file and the anchor.
 //!
-//! An integration is a directory: `*.edits` say what to insert where, and everything below `files/` is added as it is.
+//! An integration is a directory: `*.edits` files state each text and its place, and all files below `files/` are added
+//! unchanged.
 //!
 //! ```text
 //! file sql/sql_connect.cc                  the file, from the root of the source tree
@@ -26,15 +27,15 @@
 //!   end                                    at the end of the file
 //! ```
 //!
-//! **The caller must guarantee** that the tree was made by copying the pristine one; nothing else is read from there.
+//! **The caller must guarantee** that the tree is a copy of the pristine one; no other content of it is read.
 //!
-//! **It guarantees** that every anchor is found exactly as often as its edit says, before anything is written; that a
-//! file of the tree is written only when its text changes (builds that look at times do no more than they must), and
-//! that files edited by an earlier state of the integration are put back. On failure the tree is as it was, but for
-//! files already written when a write failed; applying again mends those.
+//! **It guarantees** that every anchor is found exactly as often as its edit states, before any file is written; that a
+//! file of the tree is written only when its text changes (builds that compare times do no more than they must), and
+//! that files edited by an earlier state of the integration are restored. After a failure the tree is unchanged, except
+//! for files written before a write failed; the next run repairs those.
 //!
-//! **It does not** understand C: it knows words, brackets, statements and conditional directives. Statements that a
-//! condition governs without braces are refused, because an insertion would change what is governed.
+//! **It does not** understand C: it knows words, brackets, statements and conditional directives. It refuses statements
+//! that a condition governs without braces, because an insertion would change the governed code.
 //!
 //! ```
 //! # use stillpoint_integrations::Edits;

@@ -1,4 +1,4 @@
-//! `stillpoint-integrate INTEGRATION PRISTINE TREE`: brings TREE, a copy of PRISTINE, to the state of the integration.
+//! `stillpoint-integrate INTEGRATION PRISTINE TREE`: changes TREE, a copy of PRISTINE, to the state of the integration.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -6,18 +6,18 @@ use std::ops::Range;
 #[derive(Debug, Clone)]
 pub(crate) struct Token {
     pub(crate) range: Range<usize>,
-    /// The bracket around it.
+    /// Index of the bracket around it.
     pub(crate) parent: Option<usize>,
-    /// For a bracket: its partner.
+    /// Index of a bracket's partner.
     pub(crate) partner: Option<usize>,
 }
 
-/// A text with its tokens. Comments and directives are none.
+/// A text with its tokens. Comments and directives are no tokens.
 #[derive(Debug)]
 pub(crate) struct Source<'a> {
     pub(crate) text: &'a str,
     pub(crate) tokens: Vec<Token>,
-    /// Where the first run of `#include` lines ends that no condition governs.
+    /// End of the first run of `#include` lines that no condition governs.
     pub(crate) includes_end: usize,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Source<'a> {
     pub(crate) fn read(text: &'a str) -> Source<'a> {
         let mut source = Source { text, tokens: Vec::new(), includes_end: 0 };
         let mut open: Vec<usize> = Vec::new();
-        // The brackets open at each #if: its branches all start from there.
+        // The brackets open at each #if: all its branches start with these.
         let mut conditions: Vec<Vec<usize>> = Vec::new();
         for piece in Scanner::new(text, true) {
             match piece {
@@ -82,13 +82,13 @@ impl<'a> Source<'a> {
         self.tokens.get(at).map_or("", |token| &self.text[token.range.clone()])
     }
 
-    /// Whether `pattern` stands at a token.
+    /// Returns true if the tokens at `at` match `pattern`.
     pub(crate) fn matches(&self, at: usize, pattern: &[String]) -> bool {
         at + pattern.len() <= self.tokens.len() && pattern.iter().enumerate().all(|(i, word)| self.word(at + i) == word)
     }
 }
 
-/// The tokens of a text, as text.
+/// Returns the tokens of a text, as text.
 pub(crate) fn words(text: &str) -> Vec<String> {
     Scanner::new(text, false)
         .filter_map(|piece| match piece {
@@ -101,7 +101,7 @@ pub(crate) fn words(text: &str) -> Vec<String> {
 struct Scanner<'a> {
     text: &'a str,
     at: usize,
-    /// Only white space since the line began: a `#` here is a directive.
+    /// True if the line has only white space so far: a `#` here is a directive.
     line_start: bool,
 }
 
@@ -120,7 +120,7 @@ impl<'a> Scanner<'a> {
         self.at = self.rest().find(end).map_or(self.text.len(), |found| self.at + found + end.len());
     }
 
-    /// A directive ends with its line, unless a backslash goes before the line's end.
+    /// Reads a directive. It ends with its line, unless a backslash precedes the line's end.
     fn directive(&mut self) -> Range<usize> {
         let start = self.at;
         loop {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * point.c - what a quiescence point costs when nothing is pending, against an empty loop and a relaxed atomic load
+ * point.c - cost of a quiescence point without a request, compared with an empty loop and a relaxed atomic load
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * hash_server.c - a server with quiescence points, and with a mistake to be patched while it runs
+ * hash_server.c - a server with quiescence points, and with a mistake that is patched while it runs
  *
  * The case study of "Wait-Free Code Patching of Multi-Threaded Processes" (PLOS'19, section 3): a thread for each
- * connection; a request is 16 bytes, which are hashed again and again with MD5 until a hash begins with so many zero
- * bits; the answer is the hash before and that hash. The comparison is wrong by one: see hash_server.diff.
+ * connection; a request is 16 bytes, which are hashed repeatedly with MD5 until a hash begins with so many zero bits;
+ * the answer is the hash before and that hash. The comparison is wrong by one: see hash_server.diff.
  *
  *   cc -O2 hash_server.c -lstillpoint -pthread -o hash_server
  *   hash_server PORT [BITS]          (PORT 0: any, printed)
@@ -23,7 +23,7 @@
 
 #include <stillpoint.h>
 
-/* Roles: whoever accepts connections stops last, for it makes the others. */
+/* Roles: the thread that accepts connections blocks last, as it creates the others. */
 enum { WORKING, LISTENING, PRIORITIES };
 
 struct hash {
@@ -97,7 +97,7 @@ static unsigned zero_bits(const struct hash *hash)
     return count;
 }
 
-/* Answers one request. Not inlined: a worker never leaves its own loop, and would never be without old code. */
+/* Answers one request. Not inlined: a worker never leaves its own loop, and would always have old code on its stack. */
 __attribute__((noinline)) static void handle_event(const struct hash *request, struct answer *answer)
 {
     answer->hash = *request;
@@ -126,7 +126,7 @@ static void *serve(void *argument)
     struct answer answer;
     sp_thread_birth_group("worker", "workers");
     for (;;) {
-        /* between two requests: nothing of the last is left */
+        /* between two requests: no state of the last one is left */
         sp_quiescence_point();
         sp_park_begin();
         int asked = all(connection, &request, sizeof request, 0);

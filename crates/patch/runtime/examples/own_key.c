@@ -2,11 +2,11 @@
  *
  * own_key.c - a key that one thread can read, and no other thread of the same process
  *
- * What section 5 of WfPatch (OSDI'20) proposes besides patching. The page with the key is zeros to everybody; one view shows
- * the key, and only the signer enters it. A flaw in another thread that reads any memory of the process reads zeros.
- * The kernel does not wipe the page when the view goes.
- * Needs a kernel with address-space generations. Exits with 0 when nobody but the signer saw the key, 2 when the kernel
- * cannot do it.
+ * A use besides patching that section 5 of WfPatch (OSDI'20) proposes. The page with the key has zeros in view 0; one view
+ * has the key, and only the signer enters it. A flaw in another thread that reads any memory of the process reads zeros.
+ * The kernel does not wipe the page when the view ends.
+ * Needs a kernel with address-space generations. Exits with 0 if only the signer read the key, with 2 if the kernel does not
+ * support it.
  *
  *   cc -O2 own_key.c -lstillpoint -pthread -o own_key
  */
@@ -47,7 +47,7 @@ static int is_zero(void)
     return sum == 0;
 }
 
-/* No real signature: it only has to read the key. */
+/* Computes no real signature: it only has to read the key. */
 static void *signer(void *unused)
 {
     (void)unused;
@@ -63,7 +63,7 @@ static void *signer(void *unused)
     return NULL;
 }
 
-/* Looks for the key at its very place, by itself and through the kernel. */
+/* Searches for the key at its address, directly and through the kernel. */
 static void *snoop(void *unused)
 {
     unsigned char copy[KEY];

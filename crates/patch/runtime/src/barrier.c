@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The rule: whoever has to stand at a request stands until the patcher, or the deadline, has settled it, and takes the
- * transition before it runs anything else of the program. Whoever is parked or inactive stands as well: it comes back
- * through here. So the patcher can change the program at a moment at which nobody runs any of it.
+ * The rule: a thread that has to block at a request stays blocked until the patcher or the deadline has settled it, and
+ * takes the transition before it runs any other code of the program. A parked or inactive thread counts as blocked: it
+ * returns through this code. So the patcher can change the program at a moment at which no thread runs any of it.
  */
 #define _GNU_SOURCE
 #include "barrier.h"
@@ -12,22 +12,22 @@
 #include <string.h>
 #include <time.h>
 
-/* Who stands looks by itself so often, should the library's own thread be held up in the program's callback. */
+/* Interval at which a blocked thread checks the request by itself, in case the program's callback delays the library's thread. */
 #define LOOK_NS 50000000u
 
 uint32_t sp_request_bell;
 __thread uint32_t sp_request_seen __attribute__((tls_model("initial-exec")));
 
 static pthread_cond_t settled;
-/* The request that the answer is about, as it was when it was first seen whole. */
+/* The request of the present answer, as it was when first read completely. */
 static struct sp_request current;
-/* The last request whose end was told. */
+/* Number of the last request whose end was reported. */
 static uint32_t told;
-/* Levels of which a thread has passed its point since the awaited were last counted, bit by bit; and at which request
- * that was. */
+/* Bit mask of priorities of which a thread has passed its point since the awaited threads were last counted; and the
+ * number of the request of that count. */
 static uint32_t passed, counted;
 
-/* What has to be told once the lock is released. */
+/* Callbacks to make after the lock is released. */
 struct news {
     bool migrated;
     bool ended;
@@ -67,7 +67,7 @@ void sp_barrier_forked(void)
     told = sp_control.answer.number;
 }
 
-/* Takes note of the request behind the bell; false while it is not whole. */
+/* Reads the request that the bell announces; false while it is incomplete. */
 static bool refresh(void)
 {
     struct sp_request read;
@@ -84,19 +84,19 @@ static bool in_group(const struct sp_slot *slot)
     return strncmp(slot->group, current.group, SP_NAME_MAX) == 0;
 }
 
-/* Whether a thread changes together with others at this request. */
+/* Returns true if a thread changes together with others at this request. */
 static bool together(const struct sp_slot *slot)
 {
     return current.mode == SP_GLOBAL || (current.mode == SP_GROUP && in_group(slot));
 }
 
-/* Whether a thread has taken what this request brings, at this one or an earlier one. */
+/* Returns true if a thread has the code of this request, from this request or an earlier one. */
 static bool has_taken(const struct sp_slot *slot)
 {
     return current.generation ? slot->generation == current.generation : slot->transition == current.transition;
 }
 
-/* Whether a thread has its part still to do. */
+/* Returns true if the request still waits for a thread. */
 static bool awaited(const struct sp_slot *slot)
 {
     if (sp_state_get(slot) != SP_ACTIVE)
@@ -104,9 +104,9 @@ static bool awaited(const struct sp_slot *slot)
     return together(slot) || (!has_taken(slot) && !(current.mode == SP_OTHERS && in_group(slot)));
 }
 
-/* Whether a thread of this priority has to pass by, for lower ones are awaited and may need it. Not where a higher one
- * stands already: then all below it were quiescent, and whoever has come back since stands at once, this one and those. If it
- * passed for one that is just about to stand, it might go and wait for the higher one. */
+/* Returns true if a thread of this priority must pass its point, as lower ones are awaited and may need it. Returns false if a
+ * higher one is blocked already: then all lower ones were quiescent, and a thread that has returned since blocks at once, this
+ * one and the others. If this one passed because of a thread that is about to block, it might wait for the higher one. */
 static bool passes(uint32_t priority)
 {
     bool lower = false;
@@ -120,8 +120,8 @@ static bool passes(uint32_t priority)
     return lower;
 }
 
-/* Counts who is awaited; the levels to be woken, bit by bit: all of those who go by themselves, and the lowest of those
- * who stand, for the next would pass its point. */
+/* Counts the awaited threads; returns the bit mask of priorities to wake: all of the threads that change one by one, and the
+ * lowest of those that block together, as a higher one would pass its point. */
 static uint32_t count_awaited(void)
 {
     uint32_t single = 0, stands = 0, count = 0;
@@ -137,14 +137,14 @@ static uint32_t count_awaited(void)
     return single | (stands & -stands);
 }
 
-/* Abandons what is overdue; takes note of what is settled, once; tells whether nobody need be woken any more. The clock is
- * read first, and once: an outcome that the patcher wrote before the deadline is seen before the deadline is acted upon, and
- * nobody ceases to wait for a deadline without having acted upon it. */
+/* Abandons an overdue request; records a settled one, once; returns true if no thread needs a wake-up any more. The clock is
+ * read first, and once. So an outcome that the patcher wrote before the deadline is read before the deadline is applied, and a
+ * thread stops waiting for a deadline only after it has applied it. */
 static bool settle(struct news *news)
 {
     bool overdue = now_ns() >= current.deadline_ns;
-    /* Whoever was parked has not been asked, and would not know that a local request is over. A word that is stored late
-     * does no harm; nobody goes to a generation late. */
+    /* A parked thread has not seen a local request, and would not know its end. A word that is stored late does no harm; a
+     * generation must not be entered late. */
     bool ends = current.mode == SP_GROUP || current.mode == SP_GLOBAL || current.generation;
     if (outcome() == SP_GATHERING && overdue && ends)
         __atomic_store_n(&sp_control.answer.outcome, SP_ABANDONED, __ATOMIC_SEQ_CST);
@@ -167,8 +167,8 @@ static uint32_t *word(void)
     return (uint32_t *)(void *)(sp_thread_pointer() + current.word_offset);
 }
 
-/* Numbers of transitions rise. Who was parked may come by when a later one has been stored from outside already, and
- * that may happen between any two instructions here. */
+/* Stores the current transition. Numbers of transitions rise. A thread that was parked may get here after the patcher has
+ * stored a later one, and that may happen between any two instructions here. */
 static void raise_to_current(uint32_t *word)
 {
     uint32_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -177,9 +177,9 @@ static void raise_to_current(uint32_t *word)
     }
 }
 
-/* Goes to the generation, unless that is everybody's code by now: once its request is released, but for the first half of a
- * group's. False where the kernel does not let it: then it is about to become that, or there is none, and the next point
- * tells. */
+/* Enters the generation, unless it is the code of all threads by now: that is so after the release of its request, except in
+ * the first half of a group's. Returns false if the kernel refuses: then the generation is about to become the code of all, or
+ * there is none, and the next point decides. */
 static bool go_there(void)
 {
     bool everybody = outcome() != SP_GATHERING && current.mode != SP_OTHERS;
@@ -197,7 +197,7 @@ static void take(struct news *news)
         sp_own->generation = current.generation;
     } else {
         news->migrated = false;
-        /* it may fall asleep before its next point */
+        /* it may sleep before its next point */
         passed |= 1u << sp_own->priority;
         if (outcome() == SP_GATHERING)
             return;
@@ -205,7 +205,7 @@ static void take(struct news *news)
     sp_request_seen = current.number;
 }
 
-/* Whoever was born during the request was put over before it said where it belongs: back. */
+/* Rolls a thread back that was created during the request: it took the request before it registered in its group. */
 static void undo_birth(void)
 {
     uint32_t early = current.transition;
@@ -231,7 +231,7 @@ static struct timespec from_ns(uint64_t ns)
     return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 }
 
-/* Stands until the request is settled; the lock is held on both sides. */
+/* Blocks until the request is settled; the lock is held before and after. */
 static void stand(struct news *news)
 {
     uint32_t number = current.number;
@@ -249,8 +249,8 @@ static void stand(struct news *news)
     sp_state_set(sp_own, SP_ACTIVE);
 }
 
-/* One step towards having dealt with the request; the lock is held. True when another one has come meanwhile, to be dealt
- * with before the thread runs anything of the program. */
+/* Makes one step of handling the request; the lock is held. Returns true if another request has arrived meanwhile, which must
+ * be handled before the thread runs any code of the program. */
 static bool deal(struct news *news)
 {
     if (!refresh() || sp_request_seen == current.number)
@@ -266,7 +266,7 @@ static bool deal(struct news *news)
         }
         stand(news);
         if (!refresh())
-            return false; /* the next one is not whole yet, and is met at the next point */
+            return false; /* the next one is incomplete, and is handled at the next point */
         if (current.number != number)
             return true;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * barrier.h - one request at a time: who takes it, who stands, when it is abandoned
+ * barrier.h - one request at a time: which threads take it, which block, when it is abandoned
  */
 #ifndef SP_BARRIER_H
 #define SP_BARRIER_H
@@ -10,16 +10,16 @@
 /* Makes waits use CLOCK_MONOTONIC. 0 or -errno. */
 int sp_barrier_init(void);
 
-/* Deals with the request that the bell tells of: takes it, stands, or leaves it for the next point. */
+/* Handles the request that the bell announces: takes it, blocks, or leaves it for the next point. */
 void sp_barrier_arrive(void);
 
-/* Looks whether the request is settled, and lets those who stand know; true while it is not. `levels`: whose threads should be
- * woken now, bit by bit. There may be none and some later: whoever still stands at the request before will be awaited at this
- * one. `again`: levels that were woken in vain: a thread has passed its point since the last call, for lower ones were awaited,
- * and may sleep; all of them where that call was about another request. */
+/* Checks if the request is settled, and notifies the blocked threads; returns true while it is not settled. `levels`: bit mask
+ * of the priorities whose threads need a wake-up now. It may be empty now and not later: a thread still blocked at the previous
+ * request will be awaited at this one. `again`: priorities that need another wake-up: a thread has passed its point since the
+ * last call, as lower ones were awaited, and may sleep; all priorities if that call was about another request. */
 bool sp_barrier_awaited(uint32_t *levels, uint32_t *again);
 
-/* In a new process nobody stands, and nobody is asked. */
+/* Resets the state after a fork: in the new process no thread is blocked, and no request is open. */
 void sp_barrier_forked(void);
 
 #endif

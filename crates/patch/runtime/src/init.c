@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * init.c - the control block, the thread that wakes others, and what a fork leaves of it
+ * init.c - the control block, the thread that wakes others, and the state after a fork
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -16,12 +16,12 @@ struct sp_control sp_control = {.wake_fd = -1};
 struct sp_config sp_config;
 bool sp_ready;
 
-/* How often the threads awaited are looked at: first often, for a request mostly takes some milliseconds. */
+/* Intervals at which the awaited threads are checked: first short ones, as most requests take some milliseconds. */
 #define OFTEN_MS 1
 #define OFTEN_TIMES 200
 #define SELDOM_MS 10
 
-/* Waits until the patcher rings again, or so long; without a descriptor (the program may have closed all) it is a nap. */
+/* Waits for the patcher's next ring or the limit; without a descriptor (the program may have closed all) it only sleeps. */
 static void await_ring(int limit_ms)
 {
     struct pollfd rung = {.fd = sp_control.wake_fd, .events = POLLIN};
@@ -40,7 +40,7 @@ static void wake_awaited(void)
     if (pending && sp_config.thread_count)
         sp_control.program_threads = (uint32_t)sp_config.thread_count(sp_config.data);
     for (unsigned round = 0; pending; round++) {
-        /* who has changed its level, or passed its point, since it was woken may sleep again */
+        /* a thread that has changed its level, or passed its point, since its wake-up may sleep again */
         done = levels == before ? done & ~again : 0;
         for (unsigned level = 0; level < SP_PRIORITIES_MAX && sp_config.wake; level++)
             if ((levels & ~done) >> level & 1 && sp_config.wake(level, sp_config.data) == 0)
@@ -69,7 +69,7 @@ static int start_waker(void)
     sigfillset(&all);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    /* the program's signals are none of ours */
+    /* this thread must not receive the program's signals */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&thread, &attributes, waker, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -93,12 +93,12 @@ static void in_child(void)
 {
     sp_thread_forked();
     sp_barrier_forked();
-    /* nobody reads it here; a patcher of the parent must not be answered by the child */
+    /* no thread reads it here; the child must not answer a patcher of the parent */
     close(sp_control.wake_fd);
     sp_control.wake_fd = -1;
 }
 
-/* A library that was only preloaded offers its word: no other has to be looked for in all threads. */
+/* Publishes the control block: a library that is only preloaded offers its word, so the tool need not search all threads for one. */
 __attribute__((constructor)) static void publish(void)
 {
     sp_control.size = sizeof sp_control;

@@ -13,7 +13,7 @@ struct sp_slot sp_slots[SP_THREADS_MAX];
 __thread struct sp_slot *sp_own __attribute__((tls_model("initial-exec")));
 __thread uint32_t sp_word __attribute__((tls_model("initial-exec")));
 
-/* Where the next free slot may be: everything below is in use. */
+/* Lowest index of a possibly free slot: all slots below are in use. */
 static uint32_t first_free;
 
 static int set_name(char *to, const char *name)
@@ -66,7 +66,7 @@ int sp_thread_birth_role(const char *name, const char *group, unsigned priority)
     sp_lock_leave();
     if (error)
         return error;
-    /* a cached stack may bring a dead thread's values along, which could look like "dealt with" */
+    /* a reused stack may hold values of an ended thread, which could look like a handled request */
     sp_request_seen = 0;
     sp_barrier_arrive();
     return 0;
@@ -88,7 +88,7 @@ int sp_thread_death(void)
         return 0;
     if (!sp_own)
         return -ESRCH;
-    /* who dies while parked comes back first: what it still runs would be of the old code */
+    /* a thread that ends while parked returns first: otherwise the rest of it would run old code */
     if (sp_state_get(sp_own) != SP_ACTIVE) {
         sp_state_set(sp_own, SP_ACTIVE);
         if (sp_bell() != sp_request_seen)
@@ -116,7 +116,7 @@ static int leave(enum sp_thread_state state)
     return 0;
 }
 
-/* Back to ACTIVE: the state is stored before the bell is read, and the patcher reads the states after it has rung the
+/* Returns to ACTIVE: the state is stored before the bell is read, and the patcher reads the states after it has rung the
  * bell, so one of the two sees the other. */
 static int enter(enum sp_thread_state state)
 {
@@ -174,7 +174,7 @@ int sp_transition_pending(void)
 void sp_quiescence_slow(void)
 {
     if (!sp_own) {
-        /* a thread that takes no part must not pay at every point */
+        /* an unregistered thread must not have this cost at every point */
         sp_request_seen = sp_bell();
         return;
     }

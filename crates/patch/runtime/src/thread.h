@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * thread.h - who takes part: the slots, and the one lock that guards everything but a slot's own state
+ * thread.h - the registered threads: their slots, and the one lock that guards everything except a slot's own state
  */
 #ifndef SP_THREAD_H
 #define SP_THREAD_H
@@ -11,13 +11,13 @@
 
 #include "stillpoint_abi.h"
 
-/* Guards slots (but for `state` of one's own slot between points), request handling and the answer. */
+/* Guards the slots (except `state` of the thread's own slot between points), request handling and the answer. */
 extern pthread_mutex_t sp_lock;
 extern struct sp_slot sp_slots[SP_THREADS_MAX];
 extern struct sp_config sp_config;
 extern bool sp_ready;
 
-/* The calling thread's slot, null when it takes no part. */
+/* Slot of the calling thread; null if the thread is not registered. */
 extern __thread struct sp_slot *sp_own __attribute__((tls_model("initial-exec")));
 /* The word that trampolines compare. */
 extern __thread uint32_t sp_word __attribute__((tls_model("initial-exec")));
@@ -56,7 +56,7 @@ static inline void sp_lock_leave(void)
     pthread_mutex_unlock(&sp_lock);
 }
 
-/* In a new process only the calling thread is left. */
+/* Resets the slots after a fork: in the new process only the calling thread exists. */
 void sp_thread_forked(void);
 
 #endif

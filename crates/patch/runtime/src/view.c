@@ -15,7 +15,7 @@ enum { REGISTER, PIN, CREATE, WRITE, MIGRATE, COMMIT, DELETE };
 
 static int call(int op, int view, void *argument, size_t size)
 {
-    /* another kernel may have given the number to something else */
+    /* another kernel may use the number for another call */
     if (!sp_view_supported())
         return -ENOSYS;
     long result = syscall(NR_ASGEN, op, view, argument, size);

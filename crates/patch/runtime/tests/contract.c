@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * contract.c - what each call returns, in order and out of it; forks; a program that never calls sp_init
+ * contract.c - results of each call, in and out of order; forks; a program that never calls sp_init
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -35,7 +35,7 @@ static void *stranger(void *unused)
     return NULL;
 }
 
-/* A library that was only loaded lends its word and knows no threads. */
+/* Checks a library that is only loaded: it offers its word and has no registered threads. */
 static void without_init(void)
 {
     EXPECT(memcmp(sp_control.magic, SP_CONTROL_MAGIC, sizeof sp_control.magic), 0);
@@ -47,7 +47,7 @@ static void without_init(void)
     sp_quiescence_point();
 }
 
-/* A kernel that has no generations refuses, and nothing has been touched. */
+/* Checks that a kernel without generations refuses, and that memory is unchanged. */
 static void views_refused(void)
 {
     static char page[4096] __attribute__((aligned(4096)));
@@ -108,7 +108,7 @@ static uint32_t word(void)
     return *word_address();
 }
 
-/* What one thread sees of requests: torn, local, abandoned at the deadline, and made to a parent. */
+/* Checks requests to one thread: torn, local, abandoned at the deadline, and made to a parent. */
 static void requests(void)
 {
     int status;
@@ -128,7 +128,7 @@ static void requests(void)
     ask(3, SP_GLOBAL, UINT64_MAX);
     pid_t child = fork();
     if (child == 0) {
-        /* nobody asks the child: it would wait for ever */
+        /* the child has no request: otherwise it would wait for ever */
         sp_quiescence_point();
         _exit(word() != 1001);
     }
@@ -137,7 +137,7 @@ static void requests(void)
     sp_control.answer.outcome = SP_RELEASED;
     sp_quiescence_point();
     EXPECT(word(), 1003);
-    /* whoever dies while parked takes it on the way */
+    /* a thread that ends while parked takes it at its end */
     EXPECT(sp_park_begin(), 0);
     ask(4, SP_LOCAL, UINT64_MAX);
     EXPECT(sp_thread_death(), 0);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * model.c - random threads, roles, parking, births and deaths against random requests
+ * model.c - random threads, roles, parking, starts and ends of threads, with random requests
  *
- * What must hold: at a global request no thread runs new code while another runs old code; at a group request the same
+ * Conditions: at a global request no thread runs new code while another runs old code; at a group request the same
  * among the group's threads; an abandoned request changes no thread; every request is settled, and released unless its
- * patcher dies or gave it next to no time.
- * A thread "runs code" between two points: it notes the version that its word, or its generation, selects when it begins, and
- * checks when it ends that nobody who changes together with it ran another one meanwhile. The kernel's part of a generation is
- * played here: `enter` stands for the system call.
+ * patcher dies or gave it almost no time.
+ * A thread "runs code" between two points: at the start it records the version that its word, or its generation, selects. At the
+ * end it checks that no thread that changes together with it ran another version meanwhile. The model simulates the kernel's
+ * part of a generation: `enter` replaces the system call.
  *
- * Nothing hides a dead-lock or a lost wake-up: threads sleep, without a limit, until the library's `wake` is called, ask the
+ * No time-out hides a dead-lock or a lost wake-up: threads sleep, without a limit, until the library's `wake` is called, ask the
  * listener (a thread of the highest priority) and wait for its answer, or stay parked until the request is over.
  *
  * usage: model [SEED [REQUESTS]]
@@ -27,23 +27,23 @@
 
 #define THREADS 12
 #define PRIORITIES 3
-/* The listener's: it blocks last. */
+/* Priority of the listener: it blocks last. */
 #define LISTENER (PRIORITIES - 1)
 #define FIRST 1001u
-/* Nobody may need so long: a dead-lock, or a lost wake-up. */
+/* Time limit of a step; a thread that reaches it shows a dead-lock or a lost wake-up. */
 #define LONG_NS 120000000000u
-/* The limit of a request that nothing but its release may settle. */
+/* Time limit of a request that only its release may settle. */
 #define NO_LIMIT_NS (10 * LONG_NS)
 
 static atomic_bool stop;
 
-/* Where threads wait for each other. */
+/* Lock and condition with which threads wait for each other. */
 static pthread_mutex_t desk = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
-/* Calls of `wake` for each priority; requests that are over; questions to the listener, and those it has answered. */
+/* Numbers: calls of `wake` for each priority; completed requests; questions to the listener, and answered ones. */
 static unsigned woken[PRIORITIES], settled, asked, answered;
 
-/* What a thread waits for, to be told of should nothing go on. */
+/* State of a waiting thread, for the report of a dead-lock. */
 enum wait { RUNS, SLEEPS, STAYS_PARKED, ASKS, ASKS_PARKED, WAITS };
 static const char *const WAITS_FOR[] = {"runs",
                                         "sleeps until it is woken",
@@ -58,10 +58,10 @@ static atomic_ulong times[sizeof WAITS_FOR / sizeof *WAITS_FOR];
 /* Threads now running code of each side of a transition, per set (0 all, 1 group "a"). Each transition has a row of its
  * own: while requests are abandoned, a thread that gets no processor lags behind by any number of them. */
 static atomic_int (*running)[2][2];
-/* Transition and mode in question, in one word so that nobody reads halves of two: transition * 4 + mode. */
+/* Present transition and mode, in one word so that no thread reads halves of two: transition * 4 + mode. */
 static atomic_uint question;
-/* The last transition whose release was written: from then on everybody runs its code, whatever a thread's word says that
- * was parked meanwhile. As the state byte of the patcher's trampolines. */
+/* The last transition whose release was written: from then on every thread runs its code, for any value in the word of a
+ * thread that was parked meanwhile. Like the state byte of the patcher's trampolines. */
 static atomic_uint committed;
 static atomic_ulong steps, migrations, applied, done, births, refusals;
 /* The generation that this thread is in. */
@@ -76,7 +76,7 @@ static void fail(const char *what)
 static unsigned next(unsigned *seed)
 {
     *seed = *seed * 1664525u + 1013904223u;
-    /* the low bits of such a sequence repeat soon, and with them what is asked for in turns */
+    /* the low bits of such a sequence repeat soon, and with them the sequence of random choices */
     return (*seed ^ *seed >> 15) * 2654435761u >> 8;
 }
 
@@ -87,14 +87,14 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Every other transition is made by a generation, of the same number. */
+/* Returns the generation of a transition: every second one uses a generation, of the same number. */
 static uint32_t generation_of(uint32_t transition)
 {
     return transition % 2 ? transition : 0;
 }
 
-/* sp_view_enter(), by --wrap: refuses what has become the text of all and is gone. At a local request, where threads went there
- * one by one, that may be so before the release is written: now and then. */
+/* Replaces sp_view_enter(), by --wrap: refuses a generation that has become the text of all and is gone. At a local request,
+ * where threads entered it one by one, that may happen before the release is written: now and then. */
 int __wrap_sp_view_enter(int view);
 int __wrap_sp_view_enter(int view)
 {
@@ -114,14 +114,14 @@ int __wrap_sp_view_enter(int view)
     return before;
 }
 
-/* Whether this thread runs the code of a transition. */
+/* Returns true if this thread runs the code of a transition. */
 static bool is_over(uint32_t transition)
 {
     return atomic_load(&committed) == transition ||
            (generation_of(transition) ? there == transition : sp_word == transition);
 }
 
-/* One piece of the program's work, on one version from beginning to end. */
+/* Runs one piece of the program's work, on one version from beginning to end. */
 static void run_code(unsigned *seed, bool in_group)
 {
     uint32_t asked = atomic_load(&question), transition = asked / 4, mode = asked % 4;
@@ -130,7 +130,7 @@ static void run_code(unsigned *seed, bool in_group)
     for (int set = 0; set < 2; set++) {
         if (!counted[set])
             continue;
-        /* in, then look: of two threads with different versions the later one sees the other */
+        /* enter, then check: of two threads with different versions the later one sees the other */
         atomic_fetch_add(&running[transition - FIRST][set][side], 1);
         if (atomic_load(&running[transition - FIRST][set][!side]) != 0)
             fail("two versions run at the same time");
@@ -166,7 +166,7 @@ static unsigned read_at_desk(const unsigned *count)
     return read;
 }
 
-/* Waits until the count is no more what it was; without any limit. */
+/* Waits until the count differs from `was`; without any limit. */
 static void await_change(struct role *role, enum wait what, const unsigned *count, unsigned was)
 {
     pthread_mutex_lock(&desk);
@@ -190,7 +190,7 @@ static void come_back(void)
         fail("park end");
 }
 
-/* Waits for an answer of the listener, which blocks after all who may ask. */
+/* Waits for an answer of the listener, which blocks after all threads that may ask. */
 static void ask(struct role *role, bool parked)
 {
     if (parked)
@@ -230,7 +230,7 @@ static void *listen(void *argument)
             pthread_cond_wait(&news, &desk);
         atomic_store(&doing[role->number], RUNS);
         pthread_mutex_unlock(&desk);
-        /* it has no answer for those who wait before it is back */
+        /* it has no answer for waiting threads before it has returned */
         if (parked)
             come_back();
         else
@@ -245,7 +245,7 @@ static void *listen(void *argument)
     return NULL;
 }
 
-/* One of the things that threads do beside running code. */
+/* Makes one random action of a thread beside running code. */
 static void now_and_then(struct role *role)
 {
     unsigned *seed = &role->seed, before;
@@ -268,7 +268,7 @@ static void now_and_then(struct role *role)
             fail("priority");
         break;
     case 3:
-        /* whoever is called between its point and its sleep does not sleep */
+        /* a thread that gets a wake-up between its point and its sleep does not sleep */
         before = read_at_desk(&woken[role->priority]);
         sp_quiescence_point();
         await_change(role, SLEEPS, &woken[role->priority], before);
@@ -287,7 +287,7 @@ static void now_and_then(struct role *role)
     }
 }
 
-/* Lives for a while, then dies; `main` starts another in its place. */
+/* Runs for a while, then ends; `main` starts another in its place. */
 static void *live(void *argument)
 {
     struct role *role = argument;
@@ -305,7 +305,7 @@ static void *live(void *argument)
     return NULL;
 }
 
-/* Wakes all of the level, or none and wants to be called again; when it has woken them it need not be called again. */
+/* Wakes all of the level and needs no other call, or wakes none and requests another call. */
 static int wake(unsigned level, void *data)
 {
     static unsigned seed = 1;
@@ -332,7 +332,7 @@ static void tell_everybody(unsigned *count)
 static void on_migrated(const char *name, uint32_t transition, void *data)
 {
     (void)data;
-    /* told after the lock was released: a later one may have been committed since */
+    /* called after the lock was released: a later one may have been committed since */
     if (strcmp(name, "worker") != 0 || !(is_over(transition) || atomic_load(&committed) > transition))
         fail("callback with wrong arguments");
     atomic_fetch_add(&migrations, 1);
@@ -361,7 +361,7 @@ static void ring(void)
         fail("waking");
 }
 
-/* What `stillpoint patch` does from outside; the lock stands for its stopping the process. */
+/* Does the work of `stillpoint patch` from outside; the lock represents its stop of the process. */
 static uint64_t post(uint32_t number, uint32_t transition, uint32_t mode, uint64_t limit_ns)
 {
     struct sp_request request = {
@@ -379,7 +379,7 @@ static uint64_t post(uint32_t number, uint32_t transition, uint32_t mode, uint64
     sp_control.answer = (struct sp_answer){.number = number};
     sp_control.request = request;
     sp_lock_leave();
-    /* asked before anybody can take the new version */
+    /* stored before any thread can take the new version */
     atomic_store(&question, transition * 4 + (mode == SP_OTHERS ? SP_GROUP : mode));
     __atomic_store_n(&sp_request_bell, number, __ATOMIC_SEQ_CST);
     ring();
@@ -407,7 +407,7 @@ static uint32_t slots_used(void)
     return used;
 }
 
-/* Whether a thread has done its part, as the patcher sees it in the slots. */
+/* Returns true if a thread has done its part, from the view of the patcher, in the slots. */
 static bool over(const struct sp_slot *slot, uint32_t transition, uint32_t mode)
 {
     bool member = strcmp(slot->group, "a") == 0;
@@ -424,7 +424,7 @@ static bool all_over(uint32_t transition, uint32_t mode)
     return true;
 }
 
-/* Releases the request if everybody is where it has to be. */
+/* Releases the request if every thread is where it has to be. */
 static bool try_release(uint32_t transition, uint32_t mode, uint64_t deadline_ns)
 {
     bool released = false;
@@ -439,7 +439,7 @@ static bool try_release(uint32_t transition, uint32_t mode, uint64_t deadline_ns
     return released;
 }
 
-/* Whether every thread that takes part has the request behind it or waits where it will take it. */
+/* Returns true if every registered thread has handled the request or waits where it will take it. */
 static bool everybody_knows(uint32_t transition, bool released, uint32_t mode)
 {
     bool all = true;
@@ -457,7 +457,7 @@ static bool everybody_knows(uint32_t transition, bool released, uint32_t mode)
     return all;
 }
 
-/* Nothing goes on: says who does what. */
+/* Reports the state of each thread after a dead-lock, and fails. */
 static void fail_stuck(uint32_t transition, uint32_t mode, const char *what)
 {
     static const char *const states[] = {"free", "active", "parked", "inactive", "blocked"};
@@ -473,7 +473,7 @@ static void fail_stuck(uint32_t transition, uint32_t mode, const char *what)
     fail(what);
 }
 
-/* Gathers until released, abandoned, or until the patcher gives up; one that dies leaves it to the deadline. */
+/* Gathers until released, abandoned, or until the patcher aborts; if the patcher dies, the deadline decides. */
 static enum sp_outcome gather(uint32_t number, uint32_t transition, uint32_t mode, uint64_t limit_ns, bool dies)
 {
     uint64_t deadline_ns = post(number, transition, mode, limit_ns);
@@ -489,7 +489,7 @@ static enum sp_outcome gather(uint32_t number, uint32_t transition, uint32_t mod
             sp_lock_leave();
             break;
         }
-        /* where all are parked nobody waits for the deadline: the first to come back finds it */
+        /* if all are parked, no thread waits for the deadline: the first thread that returns applies it */
         if (dies && now_ns() >= deadline_ns)
             tell_everybody(&settled);
         if (now_ns() > patience)
@@ -500,8 +500,8 @@ static enum sp_outcome gather(uint32_t number, uint32_t transition, uint32_t mod
     return (enum sp_outcome)answer().outcome;
 }
 
-/* One change from beginning to end; tells whether it came about. One in a hurry does not wait until everybody knows: the next
- * request comes while threads still stand at this one. */
+/* Makes one change from beginning to end; returns true if it was released. With `hurries` it does not wait until every thread
+ * has handled it: the next request arrives while threads are still blocked at this one. */
 static bool request(uint32_t *number, uint32_t transition, uint32_t mode, uint64_t limit_ns, bool dies, bool hurries)
 {
     enum sp_outcome outcome = SP_RELEASED;
@@ -562,7 +562,7 @@ int main(int argc, char **argv)
         roles[i] = (struct role){i, next(&seed), i == 0 ? LISTENER : i % PRIORITIES, next(&seed) % 2};
         start(&threads[i], &roles[i]);
     }
-    /* or on a busy machine all is over before the first of them has begun */
+    /* otherwise, on a busy machine, all requests end before the first of them has begun */
     while (slots_used() < THREADS)
         sleep_us(100);
     uint32_t number = 0;

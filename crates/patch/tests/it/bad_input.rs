@@ -1,4 +1,4 @@
-//! Input that is wrong: one clear error that names the thing, exit 3, and the target is as it was.
+//! Invalid input: one clear error that names the input, exit 3, and an unchanged target.
 
 use nix::sys::ptrace;
 use nix::unistd::Pid;
@@ -20,7 +20,7 @@ fn quiet_victim() -> (Program, Victim) {
     (program, victim)
 }
 
-/// Applies `file` in vain.
+/// Applies `file` and asserts that it is refused.
 #[track_caller]
 fn refused(victim: &mut Victim, file: &Path, thing: &str) {
     let before = victim.snapshot();
@@ -70,7 +70,7 @@ fn a_patch_file_that_is_none() {
     let huge = program.dir().join("huge.patch");
     File::create(&huge).and_then(|file| file.set_len(1 << 40)).expect("make a huge file");
     refused(&mut victim, &huge, "huge.patch");
-    // Endless, and of no length.
+    // A file without end and without length.
     refused(&mut victim, Path::new("/dev/zero"), "/dev/zero");
     victim.assert_settled(1);
 }
@@ -87,7 +87,7 @@ fn a_target_file_of_another_architecture() {
     assert!(!output.exists(), "a patch was written all the same");
 }
 
-/// `pid` is refused by all that take one.
+/// Asserts that all commands with a process id refuse `pid`.
 #[track_caller]
 fn refused_target(patch: &Path, pid: i32, thing: &str) {
     for tool in [apply(patch, pid), revert(pid), status(pid)] {
@@ -119,7 +119,7 @@ fn a_process_that_is_traced_already() {
     let (program, mut victim) = quiet_victim();
     let patch = program.patch(2);
     let pid = Pid::from_raw(victim.pid());
-    // The tracer is a thread: when it ends, so does its claim.
+    // The tracer is a thread: its end also ends its hold of the target.
     std::thread::scope(|scope| {
         let trace = || {
             ptrace::seize(pid, ptrace::Options::empty()).expect("seize the victim");
@@ -149,7 +149,7 @@ fn a_static_program() {
     victim.assert_settled(1);
 }
 
-/// A program of 32 bits that waits for ever; no compiler for it is needed.
+/// Writes a 32-bit program that waits without end; no compiler for it is needed.
 fn program_of_32_bits(path: &Path) {
     // 1: mov $29, %eax (pause); int $0x80; jmp 1b
     let code = [0xb8, 29, 0, 0, 0, 0xcd, 0x80, 0xeb, 0xf7];
@@ -219,7 +219,7 @@ fn a_kernel_without_a_call_that_is_needed() {
     }
 }
 
-/// A dry run and a check meet what the operation itself would meet.
+/// Asserts that a dry run and a check report the same error as the operation itself.
 #[test]
 fn what_apply_cannot_do_a_dry_run_does_not_promise() {
     let (program, mut victim) = quiet_victim();
@@ -229,7 +229,7 @@ fn what_apply_cannot_do_a_dry_run_does_not_promise() {
         let check = Stillpoint::new().args(["patch", "check"]).arg(&patch).arg("--pid").arg(pid);
         [apply(&patch, pid).arg("--dry-run"), check, apply(&patch, pid)]
     };
-    // a tool that may not trace
+    // a tool without permission to trace
     let before = victim.snapshot();
     for tool in looks(victim.pid()) {
         let output = Command::new(sandbox.elf())
@@ -244,7 +244,7 @@ fn what_apply_cannot_do_a_dry_run_does_not_promise() {
     }
     before.assert_untouched(victim.pid());
     victim.assert_settled(1);
-    // a target whose filter does not let a thread return from our calls: rt_sigreturn
+    // a target whose filter blocks the system call by which a thread returns from our calls: rt_sigreturn
     let wrap = |elf: &Path| {
         let mut command = tied(sandbox.elf());
         command.args(["--missing", "15"]).arg(elf);
@@ -259,7 +259,7 @@ fn what_apply_cannot_do_a_dry_run_does_not_promise() {
     victim.assert_settled(1);
 }
 
-/// Somebody has written over an entry (a debugger, another tool): what is there is not what the patch was made for.
+/// Overwrites an entry, as a debugger or another tool might: the patch was not made for the new bytes.
 #[test]
 fn an_entry_that_was_changed_by_others() {
     let (program, mut victim) = quiet_victim();
@@ -274,7 +274,7 @@ fn an_entry_that_was_changed_by_others() {
     victim.announce(Phase::Over(1, 2));
     apply(&patch, victim.pid()).succeed();
     victim.assert_settled(2);
-    // And the other way: somebody overwrites our jump. Nothing is undone on top of that.
+    // The reverse: another tool overwrites our jump. The revert changes nothing on top of that.
     let mut jump = [0];
     memory.read_exact_at(&mut jump, entry).expect("read the entry");
     memory.write_all_at(&[0xcc], entry).expect("set a breakpoint");
@@ -288,7 +288,7 @@ fn an_entry_that_was_changed_by_others() {
     victim.assert_pristine();
 }
 
-/// Where a function of a position-independent program lies in a process.
+/// Returns the address of a function of a position-independent program in a process.
 fn address_of(program: &Program, pid: i32, function: &str) -> u64 {
     let symbols = Command::new("nm").arg(program.elf()).output().expect("run nm");
     let symbols = String::from_utf8_lossy(&symbols.stdout).into_owned();

@@ -1,5 +1,5 @@
-//! The tool is killed at every instant that matters: the target goes on, the next call finishes or undoes, nothing is
-//! left behind.
+//! Kills the tool at every relevant instant: the target continues, the next call finishes or undoes, no residue is
+//! left.
 
 use std::path::Path;
 use std::time::Instant;
@@ -11,12 +11,12 @@ use stillpoint_testing::random::Random;
 /// Kills of each test without `STILLPOINT_SOAK=1`, which kills after every system call.
 const KILLS: usize = 16;
 
-/// What is killed.
+/// Operation of the killed tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
     Apply,
     Revert,
-    /// An apply that has to give up because a thread does not leave a patched function.
+    /// An apply that must abort because a thread does not leave a patched function.
     Abort,
 }
 
@@ -27,7 +27,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// The call that is to be killed.
+    /// Returns the call that is killed.
     fn tool(&self) -> Stillpoint {
         let pid = self.victim.pid();
         match self.operation {
@@ -37,7 +37,7 @@ impl Case<'_> {
         }
     }
 
-    /// Brings the victim to where the operation starts.
+    /// Prepares the victim for the operation.
     #[track_caller]
     fn prepare(&mut self) {
         if self.operation == Operation::Revert {
@@ -52,20 +52,20 @@ impl Case<'_> {
         });
     }
 
-    /// Kills once, and asserts all that must hold.
+    /// Kills once, and asserts all conditions.
     #[track_caller]
     fn kill(&mut self, moment: Moment, finish: bool) -> Ending {
         self.prepare();
         let ending = run(&self.tool(), moment);
         println!("{:?}, {moment:?}: {ending}", self.operation);
-        // As the dead tool has left it: everybody answers, rightly, and nothing holds anybody.
+        // State after the tool's death: every thread answers correctly, and none is stopped.
         self.victim.assert_answering();
         self.victim.assert_no_residue();
         self.recover(finish);
         ending
     }
 
-    /// The next call finishes (an apply in the end applies) or undoes (a revert in the end reverts).
+    /// Asserts that the next call finishes (an apply in the end applies) or undoes (a revert in the end reverts).
     #[track_caller]
     fn recover(&mut self, finish: bool) {
         let pid = self.victim.pid();
@@ -92,7 +92,7 @@ fn victim(program: &Program, operation: Operation) -> Victim {
     if operation == Operation::Abort { program.start(&[]) } else { program.start(&["4", "300"]) }
 }
 
-/// Right after the Nth system call, for every N (a sample of them in a short run).
+/// Kills right after the Nth system call, for every N (a sample of them in a short run).
 #[track_caller]
 fn after_every_system_call(operation: Operation) {
     let program = program(operation);
@@ -101,7 +101,7 @@ fn after_every_system_call(operation: Operation) {
     let whole = case.kill(Moment::Never, false);
     let expected = if operation == Operation::Abort { 4 } else { 0 };
     assert_eq!(whole.run.code, Some(expected), "{whole}");
-    // Runs differ in length; a number behind the end of one is just a whole run.
+    // Runs differ in length; with a number after the end of a run, the tool completes.
     let total = whole.syscalls;
     let mut killed = 0;
     for (i, n) in sample(total, KILLS).enumerate() {
@@ -126,7 +126,7 @@ fn killed_after_each_system_call_of_an_abort() {
     after_every_system_call(Operation::Abort);
 }
 
-/// Instants between system calls, and while the tool waits in one.
+/// Kills between system calls, and while the tool waits in one.
 #[test]
 fn killed_at_random_instants() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
@@ -145,14 +145,14 @@ fn killed_at_random_instants() {
         let whole = start.elapsed();
         case.recover(false);
         for i in 0..if soak() { 500 } else { 6 } {
-            // A little beyond the end as well: the last instants count most.
+            // A little after the end as well: the last instants are the most important.
             let instant = whole.mul_f64(random.unit() * 1.1);
             case.kill(Moment::AfterTime(instant), i % 2 == 0);
         }
     }
 }
 
-/// Killed in the middle, and then again in the middle of the recovery, several times.
+/// Kills in the middle, and then several times in the middle of the recovery.
 #[test]
 fn killed_while_it_recovers() {
     let program = program(Operation::Apply);

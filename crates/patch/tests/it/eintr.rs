@@ -1,4 +1,4 @@
-//! No wait of a program shows that its threads are stopped: 32 kinds of wait, up to 100 rounds of probes a second.
+//! Stops of threads that no wait of a program detects: 32 kinds of wait, up to 100 rounds of probes a second.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stop, attach};
 
-/// The longest that a time-out may take, as a multiple. Stopped between its end and its thread's turn on a processor, some
-/// begin anew (`EINTR` goes before `EAGAIN`): on a busy machine that happens once, and again. A time-out that every stop
-/// began anew would never end.
+/// Limit of the duration of a time-out, as a multiple. A wait that is stopped after its end and before its thread runs
+/// again may restart (`EINTR` has precedence over `EAGAIN`): on a busy machine that happens once, and sometimes twice.
+/// A time-out that every stop restarted would never end.
 const FACTOR: f64 = 3.2;
 /// Several of the program's time-outs, and ten seconds at least.
 const WHILE: Duration = Duration::from_secs(12);
@@ -77,11 +77,11 @@ impl Drop for Waits {
     }
 }
 
-/// One round of probes as the engine makes them; how many threads were stopped.
+/// Makes one round of probes as the engine does; returns the number of stopped threads.
 fn probe(session: &mut Session<'_>) -> usize {
     let mut stopped = 0;
     for tid in session.threads() {
-        // Stopping it again would begin its time-out anew and tell nothing new.
+        // Another stop would restart its time-out and show no new state.
         if session.idle_since_stop(tid).unwrap() {
             continue;
         }
@@ -111,7 +111,7 @@ fn a_hundred_rounds_of_probes_a_second_show_nowhere() {
     })
     .unwrap();
     println!("{rounds} rounds, {stopped} stops");
-    // Each of the 32 threads at the very least once, the 14 that wait with a time-out once each time.
+    // Each of the 32 threads at least once, the 14 that wait with a time-out once each time.
     assert!(stopped > 32 + 14, "{stopped}");
 
     let waits = program.report();

@@ -1,12 +1,12 @@
-//! Sixteen threads throw, catch, rethrow, hand on and are cancelled through functions that are patched and reverted:
-//! every exception is caught where it belongs, every destructor runs, whenever it was thrown and whoever was killed.
+//! Sixteen threads throw, catch, rethrow, pass on exceptions and are cancelled in functions that are patched and
+//! reverted. Every exception is caught at its handler and every destructor runs, at any time and after any kill.
 
 use std::path::Path;
 use stillpoint_patch_tests::kill_at::{Moment, run, sample};
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, revert, soak, status};
 use stillpoint_patch_tests::wait;
 
-/// Sixteen threads on two cores, often inside of a patched function, take a while to be found outside.
+/// Options with a long time-out: sixteen threads on two cores, often inside of a patched function, leave it slowly.
 const PATIENCE: [&str; 2] = ["--timeout", "120s"];
 /// Kills of each test without `STILLPOINT_SOAK=1`, which kills after every system call.
 const KILLS: usize = 6;
@@ -49,14 +49,14 @@ fn exceptions_in_an_executable_at_a_fixed_address() {
     cycles(&Program::build_as("exceptions", Kind::Executable, &[], &[]), if soak() { 200 } else { 2 });
 }
 
-/// Such a program throws by a copy of the unwinder that no loader knows of.
+/// Links a program with a copy of the unwinder that no loader knows.
 #[test]
 fn exceptions_by_an_unwinder_of_the_programs_own() {
     cycles(&Program::build_as("exceptions", Kind::Pie, &[], &["-static-libgcc"]), if soak() { 200 } else { 2 });
 }
 
-/// Killed after a system call, whichever it is: threads throw on, and the next call finishes or takes back. The guide
-/// that unwinders ask is laid in a process once, so that each kill of an apply has a process of its own.
+/// Kills after any system call: threads continue to throw, and the next call finishes or undoes. The guide for
+/// unwinders is placed in a process once, so each kill of an apply has a process of its own.
 #[test]
 fn killed_while_unwinders_are_told() {
     let program = Program::build("exceptions");
@@ -111,8 +111,8 @@ fn killed_while_unwind_data_is_withdrawn() {
     }
 }
 
-/// A profiler's signal comes anywhere: a look back from a dispatcher, a displaced prologue or new code reaches the
-/// thread's beginning like any other.
+/// Delivers a profiler's signal anywhere: a backtrace from a dispatcher, a displaced prologue or new code reaches the
+/// thread's first frame like any other.
 #[test]
 fn looking_back_from_code_that_no_compiler_wrote() {
     let program = Program::build("profiled");
@@ -121,7 +121,7 @@ fn looking_back_from_code_that_no_compiler_wrote() {
     let looks = |victim: &Victim| (victim.slots()[0].calls, victim.slots()[1].calls);
     wait::until("a look back", || (looks(&victim).0 > 0).then_some(()));
     assert_eq!(looks(&victim).1, 0, "nothing is patched yet");
-    // One thread stays in old code: until the time is over every call goes through a dispatcher.
+    // One thread stays in old code: until the time limit every call goes through a dispatcher.
     victim.announce(Phase::OverAndBack(1, 2));
     let lasts = if soak() { "60s" } else { "2s" };
     let given_up = apply(&patch, victim.pid()).args(["--timeout", lasts]).run();

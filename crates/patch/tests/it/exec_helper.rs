@@ -1,4 +1,4 @@
-//! The helper of `patch exec` outside of a sandbox, and processes that ask it for what is not theirs.
+//! The helper of `patch exec` outside of a sandbox, and processes that request patches of other units.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -12,10 +12,10 @@ use stillpoint_patch_tests::victim::Program;
 use stillpoint_patch_tests::{skip, wait};
 use tempfile::TempDir;
 
-/// A user without privileges.
+/// Id of a user without privileges.
 const USER: &str = "65534";
 
-/// A helper that listens, and a unit of whose control group programs can be started.
+/// A listening helper, and a unit in whose control group the test starts programs.
 struct Helped {
     unit: String,
     group: ControlGroup,
@@ -24,7 +24,7 @@ struct Helped {
 }
 
 impl Helped {
-    /// With a unit that starts `program`; `None` where control groups cannot be made.
+    /// Starts a helper with a unit that starts `program`; `None` where control groups cannot be made.
     fn start(program: &Path) -> Option<Helped> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let unit = format!("sp-helped-{}-{}.service", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -47,20 +47,20 @@ impl Helped {
         command.args(options.iter().copied()).arg("--root").arg(self.root.path()).succeed();
     }
 
-    /// Runs a program in the unit's control group, or where `enter` leads, by way of another one.
+    /// Runs a program in the unit's control group, or in the group that `enter` selects, through another program.
     fn run_by(&self, enter: &str, by: &[&str], program: &Path) -> Output {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{enter} exec \"$@\""), "sh"]).args(by).arg(program);
         command.output().expect("run a shell")
     }
 
-    /// As the user, after an introduction of that kind.
+    /// Runs a program as the user, after an introduction of that kind.
     fn introduce(&self, introducer: &Program, kind: &str, program: &Path) -> Output {
         let by = [introducer.elf(), &socket(&self.root)].map(|path| path.display().to_string());
         self.run_by(&self.group.enter(), &[by[0].as_str(), by[1].as_str(), kind, USER], program)
     }
 
-    /// Waits until the helper has said so.
+    /// Waits until the helper has logged this text.
     fn says(&self, text: &str) {
         wait::until(&format!("the helper to say {text:?}"), || {
             fs::read_to_string(log(&self.root)).is_ok_and(|said| said.contains(text)).then_some(())
@@ -80,7 +80,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The version of the program that ran, and whether the helper followed it.
+/// Returns the version of the program that ran, and true if the helper followed it.
 #[track_caller]
 fn told(output: &Output) -> (i32, bool) {
     let stdout = text(&output.stdout);
@@ -89,7 +89,7 @@ fn told(output: &Output) -> (i32, bool) {
     (version, stdout.contains("followed: 1"))
 }
 
-/// A copy of a program with that mode and owner.
+/// Makes a copy of a program with that mode and owner.
 fn copy(program: &Program, directory: &TempDir, mode: u32, owner: u32) -> PathBuf {
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("chmod");
     let copy = directory.path().join("heritage");
@@ -108,7 +108,8 @@ macro_rules! helped {
     };
 }
 
-/// In Debian's sandbox of redis (ptrace kills): the helper is a service of its own, and the unit is told by the kernel.
+/// Uses Debian's sandbox of redis (ptrace kills): the helper is a service of its own, and learns the unit from the
+/// kernel.
 #[test]
 fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
     let (program, sandbox) = (Program::build("heritage"), Program::build("sandbox"));
@@ -128,7 +129,8 @@ fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
     };
     let output = start(&helped, &helped.group.enter(), &["--strict"]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-    // A process in no unit's group gets nothing, whatever unit it names; a group of the unit's name is not the unit's.
+    // A process in no unit's group gets no patches, for any unit that it names; a group with the unit's name is not the
+    // unit's.
     for elsewhere in [String::new(), decoy.enter()] {
         let output = start(&helped, &elsewhere, &[]);
         assert_eq!(output.status.code(), Some(1));
@@ -140,8 +142,8 @@ fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
 }
 
-/// The kernel honours set-user-id bits since the tracer is root: the program would run with our gate in it, and with a
-/// descriptor closed that its caller chose.
+/// Runs a set-user-id program. The kernel honours the bit since the tracer is root: the program would run with our gate
+/// in it, and with a descriptor closed that its caller chose.
 #[test]
 fn a_program_that_gains_privileges_is_let_go() {
     let (program, introducer) = (Program::build("heritage"), Program::build("introduce"));
@@ -199,7 +201,7 @@ fn a_program_in_a_file_that_its_user_can_change_is_not_patched() {
     helped.says("others than root can change its program's file");
 }
 
-/// The policy is what root gave to `patch enable`, and not what the process says.
+/// Uses the policy that root gave to `patch enable`, and not the one that the process states.
 #[test]
 fn a_unit_with_a_policy_gets_signed_patches_alone() {
     let (program, introducer) = (Program::build("heritage"), Program::build("introduce"));

@@ -1,4 +1,4 @@
-//! What gdb and perf are told of patched code.
+//! Files for gdb and perf that describe patched code.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,7 +7,7 @@ use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply};
 use stillpoint_patch_tests::{skip, wait};
 
-/// The backtraces of all threads.
+/// Returns the backtraces of all threads.
 fn backtrace(victim: &Victim, script: Option<&Path>) -> String {
     let mut gdb = Command::new("gdb");
     gdb.args(["-nx", "-q", "-batch", "-p", &victim.pid().to_string()]);
@@ -18,25 +18,25 @@ fn backtrace(victim: &Victim, script: Option<&Path>) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Whether a frame of `callee` is followed by one of `caller`.
+/// Returns true if a frame of `callee` is followed by one of `caller`.
 fn has_call(backtrace: &str, callee: &str, caller: &str) -> bool {
     let lines: Vec<&str> = backtrace.lines().collect();
     let frame = |line: &str, name: &str| line.starts_with('#') && line.contains(&format!(" {name} ("));
     lines.windows(2).any(|pair| frame(pair[0], callee) && frame(pair[1], caller))
 }
 
-/// A thread of `blocked` that stands in the new code of `stands_here`.
+/// Starts `blocked` and stops one of its threads in the new code of `stands_here`.
 fn in_new_code(program: &Program) -> Victim {
     let patch = program.patch(2);
     let mut victim = program.start(&[]);
-    // Out of the old code first: the patch cannot wait for input.
+    // Leave the old code first: the patch cannot wait for input.
     victim.stdin().write_all(b"x").expect("wake the sleeper");
     let calls = |victim: &Victim| victim.slots().iter().find(|s| s.role == "sleeper").map_or(0, |s| s.calls);
     wait::until("the sleeper to return", || (calls(&victim) == 1).then_some(()));
     victim.announce(Phase::Over(1, 2));
     apply(&patch, victim.pid()).succeed();
     victim.assert_settled(2);
-    // Into the new code, where it stands until the next byte.
+    // Enter the new code, where the thread waits for the next byte.
     victim.stdin().write_all(b"x").expect("wake the sleeper");
     victim
 }
@@ -55,7 +55,7 @@ fn gdb_names_the_frames_of_patched_functions() {
     wait::until("gdb to see the sleeper in the new code", || {
         has_call(&backtrace(&victim, Some(script)), "stands_here", "sleeper").then_some(())
     });
-    // Without our files it cannot: this is what they are for.
+    // Without our files gdb cannot: this is their purpose.
     assert!(!has_call(&backtrace(&victim, None), "stands_here", "sleeper"));
     victim.assert_answering();
     victim.assert_no_residue();
@@ -81,7 +81,7 @@ fn perf_finds_the_names_of_patched_functions() {
     }
 }
 
-/// gdb obeys what it reads there.
+/// Checks the location of files that gdb executes.
 #[test]
 fn files_for_debuggers_go_where_no_other_user_can_change_them() {
     let program = Program::build("blocked");
@@ -100,7 +100,7 @@ fn files_for_debuggers_go_where_no_other_user_can_change_them() {
         assert!(run.stderr.contains(why), "{run}");
     }
     assert_eq!(std::fs::read_dir(path("real")).expect("list it").count(), 0);
-    // a map of any size is another's to make
+    // any user can create a map of any size
     let map = format!("/tmp/perf-{}.map", victim.pid());
     std::fs::File::create(&map).and_then(|file| file.set_len(60 << 30)).expect("make a sparse file");
     let run =

@@ -1,4 +1,4 @@
-//! Debian's own MariaDB, and a redis that carries live patches, into an image and back under their clients.
+//! Debian's own MariaDB and a redis with live patches: written into an image and restored while clients stay connected.
 
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const WRITERS: u64 = 8;
 
-/// Has writers stop, also when something else fails.
+/// Stops writers when dropped, also after a failure.
 struct Stop<'s>(&'s AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -22,14 +22,14 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Writes rows one after another, each its own transaction over one connection, until told to stop.
+/// Writes rows one after another, each its own transaction over one connection, until the stop flag is set.
 fn write(port: u16, writer: u64, stop: &AtomicBool, done: &AtomicU64) -> u64 {
     let mut client = Client::connect_tcp(port, "test").expect("connect");
     let mut n = 0;
     while !stop.load(Ordering::Relaxed) {
         n += 1;
         let insert = format!("INSERT INTO t VALUES ({writer}, {n}, REPEAT('{}', 500))", n % 10);
-        // an error is a lost connection or a refused row: neither may be
+        // the test allows neither a lost connection nor a refused row
         assert_eq!(client.done(&insert).expect("the connection lasts"), Answer::Done(1));
         done.fetch_add(1, Ordering::Relaxed);
     }
@@ -48,7 +48,7 @@ fn mariadb_comes_back_twice_under_writers_who_lose_no_row_and_no_connection() {
     };
     let (dir, port) = (TempDir::new().expect("a directory"), free_port());
     let extra = [
-        // criu knows no io_uring, and maps what is only reserved as memory that counts
+        // criu does not support io_uring, and maps memory that is only reserved as memory that counts
         "--innodb-use-native-aio=0",
         "--loose-innodb-buffer-pool-size-max=128M",
         "--innodb-buffer-pool-size=64M",
@@ -96,7 +96,7 @@ fn mariadb_comes_back_twice_under_writers_who_lose_no_row_and_no_connection() {
     assert!(check.to_string().ends_with("status\tOK"), "{check}");
 }
 
-/// What is there of the new code's memory: where it lies and what it may do.
+/// Returns addresses and permissions of the new code's mappings.
 fn executable(pid: i32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps of a running program");
     let line = |line: &str| {
@@ -141,7 +141,7 @@ fn live_patches_come_along_with_their_code_and_their_ledger_and_can_be_reverted(
         fixed(true);
         assert_eq!(client.command(&["PING"]).expect("the same connection").text(), "PONG");
     }
-    // one is taken back, and the other goes along a third time
+    // one is reverted, and the other stays for a third image
     revert(server.pid()).succeed();
     fixed(false);
     let before = carried(server.pid());

@@ -1,10 +1,10 @@
-//! Shared libraries that running programs use are patched in the processes that map them.
+//! Shared libraries that running programs use, patched in the processes that map them.
 
 use std::path::Path;
 use std::process::Command;
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, revert, soak};
 
-/// The library, and a program that uses it.
+/// Builds the library, and a program that uses it.
 fn library(strip: bool) -> (Program, Program) {
     let mut library = Program::build_as("library", Kind::Library, &[], &[]);
     if strip {
@@ -29,7 +29,7 @@ fn a_library_in_use() {
     }
 }
 
-/// The patch is for one process, not for the file: another process that maps the same library runs on unchanged.
+/// Patches one process, not the file: another process that maps the same library runs unchanged.
 #[test]
 fn another_process_with_the_same_library_is_left_alone() {
     let (library, program) = library(false);
@@ -43,7 +43,7 @@ fn another_process_with_the_same_library_is_left_alone() {
     other.assert_pristine();
 }
 
-/// The package is upgraded: the file is replaced while the process goes on with the old one.
+/// Upgrades the package: the file is replaced while the process continues with the old one.
 #[test]
 fn a_library_that_was_replaced_on_disk() {
     let (library, program) = library(false);
@@ -56,7 +56,8 @@ fn a_library_that_was_replaced_on_disk() {
     victim.there_and_back(&patch);
 }
 
-/// Library and program with a copy of the same inline code each, and flags for the compiler of the library.
+/// Builds a library and a program with a copy of the same inline code each; `compile` are flags for the compiler of the
+/// library.
 fn sharing(compile: &[&str]) -> (Program, Program) {
     let library = Program::build_as("sharing", Kind::Library, compile, &[]);
     let directory = library.dir().display().to_string();
@@ -66,12 +67,12 @@ fn sharing(compile: &[&str]) -> (Program, Program) {
     (library, program)
 }
 
-/// Applies a patch and tells which version the program's own calls and those of its library come to.
+/// Applies a patch and returns the versions that the program's own calls and those of its library reach.
 #[track_caller]
 fn apply_to(victim: &mut Victim, patch: &Path) -> (u32, u32) {
     victim.announce(Phase::Either(1, 2));
     apply(patch, victim.pid()).succeed();
-    // a call that had begun before is over
+    // a call that had begun before is complete
     victim.assert_answering();
     victim.assert_answering();
     let slots = victim.slots();
@@ -79,7 +80,7 @@ fn apply_to(victim: &mut Victim, patch: &Path) -> (u32, u32) {
     (version("own"), version("library"))
 }
 
-/// Each module calls the copy that survived in it: the patch of one leaves the other's calls alone.
+/// Patches one of two modules that each call their own remaining copy: the other's calls do not change.
 #[test]
 fn inline_code_of_which_each_module_has_a_copy() {
     let (library, program) = sharing(&["-fvisibility-inlines-hidden"]);
@@ -96,7 +97,8 @@ fn inline_code_of_which_each_module_has_a_copy() {
     victim.assert_pristine();
 }
 
-/// The dynamic linker has led the library's calls to the program's copy: that one is to be patched, and it is said.
+/// Lets the dynamic linker redirect the library's calls to the program's copy: the tool names that copy as the one to
+/// patch.
 #[test]
 fn inline_code_of_which_the_program_has_the_copy_that_all_call() {
     let (library, program) = sharing(&[]);

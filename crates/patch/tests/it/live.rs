@@ -6,7 +6,7 @@ use stillpoint_patch_differ::{Outcome, Refusal};
 use stillpoint_patch_tests::cli::{Run, Stillpoint};
 use stillpoint_patch_tests::{patching, skip};
 
-/// Variants that a case runs in unless all are asked for: the differ's own tests look at more.
+/// Number of variants of a case, unless all are requested: the differ's own tests use more.
 const VARIANTS: usize = 1;
 
 /// Runs one program in its variants; panics with every failure and the command that repeats it.
@@ -61,7 +61,7 @@ fn check_variant(case: &Case, variant: &Variant) -> Result<(), String> {
     expect("after the revert", &mut server, &case.reverted)
 }
 
-/// The patch as a file.
+/// Writes the patch to a file.
 fn write(built: &Built, name: &str, made: Result<Outcome, Vec<Refusal>>) -> Result<PathBuf, String> {
     let patch = match made {
         Ok(Outcome::Patch(patch)) => patch,
@@ -73,7 +73,7 @@ fn write(built: &Built, name: &str, made: Result<Outcome, Vec<Refusal>>) -> Resu
     Ok(file)
 }
 
-/// The engine gives up with one of the `codes`, says `why`, and the program runs on as before.
+/// Asserts that the engine aborts with one of the `codes` and reports `why`, and that the program runs as before.
 fn given_up(case: &Case, server: &mut Server, run: &Run, codes: &[i32], why: &str) -> Result<(), String> {
     if !run.code.is_some_and(|code| codes.contains(&code)) || !run.stderr.contains(why) {
         return Err(format!("expected exit {codes:?} and {why:?}: {run}"));

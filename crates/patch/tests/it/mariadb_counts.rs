@@ -1,5 +1,5 @@
-//! MariaDB with quiescence points under the load generators of others: sysbench OLTP, go-tpc's TPC-C and CH-benCHmark,
-//! both connection policies. Counts what was done; `make soak` keeps the counts, `experiments/mariadb-counts` adds them up.
+//! MariaDB with quiescence points under external load generators: sysbench OLTP, go-tpc's TPC-C and CH-benCHmark, both
+//! connection policies. Counts the operations; `make soak` keeps the counts, `experiments/mariadb-counts` adds them up.
 
 use std::fmt::Display;
 use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
@@ -12,7 +12,7 @@ use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::victim::{apply, residue, revert, rounds};
 use stillpoint_patch_tests::{skip, wait};
 
-/// As few groups as clients have to share in the paper.
+/// Number of groups in the paper, which clients have to share.
 const POOL: &str = "--thread-pool-size=3";
 /// Rounds of the long form: with two loads and two policies 1,024 global patchings, and 1,024 others.
 const LONG: usize = 64;
@@ -26,12 +26,12 @@ macro_rules! or_skip {
     };
 }
 
-/// A line that `make soak` keeps with the step.
+/// Prints a line that `make soak` keeps with the step.
 fn count(what: &str, number: impl Display) {
     println!("COUNT {what} {number}");
 }
 
-/// Clients beside the load whose every answer is looked at.
+/// Clients in addition to the load; the test checks each of their answers.
 struct Watch {
     transactions: Transactions,
     visitors: Repeated,
@@ -51,7 +51,7 @@ impl Watch {
         self.visitors.more(2);
     }
 
-    /// A connection that its client closed in order does not count, one that was lost does.
+    /// Asserts that the server lost no connection; one that its client closed in order does not count.
     #[track_caller]
     fn assert_none_lost(&self, mariadb: &MariaDb) {
         assert_eq!(mariadb.status("Aborted_clients"), self.aborted, "connections were lost");
@@ -66,7 +66,7 @@ impl Watch {
     }
 }
 
-/// Patched and taken back in each mode, globally as often as in all others together.
+/// Patches and reverts in each mode, in global mode as often as in all others together.
 fn patchings(server: &Annotated, mariadb: &MariaDb, watch: &mut Watch, mut after_each: impl FnMut()) {
     let patch = half(server);
     let wanted = rounds(1, LONG);
@@ -146,16 +146,16 @@ fn tpc_c_with_a_pool() {
     under_tpc_c(Policy::Pool);
 }
 
-/// Analytical queries that run now.
+/// Returns the number of analytical queries in progress.
 fn queries(mariadb: &MariaDb) -> u64 {
-    // The text is put together so that this statement does not find itself.
+    // The text is concatenated so that this statement does not find itself.
     let list = "SELECT COUNT(*) FROM INFORMATION_SCHEMA.PROCESSLIST WHERE INFO LIKE CONCAT('%/*PLACE', 'HOLDER*/%')";
     let answer = mariadb.asked(list);
     answer.parse().unwrap_or_else(|_| panic!("a number, not {answer:?}"))
 }
 
-/// Threads in the middle of a query do not keep a patch waiting that is brought in by probing. A global one waits for
-/// the query, and may give up: then nothing has happened.
+/// Runs queries: threads in the middle of a query do not delay a patch by probing. A global one waits for the query,
+/// and may abort, which changes nothing.
 fn under_ch_benchmark(policy: Policy) {
     let server = or_skip!(annotated());
     or_skip!(tpc::go_tpc());

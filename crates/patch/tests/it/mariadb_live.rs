@@ -1,5 +1,5 @@
-//! Debian's own mariadbd, stripped and unmodified, patched while it serves: both connection policies, in transactions,
-//! with a thousand idle connections, and in the middle of a long query.
+//! Debian's own mariadbd, stripped and unmodified, patched under load: both connection policies, in transactions, with
+//! a thousand idle connections, and in the middle of a long query.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -10,8 +10,8 @@ use stillpoint_patch_tests::skip;
 use stillpoint_patch_tests::victim::{apply, residue, revert, rounds, status};
 use tempfile::TempDir;
 
-/// In C and in C++: a helper library, an engine of each language, functions of SQL; exceptions thrown, thrown again, and on
-/// their way through a patched frame between two that are not; a thread cancelled.
+/// Changes in C and in C++: a helper library, an engine of each language, functions of SQL; exceptions thrown,
+/// rethrown, and passing a patched frame between two unpatched ones; a thread cancelled.
 const CHANGES: [&str; 8] = [
     "mysys-base64",
     "aria-status",
@@ -23,7 +23,7 @@ const CHANGES: [&str; 8] = [
     "sql-cancel",
 ];
 
-/// A change and the patch that was built of it.
+/// A change and the patch built from it.
 struct Ready {
     change: Change,
     patch: PathBuf,
@@ -44,7 +44,7 @@ fn built() -> &'static Result<Built, String> {
         for name in CHANGES {
             let change = change::named(name);
             let (patch, run) = change.build(&packaged, dir.path()).unwrap_or_else(|e| panic!("{name}: {e}"));
-            // The archive gave us everything: this is no reason to skip.
+            // The archive has all packages: a failure here is no reason to skip.
             assert!(run.code == Some(0) && patch.exists(), "{run}");
             ready.push(Ready { change, patch });
         }
@@ -58,7 +58,7 @@ fn assert_in_force(ready: &Ready, server: &MariaDb, wanted: bool) {
     assert_eq!(state, wanted, "{}", ready.change.name);
 }
 
-/// All patches on top of each other, each seen in force, and back.
+/// Applies all patches on top of each other, checks each as active, and reverts them.
 #[track_caller]
 fn there_and_back(built: &Built, server: &mut MariaDb, load: &Transactions) {
     let pid = server.pid();
@@ -117,7 +117,7 @@ fn mariadb_with_a_pool_of_threads_is_patched_under_load() {
     under_load(Policy::Pool);
 }
 
-/// Idle connections stand in `read` for hours: each is a thread that has to be brought over.
+/// Keeps idle connections in `read` for hours: each is a thread that has to migrate.
 #[test]
 fn a_thousand_idle_connections_migrate_by_probing() {
     let built = match built() {
@@ -141,8 +141,8 @@ fn a_thousand_idle_connections_migrate_by_probing() {
     server.assert_running();
 }
 
-/// A query that runs for minutes keeps its thread away from every quiescence point, and does not hold up a patch of
-/// what it does not use.
+/// Runs a query for minutes: its thread reaches no quiescence point, and does not delay a patch of code that it does
+/// not use.
 #[test]
 fn a_long_query_does_not_hold_up_a_patch() {
     let built = match built() {

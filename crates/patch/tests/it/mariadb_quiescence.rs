@@ -14,7 +14,7 @@ use stillpoint_patch_tests::victim::{apply, residue, revert, rounds, status};
 use stillpoint_patch_tests::{skip, wait, workspace_root};
 use tempfile::TempDir;
 
-/// As few groups as clients have to share in the paper.
+/// Number of groups in the paper, which clients have to share.
 const POOL: &[&str] = &["--thread-pool-size=3"];
 
 macro_rules! server {
@@ -26,7 +26,7 @@ macro_rules! server {
     };
 }
 
-/// Nothing is compiled: each anchor is found once in the source of the version that the archive serves.
+/// Compiles nothing: each anchor is found once in the source of the version that the archive serves.
 #[test]
 fn the_edits_fit_the_source() {
     let packaged = match packaged() {
@@ -45,7 +45,7 @@ fn assert_code(run: &Run, code: i32) {
     assert_eq!(run.code, Some(code), "{run}");
 }
 
-/// Transactions that wait for each other's rows most of the time, and never in a circle.
+/// Starts transactions that wait for each other's rows most of the time, and never in a circle.
 fn hot_rows(mariadb: &MariaDb) -> Repeated {
     let mut client = mariadb.client();
     client.done("CREATE TABLE hot (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB").expect("make a table");
@@ -98,7 +98,7 @@ fn the_pool_under_load() {
     under_load(server!(), Policy::Pool);
 }
 
-/// A patch of C++ that changes nothing, put under statements of both policies in every mode.
+/// Applies a patch of C++ that changes nothing, under statements of both policies, in every mode.
 #[test]
 #[ignore = "full tier: MariaDB with quiescence points is compiled, ten minutes of two processors"]
 fn cxx_under_every_statement_is_patched_in_each_mode() {
@@ -121,7 +121,7 @@ fn cxx_under_every_statement_is_patched_in_each_mode() {
     }
 }
 
-/// What a client can hold: statements that take it, and statements that give it back.
+/// Resources that a client can hold: statements that acquire each, and statements that release it.
 const HELD: [(&[&str], &[&str]); 7] = [
     (&["BEGIN", "UPDATE kept SET n = n + 1"], &["COMMIT"]),
     (&["SET autocommit = 0", "SELECT * FROM kept"], &["COMMIT", "SET autocommit = 1"]),
@@ -152,7 +152,7 @@ fn held_things_are_respected(server: &Annotated, policy: Policy) {
         all_done(&mut holder, give);
         there_and_back(&mariadb, patch, &mut other, "global");
     }
-    // Where nobody stands, a transaction may be carried on by new code.
+    // Where no thread waits at a barrier, new code may continue a transaction.
     all_done(&mut holder, HELD[0].0);
     there_and_back(&mariadb, patch, &mut holder, "local");
     all_done(&mut holder, HELD[0].1);
@@ -180,7 +180,7 @@ fn held_things_are_respected_by_the_pool() {
 /// Name, priority and state of a thread that takes part.
 type Part = (String, u64, String);
 
-/// All that take part, as `status` tells; they are of the group of clients.
+/// Returns all participating threads, from `status`; all are in the group of clients.
 fn parts(mariadb: &MariaDb) -> Vec<Part> {
     let line = status(mariadb.pid()).json().succeed().json().remove(0);
     let threads = line["threads"].as_array().expect("threads").iter().filter(|thread| !thread["name"].is_null());
@@ -196,14 +196,14 @@ fn count(parts: &[Part], name: &str, priority: u64, state: &str) -> usize {
     parts.iter().filter(|part| **part == (name.to_owned(), priority, state.to_owned())).count()
 }
 
-/// Roles: 0 works, 1 sleeps, 2 is needed by both.
+/// Priorities: 0 works, 1 sleeps, 2 is needed by both.
 #[test]
 #[ignore = "full tier: MariaDB with quiescence points is compiled, ten minutes of two processors"]
 fn every_kind_of_thread_takes_part_in_its_role() {
     let server = server!();
     for policy in Policy::ALL {
         let mariadb = server.packaged.start(policy, POOL);
-        // the thread of whoever saw that the server answers serves the next client when it is in the cache
+        // the thread that served the test's first connection serves the next client when it is in the cache
         let cached = |part: &Part| part.0 != "connection" || (part.1 == 2 && part.2 == "parked");
         let left = wait::within(wait::LIMIT, || parts(&mariadb).iter().all(cached).then_some(()));
         assert!(left.is_some(), "{policy:?}: {:?}", parts(&mariadb));
@@ -245,7 +245,7 @@ fn every_kind_of_thread_takes_part_in_its_role() {
         other.done(&format!("KILL QUERY {id}")).expect("end the query");
         busy.answer().expect("the connection lives");
         if policy == Policy::Pool {
-            // the listener that took the worker's place stays, so the worker sleeps
+            // the listener that replaced the worker stays, so the worker sleeps
             until("a worker sleeps, nobody works", &|seen| {
                 count(seen, "worker", 1, "parked") >= 1 && seen.iter().all(|part| part.2 == "parked")
             });
@@ -253,7 +253,8 @@ fn every_kind_of_thread_takes_part_in_its_role() {
     }
 }
 
-/// While a barrier gathers, new clients are let in, and who holds something is served; all others go on afterwards.
+/// While a barrier gathers, new clients are accepted, and clients that hold resources are served; all others continue
+/// afterwards.
 fn a_gathering_barrier_lets_clients_in(server: &Annotated, policy: Policy) {
     let mariadb = server.packaged.start(policy, POOL);
     let mut holder = mariadb.client();
@@ -261,7 +262,7 @@ fn a_gathering_barrier_lets_clients_in(server: &Annotated, policy: Policy) {
     all_done(&mut holder, HELD[0].0);
     let call = apply(half(server), mariadb.pid()).args(["--quiescence", "global", "--timeout", "60s"]);
     let gathering = std::thread::spawn(move || call.run());
-    // No database is asked for: that would be a command, and wait.
+    // The client selects no database: that would be a command, and wait.
     let enter = |_| Client::connect(&mariadb.socket(), "").expect("a new client is let in");
     let mut new: Vec<Client> = (0..8).map(enter).collect();
     for client in &mut new {
@@ -290,7 +291,8 @@ fn a_gathering_barrier_lets_clients_in_with_a_pool() {
     a_gathering_barrier_lets_clients_in(server!(), Policy::Pool);
 }
 
-/// The published result: points in the pool without roles and without parking dead-lock on the first request.
+/// Reproduces the published result: points in the pool without roles and without parking dead-lock on the first
+/// request.
 #[test]
 #[ignore = "full tier: MariaDB with quiescence points is compiled, ten minutes of two processors"]
 fn points_without_roles_and_parking_dead_lock() {
@@ -306,7 +308,7 @@ fn points_without_roles_and_parking_dead_lock() {
     let load = hot_rows(&mariadb);
     load.more(100);
     assert_code(&in_mode(apply(half(server), mariadb.pid()), "global", "3s"), 4);
-    // Nothing is harmed: everybody left at the deadline.
+    // No harm is done: every thread left at the deadline.
     load.more(100);
     load.assert_clean();
     mariadb.assert_running();
@@ -331,7 +333,7 @@ fn roles_and_parking_never_dead_lock() {
     mariadb.assert_running();
 }
 
-/// A query that takes longer than any test: local and global wait for its end, probing does not.
+/// Runs a query that takes longer than any test: local and global wait for its end, probing does not.
 #[test]
 #[ignore = "full tier: MariaDB with quiescence points is compiled, ten minutes of two processors"]
 fn long_queries_hold_up_points_and_not_probing() {

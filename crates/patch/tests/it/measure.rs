@@ -1,4 +1,4 @@
-//! `stillpoint measure` against real servers: what it counts must be what happened to them.
+//! `stillpoint measure` against real servers: its counts must match the events on them.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn protocol(mix: &str) -> Protocol {
     Protocol::Redis { mix, keys: KEYS, value_bytes: 64 }
 }
 
-/// A plan that lasts until it is stopped.
+/// Returns a plan that lasts until it is stopped.
 fn plan(redis: &Redis, mix: &str) -> Plan {
     let target = Target::Tcp(address(redis.port()));
     Plan {
@@ -122,7 +122,7 @@ fn a_stopped_server_shows_as_a_blackout() {
     let noise_ns = 2_000_000_000;
     assert!((390_000_000..pause_ns + noise_ns).contains(&blackout.duration_ns), "{blackout:?} of {pause_ns} ns");
     assert!(blackout.from_ns.abs_diff(stopped_ns) < noise_ns, "{blackout:?} began at {stopped_ns}");
-    // Two requests were due each millisecond; each of them must show what was left of the pause.
+    // Two requests were due each millisecond; each of them must show the remaining part of the pause.
     let record = Record::open(&record).unwrap();
     let margin_ns = 50_000_000;
     let due = |t: u64| (stopped_ns + margin_ns..stopped_ns + 400_000_000 - margin_ns).contains(&t);
@@ -225,7 +225,7 @@ fn what_cannot_be_read_or_reached_is_refused_by_name() {
     assert_eq!(run.code, Some(2), "{run}");
 }
 
-/// What an engine tells of one apply that lasts from `from_ns` to `to_ns`.
+/// Returns the events of an engine for one apply that lasts from `from_ns` to `to_ns`.
 fn apply_events(from_ns: u64, to_ns: u64, active: &[&str]) -> Vec<Event> {
     let event = |t_ns, kind| Event::new(t_ns, Some(4711), kind);
     let phase = |phase: &str| EventKind::PhaseStarted { operation: "apply".into(), phase: phase.into() };
@@ -238,7 +238,7 @@ fn apply_events(from_ns: u64, to_ns: u64, active: &[&str]) -> Vec<Event> {
     events
 }
 
-/// Three seconds of load with two operations in it, as files.
+/// Records three seconds of load with two operations in it, as files.
 fn recorded_run(redis: &Redis, dir: &Path) -> (PathBuf, PathBuf) {
     let (record, events) = (dir.join("run.rec"), dir.join("events.jsonl"));
     let load = Load::start(Plan { record: Some(record.clone()), ..plan(redis, "get=80,set=20") }).unwrap();
@@ -313,7 +313,7 @@ fn a_record_of_a_killed_load_generator_is_still_of_use() {
     assert!(std::fs::read_to_string(&page).unwrap().contains("did not end in order"));
 }
 
-/// A browser that renders without a display.
+/// Finds a browser that renders without a display.
 fn browser() -> Option<PathBuf> {
     let names = ["chromium-headless-shell", "chromium", "google-chrome"];
     let path = std::env::var_os("PATH")?;
@@ -360,7 +360,7 @@ fn the_page_renders_in_a_browser_light_and_dark() {
     assert!(light.len() > 100, "{} colours: the page is blank or has no plots", light.len());
     let bright = |colour: &[u8; 3]| colour.iter().all(|&part| part > 240);
     assert!(light.iter().any(bright));
-    // Three versions of the code were running: grey, and two colours far from grey.
+    // Three versions of the code ran: grey, and two colours far from grey.
     let vivid = |c: &&[u8; 3]| c.iter().max().unwrap() - c.iter().min().unwrap() > 90;
     assert!(light.iter().filter(vivid).count() > 10);
     let (_, _, dark) = rendered(&browser, &page, dir.path(), true);

@@ -1,4 +1,4 @@
-//! Debian's own memcached, stripped and without any dynamic symbol of its own, patched while it serves.
+//! Debian's own memcached, stripped and without any dynamic symbol of its own, patched under load.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ fn memcached() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> 
     BUILT.get_or_init(shipped::memcached)
 }
 
-/// What memcached answers to `version`.
+/// Returns memcached's answer to `version`.
 #[track_caller]
 fn version(port: u16) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to memcached");
@@ -51,7 +51,8 @@ fn memcached_is_patched_and_reverted_under_load() {
     load.assert_clean();
 }
 
-/// Debian's libevent, stripped, under Debian's memcached: the library is the target, the process is memcached's.
+/// Patches Debian's libevent, stripped, under Debian's memcached: the library is the target, the process is
+/// memcached's.
 #[test]
 fn the_library_that_memcached_runs_on_is_patched() {
     const LIBRARY: &str = "usr/lib/x86_64-linux-gnu/libevent-2.1.so.7";

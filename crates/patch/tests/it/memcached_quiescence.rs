@@ -31,7 +31,7 @@ impl Client {
         Client(BufReader::new(stream))
     }
 
-    /// The first line of the answer.
+    /// Sends a line and returns the first line of the answer.
     #[track_caller]
     fn ask(&mut self, line: &str) -> String {
         self.0.get_mut().write_all(format!("{line}\r\n").as_bytes()).expect("ask memcached");
@@ -45,7 +45,7 @@ impl Client {
         line.trim_end().to_owned()
     }
 
-    /// A value of `stats`.
+    /// Returns a value of `stats`.
     #[track_caller]
     fn stat(&mut self, name: &str) -> u64 {
         let mut line = self.ask("stats");
@@ -58,7 +58,7 @@ impl Client {
     }
 }
 
-/// Names of the threads of a process, as the kernel has them.
+/// Returns the names of a process's threads, from the kernel.
 fn threads(pid: i32) -> BTreeSet<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("memcached runs");
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
@@ -80,9 +80,9 @@ fn there_and_back(memcached: &mut Memcached, patch: &std::path::Path, load: &Wat
     assert_eq!(residue(pid), Vec::<String>::new());
 }
 
-/// Local, group and global quiescence and probing, with workers, listener, LRU maintainer and crawler, logger and its
-/// watcher, hash table and slab maintenance, idle time-outs, and the four kinds of threads of external storage; the
-/// hash table grows meanwhile.
+/// Uses local, group and global quiescence and probing, with workers, listener, LRU maintainer and crawler, logger and
+/// its watcher, hash table and slab maintenance, idle time-outs, and the four kinds of threads of external storage;
+/// meanwhile the hash table grows.
 #[test]
 fn memcached_changes_over_in_every_mode() {
     let (binary, patch) = match memcached() {
@@ -137,7 +137,7 @@ fn memcached_changes_over_in_every_mode() {
     assert_eq!(threads(pid), there, "the same threads");
 }
 
-/// Threads that come and go: the crawler is stopped and started, and connections of all ages stay.
+/// Starts and ends threads: the crawler is stopped and started, and connections of all ages stay.
 #[test]
 fn memcached_changes_over_while_threads_come_and_go() {
     let (binary, patch) = match memcached() {
@@ -164,7 +164,7 @@ fn memcached_changes_over_while_threads_come_and_go() {
     }
 }
 
-/// Without load every worker sleeps in its event loop: only a wake-up brings it to its point.
+/// Runs without load, with every worker asleep in its event loop: only a wake-up makes it reach its point.
 #[test]
 fn an_idle_memcached_is_woken() {
     let (binary, patch) = match memcached() {

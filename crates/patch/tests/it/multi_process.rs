@@ -1,4 +1,4 @@
-//! Targets of many processes: all of one executable, parents before children, children that are born meanwhile.
+//! Targets of many processes of one executable: parents before children, and children that start during the operation.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -12,7 +12,7 @@ fn all(command: &str, program: &Program) -> Stillpoint {
     Stillpoint::new().args(["patch", command, "--exe"]).arg(program.elf())
 }
 
-/// Every process that runs the program.
+/// Returns every process that runs the program.
 fn processes(program: &Program) -> BTreeSet<i32> {
     let proc = std::fs::read_dir("/proc").expect("list the processes");
     let pids = proc.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -25,7 +25,7 @@ fn processes(program: &Program) -> BTreeSet<i32> {
 
 #[track_caller]
 fn assert_no_residue(program: &Program) {
-    // A process that ended meanwhile has none.
+    // A process that has ended has no residue.
     let left = |pid: &i32| residue(*pid).into_iter().filter(|what| !what.ends_with("is gone")).collect::<Vec<_>>();
     let left: Vec<String> = processes(program).iter().flat_map(left).collect();
     assert!(left.is_empty(), "{left:#?}");
@@ -59,7 +59,7 @@ fn fifty_processes_of_one_executable() {
 fn children_that_end_and_are_born_meanwhile() {
     let program = Program::build("tree");
     let patch = program.patch(2);
-    // A worker lives for some ten milliseconds.
+    // A worker runs for some ten milliseconds.
     let mut victim = program.start(&["8", "10"]);
     for _ in 0..if soak() { 200 } else { 8 } {
         cycle(&program, &mut victim, &patch);
@@ -74,7 +74,7 @@ fn children_inherit_the_patch_of_their_parent() {
     let mut victim = program.start(&["4", "40"]);
     victim.announce(Phase::Either(1, 2));
     apply(&patch, victim.pid()).succeed();
-    // Those that were there keep their own code until they end; those born later carry the parent's.
+    // Existing workers keep their own code until they end; later ones inherit the parent's.
     wait::until("all workers to be born of the patched parent", || {
         victim.assert_running();
         victim.slots().iter().all(|slot| slot.version == 2).then_some(())
@@ -82,7 +82,7 @@ fn children_inherit_the_patch_of_their_parent() {
     victim.assert_settled(2);
     for pid in processes(&program) {
         let status = Stillpoint::new().args(["patch", "status", "--pid"]).arg(pid).json().run();
-        // A worker may end between the list and the look, or under it.
+        // A worker may end between the list and its inspection, or during it.
         let ended = status.code == Some(3) || status.code == Some(1) && status.stderr.contains("ended, or called exec");
         assert!(ended || status.code == Some(0) && status.stdout.contains("tree-1-2"), "{status}");
     }
@@ -113,7 +113,7 @@ fn the_list_shows_every_patched_process() {
     victim.assert_settled(1);
 }
 
-/// A library that keeps its program from beginning, with a ledger that no tool of ours wrote.
+/// A library that prevents the start of its program, with a ledger that no tool of ours wrote.
 const FORGER: &str = r#"
 #include <string.h>
 #include <sys/mman.h>
@@ -129,7 +129,7 @@ __attribute__((constructor)) static void forge(void) {
 }
 "#;
 
-/// Any user may run a program of the service's, with a library of the user's own.
+/// Runs the service's program with a library of the user's own, as any user may.
 #[test]
 fn a_hostile_process_keeps_none_of_the_others_from_being_patched() {
     let program = Program::build("tree");
@@ -153,7 +153,7 @@ fn a_hostile_process_keeps_none_of_the_others_from_being_patched() {
         victim.announce(phase);
         let call = all(command, &program);
         let run = if command == "apply" { call.arg(&patch).run() } else { call.run() };
-        // those that could be patched are, and each that could not is named
+        // every process that can be patched is, and each other one is named
         assert_eq!(run.code, Some(4), "{run}");
         assert!(run.stderr.contains("5 processes changed over, 2 did not change over"), "{run}");
         for process in &hostile {

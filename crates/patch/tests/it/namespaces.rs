@@ -1,4 +1,4 @@
-//! Targets in containers, chroots and sandboxes, whose files are not where they were; callers without rights.
+//! Targets in containers, chroots and sandboxes, whose files have other paths; callers without rights.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use stillpoint_patch_tests::server::tied;
 use stillpoint_patch_tests::skip;
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, status};
 
-/// Forth and back, twice: the second time finds what the first has left.
+/// Applies and reverts twice: the second time starts from the remains of the first.
 #[track_caller]
 fn there_and_back(victim: &mut Victim, patch: &Path) {
     for _ in 0..2 {
@@ -23,7 +23,7 @@ fn there_and_back(victim: &mut Victim, patch: &Path) {
     }
 }
 
-/// A shell that runs `script` and then becomes the program: `$0` is the program, `$@` its arguments.
+/// Makes a shell that runs `script` and then becomes the program: `$0` is the program, `$@` its arguments.
 fn shell(namespaces: &[&str], script: &str, program: &Path) -> Command {
     let mut command = tied(Path::new("unshare"));
     command.args(namespaces).args(["--", "sh", "-ec", script]).arg(program);
@@ -61,7 +61,7 @@ fn another_root_directory() {
     copy_with_libraries(program.elf(), &root);
     let temporary = std::env::temp_dir();
     fs::create_dir_all(root.join(temporary.strip_prefix("/").expect("an absolute path"))).expect("make a directory");
-    // The page that the victim shares with us stays where it is.
+    // The page that the victim shares with us stays at its path.
     let script = format!(
         "mount --bind {temporary} {root}{temporary} && exec chroot {root} /victim \"$@\"",
         temporary = temporary.display(),
@@ -71,7 +71,7 @@ fn another_root_directory() {
     there_and_back(&mut victim, &patch);
 }
 
-/// The program as `root/NAME`, and all its libraries at their usual places below `root`.
+/// Copies the program to `root/NAME`, and all its libraries to their usual places below `root`.
 fn copy_with_libraries(elf: &Path, root: &Path) {
     fs::create_dir_all(root).expect("make a root directory");
     fs::copy(elf, root.join(elf.file_name().expect("a file name"))).expect("copy the program");
@@ -102,7 +102,7 @@ fn the_executable_was_replaced_by_another_version() {
     let copy = program.dir().join("newer");
     fs::copy(newer.elf(), &copy).expect("copy the newer program");
     fs::rename(&copy, program.elf()).expect("replace the program");
-    // What runs is what is patched, whatever lies at its path now.
+    // The running file is patched, not the file now at its path.
     there_and_back(&mut victim, &patch);
     let mut other = program.start(&["4"]);
     let before = other.snapshot();
@@ -146,7 +146,7 @@ fn membarrier_is_forbidden() {
     in_a_sandbox(&["--kernel-mdwe", "--no-membarrier"]);
 }
 
-/// Runs the tool as the user `nobody`.
+/// Runs the tool as an unprivileged user.
 fn as_nobody(tool: &Stillpoint) -> Run {
     let command = tool.command();
     let Output { status, stdout, stderr } = Command::new("setpriv")
@@ -159,7 +159,7 @@ fn as_nobody(tool: &Stillpoint) -> Run {
     Run { line: tool.to_string(), code: status.code(), stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// Whether `nobody` can reach the binary and the test's files at all.
+/// Returns true if that user can read the binary and the test's files.
 fn readable_by_nobody(files: &[&Path]) -> bool {
     files.iter().all(|file| {
         let mut test = Command::new("setpriv");
@@ -168,7 +168,7 @@ fn readable_by_nobody(files: &[&Path]) -> bool {
     })
 }
 
-/// Files below a directory of `tempfile` are for their owner only.
+/// Makes the files readable for others: below a directory of `tempfile` only the owner can read them.
 fn publish(files: &[&Path]) {
     use std::os::unix::fs::PermissionsExt;
     for file in files {
@@ -195,7 +195,7 @@ fn a_caller_without_rights_is_refused() {
     victim.assert_settled(1);
 }
 
-/// Root is not needed for one's own processes, where the machine lets users trace those.
+/// Works without root on the user's own processes, where the machine lets users trace those.
 #[test]
 fn a_user_patches_a_program_of_its_own() {
     let program = Program::build("victim");

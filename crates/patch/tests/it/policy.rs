@@ -1,4 +1,4 @@
-//! `--policy signed`: only patches of a key that root trusts are accepted, and a refusal touches nothing.
+//! `--policy signed`: only patches of a key that root trusts are accepted, and a refusal changes nothing.
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{self, File, Permissions};
@@ -74,7 +74,8 @@ fn only_patches_of_a_trusted_key_are_accepted() {
     victim.assert_pristine();
 }
 
-/// Keys decide what root takes: another user has no part in where they lie, and no file there holds the tool or fills its memory.
+/// Lets keys decide which patches root accepts: no other user controls their directory, and no file there blocks the
+/// tool or fills its memory.
 #[test]
 fn keys_are_read_where_root_alone_decides() {
     let program = Program::build("storm");

@@ -1,4 +1,4 @@
-//! Debian's own PostgreSQL 15, stripped and unmodified: every process of a cluster patched while it serves.
+//! Debian's own PostgreSQL 15, stripped and unmodified: every process of a cluster patched under load.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn built() -> &'static Result<Built, String> {
     BUILT.get_or_init(|| {
         let postgres = Postgres::debian()?;
         let dir = TempDir::with_prefix("stillpoint-postgres-patches-").map_err(|e| e.to_string())?;
-        // The archive gave us everything: what cannot be built is no reason to skip.
+        // The archive has all packages: a failed build is no reason to skip.
         let build = |target: &str, name: &str| {
             let run = postgres.build(&of_target(target), name, dir.path());
             assert_eq!(run.code, Some(0), "{run}");
@@ -45,7 +45,7 @@ fn all(command: &str, cluster: &Cluster) -> Stillpoint {
     Stillpoint::new().args(["patch", command, "--exe"]).arg(cluster.executable())
 }
 
-/// Puts a patch into every process of the cluster, or takes it back.
+/// Applies a patch to every process of the cluster, or reverts it.
 #[track_caller]
 fn wave(cluster: &Cluster, patch: Option<&Path>) -> Run {
     match patch {
@@ -54,7 +54,7 @@ fn wave(cluster: &Cluster, patch: Option<&Path>) -> Run {
     }
 }
 
-/// How many processes carry which patches now; those that end meanwhile have no say.
+/// Returns the sets of patches that processes carry now; processes that end during the query do not count.
 fn carried(cluster: &Cluster) -> BTreeSet<String> {
     let carried = |pid: &i32| {
         let status = Stillpoint::new().args(["patch", "status", "--pid"]).arg(*pid).json().run();
@@ -72,14 +72,14 @@ fn assert_no_residue(cluster: &Cluster) {
     assert!(left.is_empty(), "{left:#?}");
 }
 
-/// Waits until the workers that autovacuum bears without pause, and other short-lived ones, are out of the way.
+/// Waits until the workers that autovacuum starts all the time, and other short-lived ones, have ended.
 fn settled(cluster: &Cluster, wanted: &str) {
     wait::until(&format!("every process to carry {wanted:?} and nothing else"), || {
         (carried(cluster) == BTreeSet::from([wanted.to_owned()])).then_some(())
     });
 }
 
-/// Connections that must not notice anything, each with a statement of its own kind.
+/// Connections that a patch must not disturb, each with a statement of its own kind.
 struct Watch<'a> {
     threads: Vec<std::thread::ScopedJoinHandle<'a, u64>>,
 }
@@ -101,7 +101,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Tells the watching connections to end, also when the test fails: its threads are waited for.
+/// Sets the stop flag of the watching connections when dropped, also when the test fails: its threads are joined.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -119,7 +119,7 @@ fn ask(session: &mut Session, sql: &str) -> String {
     session.ask(sql).unwrap_or_else(|e| panic!("{sql}: {e}")).text().to_owned()
 }
 
-/// Does `round` until it is told to stop.
+/// Runs `round` until the stop flag is set.
 fn rounds(stop: &AtomicBool, mut round: impl FnMut()) -> u64 {
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -129,7 +129,7 @@ fn rounds(stop: &AtomicBool, mut round: impl FnMut()) -> u64 {
     done
 }
 
-/// SIGALRM: a time-out fires, and not too early.
+/// Tests SIGALRM: a time-out fires, and not too early.
 fn timeouts(port: u16, stop: &AtomicBool) -> u64 {
     let mut session = connect(port);
     ask(&mut session, "SET statement_timeout = 300");
@@ -141,7 +141,7 @@ fn timeouts(port: u16, stop: &AtomicBool) -> u64 {
     })
 }
 
-/// Sleeps are neither cut short nor ended by the time-out that is armed meanwhile.
+/// Checks that sleeps are neither shortened nor ended by a time-out armed at the same time.
 fn sleeps(port: u16, stop: &AtomicBool) -> u64 {
     let mut session = connect(port);
     ask(&mut session, "SET statement_timeout = '50s'");
@@ -152,7 +152,7 @@ fn sleeps(port: u16, stop: &AtomicBool) -> u64 {
     })
 }
 
-/// SIGUSR1: what one session notifies reaches another one that waits in its socket.
+/// Tests SIGUSR1: a notification of one session reaches another one that waits in its socket.
 fn latches(port: u16, stop: &AtomicBool) -> u64 {
     let (mut listener, mut speaker) = (connect(port), connect(port));
     ask(&mut listener, "LISTEN stillpoint");
@@ -163,7 +163,7 @@ fn latches(port: u16, stop: &AtomicBool) -> u64 {
     })
 }
 
-/// Parallel workers are born and end with each statement; their sum stays what it is.
+/// Starts parallel workers, which end with each statement; the sum that they compute stays the same.
 fn workers(port: u16, stop: &AtomicBool) -> u64 {
     let mut session = connect(port);
     let settings = "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0";
@@ -173,7 +173,7 @@ fn workers(port: u16, stop: &AtomicBool) -> u64 {
     })
 }
 
-/// New connections are served throughout, by the old code or the new.
+/// Checks that new connections are always served, by the old code or the new.
 fn newcomers(port: u16, stop: &AtomicBool) -> u64 {
     rounds(stop, || {
         let answer = ask(&mut connect(port), "SELECT 40 + 2");
@@ -239,7 +239,7 @@ fn what_a_patched_postmaster_bears_is_born_patched() {
     let mut session = cluster.session();
     assert_eq!(ask(&mut session, "SELECT 40 + 2"), "4242");
     settled(&cluster, "server");
-    // The function runs in parallel workers, which the postmaster bears for this statement.
+    // The function runs in parallel workers, which the postmaster starts for this statement.
     ask(&mut session, "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0");
     let count = "SELECT count(*) FROM pgbench_accounts WHERE (aid % 2) * 0 + 40 + 2 = 4242";
     let plan = session.ask(&format!("EXPLAIN (ANALYZE, COSTS OFF) {count}")).expect("explain").all();
@@ -270,7 +270,7 @@ fn a_library_of_the_server_is_patched() {
     cluster.assert_unharmed();
 }
 
-/// One process that cannot change over keeps nobody else from it, and goes on as it was.
+/// Keeps one process from migrating: it delays no other process, and continues unchanged.
 #[test]
 fn a_statement_that_stands_in_the_patched_function_keeps_only_itself() {
     let built = match built() {
@@ -289,7 +289,7 @@ fn a_statement_that_stands_in_the_patched_function_keeps_only_itself() {
             finish.store(true, Ordering::Relaxed);
             asked
         });
-        // nobody else holds it: it is there at once
+        // no other session holds it: the lock is granted at once
         wait::until("the lock to be taken", || finish.load(Ordering::Relaxed).then_some(()));
         let mut asked = waiting.join().expect("the lock is taken");
         let mut blocked = cluster.session();

@@ -1,4 +1,4 @@
-//! Every C++ program that the differ accepts, patched while it runs, as `programs_live` does it with those in C.
+//! Every C++ program that the differ accepts, patched while it runs, as in `programs_live` for C.
 //!
 //! One case in all variants:
 //! `PROGRAMS_ALL=1 cargo test -p stillpoint-patch-tests --test it -- --exact programs_cxx_live::NAME`.

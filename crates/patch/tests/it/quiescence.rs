@@ -1,5 +1,5 @@
-//! Programs that say where they are quiescent, patched in each mode: what a mode promises holds, and what it cannot
-//! promise is refused.
+//! Programs that announce their quiescence points, patched in each mode: the promise of a mode is kept, and a request
+//! that it cannot meet is refused.
 
 use serde_json::Value;
 use std::path::Path;
@@ -13,7 +13,7 @@ fn cycles() -> u32 {
     if soak() { 500 } else { 6 }
 }
 
-/// What a mode promises to a thread of `points.c` between two of its points.
+/// Promise of each mode to a thread of `points.c` between two of its points.
 const MODES: [(&str, &str); 5] =
     [("probe", "none"), ("local", "alone"), ("group:a", "group"), ("global", "all"), ("stop", "none")];
 
@@ -32,7 +32,7 @@ fn each_mode_keeps_its_promise() {
     }
 }
 
-/// Whatever mode a transition was made in, the next may be made in another.
+/// Uses one mode after the other: a transition in one mode does not restrict the mode of the next.
 #[test]
 fn modes_follow_each_other_in_one_process() {
     let program = program("points");
@@ -98,7 +98,7 @@ fn a_mode_without_points_to_work_with_is_refused_by_name() {
     refused(&mut program.start(&["none", "2"]), &patch, "group:zebras", "no thread of the group zebras");
 }
 
-/// A library that was only preloaded lends its word, which spares the search for one in all threads.
+/// Preloads a library: the tool uses its word, which saves the search for one in all threads.
 #[test]
 fn a_preloaded_library_lends_its_word_and_has_no_points() {
     let plain = Program::build("storm");
@@ -129,7 +129,7 @@ fn a_preloaded_library_lends_its_word_and_has_no_points() {
     victim.assert_settled(1);
 }
 
-/// A server that runs since before the tool was upgraded.
+/// Runs a server that was started before the upgrade of the tool.
 #[test]
 fn a_library_of_another_version_is_refused_by_name() {
     let plain = Program::build("storm");
@@ -149,7 +149,7 @@ fn a_library_of_another_version_is_refused_by_name() {
     victim.there_and_back(&patch);
 }
 
-/// A program that calls sp_init and was preloaded with the same library as well has one of it.
+/// Preloads the library into a program that calls sp_init: the process has one copy of it.
 #[test]
 fn a_program_with_the_library_may_be_preloaded_too() {
     let program = program("points");
@@ -166,7 +166,7 @@ fn a_program_with_the_library_may_be_preloaded_too() {
     }
 }
 
-/// Linked statically, and stripped: the control block is found in the data.
+/// Links statically, and strips: the tool finds the control block in the data.
 #[test]
 fn a_stripped_program_with_the_library_inside_has_its_points() {
     let (include, _) = flags();
@@ -178,8 +178,8 @@ fn a_stripped_program_with_the_library_inside_has_its_points() {
     there_and_back(&mut victim, &patch, "global", 3);
 }
 
-/// Patched before it has the library, which it loads later and closes again: the word that was chosen first stays.
-/// Meanwhile it forks children, which nobody asks anything.
+/// Patches a program before it has the library, which it loads later and closes again: the word that was chosen first
+/// stays. Meanwhile it forks children, which are not requested to migrate.
 #[test]
 fn a_library_that_comes_late_writes_the_word_that_was_chosen_before() {
     let (include, _) = flags();
@@ -200,8 +200,8 @@ fn a_library_that_comes_late_writes_the_word_that_was_chosen_before() {
     victim.assert_pristine();
 }
 
-/// The example of the paper: without priorities and parking the listener stops first, and nobody gets work any more.
-/// Nothing is harmed: all go on at the deadline.
+/// Reproduces the example of the paper: without priorities and parking the listener stops first, and no worker gets
+/// work any more. No harm is done: all threads continue at the deadline.
 #[test]
 fn a_pool_without_priorities_dead_locks_and_is_let_go() {
     let program = program("pool");
@@ -228,7 +228,7 @@ fn a_pool_with_priorities_and_parking_never_does() {
     victim.assert_pristine();
 }
 
-/// Threads of a role in a line of `status --json`.
+/// Returns threads of a role in a line of `status --json`.
 fn of_role(line: &Value, role: &str) -> Vec<Value> {
     let threads = line["threads"].as_array().expect("threads");
     threads.iter().filter(|thread| thread["name"] == role).cloned().collect()
@@ -242,7 +242,7 @@ fn blocks(thread: &Value) -> bool {
     thread["state"] == "active" && thread["blocks"] == true
 }
 
-/// Name, group and priority of each thread that takes part and stays, as `status --json` has them.
+/// Returns name, group and priority of each participating thread that stays, as in `status --json`.
 fn roles(line: &Value) -> Vec<(String, Value, u64)> {
     let threads = line["threads"].as_array().expect("threads").iter().filter(|thread| !thread["name"].is_null());
     let role = |thread: &Value| {
@@ -254,7 +254,7 @@ fn roles(line: &Value) -> Vec<(String, Value, u64)> {
     roles
 }
 
-/// Before a patch, with one that came by points, and after one that went by probing.
+/// Checks status before a patch, with one applied at points, and after one applied by probing.
 #[test]
 fn status_tells_role_group_priority_state_and_generation() {
     let program = program("points");
@@ -280,7 +280,7 @@ fn status_tells_role_group_priority_state_and_generation() {
     for thread in ["listener", "sleeper", "worker", "parked"].iter().flat_map(|role| of_role(&idle, role)) {
         assert!(thread["transition"].is_null() && thread["blocks"] == false, "nothing was ever asked: {thread}");
     }
-    // Who is parked counts as quiescent, and takes nothing before it comes back.
+    // A parked thread counts as quiescent, and takes no transition before it returns.
     victim.announce(Phase::Over(1, 2));
     in_mode(apply(&patch, victim.pid()), "local", "60s").succeed();
     victim.assert_settled(2);
@@ -293,7 +293,7 @@ fn status_tells_role_group_priority_state_and_generation() {
     }
     let parked = &of_role(&patched, "parked")[0];
     assert!(parked["state"] == "parked" && parked["transition"].is_null(), "{parked}");
-    // A probe looks at those who are parked, too.
+    // A probe also inspects parked threads.
     victim.announce(Phase::Over(2, 1));
     in_mode(revert(victim.pid()), "probe", "60s").succeed();
     victim.assert_settled(1);
@@ -304,7 +304,7 @@ fn status_tells_role_group_priority_state_and_generation() {
     }
 }
 
-/// Workers of a pool that wait are parked, and those who hand out work stand last.
+/// Parks waiting workers of a pool; the threads that hand out work stop last.
 #[test]
 fn status_tells_who_is_parked_and_who_stands_last() {
     let program = program("pool");
@@ -320,7 +320,7 @@ fn status_tells_who_is_parked_and_who_stands_last() {
     }
 }
 
-/// While a tool waits, another tells who stands and who blocks.
+/// Reads the status with another tool while one waits: it lists the stopped and the blocking threads.
 #[test]
 fn status_tells_who_stands_and_who_blocks() {
     let program = program("pool");
@@ -331,7 +331,8 @@ fn status_tells_who_stands_and_who_blocks() {
     assert_eq!((of("worker"), of("listener"), of("timer")), (4, 1, 1), "{idle}");
     let in_pool = |thread: &Value| thread["group"] == "pool" && thread["priority"] == 0;
     let mut tool = in_mode(apply(&patch, victim.pid()), "global", "100s").command().spawn().expect("start the tool");
-    // Who hands out work stands; of the workers those that still had some may stand too, two at least wait for ever.
+    // The threads that hand out work are stopped; some workers with remaining work may be, too; at least two wait for
+    // ever.
     wait::until("the workers to wait for the listener, and the listener for them", || {
         let run = status(victim.pid()).json().run();
         let line = run.json().into_iter().next()?;
@@ -352,7 +353,7 @@ fn status_tells_who_stands_and_who_blocks() {
     });
     tool.kill().expect("kill the tool");
     tool.wait().expect("the tool ends");
-    // the next call takes it back at once, long before the deadline
+    // the next call undoes it at once, long before the deadline
     let before = std::time::Instant::now();
     victim.announce(Phase::Over(1, 2));
     in_mode(apply(&patch, victim.pid()), "local", "30s").succeed();

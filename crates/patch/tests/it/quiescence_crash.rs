@@ -1,5 +1,5 @@
-//! The tool is killed in every state of a barrier: threads that stand go on by themselves at the deadline at the latest,
-//! no mode's promise is broken, and the next call completes or undoes. Which states were met is told by `status`.
+//! Kills the tool in every state of a barrier: stopped threads continue by themselves at the deadline at the latest, no
+//! mode's promise is broken, and the next call completes or undoes. `status` shows which states were reached.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,43 +12,44 @@ use stillpoint_patch_tests::wait;
 
 /// Kills of each test without `STILLPOINT_SOAK=1`, which kills after every system call.
 const KILLS: usize = 10;
-/// Long enough to gather on a busy machine; whoever stands when the tool is killed stands no longer than this.
+/// Limit of a transition: long enough to gather on a busy machine; a thread that is stopped when the tool is killed
+/// stays stopped no longer.
 const LIMIT: &str = "1500ms";
-/// Who stood answers again no later than this after the kill: the limit, and some patience with a slow machine.
+/// Time after the kill within which stopped threads answer again: the limit, and extra time for a slow machine.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(1500 + 15_000);
-/// Kills beyond the sample in order to meet a state.
+/// Kills beyond the sample in order to reach a state.
 const SEARCHES: usize = 60;
 
-/// What is killed.
+/// Operation of the killed tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
     Apply,
     Revert,
-    /// An apply that hardly ever gathers everybody: it would, should no work be queued at that moment.
+    /// An apply that almost never gathers all threads: it succeeds only if no work is queued at that moment.
     Abort,
 }
 
-/// What a dead tool has left of a barrier, in the order in which a tool that lives goes through it.
+/// State of a barrier after the tool's death, in the order in which a living tool passes the states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Left {
-    /// Nothing has begun.
+    /// The transition has not begun.
     Untouched,
-    /// A transition is open, and nobody is asked: not yet, or no more.
+    /// A transition is open, and no thread is requested to migrate: not yet, or no longer.
     Open,
-    /// Threads are asked to go over one by one.
+    /// Threads are requested to migrate one by one.
     Going,
-    /// Some stand, others are awaited.
+    /// Some threads are stopped, others are awaited.
     Gathering,
-    /// All stand, and wait for what the tool decides.
+    /// All threads are stopped, and wait for the tool's decision.
     Standing,
-    /// Released: threads have taken the transition, which nobody has finished.
+    /// Released: threads have taken the transition, which no tool has finished.
     Leaving,
-    /// Everything is done.
+    /// The transition is complete.
     Done,
 }
 
 impl Left {
-    /// By what `status` tells of the process now.
+    /// Derives the state from the present `status` of the process.
     #[track_caller]
     fn of(victim: &Victim, began: u64) -> Left {
         let line = status(victim.pid()).json().succeed().json().remove(0);
@@ -107,7 +108,7 @@ impl Case<'_> {
         });
     }
 
-    /// Kills once, and asserts all that must hold.
+    /// Kills once, and asserts all conditions.
     #[track_caller]
     fn kill(&mut self, moment: Moment, finish: bool) -> (Ending, Left) {
         self.prepare();
@@ -115,7 +116,7 @@ impl Case<'_> {
         let ending = run(&self.tool(), moment);
         let left = Left::of(&self.victim, began);
         println!("{} {:?}, {moment:?}: {left:?}, {ending}", self.mode, self.operation);
-        // as the dead tool has left it: those who stood are let go by the deadline
+        // state after the tool's death: the deadline releases the stopped threads
         self.victim.assert_answering_within(ANSWERS_WITHIN);
         self.victim.assert_no_residue();
         status(self.victim.pid()).succeed();
@@ -140,8 +141,8 @@ impl Case<'_> {
         (ending, left)
     }
 
-    /// Kills before each write into the process, the last first, until a state is met: some lie between two writes, and are
-    /// over after a few of two thousand system calls.
+    /// Kills before each write into the process, the last first, until a state is reached: some states exist only
+    /// between two writes, for a few of two thousand system calls.
     #[track_caller]
     fn search(&mut self, wanted: Left, writes: u64, met: &mut Vec<(Moment, Left)>) {
         for n in (1..=writes).rev().cycle().take(SEARCHES) {
@@ -156,7 +157,8 @@ impl Case<'_> {
     }
 }
 
-/// Right after the Nth system call, for every N (a sample of them in a short run); in each of these states at least once.
+/// Kills right after the Nth system call, for every N (a sample in a short run), and in each of these states at least
+/// once.
 #[track_caller]
 fn after_every_system_call(operation: Operation, mode: &str, scope: &str, promise: &str, wanted: &[Left]) {
     let program = program(if operation == Operation::Abort { "pool" } else { "points" });
@@ -186,8 +188,8 @@ fn killed_while_threads_go_by_themselves() {
     after_every_system_call(Operation::Apply, "local", "thread-local", "none", &[]);
 }
 
-/// Threads outside of the group have gone over one by one before it gathers. When the tool is killed then, the next call takes
-/// them back by probing, between two of their points as well: only the members are promised more.
+/// Kills while a group gathers, after threads outside of it have migrated one by one. The next call rolls these back by
+/// probing, also between two of their points: only the members have a stronger promise.
 #[test]
 fn killed_while_a_group_gathers() {
     after_every_system_call(Operation::Apply, "group:a", "thread-group", "members", &[]);
@@ -208,8 +210,8 @@ fn killed_while_a_barrier_that_cannot_open_is_abandoned() {
     after_every_system_call(Operation::Abort, "global", "process", "", &[]);
 }
 
-/// The pool dead-locks at its barrier: some stand, others wait for them. Nobody leaves before the deadline, and everybody at
-/// it, though nothing but the deadline is left to open the barrier.
+/// Lets the pool dead-lock at its barrier: some threads are stopped, others wait for them. No thread leaves before the
+/// deadline and all leave at it, though only the deadline can open the barrier.
 #[test]
 fn killed_while_some_stand_they_leave_at_the_deadline() {
     let program = program("pool");

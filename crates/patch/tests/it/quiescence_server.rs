@@ -1,5 +1,5 @@
-//! The example server under load, mended in every mode: no request fails, no connection is lost, each thread changes
-//! over once, and at a global request nobody is answered by old code after somebody was by new.
+//! The example server under load, patched in every mode: no request fails, no connection is lost, each thread migrates
+//! once, and with a global request no old code answers after the first answer of new code.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use stillpoint_patch_tests::victim::{apply, revert};
 
 const BITS: u32 = 10;
 
-/// What the old and the new code answer to a seed that shows the difference.
+/// Answers of the old and the new code to a seed that shows the difference.
 struct Difference {
     seed: [u8; 16],
     old: [u8; 16],
     new: [u8; 16],
 }
 
-/// Asks a server of its own, before and after.
+/// Gets the answers of a separate server, before and after.
 fn difference(server: &HashServer) -> Difference {
     let running = server.start(BITS);
     let mut client = running.client();
@@ -32,7 +32,7 @@ fn difference(server: &HashServer) -> Difference {
     Difference { seed, old, new }
 }
 
-/// The sides of each client's answers, in order: true for the new.
+/// Returns the version of each client's answers, in order: true for the new.
 fn sides(clients: &[Vec<Sample>], difference: &Difference) -> Vec<Vec<bool>> {
     let side = |sample: &Sample| {
         let known = [difference.old, difference.new].contains(&sample.hash);
@@ -52,7 +52,7 @@ fn each_mode_mends_the_server_under_load() {
         let mut idle = running.client();
         assert_eq!(idle.ask(difference.seed).hash, difference.old);
         in_mode(apply(server.patch(), running.pid()), mode, "60s").succeed();
-        // a connection that was idle all the time, and one that is new
+        // a connection that was idle all the time, and a new one
         assert_eq!(idle.ask(difference.seed).hash, difference.new, "{mode}");
         assert_eq!(running.client().ask(difference.seed).hash, difference.new, "{mode}");
         std::thread::sleep(Duration::from_millis(100));

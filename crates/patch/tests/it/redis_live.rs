@@ -1,4 +1,4 @@
-//! Debian's own redis-server, stripped and unmodified, patched while it serves.
+//! Debian's own redis-server, stripped and unmodified, patched under load.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use stillpoint_patch_tests::shipped::{Shipped, Watched, older};
 use stillpoint_patch_tests::victim::{Program, apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
 
-/// What the oldest binary of the archive lacks; of the last one a request shows whether it is in force.
+/// Fixes that the oldest binary of the archive lacks; a request shows if the last one is active.
 const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
 
 fn redis() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> {
@@ -19,7 +19,7 @@ fn redis() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> {
     BUILT.get_or_init(|| older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &DIFFS))
 }
 
-/// Whether the fix is in force, by asking.
+/// Sends a request and asserts that the fix is active or not.
 #[track_caller]
 fn assert_fixed(port: u16, fixed: bool) {
     for effect in effects::of_diff(DIFFS[1]) {
@@ -67,7 +67,7 @@ fn redis_is_patched_and_reverted_under_load() {
     }
 }
 
-/// The sandbox of Debian's unit: memory is never made executable, unlisted system calls kill.
+/// Runs in the sandbox of Debian's unit: memory is never made executable, unlisted system calls kill.
 #[test]
 fn redis_is_patched_in_the_sandbox_of_its_unit() {
     let shipped = match redis() {
@@ -96,7 +96,7 @@ fn redis_is_patched_in_the_sandbox_of_its_unit() {
     }
 }
 
-/// The child of BGSAVE is a fork of a process that is being patched.
+/// Saves in the background: the child of BGSAVE is a fork of a process that is being patched.
 #[test]
 fn background_saves_are_right_while_redis_is_patched() {
     let shipped = match redis() {
@@ -126,7 +126,7 @@ fn background_saves_are_right_while_redis_is_patched() {
     load.assert_clean();
 }
 
-/// The tool dies, redis does not, and no client notices.
+/// Kills the tool; redis continues, and no client is affected.
 #[test]
 fn the_tool_dies_while_redis_serves() {
     let shipped = match redis() {
@@ -154,7 +154,7 @@ fn the_tool_dies_while_redis_serves() {
         load.answered(50);
         redis.assert_running();
         assert_eq!(residue(pid), Vec::<String>::new());
-        // By its name: where the killed tool had done all of its work, the newest patch is the first one now.
+        // Revert by name: where the killed tool had completed its work, the newest patch is the first one now.
         let again = revert(pid).args([name]).run();
         assert!(matches!(again.code, Some(0 | 3)), "{again}");
         assert_fixed(port, false);

@@ -1,5 +1,5 @@
-//! Debian's redis with quiescence points (`crates/patch/integrations/redis`): every mode, with everything that redis does beside its
-//! main loop going on.
+//! Debian's redis with quiescence points (`crates/patch/integrations/redis`): every mode, with all activities of redis
+//! outside of its main loop in progress.
 
 use std::process::Stdio;
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ fn rounds(short: u32) -> u32 {
     if soak() { short * 20 } else { short }
 }
 
-/// Whether the fixes are in force, by asking.
+/// Sends requests and asserts that the fixes are active or not.
 #[track_caller]
 fn assert_fixed(port: u16, fixed: bool) {
     for effect in DIFFS.iter().flat_map(|diff| effects::of_diff(diff)) {
@@ -31,7 +31,7 @@ fn assert_fixed(port: u16, fixed: bool) {
     }
 }
 
-/// Applies all patches in this mode, and takes them back in this mode.
+/// Applies all patches in this mode, and reverts them in this mode.
 #[track_caller]
 fn there_and_back(redis: &mut Redis, series: &Series, load: &Watched, mode: &str) {
     let (pid, port) = (redis.pid(), redis.port());
@@ -56,7 +56,7 @@ fn ask(client: &mut Client, words: &[&str]) -> Reply {
     client.command(words).expect("redis answers")
 }
 
-/// A field of INFO.
+/// Returns a field of INFO.
 #[track_caller]
 fn info(client: &mut Client, field: &str) -> String {
     let text = ask(client, &["INFO", "everything"]).text().to_owned();
@@ -64,8 +64,8 @@ fn info(client: &mut Client, field: &str) -> String {
     value.unwrap_or_else(|| panic!("INFO has no {field}: {text}")).to_owned()
 }
 
-/// Local, group and global quiescence and probing; meanwhile clients block, scripts run, a transaction is open, data is
-/// saved, the append-only file is rewritten, and a replica follows.
+/// Uses local, group and global quiescence and probing; meanwhile clients block, scripts run, a transaction is open,
+/// data is saved, the append-only file is rewritten, and a replica follows.
 #[test]
 fn redis_changes_over_in_every_mode() {
     let series = match redis() {
@@ -86,9 +86,9 @@ fn redis_changes_over_in_every_mode() {
             assert_eq!(ask(&mut transaction, &["MULTI"]).text(), "OK");
             assert_eq!(ask(&mut transaction, &["INCR", "in-flight"]).text(), "QUEUED");
             let background = if i % 2 == 0 { "BGSAVE" } else { "BGREWRITEAOF" };
-            // One may still be under way: then this one is put off, or refused.
+            // One may still be in progress: then redis postpones or refuses this one.
             ask(&mut client, &[background]);
-            // Work for the thread that frees.
+            // Work for the thread that frees memory.
             ask(&mut client, &["EVAL", "for i = 1, 5000 do redis.call('RPUSH', 'long', i) end", "0"]);
             assert_eq!(ask(&mut client, &["UNLINK", "long"]), Reply::Integer(1));
             there_and_back(&mut redis, series, &load, mode);
@@ -111,7 +111,7 @@ fn redis_changes_over_in_every_mode() {
     wait::until("the replica to catch up", || (ask(&mut follower, &["DBSIZE"]) == size).then_some(()));
 }
 
-/// Closed-loop load that keeps more answers pending than I/O threads can be left asleep with.
+/// Starts closed-loop load that keeps more answers pending than are possible with sleeping I/O threads.
 fn busy(series: &Series, port: u16) -> Guarded {
     let mut command =
         tied(&packages::redis(None).expect("the packages are there").path.with_file_name("redis-benchmark"));
@@ -120,7 +120,7 @@ fn busy(series: &Series, port: u16) -> Guarded {
     Guarded::from_child(command.spawn().expect("start redis-benchmark"))
 }
 
-/// I/O threads at work, asleep, and spinning in between: as a group of their own, and with all others.
+/// Uses I/O threads that work, sleep, and spin in between: as a group of their own, and with all others.
 #[test]
 fn io_threads_change_over_in_every_mode() {
     let series = match redis() {
@@ -149,7 +149,7 @@ fn io_threads_change_over_in_every_mode() {
     load.assert_clean();
 }
 
-/// What a mode needs and the program lacks is said by name, and nothing is touched.
+/// Requests a mode that needs a group which the program lacks: the error names it, and the program is unchanged.
 #[test]
 fn an_unknown_group_is_refused_by_name() {
     let series = match redis() {
@@ -163,7 +163,7 @@ fn an_unknown_group_is_refused_by_name() {
     assert_eq!(residue(redis.pid()), Vec::<String>::new());
 }
 
-/// A script that runs longer than the patcher waits: the request is given up, nobody stays behind, and the next one
+/// Runs a script longer than the tool waits: the request is aborted, no thread stays stopped, and the next request
 /// succeeds.
 #[test]
 fn a_long_script_outlasts_a_request() {

@@ -1,4 +1,4 @@
-//! The helpers themselves: servers start, answer and are gone afterwards.
+//! Tests of the helpers themselves: servers start, answer and have ended afterwards.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -173,7 +173,7 @@ fn clients_of_mariadb_go_on_behind_a_restart() {
         let behind = |s: &&&Sample| s.connection == connection && s.ended_ns() > done.ended_ns;
         assert!(answered.iter().filter(behind).count() > 5, "client {connection} did not go on");
     }
-    // What was due meanwhile counts from then.
+    // Requests that were due during the pause count from their due time.
     let waited = answered.iter().map(|sample| sample.latency_ns).max().unwrap_or(0);
     assert!(waited > (done.answered_ns - done.ended_ns) / 2, "{waited} ns of {done:?}");
     assert_eq!(mariadb.asked("SELECT COUNT(*) FROM usertable"), "10000");

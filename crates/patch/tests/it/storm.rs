@@ -1,4 +1,4 @@
-//! Targets that do everything to themselves while they are being patched, reverted, and brought back from an abort.
+//! Targets that act on themselves in every way while they are patched, reverted, and recovered from an abort.
 
 use rustix::process::Signal;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use stillpoint_patch_tests::server::tied;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, assert_refused, revert, soak};
 use stillpoint_patch_tests::{skip, wait};
 
-/// How often each storm is patched and reverted.
+/// Returns the number of patches and reverts of each storm.
 fn rounds() -> u32 {
     if soak() { 200 } else { 3 }
 }
@@ -20,7 +20,7 @@ fn storm() -> (Program, PathBuf) {
     (program, patch)
 }
 
-/// Apply, revert, and an apply without any time to finish in (which may abort, or be quick enough).
+/// Applies, reverts, and applies without any time to finish (which may abort, or finish in time).
 #[track_caller]
 fn endure(mode: &str) {
     let (program, patch) = storm();
@@ -94,8 +94,8 @@ fn sigtrap_is_blocked_and_ignored() {
     endure("sigtrap");
 }
 
-/// Stopped by job control before, during and after: it stays stopped until it is continued, and is patched all the same
-/// or refused by name; either way it continues as what it was told.
+/// Stops the target by job control before, during and after: it stays stopped until it is continued, and is patched or
+/// refused by name; in both cases it continues on the reported side.
 #[test]
 fn the_target_is_stopped_and_continued() {
     let (program, patch) = storm();
@@ -134,7 +134,7 @@ fn the_target_is_stopped_and_continued() {
     }
 }
 
-/// The instants (of a whole apply) at which the target acts.
+/// Returns the instants, relative to an apply, at which the target acts.
 fn instants(victim: &Victim, patch: &std::path::Path) -> Vec<Duration> {
     victim.announce(Phase::Either(1, 2));
     let start = Instant::now();
@@ -144,8 +144,8 @@ fn instants(victim: &Victim, patch: &std::path::Path) -> Vec<Duration> {
     (0..count).map(|i| whole.mul_f64(f64::from(i) / f64::from(count))).collect()
 }
 
-/// The target replaces itself by a new program while it is patched: the tool says so or is done before, and the new
-/// program is untouched.
+/// Executes another program in the target while it is patched: the tool reports this or has finished before, and the
+/// new program is unchanged.
 #[test]
 fn the_target_executes_another_program() {
     let (program, patch) = storm();
@@ -166,11 +166,11 @@ fn the_target_executes_another_program() {
         if code != Some(0) {
             assert!(!output.stderr.is_empty(), "exit {code:?} without a word");
         }
-        // The threads that were are gone; those of the new program count on in new slots.
+        // The former threads are gone; those of the new program count on in new slots.
         let residue = stillpoint_patch_tests::victim::residue(victim.pid());
         assert!(residue.is_empty(), "left behind: {residue:#?}");
         victim.assert_running();
-        // Whether the patch went into the old program or the new one is a matter of time.
+        // The patch may have reached the old program or the new one, depending on timing.
         apply(&patch, victim.pid()).succeed();
     }
 }
@@ -198,15 +198,15 @@ fn the_target_exits() {
     }
 }
 
-/// The two worst at once: the tool dies in the middle of a storm of threads and forks.
+/// Combines the two worst events: the tool dies in the middle of a storm of threads and forks.
 #[test]
 fn the_tool_dies_in_a_storm() {
     let (program, patch) = storm();
     for mode in ["threads", "fork", "vfork", "uring", "altstack", "sigtrap"] {
         let mut victim = program.start(&[mode]);
         victim.announce(Phase::Either(1, 2));
-        // Slow as it is while somebody counts, it must come to its end all the same; but where a thread sends signals to
-        // itself in a patched function, it stands there for as long as it takes to pass them on.
+        // Counting makes the tool slow, but it must still complete. A thread that sends signals to itself in a patched
+        // function is stopped there as long as it takes to pass them on.
         let whole = match mode {
             "altstack" => run(&apply(&patch, victim.pid()), Moment::AfterSyscalls(100_000)),
             _ => run(&apply(&patch, victim.pid()), Moment::Never),
@@ -241,7 +241,7 @@ fn a_program_with_coroutines_is_refused_by_name() {
     apply(&patch, victim.pid()).arg("--allow-suspended-frames").succeed();
 }
 
-/// Nothing that it imports tells of its coroutine, which is suspended in the function that changes.
+/// Runs a coroutine that no import reveals and that is suspended in the function that changes.
 #[test]
 fn a_coroutine_of_the_program_s_own_is_waited_for() {
     let program = Program::build("fiber").strip();
@@ -271,7 +271,7 @@ fn a_coroutine_of_the_program_s_own_is_waited_for() {
     victim.assert_no_residue();
 }
 
-/// The kernel kills a process whose group is full when another page of it is touched, by a tool too.
+/// Fills a control group: the kernel kills a process in it when it or a tool touches another of its pages.
 #[test]
 fn a_patch_that_a_group_s_memory_has_no_room_for_is_refused() {
     let hierarchy = std::path::Path::new("/sys/fs/cgroup/memory");
@@ -288,7 +288,7 @@ fn a_patch_that_a_group_s_memory_has_no_room_for_is_refused() {
     };
     let mut victim = program.start_in(wrap, &["idle"]);
     let read = |name: &str| std::fs::read_to_string(group.join(name)).expect("read a group");
-    // as full as it can be made
+    // as full as possible
     let fill = || {
         std::fs::write(group.join("memory.force_empty"), "0").ok();
         std::fs::write(group.join("memory.limit_in_bytes"), read("memory.usage_in_bytes").trim()).ok()

@@ -1,4 +1,4 @@
-//! Patches that survive a restart: programs that are patched before their first instruction, units that start that way.
+//! Patches that survive a restart: programs patched before their first instruction, and units that start this way.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -17,7 +17,7 @@ use stillpoint_patch_tests::{effects, skip, wait};
 use stillpoint_testing::long::rounds;
 use tempfile::TempDir;
 
-/// `stillpoint patch exec --patches PATCHES... OPTIONS... --`
+/// Makes the command `stillpoint patch exec --patches PATCHES... OPTIONS... --`.
 fn exec(patches: &[&Path], options: &[&str]) -> Command {
     let mut command = Command::new(binary());
     command.args(["patch", "exec"]);
@@ -32,7 +32,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The program's exit code, which is the version that answered.
+/// Returns the program's exit code, which is the version that answered.
 #[track_caller]
 fn version(output: &Output) -> i32 {
     output.status.code().unwrap_or_else(|| panic!("{}\n{}", output.status, text(&output.stderr)))
@@ -48,7 +48,8 @@ fn a_program_is_patched_before_its_first_instruction_and_sees_no_other_differenc
     for kind in [Kind::Pie, Kind::Executable] {
         let program = Program::build_as("heritage", kind, &[], &[]);
         let patch = program.patch(2);
-        // As a service manager has it: a mask, ignored and blocked signals, descriptors, limits, a nice value.
+        // Process state as a service manager sets it: a mask, ignored and blocked signals, descriptors, limits, a nice
+        // value.
         let outer = "umask 027; trap '' PIPE USR1; ulimit -n 300; exec 7</dev/null; exec nice -n 3 \"$@\"";
         let told = |prefix: Option<Command>| {
             let mut command = Command::new("sh");
@@ -66,7 +67,7 @@ fn a_program_is_patched_before_its_first_instruction_and_sees_no_other_differenc
     }
 }
 
-/// SIGPIPE is not ignored where it was not, and closed standard descriptors stay closed.
+/// Checks that SIGPIPE is ignored only if it was before, and that closed standard descriptors stay closed.
 #[test]
 fn what_the_runtime_of_the_tool_changes_is_undone() {
     let program = Program::build("heritage");
@@ -103,7 +104,7 @@ fn several_patches_are_applied_in_order_and_a_directory_in_the_order_of_names() 
     fs::write(directory.path().join("README"), "no patch").expect("write");
     let mut all = exec(&[directory.path()], &[]);
     assert_eq!(version(&run_with(&mut all, program.elf())), 3);
-    // What others than root may write to is not believed.
+    // A file that users other than root may write is not trusted.
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
     let output = run_with(&mut exec(&[directory.path()], &[]), program.elf());
     assert_eq!(version(&output), 1);
@@ -115,7 +116,7 @@ fn run_with(command: &mut Command, program: &Path) -> Output {
     command.arg(program).output().unwrap_or_else(|e| panic!("run {command:?}: {e}"))
 }
 
-/// A wrapper executes the program in its own place; its own name is none that the patch is for.
+/// Runs a wrapper that executes the program in its own process; the patch is not for the wrapper's own name.
 #[test]
 fn script_wrappers_lead_to_the_program() {
     let program = Program::build("heritage");
@@ -140,7 +141,7 @@ fn script_wrappers_lead_to_the_program() {
         assert_eq!((version(&plain), version(&output)), (1, 2), "{}", text(&output.stderr));
         assert_eq!(text(&plain.stdout), text(&output.stdout), "{words:?}");
     }
-    // One that never comes to it runs as it would, and it is said.
+    // A wrapper that never starts the program runs unchanged, and the tool reports it.
     let mut never = exec(&[&patch], &["--wait", "300ms"]);
     never.args(["sh", "-c", "sleep 1; exit 7"]);
     let output = run(never);
@@ -166,7 +167,7 @@ fn a_forking_daemon_is_patched_before_it_forks() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).expect("end the daemon");
 }
 
-/// A 32-bit program that exits with 42.
+/// ELF file of a 32-bit program that exits with 42.
 const SMALL: [u8; 96] = {
     let mut file = [0; 96];
     let head: [u8; 84] = [
@@ -210,7 +211,7 @@ fn programs_that_cannot_be_patched_run_unpatched_and_it_is_said() {
     assert!(text(&output.stderr).contains("execute /nonexistent/program"), "{}", text(&output.stderr));
 }
 
-/// The package was upgraded: the patch is for the build before.
+/// Upgrades the package: the patch is for the build before.
 #[test]
 fn a_patch_for_another_build_is_dropped_by_name_and_the_program_runs() {
     let older = Program::build("heritage");
@@ -221,10 +222,10 @@ fn a_patch_for_another_build_is_dropped_by_name_and_the_program_runs() {
     assert_eq!(version(&output), 1);
     let said = text(&output.stderr);
     assert!(said.contains("heritage-1-2 dropped") && said.contains("the package was upgraded"), "{said}");
-    // The others are in force.
+    // The others are active.
     let output = run_with(&mut exec(&[&patch, &mine], &[]), newer.elf());
     assert_eq!(version(&output), 3, "{}", text(&output.stderr));
-    // Damaged, missing: likewise.
+    // The same for a damaged and a missing patch.
     let bad = newer.dir().join("bad.patch");
     fs::write(&bad, "no patch").expect("write");
     let output = run_with(&mut exec(&[&bad, Path::new("/nonexistent/x"), &mine], &[]), newer.elf());
@@ -267,7 +268,7 @@ fn unsigned_patches_are_dropped_where_signed_ones_are_asked_for() {
     assert_eq!(version(&output), 2, "{}", text(&output.stderr));
 }
 
-/// In a sandbox without ptrace, whether the call fails or kills whoever makes it.
+/// Runs in a sandbox without ptrace: the call fails, or kills the caller.
 #[test]
 fn a_program_whose_sandbox_allows_no_helper_runs_unpatched() {
     let program = Program::build("heritage");
@@ -281,7 +282,7 @@ fn a_program_whose_sandbox_allows_no_helper_runs_unpatched() {
     assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
 }
 
-/// The processes that run the tool for this program, the program's own among them until its exec.
+/// Returns the processes that run the tool for this program, the program's own among them until its exec.
 fn helpers(token: &str) -> Vec<i32> {
     let pids = fs::read_dir("/proc").expect("list processes").flatten();
     let pids = pids.filter_map(|e| e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()));
@@ -292,7 +293,7 @@ fn helpers(token: &str) -> Vec<i32> {
     pids.filter(is_ours).collect()
 }
 
-/// The helper dies at any instant: the program runs as it would without it, or with all patches, or not at all.
+/// Kills the helper at any instant: the program runs without patches, or with all, or not at all.
 #[test]
 fn the_helper_dies_and_the_program_is_never_half_patched() {
     let program = Program::build("heritage");
@@ -327,7 +328,7 @@ fn the_helper_dies_and_the_program_is_never_half_patched() {
     assert!(killed > rounds / 8, "only {killed} helpers of {rounds} were killed");
 }
 
-/// What the oldest redis of the archive lacks, and a request that shows whether it is in force.
+/// Fixes that the oldest redis of the archive lacks; a request shows if each is active.
 const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
 
 #[test]
@@ -349,7 +350,7 @@ fn redis_starts_with_its_patches_in_force_every_time() {
             words.extend(["--dir".into(), dir.into()]);
             words
         });
-        // The first request that it ever gets.
+        // The first request of the process.
         for effect in effects::of_diff(DIFFS[1]) {
             let answer = effect.ask(server.port()).expect("redis answers");
             assert!(answer.fixed, "start {start} of {starts}: {}: {}", effect.request, answer.text);
@@ -359,7 +360,7 @@ fn redis_starts_with_its_patches_in_force_every_time() {
     }
 }
 
-/// A machine's root with one unit.
+/// Makes a machine's root directory with one unit.
 fn root_with_unit(unit: &str, lines: &str) -> TempDir {
     let root = TempDir::with_prefix("stillpoint-root-").expect("make a directory");
     let units = root.path().join("usr/lib/systemd/system");
@@ -396,7 +397,7 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
     let line = written.lines().last().expect("a line");
     let command = line.strip_prefix("ExecStart=-").unwrap_or_else(|| panic!("{written}"));
     assert!(command.ends_with(&format!(" -- {elf} one    'two words'")), "{command}");
-    // Started as systemd would.
+    // Start as systemd would.
     let start = || {
         run({
             let mut shell = Command::new("sh");
@@ -408,7 +409,7 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
     assert_eq!(version(&output), 2, "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("argument 2: two words"), "{}", text(&output.stdout));
 
-    // Again is nothing; a second one goes behind it, and the drop-in stays as it is.
+    // A repeated enable changes nothing; a second patch follows the first, and the drop-in stays unchanged.
     let again = enable(&second).succeed().stdout;
     assert!(again.contains("is enabled already"), "{again}");
     enable(&third).succeed();
@@ -417,7 +418,7 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
     let listed = below(&root, &["enabled", "--json"]).succeed().json();
     let names: Vec<&str> = listed.iter().filter_map(|line| line["patch"].as_str()).collect();
     assert_eq!(names, ["heritage-1-2", "heritage-2-3"]);
-    // Readable by the service's own user, whatever the mask of whoever enabled it.
+    // Readable by the service's own user, independent of the umask of the caller that enabled it.
     let store = root.path().join("var/lib/stillpoint/enabled/sp-test.service");
     assert_eq!(fs::metadata(&store).expect("a directory").permissions().mode() & 0o777, 0o755);
     verify(&root, &path);
@@ -430,7 +431,8 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
     below(&root, &["disable", "--unit", "sp-test"]).succeed();
 }
 
-/// A start would drop it. A base stays while another patch stands on it.
+/// Enables a patch after its base: without the base a start would drop it, so a base stays while another patch needs
+/// it.
 #[test]
 fn a_patch_is_enabled_behind_its_base() {
     let program = Program::build("heritage");
@@ -462,7 +464,7 @@ fn a_patch_is_enabled_behind_its_base() {
     assert_eq!(disable(&["heritage-1-2", "heritage-2-3"]).code, Some(0));
 }
 
-/// A vendor's later `ExecStart=` is followed once systemd reads its units again, and named until then.
+/// Adds a vendor's later `ExecStart=`: it is followed once systemd reads its units again, and reported until then.
 #[test]
 fn a_unit_that_changes_is_followed() {
     let program = Program::build("heritage");
@@ -491,7 +493,7 @@ fn a_unit_that_changes_is_followed() {
     let (code, stdout, stderr) = start(&path);
     assert!(code == Some(2) && stdout.contains("argument 1: old"), "{stderr}");
     assert!(stderr.contains("old\" and is ") && stderr.contains("try: stillpoint patch refresh"), "{stderr}");
-    // As systemd's generator does.
+    // Write as systemd's generator does.
     let (early, written) = (root.path().join("run/systemd/generator.early"), fs::read(&path).expect("a drop-in"));
     refresh(&["--into", &early.display().to_string()]);
     assert_eq!(fs::read(&path).expect("a drop-in"), written);
@@ -509,7 +511,7 @@ fn a_unit_that_changes_is_followed() {
     assert!(code == Some(2) && stdout.contains("argument 1: newer"), "{stderr}");
 }
 
-/// Debian's own unit of redis: it names what may be executed, and confines its system calls.
+/// Uses Debian's own unit of redis: it lists executable files, and restricts its system calls.
 #[test]
 fn the_unit_of_debians_redis_is_understood() {
     let binary = match packages::redis(None) {
@@ -542,7 +544,7 @@ fn the_unit_of_debians_redis_is_understood() {
     assert!(written.ends_with("\nSystemCallFilter=@debug @resources\n"), "{written}");
 }
 
-/// What systemd says of the drop-in, where it is installed.
+/// Checks the drop-in with systemd, where it is installed.
 fn verify(root: &TempDir, drop_in: &Path) {
     let whole = root.path().join("whole.service");
     let command = fs::read_to_string(drop_in).expect("a drop-in");
@@ -579,7 +581,7 @@ fn what_cannot_be_enabled_is_refused_by_name() {
     assert!(!root.path().join("var").exists() && !root.path().join("etc").exists(), "something was written");
 }
 
-/// The file is another one at each look, as its owner may have it.
+/// Changes the file between reads, as its owner may.
 #[test]
 fn what_is_enabled_is_what_was_verified() {
     let program = Program::build("heritage");
@@ -624,7 +626,7 @@ fn what_is_enabled_is_what_was_verified() {
     println!("{enabled} were enabled");
 }
 
-/// Ends a thread when the test ends, however that is.
+/// Ends a thread when the test ends, also after a failure.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -633,7 +635,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Patches that lie there run in the service, with its rights.
+/// Checks the directory of enabled patches: they run in the service, with its rights.
 #[test]
 fn patches_are_enabled_where_root_alone_decides() {
     let program = Program::build("heritage");
@@ -662,7 +664,7 @@ fn patches_are_enabled_where_root_alone_decides() {
     let options = ["--unit", "sp-test", "--root", &place, "--helper", "/nonexistent"];
     let read = || run_with(&mut exec(&[], &options), program.elf());
     assert_eq!(version(&read()), 2);
-    // and so does what is read at a start
+    // and so does the file that is read at a start
     let there = fs::read(&stored).expect("read it");
     chown(&stored, Some(65534), None).expect("give it away");
     let output = read();
@@ -676,7 +678,7 @@ fn patches_are_enabled_where_root_alone_decides() {
     assert!(text(&output.stderr).contains("symbolic link"), "{}", text(&output.stderr));
 }
 
-/// A service's processes are found by its control group; systemd makes it, here the test does.
+/// Finds a service's processes by its control group; normally systemd makes it, here the test does.
 #[test]
 fn a_unit_is_patched_by_its_control_group() {
     let unit = format!("sp-test-{}.service", std::process::id());
@@ -701,7 +703,7 @@ fn a_unit_is_patched_by_its_control_group() {
     assert_refused(&Stillpoint::new().args(["patch", "status", "--unit", &unit]).run(), &unit);
 }
 
-/// A process in a control group, and its id.
+/// Starts a process in a control group; returns it with its id.
 fn member(group: &ControlGroup) -> (Guarded, i32) {
     let child = group.command(Path::new("sleep")).arg("60").spawn().expect("start a process");
     let child = Guarded::from_child(child);
@@ -713,7 +715,7 @@ fn member(group: &ControlGroup) -> (Guarded, i32) {
     (child, pid)
 }
 
-/// Users make folders of any name in their own part of the tree.
+/// Makes a group of the same name: users may make groups of any name in their own part of the tree.
 #[test]
 fn a_control_group_that_only_has_the_name_of_a_unit_is_not_taken() {
     let id = std::process::id();
@@ -744,8 +746,8 @@ fn a_control_group_that_only_has_the_name_of_a_unit_is_not_taken() {
     }
 }
 
-/// Where systemd runs, its reply alone counts, if it can be the control group of a system service. Here a program of the test
-/// replies in its place.
+/// Replies in systemd's place: where systemd runs, only its reply counts, if it can be the control group of a system
+/// service.
 #[test]
 fn systemd_is_asked_and_its_reply_is_checked() {
     let name = format!("sp-asked-{}", std::process::id());
@@ -821,7 +823,8 @@ fn every_patched_process_is_listed_for_people_programs_and_prometheus() {
     assert_exposition(&text);
 }
 
-/// The rules of the text format: help and type before the samples of a name, each name's lines together, numbers.
+/// Asserts the rules of the text format: help and type before the samples of a name, each name's lines together,
+/// numbers.
 #[track_caller]
 fn assert_exposition(text: &str) {
     let mut seen: Vec<String> = Vec::new();

@@ -9,7 +9,7 @@ use stillpoint_patch_tests::victim::Program;
 use stillpoint_patch_tests::{skip, wait};
 use stillpoint_testing::container::Container;
 
-/// Properties of Debian's own units that keep a service from tracing, and from mapping memory that it could execute.
+/// Properties of Debian's own units that prevent a service from tracing, and from mapping executable memory.
 const SANDBOX: &str = "User=redis
 NoNewPrivileges=yes
 PrivateDevices=yes
@@ -35,7 +35,7 @@ macro_rules! container {
     };
 }
 
-/// Puts a unit into place that runs `command` to its end.
+/// Installs a unit that runs `command` to its end.
 fn unit(container: &Container, name: &str, command: &str, more: &str) {
     let text =
         format!("[Service]\nType=oneshot\nRemainAfterExit=yes\nSuccessExitStatus=1 2\nExecStart={command}\n{more}");
@@ -50,7 +50,7 @@ fn version(container: &Container, name: &str) -> String {
     container.property(&format!("{name}.service"), "ExecMainStatus")
 }
 
-/// The helper is started by the socket of systemd, and asks the kernel which unit has connected.
+/// Starts the helper by a socket of systemd; it asks the kernel for the unit that has connected.
 #[test]
 fn a_unit_in_a_sandbox_starts_with_what_is_enabled_for_it() {
     let program = Program::build("heritage");
@@ -65,7 +65,7 @@ fn a_unit_in_a_sandbox_starts_with_what_is_enabled_for_it() {
     assert_eq!(version(&container, "confined"), "1");
     let enable = ["stillpoint", "patch", "enable", "/root/fix.patch", "--unit", "confined"];
     container.succeed(&enable);
-    // The sandbox allows no helper in it: the program runs as it is.
+    // The sandbox allows no helper in it: the program runs unpatched.
     assert_eq!(version(&container, "confined"), "1");
     container.succeed(&["systemctl", "enable", "--now", "stillpoint-exec.socket"]);
     for _ in 0..3 {
@@ -73,7 +73,7 @@ fn a_unit_in_a_sandbox_starts_with_what_is_enabled_for_it() {
     }
     assert_eq!(version(&container, "other"), "1");
 
-    // A later package changes the command; systemd reads its units again, and with them the generator.
+    // A later package changes the command; systemd reads its units again, and runs the generator.
     unit(&container, "confined", "/usr/local/bin/heritage new", SANDBOX);
     assert_eq!(version(&container, "confined"), "2");
     assert!(container.property("confined.service", "ExecStart").contains("/usr/local/bin/heritage new"));
@@ -89,7 +89,7 @@ fn a_unit_in_a_sandbox_starts_with_what_is_enabled_for_it() {
     assert!(!container.property("confined.service", "ExecStart").contains("stillpoint"));
 }
 
-/// Debian's redis as it is shipped, with the unit's own sandbox and user.
+/// Uses Debian's redis unchanged, with the unit's own sandbox and user.
 #[test]
 fn debians_redis_is_patched_at_its_start_and_while_it_runs() {
     let shipped = older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &["CVE-2026-25243"]);
@@ -102,7 +102,7 @@ fn debians_redis_is_patched_at_its_start_and_while_it_runs() {
     container.copy(&shipped.binary.path, "/usr/bin/redis-check-rdb");
     container.copy(&shipped.patches[0], "/root/fix.patch");
     let pid = || container.property("redis-server.service", "MainPID");
-    // Processes in which the patch is in force.
+    // Processes in which the patch is active.
     let patched = || {
         let listed = container.succeed(&["stillpoint", "--json", "patch", "list"]);
         let lines = listed.lines().filter(|line| line.contains("CVE-2026-25243"));
@@ -121,7 +121,7 @@ fn debians_redis_is_patched_at_its_start_and_while_it_runs() {
     container.succeed(&["stillpoint", "patch", "disable", "--unit", "redis-server"]);
     container.succeed(&["systemctl", "restart", "redis-server"]);
     assert_eq!(patched(), Vec::<String>::new());
-    // A folder of the unit's name that a user could have made comes first in the tree.
+    // A group of the unit's name that a user could have made comes first in the tree.
     let decoy = "mkdir -p /sys/fs/cgroup/a.slice/redis-server.service && \
         echo $$ >/sys/fs/cgroup/a.slice/redis-server.service/cgroup.procs && exec redis-server --port 6400";
     let decoy = container.command(&["sh", "-c", decoy]).stdout(Stdio::null()).spawn().expect("start a decoy");

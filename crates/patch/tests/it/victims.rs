@@ -1,14 +1,16 @@
-//! Functions that sixteen threads hammer are patched and reverted: no thread sees a mixture, none goes back, none dies.
+//! Functions that sixteen threads call all the time, patched and reverted: no thread sees a mixture, returns to old
+//! code or dies.
 
 use std::io::Write;
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
 use stillpoint_patch_tests::wait;
 
-/// Sixteen threads on two cores, nearly always inside of a patched function, are slow to be found outside.
+/// Options with a long time-out: sixteen threads on two cores, nearly always inside of a patched function, leave it
+/// slowly.
 const PATIENCE: [&str; 2] = ["--timeout", "120s"];
 
-/// Applies and reverts `count` times, and looks at everything each time.
+/// Applies and reverts `count` times, and checks all conditions each time.
 #[track_caller]
 fn cycles(victim: &mut Victim, patch: &std::path::Path, count: u32, options: &[&str]) {
     for cycle in 0..count {
@@ -38,7 +40,7 @@ fn a_stripped_executable_at_a_fixed_address_is_patched_alike() {
     let program = Program::build_as("victim", Kind::Executable, &[], &[]).strip();
     let patch = program.patch(2);
     let mut victim = program.start(&["4"]);
-    // Without symbols the entries are not known here; that the text is as it was in the end can be told all the same.
+    // Without symbols the entries are not known here; the test still checks that the text is the same in the end.
     for _ in 0..if soak() { 20 } else { 2 } {
         victim.there_and_back(&patch);
     }
@@ -46,7 +48,7 @@ fn a_stripped_executable_at_a_fixed_address_is_patched_alike() {
 
 #[test]
 fn stopping_all_threads_at_once_is_as_right() {
-    // All threads have to be outside at the same instant: of the victim's sixteen that is never so.
+    // All threads must be outside at the same instant: with the victim's sixteen that never happens.
     let program = Program::build("storm");
     let patch = program.patch(2);
     let mut victim = program.start(&["idle"]);
@@ -66,7 +68,7 @@ fn prologues_that_are_hard_to_displace() {
 const WITHOUT_ROOM: [&str; 6] =
     ["-DONE_BYTE", "-DTHREE_BYTES", "-DFOUR_BYTES", "-DJUMP_INSIDE", "-DLOOP_INSIDE", "-DPAGE_CROSSING"];
 
-/// All callers of a static function are known: they are patched in its place.
+/// Patches through callers: all callers of a static function are known, so they are patched in its place.
 #[test]
 fn static_functions_without_room_for_a_jump_are_patched_through_their_callers() {
     for case in WITHOUT_ROOM {
@@ -74,7 +76,7 @@ fn static_functions_without_room_for_a_jump_are_patched_through_their_callers() 
         let patch = program.patch(2);
         let mut victim = program.start(&[]);
         if case == "-DPAGE_CROSSING" {
-            // Long enough for the builder; whether the first bytes can be written in one go is for apply to judge.
+            // Long enough for the builder; apply decides if the first bytes can be written at once.
             there_and_back_or_named(&mut victim, &patch);
         } else {
             cycles(&mut victim, &patch, if soak() { 3 } else { 1 }, &[]);
@@ -82,7 +84,7 @@ fn static_functions_without_room_for_a_jump_are_patched_through_their_callers() 
     }
 }
 
-/// A global function may be called from anywhere: a patch is refused by name, and no neighbour is ever overwritten.
+/// Refuses by name: any code may call a global function, and no neighbour is ever overwritten.
 #[test]
 fn global_functions_without_room_for_a_jump_are_refused_by_name() {
     for case in WITHOUT_ROOM {
@@ -157,7 +159,7 @@ fn patches_stack_and_are_replaced_by_one() {
         step(revert(pid), 3, 2);
         step(apply(&third, pid), 2, 3);
         step(revert(pid).arg("--all"), 3, 1);
-        // One patch in place of another, in one transition.
+        // One patch replaces another, in one transition.
         step(apply(&second, pid), 1, 2);
         step(apply(&cumulative, pid).arg("--replace"), 2, 3);
         let list = status(pid).json().succeed().stdout;
@@ -167,7 +169,7 @@ fn patches_stack_and_are_replaced_by_one() {
     }
 }
 
-/// A patch that stands on another one is refused without it.
+/// Applies a patch without the patch that it is based on.
 #[test]
 fn a_patch_whose_base_is_not_active_is_refused() {
     let program = Program::build("victim");
@@ -203,7 +205,7 @@ fn a_thread_inside_an_old_function_keeps_it_until_it_returns() {
 
     victim.announce(Phase::Over(1, 2));
     let mut tool = apply(&patch, victim.pid()).args(["--timeout", "60s"]).command().spawn().expect("start the tool");
-    // The others go over although one thread cannot.
+    // The others migrate although one thread cannot.
     wait::until("all other threads to run the new code", || {
         victim.assert_running();
         assert_eq!(tool.try_wait().expect("ask for the tool"), None, "the tool did not wait for the sleeper");
@@ -214,7 +216,7 @@ fn a_thread_inside_an_old_function_keeps_it_until_it_returns() {
     victim.stdin().write_all(b"x").expect("wake the sleeper");
     wait::until("the sleeper to return", || (sleeper(&victim).calls == 1).then_some(()));
     assert_eq!(sleeper(&victim).version, 1, "the call that began before the patch was answered by the new code");
-    // It rests outside of the function now.
+    // It waits outside of the function now.
     assert!(tool.wait().expect("wait for the tool").success());
     victim.stdin().write_all(b"xx").expect("wake the sleeper");
     wait::until("the sleeper to return again", || (sleeper(&victim).calls == 2).then_some(()));
@@ -238,14 +240,14 @@ fn a_thread_that_does_not_return_in_time_makes_all_go_back() {
     }
     let check = Stillpoint::new().args(["patch", "check"]).arg(&patch).arg("--pid").arg(victim.pid()).run();
     assert!(format!("{}{}", check.stdout, check.stderr).contains("stands_here"), "check does not predict it\n{check}");
-    // Nothing of the attempts is in the way once the thread has left.
+    // Remains of the attempts do not block once the thread has left.
     victim.announce(Phase::Over(1, 2));
     victim.stdin().write_all(b"x").expect("wake the sleeper");
     apply(&patch, victim.pid()).args(PATIENCE).succeed();
     victim.assert_settled(2);
 }
 
-/// Whether a thread of the victim stands in a read of descriptor 0.
+/// Returns true if a thread of the victim waits in a read of descriptor 0.
 fn reads_standard_input(victim: &Victim) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", victim.pid())).expect("list the threads");
     let calls = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("syscall")).ok());

@@ -1,4 +1,5 @@
-//! Servers built as Debian builds them, with the quiescence points of `crates/patch/integrations/` and linked with libstillpoint.
+//! Servers built by Debian's rules, with the quiescence points of `crates/patch/integrations/` and linked with
+//! libstillpoint.
 
 use crate::Unavailable;
 use crate::cli::Stillpoint;
@@ -30,7 +31,7 @@ pub fn runnable(program: &Path, packaged: &Binary) -> Result<Binary, Unavailable
     Ok(binary)
 }
 
-/// Names of the threads of a process that take part in quiescence, as `stillpoint patch status` tells, in order.
+/// Returns the names of a process's registered threads, as `stillpoint patch status` lists them, in order.
 pub fn taking_part(pid: i32) -> Vec<String> {
     let run = crate::patching::status(pid).json().succeed();
     let lines = run.json();

@@ -1,4 +1,4 @@
-//! Runs the `stillpoint` binary and reads what it prints.
+//! Execution of the `stillpoint` binary, and its output.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
@@ -36,7 +36,7 @@ impl Stillpoint {
         self
     }
 
-    /// Names a source package of the release whose packages are tested, `NAME` or `NAME=VERSION`.
+    /// Adds a source package of the release whose packages are tested, `NAME` or `NAME=VERSION`.
     pub fn debian(self, package: &str) -> Stillpoint {
         let call = self.arg("--debian").arg(package);
         match foreign_release() {
@@ -45,7 +45,7 @@ impl Stillpoint {
         }
     }
 
-    /// Asks for one JSON object per line, see [`Run::json`] and [`Run::events`].
+    /// Requests one JSON object per line, see [`Run::json`] and [`Run::events`].
     pub fn json(self) -> Stillpoint {
         self.arg("--json")
     }
@@ -56,7 +56,7 @@ impl Stillpoint {
         self
     }
 
-    /// The command, for callers that start it themselves.
+    /// Returns the command, for callers that start it themselves.
     pub fn command(&self) -> Command {
         let mut command = Command::new(binary());
         command.args(&self.arguments).envs(self.environment.iter().map(|(k, v)| (k, v)));
@@ -75,7 +75,7 @@ impl Stillpoint {
         }
     }
 
-    /// Runs it to its end with what it prints going to memory, where nobody reads it meanwhile.
+    /// Runs it to its end; its output goes to memory, and no thread reads it meanwhile.
     pub fn run_unread(&self) -> Unread {
         let file = || File::from(memfd_create("printed", MemfdFlags::CLOEXEC).expect("make a file in memory"));
         let (stdout, stderr) = (file(), file());
@@ -85,7 +85,7 @@ impl Stillpoint {
         Unread { line: self.to_string(), code: status.code(), stdout, stderr }
     }
 
-    /// Runs it to its end and panics with all it printed unless it exits with 0.
+    /// Runs it to its end; panics with all its output unless it exits with 0.
     #[track_caller]
     pub fn succeed(&self) -> Run {
         let run = self.run();
@@ -94,7 +94,7 @@ impl Stillpoint {
     }
 }
 
-/// A call that has ended, before anybody has read what it printed: readers take the processor from whoever is measured.
+/// A completed call with unread output: readers take the processor from the measured processes.
 #[derive(Debug)]
 pub struct Unread {
     line: String,
@@ -104,7 +104,7 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// Reads it.
+    /// Reads the output.
     pub fn read(self) -> Run {
         let text = |mut file: File| {
             let mut bytes = Vec::new();
@@ -122,9 +122,9 @@ impl fmt::Display for Stillpoint {
     }
 }
 
-/// What can be an argument.
+/// Types of an argument.
 pub trait Argument {
-    /// As the program receives it.
+    /// Returns the argument as the program receives it.
     fn into_argument(self) -> OsString;
 }
 
@@ -145,7 +145,7 @@ macro_rules! is_argument {
 }
 is_argument!(text: &str String &String &Path PathBuf &PathBuf &OsStr OsString; number: i32 u16 u32 u64 usize);
 
-/// How a call ended and what it printed. Displays as all of it.
+/// Result and output of a call. Displays as all of it.
 #[derive(Debug, Clone)]
 pub struct Run {
     /// The command line, for messages.
@@ -159,14 +159,14 @@ pub struct Run {
 }
 
 impl Run {
-    /// The objects printed with `--json`, one per line; panics on a line that is none.
+    /// Returns the objects printed with `--json`, one per line; panics on any other line.
     #[track_caller]
     pub fn json(&self) -> Vec<serde_json::Value> {
         let parse = |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line:?} is not JSON: {e}\n{self}"));
         self.stdout.lines().map(parse).collect()
     }
 
-    /// Those of the objects that are events.
+    /// Returns the objects that are events.
     #[track_caller]
     pub fn events(&self) -> Vec<Event> {
         self.json().into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect()

@@ -1,4 +1,4 @@
-//! Control groups that a test makes where systemd, or a user, would.
+//! Control groups that a test makes in place of systemd or a user.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use stillpoint_testing::wait;
 /// Systemd's own hierarchies: version 2 alone, beside version 1, version 1.
 const ROOTS: [&str; 3] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"];
 
-/// A control group, removed with those above it that were made for it.
+/// A control group, removed when dropped, together with the parents made for it.
 #[derive(Debug)]
 pub struct ControlGroup {
     path: PathBuf,
@@ -18,7 +18,8 @@ pub struct ControlGroup {
 }
 
 impl ControlGroup {
-    /// Makes one by its path, for instance `system.slice/x.service`; `None` where groups cannot be made, or systemd makes them.
+    /// Makes one by its path, for instance `system.slice/x.service`; `None` where groups cannot be made, or systemd
+    /// makes them.
     pub fn make(path: &str) -> Option<ControlGroup> {
         if Path::new("/run/systemd/system").exists() {
             return None;
@@ -26,7 +27,7 @@ impl ControlGroup {
         let is_mounted = |root: &&str| Path::new(root).join("cgroup.procs").exists();
         let root = Path::new(ROOTS.iter().find(|root| is_mounted(root))?);
         let mut group = ControlGroup { path: root.join(path), made: Vec::new() };
-        // another test may remove a slice that both need in between
+        // in between, another test may remove a slice that both need
         (0..10).any(|_| group.make_all(root, path)).then_some(group)
     }
 
@@ -48,7 +49,7 @@ impl ControlGroup {
         command
     }
 
-    /// Beginning of a shell's line that puts the shell into the group.
+    /// Returns the beginning of a shell line that moves the shell into the group.
     pub fn enter(&self) -> String {
         format!("echo $$ >'{}' &&", self.path.join("cgroup.procs").display())
     }

@@ -1,12 +1,12 @@
-//! Harmless requests whose answer tells whether a redis CVE fix is in force.
+//! Harmless requests whose answer shows if a redis CVE fix is active.
 //!
-//! Each is one short exchange on connections of its own, leaves no data behind, and runs no attack: it meets the
-//! check that the fix added, not what the check protects from.
+//! Each is one short exchange on connections of its own, leaves no data, and runs no attack: it reaches the check that
+//! the fix added, not the fault that the check prevents.
 
 use crate::resp::{Client, Reply};
 use std::io;
 
-/// One such request.
+/// One request of this kind.
 #[derive(Debug, Clone, Copy)]
 pub struct Effect {
     /// The CVE that the fix is for.
@@ -19,24 +19,24 @@ pub struct Effect {
     is_fixed: fn(&str) -> bool,
 }
 
-/// What a server answered.
+/// Answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// In one line, for people.
+    /// Answer in one line, for people.
     pub text: String,
-    /// Whether it is what the fixed code answers.
+    /// True if it is the answer of the fixed code.
     pub fixed: bool,
 }
 
 impl Effect {
-    /// Asks the redis on `port`.
+    /// Sends the request to the redis on `port`.
     pub fn ask(&self, port: u16) -> io::Result<Answer> {
         let text = (self.ask)(port)?;
         Ok(Answer { fixed: (self.is_fixed)(&text), text })
     }
 }
 
-/// All that we know of, in the order of Debian's series.
+/// All known effects, in the order of Debian's series.
 pub const EFFECTS: [Effect; 6] = [
     Effect {
         cve: "CVE-2024-31227",
@@ -82,7 +82,7 @@ pub const EFFECTS: [Effect; 6] = [
     },
 ];
 
-/// The effects of the diff with this file name.
+/// Returns the effects of the diff with this file name.
 pub fn of_diff(file_name: &str) -> impl Iterator<Item = &'static Effect> {
     EFFECTS.iter().filter(move |effect| file_name.contains(effect.diff))
 }
@@ -96,7 +96,7 @@ fn one_line(reply: &Reply) -> String {
     }
 }
 
-/// A key pattern that grants nothing, given to a user who may not log in.
+/// Sets a key pattern that grants nothing, for a user that is not allowed to log in.
 fn ask_acl(port: u16, pattern: &str) -> io::Result<String> {
     let mut client = Client::connect(port)?;
     let answer = client.command(&["ACL", "SETUSER", "stillpoint-effect", "off", pattern])?;
@@ -104,7 +104,7 @@ fn ask_acl(port: u16, pattern: &str) -> io::Result<String> {
     Ok(one_line(&answer))
 }
 
-/// A pattern nested deeper than the fix allows, matched against the name of one channel and nothing else.
+/// Sends a pattern nested deeper than the fix allows, matched against the name of one channel and nothing else.
 fn ask_nested_pattern(port: u16) -> io::Result<String> {
     const DEPTH: usize = 1_100;
     let mut subscriber = Client::connect(port)?;
@@ -115,7 +115,7 @@ fn ask_nested_pattern(port: u16) -> io::Result<String> {
     }
 }
 
-/// A sparse HyperLogLog of nothing but empty registers, 2^32 too many: counted in 32 bits they look right.
+/// Sends a sparse HyperLogLog with only empty registers, 2^32 too many: counted in 32 bits their number looks right.
 fn ask_hyperloglog(port: u16) -> io::Result<String> {
     const REGISTERS: u64 = 16_384;
     const KEY: &str = "stillpoint:effect:hyperloglog";
@@ -132,7 +132,8 @@ fn ask_hyperloglog(port: u16) -> io::Result<String> {
     Ok(one_line(&answer))
 }
 
-/// An argument with a line break comes back in an error reply; unfixed, the client sees two replies in one.
+/// Sends an argument with a line break, which is part of an error reply; without the fix, the client reads two replies
+/// instead of one.
 fn ask_line_break(port: u16) -> io::Result<String> {
     let mut client = Client::connect(port)?;
     client.send(&["FUNCTION", "LIST", "a\r\n:1"])?;
@@ -147,12 +148,13 @@ fn ask_line_break(port: u16) -> io::Result<String> {
     Ok(if replies == 1 { "1 reply".into() } else { format!("{replies} replies") })
 }
 
-/// A hash in the oldest encoding that writes a length of 5 in five bytes. Unfixed code checks it by that reading, then
-/// reads it with the length in one byte; ours makes sense both ways, so that nothing is read out of bounds.
+/// Restores a hash in the oldest encoding that writes a length of 5 in five bytes. Code without the fix checks the hash
+/// by that reading, then reads it with the length in one byte. Our hash is valid both ways, so that no byte out of
+/// bounds is read.
 fn ask_restore(port: u16) -> io::Result<String> {
     const KEY: &str = "stillpoint:effect:restore";
     // One pair: field of five bytes, value `abc`. By the other reading the value begins three bytes before the field
-    // ends, and is those, the true value's header, and the value: seven bytes, the length that stands before them.
+    // ends, and consists of those, the true value's header, and the value: seven bytes, as the length before them says.
     let hash = [&b"\x01\xfe\x05\0\0\0"[..], b"x\x07\0yz", b"\x03\0abc", b"\xff"].concat();
     let mut payload = vec![9, hash.len() as u8];
     payload.extend_from_slice(&hash);
@@ -164,7 +166,7 @@ fn ask_restore(port: u16) -> io::Result<String> {
     Ok(one_line(&answer))
 }
 
-/// CRC-64 with the Jones polynomial, bits reflected, as redis puts at the end of a dump.
+/// Returns the CRC-64 with the Jones polynomial, bits reflected, that redis puts at the end of a dump.
 fn crc64(bytes: &[u8]) -> u64 {
     const POLYNOMIAL: u64 = 0x95ac_9329_ac4b_c9b5;
     bytes.iter().fold(0, |crc, byte| {

@@ -1,5 +1,5 @@
-//! The example of `crates/patch/runtime/examples`: a hash server with quiescence points, its mistake, the patch for it, and clients
-//! that note when they asked and what they were told.
+//! The example of `crates/patch/runtime/examples`: a hash server with quiescence points, its mistake, the patch for it,
+//! and clients that record the times and the answers of their requests.
 
 use crate::cli::Stillpoint;
 use crate::points::flags;
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 const NAME: &str = "hash_server";
 
-/// The server compiled, and the patch that mends it.
+/// The compiled server, and the patch that repairs it.
 #[derive(Debug)]
 pub struct HashServer {
     dir: TempDir,
@@ -55,7 +55,7 @@ impl HashServer {
         HashServer { dir, patch }
     }
 
-    /// The patch.
+    /// Returns the path of the patch.
     pub fn patch(&self) -> &Path {
         &self.patch
     }
@@ -71,7 +71,7 @@ impl HashServer {
         Running { process, port, bits }
     }
 
-    /// Ends it, starts it again on the same port, and waits for an answer. Requests under way get none.
+    /// Ends it, starts it again on the same port, and waits for an answer. Requests in progress get none.
     #[track_caller]
     pub fn restart(&self, running: &mut Running, seed: [u8; 16]) -> Restart {
         let began_ns = now_ns();
@@ -109,39 +109,39 @@ pub struct Running {
     bits: u32,
 }
 
-/// One request: when it was sent, when its answer was there, and the hash.
+/// One request: its send time, the time of its answer, and the hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// `CLOCK_MONOTONIC`.
+    /// Send time in nanoseconds of `CLOCK_MONOTONIC`.
     pub sent_ns: u64,
-    /// `CLOCK_MONOTONIC`.
+    /// Receive time in nanoseconds of `CLOCK_MONOTONIC`.
     pub received_ns: u64,
-    /// What the server answered.
+    /// Answer of the server.
     pub hash: [u8; 16],
     /// Connections on which it got no answer.
     pub lost: u32,
 }
 
 impl Running {
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// Panics when it has ended.
+    /// Panics if it has ended.
     #[track_caller]
     pub fn assert_running(&mut self) {
         assert_eq!(self.process.ended(), None, "the server has ended");
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     #[track_caller]
     pub fn client(&self) -> Client {
         Client::connect(self.port).expect("connect")
     }
 
-    /// Clients that ask for the same seed again and again, with a random rest of up to `rest` between. One whose
-    /// connection ends asks again on a new one, and its time goes on.
+    /// Starts clients that send the same seed repeatedly, with a random pause of up to `rest` between. A client whose
+    /// connection ends sends its request again on a new one, and its time continues.
     #[track_caller]
     pub fn load(&self, clients: u32, seed: [u8; 16], rest: Duration) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
@@ -182,7 +182,7 @@ impl Client {
         Ok(Client { stream })
     }
 
-    /// One request.
+    /// Sends one request.
     #[track_caller]
     pub fn ask(&mut self, seed: [u8; 16]) -> Sample {
         self.try_ask(seed).expect("be answered")
@@ -198,7 +198,7 @@ impl Client {
     }
 }
 
-/// Connects, again and again until somebody listens, and asks.
+/// Connects, with retries until a server listens, and sends the request.
 #[track_caller]
 fn answered(port: u16, seed: [u8; 16]) -> (Client, io::Result<Sample>) {
     let mut client = soon("the hash server to listen", || Client::connect(port).ok());
@@ -206,7 +206,7 @@ fn answered(port: u16, seed: [u8; 16]) -> (Client, io::Result<Sample>) {
     (client, sample)
 }
 
-/// Clients at work.
+/// Running clients.
 #[derive(Debug)]
 pub struct Load {
     stop: Arc<AtomicBool>,
@@ -214,7 +214,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Ends it; the samples of each client.
+    /// Ends the clients; returns the samples of each.
     #[track_caller]
     pub fn end(self) -> Vec<Vec<Sample>> {
         self.stop.store(true, Ordering::Relaxed);
@@ -222,12 +222,12 @@ impl Load {
     }
 }
 
-/// Zero bits that a hash begins with.
+/// Returns the number of zero bits at the start of a hash.
 pub fn zero_bits(hash: &[u8; 16]) -> u32 {
     u128::from_be_bytes(*hash).leading_zeros()
 }
 
-/// Seeds to choose from.
+/// Returns seeds to choose from.
 pub fn seeds() -> impl Iterator<Item = [u8; 16]> {
     (0..64u8).map(|n| [n; 16])
 }

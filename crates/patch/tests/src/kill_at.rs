@@ -1,8 +1,8 @@
 //! Runs the tool and kills it (SIGKILL) at a chosen instant: right after its Nth system call, or after some time.
 //!
-//! Between two system calls a program changes nothing but its own memory, so "after the Nth system call, for every N"
-//! covers every state in which a tool that dies can leave its target. The obvious way to count, `strace -e inject`,
-//! cannot count the calls of all threads together; this is a tracer of its own (`programs/kill_after.c`): the tool is a
+//! Between two system calls a program changes only its own memory, so "after the Nth system call, for every N" covers
+//! every state in which a dead tool can leave its target. The obvious way to count, `strace -e inject`, cannot count
+//! the calls of all threads together. So this module has a tracer of its own (`programs/kill_after.c`): the tool is a
 //! tracee while it traces the victim, which the kernel allows.
 
 use crate::cli::{Run, Stillpoint, binary};
@@ -17,32 +17,32 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use stillpoint_testing::recipes;
 
-/// When to kill.
+/// Instant of the kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// Right after this many system calls of the tool, all threads counted together.
+    /// Kills right after this many system calls of the tool, all threads counted together.
     AfterSyscalls(u64),
-    /// Right before it writes into the memory of another process for the Nth time. How many system calls it makes varies with
-    /// how often it has to look; how often it writes hardly does.
+    /// Kills right before it writes into the memory of another process for the Nth time. The number of system calls
+    /// varies with the number of checks; the number of writes hardly does.
     BeforeWrite(u64),
-    /// After this time.
+    /// Kills after this time.
     AfterTime(Duration),
-    /// Never: let it run to its end, and count.
+    /// Never kills: the tool runs to its end, and is counted.
     Never,
 }
 
-/// How the run ended.
+/// Result of the run.
 #[derive(Debug)]
 pub struct Ending {
     /// System calls that the tool completed (0 when it was not traced).
     pub syscalls: u64,
-    /// Times that it wrote, or was about to write, into the memory of another process (the same).
+    /// Number of writes into the memory of another process, completed or about to begin (0 when it was not traced).
     pub writes: u64,
-    /// Number of the last one, for messages.
+    /// Number of the last system call, for messages.
     pub last: Option<u64>,
-    /// Whether it was killed, rather than having ended by itself before the moment came.
+    /// True if it was killed; false if it ended by itself before the instant.
     pub killed: bool,
-    /// What it printed, and its exit code.
+    /// Output and exit code.
     pub run: Run,
 }
 
@@ -54,8 +54,8 @@ impl fmt::Display for Ending {
     }
 }
 
-/// Runs `tool` and kills it at `moment`. When this returns the tool is gone, all its threads are, and so are its
-/// claims on whatever it traced.
+/// Runs `tool` and kills it at `moment`. On return the tool and all its threads are gone, and no process is traced by
+/// it.
 #[track_caller]
 pub fn run(tool: &Stillpoint, moment: Moment) -> Ending {
     match moment {
@@ -68,7 +68,7 @@ pub fn run(tool: &Stillpoint, moment: Moment) -> Ending {
 
 const SIGKILL: i32 = 9;
 
-/// Standard output and error of the tool go to files: nobody reads a pipe while it is traced.
+/// Files for standard output and error of the tool: no thread reads a pipe while it is traced.
 struct Printed {
     stdout: File,
     stderr: File,
@@ -131,13 +131,13 @@ fn traced(tool: &Stillpoint, counted: &str, count: u64) -> Ending {
     Ending { syscalls: syscalls as u64, writes: writes as u64, last, killed, run: printed.into_run(tool, Some(status)) }
 }
 
-/// `programs/kill_after.c`, compiled once for this test.
+/// Returns the path of `programs/kill_after.c`, compiled once for this test.
 fn killer() -> &'static Path {
     static KILLER: OnceLock<PathBuf> = OnceLock::new();
     KILLER.get_or_init(|| {
         let source = crate::workspace_root().join("crates/patch/tests/programs/kill_after.c");
         let shelf = recipes::directory("programs", "own").unwrap_or_else(|why| panic!("{why}"));
-        // Made under a name of our own: other tests may be doing the same.
+        // Made under a name of this process: other tests may compile it at the same time.
         let made = shelf.join(format!("kill_after.{}", std::process::id()));
         let status = Command::new("gcc").args(["-O2", "-o"]).arg(&made).arg(&source).status().expect("run gcc");
         assert!(status.success(), "gcc {}: {status}", source.display());
@@ -152,8 +152,8 @@ pub fn sample(total: u64, count: usize) -> impl Iterator<Item = u64> {
     spread(total).take(if soak() { usize::MAX } else { count })
 }
 
-/// The numbers 1 to `total`, every one once, in an order in which each beginning is spread over the whole: whoever runs
-/// out of time has sampled all parts.
+/// Returns the numbers 1 to `total`, each once, in an order in which each prefix is spread over the whole: a test that
+/// runs out of time has sampled all parts.
 fn spread(total: u64) -> impl Iterator<Item = u64> {
     let bits = 64 - total.leading_zeros();
     (0..1u64 << bits).map(move |i| i.reverse_bits() >> (64 - bits)).map(|n| n + 1).filter(move |n| *n <= total)

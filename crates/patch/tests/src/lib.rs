@@ -1,11 +1,11 @@
-//! Starts real servers, talks to them, runs the `stillpoint` binary: what every end-to-end test needs.
+//! Common code of all end-to-end tests: starts real servers, communicates with them, runs the `stillpoint` binary.
 //!
 //! The caller guarantees a Debian machine with `apt` (only [`packages`] needs it, to download, never to install) and
 //! that a server is dropped by the thread that started it, or that this thread lives as long as the server.
 //!
 //! The crate guarantees: servers listen on 127.0.0.1 on a port of their own, keep their files in a directory of their
-//! own, and are gone when their handle is dropped, also when the test panics or is killed. Every wait is for a
-//! condition, has a limit, and says what it waited for when the limit passes. A test that cannot run here says why
+//! own, and have ended when their handle is dropped, also when the test panics or is killed. Every wait is for a
+//! condition, has a limit, and names the condition when the limit passes. A test that cannot run here prints the reason
 //! and passes; with `REQUIRE_ALL=1` in the environment it fails instead (see [`skip`]).
 //!
 //! It does not judge results, and it installs nothing.

@@ -1,4 +1,5 @@
-//! Load on a redis or memcached, by `stillpoint measure` in a process of its own, and what its clients saw in any window of time.
+//! Load on a redis or memcached, by `stillpoint measure` in a process of its own, and the requests of its clients in
+//! any window of time.
 
 use crate::cli::Stillpoint;
 use crate::server::Guarded;
@@ -11,14 +12,14 @@ use std::process::Stdio;
 use stillpoint_measure::record::Record;
 use stillpoint_measure::summary::Summary;
 
-/// What the clients do.
+/// Load of the clients.
 #[derive(Debug, Clone)]
 pub struct Clients {
-    /// What is spoken: `redis` or `memcached`.
+    /// Protocol: `redis` or `memcached`.
     pub protocol: &'static str,
     /// Connections that carry requests.
     pub connections: u32,
-    /// Requests a second, sent by schedule whether or not answers come.
+    /// Requests a second, sent by schedule, also without answers.
     pub rate: u32,
     /// Connections that are only kept open.
     pub idle: u32,
@@ -44,7 +45,7 @@ impl Default for Clients {
     }
 }
 
-/// Load that is under way.
+/// Load in progress.
 #[derive(Debug)]
 pub struct Load {
     process: Guarded,
@@ -52,12 +53,12 @@ pub struct Load {
     output: PathBuf,
 }
 
-/// What a load has left behind.
+/// Results of a load.
 #[derive(Debug)]
 pub struct Observed {
-    /// Every request.
+    /// Record of every request.
     pub record: Record,
-    /// What `stillpoint measure --json` printed at its end.
+    /// Output of `stillpoint measure --json` at its end.
     pub result: serde_json::Value,
 }
 
@@ -70,7 +71,7 @@ impl Load {
         call.args(["--protocol", clients.protocol]).succeed();
     }
 
-    /// Starts it, and returns when requests are being answered. The record and the output go to files in `dir`.
+    /// Starts it, and returns when requests get answers. The record and the output go to files in `dir`.
     #[track_caller]
     pub fn start(port: u16, clients: &Clients, dir: &Path, name: &str) -> Load {
         let (record, output) = (dir.join(format!("{name}.rec")), dir.join(format!("{name}.json")));
@@ -106,13 +107,13 @@ impl Load {
         });
     }
 
-    /// Panics with what it printed unless it runs.
+    /// Panics with its output unless it runs.
     #[track_caller]
     pub fn assert_running(&mut self) {
         if let Some(status) = self.process.ended() {
             let mut errors = String::new();
             if let Some(pipe) = &mut self.process.child().stderr {
-                // What cannot be read cannot be shown.
+                // An unreadable pipe has no text to show.
                 let _ = pipe.read_to_string(&mut errors);
             }
             panic!("stillpoint measure ended with {status}: {errors}");
@@ -132,14 +133,14 @@ impl Load {
         Observed { record, result }
     }
 
-    /// The file with every request.
+    /// Returns the path of the file with every request.
     pub fn record_path(&self) -> &Path {
         &self.record
     }
 }
 
 impl Observed {
-    /// Requests under way at any time in one of the windows (nanoseconds of `CLOCK_MONOTONIC`).
+    /// Returns requests in progress at any time in one of the windows (nanoseconds of `CLOCK_MONOTONIC`).
     pub fn windows(&self, windows: &[(u64, u64)]) -> Summary {
         let inside = |from: u64, to: u64| windows.iter().any(|&(a, b)| from <= b && to >= a);
         let samples = self.record.samples.iter().filter(|s| inside(s.scheduled_ns, s.ended_ns()));
@@ -148,17 +149,17 @@ impl Observed {
         Summary::of_samples(&self.record.header.kinds, samples, from, to)
     }
 
-    /// All requests.
+    /// Returns the summary of all requests.
     pub fn all(&self) -> Summary {
         Summary::of_record(&self.record)
     }
 
-    /// Connections that ended although the client did not end them.
+    /// Returns the number of connections that ended without a request of the client.
     pub fn dropped(&self) -> u64 {
         self.record.end.map_or(0, |end| end.dropped)
     }
 
-    /// Idle and blocked connections that were not alive at the end.
+    /// Returns the number of idle and blocked connections that were not alive at the end.
     pub fn dead(&self) -> u64 {
         let (header, end) = (&self.record.header, self.record.end.unwrap_or_default());
         u64::from(header.idle - end.idle_alive.min(header.idle))

@@ -1,6 +1,6 @@
-//! The machine that numbers were measured on, for the first line of what prints them.
+//! The machine of a measurement, for the first line of printed results.
 
-/// Processors and kernel.
+/// Returns processors and kernel.
 pub fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpus = read("/proc/cpuinfo");

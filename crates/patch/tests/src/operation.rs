@@ -1,4 +1,5 @@
-//! One call of `stillpoint patch apply` or `revert`: when it ran, which threads it stopped and for how long.
+//! One call of `stillpoint patch apply` or `revert`: its time, the threads that it stopped and the duration of each
+//! stop.
 
 use crate::cli::{Run, Stillpoint, Unread};
 use stillpoint_events::EventKind;
@@ -7,24 +8,24 @@ use stillpoint_measure::clock::now_ns;
 /// One thread, stopped once.
 #[derive(Debug, Clone)]
 pub struct Stop {
-    /// Why, see [`Why`].
+    /// Reason, see [`Why`].
     pub why: Why,
-    /// For how long.
+    /// Duration in nanoseconds.
     pub ns: u64,
 }
 
-/// Why a thread was stopped.
+/// Reason why a thread was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// By itself, to see whether it may migrate.
+    /// Alone, to check if it may migrate.
     Probe,
-    /// With all others, while entries are written (or, with `--quiescence stop`, for the whole transition).
+    /// Together with all others, while entries are written (or, with `--quiescence stop`, for the whole transition).
     All,
-    /// It made system calls on our behalf: one thread, an idle one where there is one.
+    /// Stop of a thread that makes system calls for the tool: one thread, an idle one if there is one.
     Carrier,
 }
 
-/// A call that was made; what it did is still to be read, when nobody is measured any more.
+/// A completed call whose output is not read yet: reading waits for the end of the measurement.
 #[derive(Debug)]
 pub struct Called {
     unread: Unread,
@@ -39,26 +40,26 @@ impl Called {
         Called { unread, window_ns: (from, now_ns()) }
     }
 
-    /// Reads what it did.
+    /// Reads its results.
     pub fn operation(self) -> Operation {
         Operation::read(self)
     }
 }
 
-/// What a call did, as its events tell.
+/// Effects of a call, from its events.
 #[derive(Debug, Clone)]
 pub struct Operation {
-    /// How it ended and what it printed.
+    /// Exit code and output.
     pub run: Run,
     /// `CLOCK_MONOTONIC` before the program was started and after it had ended.
     pub window_ns: (u64, u64),
-    /// Each time that a thread was stopped.
+    /// Each stop of a thread.
     pub stops: Vec<Stop>,
-    /// From the start of the transition to the moment when every thread ran the new code.
+    /// Time from the start of the transition until every thread ran the new code.
     pub migrated_ns: Option<u64>,
     /// Threads that migrated.
     pub threads: u32,
-    /// Phases by name, and how long each took, in nanoseconds.
+    /// Phases by name, with the duration of each in nanoseconds.
     pub phases: Vec<(String, u64)>,
 }
 
@@ -100,7 +101,8 @@ impl Operation {
         }
     }
 
-    /// How long the phases took in which threads go over, or stand until all do; and all others together.
+    /// Returns the duration of the phases in which threads migrate, or are stopped until all do; and of all others
+    /// together.
     pub fn reached_and_rest_ns(&self) -> (u64, u64) {
         let (reached, rest): (Vec<_>, Vec<_>) =
             self.phases.iter().partition(|(phase, _)| ["migrate", "gather"].contains(&phase.as_str()));
@@ -108,37 +110,37 @@ impl Operation {
         (sum(reached), sum(rest))
     }
 
-    /// Panics with all that was printed unless it succeeded.
+    /// Panics with all output unless it succeeded.
     #[track_caller]
     pub fn succeeded(self) -> Operation {
         assert_eq!(self.run.code, Some(0), "{}", self.run);
         self
     }
 
-    /// How long threads were stopped for this reason, in nanoseconds.
+    /// Returns the durations of stops for this reason, in nanoseconds.
     pub fn stopped(&self, why: Why) -> impl Iterator<Item = u64> {
         self.stops.iter().filter(move |stop| stop.why == why).map(|stop| stop.ns)
     }
 
-    /// From the start of the program to its end.
+    /// Returns the time from the start of the program to its end.
     pub fn elapsed_ns(&self) -> u64 {
         self.window_ns.1 - self.window_ns.0
     }
 }
 
-/// How long threads were stopped, by reason, in microseconds.
+/// Durations of stops, by reason, in microseconds.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct StopsUs {
-    /// See [`Why::Probe`].
+    /// Stops for [`Why::Probe`].
     pub probe: Spread,
-    /// See [`Why::All`].
+    /// Stops for [`Why::All`].
     pub all: Spread,
-    /// See [`Why::Carrier`].
+    /// Stops for [`Why::Carrier`].
     pub carrier: Spread,
 }
 
 impl StopsUs {
-    /// Of several calls together.
+    /// Collects the stops of several calls.
     pub fn of(operations: &[Operation]) -> StopsUs {
         let of = |why| Spread::us(operations.iter().flat_map(move |operation| operation.stopped(why)));
         StopsUs { probe: of(Why::Probe), all: of(Why::All), carrier: of(Why::Carrier) }
@@ -161,11 +163,11 @@ impl std::fmt::Display for StopsUs {
 /// Median, p99 and maximum of values in any order.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Spread {
-    /// How many.
+    /// Number of values.
     pub count: usize,
-    /// Half of them are no larger.
+    /// Median: half of them are no larger.
     pub median: f64,
-    /// 99 % are no larger.
+    /// Percentile 99: 99 % are no larger.
     pub p99: f64,
     /// The smallest.
     pub min: f64,
@@ -174,7 +176,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of these values; all zero where there are none.
+    /// Computes the spread of these values; all zero if there are none.
     pub fn of(mut values: Vec<f64>) -> Spread {
         values.sort_by(f64::total_cmp);
         let at = |quantile: f64| {
@@ -184,7 +186,7 @@ impl Spread {
         Spread { count: values.len(), median: at(0.5), p99: at(0.99), min: at(0.0), max: at(1.0) }
     }
 
-    /// Of nanoseconds, in microseconds.
+    /// Computes the spread of nanoseconds, in microseconds.
     pub fn us(values_ns: impl IntoIterator<Item = u64>) -> Spread {
         Spread::of(values_ns.into_iter().map(|ns| ns as f64 / 1e3).collect())
     }

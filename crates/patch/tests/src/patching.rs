@@ -3,17 +3,17 @@
 use crate::cli::Stillpoint;
 use std::path::Path;
 
-/// `stillpoint patch apply FILE --pid PID`
+/// Makes the call `stillpoint patch apply FILE --pid PID`.
 pub fn apply(patch: &Path, pid: i32) -> Stillpoint {
     Stillpoint::new().args(["patch", "apply"]).arg(patch).arg("--pid").arg(pid)
 }
 
-/// `stillpoint patch revert --pid PID`: takes the newest patch back.
+/// Makes the call `stillpoint patch revert --pid PID`, which reverts the newest patch.
 pub fn revert(pid: i32) -> Stillpoint {
     Stillpoint::new().args(["patch", "revert", "--pid"]).arg(pid)
 }
 
-/// `stillpoint patch status --pid PID`
+/// Makes the call `stillpoint patch status --pid PID`.
 pub fn status(pid: i32) -> Stillpoint {
     Stillpoint::new().args(["patch", "status", "--pid"]).arg(pid)
 }

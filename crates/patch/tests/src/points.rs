@@ -5,14 +5,14 @@ use crate::victim::{Kind, Phase, Program, Victim, apply, revert};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Where libstillpoint lies, shared and static; made once for this test.
+/// Returns the directory of libstillpoint, shared and static; made once for this test.
 #[track_caller]
 pub fn libstillpoint() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| stillpoint_testing::recipes::libstillpoint().unwrap_or_else(|why| panic!("{why}")))
 }
 
-/// `crates/patch/tests/programs/NAME.c`, linked with libstillpoint.
+/// Compiles `crates/patch/tests/programs/NAME.c`, linked with libstillpoint.
 #[track_caller]
 pub fn program(name: &str) -> Program {
     let (include, link) = flags();
@@ -20,7 +20,7 @@ pub fn program(name: &str) -> Program {
     Program::build_as(name, Kind::Pie, &[&include], &link)
 }
 
-/// Flags for the compiler and for the linker.
+/// Returns flags for the compiler and for the linker.
 #[track_caller]
 pub fn flags() -> (String, Vec<String>) {
     let library = libstillpoint().display();
@@ -28,12 +28,12 @@ pub fn flags() -> (String, Vec<String>) {
     (include, vec![format!("-L{library}"), "-lstillpoint".into(), format!("-Wl,-rpath,{library}")])
 }
 
-/// The call with a mode and a time to wait.
+/// Adds a mode and a time-out to the call.
 pub fn in_mode(call: Stillpoint, mode: &str, timeout: &str) -> Stillpoint {
     call.args(["--quiescence", mode, "--timeout", timeout])
 }
 
-/// Applies a patch that brings version 2 and takes it back, `count` times, in one mode.
+/// Applies a patch with version 2 and reverts it, `count` times, in one mode.
 #[track_caller]
 pub fn there_and_back(victim: &mut Victim, patch: &Path, mode: &str, count: u32) {
     for cycle in 0..count {

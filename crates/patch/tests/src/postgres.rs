@@ -1,7 +1,7 @@
 //! PostgreSQL clusters under test: Debian's own server, unpacked and never installed, as an unprivileged user.
 //!
-//! The obvious way is to start the server like every other one; postgres refuses to run as root, and a cluster is a
-//! family of processes that ends only when its postmaster is asked to.
+//! The obvious way is to start the server like every other one. But postgres refuses to run as root, and a cluster is a
+//! family of processes that ends only on a request to its postmaster.
 
 mod bench;
 mod changes;
@@ -24,36 +24,36 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Where sources, clean roots and builds are kept.
+/// Returns the directory of sources, clean roots and builds.
 pub fn builder_cache() -> PathBuf {
     shipped::builder_cache()
 }
 
-/// The package, of the major version that Debian 12 has.
+/// Name of the package, of the major version in Debian 12.
 pub const PACKAGE: &str = "postgresql-15";
 const PACKAGES: [&str; 2] = [PACKAGE, "postgresql-client-15"];
 const PROGRAMS: &str = "usr/lib/postgresql/15/bin";
-/// `nobody` of every Debian.
+/// User id of the unprivileged user of every Debian.
 const USER: u32 = 65534;
 
 /// A server and its tools, and the source that they were built from.
 #[derive(Debug, Clone)]
 pub struct Postgres {
-    /// `postgres` itself.
+    /// The program `postgres`.
     pub binary: Binary,
     /// Version of the package.
     pub version: String,
 }
 
 impl Postgres {
-    /// The newest version of which the archive serves programs and source.
+    /// Returns the newest version of which the archive serves programs and source.
     pub fn debian() -> Result<Postgres, Unavailable> {
         let versions = packages::versions_with_source(&PACKAGES)?;
         shipped::target(PACKAGE, &versions[0])?;
         Postgres::unpacked(&versions[0])
     }
 
-    /// The newest version, without its source: nothing of it is to be patched.
+    /// Returns the newest version, without its source, for tests without patches.
     pub fn unpatched() -> Result<Postgres, Unavailable> {
         Postgres::unpacked(&packages::versions(PACKAGE)?[0])
     }
@@ -64,22 +64,22 @@ impl Postgres {
         Ok(Postgres { binary, version: version.to_owned() })
     }
 
-    /// A server of our own build, with the tools and libraries of Debian's.
+    /// Returns a server of our own build, with the tools and libraries of Debian's.
     pub fn with_server(&self, server: &Path) -> Postgres {
         Postgres { binary: packages::with_libraries_of(server, &self.binary), version: self.version.clone() }
     }
 
-    /// A tool that stands beside the server.
+    /// Returns the path of a tool in the server's directory.
     pub fn tool(&self, name: &str) -> PathBuf {
         self.binary.path.with_file_name(name)
     }
 
-    /// A library that the server loads, for instance `plpgsql.so`.
+    /// Returns the path of a library that the server loads, for instance `plpgsql.so`.
     pub fn library(&self, name: &str) -> PathBuf {
         self.binary.path.with_file_name(format!("../lib/{name}"))
     }
 
-    /// The unpacked source.
+    /// Returns the directory of the unpacked source.
     pub fn source(&self) -> PathBuf {
         let version = self.version.replace([':', '/'], "%");
         builder_cache().join(format!("source/{PACKAGE}_{version}/tree"))
@@ -104,7 +104,8 @@ impl Postgres {
         build.run()
     }
 
-    /// A command that runs `program` as nobody; the kernel ends it should the calling thread end first.
+    /// Makes a command that runs `program` as the unprivileged user; the kernel kills it if the calling thread ends
+    /// first.
     fn as_nobody(&self, program: &Path) -> Command {
         let mut command = Command::new("setpriv");
         let user = USER.to_string();
@@ -123,7 +124,7 @@ pub struct Cluster {
     dir: TempDir,
 }
 
-/// What every cluster of ours is set to: the tests are about code, not about disks.
+/// Settings of every cluster: the tests are about code, not about disks.
 const SETTINGS: [&str; 10] = [
     "max_connections=300",
     "shared_buffers=64MB",
@@ -165,44 +166,44 @@ impl Cluster {
         cluster
     }
 
-    /// The postmaster's process id.
+    /// Returns the postmaster's process id.
     pub fn pid(&self) -> i32 {
         self.postmaster.pid()
     }
 
-    /// Its port on 127.0.0.1.
+    /// Returns its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its socket in the file system.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join(format!(".s.PGSQL.{}", self.port))
     }
 
-    /// The executable that all its processes run.
+    /// Returns the executable of all its processes.
     pub fn executable(&self) -> &Path {
         &self.postgres.binary.path
     }
 
-    /// The server and tools that it runs from.
+    /// Returns the server and tools of the cluster.
     pub fn postgres(&self) -> &Postgres {
         &self.postgres
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     #[track_caller]
     pub fn session(&self) -> Session {
         Session::connect(self.port).unwrap_or_else(|e| panic!("connect to postgres: {e}\n{}", self.log_text()))
     }
 
-    /// The answer to one statement on a connection of its own.
+    /// Returns the answer to one statement on a connection of its own.
     #[track_caller]
     pub fn ask(&self, sql: &str) -> Answer {
         self.session().ask(sql).unwrap_or_else(|e| panic!("{sql}: {e}"))
     }
 
-    /// The postmaster and all its children at this moment, zombies left out.
+    /// Returns the postmaster and all its present children, zombies left out.
     pub fn processes(&self) -> BTreeSet<i32> {
         let postmaster = self.pid();
         let parent = |pid: i32| {
@@ -216,7 +217,8 @@ impl Cluster {
         pids.filter(|pid| *pid == postmaster || parent(*pid) == Some(postmaster)).collect()
     }
 
-    /// A command that runs one of the server's tools as nobody; where to connect stands in its environment.
+    /// Makes a command that runs one of the server's tools as the unprivileged user, with the address of the server in
+    /// its environment.
     pub fn client(&self, name: &str) -> Command {
         let mut command = self.postgres.as_nobody(&self.postgres.tool(name));
         command.env("PGHOST", "127.0.0.1").env("PGPORT", self.port.to_string()).env("PGUSER", "postgres");
@@ -224,7 +226,7 @@ impl Cluster {
         command
     }
 
-    /// Everything it has logged so far.
+    /// Returns its complete log so far.
     pub fn log_text(&self) -> String {
         std::fs::read(self.dir.path().join("log"))
             .map_or_else(|_| String::new(), |b| String::from_utf8_lossy(&b).into())
@@ -238,7 +240,7 @@ impl Cluster {
         }
     }
 
-    /// Panics if a process of the cluster crashed: the postmaster tells of it, and starts all others anew.
+    /// Panics if a process of the cluster crashed: the postmaster then logs it and starts all others again.
     #[track_caller]
     pub fn assert_unharmed(&mut self) {
         self.assert_running();
@@ -252,14 +254,14 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // SIGTERM would wait for the clients to leave.
+        // SIGTERM would wait for the clients to disconnect.
         self.postmaster.signal(Signal::INT);
         let _ = wait::within(std::time::Duration::from_secs(30), || self.postmaster.ended());
     }
 }
 
-/// The same programs for one cluster alone: `--exe` means all processes of an executable, other tests' as well. And a
-/// cache below a home directory is its owner's alone, while the server runs as nobody.
+/// Copies the programs for one cluster alone: `--exe` means all processes of an executable, those of other tests as
+/// well. Also, only the owner can read a cache below a home directory, while the server runs as the unprivileged user.
 fn copied(postgres: &Postgres, dir: &Path) -> Postgres {
     let root = postgres.binary.path.ancestors().nth(6).expect("the program lies in an unpacked package");
     let copy = dir.join("root");
@@ -270,7 +272,7 @@ fn copied(postgres: &Postgres, dir: &Path) -> Postgres {
     Postgres { binary: Binary { path: inside(&postgres.binary.path), libraries }, version: postgres.version.clone() }
 }
 
-/// Runs a tool beside the server with arguments, as nobody.
+/// Runs a tool in the server's directory with arguments, as the unprivileged user.
 fn tool<S: AsRef<OsStr>>(cluster: &Cluster, name: &str, arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = cluster.client(name);
     command.args(arguments);

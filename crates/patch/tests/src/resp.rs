@@ -1,17 +1,17 @@
-//! A blocking Redis client: one command, one reply. For load there is `stillpoint measure`.
+//! A blocking Redis client: one command, one reply. For load, use `stillpoint measure`.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What a server answers (RESP2).
+/// Answer of a server (RESP2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// `+...` or a bulk string.
+    /// A `+...` line or a bulk string.
     Text(String),
-    /// `-...`, without the dash.
+    /// An error, without the dash of `-...`.
     Error(String),
-    /// `:...`.
+    /// An integer, `:...`.
     Integer(i64),
     /// The null bulk string or array.
     Nil,
@@ -20,7 +20,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The text of a string or error; panics on anything else.
+    /// Returns the text of a string or error; panics on any other reply.
     #[track_caller]
     pub fn text(&self) -> &str {
         match self {
@@ -29,7 +29,7 @@ impl Reply {
         }
     }
 
-    /// The number of an integer reply; panics on anything else.
+    /// Returns the number of an integer reply; panics on any other reply.
     #[track_caller]
     pub fn integer(&self) -> i64 {
         match self {
@@ -45,12 +45,13 @@ pub struct Client {
     stream: BufReader<TcpStream>,
 }
 
-/// No reply is nested deeper, no bulk is longer: a confused stream must end in an error, not in exhausted memory.
+/// Limit of nesting of a reply; with the limit of a bulk's length, an invalid stream ends in an error, not in exhausted
+/// memory.
 const DEPTH_MAX: u32 = 16;
 const LENGTH_MAX: i64 = 512 << 20;
 
 impl Client {
-    /// Connects to 127.0.0.1; replies are awaited for 30 s.
+    /// Connects to 127.0.0.1; the time-out of replies is 30 s.
     pub fn connect(port: u16) -> io::Result<Client> {
         let stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), Duration::from_secs(10))?;
         stream.set_nodelay(true)?;
@@ -58,7 +59,7 @@ impl Client {
         Ok(Client { stream: BufReader::new(stream) })
     }
 
-    /// Changes how long a reply is awaited.
+    /// Changes the time-out of replies.
     pub fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
         self.stream.get_ref().set_read_timeout(Some(timeout))
     }

@@ -1,4 +1,5 @@
-//! A redis or memcached without its CVE fixes, and live patches built from Debian's own series of diffs, by the command line only.
+//! A redis or memcached without its CVE fixes, and live patches built from Debian's own series of diffs, by the command
+//! line only.
 
 use crate::Unavailable;
 use crate::annotated;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use stillpoint_patch_format::{SectionKind, decode};
 use stillpoint_testing::recipes;
 
-/// Why there is no patch of a diff that leaves the program as it is.
+/// Reason why there is no patch of a diff that does not change the program.
 pub const NOTHING_CHANGES: &str = "nothing in this program changes";
 
 /// One live patch of the series.
@@ -35,7 +36,7 @@ pub struct SeriesPatch {
 pub struct RefusedDiff {
     /// The diff's name in the series.
     pub diff: String,
-    /// Why, one line each.
+    /// Reasons, one line each.
     pub reasons: Vec<String>,
 }
 
@@ -44,15 +45,15 @@ pub struct RefusedDiff {
 pub struct Series {
     /// Version of the source package.
     pub version: String,
-    /// The program that is to be patched.
+    /// The program to patch.
     pub binary: Binary,
-    /// What could be built.
+    /// Patches that were built.
     pub patches: Vec<SeriesPatch>,
-    /// What was refused.
+    /// Diffs that were refused.
     pub refused: Vec<RefusedDiff>,
 }
 
-/// Which binary is to be patched, and with which diffs.
+/// The binary to patch, and the diffs.
 struct Plan<'a> {
     package: String,
     shipped: &'a str,
@@ -64,14 +65,14 @@ struct Plan<'a> {
 }
 
 impl Series {
-    /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes, or of those that are
-    /// named. `tell` hears what goes on.
+    /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes, or of those that
+    /// are named. `tell` gets progress messages.
     pub fn build(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let (version, libraries) = redis_with_source()?;
         Series::of(["redis", &version, "redis-server", "redis"], &libraries, only, Vec::new(), tell)
     }
 
-    /// The same with our quiescence points.
+    /// Builds redis with our quiescence points, and the same patches.
     pub fn annotated(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let (version, mut libraries) = redis_with_source()?;
         let names = ["redis", &version, "redis-server", "redis-annotated"];
@@ -79,7 +80,7 @@ impl Series {
         Series::of(names, &libraries, only, annotated::options("redis")?, tell)
     }
 
-    /// As [`Series::build`], all fixes of memcached.
+    /// Builds, as [`Series::build`] does, memcached and a patch from each of its fixes.
     pub fn memcached(tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let version = newest_with_source(&["memcached"])?;
         let libraries = packages::memcached(Some(&version))?;
@@ -115,7 +116,8 @@ impl Series {
         Ok(Series { version, binary, patches, refused })
     }
 
-    /// Patches that bring Debian's own binary of an older version, exactly as shipped, to the newest one's fixes.
+    /// Builds patches that add the newest version's fixes to Debian's own binary of an older version, exactly as
+    /// shipped.
     pub fn for_packaged(older: &str, tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let binary = packages::redis(Some(older))?;
         let series =
@@ -134,7 +136,7 @@ impl Series {
         Ok(Series { version, binary, patches, refused })
     }
 
-    /// The first patch: the one that builds upon no other.
+    /// Returns the first patch: the one that is based on no other.
     pub fn first(&self) -> &SeriesPatch {
         self.patches.first().expect("the series has patches")
     }
@@ -159,7 +161,7 @@ impl Plan<'_> {
         Ok((patches, refused))
     }
 
-    /// A patch, or the reasons why not.
+    /// Builds a patch; the inner error has the reasons of a refusal.
     fn build_one(&self, diff: &str, before: &[SeriesPatch]) -> Result<Result<SeriesPatch, Vec<String>>, String> {
         let name = Path::new(diff).file_stem().map_or_else(|| diff.into(), |stem| stem.to_string_lossy());
         let file = self.dir.join(format!("{name}.patch"));
@@ -200,7 +202,7 @@ fn redis_with_source() -> Result<(String, Binary), Unavailable> {
     Ok((version, binary))
 }
 
-/// Where the patches of a series are put.
+/// Returns the directory of the patches of a series.
 fn dir(name: &str) -> Result<PathBuf, String> {
     recipes::directory("series", name)
 }

@@ -1,4 +1,4 @@
-//! Servers under test: started on a port and in a directory of their own, gone when dropped.
+//! Servers under test: started on a port and in a directory of their own, ended when dropped.
 
 use crate::packages::Binary;
 use crate::resp::{Client, Reply};
@@ -29,22 +29,23 @@ pub struct Server {
 /// A restart, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy)]
 pub struct Restart {
-    /// It was told to end.
+    /// Time of the request to end.
     pub began_ns: u64,
-    /// Its process was gone.
+    /// Time at which its process was gone.
     pub ended_ns: u64,
-    /// A client was answered again.
+    /// Time at which a client got an answer again.
     pub answered_ns: u64,
 }
 
 impl Restart {
-    /// From the order to end to the first answer, in milliseconds.
+    /// Returns the time from the request to end to the first answer, in milliseconds.
     pub fn ms(&self) -> f64 {
         (self.answered_ns - self.began_ns) as f64 / 1e6
     }
 }
 
-/// What takes milliseconds is asked for more often than [`wait::until`] asks; a redis of 8 GB takes minutes.
+/// Waits for a condition that takes milliseconds, with shorter intervals than [`wait::until`]; a redis of 8 GB takes
+/// minutes.
 #[track_caller]
 pub(crate) fn soon<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + wait::LIMIT * 5;
@@ -69,8 +70,8 @@ impl Server {
         server
     }
 
-    /// Ends it in order, as `stop` tells it to, and starts it in the same place: the port, the directory, the arguments,
-    /// and another program where one is given. Returns when `answers` holds.
+    /// Ends it in order with `stop`, and starts it with the same port, directory and arguments, as another program if
+    /// one is given. Returns when `answers` returns a value.
     #[track_caller]
     pub fn restart(
         &mut self,
@@ -101,32 +102,32 @@ impl Server {
         });
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// The port on 127.0.0.1.
+    /// Returns the port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Everything it has printed so far.
+    /// Returns its complete output so far.
     pub fn log_text(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// The process, to signal it or see it end.
+    /// Returns the process, to send signals or to wait for its end.
     pub fn process(&mut self) -> &mut Guarded {
         &mut self.process
     }
 
-    /// Panics with the log's end unless it runs.
+    /// Panics with the end of the log unless it runs.
     #[track_caller]
     pub fn assert_running(&mut self) {
         if let Some(status) = self.process.ended() {
@@ -185,7 +186,7 @@ impl Redis {
         words
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     #[track_caller]
     pub fn client(&self) -> Client {
         Client::connect(self.server.port)
@@ -215,20 +216,20 @@ impl Memcached {
     pub fn start(binary: &Binary, extra: &[&str]) -> Memcached {
         let server = Server::start(binary, |port, _| {
             let port = port.to_string();
-            // Refuses to run as root unless told a user.
+            // Refuses to run as root without an explicit user.
             ["-l", "127.0.0.1", "-p", &port, "-U", "0", "-u", "root"].iter().chain(extra).map(OsString::from).collect()
         });
         Memcached { server }
     }
 
-    /// Ends it and starts it again. Nothing that it held is left.
+    /// Ends it and starts it again; its data are lost.
     #[track_caller]
     pub fn restart(&mut self) -> Restart {
         self.server.restart(None, |server| server.process.signal(Signal::TERM), |server| version(server.port).is_ok())
     }
 }
 
-/// What a memcached says to `version`.
+/// Returns memcached's answer to `version`.
 fn version(port: u16) -> io::Result<String> {
     let mut stream = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?);
     stream.get_mut().write_all(b"version\r\n")?;

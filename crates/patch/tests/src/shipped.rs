@@ -1,4 +1,4 @@
-//! Patches for programs exactly as Debian ships them: older binaries of the archive, brought up to its newest source.
+//! Patches for programs exactly as Debian ships them: older binaries of the archive, patched to its newest source.
 
 use crate::Unavailable;
 use crate::cli::{Run, Stillpoint};
@@ -18,8 +18,8 @@ pub struct Shipped {
 }
 
 /// Takes the file `path` of the oldest version of `packages` in the archive, and builds each of the diffs `quilt` that
-/// their source package has gained since (all when empty) on top of those before. Those that are refused are left out.
-/// An error means that the archive does not offer what is needed.
+/// their source package has gained since (all when empty) on top of those before. Refused diffs are left out. An error
+/// means that the archive does not offer a needed file.
 pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<Shipped, Unavailable> {
     let versions = packages::versions_with_source(packages)?;
     let [newest, .., oldest] = &versions[..] else {
@@ -54,7 +54,7 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
                 applied.push(name);
             }
             Some(3 | 6) => println!("left out: {run}"),
-            // The archive gave us everything: this is no reason to skip.
+            // The archive has all packages: a failure here is no reason to skip.
             _ => panic!("{run}"),
         }
     }
@@ -62,8 +62,8 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
     Ok(Shipped { binary, patches, _dir: dir })
 }
 
-/// A memcached of the archive, and a patch by us that changes its answer to `version` to `VERSION stillpoint`: what the
-/// package's own series fixes lies in units that Debian does not compile.
+/// Takes a memcached of the archive, and builds a patch by us that changes its answer to `version` to `VERSION
+/// stillpoint`: the package's own series only fixes units that Debian does not compile.
 pub fn memcached() -> Result<Shipped, Unavailable> {
     let versions = packages::versions_with_source(&["memcached"])?;
     let version = &versions[0];
@@ -84,12 +84,12 @@ pub fn memcached() -> Result<Shipped, Unavailable> {
         .arg("--cache")
         .arg(builder_cache());
     let run = build.run();
-    // What cannot be built is no reason to skip: the archive gave us everything.
+    // A failed build is no reason to skip: the archive has all packages.
     assert_eq!(run.code, Some(0), "{run}");
     Ok(Shipped { binary, patches: vec![output], _dir: dir })
 }
 
-/// The diff of that patch, for the memcached of this version.
+/// Returns the diff of that patch, for the memcached of this version.
 pub(crate) fn version_diff(version: &str) -> Result<String, String> {
     target("memcached", version)?;
     let unit = builder_cache().join(format!("source/memcached_{version}/tree/proto_text.c"));
@@ -103,12 +103,12 @@ pub(crate) fn version_diff(version: &str) -> Result<String, String> {
     ))
 }
 
-/// Where the builder keeps sources and clean roots unless told otherwise.
+/// Returns the builder's default directory of sources and clean roots.
 pub(crate) fn builder_cache() -> PathBuf {
     crate::cache_dir()
 }
 
-/// `stillpoint patch target`: has the source, and tells of its series.
+/// Runs `stillpoint patch target`, which fetches the source and lists its series.
 pub(crate) fn target(package: &str, version: &str) -> Result<Run, String> {
     let run = Stillpoint::new()
         .args(["patch", "target"])
@@ -120,7 +120,7 @@ pub(crate) fn target(package: &str, version: &str) -> Result<Run, String> {
     if run.code == Some(0) { Ok(run) } else { Err(run.to_string()) }
 }
 
-/// Diffs that the newer version's series has and the older one's has not.
+/// Returns the diffs that the newer version's series has and the older one's has not.
 fn missing(package: &str, newer: &str, older: &str) -> Result<Vec<String>, String> {
     let series = |version: &str| -> Result<Vec<String>, String> {
         let lines = target(package, version)?.json();
@@ -131,20 +131,20 @@ fn missing(package: &str, newer: &str, older: &str) -> Result<Vec<String>, Strin
     Ok(series(newer)?.into_iter().filter(|name| !there.contains(name)).collect())
 }
 
-/// Load that must not notice anything.
+/// Load that a patch must not disturb.
 #[derive(Debug)]
 pub struct Watched {
     load: Load,
 }
 
 impl Watched {
-    /// Starts it: 24 busy connections, and some that only wait.
+    /// Starts it: 24 busy connections, and some idle ones.
     pub fn redis(port: u16) -> Watched {
         let plan = Plan::redis(Target::Tcp(format!("127.0.0.1:{port}")));
         Watched::start(Plan { blocking: 8, ..plan })
     }
 
-    /// The same for a memcached.
+    /// Starts such a load for a memcached.
     pub fn memcached(port: u16) -> Watched {
         let mix = "get=70,set=30".parse().expect("a mix");
         let protocol = Protocol::Memcached { mix, keys: 10_000, value_bytes: 64 };
@@ -152,7 +152,7 @@ impl Watched {
     }
 
     fn start(plan: Plan) -> Watched {
-        // It is stopped by us: the duration is only the limit of a test that hangs.
+        // We end the load: the duration is only the limit of a test that hangs.
         let duration = std::time::Duration::from_secs(1800);
         let timeout = std::time::Duration::from_secs(60);
         let plan = Plan { connections: 24, idle: 16, rate: 2000.0, duration, timeout, ..plan };
@@ -168,7 +168,7 @@ impl Watched {
         });
     }
 
-    /// Ends it, and panics unless each request was answered rightly and no connection was lost.
+    /// Ends it, and panics unless each request had the right answer and no connection was lost.
     #[track_caller]
     pub fn assert_clean(self) {
         self.load.stop();

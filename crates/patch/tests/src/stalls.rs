@@ -1,7 +1,8 @@
-//! When the machine itself stood still: a virtual one gets no processor for some milliseconds now and then, and whoever
-//! measures latencies then measures that.
+//! Times in which the machine itself gave a processor to no thread: a virtual machine loses its processors for some
+//! milliseconds now and then, which a measurement of latencies includes.
 //!
-//! A thread on each processor sleeps, before everybody else when it wakes up, and notes by how much it overslept.
+//! A thread on each processor sleeps, with precedence over all others when it wakes up, and records by how much it
+//! overslept.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -12,26 +13,26 @@ use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 
 const SLEEP: Duration = Duration::from_millis(2);
-/// What a wake-up may take: less than this is not noted.
+/// Delay of a wake-up, in nanoseconds, below which it is not recorded.
 const LATE_NS: u64 = 300_000;
 
-/// The threads that watch.
+/// The watching threads.
 pub struct Watch {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<Stall>>>,
 }
 
-/// A processor on which nothing ran, not even what comes first.
+/// A time in which a processor ran no thread, not even the one with precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stall {
-    /// When it was over, nanoseconds of `CLOCK_MONOTONIC`.
+    /// End in nanoseconds of `CLOCK_MONOTONIC`.
     pub ended_ns: u64,
-    /// For how long.
+    /// Duration in nanoseconds.
     pub ns: u64,
 }
 
 impl Watch {
-    /// Begins to watch every processor that this process may use.
+    /// Starts to watch every processor that this process may use.
     pub fn start() -> Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let all = sched_getaffinity(Pid::from_raw(0)).expect("a process may ask for its own processors");
@@ -44,7 +45,7 @@ impl Watch {
         Watch { stop, threads }
     }
 
-    /// What it saw.
+    /// Ends the threads and returns the stalls.
     pub fn finish(self) -> Vec<Stall> {
         self.stop.store(true, Ordering::Relaxed);
         let seen = self.threads.into_iter().flat_map(|thread| thread.join().expect("it does not panic"));
@@ -56,7 +57,7 @@ fn watch(cpu: usize, stop: &AtomicBool) -> Vec<Stall> {
     let mut only = CpuSet::new();
     only.set(cpu).expect("it is in the set");
     sched_setaffinity(Pid::from_raw(0), &only).expect("a thread may go to a processor of its process");
-    // Who may not is run soon all the same, as it sleeps most of the time.
+    // A thread without this permission still runs soon, as it sleeps most of the time.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -20);
     let mut seen = Vec::new();
     while !stop.load(Ordering::Relaxed) {

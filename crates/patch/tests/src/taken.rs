@@ -1,4 +1,4 @@
-//! Servers that are taken into images and brought back.
+//! Servers that are checkpointed and restored.
 
 use crate::cli::{Run, Stillpoint};
 use crate::packages::Binary;
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// A criu that works on this kernel, or why there is none.
+/// Returns a criu that works on this kernel, or the reason why there is none.
 pub fn criu() -> &'static Result<PathBuf, String> {
     static CRIU: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     CRIU.get_or_init(|| {
@@ -22,11 +22,11 @@ pub fn criu() -> &'static Result<PathBuf, String> {
     })
 }
 
-/// Runs its arguments with no descriptor open but the first three: those of the test cannot be taken along.
+/// Runs its arguments with only the first three descriptors open: those of the test cannot be checkpointed.
 const CLOSED: &str =
     r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; [ "$fd" -le 2 ] || eval "exec $fd>&-"; done; exec "$@""#;
 
-/// A server that is taken and brought back. It ends with this value, whoever its parent is by then.
+/// A server that is checkpointed and restored. It ends with this value, also if its parent has changed.
 #[derive(Debug)]
 pub struct Taken {
     child: Option<Child>,
@@ -35,7 +35,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Starts it in a session of its own, with nothing open of the caller's.
+    /// Starts it in a session of its own, without open files of the caller.
     pub fn start(binary: &Binary, arguments: &[OsString], dir: &Path) -> Taken {
         let out = File::create(dir.join("out")).expect("a file for what it prints");
         let mut command = Command::new("setsid");
@@ -43,18 +43,18 @@ impl Taken {
         command.current_dir(dir).stdin(Stdio::null()).stderr(out.try_clone().expect("one file for both")).stdout(out);
         let child = command.spawn().expect("start a program");
         let pid = child.id() as i32;
-        // memory: a file system there takes files as long as an address space
+        // memory: writing to a file system takes time, and such a file holds a whole address space
         let images = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a directory for images");
         Taken { child: Some(child), pid, images }
     }
 
-    /// Into an image, and back out of it; what the two had to say comes back.
+    /// Writes it into an image, and restores it; returns the results of both calls.
     #[track_caller]
     pub fn there_and_back(&mut self, criu: &Path, name: &str) -> (Run, Run) {
         let image = self.images.path().join(name);
         let kernel =
             |verb: &str| Stillpoint::new().json().args(["kernel", verb, "--criu"]).arg(criu).arg("--image").arg(&image);
-        // memory that still comes after the last restore is refused, and nothing is touched
+        // a checkpoint is refused without effect while memory of the last restore is still being loaded
         let checkpoint = kernel("checkpoint").arg("--pid").arg(self.pid);
         let taken = wait::until("its memory to have come", || Some(checkpoint.run()).filter(|run| !still_comes(run)));
         assert_eq!(taken.code, Some(0), "{taken}\n{}", log(&image.join("dump.log")));
@@ -64,17 +64,17 @@ impl Taken {
         (taken, restored)
     }
 
-    /// Its number, before and after.
+    /// Returns its process id, the same before and after.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// A directory for its images.
+    /// Returns the directory for its images.
     pub fn images(&self) -> &Path {
         self.images.path()
     }
 
-    /// Waits until it has ended with its checkpoint: its number is free only then.
+    /// Waits until it has ended with its checkpoint: its process id is free only then.
     pub fn until_gone(&mut self) {
         self.reap();
         wait::until("it to be gone", || (!Path::new(&format!("/proc/{}", self.pid)).exists()).then_some(()));
@@ -98,7 +98,7 @@ fn still_comes(run: &Run) -> bool {
     run.code == Some(3) && run.stderr.contains("its memory still comes out of an image")
 }
 
-/// The end of a log.
+/// Returns the end of a log.
 fn log(path: &Path) -> String {
     let lines: Vec<String> =
         File::open(path).into_iter().flat_map(|file| BufReader::new(file).lines().map_while(Result::ok)).collect();

@@ -1,9 +1,9 @@
-//! Our own programs to be patched: compiled, started, told what may happen, watched, and examined for residue.
+//! Our own programs for patching: compiled, started, announced phases, watched, and examined for residue.
 //!
 //! A victim is a C or C++ program in `programs`. It shares a page with the test (`programs/control.h`): the test
 //! announces which version of the patched functions may answer ([`Phase`]), the victim's threads check each call
-//! against it and count. Everything else is read from `/proc`, as an operator would: text that differs from the file,
-//! threads that were left stopped or traced, a SIGTRAP that waits.
+//! against it and count. All other data is read from `/proc`, as an operator would: text that differs from the file,
+//! threads that were left stopped or traced, a pending SIGTRAP.
 
 use crate::cli::{Run, Stillpoint};
 pub use crate::patching::{apply, revert, status};
@@ -20,24 +20,24 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Whether the long form of the tests is asked for (`STILLPOINT_SOAK=1`): every system call, a thousand cycles.
+/// Returns true if the long form of the tests is requested (`STILLPOINT_SOAK=1`): every system call, a thousand cycles.
 pub fn soak() -> bool {
     std::env::var_os("STILLPOINT_SOAK").is_some_and(|v| v == "1")
 }
 
-/// How often a test does what it does: `short` times, or in the long form `long` times, of which one piece where the
-/// long form is run in pieces (`STILLPOINT_SOAK_PIECES=N`).
+/// Returns the number of repetitions in a test: `short`, or in the long form `long`. If the long form runs in pieces
+/// (`STILLPOINT_SOAK_PIECES=N`), the number is that of one piece.
 pub fn rounds(short: usize, long: usize) -> usize {
     let pieces = std::env::var("STILLPOINT_SOAK_PIECES").ok().and_then(|n| n.parse().ok()).unwrap_or(1).max(1);
     if soak() { long.div_ceil(pieces) } else { short }
 }
 
-/// How a program is compiled and linked.
+/// Options by which a program is compiled and linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Position-independent executable, bound at start: Debian's default.
     Pie,
-    /// At a fixed address, bound lazily.
+    /// Executable at a fixed address, bound lazily.
     Executable,
     /// A shared library.
     Library,
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// What every unit is compiled with, as Debian's packages are.
+/// Compiler flags of every unit, as in Debian's packages.
 const FLAGS: [&str; 8] = [
     "-g",
     "-O2",
@@ -105,7 +105,7 @@ impl Program {
         let elf = dir.path().join(if kind == Kind::Library { format!("lib{name}.so") } else { name.to_owned() });
         let object = format!("{name}.o");
         let mut words = vec![compiler];
-        // <stdatomic.h>, which C programs and C++ ones share, has come with C++23
+        // <stdatomic.h>, which C programs and C++ ones share, requires C++23
         let standard: &[&str] = if cxx { &["-std=gnu++23"] } else { &[] };
         words.extend(FLAGS.iter().chain(kind.compile_flags()).chain(standard).chain(compile));
         words.extend(["-c", &unit, "-o", &object]);
@@ -126,17 +126,17 @@ impl Program {
         self
     }
 
-    /// The compiled file.
+    /// Returns the compiled file.
     pub fn elf(&self) -> &Path {
         &self.elf
     }
 
-    /// The directory of the program, for further files.
+    /// Returns the directory of the program, for further files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// A diff that turns version `from` of the source into `to`.
+    /// Makes a diff that turns version `from` of the source into `to`.
     pub fn diff(&self, from: u32, to: u32) -> PathBuf {
         let unit = &self.unit;
         let text = fs::read_to_string(self.dir.path().join("source").join(unit)).expect("read the source");
@@ -149,7 +149,7 @@ impl Program {
         path
     }
 
-    /// A call of `stillpoint patch build` that makes version `to` out of the source as shipped; add options as needed.
+    /// Makes a call of `stillpoint patch build` for version `to` from the source as shipped; add options as needed.
     pub fn builder(&self, to: u32, output: &Path) -> Stillpoint {
         self.build_of(&self.diff(1, to), output)
     }
@@ -169,13 +169,13 @@ impl Program {
             .arg(output)
     }
 
-    /// A patch that brings version `to`, built from the source as shipped.
+    /// Makes a patch with version `to`, from the source as shipped.
     #[track_caller]
     pub fn patch(&self, to: u32) -> PathBuf {
         self.patch_with(to, &[])
     }
 
-    /// The same, with further options for `patch build`.
+    /// Makes a patch with version `to`, with further options for `patch build`.
     #[track_caller]
     pub fn patch_with(&self, to: u32, options: &[&str]) -> PathBuf {
         let path = self.dir.path().join(format!("{}-{to}.patch", self.name));
@@ -183,7 +183,7 @@ impl Program {
         path
     }
 
-    /// A patch that brings version `to` on top of the patch `earlier`, which brought version `from`.
+    /// Makes a patch with version `to` on top of the patch `earlier`, which has version `from`.
     #[track_caller]
     pub fn patch_on_top(&self, earlier: &Path, from: u32, to: u32) -> PathBuf {
         let path = self.dir.path().join(format!("{}-{from}-{to}.patch", self.name));
@@ -198,7 +198,7 @@ impl Program {
         self.start_in(tied, arguments)
     }
 
-    /// Starts it through a command that is made by `wrap` and ends with the program's path; the victim is then the
+    /// Starts it through a command that `wrap` makes and that ends with the program's path; the victim is then the
     /// child itself or the descendant that runs the program.
     #[track_caller]
     pub fn start_in(&self, wrap: impl FnOnce(&Path) -> Command, arguments: &[&str]) -> Victim {
@@ -212,16 +212,16 @@ fn run_in(directory: &Path, command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
 }
 
-/// What may happen from now on, see `programs/control.h`.
+/// Versions that may answer from now on, see `programs/control.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Every call that begins now is answered by this version.
+    /// Settled: this version answers every call that begins now.
     Settled(u8),
-    /// Each thread goes from the first to the second once.
+    /// Each thread migrates from the first to the second once.
     Over(u8, u8),
-    /// Each thread may go from the first to the second, and back.
+    /// Each thread may migrate from the first to the second, and back.
     OverAndBack(u8, u8),
-    /// Either answers.
+    /// Either version answers.
     Either(u8, u8),
 }
 
@@ -237,10 +237,10 @@ impl Phase {
     }
 }
 
-/// One thread of a victim, as it reports itself.
+/// One thread of a victim, as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// What it does.
+    /// Activity of the thread.
     pub role: String,
     /// Calls of patched functions so far.
     pub calls: u64,
@@ -270,7 +270,7 @@ pub struct Victim {
     control: File,
     epoch: Cell<u32>,
     log: PathBuf,
-    /// Text before anything was done to it.
+    /// Text before the first operation on it.
     text: Text,
     _dir: TempDir,
 }
@@ -310,38 +310,38 @@ impl Victim {
         victim
     }
 
-    /// Its process id, as this test sees it.
+    /// Returns its process id, as this test sees it.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The process that was started: the victim, or what wraps it.
+    /// Returns the process that was started: the victim, or its wrapper.
     pub fn process(&mut self) -> &mut Guarded {
         &mut self.process
     }
 
-    /// Its standard input.
+    /// Returns its standard input.
     pub fn stdin(&mut self) -> &mut ChildStdin {
         self.process.child().stdin.as_mut().expect("standard input is a pipe")
     }
 
-    /// Announces what may happen from now on.
+    /// Announces which versions may answer from now on.
     pub fn announce(&self, phase: Phase) {
         self.epoch.set(self.epoch.get() + 1);
         self.control.write_all_at(&phase.word(self.epoch.get()).to_le_bytes(), 0).expect("announce");
     }
 
-    /// Gives the victim the one command that it knows.
+    /// Sends the only command of the victim.
     pub fn command(&self) {
         self.control.write_all_at(&1u32.to_le_bytes(), COMMAND).expect("command");
     }
 
-    /// Asks it to end.
+    /// Requests its end.
     pub fn stop(&self) {
         self.control.write_all_at(&1u32.to_le_bytes(), STOP).expect("command");
     }
 
-    /// Its threads.
+    /// Returns its threads.
     pub fn slots(&self) -> Vec<Slot> {
         let used = u64::from(u32::from_le_bytes(self.read(SLOTS_USED))).min(SLOTS_MAX);
         (0..used)
@@ -364,7 +364,7 @@ impl Victim {
         bytes
     }
 
-    /// Panics when the victim has ended, or has seen something that must not be.
+    /// Panics if the victim has ended, or has found an error.
     #[track_caller]
     pub fn assert_running(&mut self) {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
@@ -374,7 +374,7 @@ impl Victim {
         self.assert_consistent();
     }
 
-    /// Panics when the victim has seen something that must not be.
+    /// Panics if the victim has found an error.
     #[track_caller]
     pub fn assert_consistent(&self) {
         let violations = u64::from_le_bytes(self.read(VIOLATIONS));
@@ -383,13 +383,13 @@ impl Victim {
         assert_eq!(violations, 0, "{}: {message}", self.elf.display());
     }
 
-    /// Waits until each thread that calls patched functions has done so twice more: it runs, nothing holds it.
+    /// Waits until each thread that calls patched functions has done so twice more: it runs, and is not stopped.
     #[track_caller]
     pub fn assert_answering(&mut self) {
         self.assert_answering_within(wait::LIMIT);
     }
 
-    /// The same within a time of its own.
+    /// Waits as [`Victim::assert_answering`] does, with another time limit.
     #[track_caller]
     pub fn assert_answering_within(&mut self, limit: Duration) {
         let before = self.slots();
@@ -406,7 +406,7 @@ impl Victim {
         }
     }
 
-    /// Settles on `version`: from now on each call is answered by it, and all threads do answer.
+    /// Settles on `version`: it answers each call from now on, and all threads answer.
     #[track_caller]
     pub fn assert_settled(&mut self, version: u8) {
         self.announce(Phase::Settled(version));
@@ -416,7 +416,7 @@ impl Victim {
         }
     }
 
-    /// Panics when anything of a tool is left behind: a stopped or traced thread, a SIGTRAP, a breakpoint, half a jump.
+    /// Panics if a tool has left residue: a stopped or traced thread, a SIGTRAP, a breakpoint, half a jump.
     #[track_caller]
     pub fn assert_no_residue(&self) {
         let residue = residue(self.pid);
@@ -449,7 +449,7 @@ impl Victim {
         }
     }
 
-    /// Applies a patch that brings version 2 and takes it back, as nothing was ever done.
+    /// Applies a patch with version 2 and reverts it, and asserts that no change is left.
     #[track_caller]
     pub fn there_and_back(&mut self, patch: &Path) {
         self.announce(Phase::Over(1, 2));
@@ -461,7 +461,7 @@ impl Victim {
         self.assert_pristine();
     }
 
-    /// Panics unless the text is, byte for byte, what it was when the program started.
+    /// Panics unless the text is byte for byte the same as at the program's start.
     #[track_caller]
     pub fn assert_pristine(&self) {
         let residue = residue(self.pid);
@@ -469,26 +469,26 @@ impl Victim {
         assert_eq!(self.text.difference(&Text::of(self.pid)), None, "the text is not as it was");
     }
 
-    /// Everything that an operation that refuses must leave as it is.
+    /// Returns all state that a refused operation must not change.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::of(self.pid)
     }
 }
 
 impl Drop for Victim {
-    /// Ends by itself where it can: a wrapper (`unshare`) would sit out a polite signal.
+    /// Ends by itself where it can: a wrapper (`unshare`) would ignore SIGTERM.
     fn drop(&mut self) {
         self.stop();
         wait::within(std::time::Duration::from_secs(2), || self.process.ended());
     }
 }
 
-/// Roles of threads that do not call anything while they wait.
+/// Returns true for roles of threads that make no calls while they wait.
 fn idle(role: &str) -> bool {
     matches!(role, "blocked" | "sleeper" | "")
 }
 
-/// The process that executes `elf`: `pid`, or a descendant.
+/// Returns the process that executes `elf`: `pid`, or a descendant.
 fn descendant(pid: i32, elf: &Path) -> Option<i32> {
     let exe = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     if exe.file_name() == elf.file_name() {
@@ -505,12 +505,12 @@ fn thread_state(pid: i32, tid: i32) -> String {
     status.lines().filter(wanted).chain([syscall.trim()]).collect::<Vec<_>>().join("; ")
 }
 
-/// What a tool has left on a process's threads: stopped ones, traced ones, a pending SIGTRAP.
+/// Returns residue of a tool on a process's threads: stopped ones, traced ones, a pending SIGTRAP.
 pub fn residue(pid: i32) -> Vec<String> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return vec![format!("process {pid} is gone")] };
     let mut found = Vec::new();
     for task in tasks.flatten() {
-        // A thread that ends meanwhile leaves nothing behind.
+        // A thread that ends meanwhile leaves no residue.
         let Ok(status) = fs::read_to_string(task.path().join("status")) else { continue };
         let value = |key| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim).unwrap_or_default();
         let mut complain = |what: String| found.push(format!("thread {}: {what}", task.file_name().display()));
@@ -530,7 +530,7 @@ pub fn residue(pid: i32) -> Vec<String> {
     found
 }
 
-/// Addresses (as stated in the file) and names of the functions.
+/// Returns addresses (as in the file) and names of the functions.
 fn function_entries(elf: &Path) -> BTreeMap<u64, String> {
     let bytes = fs::read(elf).unwrap_or_else(|e| panic!("read {}: {e}", elf.display()));
     let file = object::File::parse(&*bytes).unwrap_or_else(|e| panic!("parse {}: {e}", elf.display()));
@@ -538,7 +538,7 @@ fn function_entries(elf: &Path) -> BTreeMap<u64, String> {
     functions.map(|symbol| (symbol.address(), symbol.name().unwrap_or("?").to_owned())).collect()
 }
 
-/// The one entry of the C library that patches redirect: where unwinders ask for unwind data.
+/// Returns the one entry of the C library that patches redirect: unwinders get unwind data from it.
 fn guided(maps: &Maps) -> Option<(u64, String)> {
     const NAME: &str = "_dl_find_object";
     let library = maps.0.iter().find(|m| m.offset == 0 && m.path.ends_with("/libc.so.6"))?;
@@ -551,11 +551,11 @@ fn guided(maps: &Maps) -> Option<(u64, String)> {
 /// One line of `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
-    /// First address.
+    /// First address of the mapping.
     pub start: u64,
-    /// One past the last.
+    /// End address, one past the last.
     pub end: u64,
-    /// `r-xp` and so on.
+    /// Permissions, for instance `r-xp`.
     pub permissions: String,
     /// Offset in the file.
     pub offset: u64,
@@ -563,12 +563,12 @@ pub struct Mapping {
     pub path: String,
 }
 
-/// What `/proc/PID/maps` tells.
+/// All lines of `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Maps(pub Vec<Mapping>);
 
 impl Maps {
-    /// Of a process; empty when it is gone.
+    /// Reads the mappings of a process; empty when it is gone.
     pub fn of(pid: i32) -> Maps {
         let text = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         Maps(text.lines().filter_map(Maps::line).collect())
@@ -588,7 +588,7 @@ impl Maps {
         self.0.iter().any(|m| (m.start..m.end).contains(&address) && m.permissions.contains('x'))
     }
 
-    /// What is added to an address of the file; 0 for an executable at fixed addresses.
+    /// Returns the offset between addresses of the file and of memory; 0 for an executable at fixed addresses.
     fn bias(&self, elf: &Path) -> u64 {
         let name = elf.display().to_string();
         let first = self.0.iter().find(|m| m.offset == 0 && m.path.trim_end_matches(" (deleted)") == name);
@@ -615,7 +615,7 @@ impl Text {
         Text { ranges: Maps::of(pid).0.iter().filter(code).filter_map(read).collect() }
     }
 
-    /// Where and how `other` differs first.
+    /// Returns place and kind of the first difference from `other`.
     fn difference(&self, other: &Text) -> Option<String> {
         for (start, bytes) in &self.ranges {
             let Some(now) = other.ranges.get(start) else { return Some(format!("{start:#x} is no longer mapped")) };
@@ -628,7 +628,7 @@ impl Text {
     }
 }
 
-/// What must be the same before and after an operation that touches nothing.
+/// State that must be the same before and after an operation without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     maps: Maps,
@@ -638,7 +638,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of a process.
+    /// Takes the state of a process.
     pub fn of(pid: i32) -> Snapshot {
         let list = |what: &str| {
             let entries = fs::read_dir(format!("/proc/{pid}/{what}")).into_iter().flatten().flatten();
@@ -649,7 +649,7 @@ impl Snapshot {
         Snapshot { maps: Maps::of(pid), text: Text::of(pid), threads: list("task"), descriptors: list("fd").len() }
     }
 
-    /// Panics unless the process is as it was.
+    /// Panics unless the process is unchanged.
     #[track_caller]
     pub fn assert_untouched(&self, pid: i32) {
         let now = Snapshot::of(pid);
@@ -677,7 +677,7 @@ impl fmt::Display for Slot {
     }
 }
 
-/// That the victims notice what they are there to notice.
+/// Tests that the victims detect the errors that they are made to detect.
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
-//! Evaluates seccomp's classic BPF: instructions and one system call in, the filter's verdict out. Pure.
+//! Evaluates seccomp's classic BPF: takes a filter's instructions and one system call, returns the verdict. Pure.
 //!
-//! Follows `kernel/seccomp.c` (`seccomp_check_filter` for what may occur) and `net/core/filter.c` for what it means.
-//! The kernel has checked every filter that it hands out, so anything else is refused rather than guessed.
+//! Follows `kernel/seccomp.c` (`seccomp_check_filter` for the permitted instructions) and `net/core/filter.c` for their meaning. The kernel
+//! has checked every filter that it returns, so any other instruction is refused, not guessed.
 
 /// `AUDIT_ARCH_X86_64`.
 const ARCH_X86_64: u32 = 0xc000_003e;
@@ -38,7 +38,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The 32-bit word at an offset of `struct seccomp_data`.
+    /// Returns the 32-bit word at an offset of `struct seccomp_data`.
     fn word(&self, offset: u32) -> Option<u32> {
         let half = |value: u64| if offset.is_multiple_of(8) { value as u32 } else { (value >> 32) as u32 };
         match offset {
@@ -51,7 +51,7 @@ impl Call {
     }
 }
 
-/// What a filter returned.
+/// Return value of a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict(pub(crate) u32);
 
@@ -62,13 +62,13 @@ impl Verdict {
         self.0 & 0xffff_0000
     }
 
-    /// Whether the call is made, and returns what the kernel makes of it.
+    /// Returns true if the kernel executes the call and returns its result.
     pub(crate) fn allows(self) -> bool {
         const LOG: u32 = 0x7ffc_0000;
         matches!(self.action(), 0x7fff_0000 | LOG)
     }
 
-    /// The stricter of two: the kernel takes the lowest action as a signed number, the newer filter's among equals.
+    /// Returns the stricter of two: the kernel takes the lowest action as a signed number; among equals, the newer filter's.
     pub(crate) fn and(self, older: Verdict) -> Verdict {
         if (older.action() as i32) < (self.action() as i32) { older } else { self }
     }
@@ -100,7 +100,7 @@ pub(crate) struct Instruction {
     pub(crate) k: u32,
 }
 
-/// Decodes a filter as the kernel hands it out; `None` when it is none.
+/// Decodes a filter as the kernel returns it; `None` if the bytes are not a filter.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<Instruction>> {
     let whole = !bytes.is_empty() && bytes.len().is_multiple_of(8) && bytes.len() / 8 <= MAX_INSTRUCTIONS;
     let instruction = |b: &[u8]| Instruction {
@@ -112,9 +112,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<Instruction>> {
     whole.then(|| bytes.chunks_exact(8).map(instruction).collect())
 }
 
-/// Runs a filter on a call. `None` when it holds something that no filter may: the caller must then refuse.
+/// Runs a filter on a call. Returns `None` if the filter holds an instruction that is not permitted: the caller must then refuse.
 ///
-/// Terminates: jumps only lead forward.
+/// The loop terminates because jumps only go forward.
 pub(crate) fn evaluate(filter: &[Instruction], call: &Call) -> Option<Verdict> {
     let (mut a, mut x) = (0u32, 0u32);
     let mut scratch = [0u32; 16];
@@ -144,7 +144,7 @@ pub(crate) fn evaluate(filter: &[Instruction], call: &Call) -> Option<Verdict> {
     }
 }
 
-/// Loads to A or X: a constant, scratch memory, or (each register its own) a word of the call or the call's length.
+/// Loads to A or X: a constant, scratch memory, the call's length, or (A only) a word of the call.
 fn load(code: u16, k: u32, call: &Call, scratch: &[u32; 16], own: u16) -> Option<u32> {
     const SIZE: u16 = 0x18;
     if code & SIZE != 0 {
@@ -159,7 +159,7 @@ fn load(code: u16, k: u32, call: &Call, scratch: &[u32; 16], own: u16) -> Option
     }
 }
 
-/// `None` for an operation that no filter may hold, `Some(None)` for a division by zero.
+/// Returns `None` for an operation that is not permitted in a filter, `Some(None)` for a division by zero.
 fn arithmetic(operation: u16, a: u32, operand: u32) -> Option<Option<u32>> {
     Some(match operation {
         0x00 => Some(a.wrapping_add(operand)),
@@ -168,7 +168,7 @@ fn arithmetic(operation: u16, a: u32, operand: u32) -> Option<Option<u32>> {
         0x30 => a.checked_div(operand),
         0x40 => Some(a | operand),
         0x50 => Some(a & operand),
-        // The kernel's own BPF masks the count.
+        // The kernel's own BPF masks the shift count.
         0x60 => Some(a.wrapping_shl(operand)),
         0x70 => Some(a.wrapping_shr(operand)),
         0x80 => Some(a.wrapping_neg()),
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(a_after(&[op(0, 1), op(0x84, 0)]), Some(u32::MAX));
         assert_eq!(a_after(&[op(0, 1), op(1, 33), op(0x6c, 0)]), Some(2));
         assert_eq!(a_after(&[op(0, 7), op(1, 0), op(0x3c, 0), op(0, 0x7fff_0000)]), Some(0));
-        // No filter may hold a remainder.
+        // A remainder is not permitted in a filter.
         assert_eq!(a_after(&[op(0, 7), op(0x94, 2)]), None);
     }
 

@@ -1,8 +1,8 @@
-//! Which thread may carry remote calls.
+//! Choice of the thread that carries remote calls.
 //!
-//! A remote call borrows a thread's registers and some kilobytes of its stack below the red zone. The thread must have
-//! a user side and must stand on its own stack with room left; best is one whom `rt_sigreturn` can restore completely
-//! should the tool die in the middle.
+//! A remote call borrows a thread's registers and some kilobytes of its stack below the red zone. The thread must have a user side, and
+//! must be stopped on its own stack with room left. The best thread is one that `rt_sigreturn` can restore completely if the tool is killed
+//! during the call.
 
 use crate::registers::Registers;
 use crate::stopped::registers;
@@ -10,17 +10,17 @@ use crate::tracer::{State, Tracer};
 use crate::{Error, Mapping, Process, ThreadActivity, Tid, sys};
 use stillpoint_patch_format::Avma;
 
-/// Bytes below the stack pointer that belong to the function running (System V ABI).
+/// Bytes below the stack pointer that belong to the current function (System V ABI).
 pub(crate) const RED_ZONE: u64 = 128;
-/// Room below the red zone: the frame (3-12 KiB, by processor), and what a hook may use.
+/// Room below the red zone in bytes: for the frame (3-12 KiB, depending on the processor) and for the stack of a hook.
 const ROOM: u64 = 16 << 10;
 
-/// As many of the best rank are enough: the others of a large program need not be looked at before these have failed.
+/// Number of best-ranked threads that is enough: other threads of a large program are not examined before these have failed.
 const ENOUGH: usize = 8;
-/// Of a thread that was not looked at.
+/// Rank of a thread that was not examined.
 const UNKNOWN: u8 = 4;
 
-/// All threads, the fittest first. Reads `/proc` only.
+/// Returns all threads, the fittest first. Reads only `/proc`.
 pub(crate) fn by_fitness(tracer: &Tracer) -> Vec<i32> {
     let mut best = 0;
     let threads = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Expected));
@@ -45,22 +45,22 @@ pub(crate) fn by_fitness(tracer: &Tracer) -> Vec<i32> {
     threads.into_iter().map(|(_, tid)| tid).collect()
 }
 
-/// Lower is better.
+/// Returns the rank of a thread by the system call in which it waits; lower is better.
 fn rank(waits_in: Option<(u64, [u64; 6])>) -> u8 {
     let Some((nr, args)) = waits_in else {
-        // It runs: fit, but it has something to do.
+        // It runs: fit, but it has work to do.
         return 3;
     };
     let no_limit = args[2] as i32 == -1;
     match nr as i64 {
-        // Sleeps without a time-out: nothing is begun anew.
+        // Sleeps without a time-out: no sleep starts again.
         libc::SYS_read | libc::SYS_accept | libc::SYS_accept4 | libc::SYS_recvfrom | libc::SYS_recvmsg => 0,
         libc::SYS_poll if no_limit => 0,
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait if args[3] as i32 == -1 => 0,
         libc::SYS_futex if args[3] == 0 => 0,
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 1,
-        // These go on through a restart block. Put back by ptrace they do so; should the tool die, rt_sigreturn clears
-        // it and the frame begins the sleep anew. Only where there is nobody else.
+        // These continue through a restart block. After ptrace restores them they do so. If the tool is killed, rt_sigreturn clears the
+        // restart block and the frame starts the sleep again. They are used only if there is no other thread.
         libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_poll | libc::SYS_futex => 5,
         libc::SYS_restart_syscall => 5,
         // May wait for the child of a vfork.
@@ -69,7 +69,7 @@ fn rank(waits_in: Option<(u64, [u64; 6])>) -> u8 {
     }
 }
 
-/// Why a standing thread cannot carry remote calls, if so.
+/// Returns the reason why a stopped thread cannot carry remote calls, if there is one.
 pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Error> {
     if !tracer.standing(tid)?.trap {
         return Ok(Some("it stands in the middle of a system call".to_owned()));
@@ -96,25 +96,25 @@ pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Err
     Ok(None)
 }
 
-/// The kernel forgets a restartable sequence when it finds the thread elsewhere; put back inside, it would run on
-/// unprotected.
+/// Returns true if the thread is in a restartable sequence. The kernel forgets the sequence when it finds the thread elsewhere; a thread
+/// that is put back inside would continue unprotected.
 fn in_restartable_sequence(tracer: &Tracer, tid: i32) -> bool {
-    // Kernels before 5.13 cannot be asked, and glibc before 2.35 registers none.
+    // Kernels before 5.13 cannot report it, and glibc before 2.35 registers none.
     match sys::rseq_area(tid) {
         Ok(area) if area != 0 => tracer.process.memory().read_u64(Avma(area + 8)).map_or(true, |current| current != 0),
         _ => false,
     }
 }
 
-/// The part of the thread's own stack from its lowest byte to the end, if the thread stands on it: the mapping below
-/// its thread control block (glibc puts that at the top of every stack, also of those that the program provides), or
-/// `[stack]` for the first thread.
+/// Returns the part of the thread's own stack from its lowest byte to the end, if the thread is on it. That is the mapping below its thread
+/// control block (glibc puts the block at the top of every stack, also of stacks that the program provides), or `[stack]` for the first
+/// thread.
 pub(crate) fn own_stack(process: &Process, tid: i32, registers: &Registers) -> Result<Option<Mapping>, Error> {
     let mut mappings = process.mappings()?;
     let sp = Avma(registers.rsp);
     let Some(at) = mappings.iter().position(|m| m.contains(sp) && m.read && m.write) else { return Ok(None) };
     let mut stack = mappings.swap_remove(at);
-    // The first thread of a process forked by another thread stands on that thread's stack.
+    // The first thread of a process that another thread forked is on that thread's stack.
     if tid == process.pid().0 && stack.path.as_deref() == Some("[stack]") {
         return Ok(Some(stack));
     }

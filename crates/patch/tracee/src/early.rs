@@ -1,8 +1,8 @@
-//! Taking short turns before `main`, and letting those run first who have waited for our processor since the kernel and its
-//! loader began to start us, which takes half a millisecond.
+//! Takes short turns on the processor before `main`, and first yields to the threads that have waited for it since the kernel and the
+//! loader began to start this process, which takes half a millisecond.
 //!
-//! Turns are short, not the last ones: on a machine that has nothing to spare who comes last takes seconds to reach `main`,
-//! and nobody watches over that yet.
+//! The turns are short, but not SCHED_IDLE: on a fully loaded machine a SCHED_IDLE process takes seconds to reach `main`, and no thread
+//! limits that time yet.
 
 use crate::sys;
 use std::ffi::CStr;
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static TOUCHES: AtomicBool = AtomicBool::new(false);
 
-/// Commands that touch a running program, or look at one.
+/// Commands that change or inspect a running program.
 const TOUCHING: [&[u8]; 4] = [b"apply", b"check", b"status", b"revert"];
 
-/// Runs before the initialisation of any library and Rust's runtime, with what `main` is called with in C.
+/// Runs before the initialisation of any library and of Rust's runtime, with the arguments of C's `main`.
 extern "C" fn take_short_turns(count: libc::c_int, words: *const *const libc::c_char) {
     let word = |at: usize| {
-        // SAFETY: the C library calls with so many strings, which nobody has changed yet.
+        // SAFETY: the C library passes this number of strings, and no code has changed them yet.
         unsafe { CStr::from_ptr(*words.add(at)) }.to_bytes()
     };
     if touches((1..usize::try_from(count).unwrap_or(0)).map(word)) {
@@ -26,20 +26,20 @@ extern "C" fn take_short_turns(count: libc::c_int, words: *const *const libc::c_
     }
 }
 
-// SAFETY: the section is an array of functions that the C library calls first of all, with the arguments of C's `main`;
+// SAFETY: the section is an array of functions that the C library calls before all others, with the arguments of C's `main`;
 // `take_short_turns` makes system calls and uses nothing of Rust's runtime.
 #[used]
 #[unsafe(link_section = ".preinit_array")]
 static TAKE_SHORT_TURNS: extern "C" fn(libc::c_int, *const *const libc::c_char) = take_short_turns;
 
-/// Whether this process was called as `stillpoint patch apply`, `check`, `status` or `revert`.
+/// Returns true if this process was called as `stillpoint patch apply`, `check`, `status` or `revert`.
 pub(crate) fn called_to_touch() -> bool {
-    // The reference is what makes the linker take the entry of the section in.
+    // This reference makes the linker include the entry of the section.
     std::hint::black_box(&TAKE_SHORT_TURNS);
     TOUCHES.load(Ordering::Relaxed)
 }
 
-/// Whether the first words that are no options name a command that touches a running program.
+/// Returns true if the first words that are not options name a command that changes or inspects a running program.
 fn touches<'w>(words: impl Iterator<Item = &'w [u8]>) -> bool {
     let mut names = words.filter(|word| !word.starts_with(b"-"));
     names.next() == Some(b"patch") && names.next().is_some_and(|word| TOUCHING.contains(&word))

@@ -1,20 +1,20 @@
-//! What can go wrong, by name.
+//! Errors of this crate.
 
 use crate::{Pid, Tid};
 use std::io;
 use stillpoint_patch_format::Avma;
 
-/// Every failure of this crate. After any of them the target runs on as before unless the variant says otherwise.
+/// Every failure of this crate. After each of them the target continues as before unless the variant states otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such process (any more).
+    /// The process does not exist (any more).
     #[error("process {0} does not exist")]
     Gone(Pid),
     /// The number belongs to a thread, not to a process.
     #[error("{tid} is a thread of process {pid}")]
     NotAProcess {
-        /// The number given.
+        /// The given number.
         tid: Tid,
         /// The process that it belongs to.
         pid: Pid,
@@ -22,67 +22,67 @@ pub enum Error {
     /// The process has ended and waits for its parent.
     #[error("process {0} has exited and waits for its parent (zombie)")]
     Zombie(Pid),
-    /// It is part of the kernel.
+    /// The process is a kernel thread.
     #[error("process {0} is a kernel thread")]
     KernelThread(Pid),
-    /// Not a 64-bit x86 program.
+    /// The program is not a 64-bit x86 program.
     #[error("process {pid} runs {what}; only 64-bit x86-64 programs can be patched")]
     NotX86_64 {
         /// The process.
         pid: Pid,
-        /// What its executable is.
+        /// Kind of its executable.
         what: String,
     },
     /// The program has neither an interpreter nor a C library mapped.
     #[error("process {0} is a static executable: it maps no C library")]
     Static(Pid),
-    /// Somebody traces it already.
+    /// Another process already traces it.
     #[error("process {pid} is already traced by {tracer} ({name})")]
     AlreadyTraced {
         /// The process.
         pid: Pid,
-        /// Who traces it (0: a tracer outside of our PID namespace).
+        /// The tracer (0: a tracer outside of our PID namespace).
         tracer: Pid,
         /// The tracer's command name.
         name: String,
     },
-    /// It is this very process.
+    /// The process is the tool itself.
     #[error("process {0} is the tool itself")]
     Own(Pid),
-    /// The kernel does not let us.
+    /// The kernel denies the permission to trace.
     #[error("no permission to trace process {pid}: {hint}")]
     Permission {
         /// The process.
         pid: Pid,
-        /// How to get the permission.
+        /// A way to get the permission.
         hint: String,
     },
-    /// A call that this crate needs is not in the kernel, or is switched off.
+    /// A call that this crate needs is missing in the kernel, or is disabled.
     #[error("the kernel does not offer {0}")]
     Unsupported(&'static str),
     /// The thread has ended.
     #[error("thread {0} has ended")]
     ThreadGone(Tid),
-    /// The thread did not come to a stop in time. The request to stop is withdrawn as soon as it does.
+    /// The thread did not stop in time. The request to stop is withdrawn as soon as the thread stops.
     #[error("thread {tid} does not stop: {why}")]
     Unstoppable {
         /// The thread.
         tid: Tid,
-        /// What keeps it.
+        /// Reason why the thread did not stop.
         why: String,
     },
-    /// The program that the process executed has privileges that the process had not (set-user-id, file capabilities).
+    /// The program that the process executed has privileges that the process did not have (set-user-id, file capabilities).
     #[error("process {0} gained privileges when it executed its program: it is not held, and runs unpatched")]
     GainsPrivileges(Pid),
     /// The process replaced its program.
     #[error("process {0} called exec: it is another program now")]
     Exec(Pid),
-    /// The thread cannot carry remote calls now; another one, or the same one later, may.
+    /// The thread cannot carry remote calls now; another thread may, or the same thread later.
     #[error("thread {tid} cannot carry remote calls: {why}")]
     BadCarrier {
         /// The thread.
         tid: Tid,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// No thread can carry remote calls now.
@@ -90,7 +90,7 @@ pub enum Error {
     NoCarrier {
         /// The process.
         pid: Pid,
-        /// Why the last one looked at cannot.
+        /// Reason why the last examined thread cannot.
         why: String,
     },
     /// A piece of code that remote calls need is not in the target's text.
@@ -98,17 +98,17 @@ pub enum Error {
     NoGadget {
         /// The process.
         pid: Pid,
-        /// The instructions looked for.
+        /// The missing instructions.
         what: &'static str,
     },
-    /// The thread's seccomp filter would not let the call through; it was not made.
+    /// The thread's seccomp filter would not allow the call; it was not made.
     #[error("seccomp filter of thread {tid} does not allow system call {nr}: {verdict}")]
     Seccomp {
         /// The thread.
         tid: Tid,
         /// Number of the system call.
         nr: u64,
-        /// What the filter would do.
+        /// Action that the filter would take.
         verdict: String,
     },
     /// The thread's seccomp filter cannot be read.
@@ -116,7 +116,7 @@ pub enum Error {
     SeccompUnreadable {
         /// The thread.
         tid: Tid,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// The remote system call ran and returned an error.
@@ -126,28 +126,28 @@ pub enum Error {
         tid: Tid,
         /// Number of the system call.
         nr: u64,
-        /// What it returned.
+        /// Returned error.
         source: io::Error,
     },
-    /// The remote call did not end in time. The thread runs on and restores itself when the call ends.
+    /// The remote call did not end in time. The thread continues and restores itself when the call ends.
     #[error("remote call in thread {tid} did not end within {limit_ms} ms; the thread restores itself when it ends")]
     RemoteTimeout {
         /// The thread.
         tid: Tid,
-        /// The limit.
+        /// The limit in milliseconds.
         limit_ms: u64,
     },
-    /// The function called remotely raised a signal; the thread was put back to where it was before the call.
+    /// The remotely called function raised a signal; the thread was restored to its state before the call.
     #[error("remote call in thread {tid} raised signal {signal} at {pc}")]
     RemoteFault {
         /// The thread.
         tid: Tid,
         /// The signal.
         signal: i32,
-        /// Where.
+        /// Address of the instruction.
         pc: Avma,
     },
-    /// Memory of the target cannot be read or written there.
+    /// Memory of the target cannot be read or written at this address.
     #[error("memory of process {pid} at {at} cannot be {what} ({len} bytes)")]
     Memory {
         /// The process.
@@ -158,10 +158,10 @@ pub enum Error {
         len: usize,
         /// `read` or `written`.
         what: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// A piece of text crosses a page: no single write covers it, so a kill could leave half of it.
+    /// A piece of text crosses a page boundary: no single write covers it, so a kill could leave half of it.
     #[error("{len} bytes of text at {at} cross a page and cannot be written at once")]
     CrossesPage {
         /// The address.
@@ -176,31 +176,31 @@ pub enum Error {
         pid: Pid,
         /// Path as the process sees it.
         path: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// A file under `/proc` does not look as expected.
+    /// A file under `/proc` does not have the expected form.
     #[error("{path} does not read as expected: {what}")]
     Malformed {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// Difference from the expected form.
         what: String,
     },
-    /// A system call of our own failed.
+    /// A system call of this process failed.
     #[error("{call} on {id}")]
     Os {
         /// The call.
         call: &'static str,
         /// The process or thread concerned.
         id: i32,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the target was refused before anything was touched (exit code 3), as opposed to a failure on the way.
+    /// Returns true if the target was refused before anything was changed (exit code 3); false for a later failure.
     pub fn refused(&self) -> bool {
         use Error::*;
         matches!(
@@ -221,7 +221,7 @@ impl Error {
         )
     }
 
-    /// Whether the thread or process is simply not there any more.
+    /// Returns true if the thread or process does not exist any more.
     pub fn gone(&self) -> bool {
         matches!(self, Error::Gone(_) | Error::ThreadGone(_) | Error::Zombie(_) | Error::Exec(_))
     }

@@ -18,28 +18,28 @@ const XSAVE_HEADER_LEN: usize = 64;
 const SW_RESERVED: usize = 464;
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
-/// The frame up to the signal mask, the return address included.
+/// Length of the frame up to the signal mask, including the return address.
 const CONTEXT_LEN: u64 = 8 + 304;
 /// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS`.
 const FLAGS: u64 = 7;
-/// No mode of an alternate stack. `rt_sigreturn` would set the stack found in the frame; what it cannot make sense of
-/// it ignores, and the thread keeps the one it has, which ptrace cannot tell.
+/// An invalid mode of an alternate stack. `rt_sigreturn` would set the stack found in the frame. It ignores an invalid one, and the thread
+/// keeps its alternate stack, which ptrace cannot read.
 const NO_STACK_MODE: u64 = 0x7f;
-/// AMX tile data: large, and only there once a thread has asked for it.
+/// AMX tile data: large, and present only after a thread has requested it.
 const TILE_DATA: u32 = 18;
 
-/// Where a frame lies and what it holds.
+/// Location and contents of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// Address of the return address; the stack pointer to return with.
+    /// Address of the return address; the stack pointer for the return.
     pub(crate) base: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Length of the extended state that a thread uses, from its image in the kernel's non-compacted format.
-/// `component` tells offset and size of a component on this processor.
+/// Returns the length of the extended state that a thread uses, from its image in the kernel's non-compacted format. `component` returns
+/// offset and size of a component on this processor.
 pub(crate) fn extended_len(state: &[u8], component: impl Fn(u32) -> (usize, usize)) -> usize {
-    // The kernel notes the components that it supports where the frame will say which ones it holds.
+    // The kernel stores the components that it supports where the frame will store the ones that it holds.
     let supported = u64_at(state, SW_RESERVED);
     let in_use = u64_at(state, FXSAVE_LEN);
     let held = supported & !(1 << TILE_DATA) | in_use;
@@ -51,8 +51,8 @@ pub(crate) fn extended_len(state: &[u8], component: impl Fn(u32) -> (usize, usiz
     ends.max().unwrap_or(0).max(FXSAVE_LEN + XSAVE_HEADER_LEN).min(state.len())
 }
 
-/// Builds the frame that restores `registers`, `mask` and `state` (cut to its length in use), to be placed on the
-/// thread's own stack below its red zone.
+/// Builds the frame that restores `registers`, `mask` and `state` (cut to its length in use), for the thread's own stack below its red
+/// zone.
 pub(crate) fn build(registers: &Registers, mask: u64, state: &[u8], restorer: u64) -> Frame {
     let end = registers.rsp - RED_ZONE;
     let state_at = (end - state.len() as u64 - 4) & !63;

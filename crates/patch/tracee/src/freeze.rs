@@ -1,4 +1,4 @@
-//! All threads standing.
+//! Stopping of all threads of a process.
 
 use crate::restart;
 use crate::status::Usual;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
 const PAGE: u64 = 4096;
-/// While one thread is waited for the others stand: much less patience than for a single stop. For one in state D there is
-/// less still, see [`ASLEEP_FIRST`].
+/// Time limit for one thread: shorter than for a single stop, because the other threads are stopped meanwhile. For a thread in state D the
+/// limit is even shorter, see [`ASLEEP_FIRST`].
 const LIMIT: Duration = Duration::from_millis(500);
-/// Rounds in which new threads may turn up. Threads that stand bear none, so two would do.
+/// Number of rounds in which new threads may appear. Stopped threads create none, so two would do.
 const ROUNDS: usize = 64;
-/// How threads are stopped: those that may not stop at all first, threads that run last, and between them sleepers, whose
-/// calls need mending or restart by themselves.
+/// Way to stop a thread, in this order: first threads that may not stop at all, then sleepers whose calls need a repair, then sleepers
+/// whose calls restart by themselves, last running threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Manner {
     Unwilling,
@@ -24,24 +24,24 @@ enum Manner {
     Restarting,
     Running,
 }
-/// A thread that does not stand yet.
+/// A thread that is not stopped yet.
 #[derive(Debug, Clone, Copy)]
 struct Missing {
     tid: i32,
     manner: Manner,
-    /// Processor time that it has used, in the kernel's ticks.
+    /// Processor time that it has used, in ticks of the kernel.
     ticks: u64,
-    /// It sleeps, and has used much less of the processor than its fellows: nobody misses it for a few milliseconds.
+    /// True if it sleeps and has used much less of the processor than the other threads: a pause of a few milliseconds does no harm.
     idle: bool,
 }
-/// Sleepers on their way to a stop at the same time, at most.
+/// Largest number of sleepers that are asked to stop at the same time.
 const TOGETHER: usize = 32;
-/// Threads asked at once where none needs mending: enough to pay for their turns on a processor together, and so few that
-/// those who use it most, which are the last, do not stand for the others.
+/// Number of threads asked at the same time when none needs a repair: enough to make their turns on a processor worthwhile together, and so
+/// few that the busiest threads, which come last, are not stopped while the others are waited for.
 const AT_ONCE: usize = 16;
-/// A stop that takes longer waits for a processor, or the thread for a disk.
+/// Poll interval: a stop that takes longer waits for a processor, or its thread waits for a disk.
 const LOOK: Duration = Duration::from_millis(2);
-/// How often it is looked whether threads still sleep in state D, before anybody stands.
+/// Interval of checks for threads that sleep in state D, before any thread is stopped.
 const LOOK_AT_SLEEP: Duration = Duration::from_millis(1);
 const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
 
@@ -50,17 +50,17 @@ impl Missing {
         matches!(self.manner, Manner::Sleeping | Manner::Restarting)
     }
 
-    /// Whose turn comes first: the idle, those that may not stop at all, other sleepers, and threads that run.
+    /// Returns the sort key of the order of stops: idle threads, threads that may not stop at all, other sleepers, running threads.
     fn place(&self) -> impl Ord + use<> {
         let sleeps = if self.sleeps() { Manner::Sleeping } else { self.manner };
-        // about as busy is good enough, or no two of a kind would be neighbours
+        // approximate activity is good enough; exact values would separate neighbours of the same kind
         let busy = if self.idle { 0 } else { u64::BITS - self.ticks.leading_zeros() };
         (Reverse(self.idle), sleeps, busy, self.manner, self.ticks, Reverse(self.tid))
     }
 }
 
-/// A process of which those threads stand that nobody misses: what is to be looked at of them can be, before the others
-/// stand as well. Dropping it lets them go.
+/// A process whose idle threads are stopped, so that the caller can inspect them before the other threads are stopped too. Dropping it
+/// resumes them.
 #[derive(Debug)]
 pub struct Freezing<'s, 'p> {
     part: Frozen<'s, 'p>,
@@ -69,23 +69,23 @@ pub struct Freezing<'s, 'p> {
 
 impl<'s, 'p> Freezing<'s, 'p> {
     pub(crate) fn begin(session: &'s mut Session<'p>) -> Result<Freezing<'s, 'p>, Error> {
-        // On failure, dropping `part` lets go whoever stands.
+        // On failure, dropping `part` resumes the stopped threads.
         let mut part = Frozen::nobody(session);
         let others = part.begin()?;
         Ok(Freezing { part, others })
     }
 
-    /// The threads that stand.
+    /// Returns the stopped threads.
     pub fn threads(&self) -> &[Tid] {
         &self.part.order
     }
 
-    /// One of them.
+    /// Returns one of them.
     pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
         self.part.thread(tid)
     }
 
-    /// Stops the others; on failure everything runs on.
+    /// Stops the other threads; on failure all threads continue.
     pub fn complete(self) -> Result<Frozen<'s, 'p>, Error> {
         let Freezing { part: mut frozen, others } = self;
         frozen.complete(&others)?;
@@ -93,14 +93,14 @@ impl<'s, 'p> Freezing<'s, 'p> {
     }
 }
 
-/// All threads of a process standing. Dropping it thaws them, those that ran before first.
+/// A process with all threads stopped. Dropping it thaws them, those that were stopped last first.
 #[derive(Debug)]
 pub struct Frozen<'s, 'p> {
     session: &'s mut Session<'p>,
     order: Vec<Tid>,
-    /// So many of them, the first, are idle.
+    /// Number of idle threads; they are the first ones of `order`.
     idle: usize,
-    /// For how long threads have stood when it was tried in vain.
+    /// Time for which threads were stopped in failed attempts, in nanoseconds.
     in_vain: Vec<(Tid, u64)>,
     thawed: bool,
 }
@@ -110,7 +110,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Frozen { session, order: Vec::new(), idle: 0, in_vain: Vec::new(), thawed: false }
     }
 
-    /// All threads, tried again where others would have stood for one in state D.
+    /// Stops all threads; tries again if other threads would have been stopped for too long because of one in state D.
     pub(crate) fn all(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
         let until = Instant::now() + LIMIT;
         let mut frozen = Frozen::nobody(session);
@@ -118,7 +118,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             let patience = frozen.session.tracer.asleep_limit;
             match frozen.begin().and_then(|others| frozen.complete(&others)) {
                 Ok(()) => return Ok(frozen),
-                // it was given up for that reason, and not for good
+                // the attempt was aborted for that reason, and may succeed later
                 Err(_) if frozen.session.tracer.asleep_limit > patience && Instant::now() < until => {
                     let stood = frozen.let_go()?;
                     frozen.in_vain.extend(stood);
@@ -128,7 +128,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         }
     }
 
-    /// Stops threads that nobody misses; returns the others.
+    /// Stops the idle threads; returns the others.
     fn begin(&mut self) -> Result<Vec<Missing>, Error> {
         let mut missing = self.missing()?;
         if self.wait_for_disks(&missing)? {
@@ -136,13 +136,13 @@ impl<'s, 'p> Frozen<'s, 'p> {
         }
         let (idle, others) = missing.split_at(missing.partition_point(|missing| missing.idle));
         self.session.tracer.idle = Some(idle.iter().map(|missing| missing.tid).collect());
-        // not before: who looks through the threads takes no processor from them
+        // not before: the search through the threads takes no processor from them
         self.session.expect_all_to_stop(true);
         self.stop_idle(idle)?;
         Ok(others.to_vec())
     }
 
-    /// Stops those that [`Frozen::begin`] did not, and whoever turns up meanwhile.
+    /// Stops the threads that [`Frozen::begin`] did not stop, and new threads.
     fn complete(&mut self, others: &[Missing]) -> Result<(), Error> {
         self.session.tracer.priority.spare_nobody();
         self.stop_groups(others)?;
@@ -152,7 +152,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(())
     }
 
-    /// Waits until each thread in state D has left that sleep once, as long as nobody stands; whether it waited at all.
+    /// Waits until each thread in state D has left that sleep once, as long as no thread is stopped; returns true if it waited at all.
     fn wait_for_disks(&mut self, missing: &[Missing]) -> Result<bool, Error> {
         let switches = |tracer: &Tracer, tid| tracer.process.voluntary_switches(Tid(tid)).ok();
         let unwilling = missing.iter().filter(|missing| missing.manner == Manner::Unwilling);
@@ -177,15 +177,15 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(waited)
     }
 
-    /// Others stand for a thread in state D, and have done so for long enough: next time it may last longer, so that it comes
-    /// to an end where some thread is always there.
+    /// Aborts the attempt: other threads have been stopped long enough for a thread in state D. The limit is longer next time, so that the
+    /// freeze succeeds even if some thread is always in that state.
     fn give_up(&mut self, tid: i32) -> Error {
         let tracer = &mut self.session.tracer;
         tracer.asleep_limit = (tracer.asleep_limit * 2).min(LIMIT);
         will_not_stop(tid, 'D')
     }
 
-    /// Stops whoever does not stand yet, those included that turn up meanwhile.
+    /// Stops every thread that is not stopped yet, including new threads.
     fn stop_all(&mut self) -> Result<(), Error> {
         for _ in 0..ROUNDS {
             if self.all_stand()? {
@@ -199,7 +199,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
     }
 
-    /// Stops threads that nobody misses: as long as nobody else stands, the processor is the others'.
+    /// Stops idle threads. The processor belongs to the other threads until one of them is stopped.
     fn stop_idle(&mut self, idle: &[Missing]) -> Result<(), Error> {
         let alone = !self.session.tracer.anybody_stands();
         if alone && !idle.is_empty() {
@@ -214,8 +214,8 @@ impl<'s, 'p> Frozen<'s, 'p> {
         missing.chunk_by(|a, b| a.manner == b.manner).try_for_each(|group| self.stop_group(group))
     }
 
-    /// Threads that do not stand yet. Of sleepers, however they are stopped, those that have used the processor most, or
-    /// are the oldest, come last: who is busy stands for the shortest time.
+    /// Returns the threads that are not stopped yet. Among sleepers of any kind, those that have used the processor most, or are the
+    /// oldest, come last: a busy thread is stopped for the shortest time.
     fn missing(&self) -> Result<Vec<Missing>, Error> {
         let tracer = &self.session.tracer;
         let running = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Standing(_)));
@@ -248,7 +248,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         if matches!(manner, Manner::Unwilling | Manner::Sleeping) {
             let result = self.stop_sleepers(group);
             self.session.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
-            // after a failure some may stand that are not counted yet: they are to be thawed as well
+            // after a failure some stopped threads may not be counted yet: they must be thawed as well
             let stood = self.take_stood();
             self.order.extend(stood.into_iter().map(Tid));
             return result;
@@ -263,10 +263,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(())
     }
 
-    /// Stops sleeping threads whose calls may need mending, and takes each as it comes to stand: a call is mended when its
-    /// thread is seen standing, and that must be soon, so they are asked one at a time. On a busy machine, where each must
-    /// wait for its turn on a processor, that would add up to seconds with everybody standing: there several wait
-    /// together.
+    /// Stops sleeping threads whose calls may need a repair, and takes each when it stops. A call is repaired when its thread is seen
+    /// stopped, and that must be soon, so the threads are asked one at a time. On a busy machine each must wait for its turn on a
+    /// processor; that would add up to seconds with all threads stopped. On such a machine several threads are asked together.
     fn stop_sleepers(&mut self, group: &[Missing]) -> Result<(), Error> {
         let mut rest = group.iter().map(|missing| missing.tid);
         let mut asked: BTreeMap<i32, Instant> = BTreeMap::new();
@@ -330,13 +329,13 @@ impl<'s, 'p> Frozen<'s, 'p> {
                 asked.insert(tid, Instant::now());
                 Ok(())
             }
-            // a newborn, whose first stop needs no request
+            // a new thread, whose first stop needs no request
             Some((State::Expected, _)) => self.await_stop(tid),
             _ => Ok(()),
         }
     }
 
-    /// The threads that have come to stand because they were asked to.
+    /// Returns the threads that have stopped on request.
     fn take_stood(&mut self) -> Vec<i32> {
         let mut stood = Vec::new();
         self.session.tracer.events.retain(|event| match event {
@@ -361,14 +360,14 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(())
     }
 
-    /// Whether every thread stands, also by the kernel's count, or else its list. Others stand meanwhile, so no file is
-    /// read for a thread that is known.
+    /// Returns true if every thread is stopped, also by the kernel's count, or otherwise by its list. Other threads are stopped meanwhile,
+    /// so no file is read for a known thread.
     fn all_stand(&self) -> Result<bool, Error> {
         let tracer = &self.session.tracer;
         if !tracer.threads.values().all(|thread| matches!(thread.state, State::Standing(_))) {
             return Ok(false);
         }
-        // a thread that is traced counts until its tracer has waited for it, so as many as are known are those
+        // a traced thread counts until its tracer has waited for it: an equal number means the same threads
         if tracer.process.thread_count() == Some(tracer.threads.len() as u64) {
             return Ok(true);
         }
@@ -376,20 +375,20 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(others.all && !others.threads.iter().any(ThreadInfo::runs_program))
     }
 
-    /// The threads, all of them standing (kernel workers not among them), in the order stopped. Threads that were held
+    /// Returns the threads, all of them stopped (without kernel workers), in the order in which they were stopped. Threads that were held
     /// already (new ones) come first.
     pub fn threads(&self) -> Vec<Tid> {
         let held_before = self.session.threads().into_iter().filter(|tid| !self.order.contains(tid));
         held_before.chain(self.order.iter().copied()).collect()
     }
 
-    /// One of them.
+    /// Returns one of them.
     pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
         self.session.tracer.standing(tid.0)?;
         Ok(Held::new(&mut self.session.tracer, tid.0))
     }
 
-    /// A thread suited to carry remote calls.
+    /// Returns a thread that can carry remote calls.
     pub fn carrier(&mut self) -> Result<Held<'_>, Error> {
         let pid = self.session.process().pid();
         let mut why = "it has no threads".to_owned();
@@ -402,10 +401,10 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Err(Error::NoCarrier { pid, why })
     }
 
-    /// Writes pieces of text, each with one write that a kill cannot split (so a piece must not cross a page: all are
-    /// checked before the first is written). The caller has proved that no thread stands inside of any of them.
+    /// Writes pieces of text, each with one write that a kill cannot split. A piece must therefore not cross a page; all are checked before
+    /// the first is written. The caller has proved that no thread is stopped inside any of them.
     ///
-    /// On an error the pieces before the one named are written, the others are not.
+    /// On an error the pieces before the named one are written, the others are not.
     pub fn write_text(&mut self, pieces: &[(Avma, &[u8])]) -> Result<(), Error> {
         for (at, bytes) in pieces {
             if at.0 % PAGE + bytes.len() as u64 > PAGE {
@@ -418,9 +417,8 @@ impl<'s, 'p> Frozen<'s, 'p> {
         pieces.iter().try_for_each(|(at, bytes)| memory.write_through(holder, *at, bytes))
     }
 
-    /// Thaws and says for how long each thread stood, in nanoseconds, in the order thawed; behind those, what threads
-    /// stood when it was tried in vain. Threads born meanwhile stay held until they are let go, as
-    /// [`Event::NewThread`](crate::Event::NewThread) says.
+    /// Thaws and returns for how long each thread was stopped, in nanoseconds, in the order thawed; after them the times of failed
+    /// attempts. New threads stay held until they are resumed, as [`Event::NewThread`](crate::Event::NewThread) states.
     pub fn thaw(mut self) -> Result<Vec<(Tid, u64)>, Error> {
         self.thawed = true;
         let mut stood = self.let_go()?;
@@ -433,7 +431,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         let mut stood = Vec::with_capacity(order.len());
         let mut first_error = None;
         for (at, &tid) in order.iter().enumerate().rev() {
-            // who is missed runs again
+            // the busy threads run again; only idle ones are left
             if at + 1 == self.idle {
                 self.session.tracer.priority.spare_others();
             }

@@ -1,17 +1,17 @@
-//! Numbers of processes and threads, apart.
+//! Numbers of processes and of threads, as different types.
 
 use std::fmt;
 
-/// A process, as numbered in *our* PID namespace.
+/// Number of a process in *our* PID namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pid(pub i32);
 
-/// A thread, as numbered in *our* PID namespace.
+/// Number of a thread in *our* PID namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tid(pub i32);
 
 impl Pid {
-    /// The thread that carries the process's own number.
+    /// Returns the thread that has the number of the process.
     pub fn leader(self) -> Tid {
         Tid(self.0)
     }

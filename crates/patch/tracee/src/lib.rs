@@ -1,34 +1,33 @@
-//! Holds a running process through `/proc` and ptrace, one thread at a time or all at once, without endangering it.
+//! Controls a running process through `/proc` and ptrace, one thread at a time or all at once, without endangering it.
 //!
 //! # What the caller must guarantee
 //!
-//! - All work on a traced process is done inside of [`attach`], and [`Session::pump`] is called whenever the caller
-//!   waits: the target's signals and newborn threads wait for it.
-//! - No other thread of the tool calls `waitpid` for a thread that is traced. Waiting for the target's own exit, when it
-//!   is a child of the tool, is such a call.
-//! - What is written into the target makes sense there: [`Frozen::write_text`] checks pages, not instructions.
-//! - The real-time signal `SIGRTMAX - 1` is free: it interrupts waits that would be for ever.
+//! - All work on a traced process is done inside [`attach`], and [`Session::pump`] is called whenever the caller waits: signals and new
+//!   threads of the target wait for it.
+//! - No other thread of the tool calls `waitpid` for a traced thread. Waiting for the exit of the target, if it is a child of the tool, is
+//!   such a call.
+//! - The bytes written into the target are correct there: [`Frozen::write_text`] checks pages, not instructions.
+//! - The real-time signal `SIGRTMAX - 1` is free: it interrupts waits that would not end.
 //!
 //! # What it guarantees
 //!
-//! - **Being killed at any instruction leaves the target running correctly.** No option is used, and no state entered,
-//!   that the kernel does not undo by itself when the tracer dies: no breakpoint, no single step, no `EXITKILL`. A
-//!   thread in a remote call restores itself from a frame on its own stack. Text is written with one write per piece.
-//! - **Stopping shows nowhere.** Interrupted system calls go on ([`Session::stop`] mends those that would return
-//!   `EINTR`); signals arrive once, with the same information; job control is kept; a process found stopped stays so.
-//!   What shows after all: relative time-outs of the mended calls begin anew ([`Session::idle_since_stop`] says when
-//!   not to stop), and one `EINTR` of a call that is mended otherwise, if the tool is killed between its request to stop
-//!   and the stop.
-//! - While a thread stands the tracer runs before others, where it may; at every other time like everybody else, and a
-//!   caller that prepares ([`GivingWay`]) after everybody else.
-//! - Errors leave the threads running, or held by the value that still exists. [`Error::refused`] tells refusals, made
-//!   before anything was touched, from failures; [`Error::gone`] tells that there is nobody left to care for.
-//! - Calls that a thread's seccomp filters would not let through are not made.
+//! - **The tool may be killed at any instruction; the target continues correctly.** The tool uses no option, and enters no state, that the
+//!   kernel does not undo by itself when the tracer ends: no breakpoint, no single step, no `EXITKILL`. A thread in a remote call restores
+//!   itself from a frame on its own stack. Text is written with one write per piece.
+//! - **The target does not see a stop.** Interrupted system calls continue ([`Session::stop`] repairs those that would return `EINTR`).
+//!   Signals arrive once, with the same information. Job control is kept; a process found stopped stays stopped. Two effects are visible.
+//!   Relative time-outs of repaired calls start again ([`Session::idle_since_stop`] reports when not to stop). One such call returns
+//!   `EINTR` if the tool is killed between its request to stop and the stop.
+//! - While a thread is stopped the tracer runs before other threads, if it may. At every other time it runs like all others, and a caller
+//!   that prepares ([`GivingWay`]) runs after all others.
+//! - Errors leave the threads running, or held by the value that still exists. [`Error::refused`] distinguishes refusals, made before any
+//!   change, from failures; [`Error::gone`] reports that the target does not exist any more.
+//! - Calls that a thread's seccomp filters would refuse are not made.
 //!
 //! # What it does not do
 //!
-//! It knows no patches, finds no symbols, unwinds no stacks, and never judges whether a thread may migrate. It neither
-//! traces nor stores through workers that the kernel keeps inside of a process (io_uring).
+//! It knows no patches, finds no symbols, unwinds no stacks, and does not judge if a thread may migrate. It neither traces workers that the
+//! kernel keeps inside a process (io_uring), nor writes through them.
 //!
 //! ```text
 //!              attach                 stop, freeze
@@ -54,8 +53,8 @@
 //! # }
 //! ```
 //!
-//! Follows ptrace(2), signal(7), `kernel/ptrace.c`, `kernel/signal.c` and `arch/x86/kernel/signal_64.c` of Linux; the
-//! self-restoring remote call is the idea of CRIU's compel.
+//! Follows ptrace(2), signal(7), `kernel/ptrace.c`, `kernel/signal.c` and `arch/x86/kernel/signal_64.c` of Linux. The self-restoring remote
+//! call is an idea of CRIU's compel.
 
 mod bpf;
 mod carrier;

@@ -1,4 +1,4 @@
-//! `/proc/PID/maps`.
+//! Parser of `/proc/PID/maps`.
 
 use stillpoint_patch_format::Avma;
 
@@ -9,28 +9,28 @@ pub struct Mapping {
     pub start: Avma,
     /// One past the last byte.
     pub end: Avma,
-    /// Readable.
+    /// True if it is readable.
     pub read: bool,
-    /// Writable.
+    /// True if it is writable.
     pub write: bool,
-    /// Executable.
+    /// True if it is executable.
     pub execute: bool,
-    /// Shared with whoever maps the same file.
+    /// True if it is shared with other mappings of the same file.
     pub shared: bool,
-    /// Offset in the file.
+    /// Offset in the file in bytes.
     pub offset: u64,
     /// Device, major and minor.
     pub device: (u32, u32),
-    /// Inode, 0 where there is no file.
+    /// Inode, 0 if there is no file.
     pub inode: u64,
     /// Path as the process's namespace sees it, or a name in brackets; without the kernel's ` (deleted)`.
     pub path: Option<String>,
-    /// The file was deleted or replaced.
+    /// True if the file was deleted or replaced.
     pub deleted: bool,
 }
 
 impl Mapping {
-    /// Whether it contains an address.
+    /// Returns true if it contains an address.
     pub fn contains(&self, at: Avma) -> bool {
         self.start <= at && at < self.end
     }
@@ -40,13 +40,13 @@ impl Mapping {
         self.end.0 - self.start.0
     }
 
-    /// Mappings are never empty.
+    /// Returns false: mappings are never empty.
     pub fn is_empty(&self) -> bool {
         self.end == self.start
     }
 }
 
-/// Parses the whole file; the first bad line is the error.
+/// Parses the whole file; returns the first bad line as the error.
 pub(crate) fn parse(text: &str) -> Result<Vec<Mapping>, String> {
     text.lines().map(|line| parse_line(line).ok_or_else(|| format!("line `{line}`"))).collect()
 }
@@ -62,7 +62,7 @@ fn parse_line(line: &str) -> Option<Mapping> {
     let (inode, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     let raw = rest.trim_start_matches(' ');
     let inode: u64 = inode.parse().ok()?;
-    // A file may really be called "x (deleted)"; only its inode tells, when it is opened.
+    // A file may really have the name "x (deleted)"; only its inode shows it, when the file is opened.
     let deleted = inode != 0 && raw.ends_with(" (deleted)");
     let path = if deleted { &raw[..raw.len() - " (deleted)".len()] } else { raw };
     let (start, end) = (hex(start)?, hex(end)?);
@@ -85,7 +85,7 @@ fn parse_line(line: &str) -> Option<Mapping> {
     })
 }
 
-/// The kernel writes a line feed in a path as `\012` and leaves everything else alone.
+/// Reverses the kernel's escape: it writes a line feed in a path as `\012` and leaves all other characters unchanged.
 fn unescape(path: &str) -> String {
     path.replace("\\012", "\n")
 }

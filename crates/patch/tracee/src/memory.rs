@@ -8,13 +8,13 @@ use std::ops::ControlFlow;
 use stillpoint_patch_format::Avma;
 
 const PAGE: u64 = 4096;
-/// Bytes read by one system call. A kernel that is not preemptible (PREEMPT_NONE, as many servers have it) lets nobody
-/// else have the processor before a call ends, and this many take some microseconds.
+/// Bytes read by one system call. A kernel that is not preemptible (PREEMPT_NONE, as on many servers) gives the processor to no other
+/// thread before a call ends; a read of this size takes some microseconds.
 const AT_ONCE: usize = 32 << 10;
-/// Most names are not longer.
+/// Size of the first read of a name in bytes; most names are not longer.
 const NAME: usize = 64;
 
-/// Memory of a process. Reading and writing need no stop; what is read from a running process may be torn.
+/// Memory of a process. Reads and writes need no stop; data read from a running process may be torn.
 ///
 /// It is the memory that the process had when it was opened: after an exec every access fails.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ impl Memory {
         Memory { pid, file }
     }
 
-    /// Whether the memory is gone: the process has ended (or is about to), or has called exec. The kernel then reads
-    /// nothing at any address, and without an error; of memory that is there the second page cannot be read.
+    /// Returns true if the memory is gone: the process has ended (or is about to), or has called exec. The kernel then reads zero bytes at
+    /// any address, without an error. In existing memory the second page cannot be read.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(sys::read_at(&self.file, &mut [0], PAGE), Ok(0))
     }
@@ -49,7 +49,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads up to `buf.len()` bytes, stopping at the first unreadable page; the number read, 0 if none.
+    /// Reads up to `buf.len()` bytes and stops at the first unreadable page; returns the number of bytes read, 0 if none.
     pub fn read_some(&self, at: Avma, buf: &mut [u8]) -> usize {
         let mut done = 0;
         while done < buf.len() {
@@ -62,8 +62,8 @@ impl Memory {
         done
     }
 
-    /// Reads exactly `buf.len()` bytes as threads in no address-space generation see them; all else here is what the first
-    /// thread sees. Without such generations that is the same.
+    /// Reads exactly `buf.len()` bytes as threads in no address-space generation see them. All other functions here read what the first
+    /// thread sees. Without such generations both are the same.
     pub fn read_base(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
         match sys::read_of_process(self.pid.0, buf, at.0) {
             Ok(n) if n == buf.len() => Ok(()),
@@ -79,9 +79,9 @@ impl Memory {
         Ok(buf)
     }
 
-    /// Looks through `len` bytes, as far as they can be read, window by window, until `look` breaks: it gets a window and
-    /// where that begins. A window begins with the last `overlap` bytes of the one before, so that nothing that is not
-    /// longer than one byte more is missed between two.
+    /// Passes `len` bytes, as far as they can be read, to `look`, window by window, until `look` breaks. `look` receives the address of a
+    /// window and its bytes. A window begins with the last `overlap` bytes of the previous one, so that no pattern of up to `overlap` + 1
+    /// bytes is missed between two windows.
     pub fn look_through(
         &self,
         at: Avma,
@@ -112,7 +112,7 @@ impl Memory {
         Ok(u64::from_le_bytes(buf))
     }
 
-    /// The next part of `buf`, of which `done` bytes have been read.
+    /// Reads the next part of `buf`, of which `done` bytes have been read.
     fn read_part(&self, at: Avma, buf: &mut [u8], done: usize) -> io::Result<usize> {
         let end = buf.len().min(done + AT_ONCE);
         sys::read_at(&self.file, &mut buf[done..end], at.0.wrapping_add(done as u64))
@@ -136,8 +136,8 @@ impl Memory {
         Err(self.fault(at, limit, "read", io::Error::new(io::ErrorKind::InvalidData, "no end of the string")))
     }
 
-    /// Writes, also to read-only private mappings (copy on write). Bytes within one page are written at once: being
-    /// killed leaves all of them or none. Page by page otherwise, in ascending order.
+    /// Writes, also to read-only private mappings (copy on write). Bytes within one page are written at once: a kill leaves all of them or
+    /// none. Other writes go page by page, in ascending order.
     pub fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         self.write_parts(at, bytes).map_err(|error| self.fault(at, bytes.len(), "written", error))
     }
@@ -147,9 +147,8 @@ impl Memory {
         self.write(at, &value.to_le_bytes())
     }
 
-    /// As [`Memory::write`]; where the kernel forbids writing through `mem` (`proc_mem.force_override=never`), by
-    /// ptrace through a thread that the caller holds. Words are written whole then, so the bytes must lie in one word
-    /// to be written at once.
+    /// Writes as [`Memory::write`] does. If the kernel forbids writing through `mem` (`proc_mem.force_override=never`), writes by ptrace
+    /// through a thread that the caller holds. ptrace writes whole words, so only bytes within one word are written at once.
     pub(crate) fn write_through(&self, holder: i32, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         match self.write_parts(at, bytes) {
             Ok(()) => Ok(()),
@@ -173,8 +172,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Whole words at any address, the last one placed so that it ends with the bytes: words need not be aligned, and
-    /// five bytes inside one page are one write wherever they lie.
+    /// Writes whole words at any address; a word that would cross the end of a page is placed to end with the page. Words need not be
+    /// aligned, and five bytes inside one page are one write at any address.
     fn poke(&self, holder: i32, at: Avma, bytes: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
         let mut done = 0;
         while done < bytes.len() {

@@ -1,4 +1,4 @@
-//! ELF files mapped by a process, judged by what is in memory.
+//! ELF files mapped by a process, identified by the contents of memory.
 
 use crate::{Mapping, Memory};
 use memchr::memmem;
@@ -19,11 +19,11 @@ const PHDR_LEN: usize = 56;
 pub struct Module {
     /// Path as the process's namespace sees it, or `[vdso]`.
     pub path: String,
-    /// Whether it is the main executable.
+    /// True if it is the main executable.
     pub executable: bool,
-    /// What to add to a stated address to get the actual one.
+    /// Difference between the actual and the stated address, in bytes.
     pub bias: u64,
-    /// From the note in the *mapped* memory; `None` when it has none.
+    /// Build-id from the note in the *mapped* memory; `None` if there is no note.
     pub build_id: Option<BuildId>,
     /// Its dynamic section, if it has one.
     pub dynamic: Option<Avma>,
@@ -31,28 +31,28 @@ pub struct Module {
     pub mappings: Vec<Mapping>,
     /// Device and inode of the file.
     pub file: ((u32, u32), u64),
-    /// The file on disk was deleted or replaced.
+    /// True if the file on disk was deleted or replaced.
     pub deleted: bool,
 }
 
 impl Module {
-    /// Actual address of a stated one.
+    /// Returns the actual address of a stated one.
     pub fn avma(&self, at: Svma) -> Avma {
         Avma(at.0.wrapping_add(self.bias))
     }
 
-    /// Stated address of an actual one.
+    /// Returns the stated address of an actual one.
     pub fn svma(&self, at: Avma) -> Svma {
         Svma(at.0.wrapping_sub(self.bias))
     }
 
-    /// Whether one of its mappings contains an address.
+    /// Returns true if one of its mappings contains an address.
     pub fn contains(&self, at: Avma) -> bool {
         self.mappings.iter().any(|m| m.contains(at))
     }
 }
 
-/// Which C library a process maps.
+/// C library that a process maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Libc {
     /// The GNU C library.
@@ -62,9 +62,9 @@ pub enum Libc {
         /// Its banner, for instance `GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.`.
         banner: String,
     },
-    /// musl.
+    /// The musl C library.
     Musl,
-    /// None that is known.
+    /// No known C library.
     Unknown,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Class {
     Other(String),
 }
 
-/// What program an ELF header belongs to.
+/// Returns the kind of program that an ELF header belongs to.
 pub(crate) fn classify(head: &[u8]) -> Class {
     if head.len() < 64 || head[..4] != *b"\x7fELF" {
         return Class::Other("something that is no ELF file".to_owned());
@@ -87,7 +87,7 @@ pub(crate) fn classify(head: &[u8]) -> Class {
     }
 }
 
-/// Whether an executable asks for a dynamic loader.
+/// Returns true if an executable asks for a dynamic loader.
 pub(crate) fn has_interpreter(exe: &File, head: &[u8; 64]) -> bool {
     let (offset, count) = program_header_table(head);
     let mut table = vec![0; count * PHDR_LEN];
@@ -151,7 +151,7 @@ fn read_module(index: usize, mappings: &[Mapping], memory: &Memory) -> Option<Mo
     })
 }
 
-/// Program headers of the ELF file mapped at `head`: kind, flags, stated address, bytes from the file.
+/// Returns the program headers of the ELF file mapped at `head`: kind, flags, stated address, bytes from the file.
 pub(crate) fn segments(memory: &Memory, head: Avma) -> Option<Vec<(u32, u32, u64, u64)>> {
     let mut header = [0; 64];
     memory.read(head, &mut header).ok()?;
@@ -162,7 +162,7 @@ pub(crate) fn segments(memory: &Memory, head: Avma) -> Option<Vec<(u32, u32, u64
 }
 
 fn build_id(memory: &Memory, at: u64, len: u64) -> Option<BuildId> {
-    // Real notes are some hundred bytes; the limit keeps a hostile header from asking for gigabytes.
+    // Real notes have some hundred bytes; the limit prevents that a hostile header requests gigabytes.
     let notes = memory.read_vec(Avma(at), len.min(64 << 10) as usize).ok()?;
     let mut rest = &notes[..];
     while rest.len() >= 12 {
@@ -177,7 +177,7 @@ fn build_id(memory: &Memory, at: u64, len: u64) -> Option<BuildId> {
     None
 }
 
-/// Which C library is among the mappings; its version is read from its text in memory.
+/// Finds the C library among the mappings; reads its version from its text in memory.
 pub(crate) fn libc_kind(mappings: &[Mapping], memory: &Memory) -> Libc {
     let named = |m: &&Mapping, name: &str| {
         m.path.as_deref().and_then(|p| p.rsplit('/').next()).is_some_and(|f| f.starts_with(name))
@@ -199,7 +199,7 @@ pub(crate) fn libc_kind(mappings: &[Mapping], memory: &Memory) -> Libc {
     Libc::Unknown
 }
 
-/// A banner is one line.
+/// Longest banner in bytes; a banner is one line.
 const BANNER_MAX: usize = 512;
 
 fn banner(bytes: &[u8]) -> Option<Libc> {

@@ -1,4 +1,4 @@
-//! System calls on this very process: splitting a helper off, and becoming another program as if we had never been.
+//! System calls on this very process: forking a helper, and becoming another program without a trace of this one.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -8,12 +8,12 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What this process was started with and Rust's runtime changes before `main`: bit 0 to 2, a standard descriptor was
-/// closed (the runtime opens `/dev/null` there); bit 3, SIGPIPE was ignored (the runtime ignores it always).
+/// State with which this process was started and which Rust's runtime changes before `main`. Bits 0 to 2: a standard descriptor was closed
+/// (the runtime opens `/dev/null` there). Bit 3: SIGPIPE was ignored (the runtime always ignores it).
 static STARTED_WITH: AtomicU32 = AtomicU32::new(0);
 const SIGPIPE_IGNORED: u32 = 1 << 3;
 
-/// Runs before Rust's runtime does.
+/// Records that state; runs before Rust's runtime.
 extern "C" fn record() {
     let mut found = 0;
     for descriptor in 0..3 {
@@ -38,21 +38,21 @@ extern "C" fn record() {
 #[unsafe(link_section = ".init_array")]
 static RECORD: extern "C" fn() = record;
 
-/// Takes back what Rust's runtime did to what a program inherits.
+/// Reverts the changes of Rust's runtime to the state that a program inherits.
 pub(crate) fn undo_runtime() {
-    // The reference is what makes the linker take the entry of the section in.
+    // This reference makes the linker include the entry of the section.
     std::hint::black_box(&RECORD);
     let started_with = STARTED_WITH.load(Ordering::Relaxed);
     let pipe = if started_with & SIGPIPE_IGNORED == 0 { libc::SIG_DFL } else { libc::SIG_IGN };
     // SAFETY: no handler of ours is installed or replaced.
     unsafe { libc::signal(libc::SIGPIPE, pipe) };
     for descriptor in (0..3).filter(|d| started_with & 1 << d != 0) {
-        // SAFETY: the runtime opened it, nobody owns it, and the next thing that happens is the exec.
+        // SAFETY: the runtime opened it, no value owns it, and the exec follows next.
         unsafe { libc::close(descriptor) };
     }
 }
 
-/// `execvp` with the environment as it is; returns only when it fails.
+/// Calls `execvp` with the unchanged environment; returns only on failure.
 pub(crate) fn exec(program: &OsStr, arguments: &[OsString]) -> io::Error {
     let text = |word: &OsStr| CString::new(word.as_bytes());
     let (Ok(program), Ok(words)) =
@@ -67,15 +67,15 @@ pub(crate) fn exec(program: &OsStr, arguments: &[OsString]) -> io::Error {
     io::Error::last_os_error()
 }
 
-/// Forks twice; true in the grandchild. The child between has ended and was waited for.
+/// Forks twice; returns true in the grandchild. The child between them has ended and was waited for.
 pub(crate) fn fork_grandchild() -> io::Result<bool> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("more than one thread runs"));
     }
-    // SAFETY: no other thread runs, so no lock is held that nobody would ever release.
+    // SAFETY: no other thread runs, so no lock is held that would never be released.
     match unsafe { libc::fork() } {
         n if n < 0 => Err(io::Error::last_os_error()),
-        // SAFETY: as above; ending without destructors is what a fork that goes no further must do.
+        // SAFETY: as above; a fork that goes no further must end without destructors.
         0 => match unsafe { libc::fork() } {
             0 => Ok(true),
             // SAFETY: as above.
@@ -83,7 +83,7 @@ pub(crate) fn fork_grandchild() -> io::Result<bool> {
         },
         child => {
             let mut status = 0;
-            // SAFETY: the call writes one int. It fails when SIGCHLD is ignored: then nothing is left to wait for.
+            // SAFETY: the call writes one int. It fails if SIGCHLD is ignored: then there is no child left to wait for.
             let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
             match waited < 0 || status == 0 {
                 true => Ok(false),
@@ -93,12 +93,12 @@ pub(crate) fn fork_grandchild() -> io::Result<bool> {
     }
 }
 
-/// Closes all descriptors but the standard ones and this one.
+/// Closes all descriptors except the standard ones and this one.
 pub(crate) fn keep_only(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let number = descriptor.as_raw_fd() as libc::c_uint;
     let close = |first: libc::c_uint, last: libc::c_uint| {
-        // SAFETY: plain integers. Nothing of this process uses any of these descriptors: it was forked just now, and
-        // the caller holds none but the one that stays.
+        // SAFETY: plain integers. No value of this process uses any of these descriptors: it was forked just now, and the caller holds only
+        // the one that stays.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }
     };
     if number > 3 {
@@ -108,16 +108,16 @@ pub(crate) fn keep_only(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     Ok(descriptor)
 }
 
-/// The same open file under one of the highest numbers, kept over an exec.
+/// Duplicates the descriptor to one of the highest numbers, kept open over an exec.
 pub(crate) fn duplicate_high(descriptor: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: plain data, for which all zeroes is a value.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     // SAFETY: the call writes one rlimit.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     let lowest = limit.rlim_cur.min(1024).saturating_sub(32).max(10) as i32;
-    // where so few may be open, the lowest that is free
+    // the lowest free number, if only so few may be open
     for lowest in [lowest, 10, 3] {
-        // SAFETY: plain integers; a result that is not negative is a new descriptor that nobody else owns.
+        // SAFETY: plain integers; a result that is not negative is a new descriptor that no other value owns.
         unsafe {
             let number = libc::fcntl(descriptor, libc::F_DUPFD, lowest);
             if number >= 0 {
@@ -128,40 +128,40 @@ pub(crate) fn duplicate_high(descriptor: RawFd) -> io::Result<OwnedFd> {
     Err(io::Error::last_os_error())
 }
 
-/// Who connected to a socket.
+/// Returns the number of the process that connected to a socket.
 pub(crate) fn peer(socket: RawFd) -> io::Result<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the call writes at most one ucred, whose size it is told.
+    // SAFETY: the call writes at most one ucred, whose size is passed.
     let result =
         unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len) };
-    // Zero stands for a process that our PID namespace does not show.
+    // Zero stands for a process outside our PID namespace.
     if result == 0 && peer.pid > 0 { Ok(peer.pid) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Lets each message that comes from now on bear the number of its sender.
+/// Makes each message that arrives from now on carry the number of its sender.
 pub(crate) fn ask_for_senders(socket: RawFd) -> io::Result<()> {
     let on: libc::c_int = 1;
     let len = size_of_val(&on) as libc::socklen_t;
-    // SAFETY: the call reads one int, whose size it is told.
+    // SAFETY: the call reads one int, whose size is passed.
     let result = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_PASSCRED, (&raw const on).cast(), len) };
     check(result as isize).map(drop)
 }
 
-/// A message and what the kernel says of it.
+/// A message, and the kernel's information about it.
 pub(crate) struct Message {
     /// Bytes received.
     pub(crate) len: usize,
-    /// Number of the process that sent it; none if our PID namespace does not show it.
+    /// Number of the process that sent it; `None` for a process outside our PID namespace.
     pub(crate) sender: Option<i32>,
-    /// Descriptors that came with it. More than there is room for are closed by the kernel and make it an error.
+    /// Descriptors that came with it. If there are more than fit, the kernel closes them and the result is an error.
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// Words of a control buffer: credentials and a few descriptors.
+/// Words of a control buffer: room for credentials and a few descriptors.
 const CONTROL_WORDS: usize = 16;
 
-/// Receives one message, or as much of it as there is room for.
+/// Receives one message, or as much of it as fits.
 pub(crate) fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<Message> {
     let mut control = [0_u64; CONTROL_WORDS];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -172,17 +172,17 @@ pub(crate) fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<Message> {
     // SAFETY: the header describes two buffers of ours that outlive the call.
     let len = check(unsafe { libc::recvmsg(socket, &raw mut header, libc::MSG_CMSG_CLOEXEC) })?;
     let mut message = Message { len, sender: None, descriptors: Vec::new() };
-    // SAFETY: the kernel filled the control buffer as far as the header says now; the macros stay within that.
+    // SAFETY: the kernel filled the control buffer as far as the header states now; the macros stay within that.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
     while !at.is_null() {
-        // SAFETY: `at` is a header within the buffer, and its data follow it; they are read without regard to alignment.
+        // SAFETY: `at` is a header within the buffer, and its data follow it; they are read without an alignment requirement.
         unsafe {
             let data = libc::CMSG_DATA(at);
             let data_len = (*at).cmsg_len.saturating_sub(data.offset_from_unsigned(at.cast()));
             match ((*at).cmsg_level, (*at).cmsg_type) {
                 (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                     let numbers = (0..data_len / size_of::<RawFd>()).map(|i| data.cast::<RawFd>().add(i));
-                    // each is new, and no other value of ours owns it
+                    // each is new, and no other value owns it
                     message.descriptors.extend(numbers.map(|n| OwnedFd::from_raw_fd(n.read_unaligned())));
                 }
                 (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if data_len >= size_of::<libc::ucred>() => {
@@ -200,7 +200,7 @@ pub(crate) fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<Message> {
     }
 }
 
-/// Sends a message and a descriptor with it.
+/// Sends a message together with a descriptor.
 pub(crate) fn send_with(socket: RawFd, bytes: &[u8], descriptor: RawFd) -> io::Result<()> {
     let mut control = [0_u64; CONTROL_WORDS];
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -221,10 +221,10 @@ pub(crate) fn send_with(socket: RawFd, bytes: &[u8], descriptor: RawFd) -> io::R
     whole(check(sent)?, bytes)
 }
 
-/// Sends bytes without waiting, all or an error.
+/// Sends bytes without waiting; all of them, or returns an error.
 pub(crate) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<()> {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the buffer is as long as said.
+    // SAFETY: the buffer has the stated length.
     whole(check(unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), flags) })?, bytes)
 }
 
@@ -241,9 +241,9 @@ pub(crate) fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Whether a file has capabilities of its own.
+/// Returns true if a file has capabilities of its own.
 pub(crate) fn has_file_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: two strings, and no buffer: only the size is asked for.
+    // SAFETY: two strings, and no buffer: the call returns only the size.
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), ptr::null_mut(), 0) > 0 }
 }

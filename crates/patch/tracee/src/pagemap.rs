@@ -1,4 +1,4 @@
-//! Pages of a process that hold something, by `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
+//! Touched pages of a process, from `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
 
 use crate::Pid;
 use std::fs::File;
@@ -6,14 +6,14 @@ use std::os::unix::fs::FileExt;
 use stillpoint_patch_format::Avma;
 
 const PAGE: u64 = 4096;
-/// Bytes of an entry.
+/// Length of an entry in bytes.
 const ENTRY: usize = 8;
-/// Entries read at once: those of 32 MiB.
+/// Number of entries read at once: those of 32 MiB.
 const AT_ONCE: usize = 8192;
 /// Bits of an entry: in memory, or swapped out.
 const HELD: u64 = 1 << 63 | 1 << 62;
 
-/// Pages of a process, as the kernel tells of them; it never touches one.
+/// Pages of a process, as the kernel reports them; reading never touches a page.
 #[derive(Debug)]
 pub struct Pagemap {
     file: Option<File>,
@@ -23,13 +23,13 @@ pub struct Pagemap {
 }
 
 impl Pagemap {
-    /// Of a process; where the kernel shows none, every page counts as held.
+    /// Opens the map of a process; if the kernel shows none, every page counts as held.
     pub fn of(pid: Pid) -> Pagemap {
         Pagemap { file: File::open(format!("/proc/{pid}/pagemap")).ok(), first: 0, entries: Vec::new() }
     }
 
-    /// Returns true if the page at an address was ever touched and holds something, also where that is not known. Asked in the order
-    /// of addresses, this costs little.
+    /// Returns true if the page at an address was ever touched and holds data, or if that is unknown. Calls in ascending order of addresses
+    /// cost little.
     pub fn is_held(&mut self, at: Avma) -> bool {
         let page = at.0 / PAGE;
         self.entry(page).or_else(|| self.read(page)).is_none_or(|entry| entry & HELD != 0)
@@ -69,7 +69,7 @@ mod tests {
         let mut map = Pagemap::of(Pid(std::process::id().cast_signed()));
         let held: Vec<u64> = (0..(LEN as u64 / PAGE)).filter(|number| map.is_held(page(*number))).collect();
         assert!(held.contains(&200_000), "{held:?}");
-        // a huge page at most
+        // at most one huge page
         assert!(held.len() <= 512, "{} pages are held", held.len());
         // SAFETY: nothing refers to the memory any more.
         unsafe { munmap(at, LEN) }.expect("unmap memory");

@@ -1,9 +1,9 @@
-//! Who runs first: the tracer while a thread stands because of it, the target at every other time.
+//! Scheduling of the tracer: it runs before others while it keeps a thread stopped, and gives way to the target at every other time.
 //!
-//! The obvious way is one high priority throughout. Then the tool, while it links and reads, takes the processor from
-//! the very server that it came to help, for milliseconds on a small machine: an ordinary thread that runs is not
-//! preempted by one that wakes up before it had its slice. With an ordinary or low one throughout, a stopped thread
-//! stands until the scheduler gets round to us. So it changes with what stands.
+//! The obvious way is one high priority throughout. Then the tool, while it links and reads, takes the processor from the very server that
+//! it should repair, for milliseconds on a small machine: a thread that wakes up does not preempt an ordinary running thread before the end
+//! of its slice. With an ordinary or low priority throughout, a stopped thread stays stopped until the scheduler runs the tool. So the
+//! priority changes with the stopped threads.
 
 use crate::{early, sys};
 use rustix::fd::OwnedFd;
@@ -15,44 +15,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// On a machine that has nothing to spare, whoever runs after everybody else never gets his turn: after this long it goes
-/// on like everybody else.
+/// Time limit for SCHED_IDLE. On a fully loaded machine a SCHED_IDLE thread never runs: after this time it continues like all others.
 const PREPARING: Duration = Duration::from_millis(50);
-/// The same for a thread that traces: newborn threads and signals wait for it. It begins anew when nobody stands any more.
+/// The same for a tracing thread: new threads and signals wait for it. It starts again when no thread is stopped any more.
 const TRACING: Duration = Duration::from_millis(5);
-/// But so long after the beginning no longer, which is longer than most operations take: on a machine that has nothing to
-/// spare they are to come to their end as well.
+/// Time after the beginning after which it no longer starts again. It is longer than most operations take: they must complete on a fully
+/// loaded machine too.
 const TRACING_IN_ALL: Duration = Duration::from_millis(30);
-/// The same while threads stand that nobody misses: then it goes on before everybody else.
+/// The same while only idle threads are stopped: after it the tracer runs before all others.
 const SPARING: Duration = Duration::from_millis(3);
 
 thread_local! {
-    /// Until when the calling OS thread comes last.
+    /// End of the time in which the calling OS thread is SCHED_IDLE.
     static LAST_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Lets others run that wait for the processor of the calling OS thread, where it comes last. To be called between things
-/// that take long: see [`sys::let_others_run`].
+/// Lets other threads use the processor of the calling OS thread, if that is SCHED_IDLE. Call it between steps that take long: see
+/// [`sys::let_others_run`].
 pub(crate) fn step_aside() {
     if LAST_UNTIL.get().is_some_and(|until| Instant::now() < until) {
         sys::let_others_run();
     }
 }
 
-/// Whose turn it is. An instant is when giving way ends; none where it has ended, or never was.
+/// Scheduling state of a thread. Each instant is the end of a time of giving way; `None` if it has ended or never began.
 #[derive(Debug)]
 struct Turn {
-    /// Something stands.
+    /// True if a thread is stopped.
     raised: bool,
-    /// While nothing stands, the thread runs after everybody else.
+    /// Until then the thread is SCHED_IDLE while no thread is stopped.
     patient: Option<Instant>,
-    /// While something stands, it does so all the same.
+    /// Until then the thread is SCHED_IDLE even while a thread is stopped.
     sparing: Option<Instant>,
-    /// Nobody is to be watched any more.
+    /// True if the watching thread must end.
     over: bool,
 }
 
-/// When a thread runs.
+/// Scheduling class of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     First,
@@ -77,20 +76,20 @@ impl Turn {
         }
     }
 
-    /// Ends what is over by now; whether anything was.
+    /// Ends the times that are over by now; returns true if there was one.
     fn end(&mut self, now: Instant) -> bool {
         let due = |until: &mut Option<Instant>| until.take_if(|until| *until <= now).is_some();
         due(&mut self.patient) | due(&mut self.sparing)
     }
 
-    /// When the next thing ends.
+    /// Returns the instant at which the next time ends.
     fn next(&self) -> Option<Instant> {
         let sparing = self.sparing.filter(|_| self.raised);
         self.patient.into_iter().chain(sparing).min()
     }
 }
 
-/// An OS thread that runs after all others, for a limited time.
+/// An OS thread that is SCHED_IDLE for a limited time.
 #[derive(Debug)]
 struct Patient {
     turn: Arc<Mutex<Turn>>,
@@ -101,17 +100,17 @@ fn locked(turn: &Mutex<Turn>) -> MutexGuard<'_, Turn> {
     turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the timer wake the watching thread then; with nothing to end, never.
+/// Sets the timer to wake the watching thread at this instant; with `None`, never.
 fn arm(timer: &OwnedFd, next: Option<Instant>) {
     let in_time = |next: Instant| next.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
     let value = next.and_then(|next| Timespec::try_from(in_time(next)).ok()).unwrap_or_default();
     let once = Itimerspec { it_interval: Timespec::default(), it_value: value };
-    // the timer is ours, and the time is one
+    // cannot fail: the timer is ours, and the time is valid
     let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
 }
 
-/// The lock, and whether the watched thread had to be helped to let go of it: nobody else holds it, and who has just come last
-/// may get no turn to do so.
+/// Takes the lock; also returns true if the watched thread needed help to release it. No other thread holds it, and a thread that has just
+/// become SCHED_IDLE may get no turn to release it.
 fn locked_by_the_watcher(turn: &Mutex<Turn>, watched: i32) -> (MutexGuard<'_, Turn>, bool) {
     let mut helped = false;
     loop {
@@ -119,7 +118,7 @@ fn locked_by_the_watcher(turn: &Mutex<Turn>, watched: i32) -> (MutexGuard<'_, Tu
             Ok(turn) => return (turn, helped),
             Err(TryLockError::Poisoned(turn)) => return (turn.into_inner(), helped),
             Err(TryLockError::WouldBlock) => {
-                // again, as it may be about to come last
+                // repeat it, because the thread may be about to become SCHED_IDLE
                 sys::run_like_others(watched);
                 helped = true;
                 thread::sleep(Duration::from_micros(100));
@@ -128,7 +127,7 @@ fn locked_by_the_watcher(turn: &Mutex<Turn>, watched: i32) -> (MutexGuard<'_, Tu
     }
 }
 
-/// Ends turns that the watched thread cannot end by itself, as it may get no processor.
+/// Ends the times that the watched thread cannot end by itself, because it may get no processor.
 fn watch(timer: &OwnedFd, turn: &Mutex<Turn>, watched: i32) {
     loop {
         match rustix::io::read(timer, &mut [0; 8]) {
@@ -148,8 +147,8 @@ fn watch(timer: &OwnedFd, turn: &Mutex<Turn>, watched: i32) {
 }
 
 impl Patient {
-    /// Makes the calling OS thread one. Where a priority once given up could not be taken back (without
-    /// `CAP_SYS_NICE`), it stays as it is.
+    /// Makes the calling OS thread one. If it could not raise a lowered priority again (without `CAP_SYS_NICE`), the priority stays as it
+    /// is.
     fn begin(patience: Duration) -> Patient {
         let turn = Turn { raised: false, patient: None, sparing: None, over: false };
         let mut patient = Patient { turn: Arc::new(Mutex::new(turn)), watcher: None };
@@ -162,8 +161,7 @@ impl Patient {
             let (timer, turn) = (timer.clone(), patient.turn.clone());
             move || watch(&timer, &turn, watched)
         };
-        // The watching thread is made first. Nobody would see to it that a thread comes to make it, on a machine that has
-        // nothing to spare.
+        // The watching thread is made first. On a fully loaded machine a SCHED_IDLE thread might never come to make it.
         if let Ok(watcher) = thread::Builder::new().name("patience".to_owned()).spawn(watch) {
             patient.watcher = Some((timer, watcher));
             patient.change(|turn| turn.patient = Some(Instant::now() + patience));
@@ -171,12 +169,12 @@ impl Patient {
         patient
     }
 
-    /// Whether it gives way at all.
+    /// Returns true if it gives way at all.
     fn may_give_way(&self) -> bool {
         self.watcher.is_some()
     }
 
-    /// Changes whose turn it is. The timer is set only where something ends at another time than before.
+    /// Changes the scheduling state. The timer is set only if the next end has changed.
     fn change(&self, change: impl FnOnce(&mut Turn)) {
         let mut turn = locked(&self.turn);
         let before = turn.next();
@@ -200,31 +198,31 @@ impl Drop for Patient {
             sys::run_like_others(0);
             locked(&self.turn).over = true;
             arm(&timer, Some(Instant::now()));
-            // it waits for the timer, or has ended
+            // the watching thread waits for the timer, or has ended
             let _ = watcher.join();
         }
     }
 }
 
-/// The priority of the tracing OS thread, which is the only one to hold this.
+/// Priority of the tracing OS thread, which alone holds this value.
 #[derive(Debug)]
 pub(crate) struct Priority {
     patient: Patient,
     raised: bool,
-    /// Until then patience begins anew.
+    /// Until then the time of giving way starts again.
     renewed_until: Instant,
-    /// Stops follow one another closely: in between it is not lowered.
+    /// True if stops follow one another closely: the priority is not lowered between them.
     pub(crate) busy: bool,
 }
 
 impl Priority {
-    /// Of the calling OS thread.
+    /// Takes control of the priority of the calling OS thread.
     pub(crate) fn begin() -> Priority {
         let renewed_until = Instant::now() + TRACING_IN_ALL;
         Priority { patient: Patient::begin(TRACING), raised: false, renewed_until, busy: false }
     }
 
-    /// From here on a thread may stand, or come to stand at any moment.
+    /// Raises the priority: from here on a thread may be stopped at any moment.
     pub(crate) fn raise(&mut self) {
         if !self.raised {
             self.raised = true;
@@ -232,7 +230,7 @@ impl Priority {
         }
     }
 
-    /// From here on only threads stand, or come to, that nobody misses: for 3 ms the processor is everybody else's.
+    /// Gives the processor to the other threads for 3 ms: from here on only idle threads are stopped.
     pub(crate) fn spare_others(&mut self) {
         if self.patient.may_give_way() {
             self.raised = true;
@@ -240,17 +238,17 @@ impl Priority {
         }
     }
 
-    /// Takes [`Priority::spare_others`] back: others are to stand.
+    /// Ends [`Priority::spare_others`]: other threads will be stopped.
     pub(crate) fn spare_nobody(&mut self) {
         self.patient.change(|turn| turn.sparing = None);
     }
 
-    /// Whether there is anything to lower.
+    /// Returns true if there is a priority to lower.
     pub(crate) fn is_raised(&self) -> bool {
         self.raised && !self.busy
     }
 
-    /// Nobody stands, and nobody is expected to.
+    /// Lowers the priority: no thread is stopped or expected to stop.
     pub(crate) fn lower(&mut self) {
         if self.raised {
             self.raised = false;
@@ -264,28 +262,28 @@ impl Priority {
     }
 }
 
-/// The calling OS thread runs only when nobody else wants the processor, until this is dropped or 50 ms have passed.
+/// Makes the calling OS thread SCHED_IDLE until this is dropped or 50 ms have passed.
 ///
-/// For everything that is to be prepared before a process is traced. Where a priority once given up could not be taken
-/// back (without `CAP_SYS_NICE`), nothing is changed.
+/// For all preparation before a process is traced. If the thread could not raise a lowered priority again (without `CAP_SYS_NICE`), nothing
+/// is changed.
 #[derive(Debug)]
 pub struct GivingWay {
     _patient: Patient,
 }
 
 impl GivingWay {
-    /// Begins it.
+    /// Makes the calling OS thread give way.
     pub fn begin() -> GivingWay {
         GivingWay { _patient: Patient::begin(PREPARING) }
     }
 
-    /// Whether the calling process is a command that touches a running program, which has taken short turns on a processor
+    /// Returns true if the calling process is a command that changes or inspects a running program; it has taken short turns on a processor
     /// since before `main`.
     pub fn is_called_for() -> bool {
         early::called_to_touch()
     }
 
-    /// Keeps it until the process has ended: what the kernel tidies up then need not come before others either.
+    /// Keeps it until the process has ended, so that the kernel's clean-up does not run before others either.
     pub fn to_the_end(self) {
         std::mem::forget(self);
     }
@@ -297,18 +295,18 @@ mod tests {
 
     #[test]
     fn the_tool_takes_short_turns_and_gives_way_where_it_may() {
-        // Policies belong to a thread; this one is the test's own.
+        // Policies belong to a thread; this one belongs to the test.
         thread::spawn(|| {
             let patient = Patient::begin(TRACING * 1000);
             if !patient.may_give_way() {
-                return; // nothing is changed where it could not be taken back
+                return; // nothing is changed if the priority could not be raised again
             }
             assert_eq!(sys::scheduling().0, libc::SCHED_IDLE);
             patient.change(|turn| turn.raised = true);
             assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
             drop(patient);
             let (policy, slice) = sys::scheduling();
-            // A kernel that does not know slices tells none.
+            // A kernel without slices reports none.
             assert_eq!((policy, if slice == 0 { sys::SLICE_NS } else { slice }), (libc::SCHED_OTHER, sys::SLICE_NS));
         })
         .join()
@@ -346,7 +344,7 @@ mod tests {
             if !priority.patient.may_give_way() {
                 return;
             }
-            // a patience that has ended is not what gives way
+            // a time of giving way that has ended must have no effect
             priority.patient.change(|turn| turn.patient = None);
             let begun = Instant::now();
             priority.spare_others();

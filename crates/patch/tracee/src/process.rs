@@ -1,4 +1,4 @@
-//! A process as seen through `/proc`: nothing here stops or changes it.
+//! View of a process through `/proc`: nothing here stops or changes it.
 
 use crate::maps;
 use crate::module;
@@ -13,10 +13,10 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// How often the list of threads is read where nobody is held: a thread that ends may cut it short (see [`Threads`]).
+/// Number of times the list of threads is read if no thread is held: a thread that ends may cut it short (see [`Threads`]).
 const LISTINGS: u32 = 16;
 
-/// A running x86-64 process that may be traced. Holds a pidfd and `/proc/PID`, so that a reused number is noticed.
+/// A running x86-64 process that may be traced. Holds a pidfd and `/proc/PID`, so that a reused number is detected.
 #[derive(Debug, Clone)]
 pub struct Process {
     inner: Arc<Inner>,
@@ -26,9 +26,9 @@ pub struct Process {
 struct Inner {
     pid: Pid,
     pidfd: OwnedFd,
-    /// Kept open: once the process is gone, everything below it fails, even if the number is used again.
+    /// Kept open: after the process has ended, every access below it fails, even if the number is reused.
     dir: File,
-    /// Where the files about the memory are: `.`, or below `task` when the leader has ended and other threads go on.
+    /// Directory of the files about the memory: `.`, or below `task` if the leader has ended and other threads continue.
     view: PathBuf,
     memory: Memory,
     kernel: (u32, u32),
@@ -36,13 +36,13 @@ struct Inner {
 }
 
 impl Process {
-    /// Opens a process, or refuses by name: gone, zombie, a thread's number, kernel thread, 32-bit, static, traced by
-    /// somebody, the tool itself, no permission.
+    /// Opens a process, or refuses it with the reason: ended, zombie, number of a thread, kernel thread, 32-bit, static, already traced,
+    /// the tool itself, no permission.
     pub fn open(pid: Pid) -> Result<Process, Error> {
         Process::open_as(pid, false)
     }
 
-    /// Opens a process only to look at it: as [`Process::open`], but somebody may trace it.
+    /// Opens a process only to inspect it: as [`Process::open`], but another process may trace it.
     pub fn watch(pid: Pid) -> Result<Process, Error> {
         Process::open_as(pid, true)
     }
@@ -118,29 +118,29 @@ impl Process {
         Ok(())
     }
 
-    /// Its number.
+    /// Returns the number of the process.
     pub fn pid(&self) -> Pid {
         self.inner.pid
     }
 
-    /// Whether it has not ended (a zombie has), and still runs the program that it ran when it was opened.
+    /// Returns true if it has not ended (a zombie has), and still runs the program that it ran when it was opened.
     pub fn is_alive(&self) -> bool {
         !sys::has_ended(&self.inner.pidfd) && !self.inner.memory.is_gone()
     }
 
-    /// Its memory.
+    /// Returns the memory of the process.
     pub fn memory(&self) -> &Memory {
         &self.inner.memory
     }
 
-    /// All threads, kernel workers included and marked, in the kernel's order (oldest first). Of a process whose threads
-    /// end without a rest, some may be missing.
+    /// Returns all threads, including kernel workers, which are marked, in the kernel's order (oldest first). If threads of the process end
+    /// continuously, some may be missing.
     pub fn threads(&self) -> Result<Vec<ThreadInfo>, Error> {
         let threads = self.threads_besides(|_| false)?;
         if threads.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(threads) }
     }
 
-    /// As [`Process::threads`], without those that are known already, for which nothing is read.
+    /// Returns [`Process::threads`] without those that are known already, for which nothing is read.
     pub fn threads_besides(&self, known: impl Fn(Tid) -> bool) -> Result<Vec<ThreadInfo>, Error> {
         let mut last = Vec::new();
         for _ in 0..LISTINGS {
@@ -153,13 +153,13 @@ impl Process {
         Ok(last)
     }
 
-    /// How many threads the kernel counts, workers and such that have ended but were not waited for included.
+    /// Returns the number of threads by the kernel's count, including kernel workers and threads that have ended but were not waited for.
     pub(crate) fn thread_count(&self) -> Option<u64> {
         let mut buf = [0; 1024];
         Some(Stat::parse(read_small(&self.path("stat"), &mut buf)?)?.threads)
     }
 
-    /// The threads that are not known already: nothing is read for one that is.
+    /// Returns the threads that are not known already; nothing is read for a known thread.
     pub(crate) fn threads_but(&self, known: impl Fn(i32) -> bool) -> Result<Threads, Error> {
         let mut found = Threads { threads: Vec::new(), all: true };
         for tid in self.tids()?.into_iter().filter(|&tid| !known(tid)) {
@@ -171,7 +171,7 @@ impl Process {
         Ok(found)
     }
 
-    /// The numbers of threads, of which there is one at least.
+    /// Returns the numbers of the threads, at least one.
     fn tids(&self) -> Result<Vec<i32>, Error> {
         let entries = fs::read_dir(self.path("task")).map_err(|_| Error::Gone(self.pid()))?;
         let names = entries.map_while(Result::ok).filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok()));
@@ -179,7 +179,7 @@ impl Process {
         if tids.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(tids) }
     }
 
-    /// One thread, `None` when it has ended meanwhile.
+    /// Returns one thread, `None` if it has ended meanwhile.
     pub(crate) fn thread_info(&self, tid: Tid) -> Result<Option<ThreadInfo>, Error> {
         let mut buf = [0; 1024];
         let Some(text) = self.read_task(tid, "stat", &mut buf) else { return Ok(None) };
@@ -188,39 +188,39 @@ impl Process {
         Ok(Some(ThreadInfo { tid, kernel_worker, state: stat.state, cpu_ticks: stat.cpu_ticks }))
     }
 
-    /// All mappings, ascending by address.
+    /// Returns all mappings, ascending by address.
     pub fn mappings(&self) -> Result<Vec<Mapping>, Error> {
         let bytes = read_at_once(&self.memory_path("maps")).map_err(|error| self.os("reading maps", error))?;
         let text = String::from_utf8_lossy(&bytes);
         maps::parse(&text).map_err(|what| malformed(self.pid(), "maps", &what))
     }
 
-    /// All ELF files mapped, the executable first, the vdso included; what they are is read from the mapped memory.
+    /// Returns all mapped ELF files, the executable first, including the vdso; their properties are read from the mapped memory.
     pub fn modules(&self) -> Result<Vec<Module>, Error> {
         Ok(self.modules_among(&self.mappings()?))
     }
 
-    /// [`Process::modules`] among mappings that are known already.
+    /// Returns [`Process::modules`] among mappings that are known already.
     pub fn modules_among(&self, mappings: &[Mapping]) -> Vec<Module> {
         let exe = fs::metadata(self.memory_path("exe")).map(|m| m.ino()).unwrap_or(0);
         let entry = self.auxiliary(libc::AT_ENTRY);
         module::find(mappings, self.memory(), exe, entry)
     }
 
-    /// One value of the auxiliary vector.
+    /// Returns one value of the auxiliary vector.
     fn auxiliary(&self, key: u64) -> Option<u64> {
         let bytes = fs::read(self.memory_path("auxv")).ok()?;
         let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
         bytes.chunks_exact(16).find(|pair| word(&pair[..8]) == key).map(|pair| word(&pair[8..]))
     }
 
-    /// The executable, even when it was deleted or replaced on disk.
+    /// Opens the executable, even if it was deleted or replaced on disk.
     pub fn open_exe(&self) -> Result<File, Error> {
         File::open(self.memory_path("exe")).map_err(|error| self.os("opening exe", error))
     }
 
-    /// The file behind a mapping, even when it was deleted or replaced on disk: through `map_files`, else by path
-    /// below the process's root when device and inode agree.
+    /// Opens the file of a mapping, even if it was deleted or replaced on disk: through `map_files`, otherwise by path below the process's
+    /// root, if device and inode match.
     pub fn open_mapping(&self, mapping: &Mapping) -> Result<File, Error> {
         let path = mapping.path.clone().unwrap_or_default();
         let refuse = |why: String| Error::MappedFile { pid: self.pid(), path: path.clone(), why };
@@ -232,8 +232,8 @@ impl Process {
             Ok(file) => return Ok(file),
             Err(error) => error,
         };
-        // Without CAP_CHECKPOINT_RESTORE the link cannot be followed; the path can, in the process's own root.
-        // What lies there now may be a pipe that nothing writes to.
+        // Without CAP_CHECKPOINT_RESTORE the link cannot be followed; the path can, in the process's own root. The file there may now be a
+        // pipe without a writer.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -247,22 +247,22 @@ impl Process {
         Ok(file)
     }
 
-    /// Which C library is mapped.
+    /// Finds the mapped C library.
     pub fn libc(&self) -> Result<Libc, Error> {
         Ok(self.libc_among(&self.mappings()?))
     }
 
-    /// [`Process::libc`] among mappings that are known already.
+    /// Returns [`Process::libc`] among mappings that are known already.
     pub fn libc_among(&self, mappings: &[Mapping]) -> Libc {
         module::libc_kind(mappings, self.memory())
     }
 
-    /// Whether a shadow stack is active in any thread (`x86_Thread_features` in `/proc`).
+    /// Returns true if a shadow stack is active in any thread (`x86_Thread_features` in `/proc`).
     pub fn shadow_stack(&self) -> Result<bool, Error> {
         for tid in self.tids()? {
             match self.thread_status(Tid(tid)) {
                 Ok(status) => match status.shadow_stack {
-                    // the kernel knows of none
+                    // the kernel does not support shadow stacks
                     None => return Ok(false),
                     Some(true) => return Ok(true),
                     Some(false) => {}
@@ -274,27 +274,27 @@ impl Process {
         Ok(false)
     }
 
-    /// Fields of `/proc/PID/status`.
+    /// Reads the fields of `/proc/PID/status`.
     pub fn status(&self) -> Result<Status, Error> {
         let text = fs::read_to_string(self.path("status")).map_err(|_| Error::Gone(self.pid()))?;
         Status::parse(&text).ok_or_else(|| malformed(self.pid(), "status", "a field is missing"))
     }
 
-    /// Fields of a thread's `status`.
+    /// Reads the fields of a thread's `status`.
     pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
         let mut buf = [0; 4096];
         let text = self.read_task(tid, "status", &mut buf).ok_or(Error::ThreadGone(tid))?;
         Status::parse(text).ok_or_else(|| malformed(self.pid(), "status", "a field is missing"))
     }
 
-    /// Where a thread stands and how often it went to sleep, without stopping it.
+    /// Returns the location of a thread and the number of its sleeps, without stopping it.
     pub fn activity(&self, tid: Tid) -> Result<ThreadActivity, Error> {
-        // The count is read first: a thread that sleeps afterwards may have gone to sleep once more, never once less.
+        // The count is read first: a thread that sleeps afterwards may have slept once more, never once less.
         let switches = self.voluntary_switches(tid)?;
         self.place(tid, switches)
     }
 
-    /// The system call that a thread sleeps in.
+    /// Returns the system call in which a thread sleeps.
     pub(crate) fn sleeps_in(&self, tid: Tid) -> Option<u64> {
         self.place(tid, 0).ok()?.waits_in.map(|(nr, _)| nr)
     }
@@ -305,7 +305,7 @@ impl Process {
         Ok(ThreadActivity::parse(text, switches))
     }
 
-    /// How often a thread went to sleep by itself.
+    /// Returns the number of times that a thread went to sleep voluntarily.
     pub(crate) fn voluntary_switches(&self, tid: Tid) -> Result<u64, Error> {
         let mut buf = [0; 4096];
         let text = self.read_task(tid, "status", &mut buf).ok_or(Error::ThreadGone(tid))?;
@@ -315,7 +315,7 @@ impl Process {
         number.ok_or_else(|| malformed(self.pid(), "status", "voluntary_ctxt_switches is no number"))
     }
 
-    /// Whether another process shares this one's memory (`CLONE_VM`: children of vfork and posix_spawn before exec).
+    /// Returns true if another process shares this one's memory (`CLONE_VM`: children of vfork and posix_spawn before exec).
     pub fn shares_memory(&self, other: Pid) -> Result<bool, Error> {
         sys::same_memory(self.pid().0, other.0).map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH) => Error::Gone(if self.is_alive() { other } else { self.pid() }),
@@ -324,7 +324,7 @@ impl Process {
         })
     }
 
-    /// All other processes that share this one's memory.
+    /// Returns all other processes that share this one's memory.
     pub fn memory_sharers(&self) -> Result<Vec<Pid>, Error> {
         let mut sharers = Vec::new();
         let entries = fs::read_dir("/proc").map_err(|error| self.os("reading /proc", error))?;
@@ -342,13 +342,13 @@ impl Process {
         if self.is_alive() { Ok(sharers) } else { Err(Error::Gone(self.pid())) }
     }
 
-    /// Finds what remote calls need in the target's text, once: to be called before the process is traced, for it takes
-    /// a while. Without it that is done when a carrier is first wanted.
+    /// Finds the instructions that remote calls need in the target's text, once. Call it before the process is traced, because it takes
+    /// long. Otherwise that is done when a carrier is first needed.
     pub fn prepare_remote(&self) -> Result<(), Error> {
         self.find_gadgets().map(drop)
     }
 
-    /// Where the C library's signal returns lie; a signal frame begins with the address of one.
+    /// Returns the addresses of the C library's signal returns; a signal frame begins with one of them.
     pub fn signal_returns(&self) -> Result<&[u64], Error> {
         Ok(&self.landmarks()?.signal_returns)
     }
@@ -357,7 +357,7 @@ impl Process {
         self.landmarks()?.gadgets(self.pid())
     }
 
-    /// Found once: the target's text is large.
+    /// Finds them once, because the target's text is large.
     fn landmarks(&self) -> Result<&Landmarks, Error> {
         if let Some(landmarks) = self.inner.landmarks.get() {
             return Ok(landmarks);
@@ -366,17 +366,17 @@ impl Process {
         Ok(self.inner.landmarks.get_or_init(|| found))
     }
 
-    /// A path below `/proc/PID`, through the open directory.
+    /// Returns a path below `/proc/PID`, through the open directory.
     fn path(&self, name: &str) -> PathBuf {
         below(&self.inner.dir).join(name)
     }
 
-    /// A path that the leader no longer has when it has ended.
+    /// Returns a path that the leader loses when it ends.
     fn memory_path(&self, name: &str) -> PathBuf {
         below(&self.inner.dir).join(&self.inner.view).join(name)
     }
 
-    /// Reads a small file of a thread into a buffer on the stack; `None` when the thread has ended.
+    /// Reads a small file of a thread into a buffer on the stack; `None` if the thread has ended.
     fn read_task<'b>(&self, tid: Tid, name: &str, buf: &'b mut [u8]) -> Option<&'b str> {
         read_small(&self.path(&format!("task/{tid}/{name}")), buf)
     }
@@ -389,11 +389,11 @@ impl Process {
     }
 }
 
-/// What such a file says, read into a buffer on the stack; `None` when it is gone.
+/// Reads such a file into a buffer on the stack; `None` if it is gone.
 fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
     step_aside();
     let mut file = File::open(path).ok()?;
-    // The kernel shows such a file in one piece: the first read has all of it.
+    // The kernel returns such a file in one piece: the first read has all of it.
     let len = loop {
         match file.read(buf) {
             Ok(len) => break len,
@@ -401,7 +401,7 @@ fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
             Err(_) => return None,
         }
     };
-    // A name that is not UTF-8 stands at the beginning of the file; nothing after it can be broken.
+    // A name that is not UTF-8 is at the beginning of the file; nothing after it can be broken.
     match std::str::from_utf8(&buf[..len]) {
         Ok(_) => {}
         Err(_) => buf[..len].iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?'),
@@ -409,7 +409,7 @@ fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
     std::str::from_utf8(&buf[..len]).ok()
 }
 
-/// `fs::read` begins with a few bytes, and the kernel writes its text anew for every call.
+/// Reads a file with a large first read: `fs::read` begins with a few bytes, and the kernel generates its text again for every call.
 fn read_at_once(path: &Path) -> io::Result<Vec<u8>> {
     step_aside();
     let mut bytes = Vec::with_capacity(64 << 10);
@@ -421,7 +421,7 @@ fn below(dir: &File) -> PathBuf {
     Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string())
 }
 
-/// A thread of a process whose leader has ended.
+/// Returns a thread of a process whose leader has ended.
 fn living_thread(base: &Path) -> Option<PathBuf> {
     let lives = |task: &PathBuf| {
         let text = fs::read_to_string(base.join(task).join("stat")).unwrap_or_default();
@@ -445,7 +445,7 @@ fn denied_or_gone(pid: Pid, status: &Status, error: io::Error) -> Error {
     }
 }
 
-/// What the caller lacks, as far as it can be told from outside.
+/// Returns the permission that the caller lacks, as far as it is visible from outside.
 pub(crate) fn permission_hint(status: &Status) -> String {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let own = fs::metadata("/proc/self").map(|m| m.uid()).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! The general registers of a stopped thread.
+//! General registers of a stopped thread.
 
 use stillpoint_patch_format::Avma;
 
@@ -43,21 +43,21 @@ pub(crate) const ERESTARTSYS: i64 = 512;
 pub(crate) const ERESTARTNOINTR: i64 = 513;
 /// `ERESTARTNOHAND`: the kernel restarts the call unless a handler runs.
 pub(crate) const ERESTARTNOHAND: i64 = 514;
-/// `ERESTART_RESTARTBLOCK`: the kernel goes on with `restart_syscall`, which needs the state kept in the thread.
+/// `ERESTART_RESTARTBLOCK`: the kernel continues with `restart_syscall`, which needs the state kept in the thread.
 pub(crate) const ERESTART_RESTARTBLOCK: i64 = 516;
 
 impl Registers {
-    /// Where the thread stands.
+    /// Returns the program counter.
     pub fn pc(&self) -> Avma {
         Avma(self.rip)
     }
 
-    /// Its stack pointer.
+    /// Returns the stack pointer.
     pub fn sp(&self) -> Avma {
         Avma(self.rsp)
     }
 
-    /// Every register that can hold a code address, the program counter first.
+    /// Returns every register that can hold a code address, the program counter first.
     pub fn values(&self) -> [u64; 17] {
         [
             self.rip, self.rax, self.rbx, self.rcx, self.rdx, self.rsi, self.rdi, self.rbp, self.rsp, self.r8, self.r9,
@@ -65,22 +65,22 @@ impl Registers {
         ]
     }
 
-    /// Number of the system call that the thread was interrupted in or is about to leave, if any.
+    /// Returns the number of the system call in which the thread was interrupted or which it is about to leave, if any.
     pub fn syscall(&self) -> Option<u64> {
         ((self.orig_rax as i64) >= 0).then_some(self.orig_rax)
     }
 
-    /// Arguments of that system call. Valid while the thread has not left the call.
+    /// Returns the arguments of that system call. Valid until the thread leaves the call.
     pub fn syscall_args(&self) -> [u64; 6] {
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
     }
 
-    /// The registers of a kernel worker or of a thread that has no user side: nothing may be stored through them.
+    /// Returns true for a kernel worker or another thread that has no user side: nothing may be written through them.
     pub fn no_user_side(&self) -> bool {
         self.rip == 0 && self.rsp == 0
     }
 
-    /// Whether the thread leaves a system call that the kernel will restart by itself.
+    /// Returns true if the thread leaves a system call that the kernel will restart by itself.
     pub(crate) fn restarts(&self) -> bool {
         self.syscall().is_some()
             && matches!(-(self.rax as i64), ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK)

@@ -1,20 +1,19 @@
-//! Calls made by a stopped thread on our behalf, such that the thread outlives us at any moment.
+//! Calls made by a stopped thread for the tool; the thread survives if the tool is killed at any moment.
 //!
-//! The obvious way sets the registers, lets the thread run into a breakpoint and restores them; a tool that dies in
-//! between leaves a thread behind that runs into nowhere. Here the thread's stack first gets a frame as a signal handler
-//! has one; only then do its registers point to `ret`, with that frame's restorer as return address. From this moment on
-//! the thread, left alone, returns to `rt_sigreturn` and restores itself. Each call only puts a `syscall` before the
-//! `ret`:
+//! The obvious way sets the registers, lets the thread run into a breakpoint and restores them. A tool that is killed meanwhile leaves a
+//! thread that runs to an invalid state. Here the thread's stack first receives a frame like that of a signal handler. Only then do its
+//! registers point to `ret`, with that frame's restorer as return address. From this moment on the thread, left alone, returns to
+//! `rt_sigreturn` and restores itself. Each call only puts a `syscall` before the `ret`:
 //!
 //! ```text
 //!            SETREGS: rip = ret       SETREGS: rip = syscall; ret                     SIGMASK, SETREGS: as before
 //!  standing ------------------> ready ---------------------------> called --> ready --------------------------> standing
-//!                                 \ left alone: ret -> restorer -> rt_sigreturn --> as before; call made anew
+//!                                 \ left alone: ret -> restorer -> rt_sigreturn --> as before; call repeated
 //! ```
 //!
-//! Signals are blocked after the registers point to the frame (which holds the true mask) and unblocked before they
-//! leave it, so a death in between loses no mask. Functions return to `xchg %eax,%edi; ret` found in the target's text,
-//! so that the result survives the restorer's `mov $15,%rax`.
+//! Signals are blocked after the registers point to the frame (which holds the true mask) and unblocked before they leave it, so a kill
+//! meanwhile loses no mask. Functions return to `xchg %eax,%edi; ret` found in the target's text, so that the result survives the
+//! restorer's `mov $15,%rax`.
 
 use crate::bpf::Call;
 use crate::frame::{self, Frame};
@@ -30,11 +29,11 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
-/// How long a system call may take that should take microseconds.
+/// Time limit for a system call that should take microseconds.
 const SYSCALL_LIMIT: Duration = Duration::from_secs(10);
-/// How often a system call is made anew that job control interrupts.
+/// Number of times that a system call is made again after job control interrupts it.
 const ATTEMPTS: usize = 100;
-/// Room for the extended state of any processor; with AMX it is 11 KiB.
+/// Room for the extended state of any processor, in bytes; with AMX it is 11 KiB.
 const EXTENDED_MAX: usize = 32 << 10;
 
 const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
@@ -49,14 +48,14 @@ pub(crate) struct Gadgets {
     exchange_ret: Option<u64>,
 }
 
-/// What the target's text is looked through for, at once.
+/// Instructions found in one search through the target's text.
 #[derive(Debug, Default)]
 pub(crate) struct Landmarks {
     syscall_ret: Option<u64>,
     exchange_ret: Option<u64>,
-    /// Outside of the C library.
+    /// The first restorer outside the C library.
     other_restorer: Option<u64>,
-    /// In the C library, ascending within each file.
+    /// Restorers in the C library, ascending within each file.
     pub(crate) signal_returns: Vec<u64>,
 }
 
@@ -65,7 +64,7 @@ impl Landmarks {
         let mut mappings = process.mappings()?;
         mappings.retain(|m| m.execute && m.read && !m.write && (m.inode != 0 || m.path.as_deref() == Some("[vdso]")));
         let mut found = Landmarks::default();
-        // The C library first: only there is the restorer the real one.
+        // The C library first: only its restorer is the real one.
         mappings.sort_by_key(|m| !of_libc(m));
         for mapping in mappings {
             let libc = of_libc(&mapping);
@@ -105,14 +104,14 @@ impl Landmarks {
     }
 }
 
-/// Where the C library returns from signal handlers: glibc before 2.34 did so in its library of threads, too.
+/// Returns true for a library that returns from signal handlers: the C library, and before glibc 2.34 its library of threads.
 fn of_libc(mapping: &Mapping) -> bool {
     let file = mapping.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
     ["libc.so", "libc-2", "libpthread"].iter().any(|name| file.starts_with(name))
 }
 
 impl Gadgets {
-    /// Refuses a call, or the `rt_sigreturn` after it, that the thread's filters do not let through.
+    /// Refuses a call, or the `rt_sigreturn` after it, that the thread's filters do not allow.
     pub(crate) fn check(&self, filters: &Filters, tid: Tid, nr: u64, args: [u64; 6]) -> Result<(), Error> {
         filters.check(tid, &Call { nr: nr as u32, ip: self.syscall_ret + 2, args })?;
         self.check_return(filters, tid, args)
@@ -124,10 +123,10 @@ impl Gadgets {
     }
 }
 
-/// A thread ready for remote calls. Dropping it puts the thread back exactly to where it stood.
+/// A thread ready for remote calls. Dropping it restores the thread exactly to its state before.
 ///
-/// At every moment the thread's registers lead, without us, to `rt_sigreturn` from a frame on its own stack that
-/// restores it and makes an interrupted system call anew.
+/// At every moment the thread's registers lead, without the tool, to `rt_sigreturn` from a frame on its own stack. That frame restores the
+/// thread and makes an interrupted system call again.
 #[derive(Debug)]
 pub struct Remote<'h> {
     tracer: &'h mut Tracer,
@@ -138,9 +137,9 @@ pub struct Remote<'h> {
     mask: u64,
     frame: Frame,
     state: Vec<u8>,
-    /// What the thread stands in now.
+    /// Present stop of the thread.
     place: Place,
-    /// Functions may have used the extended registers.
+    /// True if functions may have used the extended registers.
     state_used: bool,
     /// Signals that could not be blocked and were held back.
     held_back: Vec<libc::siginfo_t>,
@@ -148,13 +147,13 @@ pub struct Remote<'h> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// In a trap, from which it can be put back.
+    /// In a trap, from which it can be restored.
     Trap,
     /// At the exit from a system call.
     Exit,
     /// Left to itself; the frame will restore it.
     Abandoned,
-    /// Put back.
+    /// Restored.
     Back,
 }
 
@@ -195,13 +194,13 @@ impl<'h> Remote<'h> {
         Ok(remote)
     }
 
-    /// The thread.
+    /// Returns the thread.
     pub fn tid(&self) -> Tid {
         Tid(self.tid)
     }
 
-    /// Makes a system call; seccomp filters are evaluated for exactly this call first. What it returned, or
-    /// [`Error::RemoteSyscall`] for an errno.
+    /// Makes a system call; seccomp filters are evaluated for exactly this call first. Returns its result, or [`Error::RemoteSyscall`] for
+    /// an errno.
     pub fn syscall(&mut self, nr: u64, args: [u64; 6]) -> Result<u64, Error> {
         self.check_ready()?;
         self.gadgets.check(&self.filters, Tid(self.tid), nr, args)?;
@@ -229,14 +228,14 @@ impl<'h> Remote<'h> {
         Err(Error::RemoteSyscall { tid: Tid(self.tid), nr, source })
     }
 
-    /// Calls `int f(void)`, like a signal handler: at any point of the program, so it must save `errno` and take no
-    /// lock that the thread may hold. Its own system calls are up to the thread's filters.
+    /// Calls `int f(void)` like a signal handler: at any point of the program, so it must save `errno` and take no lock that the thread may
+    /// hold. The thread's filters apply to the function's system calls, which are not checked in advance.
     pub fn function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
         self.check_ready()?;
         let missing = Error::NoGadget { pid: self.tracer.process.pid(), what: "xchg %eax,%edi; ret" };
         let exchange_ret = self.gadgets.exchange_ret.ok_or(missing)?;
         self.gadgets.check_return(&self.filters, Tid(self.tid), self.original.syscall_args())?;
-        // As after a `call`: the return address at a multiple of 16, less 8.
+        // As after a `call`: the return address is at a multiple of 16, less 8.
         let sp = self.frame.base - 8;
         self.tracer.process.memory().write(Avma(sp), &exchange_ret.to_le_bytes())?;
         self.state_used = true;
@@ -251,15 +250,15 @@ impl<'h> Remote<'h> {
                 break now.rdi as i32;
             }
         };
-        // It is about to restore itself, which would clear the kernel's restart state: the call is skipped, and the
-        // thread stands before its `ret` again, as after any system call.
+        // The thread is about to restore itself, which would clear the kernel's restart state. The call is skipped, and the thread is
+        // stopped before its `ret` again, as after any system call.
         self.point_to(&self.returning())?;
         self.run_to_syscall(deadline.max(Instant::now() + SYSCALL_LIMIT), limit)?;
         self.place = Place::Exit;
         Ok(returned)
     }
 
-    /// Puts the thread back. What `drop` does, with the error.
+    /// Restores the thread as `drop` does, and returns the error.
     pub fn finish(mut self) -> Result<(), Error> {
         self.put_back()
     }
@@ -269,8 +268,8 @@ impl<'h> Remote<'h> {
             Place::Back | Place::Abandoned => return Ok(()),
             Place::Trap => {}
             Place::Exit => {
-                // Only a thread that passes the kernel's signal code restarts its system call: a trap is asked for,
-                // which it meets before it reaches the program.
+                // Only a thread that passes the kernel's signal code restarts its system call. So a trap is requested, which the thread
+                // meets before it reaches the program.
                 self.point_to(&self.returning())?;
                 self.trap()?;
             }
@@ -291,7 +290,7 @@ impl<'h> Remote<'h> {
         Ok(())
     }
 
-    /// Registers from which the thread restores itself.
+    /// Returns registers from which the thread restores itself.
     fn returning(&self) -> Registers {
         let no_call = u64::MAX;
         // Direction and trap flags as a function expects them.
@@ -332,12 +331,12 @@ impl<'h> Remote<'h> {
         }
     }
 
-    /// Brings the thread into a trap without its executing anything of the program.
+    /// Brings the thread into a trap without executing instructions of the program.
     fn trap(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + SYSCALL_LIMIT;
         let mut signal = 0;
         loop {
-            // Each time: any other stop takes the request back.
+            // Each time, because any other stop cancels the request.
             sys::interrupt(self.tid).map_err(|error| lost(self.tid, "PTRACE_INTERRUPT", error))?;
             self.resume(sys::cont, signal)?;
             match self.next_report(deadline, SYSCALL_LIMIT)? {
@@ -355,12 +354,12 @@ impl<'h> Remote<'h> {
         how(self.tid, signal).map_err(|error| lost(self.tid, "PTRACE_SYSCALL", error))
     }
 
-    /// Serves a report that is not the one waited for; the signal to go on with.
+    /// Serves an unexpected report; returns the signal to continue with.
     fn serve(&mut self, report: Wait) -> Result<i32, Error> {
         match report {
             Wait::Signal(libc::SIGSTOP) => Ok(libc::SIGSTOP),
             Wait::Signal(signal) => self.serve_signal(signal),
-            // Job control has stopped the process. This thread goes on until it is back, and then stays stopped.
+            // Job control has stopped the process. This thread continues until it is restored, and then stays stopped.
             Wait::Trap { group_stop } => {
                 self.note_group_stop(group_stop);
                 Ok(0)
@@ -380,8 +379,8 @@ impl<'h> Remote<'h> {
         }
     }
 
-    /// A signal that cannot be blocked because an instruction may raise it. From elsewhere it is held back; raised by
-    /// the function called, it ends the call.
+    /// Serves a signal that cannot be blocked because an instruction may raise it. A signal from elsewhere is held back; one that the
+    /// called function raised ends the call.
     fn serve_signal(&mut self, signal: i32) -> Result<i32, Error> {
         let info = sys::signal_info(self.tid).map_err(|error| lost(self.tid, "PTRACE_GETSIGINFO", error))?;
         if info.si_code <= 0 {
@@ -428,8 +427,7 @@ impl<'h> Remote<'h> {
         }
     }
 
-    /// Leaves the thread to itself. It runs now; as it was let go to the next system call, that report is served by
-    /// whoever waits next.
+    /// Leaves the thread to itself. It runs now. It was resumed to the next system call, so the next wait of the tracer serves that report.
     fn abandon(&mut self, limit: Duration) -> Error {
         self.place = Place::Abandoned;
         if let Some(thread) = self.tracer.threads.get_mut(&self.tid) {
@@ -445,19 +443,19 @@ impl Drop for Remote<'_> {
     }
 }
 
-/// The registers with which an interrupted system call is made anew, where nothing happens in between: what the kernel
-/// does when it restarts a call, since `rt_sigreturn` does not. `call` is the one that the program made.
+/// Returns the registers with which an interrupted system call is made again if nothing happens in between. The kernel does the same when
+/// it restarts a call, but `rt_sigreturn` does not. `call` is the call that the program made.
 fn made_anew(registers: &Registers, call: Option<u64>) -> Registers {
     let no_call = Registers { orig_rax: u64::MAX, ..*registers };
     match call {
         Some(nr) if registers.restarts() => Registers { rip: registers.rip - 2, rax: nr, ..no_call },
-        // What restart_syscall restarts is not known: it was interrupted before we came.
+        // The call that restart_syscall restarts is unknown: it was interrupted before the tool came.
         None if registers.restarts() => Registers { rax: -i64::from(libc::EINTR) as u64, ..no_call },
         _ => no_call,
     }
 }
 
-/// Signals that instructions raise. Blocked, they would make the kernel reset their handlers and kill.
+/// Returns the signals that instructions raise. If they were blocked, the kernel would reset their handlers and kill.
 fn synchronous_signals() -> u64 {
     let signals = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
     signals.iter().fold(0, |mask, signal| mask | 1 << (signal - 1))

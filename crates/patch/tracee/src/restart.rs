@@ -1,26 +1,25 @@
-//! Which interrupted system calls may be made anew without the program noticing.
+//! Choice of the interrupted system calls that may be made again without a visible effect.
 //!
-//! Most calls that a stop interrupts return one of the kernel's own `ERESTART*` codes, and the kernel restarts them when
-//! the thread goes on and no handler has run. Some return a plain `EINTR`, which the program would see although no
-//! signal ever came (signal(7), "Interruption of system calls and library functions by stop signals"). For these the
-//! code is replaced by `ERESTARTNOHAND` while the thread stands: the kernel then restarts the call if no handler runs
-//! and gives the program its `EINTR` if one does, which is what happens without us. That also settles the race with a
-//! signal that arrives at the same moment: it is the kernel that decides, after us.
+//! Most calls that a stop interrupts return one of the kernel's own `ERESTART*` codes, and the kernel restarts them if no handler has run
+//! when the thread continues. Some return a plain `EINTR`, which the program would see although no signal came (signal(7), "Interruption of
+//! system calls and library functions by stop signals"). For these the code is replaced by `ERESTARTNOHAND` while the thread is stopped.
+//! The kernel then restarts the call if no handler runs, and returns `EINTR` to the program if one does, as it would without the tool. That
+//! also settles the race with a signal that arrives at the same moment: the kernel decides, after the tool.
 //!
-//! What remains: a tool killed after it has asked a thread to stop and before it has seen it stand leaves that one `EINTR`
-//! behind, as any SIGSTOP and SIGCONT does.
+//! One case remains: a tool killed after it has asked a thread to stop and before it has seen the thread stopped leaves that one `EINTR`,
+//! as any SIGSTOP and SIGCONT does.
 //!
-//! The list holds only calls for which `EINTR` means that nothing has happened, so that making them anew is what every
-//! correct program does. A restart begins a relative time-out anew; who stops the same thread often must mind that.
+//! The list holds only calls for which `EINTR` means that nothing has happened: every correct program makes them again. A restart begins a
+//! relative time-out again; a caller that often stops the same thread must take account of that.
 
 /// `MSG_FASTOPEN`: the call also connects.
 const MSG_FASTOPEN: u64 = 0x2000_0000;
-/// Not among libc's constants.
+/// Number of the system call `io_pgetevents`, which the crate libc does not define.
 const SYS_IO_PGETEVENTS: i64 = 333;
-/// `FALLOC_FL_COLLAPSE_RANGE | FALLOC_FL_INSERT_RANGE`: made twice, these move data twice.
+/// `FALLOC_FL_COLLAPSE_RANGE | FALLOC_FL_INSERT_RANGE`: executed twice, these move data twice.
 const FALLOC_MOVES: u64 = 0x08 | 0x20;
 
-/// Whether a call that returned `EINTR` may be made anew.
+/// Returns true if a call that returned `EINTR` may be made again.
 pub(crate) fn restartable(nr: u64, args: &[u64; 6]) -> bool {
     let send_flags = match nr as i64 {
         libc::SYS_sendto | libc::SYS_sendmmsg => args[3],
@@ -28,35 +27,35 @@ pub(crate) fn restartable(nr: u64, args: &[u64; 6]) -> bool {
         _ => 0,
     };
     match nr as i64 {
-        // Waiting for events takes none away when it is interrupted (fs/eventpoll.c: -EINTR only with no event found).
+        // An interrupted wait for events takes none away (fs/eventpoll.c: -EINTR only with no event found).
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => true,
-        // Sockets with SO_RCVTIMEO: sock_intr_errno() gives -EINTR only where nothing was received or accepted.
+        // Sockets with SO_RCVTIMEO: sock_intr_errno() returns -EINTR only if nothing was received or accepted.
         libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg | libc::SYS_accept | libc::SYS_accept4 => true,
-        // Sockets with SO_SNDTIMEO: -EINTR only where nothing was queued; but a connection may have been begun.
+        // Sockets with SO_SNDTIMEO: -EINTR only if nothing was queued; but a connection may have been begun.
         libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => send_flags & MSG_FASTOPEN == 0,
         // POSIX: EINTR from these means that no byte was transferred and the file offset has not moved.
         libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => true,
         libc::SYS_write | libc::SYS_writev | libc::SYS_pwrite64 | libc::SYS_pwritev | libc::SYS_pwritev2 => true,
         // No signal of the set was taken (kernel/signal.c: do_sigtimedwait dequeues before it reports).
         libc::SYS_rt_sigtimedwait => true,
-        // The operations are done all or none (ipc/sem.c).
+        // Either all operations are done or none (ipc/sem.c).
         libc::SYS_semop | libc::SYS_semtimedop => true,
         // -EINTR only with no completion copied out (fs/aio.c).
         libc::SYS_io_getevents | SYS_IO_PGETEVENTS => true,
-        // The number of entries submitted takes precedence over -EINTR (io_uring/io_uring.c): none was.
+        // The number of submitted entries takes precedence over -EINTR (io_uring/io_uring.c): none was submitted.
         libc::SYS_io_uring_enter => true,
         // Nothing was copied out.
         libc::SYS_getrandom => true,
-        // Reserving, punching and zeroing made twice is the same as once.
+        // Reserving, punching and zeroing have the same effect twice as once.
         libc::SYS_fallocate => args[1] & FALLOC_MOVES == 0,
-        // Everything else keeps what it returned. Above all close (the descriptor is gone already) and connect (the
-        // attempt goes on in the background).
+        // All other calls keep their result. Above all close (the descriptor is already gone) and connect (the attempt continues in the
+        // background).
         _ => false,
     }
 }
 
-/// Whether the kernel restarts the call by itself whenever a stop interrupts it. Of those in which threads of idle
-/// servers wait; a call that does so only on some descriptors does not count.
+/// Returns true if the kernel restarts the call by itself whenever a stop interrupts it. The list holds only calls in which threads of idle
+/// servers wait, and no call that restarts only on some descriptors.
 pub(crate) fn restarts_by_itself(nr: u64) -> bool {
     matches!(
         nr as i64,

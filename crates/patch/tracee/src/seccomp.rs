@@ -1,14 +1,14 @@
-//! What a thread's seccomp filters would say to a system call.
+//! Evaluation of a thread's seccomp filters for a system call.
 
 use crate::bpf::{self, Call, Instruction, Verdict};
 use crate::{Error, Process, Tid, sys};
 
-/// All filters of one thread; they can only grow stricter.
+/// All filters of one thread; they can only become stricter.
 #[derive(Debug)]
 pub(crate) struct Filters(Vec<Vec<Instruction>>);
 
 impl Filters {
-    /// Reads the filters of a thread that stands.
+    /// Reads the filters of a stopped thread.
     pub(crate) fn of(process: &Process, tid: Tid) -> Result<Filters, Error> {
         let unreadable = |why: String| Error::SeccompUnreadable { tid, why };
         match process.thread_status(tid)?.seccomp {
@@ -38,7 +38,7 @@ impl Filters {
         }
     }
 
-    /// Refuses a call that any filter would not simply let through.
+    /// Refuses a call that any filter would not allow unconditionally.
     pub(crate) fn check(&self, tid: Tid, call: &Call) -> Result<(), Error> {
         let mut strictest = Verdict::ALLOW;
         for filter in &self.0 {

@@ -1,4 +1,4 @@
-//! A traced process: seize, stop, let go, events.
+//! A traced process: seize, stop, resume, events.
 
 use crate::freeze::{Freezing, Frozen};
 use crate::status::Usual;
@@ -10,55 +10,54 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Reports served by one call of which none is an event: in a storm of signals there is always another one.
+/// Largest number of reports without an event that one call serves: a storm of signals never ends.
 const REPORTS_AT_ONCE: usize = 1024;
-/// So many are stopped in less than a few milliseconds, in between which the target has the processor.
+/// Number of threads that can be stopped within a few milliseconds with the processor given to the target in between.
 const FEW_THREADS: usize = 32;
 
-/// How a new process came about.
+/// Origin of a new process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Birth {
-    /// A copy of the memory: it inherits text, trampolines and ledger, and runs on by itself.
+    /// It has a copy of the memory: it inherits text, trampolines and ledger, and continues by itself.
     Fork,
-    /// Shares the memory until it calls exec or exits, and its parent thread waits for that.
+    /// It shares the memory until it calls exec or exits, and its parent thread waits for that.
     Vfork,
-    /// Shares the memory.
+    /// It shares the memory.
     CloneVm,
 }
 
-/// What the pump reports.
+/// Report of the pump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A thread was born. It is held before its first instruction until [`Session::let_go`], or [`Session::stop`] and
-    /// dropping the [`Stopped`].
+    /// A new thread. It is held before its first instruction until [`Session::let_go`], or [`Session::stop`] and dropping the [`Stopped`].
     NewThread(Tid),
-    /// A thread made a process. It is held before its first instruction until [`Session::release`].
+    /// A thread made a process. The process is held before its first instruction until [`Session::release`].
     NewProcess {
         /// The new process.
         pid: Pid,
         /// The thread that made it.
         parent: Tid,
-        /// How.
+        /// Origin of the process.
         how: Birth,
     },
-    /// The child of a vfork has called exec or exited, and its parent goes on.
+    /// The child of a vfork has called exec or exited, and its parent continues.
     VforkDone(Tid),
-    /// A thread that [`Session::request_stop`] asked stands. It is held until [`Session::let_go`], or [`Session::stop`]
-    /// and dropping the [`Stopped`].
+    /// A thread is stopped after [`Session::request_stop`]. It is held until [`Session::let_go`], or [`Session::stop`] and dropping the
+    /// [`Stopped`].
     Stood(Tid),
     /// A thread ended.
     ThreadExited(Tid),
     /// The process runs another program now. It is held before the first instruction; all other threads are gone.
     Exec,
-    /// The process ended: exit code, or 128 + signal, or -1 when nobody told.
+    /// The process ended: exit code, or 128 + signal, or -1 if the code is unknown.
     Exited(i32),
 }
 
-/// What [`Session::stop`] found.
+/// Result of [`Session::stop`].
 #[derive(Debug)]
 pub enum Stop<'s> {
-    /// It stands, and stays until the value is dropped.
+    /// It is stopped until the value is dropped.
     Stopped(Stopped<'s>),
     /// It has ended.
     Gone,
@@ -67,14 +66,14 @@ pub enum Stop<'s> {
     InVfork,
 }
 
-/// What became of a request to stop.
+/// Result of a request to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// [`Event::Stood`] or [`Event::ThreadExited`] will follow.
     Asked,
-    /// It stands already.
+    /// It is stopped already.
     Stands,
-    /// It was born just now and has not run yet: [`Event::NewThread`] will follow.
+    /// It is new and has not run yet: [`Event::NewThread`] will follow.
     Newborn,
     /// It has ended.
     Gone,
@@ -82,20 +81,20 @@ pub enum Asked {
     InVfork,
 }
 
-/// All threads of a process, traced but running. Only [`attach`] makes one.
+/// All threads of a process, traced but running. Only [`attach`] makes this value.
 #[derive(Debug)]
 pub struct Session<'p> {
     process: &'p Process,
     pub(crate) tracer: Tracer,
 }
 
-/// Runs `work` with all threads of the process traced (`PTRACE_SEIZE`, none stopped), on an OS thread made for it, and
-/// lets go of all of them afterwards, whatever `work` did. When the tool is killed, the kernel does the same.
+/// Runs `work` with all threads of the process traced (`PTRACE_SEIZE`, none stopped), on an OS thread made for it, and releases all of them
+/// afterwards, even if `work` fails. If the tool is killed, the kernel does the same.
 ///
-/// The obvious way to end tracing is to detach each thread. That needs every thread to stand once more, and so to
-/// interrupt every sleeper. When the OS thread that traces ends, the kernel lets go of all without stopping anything.
+/// The obvious way to end tracing is to detach each thread. For that every thread must be stopped once more, and every sleeper interrupted.
+/// When the tracing OS thread ends, the kernel releases all threads without stopping any.
 ///
-/// `work` must not block for long without [`Session::pump`]: signals and births wait for it meanwhile.
+/// `work` must not block for long without [`Session::pump`]: signals and new threads wait for it meanwhile.
 pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) -> R + Send) -> Result<R, Error> {
     let tracing = || {
         let tracer = Tracer::seize(process.clone())?;
@@ -108,7 +107,7 @@ pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) ->
         thread.join().unwrap_or_else(|cause| panic::resume_unwind(cause))
     });
     let (result, tid) = outcome?;
-    // `join` returns while the OS thread is still on its way out; only then are the tracees free.
+    // `join` returns while the OS thread is still ending; the tracees are free only after that.
     let task = format!("/proc/self/task/{tid}");
     while Path::new(&task).exists() {
         thread::sleep(Duration::from_micros(50));
@@ -117,38 +116,38 @@ pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) ->
 }
 
 impl<'p> Session<'p> {
-    /// The process.
+    /// Returns the process.
     pub fn process(&self) -> &'p Process {
         self.process
     }
 
-    /// Threads known, ascending, kernel workers not among them.
+    /// Returns the known threads in ascending order, without kernel workers.
     pub fn threads(&self) -> Vec<Tid> {
         let mut threads: Vec<Tid> = self.tracer.threads.keys().map(|&tid| Tid(tid)).collect();
         threads.sort_unstable();
         threads
     }
 
-    /// Whether a thread is among [`Session::threads`].
+    /// Returns true if a thread is among [`Session::threads`].
     pub fn knows(&self, tid: Tid) -> bool {
         self.tracer.threads.contains_key(&tid.0)
     }
 
-    /// Seizes threads that nobody tells of, whether there were any: who is seized in the middle of making a thread makes one that
-    /// is not traced. When each of [`Session::threads`] has been stopped once, nobody is in the middle of that any more.
+    /// Seizes threads that are not reported; returns true if there were any. A thread that is seized while it makes a thread makes one that
+    /// is not traced. After each of [`Session::threads`] has been stopped once, that cannot happen any more.
     pub fn seize_untold(&mut self) -> Result<bool, Error> {
         self.tracer.seize_untold()
     }
 
-    /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it
-    /// can stop, and many can wait for theirs together. [`Session::pump`] tells when it stands. Of a stop so requested
-    /// [`Session::idle_since_stop`] knows nothing.
+    /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it can stop, and many
+    /// threads can wait for theirs together. [`Session::pump`] reports when it is stopped. [`Session::idle_since_stop`] does not know about
+    /// such a stop.
     pub fn request_stop(&mut self, tid: Tid) -> Result<Asked, Error> {
         self.request(tid, false)
     }
 
-    /// As [`Session::request_stop`], for a thread that may have to be asked once more: [`Session::idle_since_stop`] will
-    /// know.
+    /// Asks like [`Session::request_stop`], for a thread that may have to be asked once more: [`Session::idle_since_stop`] will know about
+    /// the stop.
     pub fn request_stop_again(&mut self, tid: Tid) -> Result<Asked, Error> {
         self.request(tid, true)
     }
@@ -171,13 +170,13 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Whether a thread has not run a single instruction yet: it is held, or its first stop is still to come.
+    /// Returns true if a thread has not executed an instruction yet: it is held, or its first stop is still to come.
     pub fn is_newborn(&self, tid: Tid) -> bool {
         let announced = || self.tracer.events.iter().any(|event| *event == Event::NewThread(tid));
         self.tracer.threads.get(&tid.0).is_some_and(|thread| matches!(thread.state, State::Expected)) || announced()
     }
 
-    /// Takes all requests back; threads that stand because of one go on.
+    /// Withdraws all requests; threads that are stopped because of one continue.
     pub fn withdraw_requests(&mut self) -> Result<(), Error> {
         self.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
         let stood: Vec<i32> =
@@ -191,9 +190,8 @@ impl<'p> Session<'p> {
         result
     }
 
-    /// Says that all threads will be stopped one after another, or that this is over. With many of them the processor is
-    /// not given up in between: it would come back only after every thread of a busy program has had its turn, a
-    /// thousand times.
+    /// Announces that all threads will be stopped one after another, or that this is over. With many of them the tracer keeps the processor
+    /// in between: otherwise it would get the processor back only after every thread of a busy program has had its turn, a thousand times.
     pub fn expect_all_to_stop(&mut self, expected: bool) {
         self.tracer.priority.busy = expected && self.tracer.threads.len() > FEW_THREADS;
         match self.tracer.priority.busy {
@@ -202,8 +200,8 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Threads that sleep and have used much less of the processors than their fellows, as they were when they were last
-    /// frozen or otherwise now: nobody misses them for some milliseconds.
+    /// Returns threads that sleep and have used much less of the processors than the others: a pause of some milliseconds does no harm. The
+    /// answer is as of the last freeze, or otherwise as of now.
     pub fn idle(&self) -> Result<BTreeSet<Tid>, Error> {
         if let Some(idle) = &self.tracer.idle {
             return Ok(idle.iter().map(|&tid| Tid(tid)).collect());
@@ -217,8 +215,8 @@ impl<'p> Session<'p> {
         Ok(idle.map(|thread| thread.tid).collect())
     }
 
-    /// Says that for now only [`Session::idle`] threads will be stopped, or that this is over, among threads that
-    /// [`Session::expect_all_to_stop`] has told of. For 3 ms the processor is everybody else's.
+    /// Announces, among threads that [`Session::expect_all_to_stop`] covers, that for now only [`Session::idle`] threads will be stopped,
+    /// or that this is over. For 3 ms the processor then belongs to all other threads.
     pub fn expect_idle_to_stop(&mut self, expected: bool) {
         match expected && self.tracer.priority.busy {
             true => self.tracer.priority.spare_others(),
@@ -226,9 +224,9 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Stops one thread. One that is held already (new, or found stopped) is handed over as it is.
+    /// Stops one thread. One that is held already (new, or found stopped) is returned as it is.
     ///
-    /// After [`Error::Unstoppable`] the thread runs on; it is let go by the next [`Session::pump`] when it does stop.
+    /// After [`Error::Unstoppable`] the thread continues; when it does stop, the next [`Session::pump`] resumes it.
     pub fn stop(&mut self, tid: Tid) -> Result<Stop<'_>, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Stop::InVfork);
@@ -248,30 +246,30 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Lets a held thread go that no [`Stopped`] stands for. One that is not held is left alone.
+    /// Resumes a held thread that has no [`Stopped`]. A thread that is not held is left alone.
     pub fn let_go(&mut self, tid: Tid) -> Result<(), Error> {
         let result = self.tracer.let_go(tid.0);
         self.tracer.lower_priority();
         result.map(drop)
     }
 
-    /// Ends the tracing of a new process; it runs on.
+    /// Ends the tracing of a new process; it continues.
     pub fn release(&mut self, pid: Pid) -> Result<(), Error> {
         let result = self.tracer.release(pid);
         self.tracer.lower_priority();
         result
     }
 
-    /// Whether a thread has executed nothing of the program since it was last let go: stopping it again would tell
-    /// nothing and begin its time-out anew. False for a thread that was never stopped, or not in a system call.
+    /// Returns true if a thread has executed nothing of the program since it was last resumed: another stop would show nothing new and
+    /// restart its time-out. False for a thread that was never stopped, or not in a system call.
     pub fn idle_since_stop(&mut self, tid: Tid) -> Result<bool, Error> {
         self.tracer.idle_since_stop(tid.0)
     }
 
-    /// Serves what the target does (signals are forwarded unchanged, job control is kept) and returns the next event,
-    /// or `None` when the deadline has passed. With a deadline in the past: what is there already.
+    /// Serves the target (signals are forwarded unchanged, job control is kept) and returns the next event, or `None` when the deadline has
+    /// passed. With a deadline in the past, returns only an event that is already there.
     pub fn pump(&mut self, deadline: Instant) -> Result<Option<Event>, Error> {
-        // An event is handed over before more is served: mostly a thread stands for it.
+        // An event is returned before more is served: mostly a thread is stopped for it.
         for _ in 0..REPORTS_AT_ONCE {
             if !self.tracer.events.is_empty() || self.tracer.serve_one(false)?.is_none() {
                 break;
@@ -293,23 +291,23 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Stops all threads, sleeping ones first and running ones last; on failure everything runs on.
+    /// Stops all threads, sleeping ones first and running ones last; on failure all continue.
     ///
-    /// For a thread that sleeps in state D, which it cannot be woken from, the others stand some milliseconds only; then
-    /// all go on, and it is tried again, for half a second.
+    /// A thread in state D cannot be woken: the others are stopped for it only some milliseconds. Then all continue, and it is tried again,
+    /// for half a second.
     pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
         Frozen::all(self)
     }
 
-    /// Stops [`Session::idle`] threads, and the others when it is completed. Both are tried once.
+    /// Stops [`Session::idle`] threads, and the other threads on completion. Both are tried once.
     pub fn begin_to_freeze(&mut self) -> Result<Freezing<'_, 'p>, Error> {
         Freezing::begin(self)
     }
 
-    /// Stops the thread best suited to carry remote calls: one in a system call that restarts, with room on its own
-    /// stack. Threads looked at and found unsuited are let go again.
+    /// Stops the thread that can best carry remote calls: one in a system call that restarts, with room on its own stack. Threads that were
+    /// examined and cannot carry them are resumed.
     pub fn stop_carrier(&mut self) -> Result<Stopped<'_>, Error> {
-        // Looking through the C library's text takes long: before anybody stands, not while the carrier does.
+        // The search through the C library's text takes long: before any thread is stopped, not while the carrier is.
         self.process.find_gadgets()?;
         let mut why = "it has no threads".to_owned();
         for tid in crate::carrier::by_fitness(&self.tracer) {

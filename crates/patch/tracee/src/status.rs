@@ -1,12 +1,12 @@
-//! What `/proc` tells of a thread without stopping it.
+//! Information in `/proc` about a thread, without stopping it.
 
 use crate::{Pid, Tid};
 
 /// `PF_IO_WORKER`: the thread serves io_uring.
 const PF_IO_WORKER: u64 = 0x10;
-/// `PF_USER_WORKER`: any worker that the kernel keeps inside of a process. Before Linux 6.4 the bit meant something else.
+/// `PF_USER_WORKER`: any worker that the kernel keeps inside a process. Before Linux 6.4 the bit had another meaning.
 const PF_USER_WORKER: u64 = 0x4000;
-/// `PF_KTHREAD`.
+/// `PF_KTHREAD`: the thread belongs to the kernel.
 const PF_KTHREAD: u64 = 0x20_0000;
 
 /// One thread of a process.
@@ -14,34 +14,34 @@ const PF_KTHREAD: u64 = 0x20_0000;
 pub struct ThreadInfo {
     /// The thread.
     pub tid: Tid,
-    /// A worker made by the kernel (io_uring, vhost): it has no user side, shows its creator's `fs_base`, is never
-    /// traced, and must never be stored through.
+    /// True for a worker made by the kernel (io_uring, vhost): it has no user side, shows its creator's `fs_base`, is never traced, and
+    /// nothing must be written through it.
     pub kernel_worker: bool,
     /// State letter: `R`, `S`, `D`, `T`, `t`, `Z`, `X`.
     pub state: char,
-    /// Processor time that it has used, in the kernel's ticks (mostly 10 ms).
+    /// Processor time that it has used, in ticks of the kernel (mostly 10 ms).
     pub cpu_ticks: u64,
 }
 
 impl ThreadInfo {
-    /// Whether it runs the program's code: it is no worker of the kernel, and has not ended.
+    /// Returns true if it runs the program's code: it is not a worker of the kernel, and has not ended.
     pub fn runs_program(&self) -> bool {
         !self.kernel_worker && !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// What threads of a process have used of processors, in ticks: how much all together, and how many they are.
+/// Processor time used by the threads of a process: the total in ticks, and the number of threads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usual {
     ticks: u64,
     threads: u64,
 }
 
-/// Who has used less than one part in so many of what threads have used on average is idle.
+/// Divisor for idle threads: a thread is idle if it has used less than the average divided by this number.
 const IDLE_PART: u64 = 4;
 
 impl Usual {
-    /// From the ticks of each.
+    /// Sums the ticks of each thread.
     pub(crate) fn of(each: impl Iterator<Item = u64>) -> Usual {
         each.fold(Usual { ticks: 0, threads: 0 }, |usual, ticks| Usual {
             ticks: usual.ticks.saturating_add(ticks),
@@ -49,19 +49,18 @@ impl Usual {
         })
     }
 
-    /// Whether nobody misses a thread that sleeps, for some milliseconds.
+    /// Returns true if a sleeping thread with these ticks is idle: a pause of some milliseconds does no harm.
     pub(crate) fn is_idle(self, ticks: u64) -> bool {
         ticks.saturating_mul(self.threads * IDLE_PART) < self.ticks
     }
 }
 
-/// What one look at the list of threads found.
+/// Result of one read of the list of threads.
 #[derive(Debug)]
 pub(crate) struct Threads {
     pub(crate) threads: Vec<ThreadInfo>,
-    /// No thread was gone before it could be looked at: the kernel ends its list at a thread that is released at the
-    /// moment it is listed, and leaves out those that follow (`next_tid` in fs/proc/base.c). A thread that is traced is
-    /// not released before its tracer has waited for it.
+    /// True if no thread ended before it could be read. The kernel ends its list at a thread that is released at the moment of listing, and
+    /// omits those after it (`next_tid` in fs/proc/base.c). A traced thread is not released before its tracer has waited for it.
     pub(crate) all: bool,
 }
 
@@ -71,14 +70,14 @@ pub(crate) struct Stat {
     pub(crate) state: char,
     pub(crate) flags: u64,
     pub(crate) cpu_ticks: u64,
-    /// Of the process, kernel workers and those that have ended and were not waited for included.
+    /// Threads of the process, including kernel workers and threads that have ended and were not waited for.
     pub(crate) threads: u64,
     pub(crate) start_time: u64,
 }
 
 impl Stat {
     pub(crate) fn parse(text: &str) -> Option<Stat> {
-        // The name may contain anything, spaces and parentheses included; it ends at the last one.
+        // The name may contain any character, including spaces and parentheses; it ends at the last one.
         let rest = &text[text.rfind(')')? + 1..];
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
@@ -108,38 +107,38 @@ pub struct Status {
     pub state: char,
     /// The process that the thread belongs to.
     pub tgid: Pid,
-    /// Who traces it, 0 for nobody.
+    /// The tracer, 0 if it is not traced.
     pub tracer: Pid,
     /// Real, effective, saved and file-system user.
     pub uids: [u32; 4],
     /// Its number in each nested PID namespace, ours first.
     pub ns_pids: Vec<i32>,
-    /// Threads of the process.
+    /// Number of threads of the process.
     pub threads: u32,
     /// Blocked signals, bit `n - 1` for signal `n`.
     pub blocked: u64,
-    /// Ignored signals.
+    /// Ignored signals, as in `blocked`.
     pub ignored: u64,
-    /// Caught signals.
+    /// Caught signals, as in `blocked`.
     pub caught: u64,
-    /// Signals pending for the thread.
+    /// Signals pending for the thread, as in `blocked`.
     pub pending: u64,
-    /// Signals pending for the process.
+    /// Signals pending for the process, as in `blocked`.
     pub shared_pending: u64,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: u8,
     /// Number of seccomp filters.
     pub seccomp_filters: u32,
-    /// Whether `x86_Thread_features` contains `shstk`; nothing of a kernel that knows no shadow stacks.
+    /// True if `x86_Thread_features` contains `shstk`; `None` if the kernel does not support shadow stacks.
     pub shadow_stack: Option<bool>,
-    /// Times it went to sleep by itself.
+    /// Number of times it went to sleep voluntarily.
     pub voluntary_switches: u64,
-    /// Times it was preempted.
+    /// Number of times it was preempted.
     pub involuntary_switches: u64,
 }
 
 impl Status {
-    /// `None` when a field that every kernel writes is missing.
+    /// Returns `None` if a field that every kernel writes is missing.
     pub(crate) fn parse(text: &str) -> Option<Status> {
         let field =
             |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
@@ -170,14 +169,14 @@ impl Status {
     }
 }
 
-/// Where a thread stands and how often it went to sleep, read without stopping it.
+/// Location of a thread and number of its sleeps, read without stopping it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadActivity {
-    /// The system call that it sleeps in, with arguments; `None` while it runs, or sleeps in a page fault.
+    /// The system call in which it sleeps, with arguments; `None` while it runs, or sleeps in a page fault.
     pub waits_in: Option<(u64, [u64; 6])>,
     /// Stack pointer and program counter while it sleeps.
     pub sp_pc: Option<(u64, u64)>,
-    /// Times it went to sleep by itself.
+    /// Number of times it went to sleep voluntarily.
     pub voluntary_switches: u64,
 }
 
@@ -200,13 +199,13 @@ impl ThreadActivity {
         activity
     }
 
-    /// Whether it may have executed instructions of the program since `earlier`. A thread that slept both times and
-    /// has not gone to sleep in between has slept all the time.
+    /// Returns true if it may have executed instructions of the program since `earlier`. A thread that slept both times and has not gone to
+    /// sleep in between has slept all the time.
     pub fn ran_since(&self, earlier: &ThreadActivity) -> bool {
         self.waits_in.is_none() || self != earlier
     }
 
-    /// The same with `switches` sleeps allowed for: those that a stop of ours has caused.
+    /// Returns the same, but permits `switches` sleeps that a stop by the tool has caused.
     pub(crate) fn ran_since_but(&self, earlier: &ThreadActivity, switches: u64) -> bool {
         self.waits_in.is_none()
             || self.waits_in != earlier.waits_in

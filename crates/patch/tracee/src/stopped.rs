@@ -1,4 +1,4 @@
-//! One thread that stands.
+//! Operations on one stopped thread.
 
 use crate::tracer::Tracer;
 use crate::{Error, Registers, Remote, Tid, carrier, seccomp, sys};
@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 use stillpoint_patch_format::Avma;
 
-/// A thread that stands, held by a [`Stopped`] or a [`Frozen`](crate::Frozen).
+/// A stopped thread, held by a [`Stopped`] or a [`Frozen`](crate::Frozen).
 #[derive(Debug)]
 pub struct Held<'s> {
     tracer: &'s mut Tracer,
@@ -18,13 +18,13 @@ impl<'s> Held<'s> {
         Held { tracer, tid }
     }
 
-    /// The thread.
+    /// Returns the thread.
     pub fn tid(&self) -> Tid {
         Tid(self.tid)
     }
 
-    /// Its registers (fetched once, then kept). Of a thread interrupted in a system call, `rax` is the kernel's code
-    /// and `orig_rax` the call.
+    /// Returns its registers (read once, then kept). In a thread interrupted in a system call, `rax` is the kernel's code and `orig_rax`
+    /// the call.
     pub fn registers(&mut self) -> Result<Registers, Error> {
         registers(self.tracer, self.tid)
     }
@@ -37,44 +37,44 @@ impl<'s> Held<'s> {
         Ok(())
     }
 
-    /// Base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::no_user_side`].
+    /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::no_user_side`].
     pub fn fs_base(&mut self) -> Result<Avma, Error> {
         Ok(Avma(self.registers()?.fs_base))
     }
 
-    /// Whether job control has stopped the process (it stays so when let go).
+    /// Returns true if job control has stopped the process (it stays stopped when it is resumed).
     pub fn group_stopped(&mut self) -> bool {
         self.tracer.standing(self.tid).is_ok_and(|standing| standing.group_stop)
     }
 
-    /// Its own stack as far as it is in use: from the stack pointer (less the red zone) to the end of the stack. `None`
-    /// when the stack pointer is not in the thread's own stack (coroutine, alternate signal stack).
+    /// Returns the used part of its own stack: from the stack pointer (less the red zone) to the end of the stack. `None` if the stack
+    /// pointer is not in the thread's own stack (coroutine, alternate signal stack).
     pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
         let registers = self.registers()?;
         let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
         Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(carrier::RED_ZONE)), stack.end)))
     }
 
-    /// Whether the thread could carry remote calls now, and if not, why.
+    /// Returns the reason why the thread cannot carry remote calls now, or `None` if it can.
     pub fn carrier_fault(&mut self) -> Result<Option<String>, Error> {
         carrier::fault(self.tracer, self.tid)
     }
 
-    /// Checks that the thread's seccomp filters allow `rt_sigreturn` and each of these calls, exactly as they would
-    /// be made. Touches nothing.
+    /// Checks that the thread's seccomp filters allow `rt_sigreturn` and each of these calls, exactly as they would be made. Changes
+    /// nothing.
     pub fn check_syscalls(&mut self, calls: &[(u64, [u64; 6])]) -> Result<(), Error> {
         let gadgets = self.tracer.process.find_gadgets()?;
         let filters = seccomp::Filters::of(&self.tracer.process, Tid(self.tid))?;
         calls.iter().try_for_each(|(nr, args)| gadgets.check(&filters, Tid(self.tid), *nr, *args))
     }
 
-    /// Makes the thread ready for several remote calls; it is put back when the value is dropped, by itself if the
-    /// tool is killed.
+    /// Makes the thread ready for several remote calls. It is restored when the value is dropped; if the tool is killed, it restores
+    /// itself.
     pub fn begin_remote(&mut self) -> Result<Remote<'_>, Error> {
         Remote::begin(self.tracer, self.tid)
     }
 
-    /// One remote system call: begin, call, put back.
+    /// Makes one remote system call: begin, call, restore.
     pub fn remote(&mut self, nr: u64, args: [u64; 6]) -> Result<u64, Error> {
         let mut remote = self.begin_remote()?;
         let result = remote.syscall(nr, args);
@@ -82,11 +82,10 @@ impl<'s> Held<'s> {
         result
     }
 
-    /// Calls `int f(void)` on the thread's own stack. On time-out the function runs on and the thread restores itself
-    /// when it returns.
+    /// Calls `int f(void)` on the thread's own stack. On time-out the function continues, and the thread restores itself when it returns.
     ///
-    /// The function runs like a signal handler: at any point of the program, so it must save `errno` and take no lock
-    /// that the thread may hold.
+    /// The function runs like a signal handler: at any point of the program, so it must save `errno` and take no lock that the thread may
+    /// hold.
     pub fn call_function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
         let mut remote = self.begin_remote()?;
         let result = remote.function(function, limit);
@@ -98,7 +97,7 @@ impl<'s> Held<'s> {
     }
 }
 
-/// One thread stopped alone. Dropping it lets the thread go.
+/// One thread stopped alone. Dropping it resumes the thread.
 #[derive(Debug)]
 pub struct Stopped<'s> {
     held: Held<'s>,
@@ -110,8 +109,8 @@ impl<'s> Stopped<'s> {
         Stopped { held: Held::new(tracer, tid), resumed: false }
     }
 
-    /// Lets the thread go and says for how long it stood, from being observed stopped to here, in nanoseconds. An
-    /// interrupted system call is made to restart where the kernel does not do it by itself.
+    /// Resumes the thread and returns for how long it was stopped, in nanoseconds, from the moment when the stop was observed. An
+    /// interrupted system call is made to restart if the kernel does not restart it by itself.
     pub fn resume(mut self) -> Result<u64, Error> {
         self.let_go()
     }
@@ -147,7 +146,7 @@ impl<'s> DerefMut for Stopped<'s> {
     }
 }
 
-/// Registers of a standing thread, fetched once.
+/// Returns the registers of a stopped thread, read once.
 pub(crate) fn registers(tracer: &mut Tracer, tid: i32) -> Result<Registers, Error> {
     let standing = tracer.standing(tid)?;
     if let Some(registers) = standing.registers {
@@ -158,7 +157,7 @@ pub(crate) fn registers(tracer: &mut Tracer, tid: i32) -> Result<Registers, Erro
     Ok(registers)
 }
 
-/// A request on a standing thread fails with ESRCH only when the thread was killed.
+/// Converts the error of a request on a stopped thread: it fails with ESRCH only if the thread was killed.
 pub(crate) fn lost(tid: i32, call: &'static str, source: std::io::Error) -> Error {
     match source.raw_os_error() {
         Some(libc::ESRCH) => Error::ThreadGone(Tid(tid)),

@@ -1,5 +1,5 @@
-//! The system calls behind everything else, one thin wrapper each. All `unsafe` of the crate is in this file and in
-//! `own.rs`, which has those on the tool itself.
+//! System calls of this crate, one thin wrapper each. All `unsafe` of the crate is in this file and in `own.rs`, which has the calls on the
+//! tool itself.
 
 use crate::registers::Registers;
 use std::fs::File;
@@ -33,9 +33,8 @@ const NT_X86_XSTATE: usize = 0x202;
 const KCMP_VM: i32 = 1;
 const WNOTHREAD: i32 = 0x2000_0000;
 
-/// `TRACESYSGOOD` is what makes the death of the tracer harmless at a system-call stop: the kernel then drops the stop's
-/// code as an invalid signal number, where without the option it would send the target a SIGTRAP.
-/// `EXITKILL` must never be among them.
+/// Options of a seize. `TRACESYSGOOD` makes the death of the tracer harmless at a system-call stop: the kernel then drops the stop's code
+/// as an invalid signal number. Without the option it would send the target a SIGTRAP. `EXITKILL` must never be among them.
 const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEFORK
     | libc::PTRACE_O_TRACEVFORK
@@ -43,7 +42,7 @@ const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEEXEC
     | libc::PTRACE_O_TRACEVFORKDONE) as usize;
 
-/// What a wait reported.
+/// Report of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Exit code, or 128 + signal.
@@ -52,7 +51,7 @@ pub(crate) enum Wait {
     Signal(i32),
     /// Entry to or exit from a system call.
     Syscall,
-    /// `PTRACE_EVENT_STOP`; with the stop signal when job control has stopped the process.
+    /// `PTRACE_EVENT_STOP`; `group_stop` is true if job control has stopped the process.
     Trap { group_stop: bool },
     /// Another `PTRACE_EVENT_*`.
     Event(i32),
@@ -90,7 +89,7 @@ pub(crate) fn seize(tid: i32) -> io::Result<()> {
     unsafe { ptrace(PTRACE_SEIZE, tid, 0, OPTIONS) }.map(drop)
 }
 
-/// Seizes a thread whose exec is all that is of interest.
+/// Seizes a thread of which only the exec is of interest.
 pub(crate) fn seize_for_exec(tid: i32) -> io::Result<()> {
     let options = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
     // SAFETY: data is an integer.
@@ -147,7 +146,7 @@ pub(crate) fn set_rax(tid: i32, value: i64) -> io::Result<()> {
     unsafe { ptrace(PTRACE_POKEUSER, tid, offset, value as usize) }.map(drop)
 }
 
-/// Fills `buf` with the extended state in the kernel's non-compacted format; the length used.
+/// Fills `buf` with the extended state in the kernel's non-compacted format; returns the length used.
 pub(crate) fn extended_state(tid: i32, buf: &mut [u8]) -> io::Result<usize> {
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     // SAFETY: the request writes at most `iov_len` bytes to `iov_base` and updates `iov_len`.
@@ -155,7 +154,7 @@ pub(crate) fn extended_state(tid: i32, buf: &mut [u8]) -> io::Result<usize> {
     Ok(iov.iov_len)
 }
 
-/// Sets the extended state from an image that [`extended_state`] gave.
+/// Sets the extended state from an image that [`extended_state`] returned.
 pub(crate) fn set_extended_state(tid: i32, state: &mut [u8]) -> io::Result<()> {
     let mut iov = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     // SAFETY: the request reads at most `iov_len` bytes from `iov_base` and updates `iov_len`.
@@ -174,7 +173,7 @@ pub(crate) fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
     unsafe { ptrace(PTRACE_SETSIGMASK, tid, 8, &raw const mask as usize) }.map(drop)
 }
 
-/// Sender and code of the signal about to be delivered: `(si_signo, si_code)`.
+/// Returns the information about the signal that is about to be delivered (`si_signo`, `si_code`, sender).
 pub(crate) fn signal_info(tid: i32) -> io::Result<libc::siginfo_t> {
     // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -183,7 +182,7 @@ pub(crate) fn signal_info(tid: i32) -> io::Result<libc::siginfo_t> {
     Ok(info)
 }
 
-/// Queues a signal for one thread with the given information, as `sigqueue` would; only codes of user origin work.
+/// Queues a signal for one thread with the given information, as `sigqueue` does; only codes of user origin work.
 pub(crate) fn queue_signal(pid: i32, tid: i32, info: &libc::siginfo_t) -> io::Result<()> {
     // SAFETY: the call reads one siginfo_t.
     let result =
@@ -191,13 +190,13 @@ pub(crate) fn queue_signal(pid: i32, tid: i32, info: &libc::siginfo_t) -> io::Re
     if result == 0 {
         return Ok(());
     }
-    // The kernel lets nobody forge a code of kernel or tkill origin; the signal itself still must not be lost.
+    // The kernel does not permit a forged code of kernel or tkill origin; the signal itself must still not be lost.
     // SAFETY: plain integers.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, info.si_signo) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Instructions of the `index`th seccomp filter of a thread, newest first, 8 bytes each; `None` past the last one.
+/// Returns the instructions of the `index`th seccomp filter of a thread, newest first, 8 bytes each; `None` after the last one.
 pub(crate) fn seccomp_filter(tid: i32, index: usize) -> io::Result<Option<Vec<u8>>> {
     // SAFETY: without a buffer the request only returns the number of instructions.
     let count = match unsafe { ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, 0) } {
@@ -212,7 +211,7 @@ pub(crate) fn seccomp_filter(tid: i32, index: usize) -> io::Result<Option<Vec<u8
     Ok(Some(buf))
 }
 
-/// Address of the thread's registered `struct rseq`, 0 if none.
+/// Returns the address of the thread's registered `struct rseq`, 0 if none.
 pub(crate) fn rseq_area(tid: i32) -> io::Result<u64> {
     let mut configuration = [0u64; 3];
     // SAFETY: the request writes at most `addr` = 24 bytes.
@@ -220,7 +219,7 @@ pub(crate) fn rseq_area(tid: i32) -> io::Result<u64> {
     Ok(configuration[0])
 }
 
-/// Whether the thread dispatches its system calls to a handler of its own (`PR_SET_SYSCALL_USER_DISPATCH`).
+/// Returns true if the thread dispatches its system calls to a handler of its own (`PR_SET_SYSCALL_USER_DISPATCH`).
 pub(crate) fn dispatches_syscalls(tid: i32) -> bool {
     let mut configuration = [0u64; 4];
     // SAFETY: the request writes `addr` = 32 bytes.
@@ -234,11 +233,11 @@ pub(crate) fn poke(tid: i32, at: u64, word: u64) -> io::Result<()> {
     unsafe { ptrace(PTRACE_POKEDATA, tid, at as usize, word as usize) }.map(drop)
 }
 
-/// Waits for one tracee; `Ok(None)` when `block` is false and nothing is there.
+/// Waits for one tracee; `Ok(None)` if `block` is false and there is no report.
 ///
-/// The report of a signal on its way is looked at without being consumed: the kernel forgets a signal whose report was
-/// consumed, so that a tool killed before it passes the signal on would take it along (a lost `SIGCANCEL` makes a thread
-/// wait for ever). Passing it on makes the report go away as well.
+/// The report of a signal is read without consuming it. The kernel forgets a signal whose report was consumed, so a tool killed before it
+/// forwards the signal would lose it (after a lost `SIGCANCEL` a thread waits without end). Forwarding the signal removes the report as
+/// well.
 pub(crate) fn wait(tid: i32, block: bool) -> io::Result<Option<Wait>> {
     let flags = libc::__WALL | if block { 0 } else { libc::WNOHANG };
     // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
@@ -267,7 +266,7 @@ pub(crate) fn wait(tid: i32, block: bool) -> io::Result<Option<Wait>> {
     }
 }
 
-/// The next child or tracee of this OS thread that has something to report, without consuming the report.
+/// Returns the next child or tracee of this OS thread that has a report, without consuming the report.
 pub(crate) fn peek(block: bool) -> io::Result<Option<i32>> {
     // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -289,7 +288,7 @@ pub(crate) fn peek(block: bool) -> io::Result<Option<i32>> {
 }
 
 pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: plain integers; a result that is not negative is a new descriptor that nobody else owns.
+    // SAFETY: plain integers; a result that is not negative is a new descriptor that no other value owns.
     unsafe {
         match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
             n if n < 0 => Err(io::Error::last_os_error()),
@@ -298,20 +297,20 @@ pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether the process behind the pidfd has ended.
+/// Returns true if the process of the pidfd has ended.
 pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd, not waiting.
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
-/// Ends the process behind the pidfd; one that has ended already is left alone.
+/// Kills the process of the pidfd; one that has ended already is left alone.
 pub(crate) fn kill(pidfd: &OwnedFd) {
-    // SAFETY: plain integers and a null pointer, which stands for the information of an ordinary kill.
+    // SAFETY: plain integers and a null pointer, which means the information of an ordinary kill.
     unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, ptr::null::<u8>(), 0) };
 }
 
-/// Whether two processes share one memory.
+/// Returns true if two processes share one memory.
 pub(crate) fn same_memory(a: i32, b: i32) -> io::Result<bool> {
     // SAFETY: plain integers.
     match unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) } {
@@ -320,21 +319,21 @@ pub(crate) fn same_memory(a: i32, b: i32) -> io::Result<bool> {
     }
 }
 
-/// Reads with `pread`, whole or up to the first unreadable page.
+/// Reads with `pread`, all bytes or up to the first unreadable page.
 pub(crate) fn read_at(file: &File, buf: &mut [u8], at: u64) -> io::Result<usize> {
-    // SAFETY: the buffer is ours and as long as said. The offset is an address: `FileExt::read_at` would refuse the
-    // upper half, where the vsyscall page is.
+    // SAFETY: the buffer is ours and has the stated length. The offset is an address: `FileExt::read_at` would refuse the upper half of the
+    // address space, which holds the vsyscall page.
     match unsafe { libc::pread64(file.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len(), at as i64) } {
         n if n < 0 => Err(io::Error::last_os_error()),
         n => Ok(n as usize),
     }
 }
 
-/// Reads with `process_vm_readv`, whole or up to the first unreadable page.
+/// Reads with `process_vm_readv`, all bytes or up to the first unreadable page.
 pub(crate) fn read_of_process(pid: i32, buf: &mut [u8], at: u64) -> io::Result<usize> {
     let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     let remote = libc::iovec { iov_base: ptr::without_provenance_mut(at as usize), iov_len: buf.len() };
-    // SAFETY: `local` is the buffer, ours and as long as said; `remote` is used in the other process only.
+    // SAFETY: `local` is our buffer and has the stated length; `remote` is used in the other process only.
     match unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } {
         n if n < 0 => Err(io::Error::last_os_error()),
         n => Ok(n as usize),
@@ -342,22 +341,22 @@ pub(crate) fn read_of_process(pid: i32, buf: &mut [u8], at: u64) -> io::Result<u
 }
 
 pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> {
-    // SAFETY: the buffer is ours and as long as said.
+    // SAFETY: the buffer is ours and has the stated length.
     match unsafe { libc::pwrite64(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), at as i64) } {
         n if n < 0 => Err(io::Error::last_os_error()),
         n => Ok(n as usize),
     }
 }
 
-/// Where the tool runs like everybody else, it asks to be scheduled in slices as short as the kernel knows (0.1 ms, since
-/// Linux 6.12; older ones do not heed it): whoever wakes up beside it waits for the end of its slice at most.
+/// Slice of the tool while it runs like all others, in nanoseconds: the shortest that the kernel permits (0.1 ms, since Linux 6.12; older
+/// kernels ignore it). A thread that wakes up beside the tool waits at most for the end of this slice.
 pub(crate) const SLICE_NS: u64 = 100_000;
 
-/// The kernel's own length of a slice.
+/// The kernel's default slice.
 const USUAL_SLICE: u64 = 0;
 
-/// Gives an OS thread (0: the calling one) a scheduling policy, with the lowest priority that it knows, and slices of this
-/// length, which only `SCHED_OTHER` changes; whether the kernel allowed it. Follows sched_setattr(2).
+/// Sets the scheduling policy of an OS thread (0: the calling one), with the lowest priority of that policy and slices of this length,
+/// which only `SCHED_OTHER` changes. Returns true if the kernel allowed it. Follows sched_setattr(2).
 fn set_policy(tid: i32, policy: libc::c_int, slice_ns: u64) -> bool {
     // SAFETY: plain data, for which all zeroes is a value.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
@@ -372,7 +371,7 @@ fn set_policy(tid: i32, policy: libc::c_int, slice_ns: u64) -> bool {
     unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) == 0 }
 }
 
-/// Policy and slice of this OS thread.
+/// Returns the policy and slice of this OS thread.
 #[cfg(test)]
 pub(crate) fn scheduling() -> (libc::c_int, u64) {
     // SAFETY: plain data, for which all zeroes is a value.
@@ -384,9 +383,8 @@ pub(crate) fn scheduling() -> (libc::c_int, u64) {
     (attributes.sched_policy as libc::c_int, attributes.sched_runtime)
 }
 
-/// Gives an OS thread of this process (0: this one) a real-time priority where it may: on a busy machine a tracer that waits
-/// for a processor keeps its tracees standing. Where the machine gives none, the best of the others; without the permission for either
-/// everything works, more slowly.
+/// Gives an OS thread of this process (0: this one) the policy SCHED_FIFO, if it may: on a busy machine a tracer that waits for a processor
+/// keeps its tracees stopped. Otherwise gives it the best ordinary priority. Without the permission for either all works, but more slowly.
 pub(crate) fn run_before_others(tid: i32) {
     if !set_policy(tid, libc::SCHED_FIFO, USUAL_SLICE) {
         // SAFETY: plain integers; 0 is the calling thread.
@@ -394,34 +392,34 @@ pub(crate) fn run_before_others(tid: i32) {
     }
 }
 
-/// Takes [`run_before_others`] and [`run_after_others`] back; whether the kernel allowed it.
+/// Reverts [`run_before_others`] and [`run_after_others`]; returns true if the kernel allowed it.
 pub(crate) fn run_like_others(tid: i32) -> bool {
     // SAFETY: plain integers; 0 is the calling thread.
     set_policy(tid, libc::SCHED_OTHER, SLICE_NS)
         && unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, 0) } == 0
 }
 
-/// The OS thread runs when no other wants to.
+/// Makes the OS thread SCHED_IDLE: it runs when no other thread wants to.
 ///
-/// Not with short slices: the shortest one of all that wait for a processor is for how long the kernel protects whoever
-/// runs there, and at the tick behind that it may well choose the last one.
+/// Not with short slices: the kernel protects a running thread for the shortest slice of all that wait for its processor, and at the next
+/// tick it may well choose the SCHED_IDLE thread.
 pub(crate) fn run_after_others(tid: i32) {
     set_policy(tid, libc::SCHED_OTHER, USUAL_SLICE);
     set_policy(tid, libc::SCHED_IDLE, USUAL_SLICE);
 }
 
-/// The calling OS thread, which comes last from now on, makes way for whoever waits for its processor already, and gives up
-/// what it has saved.
+/// Yields the processor of the calling OS thread, which is SCHED_IDLE from now on, to threads that already wait for it, and gives up its
+/// saved processor time.
 ///
-/// Whoever wakes up later takes the processor from the last one, but who woke up before waits for the kernel's next tick.
-/// And to the kernel the last one is somebody with a small weight, who comes before all others for some milliseconds when
-/// they have had more than their share; who yields loses that claim (seen with Linux 6.18).
+/// A thread that wakes up later preempts a SCHED_IDLE thread, but one that woke up before waits for the kernel's next tick. To the kernel a
+/// SCHED_IDLE thread is a thread of small weight, which runs before all others for some milliseconds when they have had more than their
+/// share. A thread that yields loses that claim (seen with Linux 6.18).
 pub(crate) fn let_others_run() {
     // SAFETY: no arguments, and it cannot fail.
     unsafe { libc::sched_yield() };
 }
 
-/// Whether this OS thread may raise its priority again after it was lowered.
+/// Returns true if this OS thread may raise its priority again after it was lowered.
 pub(crate) fn may_raise() -> bool {
     set_policy(0, libc::SCHED_FIFO, USUAL_SLICE) && set_policy(0, libc::SCHED_OTHER, SLICE_NS)
 }
@@ -438,19 +436,19 @@ pub(crate) fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Processor identification: offset and size of an extended-state component in the non-compacted format.
+/// Returns offset and size of an extended-state component in the non-compacted format, as the processor reports them.
 pub(crate) fn state_component(index: u32) -> (usize, usize) {
-    // SAFETY: every x86-64 processor has the instruction; a leaf that does not exist reads as something harmless, and
-    // the component was reported by the kernel. (A safe function in newer compilers.)
+    // SAFETY: every x86-64 processor has the instruction; a missing leaf reads as a harmless value, and the kernel reported the component.
+    // (A safe function in newer compilers.)
     #[allow(unused_unsafe)]
     let leaf = unsafe { std::arch::x86_64::__cpuid_count(0xd, index) };
     (leaf.ebx as usize, leaf.eax as usize)
 }
 
-/// Interrupts waits of this OS thread again and again while armed, so that no wait is for ever.
+/// Interrupts waits of this OS thread repeatedly while armed, so that no wait is endless.
 ///
-/// `waitpid` knows no time-out, and SIGCHLD may be taken by another thread of the tool. A timer that signals exactly
-/// this thread has neither fault; that it repeats covers the moment between the check and the wait.
+/// `waitpid` has no time-out, and another thread of the tool may take SIGCHLD. A timer that signals exactly this thread has neither defect;
+/// its repetition covers the moment between the check and the wait.
 #[derive(Debug)]
 pub(crate) struct WaitTimer {
     timer: libc::timer_t,
@@ -463,7 +461,7 @@ impl WaitTimer {
         extern "C" fn nothing(_: libc::c_int) {}
         let signal = libc::SIGRTMAX() - 1;
         HANDLER.call_once(|| {
-            // SAFETY: the handler does nothing, so it may run at any time; no SA_RESTART, or it would not interrupt.
+            // SAFETY: the handler does nothing, so it may run at any time; without SA_RESTART, because it must interrupt.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = nothing as *const () as usize;
@@ -488,7 +486,7 @@ impl WaitTimer {
         }
     }
 
-    /// First after `first`, then every 5 ms.
+    /// Fires first after `first`, then every 5 ms.
     pub(crate) fn arm(&mut self, first: Duration) {
         self.set(first.max(Duration::from_micros(50)), Duration::from_millis(5));
         self.armed = true;

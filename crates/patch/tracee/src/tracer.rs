@@ -1,4 +1,4 @@
-//! The book of traced threads: who runs, who stands, what was reported. All ptrace happens on one OS thread.
+//! Records of the traced threads: running, stopped, reported. All ptrace calls happen on one OS thread.
 
 use crate::priority::Priority;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, Registers};
@@ -10,34 +10,35 @@ use std::io;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
-/// A thread that does not stop within this time is given up; sleepers in the disk queue do not last longer.
+/// Time limit for the stop of a thread; sleeps in the disk queue do not last longer.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// How long others stand at first for a thread that sleeps in state D, which no signal wakes: mostly it waits for a disk.
+/// First limit of the time for which other threads are stopped because of a thread in state D. No signal wakes it; mostly it waits for a
+/// disk.
 pub(crate) const ASLEEP_FIRST: Duration = Duration::from_millis(2);
-/// When a wait is first looked after: not just before that time is over.
+/// Time of the first check of a wait: not just before that limit.
 const FIRST_LOOK: Duration = Duration::from_millis(3);
-/// The kernel tells of the youngest thread first. So many reports may come before those that were asked to stop are looked
-/// for by themselves: a program that makes threads faster than they can be served would hide them for ever.
+/// Number of reports served before the threads that were asked to stop are polled one by one. The kernel reports the youngest thread first:
+/// a program that makes threads faster than they can be served would hide the others without end.
 const REPORTS_OF_OTHERS: u32 = 32;
 const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
-/// Sleeps caused by one stop: the stop itself, and going back to sleep in the restarted call.
+/// Number of sleeps caused by one stop: the stop itself, and the next sleep in the restarted call.
 const SWITCHES_OF_A_STOP: u64 = 2;
 
-/// What a thread that stands is like.
+/// State of a stopped thread.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Standing {
     pub(crate) since_ns: u64,
     pub(crate) registers: Option<Registers>,
     pub(crate) group_stop: bool,
-    /// It stands in `PTRACE_EVENT_STOP`, the only stop from which remote calls may begin.
+    /// True if it is in `PTRACE_EVENT_STOP`, the only stop from which remote calls may begin.
     pub(crate) trap: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-// Boxing the large variant would allocate while a thread stands.
+// Boxing the large variant would allocate while a thread is stopped.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum State {
-    /// Its birth was reported by its parent; its own first stop is yet to come.
+    /// Its parent reported it as new; its own first stop is still to come.
     Expected,
     Running,
     Standing(Standing),
@@ -47,17 +48,17 @@ pub(crate) enum State {
 pub(crate) struct Thread {
     pub(crate) state: State,
     pub(crate) in_vfork: bool,
-    /// It was asked to stop without being waited for: its stop is reported as [`Event::Stood`].
+    /// True if it was asked to stop without a wait: its stop is reported as [`Event::Stood`].
     pub(crate) asked: bool,
-    /// It was born and has not run yet; [`Event::NewThread`] is among the events, or was taken from there.
+    /// True if it is new and has not run yet; [`Event::NewThread`] is among the events, or was taken from there.
     announced: bool,
-    /// It has been stopped before.
+    /// True if it has been stopped before.
     pub(crate) stopped: bool,
-    /// Times it had gone to sleep before it was last stopped.
+    /// Number of sleeps before it was last stopped.
     switches_before: Option<u64>,
-    /// The sleep that it returns to after it was let go.
+    /// The sleep to which it returns after it was resumed.
     returns_to: Option<ThreadActivity>,
-    /// The call that it goes on with by `restart_syscall`, and its stack pointer and program counter.
+    /// The call that it continues by `restart_syscall`, and its stack pointer and program counter.
     sleeps_in: Option<(u64, (u64, u64))>,
 }
 
@@ -77,7 +78,7 @@ impl Thread {
 }
 
 impl Thread {
-    /// A call interrupted twice stands in `restart_syscall`, which tells nothing of what it restarts.
+    /// Records the call: a call interrupted twice is in `restart_syscall`, which does not show the call that it restarts.
     fn note_sleep(&mut self, registers: &Registers) {
         let place = (registers.rsp, registers.rip);
         self.sleeps_in = match (registers.syscall(), self.sleeps_in) {
@@ -87,7 +88,7 @@ impl Thread {
         };
     }
 
-    /// The system call that the thread was interrupted in, as the program made it.
+    /// Returns the system call in which the thread was interrupted, as the program made it.
     pub(crate) fn interrupted_call(&self, registers: &Registers) -> Option<u64> {
         match registers.syscall()? {
             RESTART_SYSCALL => self.sleeps_in.map(|(nr, _)| nr),
@@ -96,29 +97,29 @@ impl Thread {
     }
 }
 
-/// A process made by the target: both its parent's report and its own first stop must have come.
+/// A process made by the target: the report of its parent and its own first stop must both have come.
 #[derive(Debug, Default)]
 struct Child {
     born: Option<(Tid, Birth)>,
     stands: bool,
 }
 
-/// What a report made of a thread.
+/// Effect of a report on a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// It stands and is ours.
+    /// It is stopped and held.
     Standing,
-    /// The report was served and the thread runs on.
+    /// The report was served and the thread continues.
     Moving,
     /// It has ended, or the process is another program now.
     Gone,
-    /// It waits for the child of its vfork and can do nothing else.
+    /// It waits for the child of its vfork and cannot stop.
     InVfork,
-    /// It sleeps in state D for longer than the caller of [`Tracer::await_stop`] will wait for that, who named a time.
+    /// It sleeps in state D for longer than the limit that the caller of [`Tracer::await_stop`] gave.
     Asleep,
 }
 
-/// Of a thread that has had its time.
+/// Returns the error for a thread that did not stop in time.
 pub(crate) fn will_not_stop(tid: i32, state: char) -> Error {
     let why = match state {
         'D' => "it is in an uninterruptible sleep (state D)".to_owned(),
@@ -136,17 +137,16 @@ pub(crate) struct Tracer {
     pub(crate) timer: WaitTimer,
     pub(crate) priority: Priority,
     pub(crate) replaced: bool,
-    /// How long others stand for a thread that sleeps in state D, when all are frozen: the longer, the oftener that was in
-    /// vain.
+    /// Time for which other threads are stopped because of a thread in state D during a freeze; each failed attempt makes it longer.
     pub(crate) asleep_limit: Duration,
-    /// Threads that were idle when all were last frozen; nothing before.
+    /// Threads that were idle at the last freeze; `None` before the first.
     pub(crate) idle: Option<Vec<i32>>,
-    /// Reports served since the threads that were asked to stop were last looked for.
+    /// Reports served since the threads that were asked to stop were last polled.
     of_others: u32,
 }
 
 impl Tracer {
-    /// Seizes all threads of the process, on the OS thread that calls.
+    /// Seizes all threads of the process, on the calling OS thread.
     pub(crate) fn seize(process: Process) -> Result<Tracer, Error> {
         let timer =
             WaitTimer::new().map_err(|source| Error::Os { call: "timer_create", id: process.pid().0, source })?;
@@ -162,8 +162,8 @@ impl Tracer {
             idle: None,
             of_others: 0,
         };
-        // Threads born between two enumerations are found by the next one, or attached by the kernel because their
-        // parent was traced already. One that is whole and finds nothing new proves that all are known.
+        // Threads made between two enumerations are found by the next one, or attached by the kernel because their parent was already
+        // traced. A complete enumeration that finds nothing new proves that all are known.
         while tracer.seize_new()? {}
         // A process that has ended still shows its leader, until its parent has waited for it.
         match tracer.threads.is_empty() {
@@ -172,7 +172,7 @@ impl Tracer {
         }
     }
 
-    /// Seizes threads not known yet; whether there may be more.
+    /// Seizes threads that are not known yet; returns true if there may be more.
     pub(crate) fn seize_new(&mut self) -> Result<bool, Error> {
         let found = self.process.threads_but(|tid| self.threads.contains_key(&tid))?;
         let mut more = !found.all;
@@ -180,13 +180,13 @@ impl Tracer {
             if let Some(state) = self.seize_one(info.tid)? {
                 self.threads.insert(info.tid.0, Thread::new(state));
             }
-            // where one has ended the list may be cut
+            // if one has ended, the list may be cut short
             more = true;
         }
         Ok(more)
     }
 
-    /// Seizes threads not known that are not attached to us; whether there were any. The others report their birth by themselves.
+    /// Seizes unknown threads that are not attached to us; returns true if there were any. The other unknown threads report themselves.
     pub(crate) fn seize_untold(&mut self) -> Result<bool, Error> {
         let found = self.process.threads_but(|tid| self.threads.contains_key(&tid))?;
         let mut any = false;
@@ -199,7 +199,7 @@ impl Tracer {
         Ok(any)
     }
 
-    /// Seizes a thread that is not known: `None` when it has ended, `Expected` when the kernel has attached it to us already.
+    /// Seizes an unknown thread: `None` if it has ended, `Expected` if the kernel has attached it to us already.
     fn seize_one(&self, tid: Tid) -> Result<Option<State>, Error> {
         match sys::seize(tid.0) {
             Ok(()) => Ok(Some(State::Running)),
@@ -208,7 +208,7 @@ impl Tracer {
         }
     }
 
-    /// Why a thread cannot be seized: `true` when the kernel has attached it to us already, `false` when it has ended.
+    /// Finds the reason why a thread cannot be seized: `true` if the kernel has attached it to us already, `false` if it has ended.
     fn seize_refused(&self, tid: Tid, source: io::Error) -> Result<bool, Error> {
         let pid = self.process.pid();
         let status = match self.process.thread_status(tid) {
@@ -244,7 +244,7 @@ impl Tracer {
         }
     }
 
-    /// Serves one report. What it finds out about others goes to the events.
+    /// Serves one report. Its findings about other threads go to the events.
     pub(crate) fn absorb(&mut self, tid: i32, wait: Wait) -> Result<Seen, Error> {
         match wait {
             Wait::Ended(code) => {
@@ -286,7 +286,7 @@ impl Tracer {
 
     fn trapped(&mut self, tid: i32, group_stop: bool) -> Seen {
         let since_ns = sys::now_ns();
-        // Mended at once, not when it is let go: dying in between must not show either.
+        // Repaired at once, not when it is resumed: a kill of the tool in between must not show either.
         let registers = sys::registers(tid).ok().map(|registers| mend(tid, registers));
         let standing = Standing { since_ns, registers, group_stop, trap: true };
         if !self.threads.contains_key(&tid) && !self.has_thread(tid) {
@@ -313,7 +313,7 @@ impl Tracer {
         matches!(self.process.thread_info(Tid(tid)), Ok(Some(_)))
     }
 
-    /// Takes down a birth or the end of a vfork.
+    /// Records a new thread or process, or the end of a vfork.
     pub(crate) fn note_event(&mut self, tid: i32, event: i32) -> Result<(), Error> {
         if event != libc::PTRACE_EVENT_VFORK_DONE {
             return self.birth(tid, event);
@@ -339,7 +339,7 @@ impl Tracer {
             return Ok(());
         }
         if let Ok(status) = self.process.thread_status(Tid(new)) {
-            // One that traced the parent before us may have been gone when the thread was made.
+            // An earlier tracer of the parent may have been gone when the thread was made.
             let attached = status.tracer.0 == sys::own_tid();
             let state = if attached { Some(State::Expected) } else { self.seize_one(Tid(new))? };
             self.threads.extend(state.map(|state| (new, Thread::new(state))));
@@ -367,8 +367,8 @@ impl Tracer {
         }
     }
 
-    /// Passes on a signal about to be delivered, with the same information. A call that it interrupted is mended like
-    /// after a stop: the kernel wakes traced threads even for signals that the program ignores.
+    /// Forwards a signal that is about to be delivered, with the same information. A call that it interrupted is repaired as after a stop:
+    /// the kernel wakes traced threads even for signals that the program ignores.
     fn forward(&mut self, tid: i32, signal: i32) -> Result<(), Error> {
         if let Ok(registers) = sys::registers(tid) {
             mend(tid, registers);
@@ -376,18 +376,18 @@ impl Tracer {
         self.go(tid, signal).map(drop)
     }
 
-    /// Lets a thread run on from a stop that was served.
+    /// Resumes a thread from a stop that was served.
     fn go(&mut self, tid: i32, signal: i32) -> Result<Seen, Error> {
         match sys::cont(tid, signal) {
             Ok(()) => Ok(Seen::Moving),
-            // Killed meanwhile; the next wait tells.
+            // Killed meanwhile; the next wait reports it.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Seen::Moving),
             Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
         }
     }
 
-    /// Asks a running thread to stop. `false` when it has ended or will stop by itself. With `noting`, what
-    /// [`Tracer::idle_since_stop`] needs is noted, which takes as long as the stop itself.
+    /// Asks a running thread to stop. Returns `false` if it has ended, `true` also if it will stop by itself. With `noting`, records the
+    /// data for [`Tracer::idle_since_stop`], which takes as long as the stop itself.
     pub(crate) fn ask_to_stop(&mut self, tid: i32, noting: bool) -> Result<bool, Error> {
         match self.threads.get(&tid) {
             Some(Thread { state: State::Running, .. }) => {}
@@ -402,7 +402,7 @@ impl Tracer {
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.switches_before = switches;
         }
-        // Armed first, so that the wait is the next thing after the request.
+        // Armed first, so that the wait directly follows the request.
         self.timer.arm(FIRST_LOOK);
         match sys::interrupt(tid) {
             Ok(()) => Ok(true),
@@ -414,8 +414,7 @@ impl Tracer {
         }
     }
 
-    /// Waits until a thread stands that was asked to stop, or is expected to; `asleep` is how long for one in state D, if
-    /// less.
+    /// Waits until a thread is stopped that was asked to stop, or is expected to; `asleep` is the limit for one in state D, if shorter.
     pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration, asleep: Option<Duration>) -> Result<Seen, Error> {
         let begun = Instant::now();
         loop {
@@ -429,7 +428,7 @@ impl Tracer {
                     Seen::Moving if self.threads.get(&tid).is_some_and(|thread| thread.in_vfork) => {
                         return Ok(Seen::InVfork);
                     }
-                    // Any stop takes back the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
+                    // Any stop cancels the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
                     Seen::Moving => drop(sys::interrupt(tid)),
                     seen => return Ok(seen),
                 },
@@ -444,7 +443,7 @@ impl Tracer {
                     }
                     match self.look_after(tid)? {
                         None => return Ok(Seen::Gone),
-                        // the next wait tells, if it was not this look that did
+                        // the next wait reports it, unless this check did
                         Some('t') => {}
                         Some('D') if asleep.is_some_and(|asleep| begun.elapsed() >= asleep) => return Ok(Seen::Asleep),
                         Some(state) if begun.elapsed() >= limit => return Err(will_not_stop(tid, state)),
@@ -456,14 +455,14 @@ impl Tracer {
         }
     }
 
-    /// The state of a thread that does not report, none when it has ended. The leader of a process whose other threads go
-    /// on reports nothing when it ends.
+    /// Returns the state of a thread that does not report, `None` if it has ended. The leader of a process whose other threads continue
+    /// reports nothing when it ends.
     fn look_after(&mut self, tid: i32) -> Result<Option<char>, Error> {
         let info = self.process.thread_info(Tid(tid))?;
         if let Some(info) = info.filter(|info| !matches!(info.state, 'Z' | 'X')) {
             return Ok(Some(info.state));
         }
-        // It may have reported between the look and the wait.
+        // It may have reported between the check and the wait.
         if let Ok(Some(report)) = sys::wait(tid, false) {
             let seen = self.absorb(tid, report)?;
             return Ok((seen != Seen::Gone).then_some('t'));
@@ -472,8 +471,8 @@ impl Tracer {
         Ok(None)
     }
 
-    /// Whether a thread waits for the child of a vfork: seen from its report, or for one begun before we came, from
-    /// the call it sleeps in.
+    /// Returns true if a thread waits for the child of a vfork: seen from its report, or, for one begun before the tool came, from the call
+    /// in which it sleeps.
     pub(crate) fn waits_for_vfork(&mut self, tid: i32) -> bool {
         let Some(thread) = self.threads.get(&tid) else { return false };
         if matches!(thread.state, State::Standing(_)) {
@@ -482,12 +481,12 @@ impl Tracer {
         if thread.in_vfork {
             return true;
         }
-        // who has been stopped since it is ours would have told
+        // a thread that has been stopped since it is ours would have reported it
         !thread.stopped && matches!(self.process.thread_info(Tid(tid)), Ok(Some(info)) if self.sleeps_in_vfork(&info))
     }
 
-    /// Whether a thread just looked at sleeps as one does that waits for the child of a vfork. Who makes a thread or any
-    /// other child may sleep in the same call, for a lock of the kernel's: what he asked for tells.
+    /// Returns true if the sleep of a thread that was just read is the wait for the child of a vfork. A thread that makes a thread or
+    /// another child may sleep in the same call, for a lock of the kernel; the arguments of the call show the difference.
     pub(crate) fn sleeps_in_vfork(&self, info: &ThreadInfo) -> bool {
         if info.state != 'D' {
             return false;
@@ -508,13 +507,13 @@ impl Tracer {
         flags & libc::CLONE_VFORK as u64 != 0
     }
 
-    /// Lets a standing thread go; for how long it stood.
+    /// Resumes a stopped thread; returns for how long it was stopped, in nanoseconds.
     pub(crate) fn let_go(&mut self, tid: i32) -> Result<u64, Error> {
         let Some(thread) = self.threads.get_mut(&tid) else { return Ok(0) };
         let State::Standing(standing) = thread.state else { return Ok(0) };
         thread.state = State::Running;
         thread.stopped = true;
-        // Who runs is no newborn any more: whoever met the event later would take it for a thread without frames.
+        // A running thread is not new any more: a caller that met the event later would take it for a thread without frames.
         if std::mem::take(&mut thread.announced) {
             self.events.retain(|event| *event != Event::NewThread(Tid(tid)));
         }
@@ -526,20 +525,20 @@ impl Tracer {
         };
         match result {
             Ok(()) => Ok(stood_ns),
-            // Killed while it stood; the next wait tells.
+            // Killed while it was stopped; the next wait reports it.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(stood_ns),
             Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
         }
     }
 
-    /// Whether the thread still sleeps the sleep that it was let go into.
+    /// Returns true if the thread still sleeps the sleep into which it was resumed.
     pub(crate) fn idle_since_stop(&self, tid: i32) -> Result<bool, Error> {
         let Some(returns_to) = self.threads.get(&tid).and_then(|thread| thread.returns_to) else { return Ok(false) };
         let now = self.process.activity(Tid(tid))?;
         Ok(!now.ran_since_but(&returns_to, SWITCHES_OF_A_STOP))
     }
 
-    /// Whoever lets others go calls this afterwards: the processor is the target's again.
+    /// Lowers the priority if no thread is stopped: the processor belongs to the target again. Callers call it after they resume threads.
     pub(crate) fn lower_priority(&mut self) {
         if !self.priority.is_raised() {
             return;
@@ -562,8 +561,8 @@ impl Tracer {
         }
     }
 
-    /// Serves one report, of whatever thread: `None` when there was none (`block`: when interrupted by the timer).
-    /// A thread that stands without anybody having asked for it is let go.
+    /// Serves one report, of any thread: `None` if there was none (`block`: if the timer interrupted). A thread that is stopped without a
+    /// request is resumed.
     pub(crate) fn serve_one(&mut self, block: bool) -> Result<Option<()>, Error> {
         if self.of_others >= REPORTS_OF_OTHERS {
             self.of_others = 0;
@@ -573,7 +572,7 @@ impl Tracer {
             }
         }
         if block {
-            // whatever is reported, somebody stands for it
+            // for each report a thread is stopped
             self.priority.raise();
         }
         let tid = match sys::peek(block) {
@@ -589,7 +588,7 @@ impl Tracer {
             },
         };
         if !self.is_ours(tid) {
-            // A child of the tool's own that nobody has waited for hides the reports behind it.
+            // A child of the tool that was not waited for hides the reports behind it.
             let all = self.threads.keys().chain(self.children.keys()).copied().collect();
             let served = self.serve_each(all)?;
             if !served {
@@ -618,14 +617,14 @@ impl Tracer {
                 self.events.push_back(Event::Stood(Tid(tid)));
             }
             Seen::Standing => drop(self.let_go(tid)?),
-            // Any stop takes back the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
+            // Any stop cancels the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
             Seen::Moving if asked => drop(sys::interrupt(tid)),
             _ => {}
         }
         Ok(())
     }
 
-    /// Serves what these threads have to report; whether any had.
+    /// Serves the reports of these threads; returns true if there was any.
     fn serve_each(&mut self, tids: Vec<i32>) -> Result<bool, Error> {
         let mut served = false;
         for tid in tids {
@@ -654,7 +653,7 @@ impl Tracer {
 }
 
 impl Drop for Tracer {
-    /// Whoever stands is let go with its call mended; the rest is done by the kernel when the OS thread ends.
+    /// Resumes all stopped threads with their calls repaired; the kernel does the rest when the OS thread ends.
     fn drop(&mut self) {
         self.timer.disarm();
         let standing = |thread: &Thread| matches!(thread.state, State::Standing(_));
@@ -682,7 +681,7 @@ impl Drop for Tracer {
     }
 }
 
-/// Makes an interrupted call restart that would show the program an `EINTR`; the registers that the thread has then.
+/// Makes an interrupted call restart that would show the program an `EINTR`; returns the registers that the thread has then.
 fn mend(tid: i32, registers: Registers) -> Registers {
     let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
     match registers.syscall() {
@@ -696,7 +695,7 @@ fn mend(tid: i32, registers: Registers) -> Registers {
     }
 }
 
-/// The sleep that a thread goes back to when its call is restarted.
+/// Returns the sleep to which a thread returns when its call is restarted.
 fn sleep_after(registers: &Registers, switches_before: u64) -> ThreadActivity {
     let nr = match registers.rax as i64 {
         code if code == -ERESTART_RESTARTBLOCK => RESTART_SYSCALL,

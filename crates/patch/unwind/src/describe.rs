@@ -1,10 +1,10 @@
-//! Call-frame information for code that no compiler wrote: dispatchers, stubs, displaced prologues.
+//! Call-frame information for code that no compiler made: dispatchers, stubs, displaced prologues.
 
 /// Bytes of the common record of [`describe`].
 pub const COMMON_LEN: usize = 24;
-/// Room for one record of a piece that never moves the stack pointer.
+/// Size of one record for a piece that never moves the stack pointer, in bytes.
 pub const PLAIN_LEN: usize = 24;
-/// Room for one record of any piece; a piece with more rows is described as far as the room goes.
+/// Size limit of one record for any piece, in bytes; a piece with too many rows is described only as far as its rows fit.
 pub const PIECE_MAX: usize = 96;
 
 const RSP: u8 = 7;
@@ -17,36 +17,36 @@ const DEF_CFA_OFFSET: u8 = 0x0e;
 const PCREL_SDATA4: u8 = 0x1b;
 const WORD: u64 = 8;
 
-/// From one instruction of a piece on: where the caller's frame is, and where it finds its registers.
+/// Location of the caller's frame and of its saved registers, from one instruction of a piece on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// Offset of the instruction; less than 256 behind the row before.
+    /// Offset of the instruction; less than 256 after the previous row.
     pub offset: u32,
     /// Bytes from the stack pointer to the canonical frame address.
     pub frame: u64,
-    /// Registers by DWARF number (below 64), each with the bytes from the canonical frame address down to where it lies.
+    /// Registers by DWARF number (below 64), each with the bytes from the canonical frame address down to its saved value.
     pub saved: Vec<(u8, u64)>,
 }
 
-/// A piece of code that is entered as by a call.
+/// A piece of code that is entered like a function, by a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Its first byte.
+    /// Address of its first byte.
     pub start: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Ascending, the first at offset 0.
+    /// Rows in ascending order, the first at offset 0.
     pub rows: Vec<Row>,
 }
 
 impl Piece {
-    /// Code that never moves the stack pointer.
+    /// Returns a piece that never moves the stack pointer.
     pub fn plain(start: u64, len: u64) -> Self {
         Piece { start, len, rows: vec![Row { offset: 0, frame: WORD, saved: Vec::new() }] }
     }
 }
 
-/// `.eh_frame` records of `pieces`, to lie at `at`, without a terminator; `None` when a piece is out of reach.
+/// Returns the `.eh_frame` records of `pieces` for the address `at`, without a terminator; `None` if a piece is out of reach.
 pub fn describe(at: u64, pieces: &[Piece]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(COMMON_LEN + pieces.len() * PLAIN_LEN);
     // version 1, augmentation "zR", code factor 1, data factor -8, return address, encoding of addresses
@@ -73,7 +73,7 @@ fn record(out: &mut Vec<u8>, body: &[u8]) {
     out.resize(out.len() + len - 4 - body.len(), 0);
 }
 
-/// The instructions of a record, and how many bytes of code they describe.
+/// Returns the instructions of a record, and the number of code bytes that they describe.
 fn rules(piece: &Piece) -> (Vec<u8>, u64) {
     const ROOM: usize = PIECE_MAX - 17 - 8;
     let mut out = Vec::new();

@@ -6,10 +6,10 @@ use gimli::{BaseAddresses, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindS
 /// Bytes before the first entry.
 const HEADER_LEN: usize = 12;
 const ENTRY_LEN: usize = 8;
-/// Version, and pcrel|sdata4, udata4, datarel|sdata4: the only form that libgcc searches by halves.
+/// Version, and pcrel|sdata4, udata4, datarel|sdata4: the only form on which libgcc uses binary search.
 const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
-/// Why there is no table.
+/// The reason why there is no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// A record is not understood.
@@ -31,7 +31,7 @@ pub struct Described {
     pub record: usize,
 }
 
-/// All code that the records in `eh_frame` (which lies at `at`) describe, ascending.
+/// Returns all code that the records in `eh_frame` (mapped at `at`) describe, in ascending order.
 pub fn described(at: u64, eh_frame: &[u8]) -> Result<Vec<Described>, TableError> {
     let bases = BaseAddresses::default().set_eh_frame(at);
     let section = EhFrame::from(EndianSlice::new(eh_frame, LittleEndian));
@@ -51,7 +51,7 @@ pub fn described(at: u64, eh_frame: &[u8]) -> Result<Vec<Described>, TableError>
     Ok(out)
 }
 
-/// How many pieces of code the records in `eh_frame` describe, told from their headers alone: before relocation.
+/// Counts the pieces of code that the records in `eh_frame` describe. Reads only the record headers, so it works before relocation.
 pub fn count_described(eh_frame: &[u8]) -> Result<usize, TableError> {
     let word = |at: usize| eh_frame.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
     let (mut at, mut count) = (0, 0);
@@ -72,7 +72,7 @@ pub fn table_len(count: usize) -> usize {
     HEADER_LEN + count * ENTRY_LEN
 }
 
-/// The table for the records in `eh_frame` (at `eh_frame_at`), to lie at `at`, which is a multiple of four.
+/// Returns the table for the records in `eh_frame` (at `eh_frame_at`), made for the address `at`, a multiple of four.
 pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8>, TableError> {
     let all = described(eh_frame_at, eh_frame)?;
     let near = |to: u64, from: u64| {
@@ -89,14 +89,14 @@ pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8
     Ok(out)
 }
 
-/// A table as linkers and [`search_table()`] make it, in a process.
+/// A table in a process, in the form that linkers and [`search_table()`] make.
 pub(crate) struct SearchTable<'r> {
     hdr: Section<'r>,
     count: usize,
 }
 
 impl<'r> SearchTable<'r> {
-    /// The table in `.eh_frame_hdr`, when it is one that leads to this `.eh_frame`.
+    /// Returns the table in `.eh_frame_hdr`, if it has the known form and belongs to this `.eh_frame`.
     pub(crate) fn of(hdr: Section<'r>, eh_frame_at: u64) -> Option<Self> {
         let known = hdr.word(0)? == u32::from_le_bytes(FORM);
         let leads_to = hdr.at().wrapping_add(4).wrapping_add_signed(i64::from(hdr.word(4)? as i32));
@@ -104,7 +104,7 @@ impl<'r> SearchTable<'r> {
         (known && leads_to == eh_frame_at && count > 0).then_some(SearchTable { hdr, count })
     }
 
-    /// Where the record of the last function lies that begins at this address or before; it may end before it, too.
+    /// Returns the address of the record of the last function that begins at or before this address; that function may also end before it.
     pub(crate) fn last_to_begin_at_most(&self, address: u64) -> Option<u64> {
         let (mut low, mut high) = (0, self.count);
         while low < high {

@@ -1,11 +1,10 @@
-//! Bytes of a process that are read when they are first needed: of megabytes of unwind data a walk looks at some pages, and
-//! so does who looks up some symbols.
+//! Bytes of a process that are read at first use: a stack walk or a symbol lookup needs only some pages of megabytes of data.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const PAGE: u64 = 4096;
 
-/// Reads bytes at an address; how many there were.
+/// Reads bytes at an address; returns how many bytes it read.
 type Read<'r> = Box<dyn Fn(u64, &mut [u8]) -> usize + Send + Sync + 'r>;
 
 /// A section of a module, at the address that it has in the process.
@@ -16,15 +15,15 @@ pub struct Section<'r> {
     copy: Mutex<Copy>,
 }
 
-/// Untouched pages of `bytes` cost nothing: the system zeroes them when they are written.
+/// Copy of a section. Untouched pages of `bytes` cost nothing: the system zeroes them at the first write.
 #[derive(Default)]
 struct Copy {
     bytes: Vec<u8>,
-    /// By pages of the process.
+    /// True for each page of the process that has been read.
     present: Vec<bool>,
 }
 
-/// What has been read of a section, at its offsets; zeroes elsewhere.
+/// The bytes of a section that have been read, at their offsets; zeroes elsewhere.
 pub(crate) struct Bytes<'s>(MutexGuard<'s, Copy>);
 
 impl std::ops::Deref for Bytes<'_> {
@@ -36,32 +35,32 @@ impl std::ops::Deref for Bytes<'_> {
 }
 
 impl<'r> Section<'r> {
-    /// The `len` bytes at `at`. `read` fills a buffer from an address on and says how many bytes it could read; it is
-    /// called once for every page of 4 KiB that is needed, and again for one that it could not read.
+    /// Returns the section of `len` bytes at `at`. `read` fills a buffer from an address on and returns how many bytes it could read. It is
+    /// called once for every page of 4 KiB that is needed, and again for a page that it could not read.
     pub fn new(at: u64, len: usize, read: impl Fn(u64, &mut [u8]) -> usize + Send + Sync + 'r) -> Self {
         Section { at, len, read: Box::new(read), copy: Mutex::default() }
     }
 
-    /// Where it lies in the process.
+    /// Address in the process.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// All of it, as far as it can be read.
+    /// Reads the whole section, as far as it can be read.
     pub(crate) fn whole(&self) -> Bytes<'_> {
         let mut copy = self.copy();
         self.fetch(&mut copy, 0, self.len);
         Bytes(copy)
     }
 
-    /// The section with these bytes of it read; `None` when some cannot be, or lie outside.
+    /// Returns the section with these bytes read; `None` if some of them cannot be read or are outside.
     pub(crate) fn with(&self, offset: usize, len: usize) -> Option<Bytes<'_>> {
         let mut copy = self.copy();
         let end = offset.checked_add(len).filter(|end| *end <= self.len)?;
         self.fetch(&mut copy, offset, end).then_some(Bytes(copy))
     }
 
-    /// The word of four bytes at an offset; `None` when it cannot be read, or lies outside.
+    /// Returns the word of four bytes at an offset; `None` if it cannot be read or is outside.
     pub fn word(&self, offset: usize) -> Option<u32> {
         let bytes = self.with(offset, 4)?;
         bytes[offset..offset + 4].try_into().ok().map(u32::from_le_bytes)
@@ -76,7 +75,7 @@ impl<'r> Section<'r> {
         copy
     }
 
-    /// Whether all of these bytes are present now.
+    /// Reads the missing pages of this range; returns true if all of its bytes are present now.
     fn fetch(&self, copy: &mut Copy, offset: usize, end: usize) -> bool {
         let into = (self.at % PAGE) as usize;
         let pages = (into + offset) / PAGE as usize..(into + end).div_ceil(PAGE as usize);
@@ -85,7 +84,7 @@ impl<'r> Section<'r> {
             if !copy.present[page] {
                 let start = (page * PAGE as usize).saturating_sub(into);
                 let stop = ((page + 1) * PAGE as usize - into).min(self.len);
-                // an address that a target made up may lie at the end of all
+                // a target may state an address at the very end of the address space
                 let read = (self.read)(self.at.wrapping_add(start as u64), &mut copy.bytes[start..stop]);
                 copy.present[page] = read == stop - start;
             }

@@ -1,4 +1,4 @@
-//! The walk, frame by frame.
+//! The stack walk, frame by frame.
 
 use crate::search_table::SearchTable;
 use crate::section::{Bytes, Section};
@@ -9,11 +9,11 @@ use gimli::{
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// More frames than this end a walk: a stack in a circle.
+/// Largest number of frames; a walk that reaches it ends, because the stack may be circular.
 const FRAMES_MAX: usize = 4096;
-/// Bytes of one record, which is executed once for each frame that it describes; those of compilers have some hundred.
+/// Largest record, in bytes. A record is executed once for each frame that it describes; records of compilers have some hundred bytes.
 const RECORD_MAX: usize = 256 << 10;
-/// Operations of one expression, which may jump back; those of compilers have some ten.
+/// Largest number of operations of one expression, which may jump back; expressions of compilers have some ten.
 const OPERATIONS_MAX: u32 = 10_000;
 const REGISTERS: usize = 17;
 const RSP: usize = 7;
@@ -23,12 +23,11 @@ const RETURN_ADDRESS: usize = 16;
 pub struct Module<'r> {
     /// Its `.eh_frame`, to the terminator or beyond.
     pub eh_frame: Section<'r>,
-    /// Its `.eh_frame_hdr`, the search table that linkers make of it (LSB). Without one every record is read to make such
-    /// a table.
+    /// Its `.eh_frame_hdr`, the search table that linkers make of it (LSB). Without one, every record is read to make such a table.
     pub eh_frame_hdr: Option<Section<'r>>,
 }
 
-/// Registers of a thread that stands.
+/// Registers of a stopped thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Registers {
     /// Program counter.
@@ -42,16 +41,16 @@ pub struct Registers {
 pub struct Frame {
     /// The program counter, or a return address.
     pub address: u64,
-    /// The thread stands there, or was interrupted there by a signal; otherwise it will return there.
+    /// True if the thread is stopped at this address, or a signal interrupted it there; false if it will return there.
     pub standing: bool,
     /// Stack pointer in that frame.
     pub sp: u64,
 }
 
-/// Why a walk ended.
+/// The reason why a walk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// At a frame that says it has no caller.
+    /// The last frame states that it has no caller.
     Outermost,
     /// No unwind data covers this address.
     NoData(u64),
@@ -59,21 +58,21 @@ pub enum End {
     NotUnderstood(u64),
     /// This word of the stack cannot be read.
     Unreadable(u64),
-    /// The stack does not come to an end.
+    /// The stack has no end: too many frames, or a frame that is not above the one before.
     TooDeep,
 }
 
-/// Frames, innermost first, and why there are no more.
+/// Frames, and the reason why there are no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Walk {
-    /// Innermost first.
+    /// Frames, innermost first.
     pub frames: Vec<Frame>,
-    /// Why there are no more.
+    /// The reason why there are no more frames.
     pub end: End,
 }
 
 impl Walk {
-    /// Whether the frames are all that there are.
+    /// Returns true if the walk reached the outermost frame.
     pub fn is_complete(&self) -> bool {
         self.end == End::Outermost
     }
@@ -85,7 +84,7 @@ struct Indexed<'r> {
     index: Index<'r>,
 }
 
-/// Where the description of a function is found.
+/// Index of the descriptions of functions.
 enum Index<'r> {
     /// In the module's own search table.
     Table(SearchTable<'r>),
@@ -100,12 +99,12 @@ pub struct Unwinder<'r> {
 }
 
 impl<'r> Unwinder<'r> {
-    /// Indexes the unwind data; what cannot be parsed covers nothing.
+    /// Indexes the unwind data; data that cannot be parsed describes no code.
     pub fn new(modules: Vec<Module<'r>>) -> Self {
         Unwinder { modules: modules.into_iter().map(Indexed::new).collect() }
     }
 
-    /// Walks a stack; `read` yields the word at an address of the stack, or `None`.
+    /// Walks a stack; `read` returns the word at an address of the stack, or `None`.
     pub fn walk(&self, registers: Registers, mut read: impl FnMut(u64) -> Option<u64>) -> Walk {
         let mut current = [0; REGISTERS];
         current[..16].copy_from_slice(&registers.general);
@@ -132,7 +131,7 @@ impl<'r> Unwinder<'r> {
         Walk { frames, end }
     }
 
-    /// The caller's registers, and whether this frame is a signal's trampoline.
+    /// Returns the caller's registers and true if this frame is the trampoline of a signal; `None` if there is no caller.
     fn step(
         &self,
         current: &[u64; REGISTERS],
@@ -140,7 +139,7 @@ impl<'r> Unwinder<'r> {
         read: &mut impl FnMut(u64) -> Option<u64>,
     ) -> Result<Option<([u64; REGISTERS], bool)>, End> {
         let address = current[RETURN_ADDRESS];
-        // a return address belongs to the call before it, which may be the last instruction of its function
+        // a return address belongs to the call before it, and that call may be the last instruction of its function
         let lookup = if standing { address } else { address.wrapping_sub(1) };
         let modules = self.modules.iter().filter_map(|m| m.function(lookup).map(|offset| (m, offset)));
         let (module, offset) = modules.into_iter().next().ok_or(End::NoData(address))?;
@@ -159,7 +158,7 @@ impl<'r> Indexed<'r> {
         Indexed { eh_frame: module.eh_frame, bases, index }
     }
 
-    /// Offset of the description of whatever function holds this address.
+    /// Returns the offset of the description of the function that holds this address.
     fn function(&self, address: u64) -> Option<usize> {
         match &self.index {
             Index::Functions(functions) => {
@@ -177,14 +176,14 @@ impl<'r> Indexed<'r> {
         }
     }
 
-    /// The section with this description, and what it has in common with others, read.
+    /// Returns the section with this description, and the record that it shares with others, read.
     fn record(&self, offset: usize) -> Option<Bytes<'_>> {
         let common = self.eh_frame.word(offset.checked_add(4)?)? as usize;
         self.entry((offset + 4).checked_sub(common)?)?;
         self.entry(offset)
     }
 
-    /// One entry with its length before it; those of more than [`RECORD_MAX`] bytes are not understood.
+    /// Returns one entry with its length field; an entry of more than [`RECORD_MAX`] bytes is not understood.
     fn entry(&self, offset: usize) -> Option<Bytes<'_>> {
         let len = self.eh_frame.word(offset).map(|len| len as usize).filter(|len| *len <= RECORD_MAX)?;
         self.eh_frame.with(offset, 4 + len)
@@ -223,7 +222,7 @@ impl<'r> Indexed<'r> {
     }
 }
 
-/// Every record read.
+/// Reads every record; returns (start, end, offset of the record), ascending.
 fn functions(eh_frame: &[u8], bases: &BaseAddresses) -> Vec<(u64, u64, usize)> {
     let mut functions = Vec::new();
     let section = EhFrame::new(eh_frame, LittleEndian);

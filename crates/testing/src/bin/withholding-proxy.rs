@@ -1,8 +1,8 @@
-//! A proxy for HTTP behind which the newest version of each Debian package is withheld: the tests, the builder and the setup then
-//! have to do with the version before it.
+//! A proxy for HTTP that withholds the newest version of each Debian package: the tests, the builder and the setup must
+//! then use the version before it.
 //!
-//! `withholding-proxy [PORT [NAME_VERSION...]]` prints its URL for `http_proxy`, and serves until it is ended. Without names it
-//! withholds the newest version of each package that this machine's lists name in more than one.
+//! `withholding-proxy [PORT [NAME_VERSION...]]` prints its URL for `http_proxy`, and serves until it is ended. Without
+//! names it withholds the newest version of each package that this machine's lists name in more than one.
 
 use std::io::Write;
 use stillpoint_testing::withholding::{Proxy, Withheld};

@@ -1,4 +1,4 @@
-//! Clients that must not notice a switch, and what a machine needs before its units can go along.
+//! Clients that must not notice a switch, and the setup that a machine needs before its units can go along.
 
 use super::machine::LOOK_INTERVAL;
 use super::{Door, Machine};
@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 /// Debian's unit of PostgreSQL's first cluster.
 pub const POSTGRESQL: &str = "postgresql@15-main";
-/// Longer than any outage, also on a host that has better things to do.
+/// Limit that is longer than any outage, also on a busy host.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Long enough to read logs on a slow machine.
+/// Limit for reading logs on a slow machine.
 const LOGS: Duration = Duration::from_secs(60);
 
-/// Starts units such that they can go along, and writes the configuration that names them.
+/// Starts units so that they can go along, and writes the configuration that names them.
 #[track_caller]
 pub fn take_along(machine: &mut Machine, units: &[&str]) {
     let mut config = String::from("criu = \"/usr/local/bin/criu\"\n");
@@ -35,17 +35,17 @@ pub fn take_along(machine: &mut Machine, units: &[&str]) {
         };
         config += &format!("[units.\"{unit}\"]\nhealth = {health}\n");
         if *unit == "mariadb" {
-            // what `check` asks for: no io_uring, no listening socket that systemd holds, no address space for more memory
-            // than there is
+            // requirements of `check`: no io_uring, no listening socket that systemd holds, no address space for more
+            // memory than exists
             machine.ok("systemctl disable -q --now mariadb.socket");
             if !is_soak() {
-                // each start has all tables checked, which takes longer under emulation than the start itself
+                // each start checks all tables, which takes longer under emulation than the start itself
                 machine.ok("printf '#!/bin/sh\\n' >/etc/mysql/debian-start");
             }
             machine.ok("printf '[mysqld]\\ninnodb_use_native_aio=OFF\\ninnodb_buffer_pool_size=32M\\ninnodb_buffer_pool_size_max=64M\\n' >/etc/mysql/mariadb.conf.d/91-switch.cnf");
         }
         if *unit == POSTGRESQL {
-            // no files in memory that are lost with it; only when it runs it can be seen what else it uses
+            // no files in memory that are lost with it; its other needs are visible only when it runs
             machine.ok("printf 'dynamic_shared_memory_type = mmap\\nshared_buffers = 32MB\\n' >/etc/postgresql/15/main/conf.d/switch.conf");
             machine.ok(&format!("systemctl start {unit}"));
         }
@@ -65,27 +65,27 @@ pub fn take_along(machine: &mut Machine, units: &[&str]) {
     }
 }
 
-/// Puts the images of those units into the machine's region of memory, which its kernel's command line names.
+/// Puts the images of those units into the machine's region of memory, which its kernel command line names.
 #[track_caller]
 pub fn images_in_memory(machine: &mut Machine) {
     machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
     machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
 }
 
-/// Waits until nothing is left beside a unit's server: Debian's MariaDB has its tables checked after each start.
+/// Waits until a unit has no process beside its server: Debian's MariaDB checks its tables after each start.
 #[track_caller]
 pub fn until_alone(machine: &mut Machine, unit: &str) {
     let processes = format!("/sys/fs/cgroup/system.slice/{unit}.service/cgroup.procs");
     machine.until(&format!("systemctl is-active -q {unit} && test $(wc -l <{processes}) = 1"));
 }
 
-/// A client: lines out, answers in.
+/// A client that sends lines and reads answers.
 pub struct Client {
     stream: BufReader<TcpStream>,
 }
 
 impl Client {
-    /// From outside of the machine.
+    /// Connects from outside of the machine.
     #[track_caller]
     pub fn connect(machine: &Machine, port: u16) -> Client {
         let stream = machine.connect(port);
@@ -93,14 +93,14 @@ impl Client {
         Client { stream: BufReader::new(stream) }
     }
 
-    /// One request, one line of an answer.
+    /// Sends one request and returns one line of the answer.
     #[track_caller]
     pub fn ask(&mut self, request: &str) -> String {
         self.send(request);
         self.line()
     }
 
-    /// The same, of a server that may go away.
+    /// Sends one request and returns one line of the answer, or an error if the server has ended.
     pub fn try_ask(&mut self, request: &str) -> std::io::Result<String> {
         self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes())?;
         let mut line = String::new();
@@ -110,12 +110,12 @@ impl Client {
         }
     }
 
-    /// A request whose answer is read later.
+    /// Sends a request whose answer is read later.
     pub fn send(&mut self, request: &str) {
         self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes()).expect("send a request");
     }
 
-    /// One line of an answer.
+    /// Reads one line of an answer.
     #[track_caller]
     pub fn line(&mut self) -> String {
         let mut line = String::new();
@@ -125,7 +125,7 @@ impl Client {
     }
 }
 
-/// Stores this many keys.
+/// Stores `keys` keys.
 #[track_caller]
 pub fn redis_pairs(client: &mut Client, keys: u32) {
     for n in 0..keys {
@@ -136,7 +136,7 @@ pub fn redis_pairs(client: &mut Client, keys: u32) {
     }
 }
 
-/// Asks for each of them.
+/// Reads each of them.
 #[track_caller]
 pub fn all_pairs(client: &mut Client, keys: u32) {
     for n in 0..keys {
@@ -154,7 +154,7 @@ pub fn switch(machine: &mut Machine, to: &str, ends_on: &str) {
     switch_with(machine, &format!("--to {to}"), ends_on);
 }
 
-/// The same, with all of its arguments.
+/// Switches with these arguments, and waits until the machine runs on a kernel it has booted since.
 #[track_caller]
 pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
     let boot = machine.ok("cat /proc/sys/kernel/random/boot_id");
@@ -184,24 +184,25 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
     panic!("not on {ends_on} within {PATIENCE:?}: {logs:?}\n{}", machine.console());
 }
 
-/// Gives the next kernel a parameter; none if it is empty.
+/// Gives the next kernel an argument; none if it is empty.
 #[track_caller]
 pub fn append(machine: &mut Machine, parameter: &str) {
     let file = "/etc/stillpoint/kernel.toml";
-    // two calls: what deletes a line says no more about it
+    // two calls: the deletion of a line must not depend on the other call
     machine.ok(&format!("sed -i /^append/d {file}"));
     if !parameter.is_empty() {
         machine.ok(&format!("sed -i '1i append = \"{parameter}\"' {file}"));
     }
 }
 
-/// Waits for the end of a switch, and tells what its journal says.
+/// Waits for the end of a switch, and returns its journal.
 #[track_caller]
 pub fn until_done(machine: &mut Machine) -> String {
     until_state(machine, "done")
 }
 
-/// Waits until a switch has come to a state, and tells what its journal says. One that ended in another state says why.
+/// Waits until a switch has reached a state, and returns its journal. Panics with the reason if it ended in another
+/// state.
 #[track_caller]
 pub fn until_state(machine: &mut Machine, state: &str) -> String {
     let is_in = |journal: &str, state: &str| journal.contains(&format!("\"state\": \"{state}\""));
@@ -223,7 +224,8 @@ pub fn until_state(machine: &mut Machine, state: &str) -> String {
     panic!("the switch is not {state}: {journal}\n{}\n{}", logs.unwrap_or_default(), machine.console());
 }
 
-/// A client that counts, one request after another: an answer that is not the next number was lost or doubled.
+/// A client that counts, one request after another: an answer that is not the next number means a lost or doubled
+/// request.
 pub struct Pulse {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Beat>>,
@@ -232,14 +234,15 @@ pub struct Pulse {
 /// One request and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beat {
-    /// When it was sent.
+    /// Time at which it was sent.
     pub asked: Instant,
-    /// Until it was answered.
+    /// Time until it was answered.
     pub took: Duration,
 }
 
 impl Pulse {
-    /// `beat` makes one request and tells the number that came back; `rest` lies between two of them.
+    /// Starts a client. `beat` makes one request and returns the number in the answer; `rest` is the time between two
+    /// of them.
     pub fn start(rest: Duration, mut beat: impl FnMut() -> u64 + Send + 'static) -> Pulse {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -256,7 +259,7 @@ impl Pulse {
         Pulse { stop, thread }
     }
 
-    /// Of redis, counting under a name of its own.
+    /// Starts a client of redis, which counts under a name of its own.
     #[track_caller]
     pub fn redis(machine: &Machine, name: &str, rest: Duration) -> Pulse {
         let mut client = Client::connect(machine, 6379);
@@ -264,7 +267,7 @@ impl Pulse {
         Pulse::start(rest, move || number(client.ask(&request).trim_start_matches(':')))
     }
 
-    /// Of memcached.
+    /// Starts a client of memcached.
     #[track_caller]
     pub fn memcached(machine: &Machine, name: &str, rest: Duration) -> Pulse {
         let mut client = Client::connect(machine, 11211);
@@ -273,7 +276,7 @@ impl Pulse {
         Pulse::start(rest, move || number(&client.ask(&request)))
     }
 
-    /// Of MariaDB: a committed change of a row in the table of [`prepare_mariadb`].
+    /// Starts a client of MariaDB: each request is a committed change of a row in the table of [`prepare_mariadb`].
     #[track_caller]
     pub fn mariadb(machine: &Machine, name: &str, rest: Duration) -> Pulse {
         let mut client = Sql::connect(machine);
@@ -288,7 +291,8 @@ impl Pulse {
         })
     }
 
-    /// Of PostgreSQL, each with a server process of its own: a committed change of a row in the table of [`prepare_postgresql`].
+    /// Starts a client of PostgreSQL with a server process of its own: each request is a committed change of a row in
+    /// the table of [`prepare_postgresql`].
     #[track_caller]
     pub fn postgresql(machine: &Machine, name: &str, rest: Duration) -> Pulse {
         let mut client = Postgresql::connect(machine);
@@ -297,7 +301,8 @@ impl Pulse {
         Pulse::start(rest, move || number(&client.ask(&change).expect("a row")))
     }
 
-    /// As many clients of each of `units`, which [`take_along`] knows; the number beside each is its unit's place.
+    /// Starts `each` clients of each of `units`, which [`take_along`] knows; the number beside each is the index of its
+    /// unit.
     #[track_caller]
     pub fn of_all(machine: &Machine, units: &[&str], each: usize, rest: Duration) -> Vec<(u8, Pulse)> {
         let mut pulses = Vec::new();
@@ -316,7 +321,7 @@ impl Pulse {
         pulses
     }
 
-    /// Every request, each answered once.
+    /// Ends the client and returns every request, each answered once.
     #[track_caller]
     pub fn end(self) -> Vec<Beat> {
         self.stop.store(true, Ordering::Relaxed);
@@ -324,14 +329,14 @@ impl Pulse {
     }
 }
 
-/// A client that counts until its connection ends, as it does when a unit is started afresh from its files.
+/// A client that counts until its connection ends, as it does when a unit is started from its files.
 pub struct Tally {
     connection: TcpStream,
     thread: JoinHandle<u64>,
 }
 
 impl Tally {
-    /// Of redis, under a name of its own.
+    /// Starts a client of redis, which counts under a name of its own.
     #[track_caller]
     pub fn redis(machine: &Machine, name: &str, rest: Duration) -> Tally {
         let mut client = Client::connect(machine, 6379);
@@ -340,7 +345,7 @@ impl Tally {
         Tally::start(connection, rest, move || client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':')))
     }
 
-    /// Of MariaDB: a committed change of a row in the table of [`prepare_mariadb`].
+    /// Starts a client of MariaDB: each request is a committed change of a row in the table of [`prepare_mariadb`].
     #[track_caller]
     pub fn mariadb(machine: &Machine, name: &str, rest: Duration) -> Tally {
         let mut client = Sql::connect(machine);
@@ -368,41 +373,42 @@ impl Tally {
         Tally { connection, thread }
     }
 
-    /// Whether its connection has ended.
+    /// Returns true if its connection has ended.
     pub fn ended(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// How often it was told that its change is there, by a server that is no more. That may have done one more.
+    /// Returns the number of changes that the server acknowledged before it ended. The server may have made one more.
     #[track_caller]
     pub fn acknowledged(self) -> u64 {
-        // A machine that lost its power says nothing to a client that waits for an answer.
+        // A machine that lost its power sends nothing to a client that waits for an answer.
         let _ = self.connection.shutdown(Shutdown::Both);
         wait::until("a connection to end", || self.thread.is_finished().then_some(()));
         self.thread.join().expect("a number")
     }
 }
 
-/// Time between two newcomers: an emulated processor does little else while they come without a rest.
+/// Time between two newcomers: without it an emulated processor would do little else.
 const NEWCOMERS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Clients that come, ask once and go, one after another: a switch may keep them waiting and nothing else.
+/// Clients that connect, send one request and disconnect, one after another: a switch may make them wait but must not
+/// refuse them.
 pub struct Newcomers {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Came>,
 }
 
-/// What became of newcomers.
+/// Counts of newcomers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Came {
-    /// They were served.
+    /// Those that were served.
     pub served: u32,
-    /// The door did not open within a second.
+    /// Attempts at which the port did not answer within a second.
     pub waited: u32,
 }
 
 impl Newcomers {
-    /// `request` is answered by a line.
+    /// Starts them; `request` must be answered by a line.
     pub fn start(door: Door, request: &'static str) -> Newcomers {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -427,7 +433,7 @@ impl Newcomers {
         Newcomers { stop, thread }
     }
 
-    /// How many were served, and how many kept waiting; none was sent away.
+    /// Ends them and returns how many were served, and how many attempts had to wait; none was refused.
     #[track_caller]
     pub fn end(self) -> Came {
         self.stop.store(true, Ordering::Relaxed);
@@ -435,12 +441,12 @@ impl Newcomers {
     }
 }
 
-/// Nobody answered; while the machine has no address its neighbours say that there is no way to it.
+/// Returns true if there was no answer; while the machine has no address its neighbours report that there is no route.
 fn is_wait(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::HostUnreachable)
 }
 
-/// The table in which MariaDB's pulses count, and the user they come as.
+/// Makes the table in which MariaDB's clients count, and their user.
 #[track_caller]
 pub fn prepare_mariadb(machine: &mut Machine) {
     machine.ok(
@@ -449,13 +455,13 @@ pub fn prepare_mariadb(machine: &mut Machine) {
     );
 }
 
-/// The table in which PostgreSQL's pulses count.
+/// Makes the table in which PostgreSQL's clients count.
 #[track_caller]
 pub fn prepare_postgresql(machine: &mut Machine) {
     machine.ok("su postgres -c \"psql -qc 'CREATE TABLE pulse (name text PRIMARY KEY, n bigint)'\"");
 }
 
-/// The longest request.
+/// Returns the time of the longest request.
 pub fn longest(beats: &[Beat]) -> Duration {
     beats.iter().map(|beat| beat.took).max().unwrap_or_default()
 }
@@ -470,7 +476,7 @@ pub struct Sql {
 }
 
 impl Sql {
-    /// From outside of the machine, as the user of [`prepare_mariadb`].
+    /// Connects from outside of the machine, as the user of [`prepare_mariadb`].
     #[track_caller]
     pub fn connect(machine: &Machine) -> Sql {
         let stream = machine.connect(3306);
@@ -490,13 +496,13 @@ impl Sql {
         sql
     }
 
-    /// One query; the first value of the first row, where there is one.
+    /// Runs one query; returns the first value of the first row, if there is one.
     #[track_caller]
     pub fn ask(&mut self, query: &str) -> Option<String> {
         self.try_ask(query).expect("an answer")
     }
 
-    /// The same, of a server that may go away.
+    /// Runs one query and returns the first value of the first row, or an error if the server has ended.
     #[track_caller]
     pub fn try_ask(&mut self, query: &str) -> std::io::Result<Option<String>> {
         self.send(0, &[b"\x03", query.as_bytes()].concat())?;
@@ -536,14 +542,14 @@ impl Sql {
     }
 }
 
-/// A client of PostgreSQL, its superuser.
+/// A client of PostgreSQL, as its superuser.
 pub struct Postgresql {
     stream: TcpStream,
     heard: BytesMut,
 }
 
 impl Postgresql {
-    /// From outside of the machine.
+    /// Connects from outside of the machine.
     #[track_caller]
     pub fn connect(machine: &Machine) -> Postgresql {
         let stream = machine.connect(5432);
@@ -556,7 +562,7 @@ impl Postgresql {
         client
     }
 
-    /// One query; the first value of its last row, where there is one.
+    /// Runs one query; returns the first value of its last row, if there is one.
     #[track_caller]
     pub fn ask(&mut self, query: &str) -> Option<String> {
         let mut message = BytesMut::new();

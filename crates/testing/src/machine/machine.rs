@@ -14,45 +14,45 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A boot under emulation, on a busy machine.
+/// Limit for a boot under emulation, on a busy machine.
 const BOOT: Duration = Duration::from_secs(600);
-/// A command.
+/// Limit for a command.
 const COMMAND: Duration = Duration::from_secs(180);
-/// One of several attempts at a command.
+/// Limit for one of several attempts at a command.
 const ATTEMPT: Duration = Duration::from_secs(6);
-/// The same of one that only looks.
+/// Limit for a command that only tests something.
 const LOOK: Duration = Duration::from_secs(2);
-/// Looks in a row that have no end while a machine boots; after them it is known to be slow.
+/// Consecutive tests without an end while a machine boots; after them it counts as slow.
 const LOOKS: u32 = 25;
-/// Time between two looks at a machine: each starts programs in it, and an emulated processor has little time.
+/// Time between two tests of a machine: each starts programs in it, and an emulated processor has little time.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// A kernel's command line: without what only costs time under emulation; it stands still on no panic, and leaves a watchdog
-/// running when it goes.
+/// Kernel command line: without features that only cost time under emulation. After a panic the kernel restarts, and
+/// when it ends it leaves a watchdog running.
 const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet random.trust_cpu=on watchdog.stop_on_reboot=0";
 
 /// A running machine; it ends with this value.
 pub struct Machine {
-    // ended before its network goes
+    // it ends before its network is removed
     emulator: Guarded,
     network: Network,
     shell: Shell,
     dir: TempDir,
-    /// Looks in a row that had no end.
+    /// Consecutive tests that had no end.
     looks: u32,
 }
 
-/// What a machine's clock counts.
+/// Source of a machine's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
-    /// The host's time; other work takes its share of it.
+    /// Time of the host; other work takes its share of it.
     Host,
-    /// Instructions of one processor, each a nanosecond; while it waits for something, the host's time.
+    /// Instructions of one processor, each a nanosecond; while it waits, the host's time.
     Instructions,
 }
 
 impl Clock {
-    /// The emulator's words. A string instruction that moves one byte at a time would count one for each: processors that do
-    /// that quickly say so, and this one does not.
+    /// Returns arguments of the emulator. A string instruction that moves one byte at a time would count one for each
+    /// byte: processors that do that quickly set a flag, and this one does not.
     fn emulator(self) -> &'static str {
         match self {
             Clock::Host => "-accel tcg,thread=multi -cpu max -smp 2",
@@ -62,7 +62,7 @@ impl Clock {
         }
     }
 
-    /// The kernel's. Without a word it trusts another clock more, whose steps are long.
+    /// Returns arguments of the kernel. By default it prefers another clock, whose steps are long.
     fn kernel(self) -> &'static str {
         match self {
             Clock::Host => "",
@@ -71,18 +71,18 @@ impl Clock {
     }
 }
 
-/// What a machine is like beside its disk.
+/// Properties of a machine beside its disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape<'s> {
-    /// What its clock counts.
+    /// Source of its clock.
     pub clock: Clock,
-    /// Its RAM.
+    /// RAM in MiB.
     pub memory_mib: u32,
-    /// More of its kernel's command line.
+    /// Additional arguments on its kernel command line.
     pub append: &'s str,
-    /// A second disk, `/dev/vdc`, of zeros; none if it is 0.
+    /// MiB of a second disk, `/dev/vdc`, of zeros; 0 for none.
     pub disk_mib: u32,
-    /// Programs that go where the tool is.
+    /// Programs that are installed beside the tool.
     pub programs: &'s [&'s Path],
 }
 
@@ -92,7 +92,7 @@ impl Default for Shape<'_> {
     }
 }
 
-/// Beginning of a panic for an emulator that ended by an assertion of its own.
+/// Prefix of a panic if the emulator ended by an assertion of its own.
 pub(crate) const EMULATOR_BROKE: &str = "the emulator ended with signal: 6";
 
 impl Machine {
@@ -102,7 +102,7 @@ impl Machine {
         Machine::boot_as(guest, kernel, tool, Shape::default())
     }
 
-    /// The same on a machine that is not the usual one.
+    /// Boots a kernel on a machine with other properties, and waits for its shell.
     #[track_caller]
     pub fn boot_as(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Machine {
         let mut machine = start(guest, kernel, tool, shape).unwrap_or_else(|why| panic!("no machine: {why}"));
@@ -132,7 +132,7 @@ impl Machine {
         output.unwrap_or_else(|| panic!("`{command}` did not end\n{}", self.console()))
     }
 
-    /// Runs a command that succeeds, and tells what it said.
+    /// Runs a command that must succeed, and returns its output.
     #[track_caller]
     pub fn ok(&mut self, command: &str) -> String {
         let Output { code, text } = self.run(command);
@@ -140,8 +140,8 @@ impl Machine {
         text
     }
 
-    /// Runs a command that only looks; nothing when there was no end of it, as the kernel changed or the machine is slow. The next
-    /// command interrupts it.
+    /// Runs a command that only tests something; `None` if it did not end, because the kernel changed or the machine is
+    /// slow. The next command interrupts it.
     pub fn look(&mut self, command: &str) -> Option<Output> {
         let limit = if self.looks < LOOKS { LOOK } else { ATTEMPT };
         let output = self.attempt(command, limit);
@@ -149,17 +149,17 @@ impl Machine {
         output
     }
 
-    /// Runs a command within a limit; nothing when there was no end of it.
+    /// Runs a command within a limit; `None` if it did not end.
     pub fn attempt(&mut self, command: &str, limit: Duration) -> Option<Output> {
         let output = self.shell.run(command, limit);
         if let Some(how) = self.emulator.ended() {
-            // EMULATOR_BROKE begins so
+            // the text of EMULATOR_BROKE
             panic!("the emulator ended with {how}\n{}", self.console());
         }
         output
     }
 
-    /// Asks until a command succeeds, over boots of any kernel.
+    /// Repeats a command until it succeeds, over boots of any kernel.
     #[track_caller]
     pub fn until(&mut self, command: &str) -> String {
         let end = Instant::now() + BOOT;
@@ -172,7 +172,7 @@ impl Machine {
         panic!("waited {BOOT:?} in vain for `{command}` to succeed\n{}", self.console());
     }
 
-    /// A connection from outside.
+    /// Connects from outside.
     #[track_caller]
     pub fn connect(&self, port: u16) -> TcpStream {
         let door = self.door(port);
@@ -180,19 +180,19 @@ impl Machine {
         made.unwrap_or_else(|| panic!("nothing listens on port {port}\n{}", self.console()))
     }
 
-    /// A way in for clients that come and go.
+    /// Returns an access for clients that connect repeatedly.
     pub fn door(&self, port: u16) -> Door {
         self.network.door(port)
     }
 
-    /// A program that runs outside of the machine, on its network.
+    /// Returns a command that runs outside of the machine, on its network.
     pub fn outside(&self, program: &Path) -> Command {
         let mut command = tied("ip".as_ref());
         command.args(["netns", "exec", &self.network.name]).arg(program);
         command
     }
 
-    /// The power goes and comes: the boot loader starts the first kernel.
+    /// Interrupts the power: the boot loader then starts the first kernel.
     pub fn reset(&mut self) {
         self.monitor("system_reset");
     }
@@ -201,13 +201,13 @@ impl Machine {
         let path = self.dir.path().join("monitor");
         let mut stream = UnixStream::connect(&path).expect("the emulator listens");
         stream.write_all(format!("{command}\n").as_bytes()).expect("ask the emulator");
-        // it answers when it has done it
+        // it answers when it has executed the command
         let mut answer = [0; 4096];
         let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
         while std::io::Read::read(&mut stream, &mut answer).is_ok_and(|n| n > 0) {}
     }
 
-    /// The end of what it printed.
+    /// Returns the last lines of its console.
     pub fn console(&self) -> String {
         let text = fs::read(self.dir.path().join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -219,7 +219,7 @@ impl Machine {
         }
     }
 
-    /// What the emulator itself had to say; mostly nothing.
+    /// Returns the output of the emulator itself, which is mostly empty.
     fn said(&self) -> String {
         fs::read_to_string(self.dir.path().join("qemu.log")).unwrap_or_default().trim().to_owned()
     }
@@ -239,7 +239,7 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     command.arg("-kernel").arg(guest.image(kernel)).arg("-initrd").arg(guest.initrd(kernel, dir.path())?);
     let words = [COMMAND_LINE, shape.clock.kernel(), shape.append].into_iter().filter(|words| !words.is_empty());
     command.args(["-append", &words.collect::<Vec<_>>().join(" ")]);
-    // changes go to a file that has no name, and away with the emulator
+    // changes go to an unnamed file, which is removed with the emulator
     let root = of_guest("root.ext4".into());
     command.args(["-drive", &format!("file={root},if=virtio,format=raw,snapshot=on,cache=unsafe")]);
     command.args(["-drive", &format!("file={},if=virtio,format=raw,readonly=on", disk.display())]);
@@ -268,7 +268,7 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     Ok(Machine { emulator, network, shell, dir, looks: 0 })
 }
 
-/// A disk with what `make install` puts onto a machine, and kernels that the machine's own disk does not have.
+/// Makes a disk with the files of `make install`, and kernels that the machine's own disk does not have.
 fn tool_disk(dir: &Path, guest: &Guest, tool: &Path, programs: &[&Path]) -> Result<PathBuf, String> {
     let root = dir.join("tool/root");
     let bin = root.join("usr/local/bin");

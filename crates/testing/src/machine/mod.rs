@@ -2,12 +2,13 @@
 //!
 //! **The caller must** be root, and let the thread that boots a [`Machine`] live as long as the machine.
 //!
-//! **Guaranteed:** the machine's disk is as `setup/guest` made it at each boot of QEMU, and keeps what was written through
-//! resets, panics and changes of kernels until the [`Machine`] is dropped. Its network lies in a namespace of its own: clients
-//! made by [`Machine::connect`] talk to it as from another machine, and nothing else of this machine sees it. It ends with
-//! its value, also when the test panics or is killed; a panic prints the end of its console.
+//! **Guaranteed:** the machine's disk is as `setup/guest` made it at each boot of QEMU, and keeps what was written
+//! through resets, panics and changes of kernels until the [`Machine`] is dropped. Its network is in a namespace of its
+//! own: clients made by [`Machine::connect`] use it as from another machine, and no other process of this machine sees
+//! it. The machine ends with its value, also when the test panics or is killed; a panic prints the last lines of its
+//! console.
 //!
-//! **It does not** use hardware virtualisation: everything runs slowly, and what a test waits for are conditions.
+//! **It does not** use hardware virtualisation: everything runs slowly, and tests wait for conditions.
 //!
 //! ```no_run
 //! use stillpoint_testing::machine::{Guest, Machine};

@@ -1,4 +1,4 @@
-//! A network namespace with one cable: our end of it is the world outside of the machine.
+//! A network namespace with one cable: our end of it represents the world outside of the machine.
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
@@ -39,13 +39,13 @@ impl Network {
         Ok(network)
     }
 
-    /// A way to one of the machine's ports.
+    /// Returns an access to one of the machine's ports.
     pub(crate) fn door(&self, port: u16) -> Door {
         Door { namespace: PathBuf::from("/run/netns").join(&self.name), port }
     }
 }
 
-/// One port of a machine, as seen from outside; any thread may come to it.
+/// One port of a machine, as seen from outside; any thread may use it.
 #[derive(Debug, Clone)]
 pub struct Door {
     namespace: PathBuf,
@@ -53,7 +53,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// A connection to the machine, made inside: a socket stays where it was made.
+    /// Connects to the machine, inside the namespace: a socket stays where it was made.
     pub fn connect(&self, patience: Duration) -> Result<TcpStream, Error> {
         let (path, port) = (self.namespace.clone(), self.port);
         let connecting = std::thread::spawn(move || {
@@ -67,12 +67,12 @@ impl Door {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // what uses it has ended; if not, `sweep` of a later one finds it
+        // its processes have ended; if not, `sweep` of a later test finds it
         let _ = ip(&["netns", "del", &self.name]);
     }
 }
 
-/// Takes away what tests that were killed have left.
+/// Removes namespaces that tests that were killed have left.
 fn sweep() {
     for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

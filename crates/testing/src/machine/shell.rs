@@ -1,10 +1,10 @@
-//! A shell on the machine's second serial line. It is another one after each boot.
+//! A shell on the machine's second serial line. Each boot starts a new one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// What a command said and how it ended.
+/// Output and exit code of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Its exit code.
@@ -17,7 +17,7 @@ pub(crate) struct Shell {
     stream: UnixStream,
     next: u32,
     pending: Vec<u8>,
-    /// A command had no end: what the shell has of it may be a half.
+    /// A command did not end: the shell may have half of it.
     stale: bool,
 }
 
@@ -27,17 +27,17 @@ impl Shell {
         Ok(Shell { stream, next: 0, pending: Vec::new(), stale: false })
     }
 
-    /// Runs a command; nothing when there was no end of it within the limit.
+    /// Runs a command; `None` if it did not end within the limit.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Option<Output> {
         self.next += 1;
         let (n, end) = (self.next, Instant::now() + limit);
         if std::mem::replace(&mut self.stale, true) {
-            // away with half a line, and with a quote that it may have opened; the terminal forgets what it has not given on
+            // discards half a line, and a quote that it may have opened; the terminal drops its pending input
             self.stream.write_all(b"\x03").ok()?;
             std::thread::sleep(Duration::from_millis(200));
         }
         self.pending.clear();
-        // The marks are not spelled as they are printed, so that an echo of the line is none.
+        // The marks are not spelled as they are printed, so that an echo of the line is not taken for a mark.
         let line = format!(
             "\nprintf '\\nbeg%s\\n' in-{n}; {{ {command}\n}} 2>&1 </dev/null; printf '\\nen%s:%s\\n' d-{n} $?\n"
         );
@@ -67,7 +67,7 @@ impl Shell {
     }
 }
 
-/// Lines that the terminal has shown of what was typed.
+/// Returns true for lines in which the terminal has echoed the input.
 fn is_echo(line: &str) -> bool {
     line.contains("printf '\\n") || line.starts_with("> ")
 }

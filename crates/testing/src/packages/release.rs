@@ -1,5 +1,6 @@
-//! The release of Debian whose packages are tested. On a system of another release its lists are read beside the system's own, from the
-//! same archive, and nothing is taken as installed: a package comes with all that it depends on.
+//! The release of Debian whose packages are tested. On a system of another release its lists are read beside the
+//! system's own, from the same archive, and no package counts as installed: a package is unpacked with all that it
+//! depends on.
 
 use super::run;
 use crate::{recipes, workspace_root};
@@ -12,10 +13,10 @@ use stillpoint_host::cache;
 
 const TESTED: &str = "bookworm";
 
-/// Lists are read again after so long.
+/// Time after which lists are read again.
 pub(super) const VALID: Duration = Duration::from_secs(3600);
 
-/// The release whose packages are tested, where the system is of another one.
+/// Returns the release whose packages are tested, if the system is of another one.
 pub fn foreign() -> Option<&'static str> {
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     (!is_of(&system, TESTED)).then_some(TESTED)
@@ -26,7 +27,7 @@ fn is_of(os_release: &str, codename: &str) -> bool {
     named.is_some_and(|name| name.trim_matches('"') == codename)
 }
 
-/// A command of apt that sees the tested release.
+/// Returns a command of apt that uses the tested release.
 pub(super) fn command(program: impl AsRef<std::ffi::OsStr>) -> Result<Command, String> {
     let mut command = Command::new(program);
     if let Some(release) = foreign() {
@@ -35,12 +36,12 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>) -> Result<Command, S
     Ok(command)
 }
 
-/// Lines of a list of `release`, in the places that the system's own lists name.
+/// Returns the lines of a list of `release`, at the archives that the system's own lists name.
 pub(super) fn list(release: &str) -> Result<String, String> {
     run(Command::new(workspace_root().join("setup/archive")).arg(release))
 }
 
-/// A configuration of apt for `release`, whose lists are at most an hour old.
+/// Returns a configuration of apt for `release`, whose lists are at most an hour old.
 fn configuration(release: &str) -> Result<PathBuf, String> {
     let dir = recipes::directory("lists", release)?;
     let file = dir.join("apt.conf");
@@ -69,8 +70,8 @@ fn settings(dir: &Path) -> String {
     .concat()
 }
 
-/// Calls `fetch`, which fills `lists` in `dir`, unless it succeeded here within the last hour and all of that is there. Callers wait
-/// for each other.
+/// Calls `fetch`, which fills `lists` in `dir`, unless it succeeded here within the last hour and all of that is there.
+/// Callers wait for each other.
 pub(super) fn fresh(dir: &Path, fetch: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
     let lists = dir.join("lists");
@@ -84,7 +85,7 @@ pub(super) fn fresh(dir: &Path, fetch: impl FnOnce() -> Result<(), String>) -> R
         return Ok(());
     }
     if !whole {
-        // apt believes the size and the time of a list that is there, which may have been truncated.
+        // apt trusts the size and the time of an existing list, which may have been truncated.
         cache::remove(&lists).map_err(|e| e.to_string())?;
     }
     let partial = lists.join("partial");

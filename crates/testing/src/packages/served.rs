@@ -1,8 +1,8 @@
-//! Versions that the archive serves, of those that its lists name.
+//! Versions that the archive serves, among those that its lists name.
 //!
-//! The lists alone do not say it: an archive may list a version and answer 404 for its files. So each version is asked for, which
-//! costs one small download, and the answer holds for an hour, in a file of the cache. A network that fails says nothing about the
-//! archive, and is an error.
+//! The lists alone are not sufficient: an archive may list a version and answer 404 for its files. So each version is
+//! requested, which costs one small download, and the answer is valid for an hour, in a file of the cache. A failure of
+//! the network gives no information about the archive, and is an error.
 
 use super::release::{self, VALID};
 use super::run;
@@ -16,10 +16,10 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-/// Nothing where all files of a version are served, or else why not.
+/// Result for a version: `Ok` if all of its files are served, otherwise the reason.
 pub(super) type Served = Result<(), Unavailable>;
 
-/// Versions of `package` that the lists name, newest first.
+/// Returns the versions of `package` that the lists name, newest first.
 pub(super) fn listed(package: &str) -> Result<Vec<String>, String> {
     let out = run(release::command("apt-cache")?.args(["madison", package]))?;
     let mut versions = Vec::new();
@@ -33,7 +33,7 @@ pub(super) fn listed(package: &str) -> Result<Vec<String>, String> {
     Ok(versions)
 }
 
-/// The first one of `candidates` that is served; prints why it is not an earlier one.
+/// Returns the first one of `candidates` that is served; prints the reason why it is not an earlier one.
 pub(super) fn first(
     package: &str,
     candidates: impl Iterator<Item = String>,
@@ -52,7 +52,8 @@ pub(super) fn first(
     Err(none_of(package, &reasons))
 }
 
-/// Those of the listed versions that are served, newest first; prints which ones are not. An error where there are none.
+/// Returns those of the listed versions that are served, newest first; prints the others. Returns an error if there are
+/// none.
 pub(super) fn only(
     package: &str,
     is_served: impl Fn(&str) -> Result<Served, String>,
@@ -73,7 +74,7 @@ pub(super) fn only(
     Ok(versions)
 }
 
-/// What is not listed, the archive does not withhold.
+/// Returns the reason that no version is served. A package that is not listed does not count as withheld.
 fn none_of(package: &str, reasons: &[Unavailable]) -> Unavailable {
     let text = format!("the archive serves no version of {package}: {}", joined(reasons));
     match reasons.iter().any(|why| matches!(why, Unavailable::Withheld(_))) {
@@ -86,7 +87,7 @@ fn joined(reasons: &[Unavailable]) -> String {
     reasons.iter().map(Unavailable::text).collect::<Vec<_>>().join("; ")
 }
 
-/// Once for each process.
+/// Prints the reasons once for each process.
 fn report(package: &str, reasons: &[Unavailable], taken: &str) {
     static REPORTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if reasons.is_empty() {
@@ -99,7 +100,7 @@ fn report(package: &str, reasons: &[Unavailable], taken: &str) {
     }
 }
 
-/// Asks for the archives of `packages` in one version.
+/// Requests the archives of `packages` in one version.
 pub(super) fn all_binaries(packages: &[&str], version: &str) -> Result<Served, String> {
     for package in packages {
         let name = format!("{package}={version}");
@@ -115,8 +116,8 @@ pub(super) fn all_binaries(packages: &[&str], version: &str) -> Result<Served, S
     Ok(Ok(()))
 }
 
-/// Asks for the source that one version of a package was built from: all of its files but upstream's archive, which several
-/// versions share.
+/// Requests the source that one version of a package was built from: all of its files except upstream's archive, which
+/// several versions share.
 pub(super) fn source_of(package: &str, version: &str) -> Result<Served, String> {
     remembered(&format!("source of {package}={version}"), || look_for_source(package, version))
 }
@@ -147,15 +148,15 @@ fn all_served<'a>(uris: impl Iterator<Item = &'a str>, options: &[String]) -> Re
     Ok(true)
 }
 
-/// Lines `'URI' NAME SIZE SUM` of apt.
+/// Returns the URIs of apt's lines `'URI' NAME SIZE SUM`.
 fn quoted(uris: &str) -> impl Iterator<Item = &str> {
     uris.lines().filter_map(|line| line.strip_prefix('\'')?.split('\'').next())
 }
 
-/// The answer to a question of the last hour, or else what `ask` finds out.
+/// Returns the answer to a question of the last hour, or else the result of `ask`.
 fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> Result<Served, String> {
     let records = recipes::directory("lists", "served")?.join("answers");
-    // An answer belongs to the way by which it came.
+    // An answer is valid only for the proxy that it came through.
     let proxy = std::env::var("http_proxy").unwrap_or_default();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let known = std::fs::read_to_string(&records).unwrap_or_default();
@@ -181,7 +182,7 @@ fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> R
     };
     let line = format!("{now}\t{proxy}\t{question}\t{answer}\t{why}\n");
     let appended = File::options().create(true).append(true).open(&records).and_then(|mut file| {
-        // Answers are short, and old ones no use.
+        // Answers are short, and old ones are useless.
         if file.metadata()?.len() > 1_000_000 {
             file.set_len(0)?;
         }
@@ -191,7 +192,7 @@ fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> R
     Ok(served)
 }
 
-/// Asks the archive for one file; true if it serves it.
+/// Requests one file from the archive; returns true if it is served.
 fn ask(uri: &str, options: &[String]) -> Result<bool, String> {
     let dir = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
     let mut helper = Command::new("/usr/lib/apt/apt-helper");
@@ -204,14 +205,14 @@ fn ask(uri: &str, options: &[String]) -> Result<bool, String> {
     if errors.lines().any(is_not_found) { Ok(false) } else { Err(format!("download {uri}: {}", errors.trim())) }
 }
 
-/// True for apt's line about a file that the archive does not have.
+/// Returns true for apt's line about a file that the archive does not have.
 fn is_not_found(line: &str) -> bool {
     let answer = line.strip_prefix("E: Failed to fetch ").and_then(|rest| rest.split_once(' '));
     answer.is_some_and(|(_, why)| ["404 ", "410 "].iter().any(|code| why.trim_start().starts_with(code)))
 }
 
-/// Options of apt for lists of sources, which the system's own lists need not name. They are kept in the cache, and fetched again
-/// after an hour.
+/// Returns options of apt for lists of sources, which the system's own lists need not name. The lists are kept in the
+/// cache, and fetched again after an hour.
 fn source_lists() -> Result<Vec<String>, String> {
     let dir = recipes::directory("lists", "sources")?;
     let parts = dir.join("parts");
@@ -236,7 +237,7 @@ fn source_lists() -> Result<Vec<String>, String> {
     Ok(options)
 }
 
-/// Lists of the tested release, turned into lists of sources.
+/// Returns the lists of the tested release, changed into lists of sources.
 fn lists() -> Result<Vec<(OsString, String)>, String> {
     if let Some(release) = release::foreign() {
         let lines = release::list(release)?.lines().filter_map(of_list).collect();
@@ -246,7 +247,7 @@ fn lists() -> Result<Vec<(OsString, String)>, String> {
     Ok(lists.filter_map(|(path, text)| Some((path.file_name()?.to_owned(), text))).collect())
 }
 
-/// The system's lists, turned into lists of sources.
+/// Returns the system's lists, changed into lists of sources.
 fn system_lists() -> Result<Vec<(PathBuf, String)>, String> {
     let mut paths = vec![PathBuf::from("/etc/apt/sources.list")];
     let parts = std::fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();

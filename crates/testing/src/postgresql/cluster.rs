@@ -1,4 +1,4 @@
-//! A cluster: data directory, port and socket of its own.
+//! A PostgreSQL cluster with data directory, port and socket of its own.
 
 use super::program::{MAJOR, Programs, as_postgres, postgres_ids};
 use super::template;
@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// What every cluster of ours is set to: the tests are about protocol and state, not about disks.
+/// Settings of every test cluster: the tests are about protocol and state, not about disks.
 const SETTINGS: [&str; 8] = [
     "max_connections=200",
     "shared_buffers=64MB",
@@ -32,31 +32,31 @@ pub struct Cluster {
     programs: Programs,
     port: u16,
     settings: Vec<String>,
-    /// Mounted on the directory.
+    /// File system that is mounted on the directory.
     disk: Option<SmallDisk>,
     dir: TempDir,
 }
 
 impl Cluster {
-    /// Makes a cluster of Debian's version and starts it; `settings` are `name=value` and come after ours.
+    /// Makes a cluster of Debian's version and starts it; `settings` are `name=value` and follow `SETTINGS`.
     #[track_caller]
     pub fn start(settings: &[&str]) -> Cluster {
         Cluster::of_major(MAJOR, settings)
     }
 
-    /// The same with another major version, whose programs must be installed beside Debian's.
+    /// Makes a cluster of another major version, whose programs must be installed beside Debian's, and starts it.
     #[track_caller]
     pub fn of_major(major: u32, settings: &[&str]) -> Cluster {
         Cluster::of_disk(Programs::of_major(major), None, settings).expect("nothing is mounted")
     }
 
-    /// The same with programs of one certain version ([`Programs::of_version`]).
+    /// Makes a cluster with programs of one certain version ([`Programs::of_version`]), and starts it.
     #[track_caller]
     pub fn of_programs(programs: &Programs, settings: &[&str]) -> Cluster {
         Cluster::of_disk(programs.clone(), None, settings).expect("nothing is mounted")
     }
 
-    /// The same as [`Cluster::start`], on a disk of so many megabytes; the error says why there is none.
+    /// Makes a cluster on a disk of `mib` MiB and starts it; the error is the reason why there is none.
     #[track_caller]
     pub fn on_small_disk(mib: u32, settings: &[&str]) -> Result<Cluster, String> {
         Cluster::of_disk(Programs::of_major(MAJOR), Some(mib), settings)
@@ -80,43 +80,43 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The disk that it was given.
+    /// Returns its small disk, if it has one.
     pub fn disk(&self) -> Option<&SmallDisk> {
         self.disk.as_ref()
     }
 
-    /// The port on 127.0.0.1; it stays the same over restarts.
+    /// Returns the port on 127.0.0.1; it stays the same over restarts.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The directory of the unix socket, which is also the cluster's own.
+    /// Returns the directory of the unix socket, which is also the cluster's own.
     pub fn socket_dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The directory of the libraries that its server loads by themselves.
+    /// Returns the directory of the libraries that its server loads itself.
     pub fn library_dir(&self) -> PathBuf {
         self.programs.library_dir()
     }
 
-    /// The data directory.
+    /// Returns the data directory.
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
-    /// The postmaster's process id.
+    /// Returns the postmaster's process id.
     pub fn pid(&self) -> u32 {
         self.postmaster.id()
     }
 
-    /// A connection string for one database, over TCP, as the superuser.
+    /// Returns a connection string for one database, over TCP, as the superuser.
     pub fn conninfo(&self, database: &str) -> String {
         format!("host=127.0.0.1 port={} user=postgres dbname={database}", self.port)
     }
 
-    /// From now on the server takes encrypted connections alone, but for its socket. Its certificate, which is its own root and
-    /// holds for 127.0.0.1.
+    /// Makes the server accept only encrypted connections from now on, except on its socket. Returns its certificate,
+    /// which is its own root and is valid for 127.0.0.1.
     #[track_caller]
     pub fn encrypt(&self) -> PathBuf {
         let data = self.data_dir();
@@ -138,7 +138,7 @@ impl Cluster {
         assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));
         let hba = "local all all trust\nhostssl all all all trust\nhostssl replication all all trust\n";
         std::fs::write(data.join("pg_hba.conf"), hba).expect("write pg_hba.conf");
-        // Before anybody is told to read it: without it nobody gets in.
+        // Before the server reads that file: without TLS no client could connect.
         self.sql("postgres", "ALTER SYSTEM SET ssl = on");
         self.sql("postgres", "SELECT pg_reload_conf()");
         until("the server to speak TLS", || {
@@ -148,14 +148,14 @@ impl Cluster {
         data.join("server.crt")
     }
 
-    /// Runs SQL with psql and gives back what it printed: tuples only, unaligned, columns split by `|`. Stops at the
-    /// first error and panics with it.
+    /// Runs SQL with psql and returns its output: tuples only, unaligned, columns split by `|`. Stops at the first
+    /// error and panics with it.
     #[track_caller]
     pub fn sql(&self, database: &str, sql: &str) -> String {
         self.try_sql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The same, with psql's error text instead of a panic.
+    /// Runs SQL like [`Cluster::sql`], and returns psql's error text instead of a panic.
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<String, String> {
         let mut psql = self.client("psql");
         psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", database, "-c", sql]);
@@ -167,8 +167,8 @@ impl Cluster {
         }
     }
 
-    /// Runs one of the client programs (`pg_dump`, `createdb`, ...) of the cluster's version, as `postgres`, with host,
-    /// port and user set in its environment.
+    /// Returns a command for one of the client programs (`pg_dump`, `createdb`, ...) of the cluster's version, as
+    /// `postgres`, with host, port and user set in its environment.
     pub fn client(&self, program: &str) -> Command {
         let mut command = self.programs.command(program);
         command.env("PGHOST", "127.0.0.1").env("PGPORT", self.port.to_string()).env("PGUSER", "postgres");
@@ -184,7 +184,7 @@ impl Cluster {
         outcome
     }
 
-    /// Starts pgbench against `port` of 127.0.0.1 (a proxy's, or the server's own) in the background.
+    /// Starts pgbench against `port` of 127.0.0.1 (that of a proxy, or the server's own) in the background.
     #[track_caller]
     pub fn pgbench_load(&self, database: &str, port: u16, arguments: &[&str]) -> Load {
         let mut command = self.client("pgbench");
@@ -192,7 +192,7 @@ impl Cluster {
         Load::spawn(command)
     }
 
-    /// Everything the server has logged so far.
+    /// Returns everything that the server has logged so far.
     pub fn log_text(&self) -> String {
         std::fs::read(self.dir.path().join("log"))
             .map_or_else(|_| String::new(), |b| String::from_utf8_lossy(&b).into())
@@ -201,23 +201,23 @@ impl Cluster {
     /// Ends every process of the server at once, as a power cut would.
     #[track_caller]
     pub fn crash(&mut self) {
-        // Stopped first, the postmaster makes no child that would be missed.
+        // A stopped postmaster makes no child that would be missed.
         self.signal(Signal::STOP);
         let children = self.children();
         self.signal(Signal::KILL);
         signal_all(&children, Signal::KILL);
         let _ = self.postmaster.wait();
-        // One that still lives holds the shared memory, and a new postmaster refuses to start beside it.
+        // A child that still lives holds the shared memory, and a new postmaster refuses to start beside it.
         until("the children of a crashed server to end", || children.iter().all(|pid| has_ended(*pid)).then_some(()));
         let _ = std::fs::remove_file(self.data_dir().join("postmaster.pid"));
     }
 
-    /// Stops every process of the server without ending it: what connects hangs. [`Cluster::thaw`] goes on.
+    /// Stops every process of the server without ending it: clients that connect hang until [`Cluster::thaw`].
     pub fn freeze(&self) {
         self.signal_family(Signal::STOP);
     }
 
-    /// Takes [`Cluster::freeze`] back.
+    /// Continues the processes after [`Cluster::freeze`].
     pub fn thaw(&self) {
         self.signal_family(Signal::CONT);
     }
@@ -252,7 +252,7 @@ impl Cluster {
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = Pid::from_raw(self.postmaster.id() as i32) {
-            // ESRCH: it has ended already, which is what was wanted.
+            // ESRCH: it has ended already, as wanted.
             let _ = kill_process(pid, signal);
         }
     }
@@ -277,7 +277,7 @@ fn signal_all(pids: &[Pid], signal: Signal) {
     }
 }
 
-/// Whether a process that is nobody's child any more is gone, or waits only to be taken note of.
+/// Returns true if a process that is not a child any more is gone, or is a zombie.
 fn has_ended(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     stat.map_or(true, |text| text.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])))
@@ -286,7 +286,7 @@ fn has_ended(pid: Pid) -> bool {
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.thaw();
-        // SIGTERM would wait for the clients to leave.
+        // SIGTERM would wait until the clients disconnect.
         self.signal(Signal::INT);
         if within(Duration::from_secs(30), || self.postmaster.try_wait().ok().flatten()).is_none() {
             self.signal(Signal::KILL);

@@ -1,4 +1,4 @@
-//! A disk that gets full.
+//! A small disk that becomes full.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,14 +10,14 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts it on a directory; the error says why that cannot be done here.
+    /// Mounts it on a directory; the error is the reason why that is impossible here.
     pub fn mount(at: &Path, mib: u32) -> Result<SmallDisk, String> {
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "stillpoint"]).arg(at);
         run(command).map(|()| SmallDisk { at: at.into() })
     }
 
-    /// Gives it another size; what it holds stays.
+    /// Changes its size; its content stays.
     pub fn resize(&self, mib: u32) -> Result<(), String> {
         let mut command = Command::new("mount");
         command.args(["-o", &format!("remount,size={mib}m")]).arg(&self.at);

@@ -1,25 +1,25 @@
-//! pgbench in the background, and what it saw.
+//! pgbench in the background, and its result.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 
-/// A pgbench that runs; ended when dropped.
+/// A running pgbench; it is ended when dropped.
 #[derive(Debug)]
 pub struct Load {
     child: Child,
     text: Option<JoinHandle<String>>,
 }
 
-/// What a pgbench told at its end.
+/// Result of a pgbench.
 #[derive(Debug, Clone)]
 pub struct LoadOutcome {
-    /// Whether it ended with exit code 0: pgbench gives up a client at its first error.
+    /// True if it ended with exit code 0: pgbench aborts a client at its first error.
     pub success: bool,
     /// Transactions that were committed.
     pub transactions: u64,
-    /// Transactions that failed, and clients that were given up.
+    /// Transactions that failed, and clients that were aborted.
     pub failed: u64,
     /// Transactions a second, without the time for connecting.
     pub tps: f64,
@@ -36,18 +36,18 @@ impl Load {
         Load { child, text: Some(text) }
     }
 
-    /// Whether it is still at work.
+    /// Returns true if it still runs.
     pub fn running(&mut self) -> bool {
         self.child.try_wait().expect("a child can be waited for").is_none()
     }
 
-    /// Ends it in the middle of its work, and waits until its sessions' transactions have ended too.
+    /// Kills it in the middle of its work, and waits until its sessions' transactions have ended too.
     pub fn end(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Lets its clients end what they are at, and begin nothing: a load with `-T` whose time is over.
+    /// Ends a load with `-T` as if its time were over: its clients finish their transactions and begin no others.
     pub fn stop(self) -> LoadOutcome {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             // ESRCH: it has ended by itself.
@@ -84,7 +84,7 @@ impl Drop for Load {
 
 fn read_all(from: &mut impl Read) -> String {
     let mut bytes = Vec::new();
-    // What was read before an error is what there is to tell.
+    // After an error the bytes that were read before are returned.
     let _ = from.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }

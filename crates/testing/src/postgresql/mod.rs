@@ -1,15 +1,15 @@
-//! Real PostgreSQL clusters for the tests of `stillpoint migrate`: one call starts a server of Debian's on a port and in
-//! a directory of its own, and dropping it ends the server and removes the directory. A [`Relay`] is a network that can be
-//! cut, a [`SmallDisk`] one that gets full.
+//! Real PostgreSQL clusters for the tests of `stillpoint migrate`: one call starts a server of Debian on a port and in
+//! a directory of its own; a drop ends the server and removes the directory. A [`Relay`] is a network that can be cut,
+//! a [`SmallDisk`] a disk that becomes full.
 //!
 //! The caller must run as root (the server runs as `postgres`) and have `postgresql-15` installed (`setup/` lists it);
-//! [`available`] says so where that does not hold, and with `REQUIRE_ALL=1` the test fails instead of being skipped.
+//! if not, [`available`] reports so, and with `REQUIRE_ALL=1` the test fails instead of being skipped.
 //!
 //! Guarantees: nothing of the machine's own clusters is touched; the kernel ends a server whose test thread dies; every
-//! wait is for a condition and names it when it gives up. A failing helper panics with the server's log, since a test
-//! has nothing better to do.
+//! wait is for a condition and names it when its limit passes. A failing helper panics with the server's log.
 //!
-//! What it does not do: it measures nothing, and it knows nothing of the product. It is for `[dev-dependencies]` alone.
+//! What it does not do: it measures nothing, and it does not depend on the product. It is only for
+//! `[dev-dependencies]`.
 //!
 //! ```no_run
 //! # use stillpoint_testing::postgresql::{Cluster, available};

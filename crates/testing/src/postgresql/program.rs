@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The major version that Debian 12 has.
+/// The major version of Debian 12.
 pub(crate) const MAJOR: u32 = 15;
 
-/// The major version that `setup/postgresql` puts beside the system.
+/// The major version that `setup/postgresql` installs beside the system.
 pub const NEWER: u32 = 17;
 
 /// Programs of one version: installed, beside the system, or unpacked.
@@ -17,12 +17,12 @@ pub struct Programs {
     /// Directory of `postgres`, `psql` and the others.
     dir: PathBuf,
     environment: Vec<(&'static str, OsString)>,
-    /// What was unpacked, which a cluster copies into its own directory.
+    /// Directory of unpacked programs, which a cluster copies into its own directory.
     root: Option<PathBuf>,
 }
 
 impl Programs {
-    /// Those of a major version: installed, or else unpacked.
+    /// Returns the programs of a major version: installed, or else unpacked.
     pub(crate) fn of_major(major: u32) -> Programs {
         let installed = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
         let dir = match installed.exists() {
@@ -39,7 +39,7 @@ impl Programs {
         Programs { dir, environment: Vec::new(), root: None }
     }
 
-    /// Those of one version of Debian's packages, unpacked whatever is installed.
+    /// Unpacks the programs of one version of Debian's packages, even if others are installed.
     pub fn of_version(version: &str) -> Result<Programs, Unavailable> {
         Programs::unpacked(Some(version))
     }
@@ -52,7 +52,7 @@ impl Programs {
         Ok(Programs { dir, environment: binary.environment(), root })
     }
 
-    /// A copy below `dir` of what was unpacked: the cache may be closed to the user `postgres`.
+    /// Copies the unpacked programs below `dir`: the user `postgres` may have no access to the cache.
     pub(crate) fn placed(self, dir: &Path) -> Programs {
         let Some(root) = self.root else { return self };
         let copy = dir.join("programs");
@@ -66,12 +66,12 @@ impl Programs {
         Programs { dir: inside(&self.dir), environment: environment.collect(), root: None }
     }
 
-    /// The directory of what the server loads.
+    /// Returns the directory of the libraries that the server loads.
     pub(crate) fn library_dir(&self) -> PathBuf {
         self.dir.with_file_name("lib")
     }
 
-    /// A command that runs one of them as `postgres`.
+    /// Returns a command that runs one of them as `postgres`.
     pub(crate) fn command(&self, name: &str) -> Command {
         let mut command = as_postgres(&self.dir.join(name));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -83,10 +83,11 @@ impl Programs {
     }
 }
 
-/// Packages of server and clients, which are of one version.
+/// Packages of server and clients, which must be of one version.
 const PACKAGES: [&str; 2] = ["postgresql-15", "postgresql-client-15"];
 
-/// The newest version of which the archive serves server, clients, the headers for what the server loads, and the source.
+/// Returns the newest version of which the archive serves server, clients, the headers for loadable libraries, and the
+/// source.
 pub(crate) fn version_with_source() -> Result<String, Unavailable> {
     let [server, clients] = PACKAGES;
     let versions = packages::versions_with_source(&[server, clients, "postgresql-server-dev-15"])?;
@@ -97,7 +98,8 @@ fn beside() -> PathBuf {
     crate::recipes::postgresql().map_or_else(|_| PathBuf::from("/nonexistent"), |entry| entry.join("root"))
 }
 
-/// Whether clusters of [`NEWER`] can be started too; what is missing is downloaded beside the system. Says why not.
+/// Returns true if clusters of [`NEWER`] can be started too; missing files are downloaded beside the system. Prints the
+/// reason if not.
 pub fn newer_available() -> bool {
     if !available() {
         return false;
@@ -108,8 +110,8 @@ pub fn newer_available() -> bool {
     crate::recipes::postgresql().inspect_err(|why| crate::skipped(why)).is_ok()
 }
 
-/// Whether clusters can be started here. Says why not; with `REQUIRE_ALL=1` it panics instead. The calling test has a limited
-/// time from here on ([`crate::patience`]).
+/// Returns true if clusters can be started here. Prints the reason if not; with `REQUIRE_ALL=1` it panics instead. The
+/// calling test has a limited time from here on ([`crate::patience`]).
 pub fn available() -> bool {
     crate::patience::begin();
     let why = if !rustix::process::geteuid().is_root() {
@@ -123,16 +125,16 @@ pub fn available() -> bool {
     false
 }
 
-/// A command that runs `program` as `postgres`; the kernel ends it should the calling thread end first.
+/// Returns a command that runs `program` as `postgres`; the kernel ends it if the calling thread ends first.
 pub(crate) fn as_postgres(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "postgres", "--regid", "postgres", "--init-groups", "--pdeathsig", "KILL", "--"]);
-    // Root's home is not for postgres to look into, and libpq gives TLS up where it may not look for certificates.
+    // `postgres` cannot read root's home, and libpq aborts TLS if it cannot look for certificates.
     command.arg(program).env("LC_ALL", "C").env("HOME", "/nonexistent").env_remove("PGPASSWORD").stdin(Stdio::null());
     command
 }
 
-/// User and group id of `postgres`, from the machine's own list.
+/// Returns user and group id of `postgres`, from the machine's own list.
 pub(crate) fn postgres_ids() -> (u32, u32) {
     let list = std::fs::read_to_string("/etc/passwd").expect("read /etc/passwd");
     let entry = list.lines().find(|line| line.starts_with("postgres:")).expect("the machine has a user postgres");

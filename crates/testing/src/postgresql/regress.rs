@@ -4,7 +4,8 @@ use super::program::{Programs, version_with_source};
 use crate::{Unavailable, recipes};
 use std::path::{Path, PathBuf};
 
-/// Tests, expected output and library of one version. Those of another version may name functions that the server does not have.
+/// Tests, expected output and library of one version. Tests of another version may name functions that the server does
+/// not have.
 #[derive(Debug, Clone)]
 pub struct Regression {
     /// Directory of `sql`, `data`, `expected`, `parallel_schedule` and `regress.so`.
@@ -14,7 +15,8 @@ pub struct Regression {
 }
 
 impl Regression {
-    /// Those of the newest version that the archive serves with its source. `fetch DIR VERSION` puts the tests into a directory.
+    /// Returns those of the newest version that the archive serves with its source. `fetch DIR VERSION` puts the tests
+    /// into a directory.
     pub fn fetch(fetch: &Path) -> Result<Regression, Unavailable> {
         let version = version_with_source()?;
         let tests = recipes::postgres_regress(fetch, &version)?;

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const LOOKING: Duration = Duration::from_millis(2);
-/// What is passed on at once where the rate is limited: small, so that the rate holds over short times too.
+/// Bytes that are forwarded at once if the rate is limited: few, so that the rate holds over short times too.
 const PIECE: usize = 16 << 10;
 
-/// A port of 127.0.0.1 behind which another one is reached, while the network between them stands.
+/// A port of 127.0.0.1 that forwards to another one, while the network between them works.
 #[derive(Debug)]
 pub struct Relay {
     port: u16,
@@ -24,7 +24,7 @@ struct Network {
     stalled: AtomicBool,
     cut: AtomicBool,
     over: AtomicBool,
-    /// Bytes a second in each direction of each connection; 0 is as fast as it goes.
+    /// Bytes a second in each direction of each connection; 0 is unlimited.
     rate: AtomicU64,
     made: AtomicU64,
     /// Both ends of every connection, to be cut.
@@ -32,7 +32,7 @@ struct Network {
 }
 
 impl Relay {
-    /// A network that stands, to `port` of 127.0.0.1.
+    /// Starts a working network to `port` of 127.0.0.1.
     #[track_caller]
     pub fn to(port: u16) -> Relay {
         let listener =
@@ -54,28 +54,28 @@ impl Relay {
         relay
     }
 
-    /// Where it listens.
+    /// Returns the port on which it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Ends all connections, and lets none be made until [`Relay::mend`].
+    /// Ends all connections, and allows no others until the network is restored.
     pub fn cut(&self) {
         self.network.cut.store(true, Ordering::SeqCst);
         self.network.hang_up();
     }
 
-    /// Keeps all connections and passes nothing on until [`Relay::mend`].
+    /// Keeps all connections and forwards nothing until the network is restored.
     pub fn stall(&self) {
         self.network.stalled.store(true, Ordering::SeqCst);
     }
 
-    /// Lets so many bytes pass in a second, in each direction of each connection; 0 is as fast as it goes.
+    /// Limits the bytes a second in each direction of each connection; 0 is unlimited.
     pub fn slow_down(&self, bytes_per_s: u64) {
         self.network.rate.store(bytes_per_s, Ordering::SeqCst);
     }
 
-    /// The network stands again.
+    /// Restores the network after [`Relay::cut`] or [`Relay::stall`]; a limited rate stays.
     pub fn mend(&self) {
         self.network.cut.store(false, Ordering::SeqCst);
         self.network.stalled.store(false, Ordering::SeqCst);
@@ -86,7 +86,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.network.over.store(true, Ordering::SeqCst);
         self.network.hang_up();
-        // Wakes the one who waits for connections.
+        // Wakes the thread that waits for connections.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
@@ -108,7 +108,7 @@ impl Network {
                 return;
             }
             if !self.cut.load(Ordering::SeqCst) {
-                // An end that cannot be made is a connection that is refused.
+                // If the other end cannot be reached, the connection is refused.
                 let _ = self.join(client);
             }
         }

@@ -1,6 +1,8 @@
-//! A cluster as `initdb` makes it, made once for each version and copied: `initdb` takes a processor 1.5 s, a copy a fifth of that.
+//! A cluster as `initdb` makes it, made once for each version and copied: `initdb` needs 1.5 s of a processor, a copy a
+//! fifth of that.
+//! fifth of that.
 //!
-//! A copy gets a system identifier of its own, as if `initdb` had made it: telling servers apart by it is part of what is tested.
+//! A copy gets a system identifier of its own, as from `initdb`: some tests distinguish servers by it.
 
 use super::program::{Programs, postgres_ids};
 use crate::{Unavailable, recipes};
@@ -23,7 +25,7 @@ pub(crate) fn place(programs: &Programs, dir: &Path) -> Result<PathBuf, Unavaila
     let identifier = RandomState::new().build_hasher().finish();
     identify(&mut bytes, identifier).map_err(|why| format!("{}: {why}", control.display()))?;
     std::fs::write(&control, bytes).map_err(text)?;
-    // Its log names the server as well, and is made again.
+    // Its log contains the identifier as well, and is made again.
     run(programs.command("pg_resetwal").arg("-D").arg(&data).current_dir(dir))?;
     Ok(data)
 }
@@ -32,7 +34,7 @@ fn template(programs: &Programs) -> Result<PathBuf, Unavailable> {
     let version = run(programs.command("postgres").arg("--version").current_dir("/"))?;
     let inputs = std::iter::once(version.as_bytes()).chain(OPTIONS.map(str::as_bytes)).map(<[u8]>::to_vec);
     let entry = recipes::entry("clusters", "postgresql", &inputs.collect::<Vec<_>>(), |into| {
-        // The cache may be closed to the user `postgres`.
+        // The user `postgres` may have no access to the cache.
         let work = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
         let (user, group) = postgres_ids();
         let opened = chown(work.path(), Some(user), Some(group))
@@ -46,8 +48,9 @@ fn template(programs: &Programs) -> Result<PathBuf, Unavailable> {
     Ok(entry.join("data"))
 }
 
-/// Writes a system identifier into the text of a `pg_control` (`ControlFileData` of PostgreSQL's `catalog/pg_control.h`): eight bytes
-/// at its beginning. A CRC-32C of all before it ends the structure, whose length differs by version.
+/// Writes a system identifier into the bytes of a `pg_control` (`ControlFileData` of PostgreSQL's
+/// `catalog/pg_control.h`): eight bytes at its beginning. A CRC-32C of all bytes before it ends the structure, whose
+/// length differs by version.
 fn identify(control: &mut [u8], identifier: u64) -> Result<(), String> {
     let checksum = |bytes: &[u8]| crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(bytes).to_le_bytes();
     let end = (8..control.len().saturating_sub(4))

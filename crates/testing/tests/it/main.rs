@@ -1,4 +1,4 @@
-//! Tests of what the tests share.
+//! Tests of the helpers that other tests share.
 
 mod postgresql;
 mod withholding;

@@ -1,4 +1,4 @@
-//! Clusters of PostgreSQL, on which other tests run.
+//! Clusters of PostgreSQL, as other tests use them.
 
 use stillpoint_testing::postgresql::{Cluster, available};
 

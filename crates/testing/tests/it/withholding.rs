@@ -6,10 +6,11 @@ use stillpoint_testing::withholding::{Proxy, Withheld};
 use stillpoint_testing::{Unavailable, packages};
 use tempfile::TempDir;
 
-/// What the other side of a test does, and prints.
+/// Task of the child process of a test, which prints the result.
 const TASK: &str = "STILLPOINT_WITHHOLDING_TASK";
 
-/// What is asked for, in a process of its own: a proxy is a matter of the environment, and what the archive serves is kept for it.
+/// Runs the task in a process of its own: the proxy is set in the environment, and a process keeps the archive's
+/// answers.
 #[test]
 #[ignore = "runs as a child of the other tests"]
 fn task() {
@@ -36,7 +37,7 @@ fn printed(out: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// The two newest versions of memcached that the archive serves.
+/// Returns the two newest versions of memcached that the archive serves.
 fn two_versions() -> Result<[String; 2], Unavailable> {
     let versions = packages::versions_with_source(&["memcached"])?;
     match &versions[..] {
@@ -63,7 +64,7 @@ fn the_version_before_the_withheld_one_is_taken() {
     assert!(binary.contains(&format!("/memcached_{older}-")), "{binary}");
     assert_eq!(ask("versions", &all.url(), cache.path()), format!("Ok({older:?})"));
     assert_eq!(ask("source", &all.url(), cache.path()), format!("Ok({older:?})"));
-    // An answer belongs to the proxy that it came through.
+    // An answer is valid only for the proxy that it came through.
     let none = proxy(Withheld::default());
     assert_eq!(ask("versions", &none.url(), cache.path()), format!("Ok(\"{newest} {older}\")"));
 }
@@ -75,7 +76,7 @@ fn a_version_without_its_source_is_not_taken_where_the_source_is_needed() {
         Ok(versions) => versions,
         Err(why) => return stillpoint_testing::skipped(why),
     };
-    // Its binary has the same beginning, so the source is named by its own file.
+    // The name of its binary begins in the same way, so the source is named by its own file.
     let source = proxy(Withheld::of([]).with_files([format!("memcached_{newest}.dsc")]));
     assert_eq!(ask("versions", &source.url(), cache.path()), format!("Ok(\"{newest} {older}\")"));
     assert_eq!(ask("source", &source.url(), cache.path()), format!("Ok({older:?})"));
@@ -99,12 +100,12 @@ fn an_archive_that_serves_no_version_withholds_the_package() {
 #[test]
 fn a_network_that_fails_withholds_nothing() {
     let cache = TempDir::new().expect("make a directory");
-    // Nothing listens on this port.
+    // No process listens on this port.
     let answer = ask("versions", "http://127.0.0.1:1", cache.path());
     assert!(answer.starts_with("Err(Missing("), "{answer}");
 }
 
-/// Runs `setup/served.sh` behind a proxy, in a directory of its own.
+/// Runs `setup/served.sh` with a proxy, in a directory of its own.
 fn served(proxy: &Proxy, dir: &Path, words: &[&str]) -> Output {
     let mut command = Command::new(stillpoint_testing::workspace_root().join("setup/served.sh"));
     command.args(words).current_dir(dir).env("http_proxy", proxy.url()).output().expect("run setup/served.sh")

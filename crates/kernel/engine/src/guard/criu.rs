@@ -1,7 +1,7 @@
-//! criu's own rules of nftables: packets of connections whose processes do not run are dropped. criu takes them away again. If it
-//! is killed we do, those and no others.
+//! criu's own rules of nftables: they drop packets of connections whose processes do not run. criu removes them itself.
+//! If criu is killed this module removes its rules, and no others.
 //!
-//! A table is called by the number of the run of criu that made it, cut off at what fits into criu's buffer.
+//! The name of a table is the id of the criu run that made it, truncated to criu's buffer.
 
 use super::nftables::Nftables;
 use crate::Error;
@@ -9,15 +9,15 @@ use std::path::Path;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::image::run_id;
 
-/// Bytes of a file in which a run of criu's is named.
+/// Limit in bytes for a file that names a run of criu.
 const FILE_MAX: u64 = 256 << 20;
 
-/// criu's buffer for `inet NAME`, with the end of the string.
+/// Longest name: criu's buffer for `inet NAME`, without the end of the string.
 const LONGEST: usize = 31 - "inet ".len();
-/// Words before the number of a run in criu's logs.
+/// Words before the id of a run in criu's logs.
 const RUN: &str = "CRIU run id = ";
 
-/// Name of the table that the checkpoint in a directory had criu make, if it stands.
+/// Returns the name of the table that criu made for the checkpoint in a directory, if it exists.
 ///
 /// # Errors
 /// The kernel does not list its tables.
@@ -29,10 +29,10 @@ pub(super) fn table_of(dir: &Path) -> Result<Option<String>, Error> {
     Ok(Nftables::open()?.tables()?.into_iter().find(|name| names.contains(name)))
 }
 
-/// Takes away the table that the checkpoint in a directory had criu make; returns its name if it stood.
+/// Removes the table that criu made for the checkpoint in a directory; returns its name if it existed.
 ///
 /// # Errors
-/// The kernel does not list its tables, or does not take this one away.
+/// The kernel does not list its tables, or refuses to remove this one.
 pub(super) fn lift(dir: &Path) -> Result<Option<String>, Error> {
     match table_of(dir)? {
         Some(name) => Ok(Nftables::open()?.take_away(&name)?.then_some(name)),
@@ -40,9 +40,9 @@ pub(super) fn lift(dir: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// The runs of criu that dumped into a directory: by its log, and by what it says of itself in the image.
+/// Returns the runs of criu that dumped into a directory, by its log and by its inventory in the image.
 fn runs(dir: &Path) -> Vec<String> {
-    // in another user's directory the run may be any
+    // in another user's directory the id may be that of any run
     let Ok(directory) = Directory::open(dir) else { return Vec::new() };
     let log = directory.read(crate::checkpoint::DUMP_LOG, FILE_MAX).unwrap_or_default();
     let inventory = directory.read("inventory.img", FILE_MAX).unwrap_or_default();
@@ -50,10 +50,10 @@ fn runs(dir: &Path) -> Vec<String> {
     logged.into_iter().chain(run_id(&inventory).ok().flatten()).collect()
 }
 
-/// A worker says it twice: when it begins, and when it begins with the request.
+/// Finds the ids of runs in a log. A worker logs its id twice: when it begins, and when it begins with the request.
 fn runs_in(log: &str) -> impl Iterator<Item = &str> {
     let lines = log.lines().filter_map(|line| line.split_once(RUN));
-    // others say which run the images are of
+    // other lines name the run that the images are of
     let own = lines.filter(|(before, _)| before.trim_end().ends_with(')')).map(|(_, run)| run.trim());
     own.filter(|run| run.len() >= 8)
 }

@@ -22,36 +22,36 @@ pub const RAISED: &str = "raised";
 const LOG: &str = "guard.log";
 /// Step that failed when a keeper does not start.
 const GUARD: &str = "guard the connections";
-/// A keeper that does not let go within this is none.
+/// Time within which a keeper lifts its guard; after that it counts as absent.
 const ANSWERS: Duration = Duration::from_secs(30);
-/// A connection that has given no order within this gives none.
+/// Time within which a connection must send its order.
 const ORDERS: Duration = Duration::from_secs(1);
 /// The order to lift the guard.
 const LIFT: u8 = b'l';
-/// The answer when it was lifted.
+/// The answer after the guard was lifted.
 const LIFTED: &str = "lifted";
-/// Interval in which a keeper looks for its socket: without it the image has been removed, and its guard guards nothing.
+/// Interval in which a keeper looks for its socket: without it the image has been removed, and the guard has no use.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Bytes of the log that are read.
 const LOG_MAX: u64 = 1 << 20;
 /// Bytes of the record of gaps that are read.
 const GAPS_MAX: u64 = 1 << 16;
 
-/// A time in which connections had no guard. Its beginning is not known: no process was there to see it.
+/// A time in which connections had no guard. Its beginning is not known: no process observed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
-    /// When the guard was back, in seconds since 1970.
+    /// Time at which the guard was restored, in seconds since 1970.
     pub until_unix_s: u64,
 }
 
 impl Gap {
-    /// One that ends now.
+    /// Returns a gap that ends now.
     pub(crate) fn until_now() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Gap { until_unix_s: now.as_secs() }
     }
 
-    /// A sentence for the operator.
+    /// Returns a sentence for the operator.
     pub fn text(&self) -> String {
         let until = self.until_unix_s;
         format!(
@@ -63,20 +63,20 @@ impl Gap {
 /// State of a guard that was lifted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// One of its tables was there to the end.
+    /// True if one of its tables existed to the end.
     pub(crate) stood: bool,
-    /// Times without it.
+    /// Times without the guard.
     pub(crate) gaps: Vec<Gap>,
 }
 
 /// Starts the keeper of a sealed image's connections in a process of its own, and waits until they are guarded.
 ///
 /// # Errors
-/// It does not start, or the kernel does not make its tables.
+/// The keeper does not start, or the kernel does not make its tables.
 pub(crate) fn keep_image(image: &Path) -> Result<(), Error> {
     let directory = Directory::open(image)?;
     let log = directory.create(LOG)?;
-    // also where the file has been replaced meanwhile
+    // also valid if the file has been replaced meanwhile
     let mut command = Command::new("/proc/self/exe");
     command.args(["kernel", "guard-keeper", "--image"]).arg(image);
     // an interrupt from the terminal is for the tool alone
@@ -96,20 +96,20 @@ pub(crate) fn keep_image(image: &Path) -> Result<(), Error> {
     Err(Error::Step { what: GUARD, why: why.unwrap_or("its keeper did not say why").to_owned() })
 }
 
-/// Guards the connections in an image until it is told to lift the guard, or the image is removed. `raised` is called when
-/// the guard is up.
+/// Guards the connections in an image until it gets the order to lift the guard, or the image is removed. `raised` is
+/// called when the guard is up.
 ///
 /// # Errors
-/// The kernel does not make the tables, or another keeper is there.
+/// The kernel does not make the tables, or another keeper exists.
 pub fn keep_connections(image: &Path, raised: impl FnOnce()) -> Result<(), Error> {
     let (name, filter, socket) = of_connections(image)?;
     keep(Keeper { name, filter, socket, was_raised: false }, raised)
 }
 
-/// Guards until it is told to lift the guard. `raised` is called when it is up.
+/// Guards until it gets the order to lift the guard. `raised` is called when the guard is up.
 ///
 /// # Errors
-/// The kernel does not make the tables, or another keeper is there.
+/// The kernel does not make the tables, or another keeper exists.
 pub(crate) fn keep(keeper: Keeper, raised: impl FnOnce()) -> Result<(), Error> {
     // a machine that is short of memory must not lose the guard
     let _ = kernel_files::write("/proc/self/oom_score_adj", "-1000");
@@ -118,13 +118,13 @@ pub(crate) fn keep(keeper: Keeper, raised: impl FnOnce()) -> Result<(), Error> {
 
 /// A guard, and the process that owns it.
 pub(crate) struct Keeper {
-    /// Name of the table that stays when its maker ends.
+    /// Name of the table that stays when the process that made it ends.
     pub(crate) name: String,
     /// Packets that it drops.
     pub(crate) filter: Filter,
-    /// Socket for the order to lift it.
+    /// Socket that receives the order to lift it.
     pub(crate) socket: PathBuf,
-    /// The first table was made before this process began.
+    /// True if the first table was made before this process began.
     pub(crate) was_raised: bool,
 }
 
@@ -134,7 +134,7 @@ impl Keeper {
         let changes = Nftables::listen()?;
         let nftables = Nftables::open()?;
         let is_missing = self.was_raised && !nftables.stands(&self.name)?;
-        // the one that a flush leaves alone comes first
+        // first the table that survives a flush
         nftables.replace(&owned(&self.name), true, &self.filter)?;
         nftables.replace(&self.name, false, &self.filter)?;
         if is_missing {
@@ -152,12 +152,12 @@ impl Keeper {
                 let (mut stream, _) = listener.accept().doing("hear the lifter of the guard")?;
                 stream.set_read_timeout(Some(ORDERS)).doing("hear the lifter of the guard")?;
                 let mut order = [0];
-                // one that says nothing only looks whether a keeper is there
+                // a connection that sends nothing only tests whether a keeper exists
                 if matches!(stream.read(&mut order), Ok(1)) && order == [LIFT] {
                     return self.lift(&nftables, stream);
                 }
             }
-            // a switch is lifted by order alone
+            // the guard of a switch is lifted by order alone
             if !self.was_raised && !self.socket.exists() {
                 return self.remove(&nftables);
             }
@@ -179,13 +179,13 @@ impl Keeper {
         remove(&self.socket);
         let done = self.remove(nftables);
         let text = done.as_ref().err().map_or_else(|| LIFTED.to_owned(), Error::with_causes);
-        // one that has gone meanwhile looks at the tables again
+        // a client that has gone meanwhile looks at the tables again
         let _ = stream.write_all(text.as_bytes());
         done
     }
 }
 
-/// Listens for the order to lift; only root and this user can give it.
+/// Listens for the order to lift the guard; only root and this user can send it.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
     if let Some(directory) = path.parent() {
         Directory::make_public(directory)?;
@@ -204,15 +204,15 @@ fn remove(path: &Path) {
     }
 }
 
-/// Returns true if a keeper is there.
+/// Returns true if a keeper exists.
 pub(super) fn is_kept(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
-/// Takes a guard away, by its keeper where there is one.
+/// Removes a guard, through its keeper if there is one.
 ///
 /// # Errors
-/// A table cannot be taken away.
+/// A table cannot be removed.
 pub(crate) fn lift_at(socket: &Path, name: &str) -> Result<Outcome, Error> {
     let nftables = Nftables::open()?;
     let stood = nftables.stands(name)? || nftables.stands(&owned(name))?;
@@ -240,7 +240,7 @@ fn gaps_beside(socket: &Path) -> PathBuf {
 pub(super) fn gaps(socket: &Path) -> Vec<Gap> {
     let path = gaps_beside(socket);
     let read = Directory::of_file(&path).and_then(|(directory, name)| directory.read(name, GAPS_MAX));
-    // one that is not there tells of none
+    // a record that does not exist has no gaps
     let bytes = read.unwrap_or_default();
     bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }

@@ -2,12 +2,13 @@
 //! kernel answers them with resets.
 //!
 //! ```text
-//!  table NAME         anyone may take it away (`nft flush ruleset`); it stays when its maker is killed
-//!  table NAME_owned   only its owner can take it away; it goes when the owner is killed
+//!  table NAME         any process may remove it (`nft flush ruleset`); it stays when its maker is killed
+//!  table NAME_owned   only its owner can remove it; it ends when the owner is killed
 //! ```
 //!
-//! Both drop the same packets. So neither a reload of a firewall nor a killed process leaves a connection unguarded: it takes
-//! both. The owner (the *keeper*) makes the first table again when that has gone. Where both were gone for a while it says so.
+//! Both drop the same packets. So neither a reload of a firewall nor a killed process leaves a connection unguarded:
+//! that takes both. The owner (the *keeper*) makes the first table again when it has been removed. If both were missing
+//! for a while the keeper reports it.
 
 mod criu;
 mod keeper;
@@ -24,14 +25,14 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::tcp::connections;
 
-/// Beginnings of the names of guards' tables: criu's, and ours.
+/// Prefixes of the names of guards' tables: criu's, and ours.
 const PREFIXES: [&str; 2] = ["CRIU-", "stillpoint_"];
 /// Name of the keeper's socket in the directory of an image.
 const SOCKET: &str = "guard.sock";
-/// Bytes of a file of criu's about connections.
+/// Limit in bytes for a file of criu about connections.
 const FILE_MAX: u64 = 1 << 30;
 
-/// Lists the guards' tables that stand: criu's, and ours.
+/// Lists the existing tables of guards: criu's, and ours.
 ///
 /// # Errors
 /// The kernel does not list its tables.
@@ -44,13 +45,13 @@ pub fn guards() -> Result<Vec<String>, Error> {
 /// State of the guard of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OfImage {
-    /// A table that stands.
+    /// Name of a table that exists.
     pub(crate) table: Option<String>,
-    /// Why its connections are not guarded, or could lose their guard.
+    /// Reason why its connections are not guarded, or a way in which they could lose their guard.
     pub(crate) warning: Option<String>,
 }
 
-/// Looks at the guard of the connections in an image.
+/// Examines the guard of the connections in an image.
 ///
 /// # Errors
 /// The kernel does not list its tables.
@@ -73,10 +74,10 @@ pub(crate) fn of_image(dir: &Path) -> Result<OfImage, Error> {
     Ok(OfImage { table: found.or_else(|| stands.then_some(name)), warning })
 }
 
-/// Takes away what guards the connections in an image; returns the name of a table that stood.
+/// Removes the tables that guard the connections in an image; returns the name of one that existed.
 ///
 /// # Errors
-/// A table cannot be taken away.
+/// A table cannot be removed.
 pub(crate) fn lift(dir: &Path) -> Result<Option<String>, Error> {
     let of_criu = criu::lift(dir)?;
     let socket = dir.join(SOCKET);
@@ -85,19 +86,19 @@ pub(crate) fn lift(dir: &Path) -> Result<Option<String>, Error> {
     Ok(of_criu.or_else(|| stood.then_some(name)))
 }
 
-/// Name of the table of an image, by what was sealed with it.
+/// Returns the name of the table of an image, by its sealed index.
 fn name_of(dir: &Path) -> Option<String> {
     let image = Image::open(dir).ok()?;
     let origin = &image.index().origin;
     Some(format!("stillpoint_{}_{}", origin.pid, origin.made_s))
 }
 
-/// Name of the table beside another one that goes with its owner.
+/// Returns the name of the table that ends with its owner, beside the one of this name.
 pub(crate) fn owned(name: &str) -> String {
     format!("{name}_owned")
 }
 
-/// Name, filter and socket of the guard of an image.
+/// Returns name, filter and socket of the guard of an image.
 fn of_connections(dir: &Path) -> Result<(String, Filter, PathBuf), Error> {
     let directory = Directory::open(dir)?;
     let connections = connections(&directory.read("files.img", FILE_MAX)?)?;

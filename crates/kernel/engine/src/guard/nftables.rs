@@ -1,7 +1,8 @@
-//! Tables of nftables, by netlink: what drops the packets of connections whose processes do not run.
+//! Tables of nftables, by netlink, that drop the packets of connections whose processes do not run.
 //!
-//! A table with the flag `owner` (Linux 5.12) belongs to the socket that made it. `nft flush ruleset` and other processes
-//! leave it alone, and it goes when the socket is closed. A table without the flag stays when its maker ends.
+//! A table with the flag `owner` (Linux 5.12) belongs to the socket that made it. `nft flush ruleset` and other
+//! processes cannot remove it, and it ends when the socket is closed. A table without the flag stays when its maker
+//! ends.
 
 use crate::Error;
 use crate::error::At;
@@ -38,42 +39,42 @@ const TABLE_NAME: u16 = 1;
 const TABLE_FLAGS: u16 = 2;
 /// `NFT_TABLE_F_OWNER`.
 const OWNER: u32 = 2;
-/// The group that hears of changes (`NFNLGRP_NFTABLES`), as a bit.
+/// The group that is notified of changes (`NFNLGRP_NFTABLES`), as a bit.
 const CHANGES: u32 = 1 << 6;
-/// Before everything that other tables do; connections are not tracked yet.
+/// Priority before the rules of all other tables; connections are not tracked yet.
 const PRIORITY: i32 = -300;
-/// Bytes that a batch may have: it is one message to the kernel.
+/// Maximum of bytes in a batch: it is one message to the kernel.
 const BATCH_MAX: usize = 16 << 20;
-/// Elements in a message: an attribute has 64 KiB at most.
+/// Maximum of elements in a message: an attribute has 64 KiB at most.
 const ELEMENTS_MAX: usize = 1000;
-/// An answer's longest part.
+/// Longest part of an answer, in bytes.
 const ANSWER_MAX: usize = 1 << 16;
 
-/// Which packets of guarded ports are dropped.
+/// Kinds of packets of guarded ports that are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wall {
-    /// Requests for new connections: those that are being made come to their end.
+    /// Requests for new connections: handshakes that have begun can finish.
     Syn,
-    /// All.
+    /// All packets.
     All,
-    /// All but those that this machine sends to itself.
+    /// All packets except those that this machine sends to itself.
     Outside,
 }
 
 /// Packets that a table drops, in both directions.
 #[derive(Debug, Clone)]
 pub(crate) enum Filter {
-    /// Those of these local ports of TCP.
+    /// Packets of these local TCP ports.
     Ports(Wall, Vec<u16>),
-    /// Those of these connections of TCP: the local end, and the peer's.
+    /// Packets of these TCP connections: the local end, and the peer's.
     Connections(Vec<(SocketAddr, SocketAddr)>),
 }
 
-/// A socket to nftables; tables that it owns go with it.
+/// A socket to nftables; the tables that it owns end with it.
 pub(crate) struct Nftables(OwnedFd);
 
 impl Nftables {
-    /// Opens one.
+    /// Opens a socket.
     ///
     /// # Errors
     /// The kernel has no nftables.
@@ -81,12 +82,12 @@ impl Nftables {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::NETFILTER))
             .doing("open nftables")?;
-        // without the right to do so a batch is only shorter
+        // without the right to do so a batch must be shorter
         let _ = sockopt::set_socket_send_buffer_size_force(&socket, BATCH_MAX);
         Ok(Nftables(socket))
     }
 
-    /// Opens one that hears of each change of the rules.
+    /// Opens a socket that is notified of each change of the rules.
     ///
     /// # Errors
     /// The kernel has no nftables.
@@ -96,19 +97,19 @@ impl Nftables {
         Ok(nftables)
     }
 
-    /// Reads the notifications that are there.
+    /// Discards the pending notifications.
     pub(crate) fn drain(&self) {
         let mut buffer = vec![0; ANSWER_MAX];
-        // ENOBUFS says that some were lost: it is read like one
+        // ENOBUFS means that some were lost: it counts like one
         while !matches!(recv(&self.0, buffer.as_mut_slice(), RecvFlags::DONTWAIT), Err(Errno::AGAIN)) {}
     }
 
-    /// The socket itself, to wait for notifications.
+    /// Returns the socket, to wait for notifications.
     pub(crate) fn socket(&self) -> &OwnedFd {
         &self.0
     }
 
-    /// Makes a table in the place of the one of that name, in one step: there is no moment without it.
+    /// Replaces the table of that name, or makes it, in one step: at no moment is there no table.
     ///
     /// # Errors
     /// Another process owns a table of that name, or the kernel refuses.
@@ -130,21 +131,21 @@ impl Nftables {
         self.commit(batch, "raise the guard")
     }
 
-    /// Takes these tables away, in one step; those that are not there too.
+    /// Removes these tables, in one step; it is no error if some do not exist.
     ///
     /// # Errors
     /// Another process owns one of them.
     pub(crate) fn remove(&self, names: &[(&str, bool)]) -> Result<(), Error> {
         let mut batch = Batch::begin();
         for (name, owned) in names {
-            // one that is not there is made first, and the step has no gap in which another process could make it
+            // one that does not exist is made first, so there is no gap in which another process could make it
             batch.table(name, *owned);
             batch.remove(name);
         }
         self.commit(batch, "lower the guard")
     }
 
-    /// Takes one table away; returns false if it was not there.
+    /// Removes one table; returns false if it did not exist.
     ///
     /// # Errors
     /// Another process owns it.
@@ -164,7 +165,7 @@ impl Nftables {
     fn commit(&self, batch: Batch, doing: &'static str) -> Result<(), Error> {
         send(&self.0, &batch.end(), SendFlags::empty()).doing(doing)?;
         let (mut first, mut buffer) = (None, vec![0; ANSWER_MAX]);
-        // the kernel has answered when the call returns; one answer that is left would be taken for the next change's
+        // the kernel has answered when the call returns; an unread answer would be taken for that to the next change
         let ended = loop {
             match recv(&self.0, buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((n, _)) => {
@@ -183,23 +184,23 @@ impl Nftables {
         }
     }
 
-    /// Names of the tables of the family `inet`.
+    /// Returns the names of the tables of the family `inet`.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not list them.
     pub(crate) fn tables(&self) -> Result<Vec<String>, Error> {
         self.names(GET_TABLE)
     }
 
-    /// Returns true if a table is there, with rules in it.
+    /// Returns true if a table exists and has rules.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not list them.
     pub(crate) fn stands(&self, name: &str) -> Result<bool, Error> {
         Ok(self.names(GET_RULE)?.iter().any(|table| table == name))
     }
 
-    /// The tables of all objects of one kind.
+    /// Returns the tables of all objects of one kind.
     fn names(&self, kind: u16) -> Result<Vec<String>, Error> {
         const ASK: &str = "ask about nftables";
         let mut request = Vec::new();
@@ -239,7 +240,7 @@ fn general(family: u8, resource: u16) -> Vec<u8> {
     [&[family, 0][..], &resource.to_be_bytes()].concat()
 }
 
-/// Changes that come into force together, or not at all.
+/// Changes that become active together, or not at all.
 struct Batch(Vec<u8>);
 
 impl Batch {
@@ -358,12 +359,12 @@ const V4: u8 = 2;
 const V6: u8 = 10;
 /// nft's number for keys of type `ipv4_addr`; with these numbers nft can print the sets.
 const TYPE_V4: u32 = 7;
-/// The same for `ipv6_addr`.
+/// nft's number for keys of type `ipv6_addr`.
 const TYPE_V6: u32 = 8;
-/// The same for `inet_service`.
+/// nft's number for keys of type `inet_service`.
 const TYPE_PORT: u32 = 13;
 
-/// Keys that a rule looks for.
+/// Keys that a rule looks up.
 struct Set {
     name: &'static str,
     id: u32,
@@ -396,7 +397,7 @@ impl Set {
     }
 }
 
-/// Address and port, each filled up to whole registers.
+/// Encodes address and port, each padded to whole registers.
 fn end(end: SocketAddr) -> Vec<u8> {
     let address = match end.ip() {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -428,13 +429,13 @@ impl Rule {
     }
 
     fn of_ports(chain: u32, wall: Wall) -> Vec<Rule> {
-        // offsets of the ports of sender and receiver: ours is the one or the other
+        // offsets of the source and destination port: ours is the one or the other
         let (device, port) = if chain == LOCAL_IN { (IN_DEVICE, 2) } else { (OUT_DEVICE, 0) };
         let guarded =
             || Rule::new(chain).meta(PROTOCOL).equals(&[TCP]).load(TRANSPORT, port, 2, 0).found_in(Set::PORTS);
         match wall {
             Wall::Syn if chain == LOCAL_OUT => Vec::new(),
-            // flags SYN and ACK, of which the first alone is set
+            // of the flags SYN and ACK, only SYN is set
             Wall::Syn => vec![guarded().load(TRANSPORT, 13, 1, 0).mask(0x12).equals(&[0x02]).verdict(DROP)],
             Wall::All => vec![guarded().verdict(DROP)],
             Wall::Outside => vec![

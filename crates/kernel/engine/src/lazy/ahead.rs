@@ -1,5 +1,5 @@
-//! Reads out of the image what is brought next, while what was read before is being brought: to read and compare a chunk takes
-//! about as long as to put it into a process.
+//! Reads the next part out of the image while the previous one is copied into the process: to read and compare a chunk
+//! takes about as long as to copy it.
 
 use crate::{Error, Image};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -15,25 +15,25 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Reads it; what is in the buffer counts only if nothing failed.
+    /// Reads the part; the buffer is valid only if there was no error.
     pub(super) fn read(self, image: &Image, into: &mut Vec<u8>) -> Result<(), Error> {
         into.resize(self.bytes as usize, 0);
         image.read(self.object, self.address, into)
     }
 }
 
-/// A thread that reads one part at a time.
+/// Thread that reads one part at a time.
 pub(super) struct Ahead<'s> {
     thread: ScopedJoinHandle<'s, ()>,
     asks: SyncSender<(Part, Vec<u8>)>,
     answers: Receiver<(Vec<u8>, Result<(), Error>)>,
-    /// Asked for, and not taken yet.
+    /// The part that was requested, and not taken yet.
     asked: Option<Part>,
     spare: Vec<u8>,
 }
 
 impl<'s> Ahead<'s> {
-    /// Without one everything is read when it is brought.
+    /// Starts the thread; without one everything is read when it is needed.
     pub(super) fn start(scope: &'s Scope<'s, '_>, image: &'s Image) -> Option<Self> {
         let (asks, asked) = sync_channel::<(Part, Vec<u8>)>(1);
         let (answer, answers) = sync_channel(1);
@@ -54,22 +54,22 @@ impl<'s> Ahead<'s> {
         }
     }
 
-    /// Ends it. The end of its scope waits for what it does alone, not for the thread.
+    /// Ends the thread. The end of its scope waits only for the thread's closure, not for the thread itself.
     pub(super) fn end(self) {
         let Ahead { thread, asks, answers, .. } = self;
         drop((asks, answers));
-        // it has nothing to tell, not even that it panicked: what it should have read is read when it is brought
+        // it has nothing to report, not even a panic: what it should have read is read when it is needed
         let _ = thread.join();
     }
 
-    /// Has a part read, if nothing else is.
+    /// Requests a part, if no other one is being read.
     pub(super) fn ask(&mut self, part: Part) {
         if self.asked.is_none() && self.asks.send((part, std::mem::take(&mut self.spare))).is_ok() {
             self.asked = Some(part);
         }
     }
 
-    /// A part, if it is what was asked for last; nothing is under way any more.
+    /// Takes a part, if it is the one requested last; no request is pending afterwards.
     pub(super) fn take(&mut self, part: Part, into: &mut Vec<u8>) -> Option<Result<(), Error>> {
         let asked = self.asked.take()?;
         let (mut buffer, read) = self.answers.recv().ok()?;

@@ -1,47 +1,47 @@
-//! How far the memory of an image has come, in a file beside it that is replaced as a whole.
+//! Progress of the restore of an image's memory, in a file beside it that is replaced as a whole.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_host::trusted::Directory;
 
-/// Bytes of the file.
+/// Limit in bytes for the file.
 const FILE_MAX: u64 = 64 << 10;
 const NAME: &str = "foam.fill";
 const EVERY: Duration = Duration::from_millis(200);
 
-/// What a daemon is about.
+/// State of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Memory still comes.
+    /// Memory is not all resident yet.
     Filling,
-    /// All of it has come, or is not wanted any more.
+    /// All of it is resident, or is not needed any more.
     Done,
-    /// It could not be brought; the processes were killed.
+    /// It could not be fetched; the processes were killed.
     Failed,
 }
 
-/// How far it is.
+/// Progress of one daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fill {
-    /// Whether it goes on.
+    /// State of the daemon.
     pub state: State,
-    /// Bytes that were to come.
+    /// Bytes to be fetched in all.
     pub total: u64,
-    /// Bytes that are still to come; a server that took over counts from the beginning.
+    /// Bytes that are still to be fetched; a server that took over counts from the beginning.
     pub left: u64,
-    /// Pages that were asked for.
+    /// Pages that were faulted in.
     pub faults: u64,
-    /// Bytes that came because of that.
+    /// Bytes that were fetched because of faults.
     pub asked: u64,
-    /// Bytes that came in the background.
+    /// Bytes that were fetched in the background.
     pub filled: u64,
-    /// Processes that ended before all of their memory had come.
+    /// Processes that ended before all of their memory was resident.
     pub ended: u64,
 }
 
-/// Writes it, not too often.
+/// Writer of the file, at limited intervals.
 #[derive(Debug)]
 pub(super) struct Report {
     path: PathBuf,
@@ -57,7 +57,7 @@ impl Report {
         self.last.is_none_or(|last| last.elapsed() >= EVERY)
     }
 
-    /// What cannot be written is only not known: memory comes all the same.
+    /// Writes the file. A failure only hides the progress: memory is fetched all the same.
     pub(super) fn write(&mut self, fill: &Fill) {
         self.last = Some(Instant::now());
         let text = serde_json::to_string(fill).unwrap_or_default();
@@ -69,14 +69,14 @@ impl Report {
     }
 }
 
-/// Nothing more comes.
+/// Records that nothing more will be fetched.
 pub(super) fn failed(dir: &Path) {
     let none = Fill { state: State::Failed, total: 0, left: 0, faults: 0, asked: 0, filled: 0, ended: 0 };
     let last = read(dir).unwrap_or(none);
     Report::of(dir).write(&Fill { state: State::Failed, ..last });
 }
 
-/// What a daemon said last.
+/// Reads the last report of a daemon.
 pub(crate) fn read(dir: &Path) -> Option<Fill> {
     let bytes = Directory::open(dir).and_then(|directory| directory.read(NAME, FILE_MAX)).ok()?;
     serde_json::from_slice(&bytes).ok()

@@ -1,7 +1,7 @@
-//! Huge pages again for memory that came page by page.
+//! Huge pages for memory that was restored page by page.
 //!
-//! The obvious way is to leave that to the kernel's own thread for it. That one looks at 16 MiB every ten seconds: a large
-//! program would have small pages, which every access pays for, for many minutes.
+//! The obvious way is to leave that to the kernel's own thread for it. That thread looks at 16 MiB every ten seconds: a
+//! large program would have small pages, which make every access slower, for many minutes.
 
 use super::pace::Pace;
 use crate::Error;
@@ -17,26 +17,26 @@ use stillpoint_host::kernel_files;
 use stillpoint_kernel_foam::PAGE;
 use stillpoint_kernel_sys::uffd::{HUGE_PAGE, Memory, Put, collapse};
 
-/// A process whose memory has come.
+/// A process whose memory is resident.
 pub(super) struct Owner {
     process: Process,
     descriptor: OwnedFd,
 }
 
 impl Owner {
-    /// The process with this number, if it is the one that the memory belongs to: nobody else can have the number while that
-    /// lives. `page` has come to it.
+    /// Returns the process with this number, if the memory belongs to it: no other process can have the number while
+    /// that one lives. `page` is resident in it.
     pub(super) fn of(pid: u32, memory: Memory, page: u64) -> Option<Owner> {
         let pid = pid.cast_signed();
         let process = Process::new(pid).ok()?;
         let descriptor = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-        // a page that it has given up since is one of zeros for it in any case
+        // a page that it has given up since reads as zeros in any case
         let lives = memory.zero(page, PAGE).is_ok_and(|put| put != Put::Dead);
         lives.then_some(Owner { process, descriptor })
     }
 
-    /// Makes small pages into huge ones where the kernel would do so in its time, at a rate in bytes a second. How many there
-    /// are then.
+    /// Makes small pages into huge ones where the kernel would do so later, at a rate in bytes a second. Returns the
+    /// number of huge pages.
     pub(super) fn collapse(&self, rate: Option<u64>) -> Result<u64, Error> {
         let path = format!("/proc/{}/pagemap", self.process.pid);
         let pagemap = kernel_files::open(&path).at("open", &path)?;
@@ -52,7 +52,7 @@ impl Owner {
             pace.took(HUGE_PAGE);
             match collapse(self.descriptor.as_fd(), start) {
                 Ok(()) => made += 1,
-                // to look for room takes long, and finds none soon
+                // the search for free memory takes long, and is not likely to succeed soon
                 Err(Errno::NOMEM | Errno::SRCH | Errno::PERM | Errno::NOSYS) => break,
                 Err(_) => {}
             }
@@ -61,18 +61,20 @@ impl Owner {
     }
 }
 
-/// Whether the kernel may have huge pages there: the system's settings and the program's own wishes are in that.
+/// Returns true if the kernel may use huge pages there: the flag includes the settings of the system and of the
+/// program.
 fn is_eligible(map: &MemoryMap) -> bool {
     map.extension.map.get("THPeligible") == Some(&1)
 }
 
-/// Where huge pages could begin in a range.
+/// Returns the addresses in a range at which huge pages could begin.
 fn whole((start, end): (u64, u64)) -> impl Iterator<Item = u64> {
     let first = start.next_multiple_of(HUGE_PAGE);
     (first..end.saturating_sub(HUGE_PAGE - 1)).step_by(HUGE_PAGE as usize)
 }
 
-/// Whether all small pages of a range are there, and the process's own: a huge page takes no more memory then.
+/// Returns true if all small pages of a range are resident, and the process's own: then a huge page needs no more
+/// memory.
 fn is_full(pagemap: &impl FileExt, start: u64) -> bool {
     let pages = HUGE_PAGE / PAGE;
     let mut entries = vec![0; (pages * 8) as usize];

@@ -1,4 +1,4 @@
-//! Two processes that watch over each other: the keeper and the server.
+//! Two processes that watch each other: the keeper and the server.
 
 use super::fill::failed;
 use super::server::{DONE, End, FAILED, Server};
@@ -15,27 +15,28 @@ use stillpoint_host::file::listen;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_sys::uffd::{Log, Record, split};
 
-/// Events of all memories while they are filled: 48 MiB if all are used.
+/// Number of events of all memories while they are filled: 48 MiB if all are used.
 const RECORDS: usize = 1 << 20;
-/// Servers that die one after another without anything having come: something is wrong with more than one of them.
+/// Maximum of servers that may die before the keeper kills the processes: the cause is then not one server alone.
 const DEATHS: u32 = 100;
-/// How often, and how soon again, another process is tried to be made: what is short may be there in a moment.
+/// Number of attempts to make another process, and the time between two: a shortage may be over in a moment.
 const TRIES: u32 = 100;
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// What a lazy-pages daemon is told.
+/// Options of a lazy-pages daemon.
 #[derive(Debug, Clone)]
 pub struct LazyOptions {
     /// Directory of the image.
     pub image: PathBuf,
-    /// Where criu looks for the socket.
+    /// Path at which criu looks for the socket.
     pub socket: PathBuf,
-    /// Bytes a second in the background; as fast as it goes where there is none.
+    /// Bytes a second in the background; unlimited if `None`.
     pub rate: Option<u64>,
 }
 
-/// Serves one restore: waits for criu on the socket, brings memory, and returns when all of it has come. `ready` is called
-/// when criu can be started. An error if standard input is a pipe whose other end is closed before criu has come.
+/// Serves one restore: waits for criu on the socket, fetches memory, and returns when all of it is resident. `ready` is
+/// called when criu can be started. Returns an error if standard input is a pipe whose other end is closed before criu
+/// has connected.
 ///
 /// The process must have one thread: it is split in two.
 pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
@@ -55,7 +56,7 @@ pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
     done
 }
 
-/// Waits for a connection, and not for ever: when whoever started this has gone, nobody comes.
+/// Waits for a connection, and not for ever: if the process that started this one is gone, no connection will come.
 fn expect(listener: &UnixListener) -> Result<(), Error> {
     let starter = std::io::stdin();
     loop {
@@ -82,13 +83,13 @@ struct Pair {
 }
 
 impl Pair {
-    /// The keeper: sees to it that there is a server, which is `other` if it has begun already, until all is done.
+    /// Runs the keeper: it ensures that there is a server, which is `other` if it has begun already, until all is done.
     fn keep(&self, other: Option<Pid>) -> Result<(), Error> {
         let mut server = other;
         for _ in 0..DEATHS {
             let pid = match server.take() {
                 Some(pid) => pid,
-                // nobody else holds the userfaultfds
+                // no other process holds the userfaultfds
                 None => self.spawn_server().or_else(|error| self.kill_all().and(Err(error)))?,
             };
             wait_for(pid)?;
@@ -125,7 +126,7 @@ impl Pair {
         })
     }
 
-    /// The server. When its keeper dies it makes another one, and goes on.
+    /// Runs the server. When its keeper dies the server makes another one, and continues.
     fn run(&self, keeper: &mut Pid) -> Result<(), Error> {
         loop {
             let watched = match pidfd_open(*keeper, PidfdFlags::empty()) {
@@ -168,7 +169,7 @@ impl Pair {
         })
     }
 
-    /// How it ended, if it did.
+    /// Returns the last record of an end in the log, if there is one.
     fn outcome(&self) -> Result<Option<u32>, Error> {
         let ends = |record: &Record| match record {
             Record::Note { kind, .. } if *kind == DONE || *kind == FAILED => Some(*kind),
@@ -177,7 +178,7 @@ impl Pair {
         Ok(self.log.records()?.iter().find_map(ends))
     }
 
-    /// Memory that will never come must not read as zeros.
+    /// Kills all processes: memory that will never be fetched must not read as zeros.
     fn kill_all(&self) -> Result<(), Error> {
         failed(self.image.dir());
         let records = self.log.records()?;
@@ -196,7 +197,7 @@ impl Pair {
     }
 }
 
-/// Splits this process in two. Who fails in that is the only one to hold the userfaultfds, so it is tried for a while.
+/// Splits this process in two. If that fails this process alone holds the userfaultfds, so it retries for a while.
 fn persist(child: impl Fn() -> u8) -> Result<Pid, Error> {
     let mut tries = 0;
     loop {
@@ -217,7 +218,7 @@ fn has_ended(pid: Pid) -> bool {
     }
 }
 
-/// Waits for the end of a process, be it a child or not.
+/// Waits for the end of a process, which need not be a child.
 pub(crate) fn wait_for(pid: Pid) -> Result<(), Error> {
     let watched: OwnedFd = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(watched) => watched,

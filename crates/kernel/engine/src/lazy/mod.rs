@@ -1,4 +1,4 @@
-//! The daemon that brings memory when it is asked for, and its keeper.
+//! The daemon that fetches memory on demand, and its keeper.
 //!
 //! ```text
 //!  restore --starts--> keeper ==one table of descriptors== server --pages--> restored processes
@@ -6,9 +6,9 @@
 //!                        \--server killed: a new one goes on from the log
 //! ```
 //!
-//! Threads that touch memory while nobody serves it wait. They never read zeros, as one of the two still holds every
-//! userfaultfd. When pages cannot be brought any more (the image is damaged), the processes are killed before the last
-//! userfaultfd closes.
+//! Threads that touch memory while no server is there wait. They never read zeros, as one of the two processes still
+//! holds every userfaultfd. When pages cannot be fetched any more (the image is damaged), the processes are killed
+//! before the last userfaultfd closes.
 
 mod ahead;
 mod fill;

@@ -1,8 +1,8 @@
-//! How fast memory is filled that nobody asks for.
+//! Rate limit of the background fetch.
 
 use std::time::{Duration, Instant};
 
-/// Bytes that may be brought now: a bucket that fills at a rate.
+/// Token bucket: bytes that may be fetched now.
 #[derive(Debug)]
 pub(crate) struct Pace {
     rate: Option<u64>,
@@ -10,25 +10,26 @@ pub(crate) struct Pace {
     at: Instant,
 }
 
-/// The bucket holds what the rate brings in this time, so that a pause is not followed by a burst.
+/// Time for which the bucket holds tokens, so that a pause is not followed by a burst.
 const DEPTH: Duration = Duration::from_millis(20);
 
-/// The least that is worth a call.
+/// Least number of bytes that is worth a call.
 const LEAST: u64 = 1 << 16;
 
 impl Pace {
-    /// `rate` bytes a second; as fast as it goes where there is none.
+    /// Makes a bucket of `rate` bytes a second; unlimited if `None`.
     pub(crate) fn new(rate: Option<u64>, now: Instant) -> Self {
         Pace { rate: rate.map(|rate| rate.max(1)), level: 0.0, at: now }
     }
 
-    /// How much to bring at once, at most `most`: what the rate brings in the bucket's time, and never next to nothing.
+    /// Returns the bytes to fetch at once, at most `most`: what the rate gives in the bucket's time, but not less than
+    /// [`LEAST`].
     pub(crate) fn step(&self, most: u64) -> u64 {
         let brought = |rate: u64| (rate as f64 * DEPTH.as_secs_f64()) as u64;
         self.rate.map_or(most, |rate| brought(rate).clamp(LEAST.min(most), most))
     }
 
-    /// How long to wait until `bytes` may be brought; nothing if they may be now.
+    /// Returns the time to wait until `bytes` may be fetched; `None` if they may be now.
     pub(crate) fn wait(&mut self, bytes: u64, now: Instant) -> Option<Duration> {
         let rate = self.rate? as f64;
         let depth = (rate * DEPTH.as_secs_f64()).max(bytes as f64);
@@ -38,7 +39,7 @@ impl Pace {
         (missing > 0.0).then(|| Duration::from_secs_f64(missing / rate))
     }
 
-    /// So many bytes have been brought.
+    /// Takes fetched bytes out of the bucket.
     pub(crate) fn took(&mut self, bytes: u64) {
         self.level -= bytes as f64;
     }

@@ -1,4 +1,4 @@
-//! Brings pages: those that are asked for at once, the others in the background.
+//! Server of pages: it fetches faulted pages immediately, the others in the background.
 
 use super::ahead::{Ahead, Part};
 use super::fill::{Fill, Report, State};
@@ -17,43 +17,43 @@ use stillpoint_kernel_criu::lazy::Message;
 use stillpoint_kernel_foam::{Object, PAGE, Pending, Run};
 use stillpoint_kernel_sys::uffd::{Event, Log, Memory, Put, Record};
 
-/// Brought at once when a page is asked for: its neighbours are asked for next.
+/// Bytes fetched for one fault: the neighbours of a page are likely to be touched next.
 const AROUND: u64 = 16 * PAGE;
-/// Brought at once in the background, at most; a thread that asks meanwhile waits for so long.
+/// Maximum of bytes fetched at once in the background; a thread that faults meanwhile waits for so long.
 const CHUNK: u64 = 256 * PAGE;
-/// Brought at once in the background while pages are being asked for.
+/// Bytes fetched at once in the background while threads fault.
 const SMALL: u64 = 16 * PAGE;
-/// So long after a page was asked for, another one is to be expected.
+/// Time after a fault in which another one is likely.
 const BUSY: Duration = Duration::from_millis(5);
-/// Events of one memory before the others have their turn.
+/// Number of events of one memory before the others are served.
 const TURN: usize = 64;
 
-/// Notes in the log.
+/// Kinds of notes in the log.
 pub(super) const FINISHED: u32 = 1;
 pub(super) const DONE: u32 = 2;
 pub(super) const FAILED: u32 = 3;
 
-/// What has been brought.
+/// Counts of what has been fetched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Pages that were asked for.
+    /// Pages that were faulted in.
     pub faults: u64,
-    /// Bytes that came because they, or their neighbours, were asked for.
+    /// Bytes that were fetched because of faults, including neighbours.
     pub asked: u64,
-    /// Bytes that came in the background.
+    /// Bytes that were fetched in the background.
     pub filled: u64,
-    /// Processes that ended before all of their memory had come.
+    /// Processes that ended before all of their memory was resident.
     pub ended: u64,
 }
 
-/// How a server ends.
+/// Ways in which a server ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// Every page has come.
+    /// Every page is resident.
     Done(Tally),
-    /// criu went away before it had restored everything.
+    /// criu ended before it had restored everything.
     Abandoned,
-    /// Whoever watches over this process has died.
+    /// The keeper of this process has died.
     KeeperDied,
 }
 
@@ -63,39 +63,39 @@ struct Served {
     memory: Memory,
     pending: Pending,
     cursor: u64,
-    /// Bytes brought at once in the background: few where the last server has brought pages already.
+    /// Bytes fetched at once in the background: few if an earlier server has fetched pages already.
     chunk: u64,
-    /// Pages that wait for the process to have changed its memory.
+    /// Pages that wait until the process has finished a change of its memory.
     deferred: Vec<u64>,
     closed: bool,
-    /// A process that criu restored, and a page of it; none for one that was forked since.
+    /// A process that criu restored, and a page of it; `None` for one that was forked since.
     root: Option<(u32, u64)>,
 }
 
-/// What one process serves. Everything it knows is in the log or in the image.
+/// State of one server process. All of it comes from the log and the image.
 pub(super) struct Server<'i> {
     image: &'i Image,
     log: &'i Log,
     served: Vec<Served>,
     finished: bool,
     tally: Tally,
-    /// Bytes that all memories were to be given.
+    /// Bytes that all memories were to get.
     total: u64,
     pace: Pace,
-    /// When a page was asked for last.
+    /// Time of the last fault.
     asked: Option<Instant>,
     buffer: Vec<u8>,
     report: Report,
-    /// Processes to which everything has come.
+    /// Processes whose memory is all resident.
     owners: Vec<Owner>,
 }
 
-/// Where epoll's numbers begin that are no memory's.
+/// First number in epoll that does not belong to a memory.
 const CRIU: u64 = 1 << 32;
 const KEEPER: u64 = CRIU + 1;
 
 impl<'i> Server<'i> {
-    /// Takes up what the log says.
+    /// Takes over the state in the log.
     pub(super) fn new(image: &'i Image, log: &'i Log, rate: Option<u64>) -> Result<Self, Error> {
         let pace = Pace::new(rate, Instant::now());
         let (tally, buffer) = (Tally::default(), Vec::new());
@@ -107,7 +107,7 @@ impl<'i> Server<'i> {
             server.replay(*record)?;
         }
         if let Some((number, event)) = log.unfinished()? {
-            // the last server has read it, and the process goes on in the belief that it is known
+            // the last server has read it, and the process continues as if it had been handled
             if matches!(event, Event::Fault { .. }) {
                 log.pass()?;
             } else {
@@ -115,11 +115,12 @@ impl<'i> Server<'i> {
                 log.keep();
             }
         }
-        // A close that was begun and not noted: nothing was opened since, so the number still means the same, or nothing.
+        // A close that was begun and not recorded: nothing was opened since, so the number still means the same, or
+        // nothing.
         if let Some(Record::Closing { memory }) = records.last() {
             server.close(*memory as usize)?;
         }
-        // Faults that were read and not answered are lost; who waits asks again.
+        // Faults that were read and not answered are lost; the waiting threads fault again.
         for served in server.served.iter().filter(|served| !served.closed) {
             served.memory.wake_all()?;
         }
@@ -156,7 +157,7 @@ impl<'i> Server<'i> {
         self.served.push(Served { number, object, memory, pending, cursor, chunk, deferred, closed, root });
     }
 
-    /// What an event changes; the same when it happens and when it is replayed.
+    /// Applies an event to the state; the same when it happens and when it is replayed from the log.
     fn learn(&mut self, number: u32, event: Event) -> Result<(), Error> {
         let Some(served) = self.served.get_mut(number as usize) else {
             return Err(Error::Daemon(format!("an event of memory {number}, which is unknown")));
@@ -173,7 +174,7 @@ impl<'i> Server<'i> {
         Ok(())
     }
 
-    /// Serves until there is nothing left to serve. The process has one thread again when this returns.
+    /// Serves until nothing is left to serve. The process has one thread again when this returns.
     pub(super) fn run(&mut self, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
         let image = self.image;
         std::thread::scope(|scope| {
@@ -231,13 +232,12 @@ impl<'i> Server<'i> {
         }
     }
 
-    /// Gives processes to which everything has come the huge pages that they would have by themselves. They need nothing of
-    /// this process any more.
+    /// Gives huge pages to processes whose memory is all resident. They need nothing of this process any more.
     pub(super) fn collapse(&self, rate: Option<u64>) -> Result<u64, Error> {
         self.owners.iter().map(|owner| owner.collapse(rate)).sum()
     }
 
-    /// Tells those who ask how far it is.
+    /// Writes the progress file.
     fn report(&mut self, done: bool) {
         if !self.report.is_due() && !done {
             return;
@@ -249,11 +249,11 @@ impl<'i> Server<'i> {
         self.report.write(&Fill { state, total: self.total, left, faults, asked, filled, ended });
     }
 
-    /// One message of criu's; false when it has gone before the end.
+    /// Reads one message of criu; returns false if criu has ended too early.
     fn hear(&mut self, criu: BorrowedFd<'_>) -> Result<bool, Error> {
         let mut bytes = [0; 4];
         let read = match rustix::io::read(criu, &mut bytes) {
-            // it ended before it read what it was told
+            // it ended before it read the last message
             Err(rustix::io::Errno::CONNRESET) => 0,
             read => read.doing("hear criu")?,
         };
@@ -275,14 +275,14 @@ impl<'i> Server<'i> {
         Ok(true)
     }
 
-    /// The events of one memory, one at a time: what follows from one is done before the next is taken, as taking it lets
-    /// the process go on.
+    /// Handles the events of one memory, one at a time: each is completely handled before the next is read, as the
+    /// process continues once its event is read.
     fn turn(&mut self, at: usize) -> Result<(), Error> {
         for _ in 0..TURN {
             let Some((number, memory)) = self.served.get(at).filter(|s| !s.closed).map(|s| (s.number, s.memory)) else {
                 return Ok(());
             };
-            // Without room for it no event can be taken: everything is brought first, and the memory closed.
+            // Without room for it no event can be read: first everything is fetched, and the memory closed.
             if self.is_full() {
                 return Ok(());
             }
@@ -303,7 +303,7 @@ impl<'i> Server<'i> {
         Ok(())
     }
 
-    /// Brings the page that somebody waits for, and its neighbours.
+    /// Fetches the page that a thread waits for, and its neighbours.
     fn bring(&mut self, at: usize, page: u64) -> Result<(), Error> {
         let put = match self.served[at].pending.at(page) {
             Some(run) => {
@@ -323,18 +323,19 @@ impl<'i> Server<'i> {
         Ok(())
     }
 
-    /// The front of a run, at most `most` bytes of it.
+    /// Returns the front of a run, at most `most` bytes of it.
     fn part(&self, at: usize, run: Run, most: u64) -> Part {
         Part { object: self.served[at].object, address: run.image, bytes: run.bytes.min(most) }
     }
 
-    /// Puts the front of a run, which has been read, where it belongs.
+    /// Copies the front of a run, which has been read, into the process.
     fn put(&mut self, at: usize, run: Run) -> Result<(Put, u64), Error> {
         let (served, pages) = (&mut self.served[at], &self.buffer);
         let mut put = served.memory.copy(run.address, pages)?;
         let mut length = pages.len() as u64;
         while put == Put::Gone && length > PAGE {
-            // the run goes over the end of a mapping: by halves, as reading page by page up to it would take long
+            // the run extends over the end of a mapping: halve it, as to copy page by page up to the end would take
+            // long
             length = (length / 2).next_multiple_of(PAGE);
             put = served.memory.copy(run.address, &pages[..length as usize])?;
         }
@@ -347,7 +348,7 @@ impl<'i> Server<'i> {
         Ok((put, if let Put::Done(bytes) = put { bytes } else { 0 }))
     }
 
-    /// Pages that had to wait for events.
+    /// Retries pages that had to wait for events.
     fn again(&mut self) -> Result<(), Error> {
         for at in 0..self.served.len() {
             for page in std::mem::take(&mut self.served[at].deferred) {
@@ -357,7 +358,7 @@ impl<'i> Server<'i> {
         Ok(())
     }
 
-    /// One chunk in the background; the next one is read meanwhile.
+    /// Fetches one chunk in the background; the next one is read meanwhile.
     fn fill(&mut self, ahead: &mut Option<Ahead<'_>>) -> Result<(), Error> {
         if !self.finished || self.pause().is_some() {
             return Ok(());
@@ -387,36 +388,36 @@ impl<'i> Server<'i> {
         }
         match put {
             Put::Dead => self.died(at)?,
-            // the event that says how stands in the queue; it is read before anything else is tried
+            // the event that reports the change is in the queue; it is read before anything else is tried
             Put::Changing => self.turn(at)?,
             _ => {}
         }
         Ok(())
     }
 
-    /// Whether another memory is to be given the same pages: that of a process that was forked meanwhile.
+    /// Returns true if another memory needs the same pages: that of a process that was forked meanwhile.
     fn is_wanted_twice(&self, at: usize) -> bool {
         self.served.iter().filter(|served| !served.closed && served.object == self.served[at].object).count() > 1
     }
 
     fn pause(&mut self) -> Option<Duration> {
-        // with a full log processes wait until everything has come
+        // with a full log processes wait until everything is resident
         let step = self.step();
         if self.is_full() { None } else { self.pace.wait(step, Instant::now()) }
     }
 
-    /// How much is brought at once in the background: little while somebody may be about to ask.
+    /// Returns the bytes to fetch at once in the background: few while another fault is likely.
     fn step(&self) -> u64 {
         let is_busy = self.asked.is_some_and(|asked| asked.elapsed() < BUSY);
         if is_busy { SMALL } else { self.pace.step(CHUNK).next_multiple_of(PAGE) }
     }
 
-    /// Whether the log has room for nothing but what it takes to close all memories.
+    /// Returns true if the log only has room for the records that close all memories.
     fn is_full(&self) -> bool {
         self.log.room() < 16 + 2 * self.served.len()
     }
 
-    /// How long to wait for events: not at all while something else is to be done.
+    /// Returns the time to wait for events: none while there is other work.
     fn until_next(&mut self) -> Result<Option<Timespec>, Error> {
         let idle =
             |duration: Duration| Timespec::try_from(duration).map_err(|_| Error::Daemon("time runs over".into()));
@@ -429,7 +430,7 @@ impl<'i> Server<'i> {
         idle(self.pause().unwrap_or_default()).map(Some)
     }
 
-    /// Closes memories to which everything has come; true when that is all of them.
+    /// Closes memories that are all resident; returns true if all are closed.
     fn close_finished(&mut self) -> Result<bool, Error> {
         for at in 0..self.served.len() {
             let served = &self.served[at];
@@ -445,7 +446,7 @@ impl<'i> Server<'i> {
         Ok(self.served.iter().all(|served| served.closed))
     }
 
-    /// A process that ended needs no memory any more: that is said, and the others go on.
+    /// Handles a process that ended and needs no memory any more: logs it, and continues with the others.
     fn died(&mut self, at: usize) -> Result<(), Error> {
         let Some(served) = self.served.get(at).filter(|served| !served.closed) else { return Ok(()) };
         tracing::warn!(
@@ -468,7 +469,7 @@ impl<'i> Server<'i> {
     }
 }
 
-/// The descriptor that comes with the next byte.
+/// Receives the descriptor that comes with the next byte.
 fn descriptor(criu: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! What happens first when a kernel comes up: systemd runs this before it looks at any unit.
+//! First step of a switch on a kernel that starts: systemd runs this before it looks at any unit.
 
 use super::front::{SOCKET, raise_early};
 use super::journal::{Decision, Journal, State};
@@ -10,21 +10,20 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 
-/// Units that are started on an idle machine get ids from here on, so that another kernel's first processes have none of
-/// them.
+/// First process id of units on an idle machine: the first processes of another kernel have lower ids.
 const FIRST_PID: u32 = 1000;
 /// The unit that owns the guard.
 const KEEPER: &str = "stillpoint-guard.service";
 /// The unit that leads a restore.
 pub(super) const LEADER: &str = "stillpoint-switch.service";
 
-/// Prepares this boot: nothing but process ids if no switch is under way. `units` is where generated units go.
+/// Prepares this boot; without an active switch only the process ids. `units` is the directory for generated units.
 pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
     let program = std::env::current_exe().doing("find this program")?;
     boot_with(state, units, &program, raise_early, skip_pids)
 }
 
-/// The same, with what changes the machine named.
+/// Prepares this boot, with the functions that change the machine as arguments.
 fn boot_with(
     state: &Path,
     units: &Path,
@@ -37,23 +36,25 @@ fn boot_with(
     let guarded = match &journal {
         Some(journal) if decision != Decision::Nothing => {
             prepare(journal, decision, (program, state), units)?;
-            // Behind the units: without it connections are reset, but without them a unit would start from its files, beside
-            // its image. Before a cold start it keeps clients waiting until the units serve, instead of being refused.
+            // After the units: without a guard connections are reset, but without the units' drop-ins a unit would
+            // start from its files, beside its image. Before a cold start the guard makes clients wait until the units
+            // serve, instead of a refusal.
             guard(&journal.ports())
         }
-        // systemd forgets who follows a leader that still waits for memory, if it is not told again
+        // systemd does not know the successor of a leader that still waits for memory, unless it is written again
         Some(journal) if journal.state == State::Confirmed => leader(&[], (program, state), units).map(|_| ()),
         _ => Ok(()),
     };
     let above = journal.filter(|_| matches!(decision, Decision::Restore | Decision::Return));
-    // Last, and whatever came of it: a restore that finds an id in use goes another way, but one that nobody began goes none.
+    // Last, and even after an error: a restore that finds an id in use falls back, but a restore that was not begun
+    // does not.
     if let Err(error) = skip(above.map_or(0, |journal| journal.pid_max) + FIRST_PID) {
         tracing::error!("processes that start now may take the ids of those in the images: {}", error.with_causes());
     }
     guarded.map(|()| decision)
 }
 
-/// The units of this boot, as systemd is to see them.
+/// Writes the units of this boot for systemd.
 fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
     let names: Vec<String> = journal.units.iter().map(|unit| unit.name.clone()).collect();
     if matches!(decision, Decision::Restore | Decision::Return) {
@@ -73,7 +74,7 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
     want(&path, units)
 }
 
-/// Has systemd start a unit before all ordinary ones.
+/// Makes systemd start a unit before all ordinary ones.
 fn want(path: &Path, units: &Path) -> Result<(), Error> {
     let wants = Directory::make_public(&units.join("sysinit.target.wants"))?;
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -82,12 +83,12 @@ fn want(path: &Path, units: &Path) -> Result<(), Error> {
     symlink(path, &link).at("link", link)
 }
 
-/// Writes the unit that owns the guard, and has all other services start after it: any of them may flush nftables.
+/// Writes the unit that owns the guard, and orders all other services after it: any of them may flush nftables.
 fn keeper((program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
     let text = unit::guard_keeper(program, state, SOCKET);
     let path = Directory::make_public(units)?.write_readable(KEEPER, text.as_bytes())?;
     let after = format!("[Unit]\nAfter={KEEPER}\n");
-    // a drop-in of a unit's own hides the one of the same name that is for all services
+    // a drop-in of one unit hides the drop-in of the same name for all services
     for (dir, text) in [("service.d".to_owned(), after.as_str()), (format!("{KEEPER}.d"), "")] {
         let directory = Directory::make_public(&units.join(dir))?;
         directory.write_readable("zz-stillpoint-guard.conf", text.as_bytes())?;
@@ -95,14 +96,14 @@ fn keeper((program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
     want(&path, units)
 }
 
-/// Writes the last of all drop-ins of a unit.
+/// Writes a drop-in that sorts after all others of a unit.
 fn drop_in(units: &Path, name: &str, text: &str) -> Result<(), Error> {
     let directory = Directory::make_public(&units.join(format!("{name}.d")))?;
     directory.write_readable("zz-stillpoint.conf", text.as_bytes())?;
     Ok(())
 }
 
-/// Writes the unit that leads; where it is.
+/// Writes the unit that leads the restore; returns its path.
 fn leader(wanted: &[String], (program, state): (&Path, &Path), units: &Path) -> Result<PathBuf, Error> {
     let text = unit::leader(program, state, wanted);
     Ok(Directory::make_public(units)?.write_readable(LEADER, text.as_bytes())?)

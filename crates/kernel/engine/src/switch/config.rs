@@ -1,4 +1,4 @@
-//! What a switch is to be like: one file.
+//! Configuration of a switch: one file.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -6,19 +6,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 
-/// Where it is looked for.
+/// Default path of the file.
 pub const CONFIG: &str = "/etc/stillpoint/kernel.toml";
 
-/// Bytes of the file.
+/// Limit in bytes for the file.
 const CONFIG_MAX: u64 = 1 << 20;
-/// What `images` says of memory that this kernel hands over to the next one.
+/// Value of `images` for memory that this kernel hands over to the next one.
 const HANDOVER: &str = "handover";
 
-/// When memory comes back.
+/// Time at which memory is restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Memory {
-    /// When it is asked for, and in the background.
+    /// On demand, and in the background.
     #[default]
     OnDemand,
     /// All of it before anything runs.
@@ -34,46 +34,48 @@ pub struct UnitConfig {
     pub health: Vec<String>,
 }
 
-/// All there is to say about a switch.
+/// All settings of a switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
-    /// Which criu.
+    /// The criu that dumps and restores.
     pub criu: PathBuf,
-    /// Where the journal lies, and images with it: a directory that is there when a kernel has mounted its root file system.
+    /// Directory of the journal and of the images: it must exist when a kernel has mounted its root file system.
     pub state: PathBuf,
-    /// Where images lie instead: on another disk, or in memory that outlives kernels (`stillpoint kernel memory`); `handover` has this
-    /// kernel hand memory over to the next one for them.
+    /// Other directory of the images: on another disk, or in memory that outlives kernels (`stillpoint kernel memory`);
+    /// with `handover` this kernel hands over memory with the images to the next one.
     pub images: Option<PathBuf>,
-    /// Where kernels and their initramfs lie, named as Debian names them.
+    /// Directory of kernels and their initramfs, named as Debian names them.
     pub boot: PathBuf,
-    /// When memory comes back.
+    /// Time at which memory is restored.
     pub memory: Memory,
-    /// Compare pages with their sums when they are brought, not all of them before anything runs: a damaged one then ends its
-    /// unit, which starts from its files.
+    /// Compare pages with their checksums when they are fetched, not all of them before anything runs: a damaged one
+    /// then ends its unit, which starts from its files.
     pub verify_on_demand: bool,
-    /// MiB a second of memory that nobody asks for; 0 is as fast as it goes.
+    /// Rate of the background fetch in MiB a second; 0 is unlimited.
     pub fill_rate: u64,
-    /// More of a command line for the new kernel.
+    /// Text that is appended to the command line of the new kernel.
     pub append: String,
-    /// So long may the units' restores do nothing until all stand; after that the old kernel comes again.
+    /// Seconds without progress of the units' restores until all are restored and stopped; after that the old kernel is
+    /// started again.
     pub restore_limit_s: u64,
-    /// So long may a unit's restore wait for the addresses that its sockets are bound to.
+    /// Seconds for which a unit's restore may wait for the addresses that its sockets are bound to.
     pub address_limit_s: u64,
-    /// So long after their memory has come may health commands fail; after that the old kernel starts the units afresh.
+    /// Seconds after memory is resident in which health commands may fail; after that the old kernel starts the units
+    /// from files.
     pub health_limit_s: u64,
-    /// So long may the units that stay take to stop, all together; after that the switch is given up, and they start again.
+    /// Seconds for all units that stay to stop; after that the switch is aborted, and they start again.
     pub stop_limit_s: u64,
-    /// The device file of the watchdog that starts the machine anew when a kernel hangs.
+    /// The device file of the watchdog that resets the machine when a kernel hangs.
     pub watchdog: PathBuf,
-    /// From the jump on a kernel must have come up within this, to where units are restored.
+    /// Seconds after the kexec within which a kernel must reach the restore of units.
     pub watchdog_limit_s: u32,
-    /// The new kernel gets a crash kernel, which leads back to the old one when the new one panics. Off by default: devices that
-    /// the new kernel had at work may still write to memory when the old one has it back.
+    /// The new kernel gets a crash kernel, which returns to the old one when the new one panics. Off by default:
+    /// devices that the new kernel used may still write to memory when the old one has it back.
     pub crash_kernel: bool,
-    /// MiB of the new kernel's RAM for it; by default what it needs.
+    /// MiB of the new kernel's RAM for the crash kernel; computed by default.
     pub crash_kernel_mib: Option<u64>,
-    /// It stays when the units serve.
+    /// The crash kernel stays loaded when the units serve.
     pub crash_kernel_stays: bool,
     /// The units, by name.
     pub units: BTreeMap<String, UnitConfig>,
@@ -105,10 +107,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a file; one that is not there says nothing.
+    /// Reads a file; a file that does not exist gives the defaults.
     ///
     /// # Errors
-    /// Another user can change it: it names programs that root runs. Or it does not parse.
+    /// Another user can change it: it names programs that root runs. Or it cannot be parsed.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bytes = match Directory::of_file(path).and_then(|(directory, name)| directory.read(name, CONFIG_MAX)) {
             Err(error) if error.is_not_found() => return Ok(Config::default()),
@@ -119,13 +121,13 @@ impl Config {
         Config::parse(text).map_err(|why| refused(&why))
     }
 
-    /// The directory that holds the images of units, and nothing else.
+    /// Returns the directory that holds the images of units, and nothing else.
     pub fn images(&self) -> PathBuf {
         let dir = self.handover().or_else(|| self.images.clone());
         dir.as_ref().unwrap_or(&self.state).join("images")
     }
 
-    /// Where memory that is handed over is mounted, if images lie in such.
+    /// Returns the mount point of memory that is handed over, if it holds the images.
     pub(super) fn handover(&self) -> Option<PathBuf> {
         let is_it = self.images.as_deref() == Some(Path::new(HANDOVER));
         is_it.then(|| self.state.join(HANDOVER))
@@ -135,7 +137,7 @@ impl Config {
         toml::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// Only these units, in place of all that the file names.
+    /// Selects only these units of all that the file names.
     pub fn select(&mut self, names: &[String]) {
         if !names.is_empty() {
             let known = std::mem::take(&mut self.units);

@@ -1,5 +1,6 @@
-//! A crash kernel for the next one: when that panics, it starts this kernel again, with all of the machine's memory and without the
-//! firmware, which may take its time and may clear RAM. Before it is loaded, and where it cannot be, the boot loader does so.
+//! A crash kernel for the next kernel: when that one panics, it starts this kernel again, with all of the machine's
+//! memory and without the firmware, which may be slow and may clear RAM. Before it is loaded, and where it cannot be
+//! loaded, the boot loader starts this kernel again.
 
 use super::config::Config;
 use super::handover::{CONFIGURATION_MAX, available, built};
@@ -14,50 +15,51 @@ use stillpoint_host::file::{read_regular, read_regular_text};
 use stillpoint_host::kernel_files::{self, Files};
 use stillpoint_kernel_crash::{Old, archive, reservation};
 
-/// What the running kernel was started with.
+/// Boot parameters of the running kernel.
 const PARAMETERS: &str = "/sys/kernel/boot_params/data";
 const MORE_PARAMETERS: &str = "/sys/kernel/boot_params/setup_data";
-/// The kind of those that goes on with the map of memory.
+/// Type of the entries that continue the map of memory.
 const MORE_MEMORY: &str = "0x1";
-/// Where in them stands where the tables of ACPI are.
+/// Bytes of the parameters that hold the address of the tables of ACPI.
 const TABLES_AT: std::ops::Range<usize> = 0x70..0x78;
 const FIRMWARE: &str = "/sys/firmware/efi";
 const LOADED: &str = "/sys/kernel/kexec_crash_loaded";
 const SIZE: &str = "/sys/kernel/kexec_crash_size";
-/// So much RAM is left to everything else.
+/// Bytes of RAM that are left to everything else.
 const LEFT: u64 = 128 << 20;
 
-/// Why a switch went another way.
+/// Reason for which a switch did not succeed.
 pub(super) const PANICKED: &str =
     "the machine came up with the old kernel: the new one panicked, and its crash kernel started the old one";
 const ONE_ASLEEP: &str = "the processor that the firmware starts with sleeps until the machine starts anew";
 
-/// From this one on kernels see that the processor that the firmware starts with is not theirs, and leave it alone. Older ones were
-/// told to (`disable_cpu_apicid=`), and it woke all the same, in memory that was theirs by then: the machine started anew.
+/// First release whose kernels detect that the firmware's first processor is not theirs, and leave it stopped. Older
+/// ones had an argument for it (`disable_cpu_apicid=`), but the processor woke all the same, in memory that was theirs
+/// by then: the machine was reset.
 const GOES_WITHOUT: [u64; 2] = [6, 9];
 
-/// What the next kernel keeps for a crash kernel, and what has become of it.
+/// Crash kernel of the next kernel, and its state there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crash {
-    /// So much of its RAM.
+    /// MiB of RAM that are reserved for it.
     pub mib: u64,
-    /// Whether it leads back from a panic on any processor, or only on the one that the firmware starts with.
+    /// True if it returns from a panic on any processor; otherwise only on the one that the firmware starts with.
     pub on_any: bool,
-    /// Whether it was loaded there when units were to be restored.
+    /// Result of the test that it was loaded when units were to be restored; `None` before.
     pub loaded: Option<Result<(), String>>,
-    /// Whether the RAM has been given back since.
+    /// Result of releasing its RAM since; `None` before.
     pub given_back: Option<Result<(), String>>,
 }
 
-/// What the next kernel is loaded with.
+/// Data that the next kernel is loaded with.
 pub(super) struct Loaded {
     pub(super) mib: u64,
-    /// Behind its initramfs.
+    /// Bytes after its initramfs.
     pub(super) archive: Vec<u8>,
 }
 
 impl Crash {
-    /// The one that the next kernel would have; otherwise why a panic of it goes through the boot loader.
+    /// Returns the crash kernel of the next kernel, or the reason why a panic of that goes through the boot loader.
     pub(super) fn of(config: &Config, to: &str) -> Result<Self, String> {
         if line::has_own(&config.append) {
             return Err("append has a crashkernel= of its own".into());
@@ -93,7 +95,7 @@ impl Crash {
         }
     }
 
-    /// All that the next kernel needs for it.
+    /// Makes all that the next kernel needs to load it.
     pub(super) fn load(&self, config: &Config, to: &str) -> Result<Loaded, Error> {
         let refused = |why| Error::Refused(vec![why]);
         let old = Kernel::find(&config.boot, &host::kernel()).map_err(refused)?;
@@ -115,7 +117,7 @@ impl Crash {
         Ok(Loaded { mib: self.mib, archive })
     }
 
-    /// On the next kernel: notes whether it is there.
+    /// Records, on the next kernel, whether it is loaded.
     pub(super) fn look(&mut self) {
         let files = Files::of_kernel();
         self.loaded = Some(match (files.value(SIZE).as_str(), files.value(LOADED).as_str()) {
@@ -125,7 +127,8 @@ impl Crash {
         });
     }
 
-    /// On the next kernel, when its units serve: it has its memory back, and a panic goes through the boot loader again.
+    /// Releases its memory, on the next kernel, when the units serve: after that a panic goes through the boot loader
+    /// again.
     pub(super) fn give_back(&mut self) {
         if self.given_back.is_some() || self.loaded != Some(Ok(())) {
             return;
@@ -140,7 +143,7 @@ impl Crash {
         self.given_back = Some(given);
     }
 
-    /// What is told before a switch.
+    /// Returns the sentence for the operator before a switch.
     pub fn told(&self, from: &str, to: &str, stays: bool) -> String {
         let until = if stays { "for good" } else { "until its units serve" };
         let which = if self.on_any { "" } else { " on the processor that the firmware starts with" };
@@ -156,7 +159,7 @@ fn goes_without(kernel: &str) -> bool {
     host::numbers(kernel) >= GOES_WITHOUT.to_vec()
 }
 
-/// The RAM for it, by the configuration or by what it has to hold.
+/// Returns the bytes of RAM for it, from the configuration or from its content.
 fn reserved(config: &Config) -> Result<u64, String> {
     if let Some(mib) = config.crash_kernel_mib {
         return Ok(mib << 20);
@@ -167,27 +170,27 @@ fn reserved(config: &Config) -> Result<u64, String> {
     reservation(&kernel, initrd.len())
 }
 
-/// Whether the parameters say all there is to say.
+/// Refuses boot parameters that are not complete.
 fn whole(parameters: &[u8]) -> Result<(), String> {
     let files = Files::of_kernel();
     let kind = |name| files.value(Path::new(MORE_PARAMETERS).join(name).join("type"));
     if files.names(MORE_PARAMETERS).into_iter().any(|name| kind(name) == MORE_MEMORY) {
         return Err("this machine's map of memory has too many entries".into());
     }
-    // the old kernel comes without the firmware's services, which would tell
+    // the old kernel starts without the firmware's services, which would show the address
     if Path::new(FIRMWARE).exists() && parameters.get(TABLES_AT).is_none_or(|at| at.iter().all(|byte| *byte == 0)) {
         return Err("this kernel does not say where the firmware's tables are".into());
     }
     Ok(())
 }
 
-/// The interrupt controller of the processor that this kernel, and so the firmware, began with.
+/// Returns the initial APIC id of the processor that this kernel, and so the firmware, began with.
 fn boot_processor(cpuinfo: &str) -> Option<u32> {
     let value = |line: &str| line.strip_prefix("initial apicid")?.split_once(':')?.1.trim().parse().ok();
     cpuinfo.lines().find_map(value)
 }
 
-/// Why the old kernel has come up again, if a crash kernel has started it.
+/// Returns the reason why the old kernel was started again, if a crash kernel has started it.
 pub(super) fn way_back() -> Option<String> {
     let line = line::running().unwrap_or_default();
     told_by(&line)

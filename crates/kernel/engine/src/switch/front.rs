@@ -1,6 +1,6 @@
-//! The guard in front of the units' ports, from the first phase that needs one to the moment when clients are let in.
+//! The guard in front of the units' ports, from the first phase that needs one until clients are let in.
 //!
-//! On the old kernel the switch owns it. On a kernel that comes up systemd's generator makes the first table and ends; a
+//! On the old kernel the switch owns it. On a kernel that starts, systemd's generator makes the first table and ends; a
 //! service, before which no other service starts, owns the second one (`stillpoint kernel guard-keeper`).
 
 use super::journal::{Decision, Journal};
@@ -9,17 +9,17 @@ use crate::guard::{Filter, Gap, Keeper, Nftables, Wall, keep, lift_at, owned};
 use crate::{Error, host};
 use std::path::Path;
 
-/// Name of the table that stays when its maker ends.
+/// Name of the table that stays when the process that made it ends.
 const TABLE: &str = "stillpoint_switch";
-/// Socket of the keeper of the boot side.
+/// Socket of the keeper on a kernel that starts.
 pub(super) const SOCKET: &str = "/run/stillpoint/switch-guard.sock";
 
-/// The switch's own guard: a part of it goes with this value.
+/// The switch's own guard: one of its tables ends with this value.
 #[derive(Default)]
 pub(super) struct Front(Option<Nftables>);
 
 impl Front {
-    /// Raises the guard in front of ports, or changes it; there is no moment without it.
+    /// Raises the guard in front of ports, or changes it; at no moment is there no guard.
     pub(super) fn raise(&mut self, wall: Wall, ports: &[u16]) -> Result<(), Error> {
         let nftables = self.0.take().map_or_else(Nftables::open, Ok)?;
         let nftables = self.0.insert(nftables);
@@ -28,26 +28,26 @@ impl Front {
         nftables.replace(TABLE, false, &filter)
     }
 
-    /// Takes the guard away.
+    /// Removes the guard.
     pub(super) fn lower(&mut self) -> Result<(), Error> {
-        // with its socket the kernel takes the owned table away
+        // when the socket is closed the kernel removes the owned table
         self.0 = None;
         lower()
     }
 }
 
-/// Raises what a generator can: the table that stays when its maker ends.
+/// Raises the part that a generator can raise: the table that stays when its maker ends.
 pub(super) fn raise_early(ports: &[u16]) -> Result<(), Error> {
     Nftables::open()?.replace(TABLE, false, &outside(ports))
 }
 
-/// Takes away what another process raised.
+/// Removes a guard that another process raised.
 pub(super) fn lower() -> Result<(), Error> {
     lift_at(Path::new(SOCKET), TABLE).map(|_| ())
 }
 
-/// Takes the guard away on a kernel that came up, and notes the times in which it was missing. It is `expected` to be there
-/// unless a leader that was killed may have taken it away.
+/// Removes the guard on a kernel that has started, and records the times in which it was missing. It is `expected` to
+/// exist unless a leader that was killed may have removed it.
 pub(super) fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
     let outcome = lift_at(Path::new(SOCKET), TABLE)?;
     journal.unguarded.extend(outcome.gaps);
@@ -57,8 +57,8 @@ pub(super) fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Owns the guard of a switch on a kernel that comes up, by the journal, until it is told to lift it. `raised` is called when
-/// it is up, or when clients may come already.
+/// Owns the guard of a switch on a kernel that starts, by the journal, until it gets the order to lift it. `raised` is
+/// called when the guard is up, or when clients may connect already.
 ///
 /// # Errors
 /// The journal cannot be read, or the kernel does not make the tables.

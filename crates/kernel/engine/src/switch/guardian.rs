@@ -1,9 +1,9 @@
-//! Another process, which outlives a switch that is killed and takes it back.
+//! Process that outlives a switch that is killed, and rolls it back.
 //!
-//! With a tool that dies its criu goes, and lets the processes run on; behind the seal that is beside images which the next
-//! boot takes for them, however long they run: what they acknowledge until then would be lost. So before the seal this process
-//! takes copies of the tool's sockets. criu hears of the tool's end when these are closed, and that is when the journal says on
-//! disk that the images are none.
+//! When the tool dies its criu ends too, and lets the processes run on. After the seal they would run beside images
+//! that the next boot would restore: all that they acknowledge until then would be lost. So before the seal this
+//! process takes copies of the tool's sockets. criu detects the end of the tool only when these copies are closed. The
+//! guardian closes them when the journal says on disk that the images are not valid.
 
 use super::front::lower;
 use super::journal::{Journal, State};
@@ -22,59 +22,61 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What the tool asks for; the answer is the same byte.
+/// Request of the tool; the answer is the same byte.
 const HOLD: u8 = b'h';
 const RELEASE: u8 = b'r';
-/// What it says when everything has come to its end; there is no answer.
+/// Message of the tool when everything has ended; there is no answer.
 const OVER: u8 = b'o';
-/// A guardian that does not answer within this is none.
+/// Time within which a guardian must answer; after that it counts as absent.
 const ANSWERS: Duration = Duration::from_secs(30);
-/// Within this criu undoes what it has begun.
+/// Time within which criu undoes what it has begun.
 const UNDONE: Duration = Duration::from_secs(60);
-/// Why a switch was taken back.
+/// Reason of the rollback.
 const KILLED: &str = "the switch was killed";
 
-/// The tool's side. One that is dropped without [`Guardian::dismiss`] hears of the tool's end, and does its work.
+/// The tool's side. If it is dropped without [`Guardian::dismiss`], the guardian detects the end of the tool, and rolls
+/// the switch back.
 pub(super) struct Guardian {
     child: Child,
     stream: UnixStream,
 }
 
 impl Guardian {
-    /// Starts one. It keeps the lock for as long as it has to do.
+    /// Starts a guardian. It keeps the lock as long as it may have work to do.
     pub(super) fn start(state: &Path, lock: &File) -> Result<Self, Error> {
         let (stream, theirs) = UnixStream::pair().doing("make a socket for the guardian")?;
         stream.set_read_timeout(Some(ANSWERS)).doing("make a socket for the guardian")?;
         let lock = lock.try_clone().doing("hand the lock to the guardian")?;
-        // also where the file has been replaced meanwhile
+        // also valid if the file has been replaced meanwhile
         let mut command = Command::new("/proc/self/exe");
         command.args(["kernel", "switch-guardian", "--pid", &std::process::id().to_string(), "--state"]).arg(state);
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(lock));
         // an interrupt from the terminal is for the tool alone
         command.process_group(0);
         let mut guardian = Guardian { child: command.spawn().doing("start the guardian")?, stream };
-        // it is there, and watches this process, not one that has its number later
+        // it exists, and watches this process, not a later one with the same number
         guardian.ask(RELEASE)?;
         Ok(guardian)
     }
 
-    /// From here on processes are let go by this process or by a journal that says so on disk.
+    /// Makes the guardian hold the sockets: from here on processes run on only by this process, or after the journal
+    /// allows it on disk.
     pub(super) fn hold(&mut self) -> Result<(), Error> {
         self.ask(HOLD)
     }
 
-    /// The journal says so.
+    /// Makes the guardian close the sockets, as the journal allows it.
     pub(super) fn release(&mut self) {
         if let Err(error) = self.ask(RELEASE) {
-            // what it holds goes with it
+            // its copies are closed with it
             tracing::error!("{error}");
             let _ = self.child.kill();
         }
     }
 
-    /// Everything was taken back.
+    /// Ends the guardian after a complete rollback.
     pub(super) fn dismiss(mut self) {
-        // one that is gone does nothing either
+        // a guardian that is gone does nothing either
         let _ = self.stream.write_all(&[OVER]);
         let _ = self.child.wait();
     }
@@ -94,9 +96,9 @@ fn no_guardian(why: &str) -> Error {
     Error::Step { what: "have a guardian, who takes the switch back if it is killed", why: why.to_owned() }
 }
 
-/// The guardian itself: waits for the end of process `tool`, with orders on its standard input.
+/// Runs the guardian: waits for the end of process `tool`, with requests on its standard input.
 pub fn guard(state: &Path, tool: i32) -> Result<(), Error> {
-    // what is short of memory must not end both
+    // a shortage of memory must not end both
     let _ = stillpoint_host::kernel_files::write("/proc/self/oom_score_adj", "-1000");
     let orders = std::io::stdin().as_fd().try_clone_to_owned().doing("hear the switch")?;
     watch_over(state, tool, &mut UnixStream::from(orders), &reset_machine)
@@ -125,7 +127,7 @@ fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()
                 _ => held.clear(),
             },
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            // its end is closed before it has ended, or never, as it is held here
+            // its end is closed before the tool has ended, or never, as it is held here
             _ if ended => break,
             _ => {
                 std::thread::sleep(Duration::from_millis(1));
@@ -141,7 +143,7 @@ fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()
         Ok(Some(mut journal)) => take_back(&mut journal, || held.clear(), reset),
         Ok(None) => Ok(()),
         Err(error) if held.is_empty() => Err(error),
-        // it may say that the images are the units
+        // it may say that the images hold the units
         Err(error) => {
             tracing::error!("the journal cannot be read, so the machine starts anew: {error}");
             reset();
@@ -150,7 +152,7 @@ fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()
     }
 }
 
-/// Copies of all sockets of a process.
+/// Returns copies of all sockets of a process.
 fn sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
     let failed = |error: procfs::ProcError| Error::Step { what: "look at the switch", why: error.to_string() };
     let mut sockets = Vec::new();
@@ -167,25 +169,26 @@ fn sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
     Ok(sockets)
 }
 
-/// Whether the switch that a journal tells of was killed, or ended without a trace, on this boot. Only whoever holds the lock
-/// can tell it from one that is under way.
+/// Returns true if the switch of a journal was killed, or ended without a trace, on this boot. Only the process that
+/// holds the lock can distinguish it from an active one.
 pub(super) fn is_left(journal: &Journal) -> bool {
     matches!(journal.state, State::Prepared | State::Sealed) && journal.boot.as_deref() == Some(&*host::boot())
 }
 
-/// What a switch that was killed on this boot has left, if nobody takes it back already: without a guardian somebody must.
+/// Returns the journal of a switch that was killed on this boot, unless a process rolls it back already: without a
+/// guardian the operator or a command must do so.
 pub fn left_behind(state: &Path) -> Result<Option<Journal>, Error> {
     let Some(journal) = Journal::read(state)?.filter(is_left) else { return Ok(None) };
     Ok(Journal::lock(state)?.map(|_| journal))
 }
 
-/// Takes that back. Whoever calls this holds the lock.
+/// Rolls that back. The caller must hold the lock.
 pub(super) fn mend(journal: &mut Journal) -> Result<(), Error> {
     take_back(journal, || {}, &reset_machine)
 }
 
-/// The inverses of all phases, for whoever did not run them. `let_go` is called as soon as the journal says on disk that the
-/// images are none; where it cannot, nobody may run on.
+/// Undoes all phases, in a process that did not run them. `let_go` is called as soon as the journal says on disk that
+/// the images are not valid; if it cannot be written, no process may run on.
 fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> Result<(), Error> {
     let sealed = journal.state == State::Sealed;
     let warn = |step: &str, done: Result<(), Error>| {
@@ -212,7 +215,7 @@ fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> 
     while journal.units.iter().any(|unit| is_traced(unit.pid)) && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // the kernel may have been at it when the tool was killed
+    // the switch may have made the disks read-only when the tool was killed
     warn("still", write_again(&journal.mounts));
     warn("guard", lower());
     if journal.has_stopped {
@@ -223,14 +226,14 @@ fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> 
     Ok(())
 }
 
-/// What was writable before the jump, and is not now, can be written again.
+/// Makes the mount points writable again that were writable before the kexec and are not now.
 fn write_again(mounts: &[String]) -> Result<(), Error> {
     let now = writable_now()?;
     let closed: Vec<String> = mounts.iter().filter(|at| !now.contains(at)).cloned().collect();
     unstill(&closed)
 }
 
-/// criu has not let it go.
+/// Returns true if criu has not released the process.
 fn is_traced(pid: i32) -> bool {
     Process::new(pid).and_then(|process| process.status()).is_ok_and(|status| status.tracerpid != 0)
 }
@@ -241,8 +244,8 @@ mod tests {
     use std::fs;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// A tool that holds a socket of criu's, and its guardian; criu's side of the socket, the orders, and what is known when
-    /// everything has ended.
+    /// Starts a tool that holds a socket of criu, and its guardian; `then` gets criu's side of the socket and the
+    /// requests. Returns true if the machine was to be reset when everything has ended.
     fn with_tool(journal: &Journal, state: &Path, then: impl FnOnce(Child, UnixStream, UnixStream)) -> bool {
         let (criu, held) = UnixStream::pair().unwrap();
         let tool = Command::new("sleep").arg("1000").stdin(OwnedFd::from(held)).spawn().unwrap();
@@ -284,7 +287,7 @@ mod tests {
         let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut orders| {
             ask(&mut orders, HOLD);
             kill(tool);
-            // criu hears that the tool is gone
+            // criu detects that the tool is gone
             assert_eq!(criu.read(&mut [0]).unwrap(), 0);
             let found = Journal::read(dir.path()).unwrap().unwrap();
             assert_eq!((found.state, found.why.as_deref()), (State::Aborted, Some(KILLED)));
@@ -296,7 +299,7 @@ mod tests {
     fn a_journal_that_cannot_say_so_lets_nobody_go() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = sealed(dir.path());
-        // where it is read it says that it lies where nothing can be written
+        // where it is read it names a directory in which nothing can be written
         fs::write(dir.path().join("file"), "").unwrap();
         journal.config.state = dir.path().join("file/state");
         fs::write(dir.path().join("journal.json"), serde_json::to_vec(&journal).unwrap()).unwrap();

@@ -1,5 +1,6 @@
-//! Memory that this kernel hands over to the next one (kexec handover, live update): one file in memory, a loop device on it, and a
-//! file system on that, with the images. Everything above the mount is as on a disk. It ends with any boot but by the tool's jump.
+//! Memory that this kernel hands over to the next one (kexec handover, live update): one file in memory, a loop device
+//! on it, and a file system on that, with the images. Everything above the mount is as on a disk. The memory is lost in
+//! any boot except the tool's kexec.
 
 use super::config::Config;
 use super::region::mounted_at;
@@ -14,36 +15,37 @@ use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, keep, memory, take};
 
-/// The kernels know it by this name.
+/// Name of the session in both kernels.
 const NAME: &str = "stillpoint-switch";
 const KIND: &str = "ext4";
-/// Tables of inodes that are filled later would be written all the time.
+/// Mount options; inode tables that are filled later would cause writes all the time.
 const OPTIONS: &str = "noatime,noinit_itable";
-/// Beside the memory of programs: criu's images, and the file system's own.
+/// Bytes for criu's images and the file system's own data, beside the memory of programs.
 const BESIDE: u64 = 64 << 20;
-/// So much RAM is left to everything else.
+/// Bytes of RAM that are left to everything else.
 const LEFT: u64 = 128 << 20;
 const ALIGN: u64 = 1 << 20;
-/// Bytes of the list of options that a kernel was built with.
+/// Limit in bytes for the list of options that a kernel was built with.
 pub(super) const CONFIGURATION_MAX: u64 = 16 << 20;
 
-/// What a kernel must have been built with, and told, to hand memory over or to take it.
+/// Options that a kernel must be built with to hand memory over or to take it.
 const BUILT: [&str; 3] = ["CONFIG_KEXEC_HANDOVER", "CONFIG_LIVEUPDATE", "CONFIG_LIVEUPDATE_MEMFD"];
-/// And what a file system on it takes.
+/// Options for a file system on it.
 const DRIVERS: [&str; 2] = ["CONFIG_BLK_DEV_LOOP", "CONFIG_EXT4_FS"];
-/// The second one's default is off, whatever the kernel was built with.
+/// Arguments of the kernel command line, with the option that makes each the default; the second one is off by default
+/// in every kernel.
 const TOLD: [(&str, Option<&str>); 2] = [("kho", Some("CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT")), ("liveupdate", None)];
 
-/// Memory that is handed over, and where the file system on it is mounted.
+/// Memory that is handed over, and the mount point of the file system on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handover {
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where it is mounted, on both kernels.
+    /// Mount point, on both kernels.
     pub at: PathBuf,
 }
 
-/// It, mounted on this kernel.
+/// Handed-over memory that is mounted on this kernel.
 #[derive(Debug)]
 pub(super) struct Held {
     memory: File,
@@ -51,7 +53,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Has the next kernel get it when this process jumps.
+    /// Hands it over to the next kernel when this process starts it by kexec.
     pub(super) fn keep(&mut self) -> Result<(), Error> {
         self.session = Some(keep(NAME, &self.memory).doing("hand memory over to the next kernel")?);
         Ok(())
@@ -59,7 +61,7 @@ impl Held {
 }
 
 impl Handover {
-    /// What a switch from this kernel would hand over for images of `needed` bytes; otherwise all that stands against it. `lines`
+    /// Returns what a switch from this kernel would hand over for images of `needed` bytes, or all obstacles. `lines`
     /// are the command lines of this kernel and the next one.
     pub(super) fn of(
         config: &Config,
@@ -70,7 +72,7 @@ impl Handover {
         let built =
             |version: &str| read_regular_text(&config.boot.join(format!("config-{version}")), CONFIGURATION_MAX).ok();
         let mut refused = Vec::new();
-        // what it was built with says why, and is not needed when it is there
+        // the build options explain a missing device, and are not needed if it exists
         if !Path::new(DEVICE).exists() {
             let own = built(from).or_else(running_config);
             let why = lacks(own.as_deref(), running).unwrap_or_else(|| format!("it has no {DEVICE}"));
@@ -102,7 +104,7 @@ impl Handover {
         Ok(Handover { bytes, at })
     }
 
-    /// What whoever goes to another kernel must know.
+    /// Returns a warning for the operator before a change of the kernel.
     pub(super) fn warning(&self) -> String {
         format!(
             "images lie in {} MiB of memory that is handed over: it reaches the kernel that this one jumps to, and no other; after a \
@@ -111,7 +113,8 @@ impl Handover {
         )
     }
 
-    /// Makes it, mounts it, and has it handed over at the jump of this process. All of it is allocated when this comes back.
+    /// Makes and mounts it, and has it handed over when this process starts the next kernel. All of it is allocated on
+    /// return.
     pub(super) fn make(&self) -> Result<Held, Error> {
         leave(&self.at)?;
         let memory = memory(self.bytes).doing("make memory for the images")?;
@@ -130,7 +133,7 @@ impl Handover {
         }
     }
 
-    /// Takes it out of what the kernel before has left, and mounts it where it was.
+    /// Takes it over from the previous kernel, and mounts it at the same place.
     pub(super) fn reach(&self) -> Result<Held, Error> {
         let taken = take(NAME).doing("take memory over from the kernel before")?;
         let Some(memory) = taken else {
@@ -148,7 +151,7 @@ impl Handover {
         run("mount what the images lie in", "mount", &arguments, None).map(|_| ())
     }
 
-    /// Away with it, as soon as nobody uses it any more.
+    /// Releases it, as soon as no process uses it any more.
     pub(super) fn leave(&self) {
         if let Err(error) = leave(&self.at) {
             tracing::warn!("the images' memory stays in use: {error}");
@@ -157,7 +160,7 @@ impl Handover {
 }
 
 fn device(memory: &File) -> Result<Device, Error> {
-    // where it is no module this is nobody's to load
+    // if the driver is built in it cannot be loaded
     let _ = run("load the driver of loop devices", "modprobe", &["loop"], None);
     Device::on(memory).doing("make a block device of memory")
 }
@@ -170,27 +173,27 @@ fn leave(at: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Memory for images of so many bytes: they grow until the freeze, and a file system takes some.
+/// Returns the bytes of memory for images of `needed` bytes: they grow until the freeze, and a file system takes some.
 fn size(needed: u64) -> u64 {
     (needed + needed / 4 + BESIDE).next_multiple_of(ALIGN)
 }
 
-/// Memory that can be had without taking it from anybody.
+/// Returns the bytes of memory that are available without taking them from other processes.
 pub(super) fn available() -> Option<u64> {
     <procfs::Meminfo as procfs::Current>::current().ok()?.mem_available
 }
 
-/// What the running kernel was built with, if it says so itself.
+/// Returns the build options of the running kernel, if it shows them itself.
 fn running_config() -> Option<String> {
     run("read what this kernel was built with", "gzip", &["-dc", "/proc/config.gz"], None).ok()
 }
 
-/// Whether a kernel was built with an option, as far as its configuration tells.
+/// Returns true if a kernel was built with an option, or if its configuration is unknown.
 pub(super) fn built(config: Option<&str>, option: &str) -> bool {
     config.is_none_or(|text| text.lines().any(|line| line == format!("{option}=y") || line == format!("{option}=m")))
 }
 
-/// What a kernel with this configuration and command line lacks for memory to be handed over or taken.
+/// Returns what a kernel with this configuration and command line lacks to hand memory over or to take it.
 fn lacks(config: Option<&str>, line: &str) -> Option<String> {
     let has = |option: &str| built(config, option);
     if let Some(option) = BUILT.into_iter().chain(DRIVERS).find(|option| !has(option)) {
@@ -227,7 +230,7 @@ mod tests {
         assert!(why(&default, "kho=off liveupdate=on").is_some());
         let debian = CONFIG.replace("CONFIG_KEXEC_HANDOVER=y", "# CONFIG_KEXEC_HANDOVER is not set");
         assert_eq!(why(&debian, "kho=on liveupdate=on").unwrap(), "it was built without CONFIG_KEXEC_HANDOVER");
-        // nobody tells what it was built with: the command line does
+        // without the build options the command line decides
         assert_eq!(lacks(None, "kho=on").unwrap(), "its command line has no liveupdate=on");
     }
 

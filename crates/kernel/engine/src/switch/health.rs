@@ -1,4 +1,4 @@
-//! Whether units serve, as their own commands tell it.
+//! Health of units, by their own commands.
 
 use super::journal::{Journal, Unit};
 use super::limit::Limit;
@@ -13,13 +13,13 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Between two looks, and between two questions.
+/// Time between two tests, and between two runs of a command.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A command that takes longer hangs, and is asked again.
+/// Limit for one run of a command; one that takes longer hangs, and is run again.
 const ATTEMPT: Duration = Duration::from_secs(30);
 
-/// Every unit's command, until all have succeeded. While memory still comes units are as slow as that is: each byte that comes,
-/// and each unit that serves, begins the limit anew. `look` is called again and again.
+/// Runs every unit's command until all have succeeded. Units are slow while their memory is not all resident: each
+/// fetched byte, and each unit that serves, restarts the limit. `look` is called repeatedly.
 pub(super) fn confirm(journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
     let most = Duration::from_secs(journal.config.health_limit_s);
     let mut limit = Limit::new(most, Instant::now());
@@ -33,13 +33,13 @@ pub(super) fn confirm(journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
     Ok(())
 }
 
-/// Bytes of memory that have come to all units.
+/// Returns the bytes of memory of all units that are resident.
 fn brought(journal: &Journal) -> u64 {
     let of = |unit: &Unit| read_fill(&journal.image(&unit.name)).map_or(0, |fill| fill.total.saturating_sub(fill.left));
     journal.units.iter().map(of).sum()
 }
 
-/// One unit's command, again and again; each time for `attempt` at most.
+/// Runs one unit's command repeatedly, each time for `attempt` at most.
 fn until_healthy(unit: &Unit, attempt: Duration, over: &mut dyn FnMut() -> bool) -> Result<(), Error> {
     let failed = |why: String| Error::Unit { unit: unit.name.clone(), why };
     let Some((program, arguments)) = unit.health.split_first() else { return Ok(()) };
@@ -74,12 +74,12 @@ fn until_healthy(unit: &Unit, attempt: Duration, over: &mut dyn FnMut() -> bool)
     }
 }
 
-/// One that is dead and that nobody has asked after has ended.
+/// Returns true if a process has ended, even if it is not reaped yet.
 fn has_ended(pid: i32) -> bool {
     !Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| !['Z', 'X'].contains(&stat.state))
 }
 
-/// A command that was started; it ends with this value, and all that it has started.
+/// A command that was started; it ends with this value, and so do all processes that it has started.
 struct Asked {
     child: Child,
     said: File,
@@ -93,7 +93,7 @@ impl Asked {
         command.process_group(0).spawn().map(|child| Asked { child, said })
     }
 
-    /// What it came to, once it has ended; the last that it said is why it failed.
+    /// Returns the result, once it has ended; its last output is the reason of a failure.
     fn answer(&mut self) -> Option<Result<(), String>> {
         let status = match self.child.try_wait() {
             Ok(status) => status?,
@@ -134,7 +134,7 @@ mod tests {
         std::process::id() as i32
     }
 
-    /// A command that notes each of its calls in `calls` before it does anything else.
+    /// Returns a command that records each of its calls in `calls` before it does anything else.
     fn counting(dir: &Path, then: &str) -> String {
         let calls = dir.join("calls").display().to_string();
         format!("echo >>{calls}; n=$(wc -l <{calls}); {then}")
@@ -162,7 +162,7 @@ mod tests {
     fn one_whose_process_has_ended_is_not_waited_for() {
         let mut child = Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
-        // it has ended, and nobody has asked after it
+        // it has ended, and is not reaped yet
         stillpoint_testing::wait::until("its end", || has_ended(pid).then_some(()));
         let error = until_healthy(&unit(pid, "exit 1"), Duration::from_secs(60), &mut || false).unwrap_err();
         assert!(error.to_string().contains("its process has ended"), "{error}");
@@ -170,7 +170,7 @@ mod tests {
         assert!(has_ended(pid) && !has_ended(own()));
     }
 
-    /// Each question brings some memory, and the last one succeeds long after a limit that began with the first.
+    /// Each run fetches some memory, and the last one succeeds long after a limit that began with the first.
     #[test]
     fn memory_that_still_comes_begins_the_limit_anew() {
         let confirmed = |bring: bool| {

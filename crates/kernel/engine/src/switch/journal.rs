@@ -1,4 +1,4 @@
-//! What is known of a switch on disk, and what a kernel that comes up makes of it.
+//! Journal of a switch on disk, and the decision of a kernel that starts.
 
 use super::config::Config;
 use super::crash::Crash;
@@ -17,143 +17,143 @@ use stillpoint_host::trusted;
 
 const NAME: &str = "journal.json";
 const LOCK: &str = "lock";
-/// Bytes of a journal.
+/// Limit in bytes for a journal.
 const JOURNAL_MAX: u64 = 64 << 20;
-/// The old kernel is the last that can restore: what fails there for a reason that may not last is tried so often.
+/// Number of attempts on the old kernel, which is the last that can restore: a failure may have a temporary reason.
 const TRIES: usize = 2;
 
-/// How far a switch has come. What has been written here is on disk before the next step begins.
+/// State of a switch. It is on disk before the next step begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// The units run on the old kernel.
     Prepared,
-    /// Every image is sealed and no process has run since: the images are the units.
+    /// Every image is sealed and no process has run since: the images hold the units.
     Sealed,
-    /// Processes have run since: files have gone on, and no image may be used any more.
+    /// Processes have run since: their files have changed, and no image may be used any more.
     Released,
-    /// They serve, and everything that guarded them is gone.
+    /// The units serve, and their guards are lifted.
     Confirmed,
-    /// Nothing is left to be done.
+    /// Nothing is left to do.
     Done,
-    /// Given up before anything was sealed, or taken back: the units run on the old kernel.
+    /// Aborted before the seal, or rolled back: the units run on the old kernel.
     Aborted,
-    /// The units were started afresh from their files.
+    /// The units were started from their files.
     Cold,
 }
 
-/// A unit as it was when it was taken.
+/// A unit as it was at the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unit {
-    /// Its name, with its suffix.
+    /// Name, with its suffix.
     pub name: String,
     /// The root of its processes.
     pub pid: i32,
-    /// The ports of TCP that belong to it.
+    /// TCP ports that belong to it.
     pub ports: Vec<u16>,
-    /// The command that tells whether it serves.
+    /// Command that tests whether it serves.
     pub health: Vec<String>,
-    /// Directories in memory that must be there when it comes back.
+    /// Directories in memory that must exist before its restore.
     #[serde(default)]
     pub directories: Vec<Directory>,
 }
 
-/// How long something took.
+/// Duration of one phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
-    /// What.
+    /// Name of the phase.
     pub phase: String,
-    /// On which kernel.
+    /// Release of the kernel that it ran on.
     pub kernel: String,
-    /// How long.
+    /// Duration in microseconds.
     pub duration_us: u64,
-    /// When it ended, after 1970. A kernel that has just come up knows the second only.
+    /// Time of its end, in microseconds since 1970. A kernel that has just started knows only the second.
     pub ended_unix_us: u64,
 }
 
-/// Everything that the next kernel must know.
+/// All data that the next kernel needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journal {
-    /// The version of this form.
+    /// Version of the journal's format.
     pub v: u32,
-    /// The old kernel.
+    /// Release of the old kernel.
     pub from: String,
-    /// The new one.
+    /// Release of the new kernel.
     pub to: String,
-    /// The boot of the old kernel in which it was begun: there the units run on, and are not in the images.
+    /// Id of the old kernel's boot in which the switch was begun: there the units run on, and are not in the images.
     #[serde(default)]
     pub boot: Option<String>,
-    /// How far it has come.
+    /// State of the switch.
     pub state: State,
-    /// Why it went another way than forward.
+    /// Reason for which it did not succeed.
     pub why: Option<String>,
-    /// On which kernels a restore was begun, once for each time.
+    /// Kernels on which a restore was begun, once for each attempt.
     pub begun_on: Vec<String>,
     /// The highest process id of the images.
     pub pid_max: u32,
-    /// What was taken.
+    /// Units that go along.
     pub units: Vec<Unit>,
-    /// Units that stay, and start when those have been let go.
+    /// Units that stay, and start after those have been released.
     #[serde(default)]
     pub held: Vec<String>,
     /// Units that stay: stopped, cut off, not started again.
     #[serde(default)]
     pub stays: Stays,
-    /// Those that are to be stopped may have been.
+    /// True if the units that are to be stopped may have been stopped.
     #[serde(default)]
     pub has_stopped: bool,
-    /// What starts the machine anew when a kernel hangs between the jump and the end.
+    /// The watchdog that resets the machine when a kernel hangs between the kexec and the end.
     #[serde(default)]
     pub watchdog: Option<Watchdog>,
-    /// Why nothing does.
+    /// Reason why there is no watchdog.
     #[serde(default)]
     pub unwatched: Option<String>,
-    /// What leads back from a panic of the new kernel without the firmware.
+    /// The crash kernel that returns from a panic of the new kernel without the firmware.
     #[serde(default)]
     pub crash: Option<Crash>,
-    /// What else does not stand against it, and must be known before.
+    /// Other warnings for the operator before the switch.
     #[serde(default)]
     pub cautions: Vec<String>,
-    /// The memory that the images lie in, if they are not on a disk.
+    /// The memory region that holds the images, if they are not on a disk.
     #[serde(default)]
     pub region: Option<Region>,
-    /// The memory that they lie in and that is handed over to the next kernel, if they do.
+    /// The memory that holds the images and is handed over to the next kernel, if any.
     #[serde(default)]
     pub handover: Option<Handover>,
-    /// Of how many connections both ends were told that the way is free again, or why of none.
+    /// Number of connections of which both ends were informed that packets pass again, or the reason of a failure.
     #[serde(default)]
     pub woken: Option<Result<usize, String>>,
-    /// Times in which another process had taken the guard away, and its keeper had been killed.
+    /// Times in which another process had removed the guard, and its keeper had been killed.
     #[serde(default)]
     pub unguarded: Vec<Gap>,
-    /// What could be written before the jump, and can again when that is taken back.
+    /// Mount points that were writable before the kexec, and are made writable again by a rollback.
     #[serde(default)]
     pub mounts: Vec<String>,
-    /// How it was to be.
+    /// Configuration of the switch.
     pub config: Config,
-    /// How long each phase took.
+    /// Duration of each phase.
     pub timings: Vec<Timing>,
 }
 
-/// What a kernel that comes up does about a switch.
+/// Decision of a kernel that starts about a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// There is none under way.
+    /// There is no active switch.
     Nothing,
-    /// Bring the units back from their images.
+    /// Restore the units from their images.
     Restore,
-    /// Go to the old kernel, which brings them back.
+    /// Go to the old kernel, which restores them.
     Return,
-    /// Start them afresh from their files; the images have been used, or cannot be used here.
+    /// Start them from their files; the images have been used, or cannot be used here.
     Cold(&'static str),
 }
 
 impl Journal {
-    /// Which way to go on this kernel, in this boot. An image is used only while no process of it has run, once on the new kernel and
-    /// [`TRIES`] times on the old one.
+    /// Decides what to do on this kernel, in this boot. An image is used only while no process of it has run, once on
+    /// the new kernel and [`TRIES`] times on the old one.
     pub fn decide(&self, kernel: &str, boot: &str) -> Decision {
         match self.state {
-            // it jumps in a moment, or it never will
+            // it starts the next kernel in a moment, or never will
             State::Sealed if self.boot.as_deref() == Some(boot) => Decision::Nothing,
             State::Released => Decision::Cold("the machine stopped after the processes had run on the new kernel"),
             State::Sealed if !self.may_try_again() => {
@@ -167,12 +167,12 @@ impl Journal {
         }
     }
 
-    /// Whether the old kernel may restore, as far as it has tried.
+    /// Returns true if the old kernel has an attempt left.
     pub(super) fn may_try_again(&self) -> bool {
         self.begun_on.iter().filter(|begun| **begun == self.from).count() < TRIES
     }
 
-    /// Notes why it goes another way than forward, after what is known of that already.
+    /// Appends a reason for which the switch did not succeed.
     pub(super) fn because(&mut self, why: &str) {
         match &mut self.why {
             Some(known) if known.contains(why) => {}
@@ -181,7 +181,7 @@ impl Journal {
         }
     }
 
-    /// What became of it, for people.
+    /// Returns the result as a sentence for the operator.
     pub fn told(&self) -> String {
         let Journal { from, to, .. } = self;
         let why = self.why.as_deref().unwrap_or("nobody knows why");
@@ -200,26 +200,26 @@ impl Journal {
         }
     }
 
-    /// What whoever goes to another kernel must know before.
+    /// Returns the warnings for the operator before a change of the kernel.
     pub fn warnings(&self) -> Vec<String> {
         let region = self.region.as_ref().map(Region::warning);
         let handover = self.handover.as_ref().map(Handover::warning);
         self.unwatched.iter().cloned().chain(region).chain(handover).chain(self.cautions.iter().cloned()).collect()
     }
 
-    /// Where the image of a unit lies.
+    /// Returns the directory of a unit's image.
     pub fn image(&self, unit: &str) -> PathBuf {
         self.config.images().join(unit)
     }
 
-    /// Away with all images, and with the memory that was for them alone.
+    /// Removes all images, and the memory that was only for them.
     pub(super) fn drop_images(&self) -> Result<(), Error> {
         let removed = trusted::Directory::open(&self.config.images()).and_then(trusted::Directory::remove_all);
         self.handover.iter().for_each(Handover::leave);
         Ok(removed?)
     }
 
-    /// The units whose memory is being brought out of its images.
+    /// Returns the units whose memory is being fetched from their images.
     pub(super) fn filling(&self) -> impl Iterator<Item = &str> {
         let whole = |path: PathBuf| path.canonicalize().unwrap_or(path);
         let served: Vec<PathBuf> = crate::filling().into_keys().map(whole).collect();
@@ -227,12 +227,12 @@ impl Journal {
         self.units.iter().filter(is_served).map(|unit| unit.name.as_str())
     }
 
-    /// Limit of time for units that stay to stop, or to start again.
+    /// Returns the limit of time for units that stay to stop, or to start again.
     pub(super) fn stop_limit(&self) -> Duration {
         Duration::from_secs(self.config.stop_limit_s)
     }
 
-    /// Every guarded port, once.
+    /// Returns every guarded port, once.
     pub fn ports(&self) -> Vec<u16> {
         let mut ports: Vec<u16> = self.units.iter().flat_map(|unit| unit.ports.iter().copied()).collect();
         ports.sort_unstable();
@@ -240,16 +240,16 @@ impl Journal {
         ports
     }
 
-    /// Notes how long something took here.
+    /// Records the duration of a phase on this kernel.
     pub fn took(&mut self, phase: &str, duration_us: u64) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let ended_unix_us = since.as_micros() as u64;
         self.timings.push(Timing { phase: phase.into(), kernel: crate::host::kernel(), duration_us, ended_unix_us });
     }
 
-    /// The lock of whoever writes it; none where another one has it.
+    /// Takes the lock for writing the journal; `None` if another process has it.
     pub(super) fn lock(state: &Path) -> Result<Option<File>, Error> {
-        // only what is not there is made: a switch that was killed may have left a disk that cannot be written
+        // no existing file is changed: a switch that was killed may have left a read-only disk
         let lock = trusted::Directory::make(state)?.lock_file(LOCK)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(lock)),
@@ -258,7 +258,7 @@ impl Journal {
         }
     }
 
-    /// Reads it, if there is one.
+    /// Reads the journal, if there is one.
     ///
     /// # Errors
     /// Another user can change it: it names images that are restored, and commands that are run. Or it is damaged.
@@ -271,7 +271,7 @@ impl Journal {
         serde_json::from_slice(&bytes).map(Some).map_err(|error| damaged(error.to_string()))
     }
 
-    /// Writes it whole: after a crash there is the old one or the new one.
+    /// Writes it as a whole: after a crash there is the old one or the new one.
     pub fn write(&self) -> Result<(), Error> {
         let state = &self.config.state;
         let damaged = |why: String| Error::Damaged { path: state.join(NAME), why };
@@ -280,7 +280,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Goes on to the next state; on disk when this comes back.
+    /// Sets the next state; it is on disk when this returns.
     pub fn advance(&mut self, state: State) -> Result<(), Error> {
         self.state = state;
         self.write()
@@ -288,7 +288,7 @@ impl Journal {
 }
 
 impl Unit {
-    /// Takes in the ports that it has now; whether there are new ones. Those of before stay guarded.
+    /// Adds the ports that the unit has now; returns true if there are new ones. Earlier ones stay guarded.
     pub(super) fn speaks(&mut self, ports: &[u16]) -> bool {
         let before = self.ports.len();
         self.ports.extend(ports);
@@ -300,7 +300,7 @@ impl Unit {
 
 #[cfg(test)]
 impl Journal {
-    /// Of a switch of no units that has just begun.
+    /// Returns the journal of a switch of no units that has just begun.
     pub(super) fn plain(from: &str, to: &str) -> Self {
         Journal {
             v: 1,
@@ -332,7 +332,7 @@ impl Journal {
 
 #[cfg(test)]
 impl Unit {
-    /// One without a port and a command.
+    /// Returns a unit without a port and a command.
     pub(super) fn plain(name: &str) -> Self {
         Unit { name: name.into(), pid: 1, ports: Vec::new(), health: Vec::new(), directories: Vec::new() }
     }
@@ -356,10 +356,10 @@ mod tests {
         assert_eq!(decide(State::Sealed, &[], "6.1"), Decision::Restore);
         assert_eq!(decide(State::Sealed, &["6.12"], "6.12"), Decision::Return);
         assert_eq!(decide(State::Sealed, &["6.12"], "6.1"), Decision::Restore);
-        // power was lost while the old kernel restored, or something failed there that may not last
+        // power was lost while the old kernel restored, or there was a temporary failure
         assert_eq!(decide(State::Sealed, &["6.12", "6.1"], "6.1"), Decision::Restore);
         assert_eq!(decide(State::Sealed, &["6.1"], "6.1"), Decision::Restore);
-        // and then the new one came up
+        // and then the new kernel started
         assert_eq!(decide(State::Sealed, &["6.1"], "6.12"), Decision::Return);
         for (state, begun, kernel) in [
             (State::Sealed, &["6.12", "6.1", "6.1"][..], "6.1"),
@@ -390,7 +390,7 @@ mod tests {
         journal.config.state = dir.path().to_owned();
         journal.units = ["a.service", "b.service"].map(Unit::plain).into();
         let socket = journal.image("b.service").join("lazy-pages.socket");
-        // what looks like a daemon of its image, until its standard input ends
+        // looks like a daemon of its image, until its standard input ends
         let mut daemon = std::process::Command::new("sh");
         daemon
             .args(["-c", "echo; read line; :", "kernel", "kernel", "lazy-pages"])
@@ -448,7 +448,7 @@ mod tests {
         assert!(Journal::read(&journal.config.state).is_err());
     }
 
-    /// It names images that are restored, and commands that root runs.
+    /// The journal names images that are restored, and commands that root runs.
     #[test]
     fn a_journal_that_another_user_can_change_is_not_read() {
         use std::os::unix::fs::{PermissionsExt, symlink};

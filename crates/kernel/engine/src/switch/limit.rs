@@ -1,14 +1,14 @@
-//! How long something may stand still. A slow machine is no reason to give up what works: what makes progress has not reached
-//! any limit, and time in which this program did not run does not count.
+//! Limit of time without progress. A slow machine is no reason to abort a working operation: one that makes progress
+//! never reaches the limit, and time in which this program did not run does not count.
 
 use std::time::{Duration, Instant};
 
-/// Between two looks no more than this counts: a virtual machine that was paused, or got no processor, has waited for nothing.
+/// Maximum that counts between two tests: a virtual machine that was paused, or got no processor, has not waited.
 const MOST: Duration = Duration::from_secs(1);
-/// Looks cost something: there are not more of them.
+/// Minimum time between two tests, as a test costs something.
 const REST: Duration = Duration::from_millis(500);
 
-/// Time without progress, and how much of it there may be.
+/// Time without progress, and its limit.
 #[derive(Debug)]
 pub(super) struct Limit {
     most: Duration,
@@ -22,7 +22,8 @@ impl Limit {
         Limit { most, waited: Duration::ZERO, looked: now, progress: None }
     }
 
-    /// Whether it is over. `progress` is any number that is another one when something has gone on.
+    /// Returns true if the limit is reached. `progress` returns any number that changes when the operation makes
+    /// progress.
     pub(super) fn is_over(&mut self, now: Instant, progress: impl FnOnce() -> u64) -> bool {
         let since = now.saturating_duration_since(self.looked);
         if since < REST {
@@ -43,7 +44,7 @@ impl Limit {
 mod tests {
     use super::*;
 
-    /// When a limit of 10 s is over, looked at every half second; `progress` by the time.
+    /// Returns the time at which a limit of 10 s is reached, tested every half second; `progress` by the time.
     fn over_at(progress: impl Fn(f64) -> u64) -> Option<f64> {
         let begun = Instant::now();
         let mut limit = Limit::new(Duration::from_secs(10), begun);
@@ -53,10 +54,10 @@ mod tests {
 
     #[test]
     fn what_goes_on_has_no_end_and_what_stands_has_its_limit() {
-        // the first look tells where it stands
+        // the first test only records the progress
         assert_eq!(over_at(|_| 7), Some(11.0));
         assert_eq!(over_at(|at| at as u64 / 8), None);
-        // 40 s of memory that comes, and then nothing more
+        // 40 s of progress, and then no more
         assert_eq!(over_at(|at| (at as u64).min(40)), Some(50.5));
     }
 
@@ -71,7 +72,7 @@ mod tests {
         }
         assert!(!limit.is_over(at + Duration::from_secs(1), || 0));
         assert!(limit.is_over(at + Duration::from_secs(2), || 0));
-        // looks in a row count nothing twice
+        // tests in quick succession count no time twice
         let mut limit = Limit::new(Duration::from_secs(10), begun);
         let mut looks = (0..2000).map(|n| begun + Duration::from_millis(n));
         assert!(looks.all(|at| !limit.is_over(at, || 0)));

@@ -1,37 +1,37 @@
-//! Command lines: of the next kernel, of its crash kernel, and of this one when it comes again.
+//! Kernel command lines: of the next kernel, of its crash kernel, and of this one when it is started again.
 
 use crate::Error;
 use crate::error::At;
 use stillpoint_host::kernel_files;
 use stillpoint_kernel_crash::{ASLEEP, FIRST};
 
-/// Names the driver of a watchdog that is kept away, for the next switch.
+/// Argument for the next switch: the driver of a watchdog that is kept from loading.
 const WATCHED: &str = "stillpoint.watchdog=";
-/// Names what the initramfs would have been started with, for the next switch.
+/// Argument for the next switch: the program that the initramfs would have started.
 const NEXT: &str = "stillpoint.rdinit=";
-/// Says to the old kernel that a crash kernel has started it, and after which one.
+/// Argument for the old kernel: a crash kernel has started it, after this kernel.
 const PANICKED: &str = "stillpoint.panicked=";
 const RDINIT: &str = "rdinit=";
 const CRASHKERNEL: &str = "crashkernel=";
-/// What starts with this has been added by a switch.
+/// Prefix of arguments that a switch has added.
 const OURS: &str = "stillpoint";
-/// What the kernel runs by itself.
+/// Program that the kernel starts by default.
 const INIT: &str = "/init";
 
-/// The command line of this kernel.
+/// Returns the command line of this kernel.
 pub(super) fn running() -> Result<String, Error> {
     kernel_files::text("/proc/cmdline").at("read", "/proc/cmdline")
 }
 
-/// The command lines of this kernel and of the next one.
+/// Returns the command lines of this kernel and of the next one.
 pub(super) fn both(append: &str) -> Result<(String, String), Error> {
     running().map(|running| (running.clone(), next(&running, append, None, None)))
 }
 
-/// What this kernel was told, without what the switch that led to it has added.
+/// Returns the arguments of this kernel, without those that the switch to it has added.
 fn own(running: &str) -> Vec<String> {
     let parts = || running.split_whitespace();
-    // what an earlier switch kept away is not kept away for ever
+    // the driver that an earlier switch kept away is not kept away for ever
     let kept_away = parts().find_map(|part| part.strip_prefix(WATCHED)).map(self::kept_away);
     let is_guarded = parts().any(|part| part.strip_prefix(RDINIT) == Some(FIRST));
     let is_added = |part: &&str| {
@@ -44,8 +44,8 @@ fn own(running: &str) -> Vec<String> {
     line
 }
 
-/// The next kernel's: one that panics must not stand still. It keeps away from the driver of a watchdog that is to run on, and has so
-/// many MiB for a crash kernel.
+/// Returns the next kernel's command line: a kernel that panics must not stop for ever. The driver of a watchdog that
+/// is to run on is not loaded, and `crash_mib` MiB are reserved for a crash kernel.
 pub(super) fn next(running: &str, append: &str, watchdog: Option<&str>, crash_mib: Option<u64>) -> String {
     let mut line = without(own(running), &["BOOT_IMAGE=", "initrd=", "panic=", CRASHKERNEL]);
     line.push("panic=1".into());
@@ -60,36 +60,38 @@ pub(super) fn next(running: &str, append: &str, watchdog: Option<&str>, crash_mi
     line.join(" ")
 }
 
-/// What the next kernel's initramfs is started with, behind what is started first.
+/// Returns the program that the next kernel's initramfs starts, after the one that is started first.
 pub(super) fn init(running: &str, append: &str) -> String {
     let mut line = own(running);
     line.extend(append.split_whitespace().map(ToOwned::to_owned));
     rdinit(&line).unwrap_or(INIT).to_owned()
 }
 
-/// Whether `append` sees to crash kernels by itself.
+/// Returns true if `append` configures crash kernels itself.
 pub(super) fn has_own(append: &str) -> bool {
     append.split_whitespace().any(|part| part.starts_with(CRASHKERNEL))
 }
 
-/// The old kernel's when a crash kernel starts it: as it was.
+/// Returns the old kernel's command line when a crash kernel starts it: the same as before.
 pub(super) fn again(running: &str, next: &str) -> String {
     let mut line = own(running);
     line.push(format!("{PANICKED}{next}"));
     line.join(" ")
 }
 
-/// Whether a crash kernel has started this one.
+/// Returns true if a crash kernel has started this one.
 pub(super) fn is_again(running: &str) -> bool {
     running.split_whitespace().any(|part| part.starts_with(PANICKED))
 }
 
-/// Whether the processor that the firmware starts with sleeps: after a crash on another one it must not be woken.
+/// Returns true if the processor that the firmware starts with is not used: after a crash on another one it must not be
+/// woken.
 pub(super) fn is_one_asleep(running: &str) -> bool {
     running.split_whitespace().any(|part| part.starts_with(ASLEEP))
 }
 
-/// What a crash kernel does without: file systems, programs, and what would take more memory than it has.
+/// Arguments that a crash kernel does not need: file systems, programs, and all that would take more memory than it
+/// has.
 const NOT_FOR_CRASH: [&str; 21] = [
     "BOOT_IMAGE=",
     "initrd=",
@@ -114,7 +116,8 @@ const NOT_FOR_CRASH: [&str; 21] = [
     "swiotlb=",
 ];
 
-/// The crash kernel's: one processor, devices as the other kernel has left them, no memory for what it does not drive.
+/// Returns the crash kernel's command line: one processor, devices as the other kernel has left them, no memory for
+/// unused drivers.
 pub(super) fn crash(running: &str) -> String {
     let mut line = without(own(running), &NOT_FOR_CRASH);
     line.push("panic=1 nr_cpus=1 irqpoll reset_devices swiotlb=noforce".into());
@@ -125,12 +128,12 @@ fn without(line: Vec<String>, names: &[&str]) -> Vec<String> {
     line.into_iter().filter(|part| !names.iter().any(|name| part.starts_with(name))).collect()
 }
 
-/// The last one counts.
+/// Returns the value of the last `rdinit=`, which is the valid one.
 fn rdinit(line: &[String]) -> Option<&str> {
     line.iter().rev().find_map(|part| part.strip_prefix(RDINIT))
 }
 
-/// The parameter that has nobody load a driver but those who name it.
+/// Returns the argument that lets a driver be loaded only by its name.
 fn kept_away(driver: &str) -> String {
     format!("modprobe.blacklist={driver}")
 }
@@ -147,7 +150,7 @@ mod tests {
         let watched = next("quiet modprobe.blacklist=floppy", "a=1", Some("iTCO_wdt"), None);
         let expected = "modprobe.blacklist=iTCO_wdt stillpoint.watchdog=iTCO_wdt a=1";
         assert_eq!(watched, format!("quiet modprobe.blacklist=floppy panic=1 {expected}"));
-        // the same one once more, and another time none
+        // the same one once more, and then none
         assert_eq!(next(&watched, "", Some("iTCO_wdt"), None).matches("iTCO_wdt").count(), 2);
         assert_eq!(next(&watched, "", None, None), "quiet modprobe.blacklist=floppy a=1 panic=1");
     }
@@ -158,7 +161,7 @@ mod tests {
         assert_eq!(guarded, "quiet panic=1 x=1 crashkernel=128M rdinit=/stillpoint/first stillpoint.rdinit=/a");
         assert_eq!(init("quiet rdinit=/a", "x=1"), "/a");
         assert_eq!((init("quiet", "rdinit=/b"), init("quiet", "")), ("/b".into(), "/init".into()));
-        // and from there on
+        // and in the next switches
         assert_eq!(init(&guarded, ""), "/a");
         assert_eq!(next(&guarded, "", None, None), "quiet x=1 rdinit=/a panic=1");
         assert_eq!(next(&guarded, "", None, Some(96)).matches("crashkernel=").count(), 1);
@@ -172,7 +175,7 @@ mod tests {
         assert_eq!(line, format!("{} stillpoint.panicked=6.12", running.trim()));
         assert!(is_again(&line) && !is_again(running));
         assert_eq!(again(&line, "6.13"), format!("{} stillpoint.panicked=6.13", running.trim()));
-        // one that came by a switch has not asked for that switch's crash kernel
+        // a kernel that was started by a switch has not requested that switch's crash kernel
         let came = next("root=/dev/vda", "", None, Some(128));
         assert_eq!(again(&came, "6.13"), "root=/dev/vda panic=1 stillpoint.panicked=6.13");
         assert!(is_one_asleep("quiet disable_cpu_apicid=0") && !is_one_asleep(&line));

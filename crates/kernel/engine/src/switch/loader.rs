@@ -1,13 +1,13 @@
-//! What comes up when nobody jumps: after a panic, a hang or a loss of power the boot loader chooses, and it must choose the
-//! kernel that runs. GRUB's configuration, as Debian makes it, says what it chooses.
+//! Default kernel of the boot loader: after a panic, a hang or a loss of power the boot loader chooses, and it must
+//! choose the running kernel. The choice is read from GRUB's configuration, as Debian makes it.
 
 use std::path::Path;
 use stillpoint_host::file::read_regular_text;
 
-/// Bytes of a file of GRUB's.
+/// Limit in bytes for a file of GRUB.
 const CONFIGURATION_MAX: u64 = 16 << 20;
 
-/// What whoever goes to another kernel must know of that.
+/// Returns the warning for the operator that the boot loader may not start the running kernel by default.
 pub(super) fn warning(boot: &Path, from: &str) -> Option<String> {
     let must = format!("after a panic, a hang or a loss of power {from} must come up by itself");
     match default_kernel(boot) {
@@ -19,7 +19,7 @@ pub(super) fn warning(boot: &Path, from: &str) -> Option<String> {
     }
 }
 
-/// The version of the kernel that GRUB starts when nobody asks for another one.
+/// Returns the version of the kernel that GRUB starts by default.
 fn default_kernel(boot: &Path) -> Result<String, String> {
     for dir in ["grub", "grub2"] {
         let path = boot.join(dir).join("grub.cfg");
@@ -32,7 +32,7 @@ fn default_kernel(boot: &Path) -> Result<String, String> {
     Err(format!("there is no GRUB in {}", boot.display()))
 }
 
-/// One line of a menu, by what an entry can be called.
+/// One line of a menu, with all names of an entry.
 #[derive(Debug, Clone)]
 struct Name {
     number: usize,
@@ -59,7 +59,7 @@ fn chosen(config: &str, environment: &str) -> Result<String, String> {
         Some(text) => text.to_owned(),
         None => "0".into(),
     };
-    // asked for once, and that is not used up yet
+    // an entry that was requested for one boot, which has not happened yet
     let entry = saved("next_entry").unwrap_or(default);
     let wanted: Vec<&str> = entry.split('>').collect();
     let is_wanted =
@@ -68,12 +68,12 @@ fn chosen(config: &str, environment: &str) -> Result<String, String> {
     found.map(|(_, kernel)| kernel).ok_or_else(|| format!("its default, {entry}, is no entry with a kernel of Linux"))
 }
 
-/// The entries with a kernel: where each stands in the menus, and the kernel's version.
+/// Returns the entries with a kernel: the place of each in the menus, and the kernel's version.
 fn entries(config: &str) -> Vec<(Vec<Name>, String)> {
     let mut found = Vec::new();
-    // blocks that are open; those that are no menu's have no name
+    // blocks that are open; those that are not menus have no name
     let mut open: Vec<Option<Name>> = Vec::new();
-    // how many entries each open menu has, the outermost first
+    // number of entries of each open menu, the outermost first
     let mut counts = vec![0];
     for line in config.lines().map(str::trim) {
         if line.starts_with("menuentry ") || line.starts_with("submenu ") {
@@ -100,7 +100,7 @@ fn entries(config: &str) -> Vec<(Vec<Name>, String)> {
     found
 }
 
-/// What stands in the first quotes.
+/// Returns the text in the first quotes.
 fn quoted(text: &str) -> Option<String> {
     let begin = text.find(['\'', '"'])?;
     let mark = text[begin..].chars().next()?;

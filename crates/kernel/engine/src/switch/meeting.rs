@@ -1,4 +1,5 @@
-//! Where the restores of units and their leader meet: each says a line when it has come to something, and waits to be let go.
+//! Rendezvous of the restores of units with their leader: each sends a line when it has reached a state, and waits
+//! for its release.
 
 use super::journal::Journal;
 use super::limit::Limit;
@@ -17,24 +18,24 @@ use stillpoint_host::file::listen;
 use stillpoint_host::trusted::Directory;
 
 const PATH: &str = "/run/stillpoint/switch.sock";
-/// Between two looks: how long all wait for the last one.
+/// Time between two tests: after the last restore is ready all others wait so long.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What a unit's restore says when it stands, restored.
+/// Message of a unit's restore when the processes are restored and stopped.
 pub(super) const STOPPED: &str = "stopped";
-/// When it runs.
+/// Message when the processes run.
 pub(super) const RUNNING: &str = "running";
-/// When all of its memory has come.
+/// Message when all of its memory is resident.
 pub(super) const FILLED: &str = "filled";
-/// When its memory cannot come any more; its processes have been killed.
+/// Message when its memory cannot be fetched any more; its processes have been killed.
 pub(super) const LOST: &str = "lost";
-/// When it failed, and nothing of it runs; why follows.
+/// Message when it failed, and none of its processes runs; the reason follows.
 pub(super) const FAILED: &str = "failed";
-/// When it failed because the image is damaged, as it will every time.
+/// Message when it failed because the image is damaged, as it will each time.
 pub(super) const DAMAGED: &str = "damaged";
-/// What is heard of a restore that ended without a word: it was killed, or its unit stopped.
+/// State of a restore that ended without a message: it was killed, or its unit stopped.
 const GONE: &str = "gone";
-/// What the leader says.
+/// Message of the leader.
 const GO: &str = "go";
 
 /// The leader's side.
@@ -43,7 +44,7 @@ pub(super) struct Meeting {
     members: Vec<Member>,
 }
 
-/// One unit's restore, as its leader sees it.
+/// One unit's restore, as the leader sees it.
 struct Member {
     stream: UnixStream,
     pid: i32,
@@ -65,13 +66,13 @@ impl Meeting {
         Ok(Meeting { listener, members: Vec::new() })
     }
 
-    /// Waits until all units stand restored and stopped. One that reads its image, or whose criu says something, may take as
-    /// long as it takes; one that does nothing has a limit.
+    /// Waits until all units are restored and stopped. A restore has no limit while it reads its image or its criu logs
+    /// something; one without progress has.
     pub(super) fn gather(&mut self, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
         self.hear_within_limit(STOPPED, journal, look)
     }
 
-    /// Lets all go, and hears that they run.
+    /// Releases all restores, and waits until they report that they run.
     pub(super) fn release(&mut self, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
         for member in &mut self.members {
             member.stream.write_all(format!("{GO}\n").as_bytes()).doing("let a unit go")?;
@@ -79,8 +80,8 @@ impl Meeting {
         self.hear_within_limit(RUNNING, journal, look)
     }
 
-    /// Waits for all memory, as long as it takes. What is known of units that have lost theirs. One that somebody stops
-    /// meanwhile has lost nothing, and is no matter of the others.
+    /// Waits until all memory is resident, without a limit. Returns a line for each unit that has lost its memory. A
+    /// unit that is stopped meanwhile has lost nothing, and does not affect the others.
     pub(super) fn filled(&mut self, journal: &Journal) -> Result<Vec<String>, Error> {
         let lines =
             self.hear(journal.units.len(), |line| if line == GONE { Ok(()) } else { failure(line) }, |_| Ok(()))?;
@@ -103,7 +104,7 @@ impl Meeting {
         }
     }
 
-    /// One line of each unit.
+    /// Reads one line of each unit.
     fn hear(
         &mut self,
         units: usize,
@@ -141,7 +142,7 @@ impl Meeting {
         }
     }
 
-    /// Another number when a restore has read or written something, or its criu has said something.
+    /// Returns a number that changes when a restore has read or written something, or its criu has logged something.
     fn progress(&self, journal: &Journal) -> u64 {
         let roots: Vec<i32> = self.members.iter().map(|member| member.pid).collect();
         let pids = descendants(&roots).into_iter().chain(roots);
@@ -153,7 +154,7 @@ impl Meeting {
 }
 
 impl Member {
-    /// What it has said, once that is a whole line.
+    /// Returns its message, once that is a whole line.
     fn line(&mut self) -> Result<Option<String>, Error> {
         let mut bytes = [0; 1024];
         loop {
@@ -166,7 +167,7 @@ impl Member {
                 Ok(n) => self.heard.extend_from_slice(&bytes[..n]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // it ended before it had heard everything
+                // it ended before it had read everything
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Some(GONE.into())),
                 Err(error) => return Err(error).doing("hear a unit"),
             }
@@ -174,12 +175,12 @@ impl Member {
     }
 }
 
-/// What follows on a word.
+/// Returns the text after a word.
 fn about<'l>(line: &'l str, word: &str) -> Option<&'l str> {
     line.strip_prefix(word)?.strip_prefix(' ')
 }
 
-/// The failure that a line tells of, if it does.
+/// Returns the failure that a line reports, if it does.
 fn failure(line: &str) -> Result<(), Error> {
     if line == GONE {
         return Err(Error::Step { what: "restore", why: "a unit's restore went away".into() });
@@ -199,7 +200,7 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Comes to the leader, who may be there later than this.
+    /// Connects to the leader, which may start later than this process.
     pub(super) fn take(unit: &str, limit_s: u64) -> Result<Self, Error> {
         Seat::at(Path::new(PATH), unit, Duration::from_secs(limit_s))
     }
@@ -216,12 +217,12 @@ impl Seat {
         Ok(Seat { unit: unit.to_owned(), stream: Mutex::new(BufReader::new(stream)) })
     }
 
-    /// Says what it has come to.
+    /// Sends the state of the restore to the leader.
     pub(super) fn say(&self, word: &str) -> Result<(), Error> {
         self.tell(&format!("{word} {}", self.unit))
     }
 
-    /// The same, and why.
+    /// Sends the state of the restore and the reason to the leader.
     pub(super) fn say_why(&self, word: &str, why: &dyn std::fmt::Display) -> Result<(), Error> {
         self.tell(&format!("{word} {}: {}", self.unit, why.to_string().replace('\n', "; ")))
     }
@@ -231,7 +232,7 @@ impl Seat {
         stream.get_mut().write_all(format!("{line}\n").as_bytes()).doing("speak to the leader")
     }
 
-    /// Waits until all are let go.
+    /// Waits until all are released.
     pub(super) fn wait(&self) -> Result<(), Error> {
         let mut line = String::new();
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,7 +252,7 @@ mod tests {
     use std::fs;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// A journal of units of these names, whose restores may do nothing for `limit_s`.
+    /// Returns a journal of units of these names, whose restores may make no progress for `limit_s`.
     fn journal(dir: &Path, names: &[&str], limit_s: u64) -> Journal {
         let mut journal = Journal::plain("6.1", "6.12");
         (journal.config.state, journal.config.restore_limit_s) = (dir.to_owned(), limit_s);
@@ -273,7 +274,7 @@ mod tests {
                     seat.say(STOPPED).unwrap();
                     seat.wait().unwrap();
                     assert!(gathered.load(Ordering::SeqCst));
-                    // one has come to its end when the other one says that it runs
+                    // one has finished when the other one reports that it runs
                     seat.say(RUNNING).unwrap();
                     let lost = name == "b";
                     if lost { seat.say_why(LOST, &"its\npages").unwrap() } else { seat.say(FILLED).unwrap() }
@@ -299,7 +300,7 @@ mod tests {
         drop(a);
         b.say_why(LOST, &"its pages").unwrap();
         assert_eq!(meeting.filled(&journal).unwrap(), ["b: its pages"]);
-        // before they were let go it concerns all
+        // before the release a failure concerns all
         let mut meeting = Meeting::at(&path).unwrap();
         let [a, b] = ["a", "b"].map(|name| Seat::at(&path, name, Duration::from_secs(60)).unwrap());
         drop(a);
@@ -319,7 +320,7 @@ mod tests {
             let error = meeting.gather(&journal, &|| {}).unwrap_err();
             assert_eq!(error.to_string(), expected);
             drop(meeting);
-            // who was not let go does not run
+            // a unit that was not released does not run
             assert!(seats[0].wait().unwrap_err().to_string().contains("the switch was given up"));
         }
     }

@@ -1,22 +1,23 @@
-//! RAM that kernels are told to keep their hands off: `memmap=SIZE!START`, and where it may lie.
+//! RAM that kernels are told not to use: `memmap=SIZE!START`, and the places where it may be located.
 
 use std::ops::Range;
 
-/// Large pages: what a region begins and ends with.
+/// Alignment of a region: large pages.
 const ALIGN: u64 = 2 << 20;
-/// The part of a kernel that unpacks it heeds so many arguments, and then gives up placing it at random.
+/// Maximum of arguments that the kernel's decompressor respects; with more it does not choose a random address.
 const MOST: usize = 4;
-/// Firmware and boot loaders work below this.
+/// Address below which firmware and boot loaders work.
 const HIGH: u64 = 4 << 30;
-/// In low memory kernels, their initramfs and crash kernels lie at the bottom: from here on if there is room, or from there.
+/// Lowest addresses in low memory, the first if there is room: kernels, their initramfs and crash kernels are located
+/// at the bottom.
 const LOW: [u64; 2] = [1 << 30, 256 << 20];
-/// So much RAM is left to the kernel.
+/// Bytes of RAM that are left to the kernel.
 const LEFT: u64 = 512 << 20;
 
 /// One range of a `memmap=` argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Memmap {
-    /// Between size and start: `!` makes it a region of persistent memory.
+    /// Character between size and start: `!` makes it a region of persistent memory.
     pub(super) kind: char,
     pub(super) start: u64,
     pub(super) bytes: u64,
@@ -27,7 +28,7 @@ impl Memmap {
         let at = text.find(['!', '$', '#', '@', '%'])?;
         let (size, rest) = text.split_at(at);
         let kind = rest.chars().next()?;
-        // `%` goes on with types
+        // after `%` the value continues with types
         let start = rest[1..].split('-').next()?;
         Some(Memmap { kind, start: number(start)?, bytes: number(size)? })
     }
@@ -37,7 +38,7 @@ impl Memmap {
     }
 }
 
-/// A number as the kernel reads it: decimal, octal or hexadecimal, and a letter for its unit.
+/// Parses a number as the kernel does: decimal, octal or hexadecimal, and a letter for its unit.
 pub(super) fn number(text: &str) -> Option<u64> {
     let (digits, shift) = match text.char_indices().next_back()? {
         (at, letter) if letter.is_ascii_alphabetic() && !text.starts_with("0x") || "KMGTkmgt".contains(letter) => {
@@ -54,26 +55,26 @@ pub(super) fn number(text: &str) -> Option<u64> {
     number.ok()?.checked_mul(1 << shift)
 }
 
-/// Every value of every `memmap=` of a command line; one that names no range is `None`.
+/// Returns every value of every `memmap=` of a command line; `None` for one that names no range.
 fn all(line: &str) -> Vec<Option<Memmap>> {
     let values = line.split_whitespace().filter_map(|part| part.strip_prefix("memmap="));
     values.flat_map(|value| value.split(',')).map(Memmap::parse).collect()
 }
 
-/// What a kernel that is started with this command line does not use as RAM although it is.
+/// Returns RAM that a kernel with this command line does not use as RAM.
 pub(super) fn taken(line: &str) -> Result<Vec<Range<u64>>, String> {
     let ranges = all(line).into_iter().map(|found| found.ok_or("the command line has a memmap= without a range"));
     let ranges: Vec<Memmap> = ranges.collect::<Result<_, _>>()?;
     Ok(ranges.iter().filter(|range| range.kind != '@').map(Memmap::range).collect())
 }
 
-/// Whether a kernel that is started with `next` leaves alone what this one, started with `running`, leaves alone: otherwise
-/// what its command line says.
+/// Checks that a kernel started with `next` does not use the region that this one, started with `running`, does not
+/// use; the error names the command line.
 pub(super) fn kept(region: Range<u64>, running: &str, next: &str) -> Result<(), String> {
     let is_it = |found: &Memmap| found.kind == '!' && found.range() == region;
     let (here, there) = (all(running), all(next));
     let what = format!("{:#x}-{:#x}, which the images lie in", region.start, region.end - 1);
-    // without an argument the firmware says so, to every kernel
+    // without an argument the region comes from the firmware, for every kernel
     if here.iter().flatten().any(is_it) && !there.iter().flatten().any(is_it) {
         let argument = argument(&region);
         return Err(format!("the next kernel would use {what}: its command line has no {argument}"));
@@ -97,7 +98,7 @@ pub(super) fn kept(region: Range<u64>, running: &str, next: &str) -> Result<(), 
     Ok(())
 }
 
-/// As it stands on a command line.
+/// Returns a region as an argument of a command line.
 pub(super) fn argument(region: &Range<u64>) -> String {
     let bytes = region.end - region.start;
     let size = if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) };
@@ -107,16 +108,16 @@ pub(super) fn argument(region: &Range<u64>) -> String {
 /// The physical memory of this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ram {
-    /// What the kernel has.
+    /// RAM of the kernel.
     system: Vec<Range<u64>>,
-    /// What of that holds the kernel, its crash kernel, or tables of the firmware.
+    /// Parts of it that hold the kernel, its crash kernel, or tables of the firmware.
     used: Vec<Range<u64>>,
-    /// Regions that there are.
+    /// Existing regions.
     pub(super) regions: Vec<Range<u64>>,
 }
 
 impl Ram {
-    /// From `/proc/iomem`, as root sees it.
+    /// Parses `/proc/iomem`, as root sees it.
     pub(super) fn parse(iomem: &str) -> Result<Self, String> {
         let mut ram = Ram::default();
         let mut inside = false;
@@ -139,14 +140,14 @@ impl Ram {
                 _ => {}
             }
         }
-        // whoever is not root sees zeros
+        // a process without root's rights reads zeros
         if ram.system.iter().all(|range| range.end <= 1) {
             return Err("/proc/iomem names no RAM: this needs root".into());
         }
         Ok(ram)
     }
 
-    /// A clean range for a region, within what the firmware calls RAM (nothing where it does not tell).
+    /// Chooses an aligned range for a region, within the RAM that the firmware reports (no limit if it reports none).
     pub(super) fn choose(&self, bytes: u64, firmware: &[Range<u64>], running: &str) -> Result<Range<u64>, String> {
         if bytes == 0 || !bytes.is_multiple_of(ALIGN) {
             return Err("the size of a region is a multiple of 2M".into());
@@ -175,7 +176,7 @@ impl Ram {
             let start = range.start.max(from).checked_next_multiple_of(ALIGN)?;
             (start.checked_add(bytes)? <= range.end).then_some(start..start + bytes)
         };
-        // From the bottom of RAM: what a boot loader or a firmware takes comes from the top
+        // From the bottom of RAM: boot loaders and firmware take memory from the top
         let high = free.iter().filter(|range| range.end > HIGH).find_map(|range| fits(range, HIGH));
         let low = || LOW.iter().find_map(|from| free.iter().find_map(|range| fits(range, *from)));
         high.or_else(low).ok_or_else(|| {
@@ -184,7 +185,7 @@ impl Ram {
         })
     }
 
-    /// RAM in which nothing lies.
+    /// Returns RAM that nothing uses.
     fn free(&self, firmware: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut free: Vec<Range<u64>> = Vec::new();
         for ram in &self.system {
@@ -196,7 +197,7 @@ impl Ram {
         for used in &self.used {
             let parts =
                 |range: Range<u64>| [range.start..range.end.min(used.start), range.start.max(used.end)..range.end];
-            // of empty parts there would be twice as many with each range
+            // without this filter each range would double the number of empty parts
             free = free.into_iter().flat_map(parts).filter(is_some).collect();
         }
         free
@@ -207,7 +208,7 @@ impl Ram {
 mod tests {
     use super::*;
 
-    /// Of a machine with 6 GiB, as QEMU has it; with a crash kernel.
+    /// Memory of a machine with 6 GiB, as QEMU has it; with a crash kernel.
     const IOMEM: &str = "\
 00000000-00000fff : Reserved
 00001000-0009fbff : System RAM
@@ -269,10 +270,10 @@ fed00000-fed003ff : HPET 0
         let low = &IOMEM[..IOMEM.find("100000000-").unwrap()];
         let ram = Ram::parse(low).unwrap();
         assert_eq!(ram.choose(256 << 20, &firmware(), "").unwrap(), G..G + (256 << 20));
-        // before the crash kernel there is room for it from 256 MiB on only, and behind that kernel's own
+        // below the crash kernel there is room for it only from 256 MiB on, and after the kernel itself
         assert_eq!(ram.choose(1800 << 20, &firmware(), "").unwrap().start, 0x1e20_0000);
         assert!(ram.choose(0x8_1000_0000, &[], "").is_err());
-        // what the firmware does not call RAM is none
+        // memory that the firmware does not report as RAM is not RAM
         assert!(ram.choose(G, &[0..0x9fc00, 0x10_0000..G], "").is_err());
     }
 
@@ -304,7 +305,7 @@ fed00000-fed003ff : HPET 0
         let region = 4 * G..6 * G;
         let here = "quiet memmap=2G!4G";
         let next = |line: &str| kept(region.clone(), here, line);
-        // in whatever way it is written
+        // in any notation
         next("memmap=0x80000000!0x100000000 panic=1").unwrap();
         next("memmap=1M!1G,2G!4G").unwrap();
         assert!(next("quiet").unwrap_err().contains("has no memmap=2G!0x100000000"));
@@ -312,7 +313,7 @@ fed00000-fed003ff : HPET 0
         assert!(next("memmap=2G$4G").unwrap_err().contains("has no memmap=2G!"));
         assert!(next("memmap=2G!4G memmap=1G$5G").unwrap_err().contains("memmap=0x40000000$0x140000000 overlaps"));
         assert!(next("memmap=2G!4G,1M!1M,1M!2M,1M!3M,1M!7M").unwrap_err().contains("5 ranges"));
-        // told by the firmware: every kernel hears it
+        // reported by the firmware: it is valid for every kernel
         kept(region.clone(), "quiet", "quiet").unwrap();
         assert!(kept(region, "quiet", "memmap=4K$5G").unwrap_err().contains("overlaps"));
     }

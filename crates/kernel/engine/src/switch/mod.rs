@@ -1,17 +1,17 @@
-//! Another kernel under running units: their processes stand still meanwhile, and go on with their memory, files and
-//! connections.
+//! Change of the kernel below running units: their processes are stopped meanwhile, and continue with their memory,
+//! files and connections.
 //!
 //! ```text
 //!  old kernel   check -> preload -> stop -> passes -> close -> drain -> guard -> freeze -> seal -> still -> watch -> jump
 //!               anything fails: the inverses of what was done, last first; the units run on
 //!  new kernel   guard -> restore (stopped) -> release -> confirm -> lift -> wake -> fill -> drop images
-//!               before release: the old kernel comes again and restores; after it: it starts the units from their files
+//!               before release: the old kernel is started again and restores; after it: it starts the units from their files
 //!               (by kexec; after a panic by the crash kernel that the new one has loaded first, or by the boot loader)
 //! ```
 //!
-//! Three programs take part after the jump: systemd's generator ([`boot()`]) raises the guard before any address is up, and
-//! has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`keep_ports`]); [`resume`] leads them, and
-//! where it is killed [`resume_after`] goes on.
+//! Three programs take part after the kexec: systemd's generator ([`boot()`]) raises the guard before any address is
+//! up, and has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`keep_ports`]);
+//! [`resume`] leads them, and if it is killed [`resume_after`] continues.
 
 mod boot;
 mod config;

@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::file::{open_regular, read_regular_text};
 use stillpoint_host::kernel_files::{self, Files};
 
-/// Bytes of `/etc/crypttab`.
+/// Limit in bytes for `/etc/crypttab`.
 const CRYPTTAB_MAX: u64 = 1 << 20;
 
-/// Refusals, and warnings of things that were not looked at.
+/// Refusals, and warnings of things that were not checked.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Obstacles {
     pub(super) refused: Vec<String>,
     pub(super) cautions: Vec<String>,
 }
 
-/// Looks at what the running kernel says of loading another one. `image` is the kernel to go to.
+/// Checks whether the running kernel allows loading another one. `image` is the kernel to go to.
 pub(super) fn loading(image: &Path) -> Obstacles {
     let read = |path: &str| kernel_files::text(path).unwrap_or_default();
     let signed = is_signed(image);
@@ -54,8 +54,8 @@ fn loading_by(disabled: &str, limit: &str, lockdown: &str, (image, signed): (&Pa
     found
 }
 
-/// Returns true if a kernel has a signature (a table of certificates, as UEFI's Secure Boot checks it); nothing if the file
-/// cannot be read.
+/// Returns true if a kernel has a signature (a table of certificates, as UEFI's Secure Boot checks it); `None` if the
+/// file cannot be read.
 fn is_signed(image: &Path) -> Option<bool> {
     let file = open_regular(image).ok()?;
     let mut head = vec![0; 1 << 12];
@@ -64,11 +64,11 @@ fn is_signed(image: &Path) -> Option<bool> {
     Some(certificates(&head).is_some_and(|bytes| bytes > 0))
 }
 
-/// Bytes of the table of certificates, by the headers of a PE32+ image.
+/// Returns the bytes of the table of certificates, by the headers of a PE32+ image.
 fn certificates(head: &[u8]) -> Option<u32> {
     let word = |at: usize| head.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
     let pe = word(0x3c)? as usize;
-    // an optional header of the form for 64 bits follows 24 bytes of signature and file header
+    // a 64-bit optional header follows 24 bytes of signature and file header
     let optional = pe.checked_add(24)?;
     let is_pe = head.get(pe..pe + 4)? == b"PE\0\0" && head.get(optional..optional + 2)? == [0x0b, 0x02];
     // its fifth directory: address, then size
@@ -95,7 +95,7 @@ pub(super) fn passphrases(paths: &[&Path]) -> Obstacles {
     found
 }
 
-/// Names of the encrypted devices that a block device lies on, by its directory in /sys.
+/// Returns the names of the encrypted devices below a block device, by its directory in /sys.
 fn encrypted(files: &Files, device: &Path) -> Vec<String> {
     let slaves = device.join("slaves");
     let below = files.names(&slaves);
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(certificates(&head), Some(0));
         head[0x58 + 112 + 36] = 8;
         assert_eq!(certificates(&head), Some(8));
-        // a header that leads elsewhere
+        // a header that points elsewhere
         head[0x3c..0x40].copy_from_slice(&[0xff; 4]);
         assert_eq!(certificates(&head), None);
         assert_eq!(certificates(&[]), None);

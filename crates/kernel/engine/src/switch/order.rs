@@ -1,31 +1,31 @@
-//! In which order systemd starts units. Those that go along are restored at the same time, whatever their order: each is
-//! ready for systemd as soon as its restore begins. Those that stay and start after them are held back until all have
-//! been let go.
+//! Order in which systemd starts units. Those that go along are all restored at the same time: each is ready for
+//! systemd as soon as its restore begins. Those that stay and start after them are held back until all have been
+//! released.
 
 use super::boot::LEADER;
 use super::system::run;
 use crate::Error;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the leader of a restore itself starts after.
+/// Units that the leader of a restore itself starts after.
 pub(super) const BEFORE_ALL: [&str; 2] = ["local-fs.target", "systemd-remount-fs.service"];
-/// Everything ends before it; nothing starts after it.
+/// Target of the shutdown: everything ends before it, and nothing starts after it.
 const END: &str = "shutdown.target";
 
-/// For each unit that systemd knows, those that it starts after.
+/// Units that systemd knows, each with those that it starts after.
 pub(super) struct Order(BTreeMap<String, BTreeSet<String>>);
 
-/// What a switch makes of an order.
+/// Effect of a switch on an order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Held {
-    /// Units that start when those of the switch have been let go, and not before.
+    /// Units that start only after those of the switch have been released.
     pub(super) units: Vec<String>,
-    /// Why there is no such order.
+    /// Reasons why there is no such order.
     pub(super) refused: Vec<String>,
 }
 
 impl Order {
-    /// Asks systemd.
+    /// Reads the order from systemd.
     pub(super) fn read() -> Result<Self, Error> {
         let arguments = ["show", "--all", "--property=Id", "--property=After", "*"];
         run("ask about the order of units", "systemctl", &arguments, None).map(|text| Order::parse(&text))
@@ -40,13 +40,13 @@ impl Order {
         Order(text.split("\n\n").map(|paragraph| (value(paragraph, "Id"), after(paragraph))).collect())
     }
 
-    /// Who starts after a unit, told at once.
+    /// Returns the units that start after a unit directly.
     fn successors(&self, unit: &str) -> impl Iterator<Item = &str> {
         let is_after = move |(name, after): &(&String, &BTreeSet<String>)| name.as_str() != END && after.contains(unit);
         self.0.iter().filter(is_after).map(|(name, _)| name.as_str())
     }
 
-    /// Who starts after a unit, however many lie between.
+    /// Returns the units that start after a unit, directly or through others.
     fn followers<'o>(&'o self, unit: &str) -> BTreeSet<&'o str> {
         let mut found = BTreeSet::new();
         let mut next: Vec<&str> = self.successors(unit).collect();
@@ -58,13 +58,13 @@ impl Order {
         found
     }
 
-    /// What is held back while these units are restored.
+    /// Returns the units that are held back while these units are restored.
     pub(super) fn held(&self, switched: &[String]) -> Held {
         let goes = |unit: &str| switched.iter().any(|name| name == unit);
         let followers: Vec<(&str, BTreeSet<&str>)> =
             switched.iter().map(|unit| (unit.as_str(), self.followers(unit))).collect();
         let ends = || switched.iter().map(String::as_str).chain(BEFORE_ALL);
-        // they cannot wait for the release, as the release waits for what starts after them
+        // they cannot wait for the release, as the release waits for units that start after them
         let mut between = BTreeMap::new();
         for (first, followers) in &followers {
             for unit in followers.iter().filter(|unit| !goes(unit)) {
@@ -87,7 +87,7 @@ impl Order {
     }
 }
 
-/// Whether a unit is more than a name for others, or somebody who listens for them.
+/// Returns true if a unit is more than a name for others, or a listener for them.
 fn does_something(unit: &str) -> bool {
     unit.rsplit_once('.').is_none_or(|(_, kind)| ["service", "mount", "automount", "swap"].contains(&kind))
 }
@@ -96,7 +96,7 @@ fn does_something(unit: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What systemd would say of these units and what each starts after.
+    /// Returns an order as systemd would report it, from units and those that each starts after.
     fn order(units: &[(&str, &str)]) -> Order {
         let paragraphs = units.iter().map(|(unit, after)| format!("Id={unit}\nAfter={after}\n"));
         Order::parse(&paragraphs.collect::<Vec<_>>().join("\n"))

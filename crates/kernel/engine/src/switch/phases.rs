@@ -35,33 +35,34 @@ use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
 use stillpoint_host::trusted::Directory;
 
-/// Connections that are being made have so long to come to their end before the freeze.
+/// Time for connections that are being made to finish before the freeze.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Another switch that says it is done ends within this.
+/// Time within which another switch ends after it reports its end.
 const ANOTHER: Duration = Duration::from_secs(3);
-/// How often it is looked whether checkpoints go on.
+/// Interval of the test that checkpoints make progress.
 const LOOK: Duration = Duration::from_secs(1);
-/// A checkpoint that does nothing for so long is given up, and the switch with it; one that goes on may take its time.
+/// Time without progress after which a checkpoint, and the switch with it, is aborted; one that makes progress has no
+/// limit.
 const STANDSTILL: Duration = Duration::from_secs(120);
 
-/// Which switch.
+/// Description of a switch.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The kernel to go to.
+    /// Release of the kernel to go to.
     pub to: String,
-    /// Everything else.
+    /// All other settings.
     pub config: Config,
-    /// Passes over memory while the units run, at most.
+    /// Maximum of passes over memory while the units run.
     pub passes: u32,
-    /// A test's: fail in this phase.
+    /// For tests: fail in this phase.
     pub fail_in: Option<String>,
-    /// A test's: the machine loses its power when this phase begins.
+    /// For tests: the machine loses its power when this phase begins.
     pub lose_power_in: Option<String>,
-    /// A test's: the tool is killed when this phase begins.
+    /// For tests: the tool is killed when this phase begins.
     pub killed_in: Option<String>,
 }
 
-/// A phase, and what takes it back.
+/// A phase, and its inverse.
 struct Phase {
     name: &'static str,
     run: fn(&mut Switch<'_>) -> Result<(), Error>,
@@ -87,7 +88,7 @@ const PHASES: &[Phase] = &[
     Phase { name: "jump", run: |_| Err(jump()), undo: nothing },
 ];
 
-/// Everything that stands against a switch, all of it at once. Nothing is touched.
+/// Finds all obstacles to a switch at once. Nothing is touched.
 pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let (config, from) = (&plan.config, host::kernel());
     let mut refused = missing(config);
@@ -139,7 +140,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
             Err(error) => return Err(error),
         }
     }
-    // a name that is none has been refused above
+    // an invalid name has been refused above
     let names: Vec<String> =
         config.units.keys().filter_map(|name| full(name).ok()).map(|name| name.to_string()).collect();
     let held = Order::read()?.held(&names);
@@ -188,7 +189,8 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     })
 }
 
-/// What is handed over to the next kernel with images of all units in it, if they lie in such memory; that there is room for them.
+/// Returns the memory to hand over to the next kernel for images of all units, if it is used; checks that there is room
+/// for them.
 fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, Error> {
     let (config, pids) = (&plan.config, units.iter().map(|unit| unit.pid));
     if config.handover().is_none() {
@@ -199,7 +201,7 @@ fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, E
     Handover::of(config, bytes, (from, &plan.to), (&running, &next)).map(Some).map_err(Error::Refused)
 }
 
-/// The memory that images lie in, if they do. The journal must be there after any loss of power.
+/// Returns the memory region that holds the images, if one does. The journal must survive any loss of power.
 fn region(config: &Config) -> Result<Option<Region>, String> {
     let (running, next) = line::both(&config.append).map_err(|error| error.with_causes())?;
     if Region::of(&config.state, &running, &next)?.is_some() {
@@ -208,7 +210,7 @@ fn region(config: &Config) -> Result<Option<Region>, String> {
     Region::of(&config.images(), &running, &next)
 }
 
-/// One unit as it is, without what the configuration says of it.
+/// Examines one unit, without its configuration.
 fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
     let pid = of_unit(name)?;
     let unit = full(name)?.to_string();
@@ -238,13 +240,13 @@ fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
     Ok(Unit { name: unit, pid, ports, health: Vec::new(), directories })
 }
 
-/// The highest id among processes and threads.
+/// Returns the highest id among the threads of a process and all below it.
 fn highest(pid: i32) -> Result<u32, Error> {
     let tasks = tree(pid)?.into_iter().filter_map(|process| process.tasks().ok());
     Ok(tasks.flatten().flatten().map(|task| task.tid).max().unwrap_or(pid).unsigned_abs())
 }
 
-/// Goes to another kernel. Comes back only if it did not; the units then run on here as before.
+/// Goes to another kernel. Returns only on failure; the units then run on here as before.
 pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infallible, Error> {
     let state = &plan.config.state;
     let lock = locked(state)?;
@@ -285,7 +287,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
     Err(error)
 }
 
-/// The memory for the images, where it is to be handed over.
+/// Makes the memory for the images, if it is to be handed over.
 fn hand_over(journal: &mut Journal, observer: Observer<'_>) -> Result<Option<Held>, Error> {
     let Some(handover) = &journal.handover else { return Ok(None) };
     let begun = now_ns();
@@ -309,13 +311,14 @@ fn locked(state: &Path) -> Result<File, Error> {
     }
 }
 
-/// Takes back what a switch left that was killed together with its guardian. The lock is had.
+/// Rolls back a switch that was killed together with its guardian. The caller holds the lock.
 fn mend(state: &Path) -> Result<Option<Journal>, Error> {
     let Some(mut journal) = Journal::read(state)?.filter(guardian::is_left) else { return Ok(None) };
     guardian::mend(&mut journal).map(|()| Some(journal))
 }
 
-/// The same by itself; what the journal says then, if there was something.
+/// Rolls back a switch that was killed, as a command of its own; returns the journal afterwards, or `None` if there was
+/// nothing to roll back.
 pub fn take_back(state: &Path) -> Result<Option<Journal>, Error> {
     if guardian::left_behind(state)?.is_none() {
         return Ok(None);
@@ -334,7 +337,7 @@ fn took(journal: &mut Journal, phase: &str, begun: u64, observer: Observer<'_>) 
     tell(observer, EventKind::PhaseEnded { operation: "switch".into(), phase: phase.into(), duration_ns });
 }
 
-/// A switch under way.
+/// An active switch.
 struct Switch<'p> {
     plan: &'p Plan,
     journal: Journal,
@@ -346,7 +349,7 @@ struct Switch<'p> {
     disks: Option<Disks>,
     front: Front,
     guardian: Guardian,
-    /// It is handed over for as long as it is held.
+    /// The memory is handed over as long as this is held.
     _handed: Option<Held>,
     _lock: File,
 }
@@ -358,7 +361,7 @@ struct Worker {
     thread: JoinHandle<Result<Checkpoint, Error>>,
 }
 
-/// What a checkpoint says on its way.
+/// Message of a checkpoint to the switch.
 enum Told {
     Event(Box<Event>),
     At(Moment),
@@ -366,7 +369,7 @@ enum Told {
 }
 
 impl Switch<'_> {
-    /// Phase after phase; how many were begun, and why there is no next one.
+    /// Runs phase after phase; returns how many were begun, and the reason of the failure.
     fn forward(&mut self) -> (usize, Error) {
         for (at, phase) in PHASES.iter().enumerate() {
             tell(self.observer, EventKind::PhaseStarted { operation: "switch".into(), phase: phase.name.into() });
@@ -396,7 +399,7 @@ impl Switch<'_> {
         self.front.raise(wall, &self.journal.ports())
     }
 
-    /// The inverses of what was begun, last first.
+    /// Runs the inverses of the phases that were begun, last first.
     fn back(&mut self, begun: usize, why: &Error) {
         for phase in PHASES[..begun].iter().rev() {
             if let Err(error) = (phase.undo)(self) {
@@ -410,14 +413,14 @@ impl Switch<'_> {
         let _ = self.journal.drop_images();
     }
 
-    /// Another number when something was written of an image, or a criu has said something.
+    /// Returns a number that changes when a part of an image was written, or a criu has logged something.
     fn progress(&self) -> u64 {
         let written = Process::myself().and_then(|own| own.io()).map_or(0, |io| io.wchar);
         let logs = self.journal.units.iter().map(|unit| self.journal.image(&unit.name).join(DUMP_LOG));
         written + logs.filter_map(|log| log.metadata().ok()).map(|log| log.len()).sum::<u64>()
     }
 
-    /// Waits until every checkpoint has come to a moment.
+    /// Waits until every checkpoint has reached a moment.
     fn until(&mut self, moment: Moment) -> Result<(), Error> {
         let mut limit = Limit::new(STANDSTILL, Instant::now());
         let mut there = vec![false; self.workers.len()];
@@ -445,7 +448,7 @@ impl Switch<'_> {
     }
 }
 
-/// The new kernel into memory; what is not on disk yet has no part in the outage.
+/// Loads the new kernel into memory; its read from disk is not part of the outage.
 fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
     let config = &switch.plan.config;
     let refused = |why| Error::Refused(vec![why]);
@@ -455,7 +458,8 @@ fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.disks.insert(Disks::open()?).sync()
 }
 
-/// Stops the units that stay, before passes over memory: what is written after these keeps the others standing.
+/// Stops the units that stay, before passes over memory: everything that changes after the passes makes the freeze
+/// longer.
 fn stop(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.journal.has_stopped = true;
     switch.journal.write()?;
@@ -466,7 +470,7 @@ fn start(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.journal.stays.start(switch.journal.stop_limit())
 }
 
-/// A checkpoint of each unit at the same time, up to where its processes are to be frozen.
+/// Makes a checkpoint of each unit at the same time, up to the freeze of its processes.
 fn passes(switch: &mut Switch<'_>) -> Result<(), Error> {
     let (tell, told) = channel();
     switch.told = Some(told);
@@ -490,7 +494,7 @@ fn passes(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.until(Moment::Freezing)
 }
 
-/// One checkpoint: it waits at each moment until it may go on, and never comes to its end.
+/// Runs one checkpoint: it waits at each moment until it may continue, and never reaches its end.
 fn checkpoint_of(
     options: &CheckpointOptions,
     unit: &str,
@@ -500,7 +504,7 @@ fn checkpoint_of(
 ) -> Result<Checkpoint, Error> {
     let (say, heard) = (Mutex::new(tell.clone()), Mutex::new(heard));
     let say = |told| {
-        // nobody listens any more when the switch has been given up
+        // no receiver is left when the switch has been aborted
         let _ = say.lock().unwrap_or_else(PoisonError::into_inner).send((at, told));
     };
     let moment = |moment| {
@@ -513,7 +517,7 @@ fn checkpoint_of(
     done
 }
 
-/// New connections wait; those that are being made come to their end.
+/// Makes new connections wait; those that are being made finish.
 fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
     let (ports, end) = (switch.journal.ports(), Instant::now() + DRAIN);
     loop {
@@ -527,13 +531,13 @@ fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
     }
 }
 
-/// The guard, in front of what the units speak by now.
+/// Raises the guard in front of the ports that the units use by now.
 fn guard(switch: &mut Switch<'_>) -> Result<(), Error> {
     ports_again(&mut switch.journal)?;
     switch.raise(Wall::All)
 }
 
-/// Units have gone on since they were looked at, and connected to others by ports of their own. Whether there are more.
+/// Adds ports of connections that units have made since they were examined. Returns true if there are new ones.
 fn ports_again(journal: &mut Journal) -> Result<bool, Error> {
     let mut more = false;
     for unit in &mut journal.units {
@@ -545,14 +549,14 @@ fn ports_again(journal: &mut Journal) -> Result<bool, Error> {
 fn freeze(switch: &mut Switch<'_>) -> Result<(), Error> {
     for worker in &switch.workers {
         if let Some(go_on) = &worker.go_on {
-            // one that has ended says why
+            // a checkpoint that has ended reports the reason
             let _ = go_on.send(());
         }
     }
     switch.until(Moment::Sealed)
 }
 
-/// Every checkpoint that waits is given up, and its processes run on.
+/// Aborts every checkpoint that waits; its processes run on.
 fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
     for worker in &mut switch.workers {
         worker.go_on = None;
@@ -565,10 +569,10 @@ fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The images become the units. What these wrote to their files and nobody synced is on disk before: an image would meet
-/// files that are older than it when the power goes after this.
+/// Makes the images hold the units. Files that these wrote without fsync are on disk before: otherwise an image would
+/// find files that are older than itself after a loss of power.
 fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
-    // those that were opened while the guard was raised; now nobody opens any
+    // ports that were opened while the guard was raised; now no process opens any
     if ports_again(&mut switch.journal)? {
         switch.raise(Wall::All)?;
     }
@@ -580,7 +584,8 @@ fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.journal.advance(State::Sealed)
 }
 
-/// Nobody may run on while the journal says that the images are the units: a later boot would go back to them.
+/// Revokes the seal. No process may run on while the journal says that the images hold the units: a later boot would
+/// restore them.
 fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
     if let Err(error) = switch.journal.advance(State::Aborted) {
         tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
@@ -590,7 +595,7 @@ fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// From here on a machine that hangs starts anew, and with the old kernel.
+/// Arms the watchdog: from here on a machine that hangs is reset, and starts with the old kernel.
 fn watch(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.watch = switch.journal.watchdog.as_ref().map(Watchdog::arm).transpose()?;
     Ok(())
@@ -620,7 +625,7 @@ mod tests {
         assert!(place("preload") < place("stop") && place("stop") < place("freeze"));
         assert!(place("close") < place("drain") && place("drain") < place("guard"));
         assert!(place("guard") < place("freeze") && place("freeze") < place("seal"));
-        // the journal is on disk before nothing can be written any more
+        // the journal is on disk before the disks become read-only
         assert!(place("seal") < place("still"));
         assert_eq!(names.last(), Some(&"jump"));
     }

@@ -1,5 +1,5 @@
-//! Memory that outlives a kernel: a region that every kernel keeps its hands off (`memmap=SIZE!START`), which the kernel
-//! shows as a block device (`/dev/pmem0`), with a file system on it. It ends with the power.
+//! Memory that outlives a kernel: a region that no kernel uses as RAM (`memmap=SIZE!START`), which the kernel shows as
+//! a block device (`/dev/pmem0`), with a file system on it. Its content is lost with the power.
 
 use super::memmap::kept;
 use super::system::run;
@@ -13,29 +13,29 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files::{self, Files};
 
-/// How long the device may take to appear.
+/// Time within which the device must appear.
 const APPEARS: Duration = Duration::from_secs(10);
-/// What brings it, where it is not built in.
+/// Drivers of the device, if they are not built in.
 const DRIVERS: [&str; 2] = ["nd_e820", "nd_pmem"];
-/// The file systems of the block devices' names that are memory and end with this kernel.
+/// Prefixes of block devices that are memory and end with this kernel.
 const PASSING: [&str; 2] = ["ram", "zram"];
 
-/// A region, and how the file system on it is mounted.
+/// A region, and the mount of the file system on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
-    /// Its first address.
+    /// First address.
     pub start: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where it is mounted.
+    /// Mount point.
     pub at: PathBuf,
-    /// As what.
+    /// Type of the file system.
     pub kind: String,
-    /// And how.
+    /// Mount options.
     pub options: String,
 }
 
-/// What a file system lies on.
+/// Mount of a file system.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     at: PathBuf,
@@ -45,8 +45,8 @@ struct Mount {
 }
 
 impl Region {
-    /// What a directory lies in, with the command lines of this kernel and the next one: nothing when that is a disk; otherwise
-    /// why it is lost with this kernel.
+    /// Returns the region that holds a directory, with the command lines of this kernel and the next one; `None` if
+    /// that is a disk. The error is the reason why the directory is lost with this kernel.
     pub(super) fn of(directory: &Path, running: &str, next: &str) -> Result<Option<Region>, String> {
         let nearest = existing(directory);
         let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", nearest.display());
@@ -55,7 +55,7 @@ impl Region {
         let Some(mount) = mount_of(&mounts, &path).filter(|mount| mount.source.starts_with('/')) else {
             return Ok(None);
         };
-        // file systems without a device are told by their kind
+        // file systems without a device are identified by their type
         let Ok(device) = Path::new(&mount.source).metadata() else { return Ok(None) };
         let (major, minor) = (rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev()));
         let files = Files::of_kernel();
@@ -71,7 +71,7 @@ impl Region {
         Ok(Some(Region { start: found.0, bytes: found.1, at, kind, options }))
     }
 
-    /// What whoever goes to another kernel must know.
+    /// Returns the warning for the operator before a change of the kernel.
     pub(super) fn warning(&self) -> String {
         format!(
             "images lie in memory ({}): they outlive kernels, and resets that leave RAM as it is; when the power goes in the \
@@ -80,7 +80,7 @@ impl Region {
         )
     }
 
-    /// Has its file system where it was.
+    /// Mounts its file system at the same place as before.
     pub(super) fn reach(&self) -> Result<(), Error> {
         let path = "/proc/self/mountinfo";
         let is_there = || -> Result<bool, Error> {
@@ -93,13 +93,13 @@ impl Region {
         let device = self.device()?;
         let arguments = ["-t", &self.kind, "-o", &self.options, &device.to_string_lossy(), &self.at.to_string_lossy()];
         match run("mount what the images lie in", "mount", &arguments, None) {
-            // somebody else was faster
+            // another process was faster
             Err(_) if is_there()? => Ok(()),
             done => done.map(|_| ()),
         }
     }
 
-    /// Its block device on this kernel, once it is there: numbers may have changed, its address has not.
+    /// Returns its block device on this kernel, once it exists: numbers may have changed, its address has not.
     fn device(&self) -> Result<PathBuf, Error> {
         let end = Instant::now() + APPEARS;
         let mut loaded = false;
@@ -116,7 +116,7 @@ impl Region {
             if !loaded {
                 loaded = true;
                 for driver in DRIVERS {
-                    // one that is built in is nobody's to load
+                    // a built-in driver cannot be loaded
                     let _ = run("load the driver of persistent memory", "modprobe", &[driver], None);
                 }
             } else if Instant::now() > end {
@@ -129,24 +129,24 @@ impl Region {
     }
 }
 
-/// Where the file system is mounted that a path lies on.
+/// Returns the mount point of the file system that holds a path.
 pub(super) fn mounted_at(mounts: &str, path: &Path) -> Option<PathBuf> {
     mount_of(mounts, path).map(|mount| mount.at)
 }
 
-/// The device of the file system that a path lies on.
+/// Returns the device of the file system that holds a path.
 pub(super) fn mounted_source(mounts: &str, path: &Path) -> Option<PathBuf> {
     mount_of(mounts, path).map(|mount| mount.source.into())
 }
 
-/// Of all mounts the one that a path lies on; a later one lies above an earlier one.
+/// Returns the mount that holds a path; a later mount covers an earlier one.
 fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
     let parse = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
         let (mut before, mut after) = (before.split(' ').skip(4), after.split(' '));
         let (at, own) = (before.next()?, before.next()?);
         let (kind, source, of_all) = (after.next()?, after.next()?, after.next()?);
-        // those of the mount, and what the file system says of itself but for what it is told twice
+        // the options of the mount, and those of the file system without repetition
         let rest = of_all.split(',').filter(|option| !["rw", "ro"].contains(option));
         let options = own.split(',').map(|option| if option == "ro" { "rw" } else { option }).chain(rest);
         Some(Mount {
@@ -160,8 +160,8 @@ fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
     on_it.enumerate().max_by_key(|(number, mount)| (mount.at.components().count(), *number)).map(|(_, mount)| mount)
 }
 
-/// First address and length of the RAM behind a block device, by its directory in /sys; nothing when it is a disk. NVDIMMs
-/// and the like are disks: they need no argument, and do not end with the power.
+/// Returns first address and length of the RAM behind a block device, by its directory in /sys; `None` for a disk.
+/// NVDIMMs and the like count as disks: they need no argument, and do not lose their content with the power.
 fn placed(files: &Files, block: &Path) -> Result<Option<(u64, u64)>, String> {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let own = name(block);
@@ -236,7 +236,7 @@ mod tests {
         assert!(placed(&make("virtual/block/zram1", &[])).is_err());
         make("virtual/block/dm-0/slaves/pmem0", &[]);
         assert!(placed(&devices.join("virtual/block/dm-0")).unwrap_err().contains("lies over pmem0"));
-        // whoever is not root is not told the address
+        // a process without root's rights does not get the address
         make("e820_pmem/ndbus0/region1/namespace1.0", &[("resource", "0x0\n"), ("size", "2097152\n")]);
         assert!(
             placed(&make("e820_pmem/ndbus0/region1/namespace1.0/block/pmem2", &[])).unwrap_err().contains("not told")

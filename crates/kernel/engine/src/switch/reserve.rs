@@ -1,4 +1,5 @@
-//! A region of RAM for images: chosen, and asked for in the boot loader's configuration. It is there from the next boot on.
+//! A region of RAM for images: chosen, and requested in the boot loader's configuration. It exists from the next boot
+//! on.
 
 use super::line;
 use super::memmap::{Ram, argument, number};
@@ -9,33 +10,33 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files::Files;
 use stillpoint_host::trusted::Directory;
 
-/// Where GRUB's configuration is added to.
+/// Path of the drop-in for GRUB's configuration.
 pub const DROPIN: &str = "/etc/default/grub.d/stillpoint-memory.cfg";
-/// How ours begins: nobody else's file is replaced or removed.
+/// First line of our drop-in: a file without it is neither replaced nor removed.
 const MARK: &str = "# stillpoint kernel memory: RAM for images that outlive kernels";
-/// Bytes of a drop-in that is read.
+/// Limit in bytes for a drop-in.
 const DROPIN_MAX: u64 = 1 << 20;
 const FIRMWARE: &str = "/sys/firmware/memmap";
 
-/// What is wanted.
+/// Request for a region.
 #[derive(Debug, Clone)]
 pub struct Reserve {
-    /// How much, as a kernel's parameter says it: `4G`.
+    /// Size, as a kernel's parameter has it: `4G`.
     pub size: String,
-    /// GRUB's drop-in, if it is to be written.
+    /// Path of GRUB's drop-in, if it is to be written.
     pub write: Option<PathBuf>,
 }
 
-/// What it came to.
+/// Result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reserved {
     /// The kernel's parameter.
     pub argument: String,
     /// First address of the region.
     pub start: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What the drop-in says, or would say.
+    /// Text of the drop-in, whether it is written or not.
     pub text: String,
 }
 
@@ -43,7 +44,7 @@ fn refused(why: String) -> Error {
     Error::Refused(vec![why])
 }
 
-/// Chooses a clean range, and writes it down if that is wanted.
+/// Chooses an aligned range, and writes the drop-in if that is requested.
 pub fn reserve(wanted: &Reserve) -> Result<Reserved, Error> {
     let bytes = number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
     let range = ram()?.choose(bytes, &firmware(&Files::of_kernel()), &line::running()?).map_err(refused)?;
@@ -55,7 +56,7 @@ pub fn reserve(wanted: &Reserve) -> Result<Reserved, Error> {
     Ok(Reserved { argument, start: range.start, bytes, text })
 }
 
-/// Regions that this kernel has, by first address and length.
+/// Returns the regions that this kernel has, by first address and length.
 pub fn regions() -> Result<Vec<(u64, u64)>, Error> {
     ram().map(|ram| ram.regions.iter().map(|range| (range.start, range.end - range.start)).collect())
 }
@@ -65,7 +66,7 @@ fn ram() -> Result<Ram, Error> {
     Ram::parse(&Files::of_kernel().text(path).at("read", path)?).map_err(refused)
 }
 
-/// What the firmware calls RAM: what it does not is not to be trusted with data, whatever a command line made of it.
+/// Returns the RAM that the firmware reports: other memory is not safe for data, even if a command line makes it RAM.
 fn firmware(files: &Files) -> Vec<Range<u64>> {
     let entry = |entry: PathBuf| {
         let value = |name: &str| files.value(entry.join(name));
@@ -75,7 +76,7 @@ fn firmware(files: &Files) -> Vec<Range<u64>> {
     files.names(FIRMWARE).into_iter().filter_map(|name| entry(Path::new(FIRMWARE).join(name))).collect()
 }
 
-/// A shell reads it, and GRUB what the shell makes of it: a `!` between double quotes is none of their affair.
+/// Returns the drop-in. A shell reads it, and GRUB reads the result: neither interprets a `!` between double quotes.
 fn dropin(argument: &str) -> String {
     format!("{MARK}\nGRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX {argument}\"\n")
 }
@@ -95,7 +96,7 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
     Err(refused(format!("{} is there already: --remove takes it away", path.display())))
 }
 
-/// Takes the drop-in away; false if there is none.
+/// Removes the drop-in; returns false if there is none.
 pub fn give_back(path: &Path) -> Result<bool, Error> {
     let read =
         Directory::of_file(path).and_then(|(directory, name)| Ok((directory.read(name, DROPIN_MAX)?, directory, name)));
@@ -123,7 +124,7 @@ mod tests {
         fs::write(etc.path().join("grub"), "GRUB_CMDLINE_LINUX=\"quiet\"\n").unwrap();
         write(&path, &text).unwrap();
         assert!(write(&path, &text).unwrap_err().to_string().contains("is there already"));
-        // as update-grub reads it
+        // in the way update-grub reads it
         let script = format!(". {0}/grub; . {0}/grub.d/*.cfg; printf %s \"$GRUB_CMDLINE_LINUX\"", etc.path().display());
         let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap().stdout;
         assert_eq!(String::from_utf8(said).unwrap(), "quiet memmap=2G!0x100000000");

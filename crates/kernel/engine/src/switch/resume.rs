@@ -1,4 +1,5 @@
-//! The new kernel's side, or the old one's when it comes again: every unit back and stopped, then all let go.
+//! The new kernel's side, or the old one's when it is started again: every unit is restored and stopped, then all are
+//! released.
 
 use super::crash::way_back;
 use super::front;
@@ -26,42 +27,42 @@ use std::time::Duration;
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 
-/// systemctl's words for units that nothing has begun to restore here, and for others.
+/// Commands of systemctl: the first for units whose restore has not begun here, the second for others.
 const START: &str = "start";
 const RESTART: &str = "restart";
-/// What a restore may take beside what its limits count.
+/// Time that a restore may take beside its limits.
 const LEEWAY: Duration = Duration::from_secs(60);
 
-/// Between two looks at what still comes.
+/// Time between two tests for memory that is not resident.
 const PAUSE: Duration = Duration::from_millis(200);
 const LOST_MEMORY: &str = "its memory could not be brought, so it was started afresh";
 
-/// A test's word for a restore that fails on the new kernel, and once on the old one.
+/// Test argument: a restore that fails on the new kernel, and once on the old one.
 const TWICE: &str = "restore-twice";
 
-/// What a test makes go wrong, on the new kernel alone.
+/// Faults for tests, on the new kernel alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A restore fails.
     Restore,
     /// The kernel panics while units are restored, on its first processor.
     Panic,
-    /// The same on its second one.
+    /// The kernel panics on its second processor.
     PanicAside,
-    /// The machine loses its power when the processes have been let go.
+    /// The machine loses its power when the processes have been released.
     Reset,
     /// A unit does not become healthy.
     Health,
     /// A page of each image is not as it was sealed.
     Damage,
-    /// The leader is killed when all units stand restored.
+    /// The leader is killed when all units are restored and stopped.
     Leader,
-    /// The leader is killed when all units have been let go.
+    /// The leader is killed when all units have been released.
     LateLeader,
 }
 
 impl Fault {
-    /// What the command line of this kernel asks for.
+    /// Returns the fault that the kernel command line requests.
     fn asked() -> Option<Fault> {
         let line = kernel_files::text("/proc/cmdline").unwrap_or_default();
         let asked = line.split_whitespace().find_map(|part| part.strip_prefix("stillpoint.fault="));
@@ -79,7 +80,7 @@ impl Fault {
     }
 }
 
-/// Leads what this boot has to do about a switch. It comes back when there is nothing left to do.
+/// Coordinates all that this boot has to do about a switch. Returns when nothing is left to do.
 pub fn resume(state: &Path) -> Result<Decision, Error> {
     let Some(mut journal) = Journal::read(state)? else { return Ok(Decision::Nothing) };
     let decision = journal.decide(&host::kernel(), &host::boot());
@@ -88,7 +89,7 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
         journal.because(&why);
     }
     if decision != Decision::Restore {
-        // nobody waits for it
+        // no unit waits for it
         ready()?;
     }
     match decision {
@@ -111,7 +112,7 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
     Ok(decision)
 }
 
-/// Goes on where a leader has stopped: systemd runs this when one has ended, however that was.
+/// Continues for a leader that has ended: systemd runs this after each end of one, normal or not.
 pub fn resume_after(state: &Path) -> Result<(), Error> {
     let ended_well = std::env::var_os("SERVICE_RESULT").is_some_and(|result| result == "success");
     let Some(mut journal) = Journal::read(state)?.filter(|_| !ended_well) else { return Ok(()) };
@@ -123,13 +124,13 @@ pub fn resume_after(state: &Path) -> Result<(), Error> {
             let mut watch = watch(&journal).unwrap_or_else(unwatched);
             let look = || watch.as_ref().map_or((), Kept::go_on);
             let serves = match journal.state {
-                // the restores ended with their leader, and nothing of the units has run
+                // the restores ended with their leader, and no process of the units has run
                 State::Sealed => Err(killed),
                 _ => confirm(&journal, &look),
             };
             match serves.and_then(|()| settle(&mut journal, &mut watch)) {
                 Ok(()) => finish(&mut journal, until_filled),
-                // what was handed over cannot be handed on: it was the leader's
+                // the memory that was handed over cannot be passed on: the leader held it
                 Err(error) => give_up(&mut journal, &error, &mut watch, None),
             }
         }
@@ -141,7 +142,7 @@ pub fn resume_after(state: &Path) -> Result<(), Error> {
     }
 }
 
-/// Keeps the next switch away until this one has come to its end. Units come back without it, too.
+/// Prevents the next switch until this one has ended. Units are restored without this lock, too.
 fn locked(state: &Path) -> Option<std::fs::File> {
     let lock = Journal::lock(state).unwrap_or_else(|error| {
         tracing::warn!("{}", error.with_causes());
@@ -153,13 +154,13 @@ fn locked(state: &Path) -> Option<std::fs::File> {
     lock
 }
 
-/// Tells systemd that what waits for this program may start; by hand it is started by nobody who waits.
+/// Notifies systemd that the units that wait for this program may start; does nothing if an operator started it.
 fn ready() -> Result<(), Error> {
     if std::env::var_os("NOTIFY_SOCKET").is_none() { Ok(()) } else { unit::notify("READY=1") }
 }
 
-/// Takes over the watchdog that was armed before the jump. While this program leads it starts nothing anew, unless nobody has
-/// looked for longer than all limits together.
+/// Takes over the watchdog that was armed before the kexec. While this program works the watchdog does not reset the
+/// machine, unless no progress test ran for longer than all limits together.
 fn watch(journal: &Journal) -> Result<Option<Kept>, Error> {
     let limit = journal.config.restore_limit_s.saturating_add(journal.config.health_limit_s);
     let patience = Duration::from_secs(limit) + LEEWAY;
@@ -170,27 +171,27 @@ fn unwatch(watch: &mut Option<Kept>) -> Result<(), Error> {
     watch.take().map_or(Ok(()), Kept::disarm)
 }
 
-/// On the old kernel units must come back, whatever becomes of the watchdog.
+/// Logs an error of the watchdog: on the old kernel units must be restored in any case.
 fn unwatched<T: Default>(error: Error) -> T {
     tracing::error!("the machine may start anew: {error}");
     T::default()
 }
 
-/// Where to go from a failure: forward never. A watchdog runs on over the jump back.
+/// Chooses the way back after a failure. A watchdog runs on during a kexec back.
 fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>, held: Option<Held>) -> Result<(), Error> {
     let why = error.to_string();
-    // nobody can hand it on to the old kernel
+    // this process cannot pass it on to the old kernel
     let gone = journal.handover.is_some() && held.is_none();
     match journal.state {
-        // no process has run: the images are good
+        // no process has run: the images are valid
         State::Sealed if !gone && host::kernel() == journal.to => back(journal, &why, held),
         // they have run here and do not serve: the old kernel starts them from their files
         State::Released if host::kernel() == journal.to => back(journal, &why, held),
-        // nor has any here; what failed may go next time, unless it is the image
+        // none has run here either; the failure may be temporary, unless it is the image
         State::Sealed if !gone && journal.may_try_again() && !matches!(error, Error::Damaged { .. }) => {
             back(journal, &why, held)
         }
-        // their restores may still be under way here
+        // their restores may still be active here
         State::Sealed | State::Released => {
             unwatch(watch).unwrap_or_else(unwatched);
             cold(journal, &why, RESTART)
@@ -199,13 +200,13 @@ fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>, held:
     }
 }
 
-/// To the old kernel, with the memory that this one was handed.
+/// Goes to the old kernel, with the memory that this one was handed.
 fn back(journal: &mut Journal, why: &str, mut held: Option<Held>) -> ! {
     journal.because(why);
     if let (State::Sealed, Some(Err(error))) = (journal.state, held.as_mut().map(Held::keep)) {
         tracing::error!("the images do not get to the old kernel: {error}");
     }
-    // nothing may keep this machine from going back, a full disk neither: the old kernel finds its way without this line
+    // nothing may stop the way back, not even a full disk: the old kernel decides correctly without this line
     if let Err(error) = journal.write() {
         tracing::error!("the journal could not be written: {error}");
     }
@@ -221,36 +222,36 @@ fn back(journal: &mut Journal, why: &str, mut held: Option<Held>) -> ! {
     reset()
 }
 
-/// The units from their files, as if the machine had been started. Their clients wait until they serve, and then hear at
-/// once that their connections are gone.
+/// Starts the units from their files, as after a start of the machine. Their clients wait until they serve, and then
+/// learn at once that their connections are gone.
 fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     journal.because(why);
     let expected = journal.state != State::Cold;
     if let Err(error) = journal.advance(State::Cold) {
-        // a full disk has room without the images
+        // without the images a full disk has room
         tracing::warn!("{error}; once more without the images");
         let _ = journal.drop_images();
         journal.advance(State::Cold)?;
     }
-    // the generator has nothing more to say
+    // the generator has no more to write
     run("forget the images", "systemctl", &["daemon-reload"], None)?;
     let names: Vec<&str> = journal.units.iter().map(|unit| unit.name.as_str()).collect();
     if how == RESTART {
-        // What is half restored answers no signal, and Debian's MariaDB has fifteen minutes to end. There may be nothing.
+        // Half-restored processes handle no signal, and Debian's MariaDB has fifteen minutes to end. There may be none.
         let _ = run("end what is half restored", "systemctl", &[&["kill", "--signal=KILL"], &names[..]].concat(), None);
     }
     let started = run("start the units", "systemctl", &[&[how], &names[..]].concat(), None);
-    // whatever came of that
+    // even if that failed
     front::open(journal, expected)?;
     wake(journal);
     give_back(journal);
-    // it is told what came of that where there is room
+    // the result is recorded if there is room
     let _ = journal.write();
     let _ = journal.drop_images();
     started.map(|_| ())
 }
 
-/// Tells both ends of every connection in the images that the way is free.
+/// Informs both ends of every connection in the images that packets pass again.
 fn wake(journal: &mut Journal) {
     let images: Vec<PathBuf> = journal.units.iter().map(|unit| journal.image(&unit.name)).collect();
     let woken = both_ends(images.iter().map(PathBuf::as_path)).map_err(|error| error.with_causes());
@@ -265,7 +266,7 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
     let begun = now_ns();
     let kernel = host::kernel();
     if kernel == journal.from {
-        // nobody else can say so
+        // no other program can record it
         journal.why.get_or_insert_with(|| {
             "the machine came up with the old kernel: the new one panicked or hung, or power was lost".into()
         });
@@ -277,7 +278,7 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
     let up_us = kernel_files::text("/proc/uptime").ok().and_then(|text| seconds_to_us(&text));
     journal.took("boot", up_us.unwrap_or(0));
     journal.write()?;
-    // The new kernel lets nobody go whom a watchdog that cannot be stopped would end.
+    // A watchdog that cannot be stopped would end the released processes: then the new kernel releases none.
     *watch = match self::watch(journal) {
         Err(error) if kernel == journal.from => unwatched(error),
         watch => watch?,
@@ -289,7 +290,8 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
     };
     *held = reach(journal)?;
     let mut meeting = Meeting::begin()?;
-    // systemd has much to start before the units: meanwhile criu looks at what this kernel can do, and keeps that for all
+    // systemd has much to start before the units: meanwhile criu detects the features of this kernel, and keeps them
+    // for all
     let criu = Criu::new(&journal.config.criu);
     std::thread::spawn(move || criu.features());
     let fault = Fault::asked().filter(|_| kernel == journal.to);
@@ -325,7 +327,7 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
     finish(journal, |journal| meeting.filled(journal))
 }
 
-/// The units serve: there is no way back from here, and their clients may come.
+/// Ends the switch when the units serve: there is no way back from here, and clients may connect.
 fn settle(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
     let begun = now_ns();
     unwatch(watch)?;
@@ -335,14 +337,14 @@ fn settle(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> 
     Ok(())
 }
 
-/// Lets clients in.
+/// Lets clients connect.
 fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
     front::open(journal, expected)?;
     wake(journal);
     Ok(())
 }
 
-/// Notes whether a panic of this kernel leads back without the firmware.
+/// Records whether a panic of this kernel returns to the old one without the firmware.
 fn look_back(journal: &mut Journal) {
     let Some(crash) = &mut journal.crash else { return };
     crash.look();
@@ -351,7 +353,7 @@ fn look_back(journal: &mut Journal) {
     }
 }
 
-/// Clients are served: from here on a panic of the new kernel is one like any other.
+/// Releases the crash kernel when clients are served: from here on the new kernel panics like any other.
 fn give_back(journal: &mut Journal) {
     let is_there = host::kernel() == journal.to && !journal.config.crash_kernel_stays;
     if let Some(crash) = journal.crash.as_mut().filter(|_| is_there) {
@@ -359,7 +361,8 @@ fn give_back(journal: &mut Journal) {
     }
 }
 
-/// Has the images where they were. Memory that has lost them is no reason to try once more on the kernel that knows it.
+/// Mounts the images at the same place as before. Memory that has lost them is not a reason to retry on the kernel that
+/// knows it.
 fn reach(journal: &Journal) -> Result<Option<Held>, Error> {
     let lost = |why: String| {
         let why = format!("the memory that held it came up without it, as after a loss of power: {why}");
@@ -382,18 +385,20 @@ fn seconds_to_us(uptime: &str) -> Option<u64> {
     Some((seconds * 1e6) as u64)
 }
 
-/// A test's: what a leader that runs out of memory comes to.
+/// For tests: kills the leader, as a shortage of memory would.
 fn die_if(fault: Option<Fault>, this: Fault) {
     if fault == Some(this) {
         let _ = kill_process(rustix::process::getpid(), Signal::KILL);
     }
 }
 
-/// When all memory has come nothing needs the images any more. `filled` waits for that, and tells which units have lost theirs.
+/// Removes the images when all memory is resident. `filled` waits for that, and returns the units that have lost
+/// theirs.
 fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<String>, Error>) -> Result<(), Error> {
     let begun = now_ns();
     give_back(journal);
-    // the generator has no more to say of units: whoever starts one anew while memory still comes starts it from its files
+    // the generator writes no more units: one that is restarted while its memory is not all resident starts from its
+    // files
     if let Err(error) = run("forget the images", "systemctl", &["daemon-reload"], None) {
         tracing::warn!("units look as if they came from images until systemctl daemon-reload: {error}");
     }
@@ -411,7 +416,8 @@ fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<Str
     Ok(())
 }
 
-/// As [`Meeting::filled`], when nobody says it: by what lies beside the images when nobody brings anything any more.
+/// Waits until all memory is resident, without messages of the restores. Returns a line for each unit that has lost its
+/// memory, from the progress files when no daemon serves any more.
 fn until_filled(journal: &Journal) -> Result<Vec<String>, Error> {
     until_served(journal);
     let fills = journal.units.iter().map(|unit| (unit, read_fill(&journal.image(&unit.name)).map(|fill| fill.state)));
@@ -419,14 +425,14 @@ fn until_filled(journal: &Journal) -> Result<Vec<String>, Error> {
     Ok(lost.map(|(unit, _)| format!("{}: {LOST_MEMORY}", unit.name)).collect())
 }
 
-/// Waits until no daemon serves any image: one whose unit was stopped ends with the last of its processes.
+/// Waits until no daemon serves any image: the daemon of a stopped unit ends with the last of its processes.
 fn until_served(journal: &Journal) {
     while journal.filling().next().is_some() {
         std::thread::sleep(PAUSE);
     }
 }
 
-/// Brings one unit back in its own control group; systemd has started this process in its place.
+/// Restores one unit in its own control group; systemd has started this process in its place.
 pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
     let name = full(name)?.to_string();
@@ -434,8 +440,8 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
     };
     used_up(&journal)?;
-    // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and none
-    // of them does anything before all are let go.
+    // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and
+    // none of them does anything before all are released.
     unit::notify("READY=1")?;
     // once the leader is there, the images are
     let seat = Seat::take(&name, journal.config.restore_limit_s)?;
@@ -460,11 +466,11 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         .and_then(|()| restore_then(&options, &stopped, &|event| tracing::info!("{:?}", event.kind)));
     let restored = restored.inspect_err(|error| {
         let lasts = matches!(error, Error::Damaged { .. } | Error::Page { .. } | Error::Unsealed(_));
-        // the leader may have gone
+        // the leader may have ended
         let _ = seat.say_why(if lasts { DAMAGED } else { FAILED }, error);
     })?;
     unit::notify(&format!("MAINPID={}\n", restored.pid))?;
-    // Whether anybody hears it makes no difference to the unit: it runs.
+    // It makes no difference to the unit if no process reads this: the unit runs.
     let _ = seat.say(RUNNING);
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;
@@ -478,7 +484,8 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     Ok(restored.pid)
 }
 
-/// A unit that is started again before systemd knows it as it was is not to go back to what it was before the switch.
+/// Refuses to restore a unit that is started again after the release: it must not return to its state before the
+/// switch.
 fn used_up(journal: &Journal) -> Result<(), Error> {
     if journal.state == State::Sealed {
         return Ok(());
@@ -487,7 +494,7 @@ fn used_up(journal: &Journal) -> Result<(), Error> {
     Err(Error::Refused(vec![text.into()]))
 }
 
-/// A test's: the kernel panics on this processor, if there is such a one.
+/// For tests: panics the kernel on this processor, if it exists.
 fn panic_on(processor: usize) {
     let mut only = CpuSet::new();
     only.set(processor);
@@ -497,7 +504,7 @@ fn panic_on(processor: usize) {
     let _ = kernel_files::write("/proc/sysrq-trigger", "c");
 }
 
-/// A test's: turns the first byte of the first memory of an image.
+/// For tests: inverts the first byte of the first memory of an image.
 fn damage(image: &Path) -> Result<(), Error> {
     let directory = Directory::open(image)?;
     let Some(name) = directory.names()?.into_iter().find(|name| name.starts_with("foam-task")) else {

@@ -1,9 +1,10 @@
-//! Units that stay when the kernel changes. The jump cuts off what still runs, as a power failure would: so services are
-//! stopped before, by systemd and in its order.
+//! Units that stay when the kernel changes. The kexec ends processes that still run, as a power failure would: so
+//! services are stopped before, by systemd and in its order.
 //!
-//! Stopped are the services that systemd starts after its basic units, with the units that trigger them. Not stopped are units
-//! that go along and all that these need; units that the network needs, since packets of guarded connections must find this
-//! machine; the unit in which this tool runs, or a process above it; and what could not be started again if the switch fails.
+//! Stopped are the services that systemd starts after its basic units, with the units that trigger them. Not stopped
+//! are units that go along and all that these need; units that the network needs, since packets of guarded connections
+//! must find this machine; the unit in which this tool runs, or a process above it; and units that could not be started
+//! again if the switch fails.
 
 use super::system::{run, run_within};
 use crate::Error;
@@ -19,7 +20,7 @@ use stillpoint_host::kernel_files;
 const ORDINARY: &str = "basic.target";
 /// Units that are ordered before this one make the network.
 const NETWORK: &str = "network.target";
-/// Kinds of units that start others.
+/// Suffixes of units that start others.
 const TRIGGERS: [&str; 4] = [".socket", ".timer", ".path", ".automount"];
 /// Beginning of the control groups of users' processes.
 const USERS: &str = "/user.slice/";
@@ -31,7 +32,7 @@ const INIT: &str = "init.scope";
 pub struct Stays {
     /// Units that are stopped before the others are frozen, each before those that it was started after.
     pub stop: Vec<String>,
-    /// Units that run until the jump and are cut off there, with the reason.
+    /// Units that run until the kexec and are cut off there, with the reason.
     pub cut_off: Vec<(String, String)>,
     /// Units that the next kernel does not start.
     pub not_started: Vec<String>,
@@ -65,11 +66,11 @@ impl Described {
     }
 }
 
-/// This process, as units know it.
+/// This process, as units see it.
 struct Caller {
     /// Its control group.
     group: String,
-    /// Its number, and those of its parents: a terminal that is hung up ends what was started from it.
+    /// Its number, and those of its parents: a terminal that hangs up ends the processes started from it.
     pids: Vec<i32>,
 }
 
@@ -85,7 +86,7 @@ impl Caller {
         Ok(Caller { group, pids: line.map(|process| process.pid).collect() })
     }
 
-    /// Returns true if it would end with a unit.
+    /// Returns true if this process would end with a unit.
     fn is_below(&self, unit: &Described) -> bool {
         let holds = |group: &str| group != "/" && Path::new(&self.group).starts_with(group);
         let is_main = |pid: &str| pid.parse::<i32>().is_ok_and(|pid| self.pids.contains(&pid));
@@ -95,13 +96,13 @@ impl Caller {
 
 /// Every unit that systemd has loaded.
 struct Units {
-    /// By their names.
+    /// Units by their names.
     known: BTreeMap<String, Described>,
-    /// Name of the one that the next boot starts, with all that it wants.
+    /// Name of the unit that the next boot starts, with all that it wants.
     default: String,
 }
 
-/// Properties that are asked for.
+/// Properties that are read from systemd.
 const ASKED: [&str; 17] = [
     "Id",
     "ActiveState",
@@ -121,9 +122,9 @@ const ASKED: [&str; 17] = [
     "Wants",
     "Triggers",
 ];
-/// A unit that is stopped takes those along that refer to it like this.
+/// Properties by which a unit is stopped together with the one that it refers to.
 const STOPPED_WITH: [&str; 4] = ["Requires", "Requisite", "BindsTo", "PartOf"];
-/// A unit that is started has those started that it refers to like this.
+/// Properties by which a unit is started together with the one that refers to it.
 const STARTED_WITH: [&str; 5] = ["Requires", "Requisite", "BindsTo", "Wants", "Triggers"];
 
 impl Units {
@@ -153,7 +154,7 @@ impl Units {
         Units { known, default }
     }
 
-    /// These units, and all that they refer to by these properties, however many lie between.
+    /// Returns these units, and all that they refer to by these properties, directly or through others.
     fn closure<'u>(&'u self, of: impl Iterator<Item = &'u str>, properties: &[&str]) -> BTreeSet<&'u str> {
         let mut found = BTreeSet::new();
         let mut next: Vec<&str> = of.collect();
@@ -167,7 +168,7 @@ impl Units {
         found
     }
 
-    /// Puts each unit before those that it is started after. Units that wait for each other come by name.
+    /// Sorts each unit before those that it is started after. Units in a cycle are sorted by name.
     fn last_started_first<'u>(&self, mut units: BTreeSet<&'u str>) -> Vec<&'u str> {
         let follows = |later: &str, name: &str| self.known.get(later).is_some_and(|later| later.has("After", name));
         let mut sorted = Vec::with_capacity(units.len());
@@ -185,7 +186,7 @@ impl Units {
         self.known.iter().filter(move |(_, unit)| is_active(unit)).map(|(name, unit)| (name.as_str(), unit))
     }
 
-    /// Services of which processes run.
+    /// Returns the services that have running processes.
     fn services(&self) -> impl Iterator<Item = (&str, &Described)> {
         self.active().filter(|(name, unit)| name.ends_with(".service") && unit.runs())
     }
@@ -197,7 +198,7 @@ impl Units {
         let basic = |name: &str, unit: &Described| {
             !unit.has("After", ORDINARY) || unit.has("Before", NETWORK) || is_switched(name) || is_own(unit)
         };
-        // what these need would take them along
+        // a stop of the units that these need would stop these too
         let stay_up = self.services().filter(|(name, unit)| basic(name, unit)).map(|(name, _)| name);
         let needed = self.closure(stay_up, &STOPPED_WITH);
         let (mut stop, mut cut_off) = (BTreeSet::new(), Vec::new());
@@ -246,14 +247,15 @@ impl Units {
 }
 
 impl Stays {
-    /// Asks systemd.
+    /// Reads the units from systemd, and decides.
     pub(super) fn of(switched: &[String]) -> Result<Self, Error> {
         let caller = Caller::read()?;
         Units::read().map(|units| units.decide(switched, &caller))
     }
 
-    /// Stops the units, in systemd's order: `systemctl` asks for one after the other, and systemd begins with the first one
-    /// before it knows of the next. Only what would start a service again, like its socket, ends before that service.
+    /// Stops the units, in systemd's order: `systemctl` requests one after the other, and systemd begins with the first
+    /// one before it knows of the next. Only units that would start a service again, like its socket, end before that
+    /// service.
     pub(super) fn stop(&self, limit: Duration) -> Result<(), Error> {
         let starts_others = |unit: &&String| TRIGGERS.iter().any(|kind| unit.ends_with(kind));
         let (triggers, others): (Vec<_>, Vec<_>) = self.stop.iter().partition(starts_others);
@@ -265,7 +267,7 @@ impl Stays {
         systemctl("start the units that stay", "start", self.stop.iter().rev(), limit)
     }
 
-    /// Sentences about them for the operator, before a switch.
+    /// Returns sentences about them for the operator, before a switch.
     pub fn told(&self, limit_s: u64) -> Vec<String> {
         let mut told = Vec::new();
         if !self.stop.is_empty() {
@@ -301,7 +303,7 @@ fn systemctl<'u>(
 mod tests {
     use super::*;
 
-    /// A service that runs and that systemd starts after its basic units.
+    /// Describes a service that runs and that systemd starts after its basic units.
     fn service(name: &str, more: &str) -> String {
         format!(
             "Id={name}\nActiveState=active\nSubState=running\nCanStop=yes\nRefuseManualStop=no\nTransient=no\n\

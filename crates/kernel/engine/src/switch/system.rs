@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use stillpoint_host::file::{open_mount_point, open_regular, read_regular, read_regular_text};
 use stillpoint_host::kernel_files::{self, Files};
 
-/// Bytes of a kernel, or of an initramfs.
+/// Limit in bytes for a kernel, or an initramfs.
 pub(super) const IMAGE_MAX: u64 = 2 << 30;
-/// Bytes of `/etc/fstab`.
+/// Limit in bytes for `/etc/fstab`.
 const FSTAB_MAX: u64 = 1 << 20;
 
-/// Runs a program to its end; what it says on its standard error is why it failed.
+/// Runs a program to its end; the text on its standard error is the reason of a failure.
 pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: Option<&str>) -> Result<String, Error> {
     let mut command = Command::new(program);
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -32,7 +32,7 @@ pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: 
     let failed = |why: String| Error::Step { what, why: format!("{program}: {why}") };
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     if let (Some(text), Some(mut pipe)) = (input, child.stdin.take()) {
-        // one that does not listen says why on its standard error
+        // a program that does not read its input reports the reason on its standard error
         let _ = pipe.write_all(text.as_bytes());
     }
     let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
@@ -43,7 +43,7 @@ pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: 
     Err(failed(if said.is_empty() { output.status.to_string() } else { said }))
 }
 
-/// Runs a program that says nothing, and ends it where it takes longer than this.
+/// Runs a program without output, and ends it if it takes longer than `limit`.
 pub(super) fn run_within(what: &'static str, program: &str, arguments: &[&str], limit: Duration) -> Result<(), Error> {
     let failed = |why: String| Error::Step { what, why: format!("{program}: {why}") };
     let mut command = Command::new(program);
@@ -64,7 +64,7 @@ pub(super) fn run_within(what: &'static str, program: &str, arguments: &[&str], 
     }
 }
 
-/// A kernel that is installed.
+/// An installed kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kernel {
     pub(super) version: String,
@@ -73,7 +73,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// By its version, where Debian puts it.
+    /// Finds it by its version, at Debian's path.
     pub(super) fn find(boot: &Path, version: &str) -> Result<Self, String> {
         let (image, initrd) = (boot.join(format!("vmlinuz-{version}")), boot.join(format!("initrd.img-{version}")));
         for file in [&image, &initrd] {
@@ -85,8 +85,8 @@ impl Kernel {
         Ok(Kernel { version: version.to_owned(), image, initrd })
     }
 
-    /// Into memory, to be jumped to. Another one that was there is replaced. It keeps away from the driver of a watchdog that
-    /// is to run on, and has a crash kernel loaded first.
+    /// Loads it into memory, for kexec. A kernel that was loaded before is replaced. The driver of a watchdog that is
+    /// to run on is not loaded there, and a crash kernel is loaded first.
     pub(super) fn load(&self, append: &str, watchdog: Option<&str>, crash: Option<&Loaded>) -> Result<(), Error> {
         let line = line::next(&line::running()?, append, watchdog, crash.map(|crash| crash.mib));
         let line = format!("--command-line={line}");
@@ -99,26 +99,26 @@ impl Kernel {
         run("load the kernel", "kexec", &["-s", "-l", &image, &initrd, &line], None).map(|_| ())
     }
 
-    /// Its initramfs with an archive behind it, in memory.
+    /// Returns its initramfs with an archive after it, in memory.
     fn with_behind(&self, archive: &[u8]) -> Result<File, Error> {
         let mut bytes = read_regular(&self.initrd, IMAGE_MAX)?;
-        // where a kernel looks for another archive
+        // the next archive must be aligned like this
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let file = rustix::fs::memfd_create("initrd", MemfdFlags::CLOEXEC);
         let mut file = File::from(file.map_err(io::Error::from).doing("make room for an initramfs")?);
         file.write_all(&bytes).and_then(|()| file.write_all(archive)).doing("put an initramfs together")?;
-        // what somebody may still write to is not loaded
+        // the kernel loads only a file that no process has open for writing
         kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).doing("put an initramfs together")
     }
 
-    /// Out of memory again.
+    /// Unloads it from memory.
     pub(super) fn unload() -> Result<(), Error> {
         run("unload the kernel", "kexec", &["-s", "-u"], None).map(|_| ())
     }
 }
 
-/// Refuses what is no kernel, or is cut off: the system call takes that, and the machine hangs after the jump. Linux's boot
-/// protocol for x86 has the sizes.
+/// Refuses files that are not kernels, or are cut off: the system call accepts them, and the machine hangs after the
+/// kexec. Linux's boot protocol for x86 defines the sizes.
 fn whole(image: &Path) -> Result<(), String> {
     let failed = |why: &dyn std::fmt::Display| format!("{} is no kernel that can be started: {why}", image.display());
     let file = open_regular(image).map_err(|error| failed(&error))?;
@@ -128,7 +128,7 @@ fn whole(image: &Path) -> Result<(), String> {
     if &header[0x202..] != b"HdrS" {
         return Err(failed(&"it has no header"));
     }
-    // an old kernel's 0 means 4
+    // in an old kernel 0 means 4
     let setup = if header[0x1f1] == 0 { 4 } else { u64::from(header[0x1f1]) };
     let paragraphs = u32::from_le_bytes([header[0x1f4], header[0x1f5], header[0x1f6], header[0x1f7]]);
     let needed = (setup + 1) * 512 + u64::from(paragraphs) * 16;
@@ -138,7 +138,7 @@ fn whole(image: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Jumps. Comes back only if it could not.
+/// Starts the loaded kernel by kexec. Returns only on failure.
 pub(super) fn jump() -> Error {
     match rustix::system::reboot(rustix::system::RebootCommand::Kexec) {
         Ok(()) => Error::Step { what: "jump", why: "the kernel came back".into() },
@@ -146,7 +146,7 @@ pub(super) fn jump() -> Error {
     }
 }
 
-/// Starts the machine anew, at once: for when nothing may go on.
+/// Resets the machine at once, when no process may run on.
 pub(super) fn reset() -> ! {
     let _ = kernel_files::write("/proc/sysrq-trigger", "b");
     loop {
@@ -154,7 +154,7 @@ pub(super) fn reset() -> ! {
     }
 }
 
-/// Mount points of block devices that can be written.
+/// Returns the mount points of block devices that are writable.
 fn writable(mounts: &str) -> Vec<String> {
     let parse = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
@@ -166,13 +166,13 @@ fn writable(mounts: &str) -> Vec<String> {
     mounts.lines().filter_map(parse).collect()
 }
 
-/// The kernel writes what would part a line by its octal number.
+/// Replaces the octal numbers that the kernel writes for characters that separate fields.
 fn unescaped(path: &str) -> String {
     path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
-/// The file systems of block devices that can be written. They are opened before what is to be on disk is written: only of
-/// what goes wrong after that the kernel tells.
+/// The writable file systems of block devices. They are opened before the data to be synced is written: the kernel
+/// reports only errors that occur after the open.
 pub(super) struct Disks(Vec<(String, File)>);
 
 impl Disks {
@@ -185,20 +185,21 @@ impl Disks {
         mounts.into_iter().map(open).collect::<Result<_, Error>>().map(Disks)
     }
 
-    /// Everything onto all of them, and onto others. `sync` alone does not say when something could not be written.
+    /// Writes everything to all of them, and to others. `sync` alone does not report that a write failed.
     pub(super) fn sync(&self) -> Result<(), Error> {
         rustix::fs::sync();
         self.0.iter().try_for_each(|(at, file)| rustix::fs::syncfs(file).at("write to disk", at))
     }
 }
 
-/// What can be written now.
+/// Returns the mount points that are writable now.
 pub(super) fn writable_now() -> Result<Vec<String>, Error> {
     let path = "/proc/self/mountinfo";
     kernel_files::text(path).at("read", path).map(|mounts| writable(&mounts))
 }
 
-/// Everything onto disk, and nothing after it: the page cache does not survive a jump.
+/// Writes everything to disk, and makes the disks read-only: the page cache does not survive a kexec. Returns the mount
+/// points.
 pub(super) fn still() -> Result<Vec<String>, Error> {
     let mounts = writable_now()?;
     rustix::fs::sync();
@@ -218,26 +219,26 @@ pub(super) fn still() -> Result<Vec<String>, Error> {
     }
 }
 
-/// They can be written again.
+/// Makes them writable again.
 pub(super) fn unstill(mounts: &[String]) -> Result<(), Error> {
     mounts.iter().try_for_each(|at| run("write again", "mount", &["-o", "remount,rw", at], None).map(|_| ()))
 }
 
-/// Sees to it that new processes have ids above this one.
+/// Makes new processes get ids above this one.
 pub(super) fn skip_pids(above: u32) -> Result<(), Error> {
     skip_pids_in(&Files::of_kernel(), above)
 }
 
-/// The highest id of a process that Linux knows.
+/// The highest process id that Linux allows.
 const HIGHEST_PID: u32 = 4 << 20;
-/// Ids that are to be free above.
+/// Number of ids that must be free above.
 const FREE_PIDS: u32 = 1 << 14;
 
 fn skip_pids_in(files: &Files, above: u32) -> Result<(), Error> {
     let (most, last) = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/ns_last_pid");
     let read = |path: &str| files.text(path).at("read", path).map(|text| text.trim().parse().unwrap_or(0));
-    // A kernel that has just come up gives 32768 on a small machine; systemd raises it, but later than this is called. Above
-    // it no id is taken for the last one, and none is restored.
+    // A kernel that has just started has a maximum of 32768 on a small machine; systemd raises it, but later than this
+    // is called. No id above the maximum can be used as the last one, and none can be restored.
     if read(most)? < above.saturating_add(FREE_PIDS) {
         files.write(most, HIGHEST_PID.to_string()).at("write", most)?;
     }
@@ -245,7 +246,7 @@ fn skip_pids_in(files: &Files, above: u32) -> Result<(), Error> {
     if read(last)? < above { files.write(last, above.to_string()).at("write", last) } else { Ok(()) }
 }
 
-/// What a switch asks of this machine, beside its units.
+/// Returns the requirements of a switch that this machine does not meet, beside its units.
 pub(super) fn missing(config: &Config) -> Vec<String> {
     let mut missing = Vec::new();
     for (program, package) in [("kexec", "kexec-tools"), ("systemctl", "systemd")] {
@@ -277,9 +278,9 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
     missing
 }
 
-/// The program that has a kernel that comes up look for a switch.
+/// The program that looks for a switch when a kernel starts.
 const GENERATOR: &str = "stillpoint-kernel";
-/// Where systemd looks for such programs.
+/// Directories in which systemd looks for such programs.
 const GENERATORS: [&str; 5] = [
     "/run/systemd/system-generators",
     "/etc/systemd/system-generators",
@@ -288,7 +289,8 @@ const GENERATORS: [&str; 5] = [
     "/lib/systemd/system-generators",
 ];
 
-/// Why the next kernel would not see that there is a switch, and start the units from their files, beside their images.
+/// Returns the reasons why the next kernel would not find the switch, and start the units from their files, beside
+/// their images.
 fn unseen(config: &Config) -> Vec<String> {
     let mut unseen = Vec::new();
     if !GENERATORS.iter().any(|dir| Path::new(dir).join(GENERATOR).exists()) {
@@ -319,7 +321,7 @@ fn unseen(config: &Config) -> Vec<String> {
     unseen
 }
 
-/// Where a path's file system is mounted, if that is done by systemd and not by the initramfs.
+/// Returns the mount point of a path's file system, if systemd mounts it and not the initramfs.
 fn mounted_late(mounts: &str, fstab: &str, path: &Path) -> Option<PathBuf> {
     let at = mounted_at(mounts, path).filter(|at| !["/", "/usr"].map(Path::new).contains(&at.as_path()))?;
     let early = |line: &str| {

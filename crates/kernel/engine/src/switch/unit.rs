@@ -1,4 +1,5 @@
-//! systemd's units: what of their sandboxes must be open before a switch, and how one is started from an image.
+//! Units of systemd: the parts of their sandboxes that must be open before a switch, and the start of a unit from an
+//! image.
 
 use super::order::BEFORE_ALL;
 use super::system::run;
@@ -9,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Settings that put processes into namespaces of their own, or tie them to the journal; with the value that does not.
+/// Settings that put processes into namespaces of their own, or connect them to the journal; with the value that does
+/// not.
 const OPEN: &[(&str, &str)] = &[
     ("PrivateDevices", "no"),
     ("PrivateIPC", "no"),
@@ -38,26 +40,29 @@ const OPEN: &[(&str, &str)] = &[
     ("TemporaryFileSystem", ""),
 ];
 
-/// What systemd says of a unit.
+/// Returns the properties of a unit in systemd.
 pub(crate) fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> {
     let text = run("ask about a unit", "systemctl", &["show", "--", unit], None)?;
     let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// The socket units that start a unit with these properties: systemd holds their sockets, also on the next kernel.
+/// Returns the socket units that start a unit with these properties: systemd holds their sockets, also on the next
+/// kernel.
 pub(super) fn sockets(properties: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let triggers = properties.get("TriggeredBy").map_or("", String::as_str);
     triggers.split_whitespace().filter(|name| name.ends_with(".socket"))
 }
 
-/// The drop-in without which a unit cannot be taken along; none if it can. A unit that runs is asked what it uses.
+/// Returns the drop-in that a unit needs to be taken along; `None` if it needs none. A unit that runs is examined for
+/// what it uses.
 pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
     let unit = full(unit)?;
     dropin_of(unit.as_str(), &properties(unit.as_str())?)
 }
 
-/// The same of a unit by its full name, with its properties.
+/// Returns the drop-in that a unit needs to be taken along, by its full name and its properties; `None` if it needs
+/// none.
 pub(super) fn dropin_of(unit: &str, properties: &BTreeMap<String, String>) -> Result<Option<String>, Error> {
     let is_roots = properties.get("User").is_none_or(|user| user.is_empty() || user == "root");
     let apart = if is_roots && of_unit(unit).is_ok_and(ipc::is_stuck) {
@@ -68,8 +73,8 @@ pub(super) fn dropin_of(unit: &str, properties: &BTreeMap<String, String>) -> Re
     Ok(dropin_for(properties, apart))
 }
 
-/// How a unit starts in an IPC namespace of its own, from what its files say. systemd's own setting brings one of mounts
-/// too. None where it has not one command, or is told another name.
+/// Returns the command that starts a unit in an IPC namespace of its own, from its files. systemd's own setting would
+/// also make a mount namespace. `None` if it does not have exactly one command, or the command sets another name.
 fn apart(files: &str) -> Option<String> {
     let files = files.replace("\\\n", " ");
     let mut commands: Vec<&str> = Vec::new();
@@ -91,7 +96,7 @@ fn dropin_for(properties: &BTreeMap<String, String>, apart: Option<String>) -> O
     }
     for key in ["StandardOutput", "StandardError"] {
         let value = properties.get(key).map_or("null", String::as_str);
-        // `inherit` is what the other one is, and that is changed too
+        // `inherit` is the value of the other setting, and that is changed too
         if !["null", "inherit"].contains(&value) && !value.starts_with("file:") && !value.starts_with("append:") {
             let _ = writeln!(text, "{key}=null");
         }
@@ -99,12 +104,12 @@ fn dropin_for(properties: &BTreeMap<String, String>, apart: Option<String>) -> O
     (!text.is_empty()).then(|| format!("[Service]\n{text}"))
 }
 
-/// Where such a drop-in goes, for a unit by its full name.
+/// Returns the path of such a drop-in, for a unit by its full name.
 pub fn dropin_path(unit: &str) -> String {
     format!("/etc/systemd/system/{unit}.d/stillpoint.conf")
 }
 
-/// The local ports of all TCP sockets of a process and all below it.
+/// Returns the local ports of all TCP sockets of a process and all below it.
 pub(super) fn ports(pid: i32) -> Result<Vec<u16>, Error> {
     let mut inodes = BTreeSet::new();
     for process in tree(pid)? {
@@ -119,7 +124,7 @@ pub(super) fn ports(pid: i32) -> Result<Vec<u16>, Error> {
     Ok(ours.map(|entry| entry.local_address.port()).collect::<BTreeSet<u16>>().into_iter().collect())
 }
 
-/// Connections to these ports that nobody has accepted yet, or that are being made.
+/// Returns the number of connections to these ports that no process has accepted yet, or that are being made.
 pub(super) fn waiting(ports: &[u16]) -> u32 {
     use procfs::net::TcpState;
     let all = procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten();
@@ -132,7 +137,8 @@ pub(super) fn waiting(ports: &[u16]) -> u32 {
     .sum()
 }
 
-/// A unit's drop-in on a kernel that comes up: it starts from its image, by a program that is free of the unit's sandbox.
+/// Returns a unit's drop-in for a kernel that starts: the unit starts from its image, by a program without the unit's
+/// sandbox.
 pub(super) fn from_image(program: &Path, state: &Path, unit: &str) -> String {
     format!(
         "[Service]\nType=notify\nNotifyAccess=all\nPIDFile=\nExecCondition=\nExecStartPre=\nExecStart=\n\
@@ -143,7 +149,8 @@ pub(super) fn from_image(program: &Path, state: &Path, unit: &str) -> String {
     )
 }
 
-/// The unit that leads a restore; it is ready when all have been let go. A leader that is killed has a successor.
+/// Returns the unit that leads a restore; it is ready when all have been released. A leader that is killed has a
+/// successor.
 pub(super) fn leader(program: &Path, state: &Path, units: &[String]) -> String {
     let lead = format!("{} kernel switch-resume --state {}", program.display(), state.display());
     format!(
@@ -155,7 +162,7 @@ pub(super) fn leader(program: &Path, state: &Path, units: &[String]) -> String {
     )
 }
 
-/// The unit that owns the guard on a kernel that comes up.
+/// Returns the unit that owns the guard on a kernel that starts.
 pub(super) fn guard_keeper(program: &Path, state: &Path, socket: &str) -> String {
     format!(
         "[Unit]\nDescription=Guard of connections from before a switch of kernels\nDefaultDependencies=no\n\
@@ -167,7 +174,7 @@ pub(super) fn guard_keeper(program: &Path, state: &Path, socket: &str) -> String
     )
 }
 
-/// Tells systemd something about the unit that this process belongs to.
+/// Notifies systemd about the unit that this process belongs to.
 pub(super) fn notify(text: &str) -> Result<(), Error> {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixDatagram};

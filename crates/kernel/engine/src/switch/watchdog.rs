@@ -1,5 +1,5 @@
-//! The hardware watchdog that starts the machine anew when a kernel hangs. It is armed before the jump and runs over it; on
-//! the other side it must be stopped by somebody, so the new kernel keeps its driver away until the restore begins.
+//! The hardware watchdog that resets the machine when a kernel hangs. It is armed before the kexec and runs on; on the
+//! other side a process must stop it, so the new kernel does not load its driver until the restore begins.
 
 use super::system::run;
 use crate::Error;
@@ -17,37 +17,37 @@ use stillpoint_host::kernel_files::{self, Files};
 
 const CLASS: &str = "/sys/class/watchdog";
 const MODULES: &str = "/sys/module";
-/// What makes the core of all drivers leave it running when the kernel goes.
+/// Parameter that makes all drivers leave it running when the kernel ends.
 const KEEP: &str = "/sys/module/watchdog/parameters/stop_on_reboot";
-/// Longest list of a kernel's modules.
+/// Limit in bytes for a kernel's list of modules.
 const LIST_BYTES_MAX: u64 = 64 << 20;
-/// How long a driver may take to come up.
+/// Time within which a driver must be ready.
 const APPEARS: Duration = Duration::from_secs(10);
 
-/// A watchdog that guards a switch.
+/// A watchdog that watches a switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watchdog {
-    /// Its driver, a module.
+    /// Name of its driver, a module.
     pub driver: String,
-    /// So many seconds after it was last heard of the machine starts anew.
+    /// Seconds after its last keepalive until the machine is reset.
     pub limit_s: u32,
 }
 
-/// What can be seen of one without opening it, which would start it.
+/// Attributes of a watchdog that can be read without opening it, which would start it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Seen {
-    /// The module that drives it; none when it is the kernel itself that counts.
+    /// The module that drives it; `None` for a software watchdog of the kernel itself.
     driver: Option<String>,
     nowayout: bool,
     active: bool,
-    /// 0 leaves it running over a jump.
+    /// 0 leaves it running during a kexec.
     stop_on_reboot: String,
     /// Lists of modules of the next kernel: those in files of their own, and those built in.
     modules: String,
     builtin: String,
 }
 
-/// The watchdog behind a device file, or why a hang of the next kernel would last.
+/// Returns the watchdog behind a device file, or the reason why it cannot end a hang of the next kernel.
 pub(super) fn usable(device: &Path, limit_s: u32, next: &str) -> Result<Watchdog, String> {
     let name = device.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let class = Path::new(CLASS).join(&name);
@@ -96,14 +96,15 @@ fn judge(seen: &Seen) -> Result<String, String> {
     Ok(driver.clone())
 }
 
-/// Whether `kernel/drivers/watchdog/x_y.ko.xz` is the module `x_y`, whose file may be called `x-y`.
+/// Returns true if a path like `kernel/drivers/watchdog/x_y.ko.xz` is the module `x_y`, whose file may be called `x-y`.
 fn is_module(path: &str, name: &str) -> bool {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split_once(".ko").is_some_and(|(file, _)| file.replace('-', "_") == name)
 }
 
-/// The module behind a watchdog. Some drivers (i6300esb) do not tell the kernel which device theirs is: those are known by the
-/// name that watchdog and driver have in common. A watchdog that the kernel counts by itself has no driver of any bus.
+/// Returns the module behind a watchdog. Some drivers (i6300esb) do not register their device with the kernel: those
+/// are found by the name that watchdog and driver have in common. A software watchdog of the kernel has no driver of
+/// any bus.
 fn driver_of(files: &Files, class: &Path) -> Option<String> {
     if let Ok(module) = files.canonical(class.join("device/driver/module")) {
         return module.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -118,7 +119,7 @@ fn driver_of(files: &Files, class: &Path) -> Option<String> {
     files.names(modules).into_iter().find(drives).map(|module| module.to_string_lossy().into_owned())
 }
 
-/// A watchdog that runs. One that is dropped runs on, and does its work.
+/// A watchdog that runs. If it is dropped, it runs on and resets the machine at its limit.
 pub(super) struct Armed {
     device: File,
 }
@@ -134,20 +135,20 @@ impl Armed {
         self.device.write_all(b".")
     }
 
-    /// Stops it.
+    /// Stops the watchdog.
     pub(super) fn disarm(mut self) -> Result<(), Error> {
         self.device.write_all(b"V").doing("stop the watchdog")
     }
 }
 
 impl Watchdog {
-    /// Starts it.
+    /// Starts the watchdog.
     pub(super) fn arm(&self) -> Result<Armed, Error> {
         Armed::start(&self.device()?, self.limit_s)
     }
 
-    /// Loads its driver, and starts it or goes on with it if it runs. It is kept from doing its work while whoever should
-    /// disarm it goes on: one that has not said so for longer than `patience` hangs.
+    /// Loads its driver, and starts it or continues if it runs. It is kept from a reset while the process that should
+    /// disarm it makes progress: a process without [`Kept::go_on`] for longer than `patience` hangs.
     pub(super) fn take_over(&self, patience: Duration) -> Result<Kept, Error> {
         run("load the watchdog's driver", "modprobe", &[&self.driver], None)?;
         let mut armed = self.arm()?;
@@ -168,7 +169,7 @@ impl Watchdog {
         Ok(Kept { stop, alive, thread })
     }
 
-    /// Its device file on this kernel, once it is there.
+    /// Returns its device file on this kernel, once it exists.
     fn device(&self) -> Result<PathBuf, Error> {
         let (end, files) = (Instant::now() + APPEARS, Files::of_kernel());
         loop {
@@ -187,7 +188,7 @@ impl Watchdog {
     }
 }
 
-/// A watchdog that runs and is kept quiet.
+/// A watchdog that runs and gets keepalives.
 pub(super) struct Kept {
     stop: Sender<()>,
     alive: Arc<Mutex<Instant>>,
@@ -195,12 +196,12 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Who should disarm it is there.
+    /// Reports progress of the process that should disarm it.
     pub(super) fn go_on(&self) {
         *self.alive.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Stops it.
+    /// Stops the watchdog.
     pub(super) fn disarm(self) -> Result<(), Error> {
         drop(self.stop);
         match self.thread.join() {

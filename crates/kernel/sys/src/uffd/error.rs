@@ -1,14 +1,14 @@
-//! What can go wrong with userfaultfds and with the processes that share them.
+//! Errors of userfaultfds and of the processes that share them.
 
 use std::io;
 
-/// Why an operation of this crate did not succeed.
+/// Reason for the failure of an operation of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused a call.
     #[error("{what}")]
     Call {
-        /// What was tried.
+        /// Name of the call.
         what: &'static str,
         /// The system's error.
         #[source]
@@ -20,7 +20,7 @@ pub enum Error {
     /// The log is full.
     #[error("the log of {0} records is full")]
     Full(usize),
-    /// A userfaultfd brought an event that was not asked for.
+    /// A userfaultfd sent an event that was not requested.
     #[error("userfaultfd brought event {0:#x}")]
     Event(u8),
 }

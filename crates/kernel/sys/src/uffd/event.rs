@@ -1,8 +1,8 @@
-//! What a userfaultfd tells.
+//! Messages of a userfaultfd.
 
 use super::Error;
 
-/// Bytes of one message of the kernel's.
+/// Bytes of one message of the kernel.
 pub(crate) const BYTES: usize = 32;
 
 /// One message.
@@ -15,29 +15,29 @@ pub enum Event {
     },
     /// The process has forked; the child's memory has a userfaultfd of its own, open in the process that read the message.
     Fork {
-        /// It.
+        /// Number of that descriptor.
         descriptor: i32,
     },
     /// Pages have moved (`mremap`).
     Remap {
-        /// From here.
+        /// Old address.
         from: u64,
-        /// To here.
+        /// New address.
         to: u64,
-        /// So many bytes.
+        /// Length in bytes.
         bytes: u64,
     },
-    /// Pages were given up: `madvise` (their range stays), or `munmap`.
+    /// Pages were given up: by `madvise` (the range stays mapped) or `munmap`.
     Remove {
-        /// From here.
+        /// First address.
         start: u64,
-        /// To here.
+        /// Address after the last page.
         end: u64,
     },
 }
 
 impl Event {
-    /// Reads a message; `None` where there is none.
+    /// Decodes a message; `None` if there is none.
     pub(crate) fn decode(bytes: &[u8; BYTES]) -> Result<Option<Event>, Error> {
         let word = |at: usize| {
             let mut word = [0; 8];

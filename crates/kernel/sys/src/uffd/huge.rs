@@ -1,14 +1,14 @@
-//! Small pages of another process made into one huge page.
+//! Collapse of small pages of another process into one huge page.
 
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Bytes of a huge page, to which it is aligned.
+/// Bytes of a huge page, which are also its alignment.
 pub const HUGE_PAGE: u64 = 2 << 20;
 
-/// Makes the pages of a huge page's range one, now and not when the kernel comes round to it; nothing of what they hold
-/// changes. The process is named by a descriptor of it. Without room for a huge page it is `NOMEM`, without pages that can be
-/// moved `AGAIN` or `BUSY`; kernels before 6.1 do not know it (`INVAL`). See `process_madvise(2)`, `MADV_COLLAPSE`.
+/// Collapses the pages in the range of a huge page at once, without waiting for the kernel's own thread; their content
+/// does not change. `process` is a pidfd. Without free memory for a huge page the error is `NOMEM`, without pages that
+/// can be moved `AGAIN` or `BUSY`; kernels before 6.1 return `INVAL`. See `process_madvise(2)`, `MADV_COLLAPSE`.
 pub fn collapse(process: BorrowedFd<'_>, start: u64) -> Result<(), Errno> {
     let range = libc::iovec { iov_base: start as *mut libc::c_void, iov_len: HUGE_PAGE as usize };
     // SAFETY: the range is one of the other process's addresses, not dereferenced here; the vector is borrowed for the call.

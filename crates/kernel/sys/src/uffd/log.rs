@@ -1,47 +1,47 @@
-//! What has happened to memories, in memory that processes share: whoever serves them can be killed at any instruction, and
-//! the next one goes on from here.
+//! Log of the events of memories, in memory that processes share: a server can be killed at any instruction, and the
+//! next one continues from the log.
 //!
-//! The obvious way is to read an event and then to note it. A process that is killed in between has lost it, and whoever was
-//! blocked in `madvise` has gone on: the next server would bring back what was given up. So the kernel itself writes
-//! the event into the log: the buffer that `read` is given *is* the next record.
+//! The obvious way is to read an event and then to record it. A process that is killed in between has lost it, and the
+//! thread that was blocked in `madvise` has continued: the next server would restore pages that were given up. So the
+//! kernel itself writes the event into the log: the buffer that `read` gets *is* the next record.
 
 use super::event::{BYTES, Event};
 use super::{Error, Memory};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// One record; its number is one more than the last one's.
+/// One record; its number is one higher than that of the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
     /// An event of a memory.
     Event {
-        /// Which memory, by its number in the log.
+        /// Number of the memory in the log.
         memory: u32,
-        /// What happened.
+        /// The event.
         event: Event,
     },
     /// A memory is served from now on; memories are numbered from 0 in the order of these records and of forks.
     Memory {
-        /// The process.
+        /// Process number.
         pid: u32,
         /// Its userfaultfd.
         memory: Memory,
     },
-    /// A memory is about to be closed: everything has come.
+    /// A memory is about to be closed: everything is resident.
     Closing {
-        /// Which.
+        /// Number of the memory.
         memory: u32,
     },
-    /// It has been closed.
+    /// A memory has been closed.
     Closed {
-        /// Which.
+        /// Number of the memory.
         memory: u32,
     },
-    /// A note of the server's own.
+    /// A note of the server itself.
     Note {
-        /// Its kind.
+        /// Kind, chosen by the server.
         kind: u32,
-        /// Its value.
+        /// Value, depending on the kind.
         value: u64,
     },
 }
@@ -62,7 +62,7 @@ struct Slot {
 
 #[repr(C)]
 struct Head {
-    /// Records that are whole.
+    /// Number of complete records.
     count: AtomicU64,
 }
 
@@ -77,12 +77,12 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log in memory that children share.
+    /// Makes an empty log in memory that children share.
     pub fn new(records: usize) -> Result<Self, Error> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let bytes = HEAD + records * size_of::<Slot>();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        // SAFETY: a new mapping, at an address that the kernel chooses; nothing else knows it.
+        // SAFETY: a new mapping, at an address that the kernel chooses; no other code knows it.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) };
         let base = base.map_err(|source| Error::Call { what: "map the log", source: source.into() })?;
         let base = NonNull::new(base.cast()).ok_or(Error::Full(records))?;
@@ -95,17 +95,17 @@ impl Log {
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
-    /// How many records are whole.
+    /// Returns the number of complete records.
     pub fn len(&self) -> usize {
         self.head().count.load(Ordering::Acquire) as usize
     }
 
-    /// Whether nothing is recorded.
+    /// Returns true if nothing is recorded.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many more records fit.
+    /// Returns the number of records for which there is room.
     pub fn room(&self) -> usize {
         self.records - self.len()
     }
@@ -114,11 +114,11 @@ impl Log {
         if at >= self.records {
             return Err(Error::Full(self.records));
         }
-        // SAFETY: `at` is below the number of slots that were mapped behind the head, and slots are aligned there.
+        // SAFETY: `at` is below the number of slots that were mapped after the head, and slots are aligned there.
         Ok(unsafe { self.base.as_ptr().add(HEAD).cast::<Slot>().add(at) })
     }
 
-    /// Adds a record that is no event.
+    /// Appends a record that is not an event.
     pub fn append(&self, record: Record) -> Result<(), Error> {
         let (kind, number, value) = match record {
             Record::Memory { pid, memory } => (MEMORY, pid, memory.descriptor() as u32 as u64),
@@ -136,14 +136,15 @@ impl Log {
         Ok(())
     }
 
-    /// Reads one event of a memory into the log. It is not yet a whole record: [`Log::keep`] or [`Log::pass`] follow.
+    /// Reads one event of a memory into the log. It is not a complete record until [`Log::keep`]; [`Log::pass`] drops
+    /// it.
     pub fn read(&self, number: u32, memory: Memory) -> Result<Option<Event>, Error> {
         let slot = self.slot(self.len())?;
-        // SAFETY: as in `append`: the slot behind the last whole record is ours. The kernel writes at most `BYTES` bytes
-        // into `message`, which is that long.
+        // SAFETY: as in `append`: the slot after the last complete record is ours. The kernel writes at most `BYTES`
+        // bytes into `message`, which is that long.
         let read = unsafe {
             slot.write(Slot { kind: EVENT, number, value: 0, message: [0; BYTES] });
-            // the record says whose event it is before the event can be there
+            // the record names the memory of the event before the event can be there
             fence(Ordering::SeqCst);
             libc::read(memory.descriptor(), (&raw mut (*slot).message).cast(), BYTES)
         };
@@ -153,7 +154,8 @@ impl Log {
         }
     }
 
-    /// The event that was read last and neither kept nor passed, and whose it is: what a killed server left behind.
+    /// Returns the event that was read last and neither kept nor passed, with the number of its memory: a killed server
+    /// left it.
     pub fn unfinished(&self) -> Result<Option<(u32, Event)>, Error> {
         let at = self.len();
         if at >= self.records {
@@ -168,13 +170,13 @@ impl Log {
         Ok(Event::decode(&slot.message)?.map(|event| (slot.number, event)))
     }
 
-    /// The event that was read becomes a record.
+    /// Makes the event that was read a complete record.
     pub fn keep(&self) {
         let at = self.head().count.load(Ordering::Relaxed);
         self.head().count.store(at + 1, Ordering::Release);
     }
 
-    /// The event that was read is over and need not be known later.
+    /// Drops the event that was read: it has been handled and is not needed later.
     pub fn pass(&self) -> Result<(), Error> {
         let slot = self.slot(self.len())?;
         // SAFETY: as in `append`.
@@ -182,7 +184,7 @@ impl Log {
         Ok(())
     }
 
-    /// All whole records.
+    /// Returns all complete records.
     pub fn records(&self) -> Result<Vec<Record>, Error> {
         (0..self.len()).map(|at| self.record(at)).collect()
     }
@@ -225,7 +227,7 @@ mod tests {
     #[test]
     fn an_event_that_was_read_is_there_until_it_is_kept_or_passed() {
         let log = Log::new(4).unwrap();
-        // a pipe stands in for the kernel's side: what counts is where `read` puts the bytes
+        // a pipe replaces the kernel's side: the test is about the place where `read` puts the bytes
         let (ours, theirs) = rustix::pipe::pipe().unwrap();
         let memory = Memory::of(std::os::fd::AsRawFd::as_raw_fd(&ours));
         let mut message = [0u8; BYTES];

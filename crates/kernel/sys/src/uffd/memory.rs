@@ -1,4 +1,4 @@
-//! The memory of another process, by the userfaultfd that it was registered with.
+//! The memory of another process, through the userfaultfd that it was registered with.
 
 use super::Error;
 use linux_raw_sys::general::{uffdio_api, uffdio_copy, uffdio_range, uffdio_register, uffdio_zeropage};
@@ -6,23 +6,23 @@ use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
-/// What came of putting pages somewhere.
+/// Result of an attempt to place pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Put {
-    /// So many bytes from the front are there now.
+    /// Number of bytes from the front that are resident now.
     Done(u64),
-    /// The first page was there before; whoever waited for it has been woken.
+    /// The first page was resident before; threads that waited for it have been woken.
     There,
-    /// The process is changing its memory: an event will say how. Read it, then try again.
+    /// The process is changing its memory: an event will report the change. Read it, then try again.
     Changing,
-    /// There is no such memory any more.
+    /// The memory does not exist any more.
     Gone,
-    /// The process is no more.
+    /// The process has ended.
     Dead,
 }
 
-/// A userfaultfd of another process's, named by its number: the table of descriptors is shared by processes that watch
-/// over each other, so that no value of ours can own an entry of it.
+/// A userfaultfd of another process, named by its number: processes that watch each other share the table of
+/// descriptors, so no value in Rust can own an entry of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Memory(RawFd);
 
@@ -32,14 +32,14 @@ impl Memory {
         Memory(descriptor)
     }
 
-    /// The descriptor's number.
+    /// Returns the number of the descriptor.
     pub fn descriptor(self) -> RawFd {
         self.0
     }
 
-    /// A userfaultfd for this process's own memory, and a registered range: for tests, and to see whether there is any.
+    /// Opens a userfaultfd for this process's own memory, and registers a range: for tests, and to detect support.
     pub fn own(start: u64, bytes: u64) -> Result<Self, Error> {
-        // SAFETY: the call takes flags only and gives back a new descriptor or -1.
+        // SAFETY: the call takes flags only and returns a new descriptor or -1.
         let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
         if descriptor < 0 {
             return Err(Error::call("userfaultfd"));
@@ -58,7 +58,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Puts pages where there are none, and wakes who waits for them.
+    /// Copies pages to a place without pages, and wakes threads that wait for them.
     pub fn copy(self, address: u64, pages: &[u8]) -> Result<Put, Error> {
         let (src, len) = (pages.as_ptr() as u64, pages.len() as u64);
         let mut copy = uffdio_copy { dst: address, src, len, mode: 0, copy: 0 };
@@ -66,7 +66,7 @@ impl Memory {
         self.put("UFFDIO_COPY", address, done, copy.copy)
     }
 
-    /// Puts zeros where there is nothing, and wakes who waits for them.
+    /// Places zeros where there are no pages, and wakes threads that wait for them.
     pub fn zero(self, address: u64, bytes: u64) -> Result<Put, Error> {
         let mut zero = uffdio_zeropage { range: uffdio_range { start: address, len: bytes }, mode: 0, zeropage: 0 };
         let done = self.call(UFFDIO_ZEROPAGE, &mut zero);
@@ -76,7 +76,7 @@ impl Memory {
     fn put(self, what: &'static str, address: u64, done: Result<(), Errno>, bytes: i64) -> Result<Put, Error> {
         match done {
             Ok(()) => Ok(Put::Done(bytes.unsigned_abs())),
-            // part of it was put before something else happened
+            // a part was placed before something else happened
             Err(_) if bytes > 0 => Ok(Put::Done(bytes.unsigned_abs())),
             Err(Errno::EXIST) => {
                 self.wake(address)?;
@@ -89,7 +89,7 @@ impl Memory {
         }
     }
 
-    /// Wakes whoever waits for a page of this memory; who still needs it asks again.
+    /// Wakes all threads that wait for a page of this memory; a thread that still needs the page faults again.
     pub fn wake_all(self) -> Result<(), Error> {
         // from the lowest address that can be mapped to the end of four-level page tables
         self.wake_range(0x1_0000, (1 << 47) - 0x2_0000)
@@ -102,7 +102,7 @@ impl Memory {
     fn wake_range(self, start: u64, len: u64) -> Result<(), Error> {
         let mut range = uffdio_range { start, len };
         match self.call(UFFDIO_WAKE, &mut range) {
-            // nobody to wake in what is gone
+            // no thread waits in memory that is gone
             Ok(()) | Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => Ok(()),
             Err(source) => Err(Error::Call { what: "UFFDIO_WAKE", source: source.into() }),
         }
@@ -110,8 +110,8 @@ impl Memory {
 
     fn call<T>(self, request: u32, argument: &mut T) -> Result<(), Errno> {
         // SAFETY: every caller passes the structure that the kernel's headers give for its request, by exclusive
-        // reference; `UFFDIO_COPY` reads from memory that its caller borrows for as long. A descriptor that is something
-        // else answers with an error.
+        // reference; `UFFDIO_COPY` reads from memory that its caller borrows for as long. A descriptor of another kind
+        // returns an error.
         let done = unsafe { libc::ioctl(self.0, libc::c_ulong::from(request), std::ptr::from_mut(argument)) };
         match done {
             0 => Ok(()),
@@ -119,17 +119,17 @@ impl Memory {
         }
     }
 
-    /// Closes it, for every process that shares the table. Memory that has not come by then reads as zeros.
+    /// Closes it, for every process that shares the table. Memory that is not resident then reads as zeros.
     pub fn close(self) {
-        // SAFETY: closing a number touches no memory. That nobody else uses the number is the caller's log's doing.
+        // SAFETY: closing a number touches no memory. The caller's log ensures that no other process uses the number.
         unsafe { libc::close(self.0) };
     }
 }
 
 impl AsFd for Memory {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the number stays open until `close`, after which its caller's log says so and it is not used; a number
-        // that has been closed all the same makes calls fail, and touches no memory.
+        // SAFETY: the number stays open until `close`; after that the caller's log says so and the number is not used.
+        // A number that has been closed nevertheless makes calls fail, and touches no memory.
         unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), Put::Done(4096));
         assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), Put::There);
         assert_eq!(memory.copy(0x1000, &pages).unwrap(), Put::Gone);
-        // SAFETY: both addresses are in the mapping, whose pages are there.
+        // SAFETY: both addresses are in the mapping, whose pages are resident.
         let read = unsafe { ((start as *const u8).read(), ((start + 2 * 4096) as *const u8).read()) };
         assert_eq!(read, (7, 0));
         memory.close();

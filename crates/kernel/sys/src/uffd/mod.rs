@@ -1,17 +1,17 @@
-//! userfaultfd: pages put into other processes when they touch them, and a log that outlives whoever puts them.
+//! userfaultfd: places pages in other processes when they touch them, with a log that outlives the serving process.
 //!
-//! **The caller must** serve a [`Memory`] from one process at a time; read an event through [`Log::read`] only, and only when
-//! everything that follows from earlier ones has been done; note in the [`Log`] what it closes, before and after.
+//! **The caller must** serve a [`Memory`] from one process at a time; read an event through [`Log::read`] only, and
+//! only when all consequences of earlier ones are complete; record in the [`Log`] each close, before and after.
 //!
-//! **Guaranteed:** a page is never put over one that is there. An event that was taken from the kernel is in the log, even
-//! when the reader was killed in the same instant. As long as one of the processes that [`split`] made lives, no memory
-//! loses its userfaultfd, so none that waits ever reads zeros.
+//! **Guaranteed:** a page never replaces one that is resident. An event that was read from the kernel is in the log,
+//! even when the reader was killed in the same instant. As long as one of the processes that [`split`] made lives, no
+//! memory loses its userfaultfd, so no thread that waits reads zeros.
 //!
-//! **It does not** know where pages come from, nor watch over anybody.
+//! **It does not** know the source of pages, nor watch other processes.
 //!
 //! ```text
 //!  kernel --event--> [log] --> serve --keep--> replayed by the next one
-//!                                  \--pass--> forgotten (a fault: asked again, it finds the page there)
+//!                                  \--pass--> forgotten (a fault: its retry finds the page resident)
 //! ```
 //!
 //! ```no_run
@@ -29,7 +29,7 @@
 //! ```
 //!
 //! Follows `Documentation/admin-guide/mm/userfaultfd.rst` of Linux and section 5.1 of "Instant OS Updates via Userspace
-//! Checkpoint-and-Restart" (ATC 2016), whose mapped image brings given-up pages back.
+//! Checkpoint-and-Restart" (ATC 2016), whose mapped image restores given-up pages.
 
 mod error;
 mod event;

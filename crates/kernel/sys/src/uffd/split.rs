@@ -1,26 +1,28 @@
 //! Two processes with one table of descriptors: when either dies, the other still holds every userfaultfd.
 //!
-//! The obvious way is to pass descriptors over a socket. A fork of the served process makes a new userfaultfd in the table of
-//! whoever reads the event: killed before passing it on, it would take the child's memory with it. With one table for both
-//! there is no such moment.
+//! The obvious way is to pass descriptors over a socket. A fork of the served process makes a new userfaultfd in the
+//! table of the process that reads the event: if that process is killed before it passes the descriptor on, the child's
+//! memory is lost. With one table for both there is no such moment.
 
 use super::Error;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
 
-/// A thread that has been joined is in the kernel's table for a moment longer. On a busy machine that moment may be long.
+/// Time within which the kernel removes a thread that has been joined. On a busy machine it may be long.
 const ENDS: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_micros(100);
 
-/// Splits this process in two with one table of descriptors; `child` runs in the new one, which ends with what it returns.
+/// Splits this process in two with one table of descriptors; `child` runs in the new one and returns its exit code.
 ///
-/// The new process has a copy of this one's memory, as after `fork`. Only a process with one thread is split: locks that
-/// another thread held would stay locked. Threads that have been joined may still be on their way out.
+/// The new process has a copy of this one's memory, as after `fork`. Only a process with one thread is split: locks
+/// that another thread held would stay locked. Threads that have been joined may not have ended yet; this waits for
+/// them.
 pub fn split(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
     alone(ENDS)?;
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
-    // SAFETY: without CLONE_VM and with no stack this is `fork` with a shared table of descriptors: the child goes on here
-    // with a copy of this memory. There is no other thread that could hold a lock or be in the middle of anything.
+    // SAFETY: without CLONE_VM and with no stack this is `fork` with a shared table of descriptors: the child continues
+    // here with a copy of this memory. There is no other thread that could hold a lock or be in the middle of an
+    // operation.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match pid {
         0 => {
@@ -52,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_process_with_another_thread_is_not_split() {
-        // the one that runs this test is not the first
+        // the thread that runs this test is not the first one
         assert!(matches!(alone(Duration::from_millis(1)), Err(Error::Threads(2..))));
     }
 }

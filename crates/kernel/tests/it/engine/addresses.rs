@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const V4: &str = "10.7.0.1";
 const V6: &str = "fd07::1";
 
-/// Takes a redis that listens at an address into an image, and then the address away.
+/// Takes a redis that listens at an address into an image, and then removes the address.
 #[track_caller]
 fn taken(criu: &Path, dir: &Path, address: &str) -> Option<(Redis, Client, PathBuf)> {
     own_network();
@@ -48,7 +48,7 @@ fn an_address_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
     assert_eq!(client.ask("PING"), "+PONG");
 }
 
-/// An address that is looked for among others first cannot be bound to until that has ended.
+/// A socket cannot bind an address of IPv6 until the check for duplicates has ended.
 #[test]
 fn an_address_of_ipv6_is_there_when_it_is_no_duplicate() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };

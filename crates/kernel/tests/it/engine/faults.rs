@@ -1,4 +1,4 @@
-//! criu and programs that are killed at the worst moments.
+//! Kills of criu and of programs at the worst moments.
 
 use crate::engine::support::{
     Client, Redis, children, criu, kernel, kernel_while, kill, logs, restore, scratch, until_all_has_come,
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Does something as soon as a log says this; false when the `stillpoint` was done before.
+/// Calls `act` as soon as a log contains this; returns false when the `stillpoint` ended before.
 fn at_log(stillpoint: i32, log: &Path, says: &str, act: impl FnOnce() -> bool) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(120) {
@@ -26,7 +26,7 @@ fn at_log(stillpoint: i32, log: &Path, says: &str, act: impl FnOnce() -> bool) -
     panic!("criu neither said {says:?} nor ended")
 }
 
-/// The criu of a `stillpoint`: neither its daemon, nor what is being restored, which is a child too.
+/// Returns the criu of a `stillpoint`: neither its daemon, nor a process that is being restored, which is a child too.
 fn criu_of(stillpoint: i32, program: i32) -> Option<Pid> {
     let is_criu = |pid: &i32| {
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -35,13 +35,13 @@ fn criu_of(stillpoint: i32, program: i32) -> Option<Pid> {
     children(stillpoint).into_iter().find(is_criu).and_then(Pid::from_raw)
 }
 
-/// Kills the criu of a `stillpoint` as soon as its log says this; false when it was done before.
+/// Kills the criu of a `stillpoint` as soon as its log contains this; returns false when criu ended before.
 fn kill_criu_at(stillpoint: i32, program: i32, log: &Path, says: &str) -> bool {
     let kill = |criu| kill_process(criu, Signal::KILL).is_ok();
     at_log(stillpoint, log, says, || criu_of(stillpoint, program).is_some_and(kill))
 }
 
-/// Which signals the threads of a process block.
+/// Returns the signals that the threads of a process block.
 fn blocked(pid: i32) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let status = threads.map(|thread| fs::read_to_string(thread.path().join("status")).unwrap());
@@ -66,7 +66,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
         assert!(killed, "criu never said {moment:?}: {}", logs(&image));
         assert_eq!(run.code, Some(1), "{moment}: {run}");
         if run.err.contains(&format!("process {pid} ended with it")) {
-            // criu's own instructions stood in it: no program outlives that, and it is said
+            // criu's own instructions were in it: no program survives that, and the tool reports it
             assert!(run.err.contains("state: what has ended is to be started again"), "{moment}: {run}");
             redis.victim.until_gone();
             eprintln!("{moment}: the program ended with criu");
@@ -78,7 +78,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
         assert!(run.err.contains("state: the program runs on as before"), "{moment}: {run}");
         assert!(redis.victim.is_alive(), "{moment}");
         assert_eq!(self::blocked(redis.victim.pid), blocked, "{moment}: signals that threads block");
-        // with rules of nftables in the way there would be no answer
+        // with rules of nftables in front there would be no answer
         assert_eq!(client.ask("DEBUG DIGEST"), digest, "{moment}");
         let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
         assert_eq!((status["stage"].as_str(), status["guard"].as_str()), (Some("unsealed"), None), "{status}");
@@ -90,7 +90,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
     assert_eq!(Client::connect(redis.port).ask("PING"), "+PONG");
 }
 
-/// Whatever criu came to: the program runs on and there is no image, or there is one and no program.
+/// In each case either the program runs on and there is no image, or there is an image and no program.
 #[test]
 fn a_criu_that_is_killed_behind_the_seal_leaves_either_the_program_or_its_image() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
@@ -147,7 +147,8 @@ fn what_a_checkpoint_leaves_that_is_killed_with_its_criu_is_said_and_taken_away(
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
 }
 
-/// Nothing is left of it, but on a busy machine: there criu may be done, or past the moment from which on programs may run.
+/// Nothing of the restore is left, except on a busy machine: there criu may have ended, or the programs may already
+/// run.
 #[test]
 fn a_criu_that_is_killed_in_a_restore_leaves_an_image_that_can_be_restored() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };

@@ -1,4 +1,4 @@
-//! What programs have in them, or lack, when nothing of ours or of criu's is at work any more.
+//! State of programs after all work of stillpoint and criu has ended: additional or missing attributes.
 
 use crate::engine::support::{Redis, Victim, compiled, criu, kill, logs, restore, scratch, until, until_all_has_come};
 use nix::libc;
@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use stillpoint_testing::skipped;
 
-/// Addresses in the debug registers of all threads. A kernel that has once kept a breakpoint of a thread has it, as an event of
-/// perf that is off, until that ends, and looks at it whenever it switches to the thread.
+/// Returns the addresses in the debug registers of all threads. A kernel that has once had a breakpoint for a thread
+/// keeps it, as a disabled event of perf, until the thread ends, and looks at it at each switch to the thread.
 fn breakpoints(pid: i32) -> Vec<i64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let threads = tasks.map(|task| task.file_name().to_str().unwrap().parse().unwrap()).map(Pid::from_raw);
@@ -43,7 +43,7 @@ fn neither_a_checkpoint_nor_a_restore_leaves_breakpoints_behind() {
     }
 }
 
-/// KiB in huge pages, and in all, of the mapping that begins at an address.
+/// Returns the KiB in huge pages, and in all, of the mapping that begins at an address.
 fn huge_kib(pid: i32, address: u64) -> (u64, u64) {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let map = text.split_once(&format!("{address:x}-")).unwrap_or_else(|| panic!("no {address:x}: {text}")).1;
@@ -51,7 +51,7 @@ fn huge_kib(pid: i32, address: u64) -> (u64, u64) {
     (kib("\nAnonHugePages:"), kib("\nRss:"))
 }
 
-/// Small pages that the kernel's khugepaged has made into huge ones since boot, in huge pages.
+/// Returns the number of huge pages that the kernel's khugepaged has made of small ones since boot.
 fn collapsed() -> u64 {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/khugepaged/pages_collapsed").unwrap_or_default();
     text.trim().parse().unwrap_or(0)
@@ -66,7 +66,7 @@ fn memory_in_huge_pages_comes_back_in_huge_pages_and_no_other_does() {
             return skipped("this machine gives no transparent huge pages");
         };
         let is_as_made = |ranges: &[(u64, u64)]| (ranges[1], ranges[2].0) == ((0, 16384), 0);
-        // khugepaged comes round every ten seconds, and may find the range with holes before the checkpoint does
+        // khugepaged runs every ten seconds, and may find the range with holes before the checkpoint does
         if before == after && is_as_made(&before) || collapsed() == collapsed_before || attempt == 5 {
             assert!(is_as_made(&before), "{before:?}");
             return assert_eq!(before, after);
@@ -74,7 +74,8 @@ fn memory_in_huge_pages_comes_back_in_huge_pages_and_no_other_does() {
     }
 }
 
-/// Sizes of the three ranges before a checkpoint and after the restore; none where the machine gives no huge pages.
+/// Returns the sizes of the three ranges before a checkpoint and after the restore; `None` if the machine gives no huge
+/// pages.
 fn through_an_image(criu: &Path) -> Option<[Vec<(u64, u64)>; 2]> {
     let dir = scratch();
     let mut victim = Victim::start(&compiled("transparent", dir.path()), &[], dir.path());
@@ -86,7 +87,7 @@ fn through_an_image(criu: &Path) -> Option<[Vec<(u64, u64)>; 2]> {
     });
     let all = |pid: i32| ranges.iter().map(|range| huge_kib(pid, *range)).collect::<Vec<_>>();
     let before = all(victim.pid);
-    // eight of them, but where the machine is short of them
+    // eight of them, unless the machine is short of them
     if before[0].0 == 0 {
         return None;
     }

@@ -1,6 +1,6 @@
 //! Guards of connections outlive a reload of the machine's firewall, and a keeper that is killed.
 //!
-//! Each test has a network namespace of its own: what it flushes is no other test's.
+//! Each test has a network namespace of its own: its flushes affect no other test.
 
 use crate::engine::support::{Client, Redis, criu, kernel, kill, logs, own_network, restore, run, scratch, until};
 use rustix::process::Signal;
@@ -15,27 +15,27 @@ use std::time::Duration;
 use stillpoint_kernel_engine::switch::{Config, Journal, State, Unit};
 use stillpoint_testing::child::Guarded;
 
-/// Long enough for a reset to come back from this machine.
+/// Time within which a reset arrives from this machine.
 const NO_RESET: Duration = Duration::from_secs(1);
-/// Long enough for a client to send once more.
+/// Time within which a client sends again.
 const RESET: Duration = Duration::from_secs(60);
 
 fn tables() -> String {
     run("nft list tables").expect("nft lists its tables")
 }
 
-/// A file as Debian's nftables.service loads it, at the start and at each reload.
+/// Loads a file as Debian's nftables.service does, at the start and at each reload.
 #[track_caller]
 fn reload_firewall() {
     run("printf 'flush ruleset\\ntable inet filter { chain input { type filter hook input priority 0; }; }\\n' | nft -f -")
         .expect("nft loads a file");
 }
 
-/// Another machine, as far as this thread's network is concerned: a namespace at the end of a cable.
+/// Another machine, as seen by this thread's network: a namespace at the end of a cable.
 struct Outside(File);
 
 impl Outside {
-    /// This end has the address 10.9.0.1.
+    /// Makes it; this end has the address 10.9.0.1.
     #[track_caller]
     fn new() -> Outside {
         let make = || {
@@ -50,7 +50,7 @@ impl Outside {
         outside
     }
 
-    /// Does something there; its sockets stay there.
+    /// Runs a closure there; its sockets stay there.
     fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let enter = || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).expect("enter a namespace");
@@ -77,7 +77,7 @@ struct Boot {
 }
 
 impl Boot {
-    /// A sealed switch of one unit, which a kernel that comes up restores; its ports are behind this port.
+    /// Makes a sealed switch of one unit that a kernel restores when it starts; the unit has this port.
     fn sealed(port: u16) -> Boot {
         let dir = tempfile::tempdir().expect("a directory");
         let state = dir.path().join("state");
@@ -133,7 +133,7 @@ fn ports_stay_guarded_when_the_firewall_is_loaded_while_a_kernel_comes_up() {
     assert_eq!(tables(), "table inet stillpoint_switch");
     assert_eq!(outside.answer(7001), "nothing");
     assert_eq!(outside.answer(7002), "a connection");
-    // without its owner a flush is its end
+    // without its owner a table does not survive a flush
     reload_firewall();
     assert_eq!(outside.answer(7001), "a reset");
     boot.generator();
@@ -141,13 +141,13 @@ fn ports_stay_guarded_when_the_firewall_is_loaded_while_a_kernel_comes_up() {
     reload_firewall();
     assert_eq!(outside.answer(7001), "nothing");
     assert_eq!(outside.answer(7002), "a connection");
-    // the other table comes back, and then a keeper that is killed leaves that
+    // the other table is made again, and stays when its keeper is killed
     until("the table that was flushed", || run("nft list table inet stillpoint_switch").ok());
     assert!(run("nft list ruleset").is_ok(), "nft prints it");
     keeper.signal(Signal::KILL);
     until("its table to go", || (!tables().contains("owned")).then_some(()));
     assert_eq!(outside.answer(7001), "nothing");
-    // both at once: the next keeper guards, and tells that there was a gap
+    // both at once: the next keeper guards, and reports that there was a gap
     reload_firewall();
     assert_eq!(outside.answer(7001), "a reset");
     let _keeper = boot.keeper();
@@ -187,7 +187,7 @@ impl Taken {
         kernel(&self.criu, &["status", "--image", path]).event("kernel-status")
     }
 
-    /// The keeper, by the image that it names.
+    /// Returns the keeper, which it finds by the name of the image.
     #[track_caller]
     fn keeper(&self) -> i32 {
         let image = self.image().display().to_string();
@@ -215,13 +215,13 @@ fn connections_of_an_image_outlive_a_reload_of_the_firewall() {
     let Some(mut taken) = Taken::new() else { return };
     reload_firewall();
     assert!(!taken.is_reset(NO_RESET), "{}", tables());
-    // other connections pass
+    // packets of other connections pass
     let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     TcpStream::connect(other.local_addr().unwrap()).unwrap();
     assert!(taken.status()["guard_warning"].is_null(), "{}", taken.status());
     restore(&taken.criu, &taken.image(), &[]);
     taken.client.stream.get_ref().set_read_timeout(None).unwrap();
-    // the request from before
+    // answer to the request from before
     assert_eq!(taken.client.line(), "+PONG");
     assert_eq!(taken.client.ask("PING"), "+PONG");
     until("no table of ours", || (tables() == "table inet filter").then_some(()));
@@ -236,7 +236,7 @@ fn a_keeper_that_is_killed_leaves_a_guard_and_status_tells_of_it() {
     assert!(!taken.is_reset(NO_RESET));
     let warning = |taken: &Taken| taken.status()["guard_warning"].as_str().unwrap_or_default().to_owned();
     assert!(warning(&taken).contains("the keeper of the guard has ended"), "{}", warning(&taken));
-    // now nothing is left that outlives this
+    // now no table is left that survives this
     reload_firewall();
     assert!(warning(&taken).contains("the guard is missing"), "{}", warning(&taken));
     // its peer has tried some times in vain, and waits longer each time

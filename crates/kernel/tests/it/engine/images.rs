@@ -1,4 +1,4 @@
-//! What images are good for, and what it costs to make them.
+//! Use of images, and the cost of making them.
 
 use crate::engine::support::{Client, Redis, criu, kernel, restore, scratch, skip, until_all_has_come};
 use std::fs;
@@ -127,7 +127,7 @@ fn an_image_that_is_not_wanted_any_more_goes_with_the_rules_that_kept_its_peers_
     assert_eq!(gone.event("discarded")["guard"].as_str(), Some(guard.as_str()), "{gone}");
     let tables = kernel(&criu, &["status"]).event("kernel-guards");
     assert!(!tables["tables"].as_array().unwrap().contains(&guard.as_str().into()), "{tables}");
-    // nobody holds the connection, and now its peer hears of that
+    // no process holds the connection, and now its peer learns that
     client.send("PING");
     assert!(matches!(client.stream.read(&mut [0; 16]), Err(_) | Ok(0)));
     assert_eq!(kernel(&criu, &["restore", "--image", path]).code, Some(3));

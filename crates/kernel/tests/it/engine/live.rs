@@ -1,4 +1,4 @@
-//! What comes back of servers and programs: data, connections, threads, huge pages; and what is refused.
+//! Restored servers and programs: data, connections, threads, huge pages; and refusals.
 
 use crate::engine::support::{
     Client, KEYS, Redis, Victim, children, compiled, criu, free_port, kernel, kill, logs, program, restore, scratch,
@@ -33,7 +33,7 @@ fn redis_comes_back_with_its_connections_and_its_data() {
     assert_eq!(client.ask("PING"), "+PONG");
     assert!(others.iter_mut().all(|other| other.ask("PING") == "+PONG"));
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
-    // memory that is given up and used again: with a mapped image old contents would come back
+    // memory that is given up and used again: a mapped image would restore its old content
     for _ in 0..3 {
         assert_eq!(client.ask("FLUSHALL"), "+OK");
         assert_eq!(client.ask(&format!("DEBUG POPULATE {KEYS} key 200")), "+OK");
@@ -41,7 +41,7 @@ fn redis_comes_back_with_its_connections_and_its_data() {
     }
     until_all_has_come(&restored);
     assert!(redis.victim.is_alive());
-    // and once more, from where it is now
+    // and once more, from the present state
     let second = dir.path().join("second");
     redis.victim.checkpoint(&criu, &second, &[]);
     restore(&criu, &second, &["--restore", "eager"]);
@@ -56,7 +56,7 @@ fn memory_is_never_zeros_though_daemon_and_keeper_are_killed() {
     let digest = client.ask("DEBUG DIGEST");
     let image = dir.path().join("image");
     redis.victim.checkpoint(&criu, &image, &[]);
-    // slow enough that nearly everything is still to come
+    // slow enough that nearly all memory is still to be fetched
     let restored = restore(&criu, &image, &["--fill-rate", "1"]).event("restored");
     let keeper = restored["keeper"].as_i64().unwrap() as i32;
     let server = until("the server", || children(keeper).first().copied());
@@ -107,7 +107,7 @@ fn a_damaged_image_is_refused_or_ends_the_program_but_is_never_served() {
         assert_eq!(refused.code, Some(3), "{refused}");
         assert!(refused.err.contains("is damaged"), "{refused}");
     }
-    // found only when it is brought: the program ends rather than read it, some before it is told to go on
+    // found only when it is fetched: the program ends before it can read the page, sometimes before it is released
     let ended = kernel(&criu, &["restore", "--image", path, "--verify-on-demand", "--fill-rate", "0"]);
     assert!(matches!(ended.code, Some(0 | 1)), "{ended}");
     redis.victim.until_gone();
@@ -135,7 +135,7 @@ fn a_checkpoint_that_fails_lets_the_program_run_on() {
     assert!(left.iter().all(|name| name.to_string_lossy().ends_with(".log")), "{left:?}");
 }
 
-/// So many huge pages more, until dropped.
+/// Additional huge pages of the system, until dropped.
 struct HugePages {
     before: String,
 }
@@ -161,7 +161,7 @@ impl Drop for HugePages {
 #[test]
 fn huge_pages_come_back_with_who_shares_them() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
-    // its own, its child's copies, and what both share
+    // its own, its child's copies, and those that both share
     let Some(_pages) = HugePages::more(8) else { return skipped("this machine gives no huge pages") };
     let mut victim = Victim::start(&compiled("huge", dir.path()), &[], dir.path());
     let says = |what: &str| fs::read_to_string(dir.path().join("out")).is_ok_and(|text| text.contains(what));
@@ -212,11 +212,11 @@ fn what_cannot_be_taken_is_refused_by_name() {
     assert!(dry.event("kernel-check")["findings"].to_string().contains("1 established TCP connections"), "{dry}");
     assert!(!image.exists(), "nothing was touched");
 
-    // a pipe to somebody outside
+    // a pipe to a process outside
     let mut sleeper = Command::new("sleep");
     let mut sleeper = sleeper.arg("1000").stdout(std::process::Stdio::piped()).spawn().unwrap();
     let expected = format!("descriptor 1 is a pipe to process {}", std::process::id());
-    // What another test starts at this moment holds the pipe, too, until it has become its program.
+    // A process that another test starts at this moment also holds the pipe until its exec.
     until("this process to be named", || {
         let checked = kernel(&criu, &["check", "--pid", &sleeper.id().to_string()]);
         assert_eq!(checked.code, Some(3), "{checked}");

@@ -1,4 +1,4 @@
-//! Real programs, with their connections and their memory, into images and back.
+//! Checkpoint and restore of real programs, with their connections and their memory.
 
 mod addresses;
 mod faults;

@@ -1,11 +1,12 @@
-//! Images belong to root, from the directory to the last file: what is restored runs with the rights that an image says.
+//! Images belong to root, from the directory to the last file: a restored program runs with the rights that its image
+//! records.
 
 use crate::engine::support::{Client, Redis, criu, kernel, restore, scratch};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
-/// A user who is not root.
+/// Id of a user other than root.
 const OTHER: u32 = 65534;
 
 fn set(path: &Path, mode: u32) {
@@ -65,7 +66,7 @@ fn an_image_that_another_user_can_change_is_not_restored() {
     symlink(&above, &link).unwrap();
     refused(&criu, &link.join("image"), &all, "symbolic link");
 
-    // a file in it, of ours or of criu's
+    // a file in it, of ours or of criu
     let memory = format!("foam-task-{}.img", redis.victim.pid);
     for name in ["foam.seal", &memory, "inventory.img", "pstree.img"] {
         let path = image.join(name);
@@ -81,7 +82,7 @@ fn an_image_that_another_user_can_change_is_not_restored() {
         refused(&criu, &image, &[RESTORE, DRY, INSPECT], "symbolic link");
         fs::rename(&aside, &path).unwrap();
     }
-    // criu reads a file that was not there as well
+    // criu also reads a file that was added later
     fs::copy(image.join("inventory.img"), image.join("ids-4194000.img")).unwrap();
     refused(&criu, &image, &[RESTORE, DRY, INSPECT], "is no part of what was sealed");
     fs::remove_file(image.join("ids-4194000.img")).unwrap();
@@ -112,7 +113,7 @@ fn an_image_is_made_only_where_no_other_user_can_change_it() {
     let image = shared.join("image");
     fs::create_dir(&shared).unwrap();
     set(&shared, 0o1777);
-    // as a user does who is there first
+    // another user made the directory first
     fs::create_dir(&image).unwrap();
     chown(&image, Some(OTHER), None).unwrap();
     let check = |why: &str| {
@@ -133,7 +134,7 @@ fn an_image_is_made_only_where_no_other_user_can_change_it() {
     check("others can write to it");
     assert_eq!((fs::read_dir(&elsewhere).unwrap().count(), client.ask("PING").as_str()), (0, "+PONG"));
 
-    // where others can only add what is theirs it is made, and closed even if it was open before
+    // in a directory where other users can only add files, the image is made, and closed even if it was open before
     set(&shared, 0o1777);
     fs::create_dir(&image).unwrap();
     set(&image, 0o755);
@@ -142,7 +143,7 @@ fn an_image_is_made_only_where_no_other_user_can_change_it() {
     assert_eq!(client.ask("PING"), "+PONG");
 }
 
-/// Files of a directory that looks like an image are another user's, and of any size.
+/// Files of a directory that looks like an image belong to another user, and may have any size.
 #[test]
 fn what_another_user_put_into_a_directory_is_not_read() {
     let Some(criu) = criu() else { return };
@@ -171,7 +172,7 @@ fn an_image_that_this_machine_did_not_seal_is_restored_only_if_that_is_asked_for
         assert_eq!(event["sealed_here"].as_bool(), Some(verdict), "{event}");
     };
     inspected(true);
-    // what the key made of the index comes last
+    // the digest by the key is at the end
     let seal = image.join("foam.seal");
     let mut bytes = fs::read(&seal).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -182,7 +183,7 @@ fn an_image_that_this_machine_did_not_seal_is_restored_only_if_that_is_asked_for
     let warned = "this machine did not seal the image";
     let dry = kernel(&criu, &["restore", "--image", path, "--trust-image", "--dry-run"]);
     assert_eq!((dry.code, dry.err.contains(&format!("warning: {warned}"))), (Some(0), true), "{dry}");
-    // which is not to say that damage is taken
+    // this does not make damage acceptable
     let inventory = image.join("inventory.img");
     let whole = fs::read(&inventory).unwrap();
     fs::write(&inventory, [&whole[..], b"x"].concat()).unwrap();

@@ -12,15 +12,16 @@ use std::time::{Duration, Instant};
 use stillpoint_testing::Unavailable;
 use stillpoint_testing::packages::{self, Binary};
 
-/// Long enough for two noisy cores.
+/// Limit of a wait, long enough for two busy processors.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Says why a test cannot run; with `REQUIRE_ALL=1` it fails.
+/// Reports why a test cannot run; with `REQUIRE_ALL=1` it fails.
 pub(crate) fn skip(why: impl Into<Unavailable>) {
     stillpoint_testing::skipped(why);
 }
 
-/// A criu that works on this kernel: `$STILLPOINT_CRIU`, or the project's own installation, made now if it is not there.
+/// Returns a criu that works on this kernel: `$STILLPOINT_CRIU`, or the project's own installation, which is made now
+/// if it is missing.
 pub(crate) fn criu() -> Option<PathBuf> {
     static CRIU: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let found = CRIU.get_or_init(|| {
@@ -41,12 +42,12 @@ pub(crate) fn criu() -> Option<PathBuf> {
     }
 }
 
-/// A program of Debian's, if it can be had.
+/// Returns a program of Debian, if it is available.
 pub(crate) fn program(found: Result<Binary, Unavailable>) -> Option<Binary> {
     found.inspect_err(|why| skip(why)).ok()
 }
 
-/// A port of 127.0.0.1 on which nothing listens now.
+/// Returns a port of 127.0.0.1 on which no process listens now.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let candidates = std::iter::repeat_with(|| {
@@ -56,13 +57,13 @@ pub(crate) fn free_port() -> u16 {
     candidates.take(17_000).find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("a free port")
 }
 
-/// Asks until there is an answer.
+/// Calls `ask` until it returns a value.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
     until_or(ask, || format!("waited {} s for {what}", PATIENCE.as_secs()))
 }
 
-/// The same; `said` tells what was waited for in vain.
+/// Calls `ask` until it returns a value; `said` returns the message if the wait fails.
 #[track_caller]
 fn until_or<T>(mut ask: impl FnMut() -> Option<T>, said: impl FnOnce() -> String) -> T {
     let begun = Instant::now();
@@ -75,7 +76,7 @@ fn until_or<T>(mut ask: impl FnMut() -> Option<T>, said: impl FnOnce() -> String
     panic!("{}", said())
 }
 
-/// Waits until a process is not even a zombie any more.
+/// Waits until a process is gone, and is not a zombie any more.
 #[track_caller]
 pub(crate) fn until_nothing_is_left(pid: i32) {
     let path = format!("/proc/{pid}");
@@ -90,7 +91,7 @@ pub(crate) fn until_nothing_is_left(pid: i32) {
     );
 }
 
-/// One call of `stillpoint kernel`.
+/// Result of one call of `stillpoint kernel`.
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
@@ -109,7 +110,7 @@ impl Run {
         Run { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
-    /// The event of this name among the JSON lines.
+    /// Returns the event of this name among the JSON lines.
     #[track_caller]
     pub(crate) fn event(&self, name: &str) -> serde_json::Value {
         let lines = self.out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -122,7 +123,7 @@ pub(crate) fn kernel(criu: &Path, arguments: &[&str]) -> Run {
     Run::of(command(criu, arguments).output().expect("run stillpoint"))
 }
 
-/// The same, while `meanwhile` looks on, with the number of the process.
+/// Runs `stillpoint --json kernel ...`, and calls `meanwhile` with the number of its process.
 pub(crate) fn kernel_while(criu: &Path, arguments: &[&str], meanwhile: impl FnOnce(i32)) -> Run {
     let mut command = command(criu, arguments);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("run stillpoint");
@@ -133,7 +134,7 @@ pub(crate) fn kernel_while(criu: &Path, arguments: &[&str], meanwhile: impl FnOn
 fn command(criu: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(stillpoint_testing::binary::stillpoint());
     command.args(["--json", "kernel"]).args(arguments).env("STILLPOINT_CRIU", criu).stdin(Stdio::null());
-    // beside what was built: the machine's own key is none of a test's
+    // beside the test program: tests must not use the machine's own key
     let key = std::env::current_exe().expect("this program").with_file_name("image.key");
     command.env("STILLPOINT_IMAGE_KEY", key);
     command
@@ -150,30 +151,30 @@ pub(crate) fn own_network() {
     assert!(run("ip link set lo up").is_ok());
 }
 
-/// Runs a command of the shell; what it printed, or why it failed.
+/// Runs a shell command; returns its output, or the reason of its failure.
 pub(crate) fn run(command: &str) -> Result<String, String> {
     let output = Command::new("sh").args(["-c", command]).output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Where images of a test go: memory, as a file system there takes files as long as an address space.
+/// Makes a directory for images of a test: in memory, as a file system there accepts files as long as an address space.
 pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory for images")
 }
 
-/// Runs its arguments with no descriptor open but the first three.
+/// Script that runs its arguments with only the first three descriptors open.
 const CLOSED: &str =
     r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; [ "$fd" -le 2 ] || eval "exec $fd>&-"; done; exec "$@""#;
 
-/// A program that is taken and brought back. It ends with this value, whoever its parent is by then.
+/// A program that is taken and restored. It ends with this value, even if its parent has changed.
 pub(crate) struct Victim {
     child: Option<Child>,
     pub(crate) pid: i32,
 }
 
 impl Victim {
-    /// Starts a program in a session of its own, with nothing open of the test's or of whoever started that.
+    /// Starts a program in a session of its own, with no open descriptors of the test or of the test's parent.
     pub(crate) fn start(program: &Binary, arguments: &[&str], dir: &Path) -> Victim {
         let out = std::fs::File::create(dir.join("out")).expect("a file for what it prints");
         let mut command = Command::new("setsid");
@@ -186,7 +187,7 @@ impl Victim {
         Victim { child: Some(child), pid }
     }
 
-    /// Takes it into an image; it ends there.
+    /// Takes it into an image; the program ends there.
     #[track_caller]
     pub(crate) fn checkpoint(&mut self, criu: &Path, image: &Path, more: &[&str]) -> Run {
         let (pid, path) = (self.pid.to_string(), image.to_str().expect("a plain path"));
@@ -198,7 +199,7 @@ impl Victim {
         run
     }
 
-    /// Waits for its end; its number is free only when somebody has heard of it.
+    /// Waits for its end; its number is free only after its parent has reaped it.
     #[track_caller]
     pub(crate) fn until_gone(&mut self) {
         self.reap();
@@ -225,7 +226,7 @@ impl Drop for Victim {
     }
 }
 
-/// Brings an image back.
+/// Restores an image.
 #[track_caller]
 pub(crate) fn restore(criu: &Path, image: &Path, more: &[&str]) -> Run {
     let run = kernel(criu, &[&["restore", "--image", image.to_str().expect("a plain path")], more].concat());
@@ -233,13 +234,14 @@ pub(crate) fn restore(criu: &Path, image: &Path, more: &[&str]) -> Run {
     run
 }
 
-/// Waits until a restored program's memory has come, of which `restored` told: no checkpoint is taken before.
+/// Waits until the memory of a restored program, from the event `restored`, is resident: no checkpoint is possible
+/// before.
 #[track_caller]
 pub(crate) fn until_all_has_come(restored: &serde_json::Value) {
     until_nothing_is_left(restored["keeper"].as_i64().expect("a keeper") as i32);
 }
 
-/// The ends of criu's and the daemon's logs.
+/// Returns the last lines of criu's and the daemon's logs.
 pub(crate) fn logs(image: &Path) -> String {
     let mut text = String::new();
     for name in ["dump.log", "restore.log", "lazy-pages.log"] {
@@ -255,13 +257,13 @@ pub(crate) fn kill(pid: i32, signal: &str) {
     let _ = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// The children of a process.
+/// Returns the children of a process.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// A client of redis or memcached: lines out, answers in.
+/// A client of redis or memcached: sends lines, reads answers.
 pub(crate) struct Client {
     pub(crate) stream: BufReader<TcpStream>,
 }
@@ -277,7 +279,7 @@ impl Client {
         Client { stream: BufReader::new(stream) }
     }
 
-    /// One request, one line of an answer.
+    /// Sends one request and returns one line of the answer.
     #[track_caller]
     pub(crate) fn ask(&mut self, request: &str) -> String {
         self.send(request);
@@ -297,10 +299,10 @@ impl Client {
     }
 }
 
-/// Keys of a redis here: some 60 MB.
+/// Number of keys in these redis servers: some 60 MB.
 pub(crate) const KEYS: &str = "200000";
 
-/// A redis that keeps nothing on disk.
+/// A redis that saves nothing on disk.
 pub(crate) struct Redis {
     pub(crate) victim: Victim,
     pub(crate) port: u16,
@@ -311,7 +313,7 @@ impl Redis {
         Redis::start_with(dir, &[])
     }
 
-    /// The same with more arguments.
+    /// Starts one with more arguments.
     pub(crate) fn start_with(dir: &Path, more: &[&str]) -> Option<Redis> {
         let program = program(packages::redis(None))?;
         let port = free_port();
@@ -321,7 +323,7 @@ impl Redis {
         Some(Redis { victim, port })
     }
 
-    /// A server with data, and a client that is connected.
+    /// Starts a server with data, and connects a client.
     pub(crate) fn with_data(dir: &Path) -> Option<(Redis, Client)> {
         let redis = Redis::start(dir)?;
         let mut client = Client::connect(redis.port);
@@ -330,7 +332,7 @@ impl Redis {
     }
 }
 
-/// A program of `programs`.
+/// Compiles a program of `programs`.
 #[track_caller]
 pub(crate) fn compiled(name: &str, dir: &Path) -> Binary {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.c"));

@@ -1,5 +1,5 @@
-//! A request that is sent while nobody holds the connection is tried again and again, each time after twice as long. It
-//! does not wait for the next time.
+//! A request that is sent while no process holds the connection is retried, each time after twice as long. After a
+//! restore it must not wait for the next retry.
 
 use crate::engine::support::{Client, Redis, criu, restore, scratch, until};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -9,10 +9,10 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Long enough for a restore on a slow machine.
+/// Time that is long enough for a restore on a slow machine.
 const FAR: Duration = Duration::from_secs(10);
 
-/// Its packets never leave the machine: criu's rules drop them before they are sent.
+/// Packets of this client never leave the machine: criu's rules drop them before they are sent.
 #[test]
 fn a_client_of_the_same_machine_is_served_before_it_tries_again() {
     for server in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
@@ -20,7 +20,7 @@ fn a_client_of_the_same_machine_is_served_before_it_tries_again() {
     }
 }
 
-/// Its packets are sent, and dropped where they arrive.
+/// Packets of this client are sent, and dropped where they arrive.
 #[test]
 fn a_client_outside_is_served_before_it_tries_again() {
     let outside = Outside::new();
@@ -41,10 +41,10 @@ fn served_before_trying_again(server: IpAddr, outside: Option<&Outside>) {
     };
     assert_eq!(client.ask("PING"), "+PONG");
     let port = client.stream.get_ref().local_addr().unwrap().port();
-    // on a machine that is too slow nothing is learned
+    // on a machine that is too slow the test shows nothing
     let served = (0..3).any(|round| {
         let image = dir.path().join(format!("image{round}"));
-        // one more request lies in the connection's queue, which nobody reads meanwhile
+        // one more request is in the connection's queue, which no process reads meanwhile
         let mut busy = Client::connect(redis.port);
         busy.send("DEBUG SLEEP 2");
         client.send("PING");
@@ -65,7 +65,8 @@ fn speaks_v6() -> bool {
     TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
-/// When the client's end of a connection tries again by itself, if that is far away: `ss` says such seconds whole.
+/// Returns the time until the client's end of a connection retries by itself, if it is long: `ss` then prints whole
+/// seconds.
 fn next_try(port: u16, outside: Option<&Outside>) -> Option<Duration> {
     let mut command = outside.map_or_else(|| Command::new("ss"), |outside| outside.command("ss"));
     let sender = format!("sport = :{port}");
@@ -76,7 +77,7 @@ fn next_try(port: u16, outside: Option<&Outside>) -> Option<Duration> {
     left.filter(|left| *left >= FAR)
 }
 
-/// Another machine, as far as the network is concerned: a namespace that a cable leads to.
+/// Another machine, as seen by the network: a namespace at the end of a cable.
 struct Outside {
     name: String,
     number: u32,
@@ -100,7 +101,7 @@ impl Outside {
         outside
     }
 
-    /// Addresses of this machine, as seen from there.
+    /// Returns the addresses of this machine, as seen from there.
     fn servers(&self) -> [IpAddr; 2] {
         let number = self.number;
         [format!("10.78.{number}.1"), format!("fd78:{number:x}::1")].map(|address| address.parse().unwrap())
@@ -112,7 +113,7 @@ impl Outside {
         command
     }
 
-    /// Does something there; its sockets stay there.
+    /// Runs a closure there; its sockets stay there.
     fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let there = File::open(format!("/run/netns/{}", self.name)).unwrap();
         let enter = || {

@@ -1,11 +1,11 @@
-//! What lambdas capture.
+//! Captures of lambdas.
 
 use super::dwarf::{Die, Side, Unreadable, is_aggregate};
 use gimli::constants as dw;
 use std::collections::BTreeMap;
 use stillpoint_patch_format::readable;
 
-/// Members, with their places, of each closure of each function.
+/// Returns the members, with their places, of each closure of each function.
 pub(super) fn all(side: &Side<'_>) -> Result<BTreeMap<String, Vec<String>>, Unreadable> {
     let mut out = BTreeMap::new();
     for (name, dies) in &side.functions {
@@ -25,7 +25,7 @@ pub(super) fn all(side: &Side<'_>) -> Result<BTreeMap<String, Vec<String>>, Unre
     Ok(out)
 }
 
-/// A class without a name of its own that can be called.
+/// Returns true for a callable class without a name of its own.
 fn is_closure(side: &Side<'_>, class: Die) -> Result<bool, Unreadable> {
     let named = side.string(&side.entry(class)?, dw::DW_AT_name, class.unit())?;
     let mut called = false;

@@ -8,10 +8,10 @@ pub(super) type Reader<'a> = EndianSlice<'a, LittleEndian>;
 pub(super) type Entry<'a> = gimli::DebuggingInformationEntry<Reader<'a>>;
 type Node<'abbrev, 'tree, 'a> = gimli::EntriesTreeNode<'abbrev, 'tree, Reader<'a>>;
 
-/// References that lead nowhere new are cut after this many steps.
+/// Limit of steps along a chain of references, against cycles.
 pub(super) const NESTING_MAX: usize = 64;
 
-/// Why debug information could not be read.
+/// Reason why debug information could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error("no debug information, compile with -g")]
@@ -41,8 +41,8 @@ impl Sections {
         if !named(".debug_info") {
             return Err(Unreadable::Missing);
         }
-        // Only names and types are read: lists of locations and ranges, the bulk of the relocations, stay out. The
-        // lines' header belongs to what gimli calls a unit.
+        // The reader uses only names and types: it skips lists of locations and ranges, which have most of the
+        // relocations. The header of the lines is part of a unit in gimli.
         const WANTED: [&str; 8] = [
             ".debug_info",
             ".debug_types",
@@ -61,14 +61,14 @@ impl Sections {
     }
 }
 
-/// All sections of that name, one after the other: each type unit is in one of its own, which others refer to by number.
+/// Returns all sections of that name, joined: each type unit has a section of its own, which others refer to by number.
 fn relocated(file: &object::File<'_>, name: &str) -> Result<Vec<u8>, Unreadable> {
     let mut all = Vec::new();
     for section in file.sections().filter(|section| section.name() == Ok(name)) {
         let mut bytes = section.uncompressed_data()?.into_owned();
         for (offset, relocation) in section.relocations() {
             let RelocationTarget::Symbol(symbol) = relocation.target() else { continue };
-            // Other kinds are offsets of thread-locals in location expressions, which nobody reads.
+            // Other kinds are offsets of thread-locals in location expressions, which this module does not read.
             if relocation.kind() != RelocationKind::Absolute {
                 continue;
             }
@@ -92,13 +92,13 @@ pub(super) struct Die {
 }
 
 impl Die {
-    /// The unit that its attributes are to be read in.
+    /// Returns the unit that its attributes refer to.
     pub(super) fn unit(self) -> usize {
         self.unit
     }
 }
 
-/// What names a type: tags (`struct s`) and plain names live apart in C.
+/// Key of a type: in C, tags (`struct s`) and plain names are separate.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct TypeKey {
     pub(super) tag: bool,
@@ -109,13 +109,13 @@ pub(super) struct TypeKey {
 pub(super) struct Side<'a> {
     dwarf: gimli::Dwarf<Reader<'a>>,
     units: Vec<gimli::Unit<Reader<'a>>>,
-    /// Of each unit whether it is in another language than C.
+    /// True for each unit in another language than C.
     cxx: Vec<bool>,
     /// Types in units of their own, by signature.
     signatures: HashMap<u64, Die>,
     /// Types and variables outside functions with the namespaces and classes around them, declarations included.
     names: HashMap<Die, String>,
-    /// Complete named types outside functions; the first of a name counts.
+    /// Complete named types outside functions; the first one of a name counts.
     pub(super) types: HashMap<TypeKey, Die>,
     /// Every entry of a function: declaration, abstract and concrete instances; also by linkage name.
     pub(super) functions: HashMap<String, Vec<Die>>,
@@ -168,7 +168,7 @@ impl<'a> Side<'a> {
         }
         side.names = found.iter().filter_map(|(name, what)| Some((what.named()?, name.clone()))).collect();
         for (name, what) in found {
-            // What completes a declaration in a namespace or class goes by the declaration's full name.
+            // An entry that completes a declaration in a namespace or class has the declaration's full name.
             let completes = what.named().map(|die| Ok::<_, Unreadable>((die, side.root(die)?))).transpose()?;
             let name = match completes.filter(|(die, root)| die != root) {
                 Some((die, root)) => {
@@ -189,7 +189,7 @@ impl<'a> Side<'a> {
         Ok(side)
     }
 
-    /// Children of a file, namespace or class; the bodies of functions stay unread.
+    /// Indexes the children of a file, namespace or class; skips the bodies of functions.
     fn scan(
         &self,
         unit: usize,
@@ -214,7 +214,7 @@ impl<'a> Side<'a> {
                     found.extend(name.map(|name| (format!("{scope}{name}"), Found::Variable(die))));
                     continue;
                 }
-                // Before DWARF 5 a static member is declared like any other.
+                // Before DWARF 5 the declaration of a static member is like any other.
                 dw::DW_TAG_member if entry.has_attr(dw::DW_AT_declaration) => {
                     let name = self.name_of(entry, unit)?;
                     found.extend(name.map(|name| (format!("{scope}{name}"), Found::Member(die))));
@@ -229,11 +229,11 @@ impl<'a> Side<'a> {
             let complete = !entry.has_attr(dw::DW_AT_declaration);
             if let (Some(name), true) = (&qualified, tag != dw::DW_TAG_namespace) {
                 let tag = tag != dw::DW_TAG_typedef;
-                // All instances of an alias template go by one name: other names of types count where they are used.
+                // All instances of an alias template have one name: other names of types count where they are used.
                 let complete = complete && (tag || !self.is_cxx(unit));
                 found.push((name.clone(), Found::Type { tag, die, complete }));
             }
-            // In C, types do not nest: what stands inside of a structure is members.
+            // In C, types do not nest: a structure contains only members.
             if tag == dw::DW_TAG_namespace || (self.is_cxx(unit) && is_aggregate(tag)) {
                 let inner = qualified.unwrap_or_else(|| format!("{scope}(anonymous)")) + "::";
                 self.scan(unit, child, &inner, found)?;
@@ -242,12 +242,12 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// Whether a unit is in another language than C.
+    /// Returns true if a unit is in another language than C.
     pub(super) fn is_cxx(&self, unit: usize) -> bool {
         self.cxx.get(unit).copied().unwrap_or(true)
     }
 
-    /// The full name of a type outside functions; of another its own name, if any.
+    /// Returns the full name of a type outside functions; for any other type its own name, if any.
     pub(super) fn full_name(&self, die: Die) -> Result<Option<String>, Unreadable> {
         match self.names.get(&die) {
             Some(name) => Ok(Some(name.clone())),
@@ -255,12 +255,12 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Whether a type is within a function.
+    /// Returns true if a type is within a function.
     pub(super) fn is_local(&self, die: Die) -> bool {
         !self.names.contains_key(&die)
     }
 
-    /// The source file's name.
+    /// Returns the source file's name.
     pub(super) fn unit_name(&self) -> Option<String> {
         let name = self.units.first()?.name?;
         Some(name.to_string_lossy().into_owned())
@@ -281,8 +281,8 @@ impl<'a> Side<'a> {
         walk(tree.root()?, die.unit, all, &mut visit)
     }
 
-    /// The entry that an attribute of an entry in `unit` refers to; for the stand-in of a type in a unit of its own,
-    /// that type.
+    /// Returns the entry that an attribute of an entry in `unit` refers to; for a reference to a type in a unit of its
+    /// own, that type.
     pub(super) fn reference(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<Die>, Unreadable> {
         let by_signature = |signature: u64| self.signatures.get(&signature).copied().ok_or(Unreadable::NoType);
         let found = match entry.attr_value(at) {
@@ -302,7 +302,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// The type that an entry has; `None` is `void`.
+    /// Returns the type of an entry; `None` is `void`.
     pub(super) fn type_of(&self, die: Die) -> Result<Option<Die>, Unreadable> {
         let mut at = die;
         for _ in 0..NESTING_MAX {
@@ -318,7 +318,7 @@ impl<'a> Side<'a> {
         Err(Unreadable::Nesting)
     }
 
-    /// The entry that an instance or definition goes back to in the end; itself if none.
+    /// Returns the first entry in the chain from an instance or definition to its origin; itself if there is none.
     pub(super) fn root(&self, die: Die) -> Result<Die, Unreadable> {
         let mut at = die;
         for _ in 0..NESTING_MAX {
@@ -330,7 +330,7 @@ impl<'a> Side<'a> {
         Err(Unreadable::Nesting)
     }
 
-    /// What an instance or definition completes.
+    /// Returns the entry that an instance or definition completes.
     pub(super) fn origin(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<Die>, Unreadable> {
         match self.reference(entry, dw::DW_AT_abstract_origin, unit)? {
             Some(die) => Ok(Some(die)),
@@ -338,7 +338,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// The name of an entry, its own or that of what it completes.
+    /// Returns the name of an entry, its own or that of the entry it completes.
     pub(super) fn name_of(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, Unreadable> {
         self.inherited(entry, unit, &[dw::DW_AT_name])
     }
@@ -375,12 +375,12 @@ enum Found {
     },
     Function(Die),
     Variable(Die),
-    /// A static member of a class, where it is declared.
+    /// Declaration of a static member of a class.
     Member(Die),
 }
 
 impl Found {
-    /// The entry, unless it is a function, which linkage names tell apart.
+    /// Returns the entry, unless it is a function; linkage names distinguish functions.
     fn named(&self) -> Option<Die> {
         match self {
             Found::Type { die, .. } | Found::Variable(die) | Found::Member(die) => Some(*die),

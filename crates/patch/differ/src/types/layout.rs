@@ -1,4 +1,4 @@
-//! Walks pairs of types, one of each side, and collects what differs.
+//! Walk over pairs of types, one of each side, that collects the differences.
 
 use super::Compared;
 use super::dwarf::{Die, NESTING_MAX, Side, TypeKey, Unreadable};
@@ -9,23 +9,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt::Write;
 use stillpoint_patch_format::TypeFact;
 
-/// A message names no more differences of one type than this.
+/// Limit of differences of one type in a message.
 const DIFFERENCES_SHOWN: usize = 8;
 
-/// A pair of types still to be compared.
+/// A pair of types that is not compared yet.
 struct Pair {
     label: String,
     old: Die,
     new: Die,
 }
 
-/// A comparison under way.
+/// A comparison in progress.
 pub(super) struct Comparison<'c, 'a> {
     pub(super) old: &'c Side<'a>,
     pub(super) new: &'c Side<'a>,
     seen: HashSet<(Die, Die)>,
     queue: VecDeque<Pair>,
-    /// Whether the types at hand are reached from the changed functions, and so are facts.
+    /// True while the compared types are reached from the changed functions, and so are facts.
     reached: bool,
     facts: BTreeMap<String, TypeFact>,
     notes: BTreeSet<String>,
@@ -50,14 +50,14 @@ impl<'c, 'a> Comparison<'c, 'a> {
         }
     }
 
-    /// Compares all that crosses a change of `functions`.
+    /// Compares all types that cross a change of `functions`.
     pub(super) fn run(&mut self, functions: &BTreeMap<&str, &str>) -> Result<(), Unreadable> {
         let (mut old, mut new) = (Mentions::default(), Mentions::default());
         for (after, shipped) in functions {
             mentions(self.old, shipped, &mut old)?;
             mentions(self.new, after, &mut new)?;
         }
-        // Several of one name in one function are told apart by the code that refers to them, not here.
+        // For several of one name in one function, the code that refers to them decides, not this comparison.
         old.statics.retain(|_, all| all.len() == 1);
         new.statics.retain(|_, all| all.len() == 1);
         for key in old.types.keys().chain(new.types.keys()).filter(|key| is_one(key)).collect::<BTreeSet<_>>() {
@@ -80,7 +80,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         self.drain()
     }
 
-    /// The verdict: facts, or every refusal.
+    /// Returns the facts, or every refusal.
     pub(super) fn finish(self, unit: &str) -> Result<Compared, Vec<Refusal>> {
         let types = self.differences.into_iter().map(|(type_name, all)| {
             let mut what = all[..all.len().min(DIFFERENCES_SHOWN)].join("; ");
@@ -110,7 +110,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         self.differences.entry(label.to_owned()).or_default().push(what);
     }
 
-    /// Two types of one name. A typedef is compared by what it stands for.
+    /// Compares two types of one name. For a typedef, compares the types that it names.
     fn named(&mut self, key: &TypeKey, old: Die, new: Die) -> Result<(), Unreadable> {
         if !self.same(Some(old), Some(new), &key.name, 0)? {
             let (before, after) = (shown(self.old, key, old)?, shown(self.new, key, new)?);
@@ -129,7 +129,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         for name in names {
             let (old, new) = (definition(self.old, &old[name])?, definition(self.new, &new[name])?);
             if self.old.is_constant(old)? && self.new.is_constant(new)? {
-                // Constant data comes with the patch; the types of its elements are still compared by name.
+                // Constant data is part of the patch; the types of its elements are still compared by name.
                 continue;
             }
             if !self.same(old, new, name, 0)? {
@@ -150,8 +150,8 @@ impl<'c, 'a> Comparison<'c, 'a> {
         Ok(())
     }
 
-    /// Whether two types are one for data that lives. Named types with equal names count as one here and are compared
-    /// on their own; so are anonymous ones, as `label`.
+    /// Returns true if two types are the same for live data. Named types with equal names count as the same here and
+    /// are compared separately; so are anonymous ones, as `label`.
     pub(super) fn same(
         &mut self,
         old: Option<Die>,
@@ -197,7 +197,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         })
     }
 
-    /// Whether two functions are called alike.
+    /// Returns true if two functions have the same parameters and result.
     pub(super) fn same_call(&mut self, old: Die, new: Die, label: &str, depth: usize) -> Result<bool, Unreadable> {
         let ((before, open), (after, new_open)) = (self.old.parameters(old)?, self.new.parameters(new)?);
         let mut alike = before.len() == after.len() && open == new_open;
@@ -215,13 +215,13 @@ impl<'c, 'a> Comparison<'c, 'a> {
         true
     }
 
-    /// `struct s`, or the name of the typedef alone for an anonymous structure.
+    /// Returns `struct s`, or the name of the typedef alone for an anonymous structure.
     fn label(&self, die: Die, name: &str) -> Result<String, Unreadable> {
         let text = self.old.describe(Some(die))?;
         Ok(if text.ends_with("(anonymous)") { name.to_owned() } else { text })
     }
 
-    /// Both entries with their definitions where the unit has them; `None` when a side knows only the name.
+    /// Returns the definitions of both entries; `None` when a side has only the name.
     fn complete(&self, pair: &Pair) -> Result<Option<(Die, Die)>, Unreadable> {
         let find = |side: &Side<'_>, die: Die| -> Result<Option<Die>, Unreadable> {
             if side.extent(die)?.2 {
@@ -269,11 +269,11 @@ impl<'c, 'a> Comparison<'c, 'a> {
         Ok(())
     }
 
-    /// What became of one member.
+    /// Returns the change of one member, if any.
     fn member(&mut self, label: &str, old: &Member, new: &Member) -> Result<Option<String>, Unreadable> {
         let name = &old.name;
         if old.place != new.place {
-            // Where the types changed too, the move still is what breaks live data first.
+            // If the types changed too, the move still breaks live data first.
             self.same(old.ty, new.ty, &format!("{label}.{name}"), 0)?;
             return Ok(Some(format!("member `{name}` moved from offset {} to {}", old.place, new.place)));
         }
@@ -322,12 +322,14 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 }
 
-/// Whether one type alone has the name: all lambdas of a function share theirs, and so do the templates made for them.
+/// Returns true if only one type has the name: all lambdas of a function share a name, and so do templates made for
+/// them.
 fn is_one(key: &TypeKey) -> bool {
     !key.name.contains("<lambda") && !key.name.contains("(lambda at ")
 }
 
-/// The type of a variable: of its definition where there is one, as a declaration may leave the size of an array open.
+/// Returns the type of a variable: that of its definition if there is one, as a declaration may have an array without
+/// size.
 fn definition(side: &Side<'_>, dies: &[Die]) -> Result<Option<Die>, Unreadable> {
     let (mut open, mut closed) = (None, None);
     for &die in dies {
@@ -338,7 +340,7 @@ fn definition(side: &Side<'_>, dies: &[Die]) -> Result<Option<Die>, Unreadable> 
     Ok(closed.or(open))
 }
 
-/// What a message shows of a type: a typedef's meaning instead of its name.
+/// Returns the text of a type for a message: for a typedef, the type that it names.
 fn shown(side: &Side<'_>, key: &TypeKey, die: Die) -> Result<String, Unreadable> {
     let ty = match side.shape(Some(die))? {
         Shape::Aggregate { die, .. } | Shape::Enumeration { die, .. } => Some(die),

@@ -1,4 +1,4 @@
-//! What a function mentions: the types and static variables that its code works with.
+//! Types and static variables that a function's code uses.
 
 use super::dwarf::{Die, NESTING_MAX, Side, TypeKey, Unreadable, is_tagged};
 use super::shape::Shape;
@@ -9,13 +9,13 @@ use std::collections::{HashMap, HashSet};
 #[derive(Default)]
 pub(super) struct Mentions {
     pub(super) types: HashMap<TypeKey, Die>,
-    /// `function::variable`, as several functions have one of a name.
+    /// Static locals by `function::variable`, as several functions may have one of a name.
     pub(super) statics: HashMap<String, Vec<Die>>,
     functions: HashSet<Die>,
     seen: HashSet<Die>,
 }
 
-/// Adds what `function` mentions: parameters, result, locals, and the same of every function that it calls or inlines.
+/// Adds the types of `function`: parameters, result, locals, and the same of every function that it calls or inlines.
 pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> Result<(), Unreadable> {
     let mut todo: Vec<Die> = side.functions.get(function).cloned().unwrap_or_default();
     while let Some(die) = todo.pop() {
@@ -53,7 +53,7 @@ pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> R
     Ok(())
 }
 
-/// A location that is one address: `DW_OP_addr` alone. Locals live in registers and on the stack.
+/// Returns true for a location that is one address: `DW_OP_addr` alone. Other locals are in registers and on the stack.
 fn is_static(entry: &super::dwarf::Entry<'_>) -> bool {
     match entry.attr_value(dw::DW_AT_location) {
         Some(AttributeValue::Exprloc(location)) => {
@@ -63,7 +63,8 @@ fn is_static(entry: &super::dwarf::Entry<'_>) -> bool {
     }
 }
 
-/// The named types that `ty` is made of, up to their names. `scope` is put before the name of a class within a function.
+/// Adds the named types that `ty` consists of, up to their names. `scope` precedes the name of a class within a
+/// function.
 fn reach(side: &Side<'_>, ty: Option<Die>, scope: &str, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
     let Some(die) = ty else { return Ok(()) };
     if depth > NESTING_MAX {
@@ -79,7 +80,7 @@ fn reach(side: &Side<'_>, ty: Option<Die>, scope: &str, out: &mut Mentions, dept
             reach(side, to, scope, out, depth + 1)
         }
         Shape::Function { die } => reach_call(side, die, scope, out, depth + 1),
-        // Several closures of one function have one name: they are compared where the functions of theirs are.
+        // Several closures of one function have one name: they are compared with the functions that have them.
         Shape::Aggregate { name: Some(name), .. } if is_closure(&name) => Ok(()),
         Shape::Aggregate { die: inner, name: Some(name), .. } | Shape::Enumeration { die: inner, name: Some(name) } => {
             let entry = side.entry(inner)?;
@@ -99,12 +100,12 @@ fn reach(side: &Side<'_>, ty: Option<Die>, scope: &str, out: &mut Mentions, dept
     }
 }
 
-/// Whether g++ made up the name, from the parameters of a lambda.
+/// Returns true if g++ made the name from the parameters of a lambda.
 fn is_closure(name: &str) -> bool {
     name.starts_with("<lambda") || name.contains("::<lambda")
 }
 
-/// What passes between a function and who calls it.
+/// Adds the types that pass between a function and its callers.
 fn reach_call(side: &Side<'_>, function: Die, scope: &str, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
     let (parameters, _) = side.parameters(function)?;
     reach(side, side.type_of(function)?, scope, out, depth)?;

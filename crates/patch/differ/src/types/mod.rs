@@ -1,4 +1,4 @@
-//! Comparison, member by member, of the types that live data crosses a change with.
+//! Comparison, member by member, of the types of live data that old and new code share.
 //!
 //! # What the caller guarantees
 //! Both objects are the same translation unit, compiled with DWARF 4 or 5 (`-g`): `shipped` as the running program was,
@@ -13,21 +13,21 @@
 //!     for every member m of shipped:      offset, bits, type(m)        equal, and m exists after
 //!     for every enumerator e of shipped:  value(e)                     equal, and e exists after
 //! for every variable v of both units:     type(v)                      equal, unless v is constant
-//! for every f in used_by, of both units:  parameters, result           equal, or nobody else refers to f
+//! for every f in used_by, of both units:  parameters, result           equal, or no unchanged code refers to f
 //! ```
 //!
 //! The types reached from parameters, locals, results, calls and inlined code of `used_by`, and from the unit's
 //! variables, are listed as facts. All other named types of the unit are compared as well, because a cast leaves no
-//! trace in DWARF, but not listed. If nothing is used, nothing crosses, and nothing is compared.
+//! trace in DWARF, but not listed. If `used_by` is empty, no data crosses, and nothing is compared.
 //!
-//! A new type is fine. A type grown at its end is not: the objects that live have the old size. A member put where there
-//! was padding is not: the objects that live hold nothing there. An enumerator added, or an alternative added to a union
-//! that does not grow, is fine and noted.
+//! A new type is allowed. A type grown at its end is refused: live objects have the old size. A member placed in
+//! padding is refused: live objects hold no value there. An enumerator added, or an alternative added to a union that
+//! does not grow, is allowed and noted.
 //!
 //! # What it does not do
-//! It does not see data that is described by no type (buffers filled by hand), nor a changed meaning of an unchanged
-//! layout. It does not compare constant data: that is compared by content. Functions that a unit only declares are
-//! compared in the unit that defines them.
+//! It does not check data that no type describes (buffers filled by hand), or a changed meaning of an unchanged layout.
+//! It does not compare constant data: that is compared by content. Functions that a unit only declares are compared in
+//! the unit that defines them.
 //!
 //! The index holds names only; a type's members are read when it is compared. Each pair of types is compared once, so
 //! that cost grows with the size of the unit and cycles end.
@@ -45,17 +45,18 @@ use layout::Comparison;
 use std::collections::BTreeMap;
 use stillpoint_patch_format::TypeFact;
 
-/// What a comparison found when nothing stands in the way.
+/// Result of a comparison that found nothing to refuse.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Compared {
-    /// The named types that data crosses the change with, sorted by name.
+    /// Named types of data that crosses the change, sorted by name.
     pub facts: Vec<TypeFact>,
-    /// Changes of types that are allowed and worth a look, one line each.
+    /// Changes of types that are allowed and that the author should check, one line each.
     pub notes: Vec<String>,
 }
 
-/// Compares every type that the functions in `used_by` (names in `after`) or static data reach, as `shipped` and as
-/// `after` lay it out; each function goes by its name in `shipped` (a lambda's number may differ) and in `after`. Both are whole object files with DWARF; an empty one has nothing to compare with.
+/// Compares every type that the functions in `used_by` or static data reach, as `shipped` and as `after` lay it out.
+/// Each function is a pair of names, in `shipped` and in `after` (a lambda's number may differ). Both objects are whole
+/// files with DWARF; an empty one is compared with nothing.
 pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Result<Compared, Vec<Refusal>> {
     if shipped.is_empty() || after.is_empty() || used_by.is_empty() {
         return Ok(Compared::default());
@@ -78,18 +79,18 @@ pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Re
     }
 }
 
-/// What the closures of each function hold, in the order of the source, by the function's readable name.
+/// Returns the members of the closures of each function, in the order of the source, by the function's readable name.
 pub(crate) fn closures(object: &[u8]) -> Result<BTreeMap<String, Vec<String>>, Refusal> {
     let damaged = |e: dwarf::Unreadable| Refusal::DebugInfo { unit: "an object".to_owned(), why: e.to_string() };
     let sections = match Sections::load(object) {
-        // What has no types is refused by name once it matters.
+        // A unit without types is refused by name once its types are needed.
         Err(dwarf::Unreadable::Missing) => return Ok(BTreeMap::new()),
         other => other.map_err(damaged)?,
     };
     Side::index(&sections).and_then(|side| closures::all(&side)).map_err(damaged)
 }
 
-/// The function's name in the source: without the suffixes of compiler-made clones (`.part.0`, `.cold`, ...).
+/// Returns the function's name in the source: without the suffixes of compiler-made clones (`.part.0`, `.cold`, ...).
 fn source_name(symbol: &str) -> &str {
     symbol.split_once('.').map_or(symbol, |(name, _)| name)
 }

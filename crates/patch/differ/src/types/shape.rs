@@ -1,9 +1,9 @@
-//! What a type is, behind its qualifiers and other names, and how it is written.
+//! The structure of a type without its qualifiers and typedefs, and its notation.
 
 use super::dwarf::{Die, NESTING_MAX, Side, Unreadable, is_aggregate};
 use gimli::{AttributeValue, constants as dw};
 
-/// A type behind qualifiers and typedefs.
+/// A type without qualifiers and typedefs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shape {
     Void,
@@ -53,7 +53,7 @@ pub(super) enum Count {
     Variable,
 }
 
-/// A member of a structure or union; those of anonymous members count as the outer one's.
+/// A member of a structure or union; members of anonymous members count as members of the outer one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) name: String,
@@ -62,12 +62,12 @@ pub(super) struct Member {
     pub(super) ty: Option<Die>,
 }
 
-/// Where a member is.
+/// Place of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     /// Bits from the start.
     Bit(u64),
-    /// Where an expression of DWARF says (virtual bases).
+    /// Result of a DWARF expression (virtual bases).
     Computed(Vec<u8>),
 }
 
@@ -92,7 +92,7 @@ impl std::fmt::Display for Place {
 }
 
 impl Side<'_> {
-    /// The type behind typedefs and qualifiers. An anonymous structure takes the name of its innermost typedef.
+    /// Returns the type without typedefs and qualifiers. An anonymous structure gets the name of its innermost typedef.
     pub(super) fn shape(&self, ty: Option<Die>) -> Result<Shape, Unreadable> {
         let (mut at, mut alias) = (ty, None);
         for _ in 0..NESTING_MAX {
@@ -164,14 +164,14 @@ impl Side<'_> {
         Ok(counts)
     }
 
-    /// Size, alignment if stated, and whether the type is complete.
+    /// Returns the size, the alignment if stated, and true if the type is complete.
     pub(super) fn extent(&self, die: Die) -> Result<(u64, Option<u64>, bool), Unreadable> {
         let entry = self.entry(die)?;
         let size = number(entry.attr_value(dw::DW_AT_byte_size)).unwrap_or(0);
         Ok((size, number(entry.attr_value(dw::DW_AT_alignment)), !entry.has_attr(dw::DW_AT_declaration)))
     }
 
-    /// Members in the order of the source, those of anonymous structures and unions inlined.
+    /// Returns the members in the order of the source, those of anonymous structures and unions inlined.
     pub(super) fn members(&self, aggregate: Die) -> Result<Vec<Member>, Unreadable> {
         let mut members = Vec::new();
         self.gather(aggregate, "", &Place::Bit(0), 0, &mut members)?;
@@ -242,7 +242,7 @@ impl Side<'_> {
         Ok(Place::Bit(at))
     }
 
-    /// Size of a type without arrays.
+    /// Returns the size of a type without arrays.
     fn size(&self, ty: Option<Die>) -> Result<u64, Unreadable> {
         Ok(match self.shape(ty)? {
             Shape::Base { size, .. } | Shape::Other { size, .. } => size,
@@ -253,7 +253,7 @@ impl Side<'_> {
         })
     }
 
-    /// Names and values of an enumeration.
+    /// Returns names and values of an enumeration.
     pub(super) fn enumerators(&self, enumeration: Die) -> Result<Vec<(String, i128)>, Unreadable> {
         let mut all = Vec::new();
         self.below(enumeration, false, |die, entry| {
@@ -269,7 +269,7 @@ impl Side<'_> {
         Ok(all)
     }
 
-    /// Slots of a class's table of virtual functions that the class itself fills.
+    /// Returns the slots of a class's table of virtual functions that the class itself fills.
     pub(super) fn virtual_functions(&self, class: Die) -> Result<Vec<(String, Vec<u8>)>, Unreadable> {
         let mut all = Vec::new();
         self.below(class, false, |die, entry| {
@@ -285,7 +285,7 @@ impl Side<'_> {
         Ok(all)
     }
 
-    /// Parameters of a function (the type of each), and whether more may follow.
+    /// Returns the type of each parameter of a function, and true if more may follow.
     pub(super) fn parameters(&self, function: Die) -> Result<(Vec<Option<Die>>, bool), Unreadable> {
         let (mut types, mut open) = (Vec::new(), false);
         self.below(function, false, |die, entry| {
@@ -299,7 +299,7 @@ impl Side<'_> {
         Ok((types, open))
     }
 
-    /// Whether nobody writes to a variable of this type.
+    /// Returns true if no code writes to a variable of this type.
     pub(super) fn is_constant(&self, ty: Option<Die>) -> Result<bool, Unreadable> {
         let mut at = ty;
         for _ in 0..NESTING_MAX {
@@ -315,12 +315,12 @@ impl Side<'_> {
         Err(Unreadable::Nesting)
     }
 
-    /// A type as a C programmer writes it, typedefs by their names.
+    /// Returns a type as a C programmer writes it, typedefs by their names.
     pub(super) fn describe(&self, ty: Option<Die>) -> Result<String, Unreadable> {
         self.declare(ty, String::new(), 0)
     }
 
-    /// The declaration of `declarator`: C writes a type from the inside out.
+    /// Returns the declaration of `declarator`: C writes a type from the inside out.
     fn declare(&self, ty: Option<Die>, declarator: String, depth: usize) -> Result<String, Unreadable> {
         let leaf = |name: &str| match declarator.is_empty() {
             true => name.to_owned(),
@@ -400,7 +400,7 @@ fn number(value: Option<AttributeValue<super::dwarf::Reader<'_>>>) -> Option<u64
     value.and_then(|value| value.udata_value())
 }
 
-/// The operand of a lone `DW_OP_plus_uconst`.
+/// Returns the operand of a lone `DW_OP_plus_uconst`.
 fn plus_constant(expression: &[u8]) -> Option<u64> {
     let (&dw_plus_uconst, mut rest) = expression.split_first()?;
     if dw_plus_uconst != dw::DW_OP_plus_uconst.0 {

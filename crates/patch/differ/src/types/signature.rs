@@ -1,4 +1,4 @@
-//! Functions whose way of being called changed while somebody still calls them the old way.
+//! Functions whose parameters or result changed while unchanged code still calls them the old way.
 
 use super::dwarf::{Die, Side, Unreadable};
 use super::layout::Comparison;
@@ -8,7 +8,7 @@ use gimli::constants as dw;
 use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind, SymbolKind};
 use std::collections::BTreeMap;
 
-/// Refuses each of `functions` whose parameters or result changed when unchanged code or data refers to it.
+/// Refuses each of `functions` whose parameters or result changed, if unchanged code or data refers to it.
 pub(super) fn compare(
     comparison: &mut Comparison<'_, '_>,
     shipped: &[u8],
@@ -45,12 +45,12 @@ pub(super) fn compare(
     Ok(())
 }
 
-/// The entry that tells how a function is called: one with a body here, and with parameters.
+/// Returns the entry with the parameters of a function: one with a body here.
 fn prototype(side: &Side<'_>, function: &str) -> Result<Option<Die>, Unreadable> {
     let mut found = None;
     for &die in side.functions.get(function).into_iter().flatten() {
         let entry = side.entry(die)?;
-        // An instance repeats the parameters of its abstract original, or leaves out those that are not passed.
+        // An instance repeats the parameters of its abstract original, or omits those that are not passed.
         if !entry.has_attr(dw::DW_AT_declaration) && !entry.has_attr(dw::DW_AT_abstract_origin) {
             found = Some(die);
         }
@@ -58,13 +58,13 @@ fn prototype(side: &Side<'_>, function: &str) -> Result<Option<Die>, Unreadable>
     Ok(found)
 }
 
-/// Who refers to a function.
+/// Code or data that refers to a function.
 struct User {
     name: String,
     is_data: bool,
 }
 
-/// Every reference from code and data of an object to a function, by the function's name.
+/// Returns every reference from code and data of an object to a function, by the function's name.
 fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, Unreadable> {
     let file = object::File::parse(object)?;
     let mut defined = BTreeMap::new();
@@ -83,7 +83,7 @@ fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, Unreadable> {
             SectionKind::Data | SectionKind::ReadOnlyData | SectionKind::ReadOnlyDataWithRel => true,
             _ => continue,
         };
-        // What describes code does not call it.
+        // Sections that describe code do not call it.
         let describes = [".eh_frame", ".gcc_except_table", "__patchable_function_entries"];
         if section.name().is_ok_and(|name| describes.iter().any(|prefix| name.starts_with(prefix))) {
             continue;

@@ -1,7 +1,7 @@
-//! `crates/patch/runtime/include/stillpoint_abi.h` in Rust: layouts, and their bytes decoded and encoded. Pure data.
+//! `crates/patch/runtime/include/stillpoint_abi.h` in Rust: layouts, and decoding and encoding of their bytes. Pure data.
 //!
-//! The structures are never laid over the target's memory; they only say where each member lies. A test compiles the
-//! header and compares every size, offset and constant.
+//! The structures are never mapped onto the target's memory; they only define the offset of each member. A test compiles the header and
+//! compares every size, offset and constant.
 
 use std::mem::offset_of;
 
@@ -9,55 +9,55 @@ use std::mem::offset_of;
 pub const MAGIC: &[u8; 16] = b"STILLPOINT-CTRL\0";
 /// Version of the layout.
 pub const VERSION: u32 = 2;
-/// Slots that a library may have.
+/// Largest number of slots of a library.
 pub const THREADS_MAX: u32 = 65536;
-/// Priorities are below this.
+/// Upper limit of priorities, exclusive.
 pub const PRIORITIES_MAX: u32 = 8;
-/// Bytes of a thread's word.
+/// Length of a thread's word in bytes.
 const WORD_LEN: usize = size_of::<u32>();
-/// Bytes of a name with its terminating zero.
+/// Length of a name in bytes, with its terminating zero.
 pub const NAME_MAX: usize = 16;
 
-/// How threads take a transition.
+/// Way in which threads take a transition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mode {
-    /// Each at its next point.
+    /// Each thread takes it at its next point.
     Local = 1,
-    /// The threads of one group stand until all of them do; all others as local.
+    /// The threads of one group block until all of them are blocked; all others as `Local`.
     Group = 2,
-    /// All stand until all do.
+    /// All threads block until all are blocked.
     Global = 3,
-    /// As local, but for the threads of one group, which pass by.
+    /// Like `Local`, except for the threads of one group, which continue without it.
     Others = 4,
 }
 
-/// How a request stands.
+/// State of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Gathered {
-    /// Threads are on their way, or stand.
+    /// Threads are on their way, or are blocked.
     Gathering = 0,
-    /// Those who stand take the transition and go on.
+    /// Blocked threads take the transition and continue.
     Released = 1,
-    /// Nobody takes it any more.
+    /// No thread takes it any more.
     Abandoned = 2,
 }
 
-/// What a thread is doing.
+/// Activity of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub enum ThreadState {
-    /// The slot holds nothing.
+    /// The slot is unused.
     Free = 0,
     /// It runs the program.
     Active = 1,
     /// It waits, and holds no state of old code.
     Parked = 2,
-    /// It has promised to run nothing that could be patched.
+    /// It has promised not to run code that could be patched.
     Inactive = 3,
-    /// It stands at a request.
+    /// It is blocked at a request.
     Blocked = 4,
 }
 
@@ -118,19 +118,19 @@ pub struct ControlLayout {
     answer: AnswerLayout,
 }
 
-/// Where the version lies in a control block, in every version.
+/// Offset of the version in a control block, the same in every version.
 pub const VERSION_AT: u64 = offset_of!(ControlLayout, version) as u64;
-/// Bytes of a control block.
+/// Length of a control block in bytes.
 pub const CONTROL_LEN: usize = size_of::<ControlLayout>();
-/// Bytes of a slot.
+/// Length of a slot in bytes.
 pub const SLOT_LEN: usize = size_of::<SlotLayout>();
-/// Bytes of a request.
+/// Length of a request in bytes.
 pub const REQUEST_LEN: usize = size_of::<RequestLayout>();
-/// Where the request lies in a control block.
+/// Offset of the request in a control block.
 pub const REQUEST_AT: u64 = offset_of!(ControlLayout, request) as u64;
-/// Where the answer lies in a control block.
+/// Offset of the answer in a control block.
 pub const ANSWER_AT: u64 = offset_of!(ControlLayout, answer) as u64;
-/// Where the outcome lies in a control block.
+/// Offset of the outcome in a control block.
 pub const OUTCOME_AT: u64 = ANSWER_AT + offset_of!(AnswerLayout, outcome) as u64;
 
 /// A name or a group of up to 15 bytes.
@@ -138,7 +138,7 @@ pub const OUTCOME_AT: u64 = ANSWER_AT + offset_of!(AnswerLayout, outcome) as u64
 pub struct Name([u8; NAME_MAX]);
 
 impl Name {
-    /// `None` when the text is empty, too long or holds a zero.
+    /// Returns `None` if the text is empty, too long or contains a zero.
     pub fn new(text: &str) -> Option<Name> {
         let bytes = text.as_bytes();
         let mut name = [0; NAME_MAX];
@@ -153,7 +153,7 @@ impl Name {
         Name(name)
     }
 
-    /// Nothing.
+    /// Returns true if the name is empty.
     pub fn is_empty(&self) -> bool {
         self.0[0] == 0
     }
@@ -162,7 +162,7 @@ impl Name {
 impl std::fmt::Display for Name {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let len = self.0.iter().position(|b| *b == 0).unwrap_or(NAME_MAX);
-        // the program chose it: nothing of it may move a terminal's cursor
+        // the program chose the name: it must not move a terminal's cursor
         String::from_utf8_lossy(&self.0[..len]).chars().try_for_each(|c| {
             let c = if c.is_control() { '?' } else { c };
             std::fmt::Write::write_char(f, c)
@@ -179,29 +179,29 @@ impl std::fmt::Debug for Name {
 /// A control block, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Control {
-    /// Of the library's own word, from the thread pointer.
+    /// Offset of the library's own word from the thread pointer.
     pub word_offset: i32,
-    /// Address of the bell.
+    /// Address of the bell, the word that threads poll.
     pub bell: u64,
     /// Address of the slots.
     pub slots: u64,
-    /// How many may be in use.
+    /// Number of slots that may be in use.
     pub slots_used: u32,
-    /// The eventfd that makes the library look; negative when there is none.
+    /// Eventfd that makes the library check for a request; negative if there is none.
     pub wake_fd: i32,
-    /// 0 when the program never called `sp_init`.
+    /// Number of priorities; 0 if the program never called `sp_init`.
     pub priorities: u32,
-    /// A thread is inside the library's lock.
+    /// True if a thread holds the library's lock.
     pub busy: bool,
-    /// How many threads the program believes to have; 0 when it did not say.
+    /// Number of threads that the program reports; 0 if it reported none.
     pub program_threads: u32,
-    /// The request last written, when it is whole.
+    /// Last request written; `None` if it is incomplete.
     pub request: Option<Request>,
-    /// Number of the request that the outcome is about.
+    /// Number of the request to which the outcome belongs.
     pub answered: u32,
-    /// How that one stands.
+    /// State of that request.
     pub outcome: Gathered,
-    /// The highest number seen in any place: the next is above.
+    /// The highest number in use; the next request takes a higher one.
     pub last_number: u32,
 }
 
@@ -210,40 +210,40 @@ pub struct Control {
 pub struct Request {
     /// Never 0, never used before.
     pub number: u32,
-    /// What the thread's word becomes.
+    /// New value of the thread's word.
     pub word: u32,
-    /// How.
+    /// Way in which threads take it.
     pub mode: Mode,
-    /// Who asks.
+    /// Process that makes the request.
     pub patcher_pid: i32,
-    /// `CLOCK_MONOTONIC`.
+    /// Deadline in nanoseconds of `CLOCK_MONOTONIC`.
     pub deadline_ns: u64,
-    /// Where the word lies, from the thread pointer.
+    /// Offset of the word from the thread pointer.
     pub word_offset: i64,
-    /// For [`Mode::Group`] and [`Mode::Others`].
+    /// Group for [`Mode::Group`] and [`Mode::Others`].
     pub group: Name,
-    /// Where the thread goes instead of changing its word: an address-space generation, 0 for none.
+    /// Address-space generation to which the thread migrates instead of changing its word, 0 for none.
     pub generation: u32,
 }
 
-/// A thread that takes part.
+/// A thread registered with the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// What it is doing.
+    /// Activity of the thread.
     pub state: ThreadState,
-    /// Its number in the process's own PID namespace.
+    /// Its number in the PID namespace of the process.
     pub tid: i32,
-    /// Its role.
+    /// Priority of its role.
     pub priority: u32,
     /// The word that it last took, 0 for none.
     pub word: u32,
-    /// Its thread pointer.
+    /// Value of its thread pointer.
     pub thread_pointer: u64,
-    /// Its name.
+    /// Name that the program gave it.
     pub name: Name,
     /// Its group; empty for none.
     pub group: Name,
-    /// The generation that it last went to, 0 for none.
+    /// The generation to which it last migrated, 0 for none.
     pub generation: u32,
 }
 
@@ -265,7 +265,7 @@ fn checksum(request: &[u8]) -> u64 {
 }
 
 impl Control {
-    /// Reads a control block; `None` when it is not one that this program knows, or contradicts itself.
+    /// Decodes a control block; `None` if its form is unknown to this program, or if it contradicts itself.
     pub fn decode(from: &[u8]) -> Option<Control> {
         if from.get(..16)? != MAGIC {
             return None;
@@ -304,7 +304,7 @@ impl Control {
         })
     }
 
-    /// The request that threads may still act upon.
+    /// Returns the request on which threads may still act.
     pub fn pending(&self) -> Option<&Request> {
         let request = self.request.as_ref()?;
         (request.number == self.answered && self.outcome == Gathered::Gathering).then_some(request)
@@ -335,7 +335,7 @@ impl Request {
         })
     }
 
-    /// The bytes of `struct sp_request`, with their check.
+    /// Returns the bytes of `struct sp_request`, with their checksum.
     pub fn encode(&self) -> [u8; REQUEST_LEN] {
         let mut out = [0; REQUEST_LEN];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -352,7 +352,7 @@ impl Request {
         out
     }
 
-    /// Whether a thread has to stand at this request, with others.
+    /// Returns true if a thread has to block at this request, together with others.
     pub fn together(&self, slot: &Slot) -> bool {
         match self.mode {
             Mode::Global => true,
@@ -361,7 +361,7 @@ impl Request {
         }
     }
 
-    /// Whether a thread has its part still to do: who is parked or inactive comes back through the library.
+    /// Returns true if the request still waits for a thread: a parked or inactive thread comes back through the library.
     pub fn awaits(&self, slot: &Slot) -> bool {
         if slot.state != ThreadState::Active {
             return false;
@@ -370,20 +370,20 @@ impl Request {
         self.together(slot) || !passes_by && !self.is_taken_by(slot)
     }
 
-    /// Whether a thread has taken what this request brings.
+    /// Returns true if a thread has taken the word or generation of this request.
     pub fn is_taken_by(&self, slot: &Slot) -> bool {
         if self.generation == 0 { slot.word == self.word } else { slot.generation == self.generation }
     }
 }
 
-/// The bytes of `struct sp_answer` for a request that is about to be made.
+/// Returns the bytes of `struct sp_answer` for a request that is about to be made.
 pub fn encode_answer(number: u32) -> [u8; size_of::<AnswerLayout>()] {
     let mut out = [0; size_of::<AnswerLayout>()];
     out[..4].copy_from_slice(&number.to_le_bytes());
     out
 }
 
-/// The slots in use, of the bytes of many; those that cannot be are left out.
+/// Decodes the used slots among many; invalid slots are omitted.
 pub fn decode_slots(from: &[u8]) -> Vec<Slot> {
     from.chunks_exact(SLOT_LEN).filter_map(decode_slot).collect()
 }
@@ -408,7 +408,7 @@ fn decode_slot(from: &[u8]) -> Option<Slot> {
     })
 }
 
-/// Every size, offset and constant, by its name in C.
+/// Returns every size, offset and constant, by its name in C.
 pub fn facts() -> Vec<(&'static str, u64)> {
     macro_rules! offsets {
         ($($c:literal $layout:ident: $($member:ident)*;)*) => {
@@ -505,7 +505,7 @@ mod tests {
         assert!(!of(Mode::Others).awaits(&member) && of(Mode::Others).awaits(&other));
         assert!(of(Mode::Group).awaits(&member) && of(Mode::Group).awaits(&other) && !of(Mode::Group).awaits(&over));
         assert!(of(Mode::Global).awaits(&over) && !of(Mode::Global).awaits(&parked));
-        // where a generation decides, words do not
+        // if a generation decides, words do not
         let by_generation = Request { generation: 3, ..of(Mode::Local) };
         assert!(by_generation.awaits(&over) && !by_generation.awaits(&Slot { generation: 3, ..over }));
     }

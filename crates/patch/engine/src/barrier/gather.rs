@@ -1,4 +1,4 @@
-//! Threads that go over by themselves, and the moment at which those that stand do.
+//! Threads that migrate by themselves, and the moment at which blocked threads migrate.
 
 use super::Library;
 use super::abi::{Gathered, Mode, Name, Request};
@@ -17,7 +17,7 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
 use stillpoint_patch_tracee::Tid;
 
-/// How often slots are looked at: reading them stops nobody.
+/// Interval of the reads of the slots; reading them stops no thread.
 const LOOK_FIRST: Duration = Duration::from_micros(100);
 const LOOK_MAX: Duration = Duration::from_millis(1);
 
@@ -25,19 +25,19 @@ const LOOK_MAX: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(crate) struct Following {
     request: Option<Request>,
-    /// Threads that the library knows and that are not over: not to be probed.
+    /// Threads that the library knows and that have not migrated: they must not be probed.
     own_way: BTreeSet<Tid>,
 }
 
 impl Following {
-    /// Whether a thread goes by itself.
+    /// Returns true if a thread migrates by itself.
     pub(crate) fn own_way(&self, tid: Tid) -> bool {
         self.own_way.contains(&tid)
     }
 }
 
 impl Mover<'_, '_, '_, '_> {
-    /// Brings every thread over in a mode with quiescence points.
+    /// Migrates every thread in a mode with quiescence points.
     pub(crate) fn by_points(
         &mut self,
         transition: &Transition,
@@ -57,14 +57,14 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// Each thread by itself: at its point where it has one, probed otherwise.
+    /// Migrates each thread by itself: at its point if it has one, otherwise by probing.
     fn apart(&mut self, transition: &Transition, mode: Mode, group: Name, deadline: Instant) -> Result<u32, Error> {
         self.per_thread(transition)?;
         let request = self.ask_library(transition, mode, group, deadline)?;
         self.following.request = Some(request);
         let moved = self.in_phase("migrate", |m| m.forward_all(transition, deadline));
         self.following = Following::default();
-        // in a group's request the newborn may be members: they stay on the old side until the others go over with them
+        // in a group's request new threads may be members: they stay on the old side until the others migrate with them
         self.newborn = None;
         moved
     }
@@ -82,7 +82,7 @@ impl Mover<'_, '_, '_, '_> {
         library.ask(self.process, mode, group, word, 0, now_ns() + left)
     }
 
-    /// Looks for the library where that was not done yet.
+    /// Looks for the library if that was not done yet.
     pub(crate) fn find_library(&mut self) -> Result<(), Error> {
         if self.library.is_none() {
             self.library = Library::find(self.process, &self.process.modules()?)?;
@@ -95,7 +95,7 @@ impl Mover<'_, '_, '_, '_> {
         Error::NoPoints { pid: self.process.pid(), mode: format!("{mode:?}").to_lowercase(), why }
     }
 
-    /// Takes note of who went over by itself, and of who has not yet.
+    /// Records the threads that have migrated by themselves, and those that have not yet.
     pub(crate) fn follow(
         &mut self,
         threads: &[Tid],
@@ -107,7 +107,7 @@ impl Mover<'_, '_, '_, '_> {
         self.following.own_way.clear();
         for slot in library.slots(self.process.memory())? {
             let Some(tid) = library.thread(&slot).filter(|tid| !done.contains_key(tid)) else { continue };
-            // it was asked to stop before it was known: what the probe finds is as good
+            // it was asked to stop before it was known: the probe's result is equally good
             if waiting.get(&tid).is_some_and(|t| t.asked) {
                 continue;
             }
@@ -120,7 +120,7 @@ impl Mover<'_, '_, '_, '_> {
                 continue;
             }
             waiting.remove(&tid);
-            // its control block was not looked at, and is nobody else's
+            // its control block was not read, and belongs to no other thread
             done.insert(tid, Avma(0));
             if request.is_taken_by(&slot) {
                 let transition = crate::plan::transition_of_word(slot.word).unwrap_or_default();
@@ -130,7 +130,7 @@ impl Mover<'_, '_, '_, '_> {
         Ok(())
     }
 
-    /// Waits until all of them stand, and commits in that moment.
+    /// Waits until all of them are blocked, and commits in that moment.
     fn together(&mut self, transition: &Transition, mode: Mode, group: Name, deadline: Instant) -> Result<u32, Error> {
         let request = self.ask_library(transition, mode, group, deadline)?;
         let forbidden = self.forbidden(&transition.leave, transition);
@@ -143,7 +143,7 @@ impl Mover<'_, '_, '_, '_> {
             wait = (wait * 2).min(LOOK_MAX);
             let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
             let mut busy = standing::awaited(self.process, library, &request, &self.session.threads())?;
-            // those who stood have gone on: the others are to blame
+            // the blocked threads have continued: the other threads are the cause
             if standing::is_over(self.process, library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
@@ -160,9 +160,9 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// Stops the process, and commits when everybody known stands or is over, and everybody else is outside of the code
-    /// that changes. While the process stands and nobody is inside the library's lock, writing the outcome is as good
-    /// as holding that lock.
+    /// Stops the process. Commits if all known threads are blocked or have migrated, and all other threads are outside the code that
+    /// changes. While the process is stopped and no thread is inside the library's lock, writing the outcome is equivalent to holding that
+    /// lock.
     fn commit_standing(
         &mut self,
         transition: &Transition,
@@ -196,8 +196,8 @@ impl Mover<'_, '_, '_, '_> {
         Ok((!busy.is_empty()).then_some(busy))
     }
 
-    /// Settles a request that threads may still act upon, ours or that of a tool that was killed: nobody waits for it
-    /// any more, and when it is abandoned nobody takes it any more.
+    /// Settles a request on which threads may still act, of this tool or of a killed tool: no thread waits for it any more. After
+    /// `Abandoned` no thread takes it any more either.
     pub(crate) fn settle_library(&mut self, outcome: Gathered) -> Result<(), Error> {
         let memory = self.process.memory();
         let Some(library) = &mut self.library else { return Ok(()) };
@@ -207,7 +207,7 @@ impl Mover<'_, '_, '_, '_> {
         if outcome == Gathered::Abandoned {
             return self.abandon();
         }
-        // the byte has decided already: whatever the library makes of the deadline, they go on
+        // the byte has already decided: they continue, even if the library applies the deadline
         library.settle(memory, outcome)?;
         library.ring(self.process);
         Ok(())

@@ -1,4 +1,4 @@
-//! libstillpoint in a process: finding its control block, asking it, reading what it says.
+//! libstillpoint in a process: finding its control block, sending requests, reading its state.
 
 use super::abi::{
     ANSWER_AT, CONTROL_LEN, Control, Gathered, MAGIC, Mode, Name, OUTCOME_AT, REQUEST_AT, Request, SLOT_LEN, Slot,
@@ -15,14 +15,14 @@ use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process, Tid};
 
-/// More data of an executable than this is not searched for a control block without a symbol.
+/// Largest data mapping, in bytes, that is searched for a control block without a symbol.
 const DATA_MAX: u64 = 64 << 20;
 
-/// Where the control block of a process is.
+/// Location of the control block of a process.
 #[derive(Debug)]
 pub(crate) struct Library {
     at: Avma,
-    /// The process lives in a PID namespace of its own: slots hold other numbers than ours.
+    /// True if the process has a PID namespace of its own: its slots hold other numbers than ours.
     nested: bool,
     /// Threads by their number in the slots.
     tids: BTreeMap<i32, Tid>,
@@ -35,7 +35,7 @@ fn control_at(memory: &Memory, at: Avma) -> Option<Control> {
     Control::decode(&bytes)
 }
 
-/// A control block linked into an executable that exports no symbols.
+/// Finds a control block that is linked into an executable without exported symbols.
 fn in_data(memory: &Memory, module: &Module) -> Option<Avma> {
     let data = module.mappings.iter().filter(|m| m.write && m.len() <= DATA_MAX);
     data.into_iter().find_map(|mapping| {
@@ -53,15 +53,14 @@ fn may_have_it(module: &&Module) -> bool {
     module.executable || module.path.rsplit('/').next().is_some_and(|name| name.starts_with("libstillpoint."))
 }
 
-/// Where a module says that its control block is.
+/// Returns the address of a module's control block by its symbol.
 fn named(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
     let symbol = Dynamic::of(memory, module)?.and_then(|dynamic| dynamic.find("sp_control", None));
     Ok(symbol.map(|found| found.address))
 }
 
 impl Library {
-    /// Finds the library: linked into the executable, or by the name of its file. Of several the one that was
-    /// initialised.
+    /// Finds the library: linked into the executable, or by the name of its file. If there are several, returns the initialised one.
     pub(crate) fn find(process: &Process, modules: &[Module]) -> Result<Option<Library>, Error> {
         let memory = process.memory();
         let mut places = Vec::new();
@@ -76,7 +75,7 @@ impl Library {
         Ok(Some(Library { at: *at, nested, tids: BTreeMap::new(), wake: None }))
     }
 
-    /// The version of a library that this program does not know, for people.
+    /// Returns the version of a library that is unknown to this program, for people.
     pub(crate) fn of_another_version(process: &Process, modules: &[Module]) -> Result<Option<u32>, Error> {
         let memory = process.memory();
         for module in modules.iter().filter(may_have_it) {
@@ -92,21 +91,21 @@ impl Library {
         Ok(None)
     }
 
-    /// What the control block says now.
+    /// Reads the present contents of the control block.
     pub(crate) fn control(&self, memory: &Memory) -> Result<Control, Error> {
         let mut bytes = [0; CONTROL_LEN];
         memory.read(self.at, &mut bytes)?;
         Control::decode(&bytes).ok_or(Error::Control(self.at))
     }
 
-    /// The threads that take part.
+    /// Returns the registered threads.
     pub(crate) fn slots(&self, memory: &Memory) -> Result<Vec<Slot>, Error> {
         let control = self.control(memory)?;
         let bytes = memory.read_vec(Avma(control.slots), control.slots_used as usize * SLOT_LEN)?;
         Ok(decode_slots(&bytes))
     }
 
-    /// Learns which thread has which number in the slots.
+    /// Records which thread has which number in the slots.
     pub(crate) fn learn(&mut self, process: &Process, threads: &[Tid]) {
         if !self.nested {
             self.tids = threads.iter().map(|tid| (tid.0, *tid)).collect();
@@ -121,13 +120,13 @@ impl Library {
         }
     }
 
-    /// The thread of a slot, when that was learnt.
+    /// Returns the thread of a slot, if it is recorded.
     pub(crate) fn thread(&self, slot: &Slot) -> Option<Tid> {
         self.tids.get(&slot.tid).copied()
     }
 
-    /// Makes a request, to change the word or, where there is one, to go to a generation. The bell is rung last: a request
-    /// that is not whole is not looked at.
+    /// Makes a request to change the word or, if `generation` is not 0, to migrate to that generation. The bell is written last: threads do
+    /// not read an incomplete request.
     pub(crate) fn ask(
         &mut self,
         process: &Process,
@@ -143,7 +142,7 @@ impl Library {
         memory.read(Avma(control.bell), &mut bell)?;
         let last = control.last_number.max(u32::from_le_bytes(bell));
         let request = Request {
-            // 0 means that there never was one
+            // 0 means that there never was a request
             number: last.checked_add(1).unwrap_or(1),
             word: word.1,
             mode,
@@ -160,18 +159,18 @@ impl Library {
         Ok(request)
     }
 
-    /// Writes how the last request ended. Nobody may be inside the library's lock, or it must not matter.
+    /// Writes the outcome of the last request. No thread may hold the library's lock, unless that does not matter.
     pub(crate) fn settle(&self, memory: &Memory, outcome: Gathered) -> Result<(), Error> {
         Ok(memory.write(Avma(self.at.0 + OUTCOME_AT), &(outcome as u32).to_le_bytes())?)
     }
 
-    /// Makes the library look at once. Without it, it looks at the next point, and whoever stands a few times a second.
+    /// Makes the library check at once. Otherwise a thread checks at its next point, and a blocked thread a few times a second.
     pub(crate) fn ring(&mut self, process: &Process) {
         if self.wake.is_none() {
             self.wake = self.control(process.memory()).ok().and_then(|control| borrow(process, control.wake_fd));
         }
         let Some(fd) = &self.wake else { return };
-        // a hostile target may have filled the counter: then writing would wait for ever
+        // a hostile target may have filled the counter: then the write would never return
         let mut writable = [PollFd::new(fd, PollFlags::OUT)];
         if poll(&mut writable, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1) {
             let rung = rustix::io::write(fd, &1u64.to_ne_bytes());
@@ -180,7 +179,7 @@ impl Library {
     }
 }
 
-/// A copy of a descriptor of the process, when that is an eventfd.
+/// Duplicates a descriptor of the process, if it is an eventfd.
 fn borrow(process: &Process, fd: i32) -> Option<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(process.pid().0)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
@@ -192,7 +191,7 @@ fn borrow(process: &Process, fd: i32) -> Option<OwnedFd> {
     (kind.as_os_str() == "anon_inode:[eventfd]").then_some(copy)
 }
 
-/// The library's own word: no other has to be looked for in all threads.
+/// Returns the offset of the library's own word: no other word has to be searched for in all threads.
 pub(crate) fn own_word(process: &Process, modules: &[Module]) -> Result<Option<i32>, Error> {
     let Some(library) = Library::find(process, modules)? else { return Ok(None) };
     Ok(Some(library.control(process.memory())?.word_offset))

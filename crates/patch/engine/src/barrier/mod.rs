@@ -1,14 +1,14 @@
-//! Quiescence points: threads of a program with libstillpoint go over by themselves, alone or together.
+//! Quiescence points: threads of a program with libstillpoint migrate by themselves, alone or together.
 //!
 //! ```text
 //! local    arm ── ask(local) ── each thread takes its word at its point ── commit
-//! group    arm ── ask(others) ── ... ── ask(group) ── members stand ── frozen: all over or standing? commit, release
-//! global   arm ── ask(global) ────────── all stand ────────────────── frozen: all standing?          commit, release
+//! group    arm ── ask(others) ── ... ── ask(group) ── members block ── frozen: all over or blocked?  commit, release
+//! global   arm ── ask(global) ────────── all block ────────────────── frozen: all blocked?           commit, release
 //! ```
-//! The commit is the same byte as ever. In the modes in which threads stand it is written while they do, with the whole
-//! process stopped for that moment, so that no two of them ever run different code. Threads that the library does not
-//! know are probed: before the commit in the local mode, in the very moment of it in the others. Until the commit the
-//! way back is open; a tool that is killed leaves threads standing until the deadline that it wrote into the request.
+//! The commit is the same byte as in all modes. In the modes with blocked threads it is written while they are blocked, and the whole
+//! process is stopped for that moment, so that no two of them ever run different code. Threads that the library does not know are probed:
+//! before the commit in the local mode, at its very moment in the others. Until the commit the transition can be rolled back. A tool that
+//! is killed leaves threads blocked until the deadline that it wrote into the request.
 
 pub mod abi;
 mod gather;
@@ -27,7 +27,7 @@ use stillpoint_patch_format::Scope;
 use stillpoint_patch_tracee::{Module, Process};
 
 impl Quiescence {
-    /// Reads what [`std::fmt::Display`] writes: `probe`, `local`, `group:NAME`, `global`, `stop`.
+    /// Parses the output of [`std::fmt::Display`]: `probe`, `local`, `group:NAME`, `global`, `stop`.
     pub fn parse(text: &str) -> Option<Quiescence> {
         match text {
             "probe" => Some(Quiescence::Probe),
@@ -38,7 +38,7 @@ impl Quiescence {
         }
     }
 
-    /// Whether old and new code never run at the same time where the scope forbids that.
+    /// Returns true if old and new code never run at the same time where the scope forbids it.
     fn satisfies(self, scope: Scope) -> bool {
         match self {
             Quiescence::Probe | Quiescence::Local => scope == Scope::ThreadLocal,
@@ -64,7 +64,7 @@ impl std::fmt::Display for Quiescence {
     }
 }
 
-/// Refuses a mode that gives less than the patch asks for.
+/// Refuses a mode that guarantees less than the patch requires.
 pub(crate) fn check_scope(patch: &str, scope: Scope, quiescence: Quiescence) -> Result<(), Error> {
     if quiescence.satisfies(scope) {
         return Ok(());
@@ -73,7 +73,7 @@ pub(crate) fn check_scope(patch: &str, scope: Scope, quiescence: Quiescence) -> 
     Err(Error::Scope { patch: patch.to_owned(), scope: scope.into() })
 }
 
-/// Refuses a mode that needs quiescence points of a process that has none.
+/// Refuses a mode that needs quiescence points, for a process without any.
 pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Quiescence) -> Result<(), Error> {
     if !quiescence.needs_points() {
         return Ok(());
@@ -108,7 +108,7 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     refuse(format!("it has no thread of the group {name}, but {there}"))
 }
 
-/// Of threads found busy those that would be probed: the others go over at their points.
+/// Returns the busy threads that would be probed: the others migrate at their points.
 pub(crate) fn to_be_probed(
     process: &Process,
     modules: &[Module],

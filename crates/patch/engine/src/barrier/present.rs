@@ -1,4 +1,4 @@
-//! What a status tells of the threads that take part, and of the request that they are asked to follow.
+//! Status of the registered threads, and of the request that they are asked to follow.
 
 use super::Library;
 use super::abi::{Control, Mode, Request, Slot, ThreadState};
@@ -8,48 +8,48 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use stillpoint_patch_tracee::{Module, Process, Tid};
 
-/// A thread's part in quiescence.
+/// State of one thread in quiescence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// Its name.
+    /// Name that the program gave the thread.
     pub name: String,
-    /// Its group; none for no group.
+    /// Its group; `None` for no group.
     pub group: Option<String>,
-    /// Its role: lower ones stand first.
+    /// Priority of its role: lower ones block first.
     pub priority: u32,
-    /// What it is doing.
+    /// Activity of the thread.
     pub state: ThreadState,
-    /// A request waits for it.
+    /// True if a request waits for it.
     pub blocks: bool,
 }
 
 /// Quiescence points of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Points {
-    /// Priorities in use; 0 when the program never called `sp_init`.
+    /// Number of priorities; 0 if the program never called `sp_init`.
     pub priorities: u32,
-    /// Threads that take part.
+    /// Number of registered threads.
     pub registered: u32,
-    /// How many the program believes to have; 0 when it did not say.
+    /// Number of threads that the program reports; 0 if it reported none.
     pub program_threads: u32,
-    /// What threads are asked now.
+    /// The present request to the threads.
     pub request: Option<Asked>,
 }
 
-/// A request under way.
+/// A pending request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Asked {
     /// `local`, `group`, `global`, or `others` (the first half of a group's).
     pub mode: String,
-    /// For `group` and `others`.
+    /// Group for `group` and `others`.
     pub group: Option<String>,
-    /// Who asks.
+    /// Process that makes the request.
     pub patcher_pid: i32,
     /// Milliseconds until threads stop waiting by themselves.
     pub left_ms: u64,
-    /// Threads that stand.
+    /// Number of blocked threads.
     pub standing: u32,
-    /// Threads that it waits for.
+    /// Number of threads that it waits for.
     pub awaited: u32,
 }
 
@@ -65,17 +65,17 @@ fn asked(request: &Request, slots: &[Slot]) -> Asked {
     }
 }
 
-/// A local request that has passed its deadline asks nobody to hurry; threads only take it when they come by.
+/// Returns the request, except a local one after its deadline: no thread waits for that, threads only take it at their points.
 fn current(control: &Control) -> Option<&Request> {
     let overdue =
         |request: &&Request| now_ns() < request.deadline_ns || !matches!(request.mode, Mode::Local | Mode::Others);
     control.pending().filter(overdue)
 }
 
-/// What takes part, by thread.
+/// Registered threads by their number.
 pub(crate) type Parts = BTreeMap<Tid, (Part, Slot)>;
 
-/// What the library of a process knows, when it has one; nobody is stopped for it.
+/// Reads the state of the process's library, if it has one; stops no thread.
 pub(crate) fn present(process: &Process, modules: &[Module]) -> Result<Option<(Points, Parts)>, Error> {
     let Some(mut library) = Library::find(process, modules)? else { return Ok(None) };
     let control = library.control(process.memory())?;

@@ -1,4 +1,4 @@
-//! A request that threads stand at, in whichever way their code changes: who is awaited, who stands, giving it up.
+//! A request at which threads block, for both ways of changing code: awaited threads, blocked threads, abandoning.
 
 use super::Library;
 use super::abi::{Gathered, Request, Slot};
@@ -13,26 +13,26 @@ use std::time::Duration;
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
 const LOCK: &str = "the lock of libstillpoint";
-/// It is held for some instructions.
+/// Time limit for the lock; it is held for some instructions.
 pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Where a thread is that has its part still to do.
+/// Describes the location of a thread for which a request still waits.
 pub(crate) fn describe(slot: &Slot) -> String {
     format!("its own code, before the next quiescence point of {:?} (priority {})", slot.name, slot.priority)
 }
 
-/// What to say of the library's lock, which somebody is inside of.
+/// Describes the library's lock, which a thread holds.
 pub(crate) fn locked(process: &Process) -> Busy {
     Busy { tid: process.pid().leader(), function: LOCK.into() }
 }
 
-/// Whether those who stood have gone on, or will not be asked any more.
+/// Returns true if the blocked threads have continued, or will not be asked any more.
 pub(crate) fn is_over(process: &Process, library: &Library, request: &Request) -> Result<bool, Error> {
     let control = library.control(process.memory())?;
     Ok(now_ns() >= request.deadline_ns || control.answered != request.number || control.outcome == Gathered::Abandoned)
 }
 
-/// Who has its part still to do, by the slots.
+/// Returns the threads for which the request still waits, by the slots.
 pub(crate) fn awaited(
     process: &Process,
     library: &mut Library,
@@ -49,15 +49,15 @@ fn busy_of(library: &Library, request: &Request, slots: &[Slot]) -> Vec<Busy> {
     awaited.map(|slot| Busy { tid: library.thread(slot).unwrap_or(Tid(slot.tid)), function: describe(slot) }).collect()
 }
 
-/// Looks for what is left behind in threads that the library does not know.
+/// Tools to search the stacks of threads that the library does not know.
 pub(crate) struct Eyes<'e, 'p> {
     pub(crate) prober: &'e mut Prober,
     pub(crate) walker: &'e Walker<'p>,
     pub(crate) forbidden: &'e Forbidden,
 }
 
-/// Who keeps a request from being released while the process is frozen: a thread inside of the library's lock, one that does
-/// not stand, or one that the library does not know, that is not `over` and has code that changes on its stack.
+/// Returns the threads that prevent the release of a request while the process is frozen. Such a thread holds the library's lock or is not
+/// blocked. Or the library does not know it, it is not `over`, and it has code that changes on its stack.
 pub(crate) fn who_keeps_it(
     frozen: &mut Frozen<'_, '_>,
     process: &Process,
@@ -91,8 +91,8 @@ pub(crate) fn who_keeps_it(
     Ok(busy)
 }
 
-/// Abandons the library's request. `false` when that cannot be now: only while the process stands and nobody is inside the
-/// library's lock, nobody is about to take the transition.
+/// Abandons the library's request. Returns `false` if that is impossible now: only while the process is stopped and no thread holds the
+/// library's lock, no thread is about to take the transition.
 pub(crate) fn abandon(
     process: &Process,
     session: &mut Session<'_>,

@@ -1,4 +1,4 @@
-//! Taking every thread of a process to one generation, each alone.
+//! Migration of every thread of a process to one generation, each alone.
 
 use super::kernel;
 use super::points::Points;
@@ -14,16 +14,15 @@ use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, ThreadInfo, Tid};
 
-/// Between two looks at threads that were busy.
+/// Interval between two checks of busy threads.
 const REST: Duration = Duration::from_millis(1);
 
-/// So long those who may stay are waited for when all others are over.
+/// Time to wait for threads that may stay, after all others have migrated.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Who of the process, or of others that share its memory, is not in a generation, and cannot be taken there by itself; but for
-/// those who are to stay elsewhere, and for workers of the kernel's, which run none of its code and are always in the base.
-/// Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
-/// elsewhere.
+/// Returns the threads of the process, and the processes that share its memory, that are not in the generation and cannot be migrated
+/// alone. Omits threads in `staying`, and workers of the kernel, which run none of its code and are always in the base. The threads are
+/// read twice, because one may be created while another is read; no thread is created elsewhere by threads that are in the generation.
 pub(super) fn who_is_elsewhere(
     process: &Process,
     generation: u32,
@@ -45,11 +44,11 @@ pub(super) fn who_is_elsewhere(
     Ok(process.memory_sharers()?.into_iter().map(sharer).collect())
 }
 
-/// How far threads have come.
+/// Result of a migration.
 pub(super) struct Crossed {
-    /// How many there are.
+    /// Number of threads.
     pub(super) threads: u32,
-    /// Those who keep the old version, and where they stay.
+    /// Threads that keep the old version, each with the code in which it stays.
     pub(super) staying: Vec<Busy>,
 }
 
@@ -60,24 +59,24 @@ pub(super) struct Crossing {
     prober: Prober,
     frames: Vec<crate::ledger::Span>,
     goal: u32,
-    /// Of the transition.
+    /// Number of the transition.
     number: u32,
-    /// Code that may not be on the stack of whoever goes.
+    /// Code that must not be on the stack of a migrating thread.
     forbidden: Forbidden,
-    /// Code that a thread may stay in, and who was seen there when last looked at.
+    /// Code in which a thread may stay, and the threads seen there at the last check.
     may_stay: Forbidden,
     stays: BTreeMap<Tid, String>,
-    /// Who could not go when last looked at, and why.
+    /// Threads that could not migrate at the last check, each with the reason.
     busy: BTreeMap<Tid, String>,
-    /// Instructions at which nobody may go: the middle of an entry that other text has a jump at. Of patched functions
-    /// all code is forbidden; this is the guide's.
+    /// Addresses of instructions at which no thread may migrate: the middle of an entry that has a jump in the other text. All code of
+    /// patched functions is forbidden already; these belong to the guide.
     boundaries: Vec<u64>,
-    /// Those among them whose stack has been walked.
+    /// Busy threads whose stack has been walked.
     walked: BTreeSet<Tid>,
 }
 
 impl Crossing {
-    /// To a generation, in a transition of this number; nobody has set out.
+    /// Prepares a migration to a generation, in a transition of this number; no thread has migrated.
     pub(super) fn new(
         target: &Target,
         (goal, number): (u32, u32),
@@ -107,8 +106,8 @@ impl Crossing {
         })
     }
 
-    /// Brings all there, but for those who are to stay elsewhere; those whom their `points` take there are not touched. Who may
-    /// stay where it is does, when it has not left soon after all others are over.
+    /// Migrates all threads except those that stay elsewhere; threads that their `points` migrate are not touched. A thread that may stay
+    /// does so if it has not left soon after all others have migrated.
     pub(super) fn all(
         &mut self,
         session: &mut Session<'_>,
@@ -118,7 +117,7 @@ impl Crossing {
     ) -> Result<Crossed, Error> {
         let process = self.process.clone();
         let walker = Walker::new(&process, self.modules.clone(), self.frames.clone());
-        // when nobody but those who may stay was left
+        // since when only threads that may stay are left
         let mut alone_since: Option<Instant> = None;
         loop {
             calm::serve(&process, session, Instant::now())?;
@@ -152,7 +151,7 @@ impl Crossing {
                     let staying = self.busy.keys().filter_map(|tid| stays(*tid)).collect();
                     return Ok(Crossed { threads: threads.len() as u32, staying });
                 }
-                // whoever waits for its birth to be told of is not among them
+                // seizes threads that wait to be reported as new
                 session.seize_untold()?;
             }
             if late {
@@ -172,8 +171,8 @@ impl Crossing {
         if self.is_there(report, tid) {
             return Ok(());
         }
-        // a newborn is let go by its event; stopping one that has not run again would tell nothing new, unless its stack
-        // can be walked by now
+        // a new thread is resumed by its event; stopping a thread again that has not run would show nothing new, unless its stack can be
+        // walked by now
         let again = self.busy.contains_key(&tid);
         let walked = again && self.walked.contains(&tid);
         if session.is_newborn(tid) || walked && session.idle_since_stop(tid)? {
@@ -201,7 +200,7 @@ impl Crossing {
         Ok(())
     }
 
-    /// Whether a thread that goes by itself is where it may stay instead.
+    /// Checks if a thread that migrates by itself is in code in which it may stay, and records it.
     fn learn_whether_it_stays(
         &mut self,
         session: &mut Session<'_>,
@@ -231,10 +230,10 @@ impl Crossing {
         }
     }
 
-    /// Whether a thread is where it should be, or has ended.
+    /// Returns true if a thread is in the generation, or has ended.
     fn is_there(&mut self, report: &mut Report<'_>, tid: Tid) -> bool {
         let there = kernel::generation_of(&self.process, tid).is_none_or(|generation| generation == self.goal);
-        // it was waited for, and has gone by itself
+        // it was waited for, and has migrated by itself
         if there && self.busy.contains_key(&tid) {
             self.has_gone(report, tid);
         }
@@ -256,7 +255,7 @@ impl Crossing {
         self.busy.insert(tid, why);
     }
 
-    /// Takes a thread that stands there, or tells why not now.
+    /// Migrates a thread that is stopped; returns the reason if that is impossible now.
     fn take(&mut self, walker: &Walker<'_>, thread: &mut tracee::Stopped<'_>) -> Result<Option<String>, Error> {
         let tid = thread.tid();
         let look = self.prober.look(&self.process, thread)?;

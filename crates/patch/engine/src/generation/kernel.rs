@@ -1,4 +1,4 @@
-//! What the kernel says of a process's generations, and the calls that change them (`crates/patch/generations/man/asgen.2`).
+//! State of a process's generations in the kernel, and the calls that change them (`crates/patch/generations/man/asgen.2`).
 
 use crate::Error;
 use crate::calm;
@@ -22,29 +22,29 @@ const DELETE: u64 = 6;
 const COMMIT_WHEREVER: u64 = 8;
 /// Bytes written by one call; a jump is shorter.
 const PIECE_LEN: usize = 8;
-/// Bytes of memory of ours in the target that calls need: a `struct asgen_write` and what it writes.
+/// Bytes of our memory in the target that calls need: a `struct asgen_write` and the bytes that it writes.
 pub(super) const SCRATCH_LEN: usize = 24 + PIECE_LEN;
 
 /// A generation of a process, besides its base.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Generation {
-    /// Its number.
+    /// Number of the generation.
     pub number: u32,
     /// `known`, `committing` or `deleted`.
     pub state: String,
-    /// Threads in it.
+    /// Number of threads in it.
     pub threads: u32,
-    /// Pages that differ from the base.
+    /// Number of pages that differ from the base.
     pub pages: u64,
 }
 
-/// Whether the kernel that runs has generations. Asking for the file tells it without a call whose number another kernel may
-/// have given to something else.
+/// Returns true if the running kernel has generations. It checks for the file, because another kernel may use the number of the call for
+/// another purpose.
 pub(super) fn has_generations() -> bool {
     Path::new("/proc/self/generations").exists()
 }
 
-/// The generations of a process; `None` where they cannot be seen.
+/// Returns the generations of a process; `None` if they are not visible.
 pub(crate) fn generations(pid: Pid) -> Option<Vec<Generation>> {
     let text = kernel_files::text(format!("/proc/{pid}/generations")).ok()?;
     Some(text.lines().skip(1).filter_map(parse).collect())
@@ -57,41 +57,41 @@ fn parse(line: &str) -> Option<Generation> {
     Some(Generation { number, state, threads: words.next()?.parse().ok()?, pages: words.next()?.parse().ok()? })
 }
 
-/// The generation that a thread is in, 0 for the base; `None` when it has ended.
+/// Returns the generation of a thread, 0 for the base; `None` if the thread has ended.
 pub(super) fn generation_of(process: &Process, tid: Tid) -> Option<u32> {
     let path = format!("/proc/{}/task/{tid}/generation", process.pid());
     kernel_files::text(path).ok()?.trim().parse().ok()
 }
 
-/// Threads of a process that are in the base, the kernel's workers apart.
+/// Returns the threads of a process that are in the base, without the kernel's workers.
 pub(crate) fn in_base(process: &Process) -> Result<Vec<Tid>, Error> {
     let mut threads = process.threads()?;
     threads.retain(|t| !t.kernel_worker && generation_of(process, t.tid) == Some(0));
     Ok(threads.into_iter().map(|t| t.tid).collect())
 }
 
-/// Reads what a thread sees; `false` when it has ended.
+/// Reads memory as a thread sees it; returns `false` if the thread has ended.
 pub(super) fn read_as(process: &Process, tid: Tid, at: Avma, buf: &mut [u8]) -> bool {
     let memory = kernel_files::open(format!("/proc/{}/task/{tid}/mem", process.pid()));
     memory.and_then(|memory| memory.read_exact_at(buf, at.0)).is_ok()
 }
 
-/// Takes a thread that stands to a generation.
+/// Migrates a stopped thread to a generation.
 pub(super) fn migrate(thread: &mut Held<'_>, generation: u32) -> Result<(), tracee::Error> {
     thread.remote(SYS_ASGEN, [MIGRATE, generation.into(), 0, 0, 0, 0]).map(drop)
 }
 
-/// Has a thread of the process commit a generation.
+/// Makes a thread of the process commit a generation.
 pub(super) fn commit(process: &Process, session: &mut Session<'_>, generation: u32) -> Result<(), Error> {
     one_call(process, session, [COMMIT, generation.into(), 0, 0, 0, 0])
 }
 
-/// Has a thread of a frozen process commit a generation wherever threads are: none is in the middle of what changes.
+/// Makes a thread of a frozen process commit a generation without a check of the threads: none is inside the code that changes.
 pub(super) fn commit_wherever(carrier: &mut Held<'_>, generation: u32) -> Result<(), tracee::Error> {
     carrier.remote(SYS_ASGEN, [COMMIT_WHEREVER, generation.into(), 0, 0, 0, 0]).map(drop)
 }
 
-/// Has a thread of the process delete a generation.
+/// Makes a thread of the process delete a generation.
 pub(super) fn delete(process: &Process, session: &mut Session<'_>, generation: u32) -> Result<(), Error> {
     one_call(process, session, [DELETE, generation.into(), 0, 0, 0, 0])
 }
@@ -100,8 +100,8 @@ fn one_call(process: &Process, session: &mut Session<'_>, args: [u64; 6]) -> Res
     calm::with_carrier(process, session, |carrier| Ok(carrier.remote(SYS_ASGEN, args).map(drop)?), &mut |_, _| {})
 }
 
-/// Has a thread of the process make a generation in which entries and constants hold what they come to hold; nobody is in it
-/// yet. `scratch` is memory of ours that nobody uses. The mappings with them are sealed for good.
+/// Makes a thread of the process create a generation in which entries and constants have their new contents; no thread is in it yet.
+/// `scratch` is our memory that no code uses. The mappings that hold the entries and constants are sealed permanently.
 pub(super) fn create(
     process: &Process,
     session: &mut Session<'_>,
@@ -119,7 +119,7 @@ pub(super) fn create(
         let mapping = mapping.ok_or_else(|| Error::BytesDiffer { function: name.clone(), at, offset: 0 })?;
         ranges.insert(mapping.start, mapping.end);
     }
-    // as much at a time as there is room for
+    // each piece is as long as there is room for
     let pieces = changes.iter().flat_map(|(_, at, bytes)| {
         let starts = (at.0..).step_by(PIECE_LEN).map(Avma);
         starts.zip(bytes.chunks(PIECE_LEN))

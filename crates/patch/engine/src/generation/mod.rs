@@ -1,24 +1,24 @@
-//! The other way to patch: on a kernel with address-space generations (`crates/patch/generations/`) each thread sees its own text, and
-//! no dispatcher decides.
+//! Patching with address-space generations: on a kernel that has them (`crates/patch/generations/`) each thread sees its own text, and no
+//! dispatcher decides.
 //!
 //! ```text
 //! create ── migrate ── decide ── commit           create:  entries are direct jumps, in the new generation only
 //!              └── back ── delete                 commit:  the kernel makes that the text of all
 //! ```
-//! Patches, checks, memory, ledger and unwinders are those of the trampolines, and so is what is left behind: afterwards
-//! either way can take the patch back. A thread goes over by a system call that it makes for us while it stands, when nothing
-//! that changes is on its stack, or by itself at a quiescence point. One that is born is where its parent is. Threads that
-//! change together stay where they are, and stand, until the generation is the text of all.
+//! Patches, checks, memory, ledger and unwinders are the same as with trampolines, and so is the result: afterwards either way can revert
+//! the patch. A thread migrates when no code that changes is on its stack, by a system call that it makes for the tool while it is stopped;
+//! or by itself at a quiescence point. A new thread is in the generation of its parent. Threads that change together stay in place, and are
+//! blocked, until the generation is the text of all.
 //!
-//! *Being killed.* Until all threads are over, or stand, nothing is in the ledger: the kernel itself tells that a generation
-//! was left, and threads in it. Then the record `Begin` is written, with a state byte that says "all new" already. Whoever
-//! finds it goes forward where all are in the generation. Where some stood they have left by themselves, on the old text,
-//! which is still in force if the kernel had not been told yet: then all go back. As long as a thread is in a generation of
-//! ours, only this way goes on.
+//! *A killed tool.* Until all threads have migrated, or are blocked, nothing is in the ledger: the kernel itself shows that a generation
+//! was left, and the threads in it. Then the record `Begin` is written, with a state byte that already says "all new". A tool that finds
+//! the record goes forward if all threads are in the generation. If some were blocked, they have continued by themselves on the old text.
+//! That text is still active if the kernel was not told yet: then all roll back. While a thread is in a generation of a patch, only this
+//! view can continue.
 //!
-//! *Threads that stay.* A patch may name functions that a thread need not leave. When all others are over the transition rests:
-//! one record says so, those threads are in the base, which is as before, and everybody else in the generation. Whoever is born is
-//! where its parent is. The same command goes on when they have left, the opposite one takes all back.
+//! *Threads that stay.* A patch may name functions that a thread need not leave. When all others have migrated, the transition rests: one
+//! record states it, those threads are in the base, which is unchanged, and all others in the generation. A new thread is in the generation
+//! of its parent. The same command continues when they have left; the opposite command moves all back.
 
 mod crossing;
 mod kernel;
@@ -47,17 +47,17 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{DISPATCH_LEN, DispatchState, JUMP_LEN, jump5};
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
-/// What lets each thread see its version of the code.
+/// Method by which each thread sees its version of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ThreadView {
-    /// A jump at each entry, and code behind it that looks at a word of the thread. Every kernel can do that.
+    /// A jump at each entry, and code after it that reads a word of the thread. Every kernel supports it.
     #[default]
     Trampoline,
-    /// Pages of its own, by a kernel that has address-space generations.
+    /// Pages of the thread's own generation, on a kernel that has address-space generations.
     Generation,
 }
 
-/// Refuses what cannot be done in this way, before anything is touched.
+/// Refuses an operation that is impossible in this view, before anything is changed.
 pub(crate) fn refuse(target: &Target, options: &Options) -> Result<(), Error> {
     refuse_among(target, options, &inhabited(&target.process))
 }
@@ -83,7 +83,7 @@ fn refuse_among(target: &Target, options: &Options, inhabited: &BTreeMap<u32, Ti
     }
 }
 
-/// Before an operation: refuses what cannot be done, and ends what a killed tool left.
+/// Prepares an operation: refuses an impossible one, and ends the transition of a killed tool.
 pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<'_>) -> Result<(), Error> {
     let process = target.process.clone();
     let inhabited = inhabited(&process);
@@ -97,23 +97,23 @@ pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<
         return Ok(());
     }
     traced(&process, |session| match options.view {
-        // somebody might still follow a tool that was killed
+        // a thread might still follow a request of a killed tool
         ThreadView::Trampoline => forget(session, target, report),
         ThreadView::Generation => settle(session, target, options, report),
     })
 }
 
-/// Nobody goes to a generation any more that a tool asked for which was killed.
+/// Abandons the request of a killed tool, so that no thread migrates to its generation any more.
 fn forget(session: &mut Session<'_>, target: &Target, report: &mut Report<'_>) -> Result<(), Error> {
     Points::find(target)?.map_or(Ok(()), |mut points| points.abandon(session, report))?;
-    // whoever did meanwhile is to be brought back first
+    // threads that did so meanwhile must be moved back first
     let inhabited = inhabited(&target.process);
     let left = inhabited.iter().any(|(generation, tid)| *generation != 0 && is_of_patches(target, *tid));
     if left { Err(Error::LeftBehind(target.process.pid())) } else { Ok(()) }
 }
 
-/// The generations, the base among them, that threads are in, with the oldest of each, which is the least likely to end while
-/// it is looked at; none when there is only the base.
+/// Returns the generations that hold threads, including the base, each with its oldest thread, which is the least likely to end meanwhile.
+/// Empty if there is only the base.
 fn inhabited(process: &Process) -> BTreeMap<u32, Tid> {
     if !generations(process.pid()).is_some_and(|found| found.iter().any(|g| g.threads > 0)) {
         return BTreeMap::new();
@@ -123,8 +123,7 @@ fn inhabited(process: &Process) -> BTreeMap<u32, Tid> {
     threads.filter_map(|t| Some((kernel::generation_of(process, t.tid)?, t.tid))).collect()
 }
 
-/// Whether what a thread sees differs from the base at an entry: its generation is one of ours then, and not one that the
-/// program made for itself.
+/// Returns true if a thread sees other bytes than the base at an entry: its generation is then one of a patch, and not one of the program.
 fn is_of_patches(target: &Target, tid: Tid) -> bool {
     let entries = target.view.origins().into_keys().map(|entry| (entry, JUMP_LEN));
     let constants = target.view.constants().map(|constant| (constant.at, constant.new.len()));
@@ -135,9 +134,8 @@ fn is_of_patches(target: &Target, tid: Tid) -> bool {
     })
 }
 
-/// Ends what a killed tool left: a generation that was decided on, or in which all threads see what the ledger says,
-/// becomes the text of all; threads are taken back out of any other. One that nobody is in stays, for it might be the
-/// program's.
+/// Ends the transition of a killed tool. A generation becomes the text of all if that was decided, or if all threads in it see the text
+/// that the ledger states. Threads are moved back from any other. An empty generation stays, because it might belong to the program.
 fn settle(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -148,7 +146,7 @@ fn settle(
     let process = target.process.clone();
     let number = target.view.last_transition;
     let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
-    // nobody goes on to where a tool that was killed asked to go
+    // no thread continues to the generation that a killed tool requested
     let mut points = Points::find(target)?;
     points.as_mut().map_or(Ok(()), |points| points.abandon(session, report)).map_err(unfinished)?;
     for (left, tid) in inhabited(&process) {
@@ -172,8 +170,8 @@ fn settle(
     Ok(())
 }
 
-/// Ends a transition that the ledger says is decided, but of which nothing is in the text of all: it was to become that in
-/// the moment in which the tool was killed, while threads stood.
+/// Ends a transition that is decided in the ledger, but not in the text of all: the tool was killed in the moment of the commit, while
+/// threads were blocked.
 pub(crate) fn undo_decision(target: &mut Target, report: &mut Report<'_>) -> Result<(), Error> {
     let process = target.process.clone();
     let Some(open) = target.view.unfinished.clone() else { return Ok(()) };
@@ -187,7 +185,7 @@ pub(crate) fn undo_decision(target: &mut Target, report: &mut Report<'_>) -> Res
     target.reload()
 }
 
-/// The state byte and the ledger as if it had not been decided.
+/// Resets the state byte and the ledger to the state before the decision.
 fn take_back(target: &mut Target, transition: &Transition) -> Result<(), Error> {
     let process = target.process.clone();
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
@@ -201,7 +199,7 @@ fn is_all_new(process: &Process, transition: &Transition) -> Result<bool, Error>
     Ok(state == [DispatchState::AllThen as u8])
 }
 
-/// What became of the way back, when that failed.
+/// Converts the error of a failed rollback.
 fn stuck(error: Error, transition: u32) -> Error {
     match error {
         Error::TimedOut { busy } => Error::Stuck { transition, busy },
@@ -210,21 +208,21 @@ fn stuck(error: Error, transition: u32) -> Error {
     }
 }
 
-/// Whether a thread sees the new side of a transition that the ledger says is decided: nothing else is written when a
-/// generation is to become the text of all.
+/// Returns true if a thread sees the new side of a transition that is decided in the ledger: no other record is written when a generation
+/// becomes the text of all.
 fn is_decided(target: &Target, tid: Tid) -> bool {
     let Some(open) = &target.view.unfinished else { return false };
     is_all_new(&target.process, &open.transition).unwrap_or(false) && shows(target, tid, &open.transition)
 }
 
-/// Whether a thread sees the new side of a transition.
+/// Returns true if a thread sees the new side of a transition.
 fn shows(target: &Target, tid: Tid, transition: &Transition) -> bool {
     let holds = |at: Avma, bytes: &[u8]| sees(target, tid, at, bytes.len()).is_some_and(|seen| seen == bytes);
     transition.sites.iter().all(|site| holds(site.entry, &site.to.bytes))
         && transition.constants.iter().all(|constant| holds(constant.at, &constant.to))
 }
 
-/// The transition that rests because threads stay in the old code, as long as it is not decided.
+/// Returns the transition that rests because threads stay in old code, unless it is decided.
 fn resting(target: &Target) -> Option<&Transition> {
     let open = target.view.unfinished.as_ref().filter(|open| open.phase == Some(Phase::Resting))?;
     (!is_all_new(&target.process, &open.transition).unwrap_or(false)).then_some(&open.transition)
@@ -238,28 +236,28 @@ fn rests(target: &Target) -> Error {
     Error::Rests { pid: target.process.pid(), functions: functions.into_iter().collect::<Vec<_>>().join(", ") }
 }
 
-/// What is asked of a transition that rests.
+/// Request for a transition that rests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// That it goes on.
+    /// Continue it.
     Forward,
-    /// That it is taken back.
+    /// Move all threads back.
     Back,
-    /// Something else, which has to wait.
+    /// Another operation, which has to wait.
     Other,
 }
 
-/// What became of a transition that rested.
+/// Result for a transition that rested.
 pub(crate) enum Rested {
-    /// There was none, or nobody was in its generation any more.
+    /// There was none, or its generation held no thread any more.
     None,
-    /// It went on, and rests again or is over.
+    /// It continued, and rests again or is complete.
     Forward(Outcome),
-    /// All are back.
+    /// All threads are back.
     Back(Outcome),
 }
 
-/// Goes on with a transition that rests, or takes it back.
+/// Continues a transition that rests, or moves its threads back.
 pub(crate) fn go_on(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -310,7 +308,7 @@ pub(crate) fn go_on(
     Ok(Rested::Forward(outcome(&process, session, &view, &transition, crossed, &post, report, start)))
 }
 
-/// What an operation has come to.
+/// Returns the outcome of an operation.
 #[allow(clippy::too_many_arguments)]
 fn outcome(
     process: &Process,
@@ -332,13 +330,13 @@ fn outcome(
     Outcome::Rests { transition: transition.number, threads, staying, duration_ns: now_ns() - start }
 }
 
-/// An entry, or a constant, as a thread sees it.
+/// Reads an entry, or a constant, as a thread sees it.
 fn sees(target: &Target, tid: Tid, at: Avma, len: usize) -> Option<Vec<u8>> {
     let mut now = vec![0; len];
     kernel::read_as(&target.process, tid, at, &mut now).then_some(now)
 }
 
-/// Whether a thread sees every entry, and every constant, as the active patches have it.
+/// Returns true if a thread sees every entry, and every constant, as the active patches define it.
 fn shows_what_is_in_force(target: &Target, tid: Tid) -> bool {
     let view = &target.view;
     view.origins().into_iter().all(|(entry, origin)| {
@@ -353,7 +351,7 @@ fn shows_what_is_in_force(target: &Target, tid: Tid) -> bool {
     })
 }
 
-/// All code that no thread runs while the active patches are in force.
+/// Returns all code that no thread executes while the active patches are active.
 fn not_in_force(view: &View) -> Vec<NamedSpan> {
     let is_active = |number: usize| view.active.contains(&(number as u32));
     let (active, others): (Vec<_>, Vec<_>) = view.placed.iter().enumerate().partition(|(number, _)| is_active(*number));
@@ -362,7 +360,7 @@ fn not_in_force(view: &View) -> Vec<NamedSpan> {
         let spans = std::iter::once(&function.old).chain(&function.old_parts);
         out.extend(spans.map(|span| NamedSpan { name: function.name.clone(), span: *span }));
     }
-    // what changes where it lies, and what uses that
+    // code that changes in place, and code that uses it
     let in_place = view.placed.iter().filter(|patch| !patch.constants.is_empty()).flat_map(|patch| &patch.off_stack);
     out.extend(in_place.map(|code| NamedSpan { name: code.name.clone(), span: code.span }));
     out
@@ -391,7 +389,7 @@ pub(crate) fn run(
         settle_guide(target, report);
         return Err(error);
     }
-    // a dispatcher that is not needed leaves its room for what the calls need
+    // the calls use the room of a dispatcher that is not needed
     let nothing = || Error::Unsuitable { pid: process.pid(), what: "has nothing that this would change".into() };
     let room = transition.trampolines.first().map(|room| room.start);
     let scratch = dispatchers.first().map(|(at, _)| *at).or(room).ok_or_else(nothing)?;
@@ -400,7 +398,7 @@ pub(crate) fn run(
     Ok(outcome(&process, session, view, &transition, moved?, post, report, start))
 }
 
-/// Makes the generation, brings every thread there, and makes it the text of all; or takes everybody back.
+/// Makes the generation, migrates every thread to it, and makes it the text of all; or moves all threads back.
 fn cross(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -435,14 +433,14 @@ fn cross(
     })
 }
 
-/// To a generation and back.
+/// A migration to a generation, and its rollback.
 struct Way<'w> {
     target: &'w mut Target,
     transition: &'w Transition,
     generation: u32,
     options: &'w Options,
     deadline: Instant,
-    /// The ledger has it.
+    /// True if it is recorded in the ledger.
     begun: bool,
 }
 
@@ -453,7 +451,7 @@ impl Way<'_> {
         Forbidden::new(code, &trampolines, &self.transition.loop_entries)
     }
 
-    /// Brings every thread there, or makes those who change together stand, and makes it the text of all.
+    /// Migrates every thread, or blocks those that change together, and makes the generation the text of all.
     fn over(
         &mut self,
         session: &mut Session<'_>,
@@ -484,7 +482,7 @@ impl Way<'_> {
         }
     }
 
-    /// From where the transition rests: at their points where they are asked to go so, and otherwise by probing.
+    /// Continues from the resting state: at quiescence points if that is requested, otherwise by probing.
     fn on(&mut self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<Crossed, Error> {
         let mut points = match self.options.quiescence {
             Quiescence::Local => Points::find(self.target)?,
@@ -498,7 +496,7 @@ impl Way<'_> {
         crossed
     }
 
-    /// Each by itself.
+    /// Migrates each thread by itself.
     fn each(
         &mut self,
         session: &mut Session<'_>,
@@ -506,7 +504,7 @@ impl Way<'_> {
         report: &mut Report<'_>,
     ) -> Result<Crossed, Error> {
         let forbidden = self.forbidden(&self.transition.leave);
-        // those who change together wait for each other
+        // threads that change together wait for each other
         let by_itself = self.begun || matches!(self.options.quiescence, Quiescence::Probe | Quiescence::Local);
         let staying = if by_itself { &self.transition.staying[..] } else { &[] };
         let may_stay = Forbidden::new(staying, &[], &self.transition.loop_entries);
@@ -516,7 +514,8 @@ impl Way<'_> {
         fault::reach(&self.options.faults, FaultPoint::Migrated).map(|()| crossed)
     }
 
-    /// All are there, but for those who may stay. The record is the commit point: whoever finds it goes forward.
+    /// Decides when all threads have migrated except those that may stay. The record is the commit point: a tool that finds it goes
+    /// forward.
     fn decide_over(
         &mut self,
         session: &mut Session<'_>,
@@ -540,12 +539,12 @@ impl Way<'_> {
         decided.map(|()| crossed).map_err(unfinished)
     }
 
-    /// Reason to think that the program has stacks that must be searched, as its threads' are.
+    /// Returns the reason why the program probably has stacks that must be searched like those of its threads, if there is one.
     fn suspends(&self) -> Result<Option<String>, Error> {
         suspended::switches_stacks(&self.target.process, &self.target.modules)
     }
 
-    /// Waits until no frame of code that is to be left is found on a suspended stack: one may have come since the transition began.
+    /// Waits until no frame of code to be left is found on a suspended stack; one may have appeared since the transition began.
     fn await_suspended(&self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
         let Some(why) = self.suspends()? else { return Ok(()) };
         let process = &self.target.process;
@@ -559,7 +558,7 @@ impl Way<'_> {
         })
     }
 
-    /// One record: whoever finds it leaves everybody where they are.
+    /// Writes one record; a tool that finds it leaves all threads in place.
     fn rest(&mut self) -> Result<(), Error> {
         if self.begun {
             return Ok(());
@@ -571,7 +570,7 @@ impl Way<'_> {
         fault::reach(&self.options.faults, FaultPoint::Decided)
     }
 
-    /// Those who change together stand: in that moment the generation becomes the text of all.
+    /// Commits while the threads that change together are blocked: in that moment the generation becomes the text of all.
     fn together(
         &mut self,
         session: &mut Session<'_>,
@@ -591,8 +590,8 @@ impl Way<'_> {
         Ok(Crossed { threads, staying: Vec::new() })
     }
 
-    /// Writes the record, and has the kernel commit; on failure neither is in force. Returns what keeps it from being done now;
-    /// with `search`, frames on suspended stacks as well.
+    /// Writes the record, and makes the kernel commit; on failure neither is active. Returns the obstacle if it is impossible now; with
+    /// `search`, a frame on a suspended stack is one.
     fn decide(&mut self, frozen: &mut Frozen<'_, '_>, search: bool) -> Result<Option<Busy>, Error> {
         if search {
             let (process, ledger) = (&self.target.process, self.target.store.as_ref().map(Store::at));
@@ -632,7 +631,7 @@ impl Way<'_> {
         store.append(process.memory(), Record::Phase { transition: self.transition.number, phase })
     }
 
-    /// Takes everybody back to the text of all, and deletes the generation.
+    /// Moves all threads back to the text of all, and deletes the generation.
     fn home(
         &mut self,
         session: &mut Session<'_>,

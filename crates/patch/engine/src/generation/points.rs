@@ -1,4 +1,4 @@
-//! Threads with quiescence points: they go to a generation by themselves, or stand until it is everybody's code.
+//! Threads with quiescence points: they migrate to a generation by themselves, or block until it is the code of all.
 
 use super::kernel;
 use crate::barrier::abi::{Gathered, Mode, Name, Request};
@@ -18,13 +18,12 @@ use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
-/// How often slots are looked at: reading them stops nobody.
+/// Interval of the reads of the slots; reading them stops no thread.
 const LOOK: Duration = Duration::from_millis(1);
-/// Threads that go by themselves may do so for so much longer than they are waited for: only where the tool is gone is it the
-/// library that gives up.
+/// Additional time in which threads may migrate by themselves after the tool's own deadline: the library gives up only if the tool is gone.
 const LONGER: Duration = Duration::from_secs(5);
 
-/// A process's libstillpoint, and what it has been asked.
+/// libstillpoint of a process, and the present request to it.
 pub(super) struct Points {
     process: Process,
     library: Library,
@@ -32,15 +31,14 @@ pub(super) struct Points {
 }
 
 impl Points {
-    /// `None` when the process has no such library.
+    /// Returns `None` if the process has no such library.
     pub(super) fn find(target: &Target) -> Result<Option<Points>, Error> {
         let process = target.process.clone();
         let library = Library::find(&process, &target.modules)?;
         Ok(library.map(|library| Points { process, library, request: None }))
     }
 
-    /// Refuses threads that would be killed by their seccomp filter for the call that takes them to a generation: the library
-    /// makes it without asking.
+    /// Refuses threads whose seccomp filter could kill them for the call that migrates them: the library makes it without a check.
     pub(super) fn check_filters(&mut self) -> Result<(), Error> {
         let slots = self.library.slots(self.process.memory())?;
         let threads: Vec<Tid> = self.process.threads()?.iter().map(|thread| thread.tid).collect();
@@ -58,8 +56,8 @@ impl Points {
         Ok(())
     }
 
-    /// Asks threads to go to the generation of a transition, or to stand until it is everybody's. No thread's word is written, so
-    /// it does not matter where that is.
+    /// Asks threads to migrate to the generation of a transition, or to block until it is the code of all. No thread's word is written, so
+    /// its offset does not matter.
     pub(super) fn ask(
         &mut self,
         mode: Mode,
@@ -75,7 +73,7 @@ impl Points {
         Ok(())
     }
 
-    /// Of these threads, who will go by itself, and where it is now; and who is not to go at all.
+    /// Returns which of these threads will migrate by themselves, each with its location, and which are not to migrate at all.
     pub(super) fn own_way(&mut self, threads: &[Tid]) -> Result<(BTreeMap<Tid, String>, BTreeSet<Tid>), Error> {
         let (mut going, mut staying) = (BTreeMap::new(), BTreeSet::new());
         let Some(request) = &self.request else { return Ok((going, staying)) };
@@ -91,7 +89,7 @@ impl Points {
         Ok((going, staying))
     }
 
-    /// Waits until all who have to stand do, and does `work` in that moment, in which the process is frozen.
+    /// Waits until all threads that must block are blocked, and does `work` in that moment, with the process frozen.
     pub(super) fn gather(
         &mut self,
         session: &mut Session<'_>,
@@ -110,7 +108,7 @@ impl Points {
         loop {
             calm::serve(&process, session, Instant::now() + LOOK)?;
             let mut busy = standing::awaited(&process, &mut self.library, &request, &session.threads())?;
-            // those who stood have gone on: the others are to blame
+            // the blocked threads have continued: the other threads are the cause
             if standing::is_over(&process, &self.library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
@@ -148,13 +146,13 @@ impl Points {
         }
     }
 
-    /// Whether anybody may still act upon a request to go to a generation, whoever made it.
+    /// Returns true if threads may still act on a request to migrate to a generation, of this tool or another.
     pub(super) fn is_asked(&self) -> Result<bool, Error> {
         let control = self.library.control(self.process.memory())?;
         Ok(control.pending().is_some_and(|request| request.generation != 0))
     }
 
-    /// The generation that threads were asked to go to is everybody's code.
+    /// Releases the request: its generation is the code of all.
     pub(super) fn release(&mut self) -> Result<(), Error> {
         self.request = None;
         if self.is_asked()? {
@@ -164,7 +162,7 @@ impl Points {
         Ok(())
     }
 
-    /// Nobody goes to a generation, or stands for it, any more.
+    /// Abandons the request: no thread migrates to a generation, or blocks for it, any more.
     pub(super) fn abandon(&mut self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
         self.request = None;
         let limit = Instant::now() + standing::LOCK_LIMIT;

@@ -1,21 +1,20 @@
-//! Tells the unwinders of a process of code that no loader knows of, before that code runs.
+//! Makes code that is unknown to the loader visible to the unwinders of a process, before that code runs.
 //!
-//! Every unwinder in use with glibc 2.35 and later (libgcc's, shared or linked into a program; also the copy that
-//! `pthread_cancel` and `backtrace` load only when they are called) asks `_dl_find_object` for the unwind data of an
-//! address. While a patch is in force its entry leads to the *guide*, a few instructions that look the address up in a
-//! table of ours and leave all others to glibc.
+//! Every unwinder in use with glibc 2.35 and later asks `_dl_find_object` for the unwind data of an address: libgcc's, shared or linked
+//! into a program, and the copy that `pthread_cancel` and `backtrace` load only when they are called. While a patch is active its entry
+//! leads to the *guide*, a few instructions that look the address up in a table of ours and forward all others to glibc.
 //!
-//! The obvious way is `__register_frame_info`, called by a thread of the target. It takes a lock inside of libgcc (from
-//! libgcc 13 on it also allocates), and from then on every throw in every thread of the process takes that lock, for good,
-//! and a child forked meanwhile inherits it locked. The guide has no lock, and is written with the entries, while all
-//! threads stand; like them it is a site of the transition, so that abort, recovery and revert know what to do.
+//! The obvious way is `__register_frame_info`, called by a thread of the target. It takes a lock inside libgcc (from libgcc 13 on it also
+//! allocates). From then on every throw in every thread of the process takes that lock, permanently, and a child forked meanwhile inherits
+//! it locked. The guide has no lock. It is written together with the entries, while all threads are stopped; like them it is a site of the
+//! transition, so that abort, recovery and revert handle it.
 //!
 //! ```text
 //! entry of _dl_find_object:  jmp guide       guide:  in the table?  -> answer
 //!                                                    otherwise      -> displaced instructions, jmp entry + n
 //! table:  header (lowest, highest address)  | start, end, link map, search table, state | ...
 //! ```
-//! An entry is filled while its state is even, and comes into force by the write of that byte.
+//! An entry is filled while its state is even, and becomes active by the write of that byte.
 
 mod table;
 
@@ -32,14 +31,14 @@ pub(crate) use table::TABLE_LEN;
 
 const NAME: &str = "_dl_find_object";
 const PAGE: u64 = 4096;
-/// Where the displaced instructions lie behind the guide.
+/// Offset of the displaced instructions after the guide.
 const DISPLACED_AT: u64 = 128;
 const _: () = assert!(FIND_OBJECT_LEN as u64 <= DISPLACED_AT);
 
-/// Segments of the guide's memory: code, table, nothing.
+/// Lengths of the segments of the guide's memory in bytes: code, table, none.
 pub(crate) const LENS: [u64; 3] = [PAGE, TABLE_LEN, 0];
 
-/// `_dl_find_object` of a process, as glibc has it.
+/// `_dl_find_object` of a process, as in glibc.
 pub(crate) struct Entry {
     /// Index of the C library among the modules.
     pub(crate) module: usize,
@@ -48,18 +47,18 @@ pub(crate) struct Entry {
     plan: EntryPlan,
 }
 
-/// What can be done for a patch.
+/// Way to make a patch visible.
 pub(crate) enum Way {
     /// The guide is in place.
     InPlace,
-    /// It has to be laid.
+    /// The guide must be placed.
     Lay(Entry),
-    /// It cannot be, and the patch can do without: why.
+    /// The guide is impossible for this reason, and the patch does not need it.
     Without(String),
 }
 
-/// Finds out, before anything is touched, how new code can be made known to the unwinders; refuses a patch that cannot
-/// do without when it cannot be done.
+/// Finds out, before anything is changed, how new code can be made visible to the unwinders. Refuses a patch that needs the guide if it is
+/// impossible.
 pub(crate) fn way(process: &Process, modules: &[Module], view: &View, patch: &Patch) -> Result<Way, Error> {
     let found = match &view.guide {
         Some(guide) => stands(process.memory(), guide).map(|_| Way::InPlace),
@@ -79,7 +78,7 @@ fn invisible(process: &Process, why: String) -> Error {
     Error::Invisible { pid: process.pid(), why }
 }
 
-/// Whether exceptions are thrown in the process, or the new code has something to do when one passes.
+/// Returns true if exceptions are thrown in the process, or if the new code handles exceptions.
 fn is_needed(modules: &[Module], patch: &Patch) -> bool {
     let throws = |m: &Module| {
         let file = m.path.rsplit('/').next().unwrap_or_default();
@@ -88,7 +87,7 @@ fn is_needed(modules: &[Module], patch: &Patch) -> bool {
     patch.sections.iter().any(|s| s.kind == SectionKind::ExceptTable) || modules.iter().any(throws)
 }
 
-/// The library that throws for the whole process, when it is none that asks glibc.
+/// Returns the library that throws for the whole process, if it does not ask glibc.
 fn foreign_unwinder(process: &Process, modules: &[Module]) -> Result<Option<String>, Error> {
     for index in search_order(process, modules) {
         let Some(dynamic) = Dynamic::of(process.memory(), &modules[index])? else { continue };
@@ -100,7 +99,7 @@ fn foreign_unwinder(process: &Process, modules: &[Module]) -> Result<Option<Stri
     Ok(None)
 }
 
-/// Looks for `_dl_find_object` and whether its entry can be redirected.
+/// Finds `_dl_find_object` and checks that its entry can be redirected.
 fn find(process: &Process, modules: &[Module]) -> Result<Entry, Error> {
     for module in search_order(process, modules) {
         let Some(dynamic) = Dynamic::of(process.memory(), &modules[module])? else { continue };
@@ -118,7 +117,7 @@ fn find(process: &Process, modules: &[Module]) -> Result<Entry, Error> {
     Err(invisible(process, format!("its C library has no {NAME} (glibc has it since 2.35)")))
 }
 
-/// Fills the guide's memory at `area`: nothing leads there yet.
+/// Fills the guide's memory at `area`; no jump leads there yet.
 pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> Result<GuideRecord, Error> {
     let failed = |source| Error::Entry { function: NAME.to_owned(), source };
     let (displaced_at, table) = (Avma(area.0 + DISPLACED_AT), Span::new(Avma(area.0 + LENS[0]), TABLE_LEN));
@@ -139,7 +138,7 @@ pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> R
     })
 }
 
-/// Whether the jump to the guide stands.
+/// Returns true if the entry holds the jump to the guide.
 fn stands(memory: &Memory, guide: &GuideRecord) -> Result<bool, Error> {
     let mut now = [0; JUMP_LEN];
     memory.read(guide.entry, &mut now)?;
@@ -150,7 +149,7 @@ fn stands(memory: &Memory, guide: &GuideRecord) -> Result<bool, Error> {
     }
 }
 
-/// The site that a transition to `after` needs, so that the guide stands when there is something to tell, and only then.
+/// Returns the site that a transition to `after` needs, so that the guide is active exactly when the table has entries.
 pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option<Site>, Error> {
     let Some(guide) = &view.guide else { return Ok(None) };
     let wanted = !told(view, after).is_empty();
@@ -165,13 +164,13 @@ pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option
     Ok(Some(Site { name: NAME.to_owned(), entry, from, to, dispatcher, armed, inner_boundaries }))
 }
 
-/// Whether writing these bytes at a site takes the guide away.
+/// Returns true if writing these bytes at a site removes the guide.
 pub(crate) fn is_taken_away(site: &Site, bytes: [u8; JUMP_LEN]) -> bool {
     site.name == NAME && bytes != site.armed
 }
 
-/// Patches whose code threads may run when those in `active` are in force: these, and those that came into force once and
-/// whose functions' addresses may live on in data.
+/// Returns the patches whose code threads may run when those in `active` are active: these, and earlier active ones whose functions'
+/// addresses may remain in data.
 fn told(view: &View, active: &[u32]) -> BTreeSet<u32> {
     let lives_on = view.came.iter().filter(|n| view.patch(**n).is_some_and(code_escapes));
     active.iter().chain(lives_on).copied().filter(|n| view.patch(*n).is_some()).collect()
@@ -181,13 +180,13 @@ fn code_escapes(patch: &PlacedPatch) -> bool {
     patch.escaping.iter().any(|name| patch.symbols.iter().any(|s| s.code && s.name == *name))
 }
 
-/// Brings the table to what it has to tell when the patches in `active` may run: entries of others are withdrawn, missing
-/// ones come into force. Doing it twice does nothing.
+/// Updates the table for the case that the patches in `active` may run: entries of others are deactivated, missing ones become active. A
+/// second call has no effect.
 pub(crate) fn settle(target: &Target, view: &View, active: &[u32]) -> Result<(), Error> {
     let Some(guide) = &view.guide else { return Ok(()) };
     let wanted: Vec<_> = told(view, active).into_iter().filter_map(|n| view.patch(n)).collect();
     let entry = |patch: &&PlacedPatch| table::Entry {
-        // all of the text segment: what is read only begins with the state bytes
+        // the whole text segment: the read-only segment begins with the state bytes
         code: Span::new(patch.arena.start, patch.states.start.0 - patch.arena.start.0),
         link_map: module_of(target, patch).unwrap_or(Avma(0)),
         search_table: patch.search_table.start,

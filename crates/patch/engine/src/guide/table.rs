@@ -1,20 +1,20 @@
-//! The guide's table in the target. Its readers are the target's threads, which hold no lock and may stand between any
-//! two instructions; its one writer may be killed between any two writes.
+//! Table of the guide in the target. Its readers are the target's threads, which hold no lock and may be stopped between any two
+//! instructions; its only writer may be killed between any two writes.
 
 use crate::ledger::Span;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{FIND_ENTRY_LEN, FIND_HEADER_LEN, FIND_STATE_AT};
 use stillpoint_patch_tracee::Memory;
 
-/// Bytes of the table; only what is written costs memory.
+/// Length of the table in bytes; only written pages use memory.
 pub(crate) const TABLE_LEN: u64 = 64 << 10;
-/// The last one is never used: it ends the table.
+/// Number of usable entries; the last one is never used, because it ends the table.
 const ENTRIES: usize = (TABLE_LEN as usize - FIND_HEADER_LEN) / FIND_ENTRY_LEN - 1;
 const MAGIC: &[u8; 16] = b"STILLPOINT-GUIDE";
-/// Patches lie so far from their module at most.
+/// Largest distance of a patch from its module in bytes.
 const REACH: u64 = 1 << 31;
 
-/// One patch's code and unwind data.
+/// Code and unwind data of one patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) code: Span,
@@ -43,7 +43,7 @@ impl Entry {
     }
 }
 
-/// Writes the header of a table that nobody reads yet: addresses around `module` are looked up.
+/// Writes the header of a table that no thread reads yet: addresses around `module` are looked up.
 pub(crate) fn create(memory: &Memory, table: Span, module: Span) -> Result<(), crate::Error> {
     let window = [module.start.0.saturating_sub(REACH), module.end().0.saturating_add(REACH)];
     memory.write(table.start, MAGIC)?;
@@ -51,7 +51,7 @@ pub(crate) fn create(memory: &Memory, table: Span, module: Span) -> Result<(), c
     Ok(())
 }
 
-/// Puts `wanted` in force and nothing else.
+/// Makes exactly the entries in `wanted` active.
 pub(crate) fn settle(memory: &Memory, table: Span, wanted: &[Entry]) -> Result<(), Error> {
     let bytes = memory.read_vec(table.start, table.len as usize)?;
     let at = |index: usize| table.start.0 + (FIND_HEADER_LEN + index * FIND_ENTRY_LEN) as u64;
@@ -70,7 +70,7 @@ pub(crate) fn settle(memory: &Memory, table: Span, wanted: &[Entry]) -> Result<(
             _ => free.push((index, state(index))),
         }
         if state(index) == 0 {
-            // none behind it has ever been used
+            // no entry after it has ever been used
             free.extend((index + 1..ENTRIES).map(|i| (i, 0)));
             break;
         }
@@ -84,13 +84,13 @@ pub(crate) fn settle(memory: &Memory, table: Span, wanted: &[Entry]) -> Result<(
     Ok(())
 }
 
-/// The state after: odd and even alternate, and 0 is never used again, for it ends the table.
+/// Returns the next state: odd and even alternate, and 0 is never used again, because it ends the table.
 fn next(state: u8) -> u8 {
     if state == u8::MAX { 2 } else { state + 1 }
 }
 
-/// Patches of another module may lie elsewhere: then all addresses are looked up. Byte by byte both bounds only ever
-/// move outwards, so that a reader in between sees a window that is large enough.
+/// Extends the window to all addresses if a patch of another module is outside it. Byte by byte both bounds move only outwards, so a reader
+/// meanwhile always sees a window that is large enough.
 fn widen(memory: &Memory, table: Span, bytes: &[u8], more: &[Entry]) -> Result<(), Error> {
     let bound = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
     let (lowest, highest) = (bound(16), bound(24));

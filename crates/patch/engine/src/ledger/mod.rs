@@ -1,13 +1,12 @@
-//! What a target knows of its patches: records that lie in its own memory, so that a killed tool leaves everything
-//! that the next call needs.
+//! Records of a target's patches, located in its own memory, so that a killed tool leaves all data that the next call needs.
 //!
 //! ```text
 //! magic 16 | version u32 | word offset i32 | check 8 | records ...
 //! record: payload length u32 | sequence u32 | check 8 | payload (postcard), padded to 8
 //! ```
-//! Records are only ever appended. One that was not written to its end fails its check, ends the list, and is written
-//! over by the next. The region is mapped read-only into the target (we write through `/proc/PID/mem`), so that no fault of
-//! the target spoils it; but the target may forge all of it, so that a record that breaks a rule ([`valid`]) is none.
+//! Records are only appended. An incompletely written record fails its check, ends the list, and the next record overwrites it. The region
+//! is mapped read-only into the target (the tool writes through `/proc/PID/mem`), so that no fault of the target damages it. But the target
+//! may forge all of it, so a record that breaks a rule ([`valid`]) is invalid.
 
 mod record;
 mod valid;
@@ -26,28 +25,28 @@ use sha2::{Digest, Sha256};
 pub const MAGIC: &[u8; 16] = b"STILLPOINT-LEDG\n";
 /// Version of the layout.
 pub const VERSION: u32 = 4;
-/// Bytes reserved for a ledger in a target; only what is written costs memory.
+/// Bytes reserved for a ledger in a target; only written pages use memory.
 pub const CAPACITY: u64 = 16 << 20;
 /// Bytes before the first record.
 pub const HEADER_LEN: usize = 32;
 const RECORD_HEADER_LEN: usize = 16;
 
-/// Why bytes are not a ledger.
+/// The reason why bytes are not a ledger.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
-    /// Something else is there.
+    /// The bytes do not start with the magic bytes of a ledger.
     #[error("no ledger there")]
     Magic,
     /// Another version of stillpoint wrote it.
     #[error("ledger has version {0}, this program reads version {VERSION}")]
     Version(u32),
-    /// The header is not what was written.
+    /// The checksum of the header does not match.
     #[error("header of the ledger is damaged")]
     Header,
     /// The records contradict each other.
     #[error("ledger contradicts itself: {0}")]
     Inconsistent(String),
-    /// No room for another record.
+    /// There is no room for another record.
     #[error("ledger is full ({used} of {CAPACITY} bytes)")]
     Full {
         /// Bytes used.
@@ -58,16 +57,16 @@ pub enum LedgerError {
     Encode(#[from] postcard::Error),
 }
 
-/// What the records of a target say, and where the next one goes.
+/// State from the records of a target, and the position of the next record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ledger {
     /// Offset of the generation word from the thread pointer, the same in every thread.
     pub word_offset: i32,
-    /// What the records mean together.
+    /// State that all records define together.
     pub view: View,
-    /// Bytes used.
+    /// Number of bytes used.
     pub end: usize,
-    /// Records so far.
+    /// Number of records so far.
     count: u32,
 }
 
@@ -80,7 +79,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
 }
 
-/// The header of a new ledger.
+/// Returns the header of a new ledger.
 pub fn encode_header(word_offset: i32) -> [u8; HEADER_LEN] {
     let mut out = [0; HEADER_LEN];
     out[..16].copy_from_slice(MAGIC);
@@ -98,7 +97,7 @@ pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     Ok(ledger)
 }
 
-/// Reads the header of a ledger, the records of which are still to be read.
+/// Reads the header of a ledger; the records are not read yet.
 pub fn decode_header(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if bytes.get(..16) != Some(MAGIC) {
         return Err(LedgerError::Magic);
@@ -114,17 +113,17 @@ pub fn decode_header(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     Ok(Ledger::new(u32_at(bytes, 20).ok_or(LedgerError::Header)? as i32))
 }
 
-/// Bytes of a record with such a payload.
+/// Returns the length in bytes of a record with a payload of this length.
 fn padded(payload_len: usize) -> usize {
     (RECORD_HEADER_LEN + payload_len).next_multiple_of(8)
 }
 
-/// Whether a record begins in `bytes` that says of itself that it is longer.
+/// Returns true if a record begins in `bytes` whose stated length exceeds them.
 pub fn is_cut_off(bytes: &[u8]) -> bool {
     u32_at(bytes, 0).is_none_or(|len| len > 0 && padded(len as usize) > bytes.len())
 }
 
-/// The record at the start of `bytes`, when it is whole, and its length with padding.
+/// Decodes the record at the start of `bytes`, if it is complete; returns it with its padded length.
 fn decode_record(bytes: &[u8], sequence: u32) -> Option<(Record, usize)> {
     let payload_len = u32_at(bytes, 0)? as usize;
     if payload_len == 0 || u32_at(bytes, 4)? != sequence {
@@ -140,14 +139,14 @@ fn decode_record(bytes: &[u8], sequence: u32) -> Option<(Record, usize)> {
 }
 
 impl Ledger {
-    /// A ledger without records.
+    /// Returns a ledger without records.
     pub fn new(word_offset: i32) -> Self {
         Ledger { word_offset, view: View::default(), end: HEADER_LEN, count: 0 }
     }
 
-    /// The bytes of one more record, to be written at `self.end` before [`Ledger::appended`] is called.
+    /// Returns the bytes of one more record, to be written at `self.end` before [`Ledger::appended`] is called.
     ///
-    /// # Errors
+    /// The record breaks a rule, or there is no room for it: then nothing may be written.
     /// The record breaks a rule, or there is no room for it: nothing may be written then.
     pub fn encode(&self, record: &Record) -> Result<Vec<u8>, LedgerError> {
         valid::check(&self.view, record)?;
@@ -165,7 +164,7 @@ impl Ledger {
         Ok(out)
     }
 
-    /// Takes note that the `len` bytes of `record` have been written.
+    /// Records that the `len` bytes of `record` have been written.
     pub fn appended(&mut self, record: Record, len: usize) -> Result<(), LedgerError> {
         self.view.add(record)?;
         self.count += 1;
@@ -173,8 +172,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Reads the records that `bytes`, which lie at `self.end`, hold as a whole; refuses what no tool of ours would have
-    /// written.
+    /// Reads the complete records in `bytes`, which are located at `self.end`; refuses a record that this tool would never write.
     pub fn read_on(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
         let start = self.end;
         while let Some((record, len)) = decode_record(&bytes[self.end - start..], self.count + 1) {
@@ -278,7 +276,7 @@ mod tests {
             let mut torn = bytes[..cut].to_vec();
             torn.resize(8192, 0);
             let read = decode(&torn).expect("header is whole");
-            // the padding at the end of a record is zero either way
+            // the padding at the end of a record is zero in both cases
             assert!(read == one || (read == ledger && cut + 8 > bytes.len()), "cut at {cut}");
         }
     }

@@ -1,30 +1,30 @@
-//! What the records say.
+//! Contents of the records.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use stillpoint_patch_format::{Avma, BuildId, DiffFact, Scope};
 
-/// Some bytes of a running process.
+/// A range of bytes in a running process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Span {
     /// First byte.
     pub start: Avma,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl Span {
-    /// `len` bytes from `start`.
+    /// Returns the range of `len` bytes from `start`.
     pub fn new(start: Avma, len: u64) -> Self {
         Span { start, len }
     }
 
-    /// The first byte behind.
+    /// Returns the first address after the range.
     pub fn end(&self) -> Avma {
         Avma(self.start.0.saturating_add(self.len))
     }
 
-    /// Whether `address` is one of the bytes.
+    /// Returns true if `address` is inside the range.
     pub fn contains(&self, address: Avma) -> bool {
         self.start <= address && address < self.end()
     }
@@ -36,58 +36,58 @@ impl fmt::Display for Span {
     }
 }
 
-/// Some code with its name.
+/// A range of code with its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedSpan {
-    /// For messages.
+    /// Name for messages.
     pub name: String,
-    /// Where.
+    /// Its range.
     pub span: Span,
 }
 
 /// One record of the ledger.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Record {
-    /// The memory of a patch is in place; patches are numbered in the order of these records, from 0.
+    /// The memory of a patch has been filled; patches are numbered in the order of these records, from 0.
     Placed(Box<PlacedPatch>),
-    /// A transition begins: everything needed to complete or undo it.
+    /// A transition begins; holds all data needed to complete it or to roll it back.
     Begin(Box<Transition>),
-    /// A transition by generations that has come as far as it can: begun, and [`Phase::Resting`].
+    /// A transition by generations that can go no further now: it has begun, and is [`Phase::Resting`].
     Rest(Box<Transition>),
-    /// It reached another phase.
+    /// The transition reached another phase.
     Phase {
         /// Number of the transition.
         transition: u32,
         /// The phase.
         phase: Phase,
     },
-    /// The guide is in place, by which unwinders find new code.
+    /// The guide, by which unwinders find new code, is in memory.
     Guide(Box<GuideRecord>),
 }
 
-/// How far a transition got; the state byte in the target tells the commit point exactly.
+/// Progress of a transition; the state byte in the target shows the commit point exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// From here on threads may hold the transition's number.
     Migrating,
-    /// Every thread is over and every entry says so.
+    /// Every thread has migrated, and every entry leads to the new code.
     Committed,
-    /// Threads are being taken back.
+    /// Threads are moved back.
     Aborting,
-    /// Every thread is back and every entry says so.
+    /// Every thread is back, and every entry is as before.
     Aborted,
-    /// All threads are in a generation but for those that stay in code that allows it: they and entries are as before.
+    /// All threads are in a generation except those that stay in code that allows it; these and the entries are as before.
     Resting,
 }
 
-/// A patch as it lies in the target.
+/// A patch as it is located in the target.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacedPatch {
     /// Name of the patch.
     pub name: String,
     /// SHA-256 of its file's body.
     pub digest: [u8; 32],
-    /// One line for people.
+    /// Description in one line, for people.
     pub description: String,
     /// CVE identifiers.
     pub cves: Vec<String>,
@@ -99,7 +99,7 @@ pub struct PlacedPatch {
     pub build_id: BuildId,
     /// File name of that module, for people.
     pub module: String,
-    /// What has to be added to a stated address of that module.
+    /// Value to add to a stated address of that module.
     pub bias: u64,
     /// Name of the key that signed it.
     pub signer: Option<String>,
@@ -107,27 +107,27 @@ pub struct PlacedPatch {
     pub scope: Scope,
     /// Wall-clock seconds since 1970 of the placing.
     pub placed_at_s: u64,
-    /// All its memory.
+    /// Its whole memory.
     pub arena: Span,
-    /// State bytes set aside for transitions, one each.
+    /// State bytes reserved for transitions, one for each.
     pub states: Span,
-    /// Dispatchers and displaced code: a thread there has a decision pending.
+    /// Dispatchers and displaced code: a thread in one of them has not decided yet.
     pub trampolines: Vec<Span>,
     /// All new code.
     pub text: Vec<NamedSpan>,
     /// Its unwind data.
     pub eh_frame: Span,
-    /// The table by which unwinders search it.
+    /// Table by which unwinders search the unwind data.
     pub search_table: Span,
     /// Functions redirected.
     pub functions: Vec<FunctionRecord>,
-    /// Constants changed where they lie.
+    /// Constants changed in place.
     pub constants: Vec<ConstantRecord>,
-    /// Further code that must be off the stack.
+    /// Further code that must not be on the stack.
     pub off_stack: Vec<OffStackRecord>,
     /// Functions in which a thread may stay with the old version.
     pub staying: Vec<String>,
-    /// What later patches may refer to.
+    /// Symbols to which later patches may refer.
     pub exports: Vec<ExportRecord>,
     /// Names whose addresses may be stored in live data.
     pub escaping: Vec<String>,
@@ -140,9 +140,9 @@ pub struct PlacedPatch {
 /// A function that a patch redirects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionRecord {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// Its translation unit.
+    /// Translation unit that defines it.
     pub unit: String,
     /// Old hot part; starts at the entry.
     pub old: Span,
@@ -152,45 +152,45 @@ pub struct FunctionRecord {
     pub original: [u8; 5],
     /// Bytes that a jump displaces.
     pub displaced_len: u8,
-    /// Offsets of instructions inside of them.
+    /// Offsets of instructions inside these bytes.
     pub inner_boundaries: Vec<u8>,
-    /// Whether the old code jumps back to its entry.
+    /// True if the old code jumps back to its entry.
     pub loops_to_entry: bool,
-    /// The displaced code.
+    /// Address of the displaced code.
     pub displaced: Avma,
-    /// The new code's entry.
+    /// Entry of the new code.
     pub new: Avma,
-    /// The section that the new entry lies in.
+    /// Section that holds the new entry.
     pub new_span: Span,
     /// Room for dispatchers right before the new code.
     pub dispatchers: Span,
-    /// The size of one such room.
+    /// Size of one such room in bytes.
     pub dispatcher_len: u32,
 }
 
-/// A constant that a patch changes where it lies.
+/// A constant that a patch changes in place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConstantRecord {
-    /// Its name.
+    /// Name of the constant.
     pub name: String,
-    /// Where it lies.
+    /// Its address.
     pub at: Avma,
-    /// What it holds as shipped.
+    /// Its contents as shipped.
     pub original: Vec<u8>,
-    /// What the patch makes it hold; as long.
+    /// Its contents from the patch; of the same length.
     pub new: Vec<u8>,
 }
 
-/// The guide: what stands in for glibc's `_dl_find_object` while there is code that no loader knows of.
+/// The guide: replacement for glibc's `_dl_find_object` while there is code that is unknown to the loader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuideRecord {
     /// The entry of `_dl_find_object`.
     pub entry: Avma,
-    /// Its first bytes as glibc has them.
+    /// Its first bytes as in glibc.
     pub original: [u8; 5],
     /// The same bytes with the jump to the guide.
     pub jump: [u8; 5],
-    /// Offsets inside of them where no thread may stand when the jump is written.
+    /// Offsets inside these bytes at which no thread may be stopped when the jump is written.
     pub inner_boundaries: Vec<u8>,
     /// The guide's code.
     pub code: Avma,
@@ -200,14 +200,14 @@ pub struct GuideRecord {
     pub table: Span,
 }
 
-/// Code that must be on no stack when a thread migrates.
+/// Code that must not be on the stack of a migrating thread.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffStackRecord {
-    /// Its name.
+    /// Name for messages.
     pub name: String,
-    /// Where.
+    /// Its range.
     pub span: Span,
-    /// Why.
+    /// Reason, as the patch states it.
     pub reason: String,
 }
 
@@ -223,31 +223,31 @@ pub struct ExportRecord {
 /// Addresses of hooks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookRecord {
-    /// Before the first thread migrates.
+    /// Called before the first thread migrates.
     pub pre_apply: Vec<Avma>,
-    /// After the commit.
+    /// Called after the commit.
     pub post_apply: Vec<Avma>,
-    /// Before the first thread goes back.
+    /// Called before the first thread returns to the old code.
     pub pre_revert: Vec<Avma>,
-    /// After all have gone back.
+    /// Called after all threads have returned to the old code.
     pub post_revert: Vec<Avma>,
 }
 
 /// A name for debuggers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SymbolRecord {
-    /// The name.
+    /// Name of the symbol.
     pub name: String,
-    /// Where.
+    /// Its range.
     pub span: Span,
-    /// Whether it is code.
+    /// True if it is code.
     pub code: bool,
 }
 
-/// One change of which code runs, from the first intent on.
+/// One change of the running code, from the first intent on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Transition {
-    /// Its number, from 1, never used again.
+    /// Its number, from 1, never reused.
     pub number: u32,
     /// `apply`, `revert`, `replace`.
     pub operation: String,
@@ -259,17 +259,17 @@ pub struct Transition {
     pub after: Vec<u32>,
     /// Entries that change.
     pub sites: Vec<Site>,
-    /// Constants that change where they lie.
+    /// Constants that change in place.
     pub constants: Vec<Contents>,
-    /// Dispatchers and stubs made for this transition alone, outside of any patch's memory.
+    /// Dispatchers and stubs made only for this transition, outside any patch's memory.
     pub trampolines: Vec<Span>,
-    /// Code that a thread must have left before it may go over.
+    /// Code that a thread must have left before it may migrate.
     pub leave: Vec<NamedSpan>,
-    /// Code that a thread must have left before it may be taken back.
+    /// Code that a thread must have left before it may be moved back.
     pub enter: Vec<NamedSpan>,
-    /// What of `leave` a thread may stay in.
+    /// Code of `leave` in which a thread may stay.
     pub staying: Vec<NamedSpan>,
-    /// Entries whose old code jumps back to them: a thread that stands at one may be inside of a loop.
+    /// Entries to which their old code jumps back: a thread that is stopped at one may be inside a loop.
     pub loop_entries: Vec<Avma>,
 }
 
@@ -278,40 +278,40 @@ pub struct Transition {
 pub struct Site {
     /// Name of the function.
     pub name: String,
-    /// Its entry.
+    /// Address of its entry.
     pub entry: Avma,
-    /// Before.
+    /// State before the transition.
     pub from: Side,
-    /// After.
+    /// State after the transition.
     pub to: Side,
-    /// The dispatcher between.
+    /// Dispatcher used during the transition.
     pub dispatcher: Avma,
-    /// The entry's bytes while the transition lasts.
+    /// Bytes of the entry during the transition.
     pub armed: [u8; 5],
-    /// Offsets inside the entry where no thread may stand when the jump is written; empty when a jump stands there.
+    /// Offsets inside the entry at which no thread may be stopped when the jump is written; empty if the entry already holds a jump.
     pub inner_boundaries: Vec<u8>,
 }
 
-/// A constant that changes where it lies.
+/// A constant that changes in place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
-    /// Its name.
+    /// Name of the constant.
     pub name: String,
-    /// Where it lies.
+    /// Its address.
     pub at: Avma,
-    /// Before.
+    /// Contents before the transition.
     pub from: Vec<u8>,
-    /// After; as long.
+    /// Contents after the transition; of the same length.
     pub to: Vec<u8>,
 }
 
 /// An entry before or after a transition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
-    /// Its bytes.
+    /// Bytes of the entry.
     pub bytes: [u8; 5],
-    /// Where a dispatcher goes for this side.
+    /// Target of a dispatcher for this side.
     pub target: Avma,
-    /// The patch whose code that is; `None` for the code as shipped.
+    /// Number of the patch with that code; `None` for the code as shipped.
     pub patch: Option<u32>,
 }

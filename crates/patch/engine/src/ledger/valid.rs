@@ -1,6 +1,6 @@
-//! Rules that every record keeps, so that what reads a ledger need not doubt it: a target may have forged all of it.
+//! Rules that every record keeps, so that a reader of a ledger can rely on it: a target may have forged all of it.
 //!
-//! A hostile target can still say anything of its own memory; it cannot say what harms its reader: lengths without limit,
+//! A hostile target can still state false facts about its own memory. It cannot state values that harm the reader: lengths without limit,
 //! sums that overflow, names that are paths, lines or escape sequences.
 
 use super::{
@@ -11,24 +11,24 @@ use crate::guide::TABLE_LEN;
 use stillpoint_patch_format::{Avma, is_patch_name};
 use stillpoint_patch_insn::{DISPLACED_MAX, JUMP_LEN};
 
-/// First address that no user space has.
+/// First address outside user space.
 const ADDRESS_END: u64 = 1 << 47;
-/// Bytes of a patch's memory; what a patch file can hold takes less.
+/// Largest memory of a patch in bytes; every patch file needs less.
 const ARENA_MAX: u64 = 1 << 30;
-/// Bytes of all patches' memory: they lie within 2 GiB of their modules.
+/// Largest memory of all patches in bytes: they are within 2 GiB of their modules.
 const ARENAS_MAX: u64 = 4 << 30;
-/// Patches ever placed in one target.
+/// Largest number of patches ever placed in one target.
 const PLACED_MAX: usize = 16 << 10;
-/// Functions and constants of all those patches, and of one transition: readers compare each with others.
+/// Largest number of functions and constants of all those patches, and of one transition: readers compare each with others.
 const CHANGED_MAX: usize = 64 << 10;
-/// Bytes of a name or another text.
+/// Largest name or other text in bytes.
 const TEXT_MAX: usize = 64 << 10;
-/// What a transition can be.
+/// Valid operations of a transition.
 const OPERATIONS: [&str; 3] = ["apply", "revert", "replace"];
 
 type Valid = Result<(), LedgerError>;
 
-/// Checks one more record behind those in `view`; the error names the first rule that is broken.
+/// Checks one more record after those in `view`; the error names the first broken rule.
 pub(super) fn check(view: &View, record: &Record) -> Valid {
     match record {
         Record::Placed(patch) => placed(view, patch),
@@ -42,12 +42,12 @@ fn ensure(holds: bool, why: impl FnOnce() -> String) -> Valid {
     if holds { Ok(()) } else { Err(LedgerError::Inconsistent(why())) }
 }
 
-/// A text for people, who read it with its control characters escaped.
+/// Checks a text for people; it is shown with its control characters escaped.
 fn prose(what: &str, text: &str) -> Valid {
     ensure(text.len() <= TEXT_MAX, || format!("{what} has {} bytes", text.len()))
 }
 
-/// A name, or a text of one line: what reaches scripts and tables.
+/// Checks a name, or a text of one line: it is used in scripts and tables.
 fn text(what: &str, text: &str) -> Valid {
     prose(what, text)?;
     ensure(!text.chars().any(char::is_control), || format!("{what} {text:?} has control characters"))
@@ -71,7 +71,7 @@ fn inside(what: &str, inner: Span, outer: Span) -> Valid {
     ensure(inner.start >= outer.start && inner.end() <= outer.end(), || format!("{what} is outside of {outer}"))
 }
 
-/// Offsets inside of an entry's five bytes, each once.
+/// Checks offsets inside an entry's five bytes.
 fn boundaries(what: &str, all: &[u8]) -> Valid {
     let fits = all.len() < JUMP_LEN && all.iter().all(|offset| usize::from(*offset) < JUMP_LEN);
     ensure(fits, || format!("{what} has instructions at {all:?}"))
@@ -113,7 +113,7 @@ fn bounded(changed: usize) -> Valid {
     ensure(changed <= CHANGED_MAX, || format!("{changed} functions and constants change, more than {CHANGED_MAX}"))
 }
 
-/// All that was mapped for a patch lies in its arena, the state bytes behind the text.
+/// Checks that all memory mapped for a patch is inside its arena.
 fn memory(view: &View, patch: &PlacedPatch) -> Valid {
     let arena = patch.arena;
     span("the memory of a patch", arena)?;
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// What is said of a patch after a forger changed it.
+    /// Returns the error for a patch that a forger has changed.
     fn said(forge: impl FnOnce(&mut PlacedPatch)) -> String {
         let mut forged = patch();
         forge(&mut forged);

@@ -1,4 +1,4 @@
-//! What the records mean together.
+//! State that all records define together.
 
 use super::{
     ConstantRecord, FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition, valid,
@@ -7,58 +7,58 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stillpoint_patch_format::Avma;
 
-/// State of a target as its ledger tells it.
+/// State of a target according to its ledger.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct View {
     /// Every patch ever placed; its number is its index.
     pub placed: Vec<Arc<PlacedPatch>>,
-    /// Numbers of the active ones, oldest first.
+    /// Numbers of the active patches, oldest first.
     pub active: Vec<u32>,
-    /// The transition that has not come to an end.
+    /// The transition that has not ended.
     pub unfinished: Option<Unfinished>,
     /// Number of the last transition begun, 0 before the first.
     pub last_transition: u32,
     /// Number of the last transition committed, 0 before the first.
     pub generation: u32,
-    /// The transitions begun since the last one that committed, and that one itself: somebody may still stand before
-    /// one of their dispatchers. A transition that commits has seen every thread outside of all that were laid before.
+    /// Transitions begun since the last committed one, and that one itself: a thread may still be before one of their dispatchers. A
+    /// committed transition has seen every thread outside all earlier dispatchers.
     pub recent: Vec<Arc<Transition>>,
-    /// Patches that a transition was to bring into force, whether it did or not.
+    /// Patches that a transition was to make active, even if it failed.
     pub came: BTreeSet<u32>,
-    /// Room for dispatchers that transitions have mapped, those of patches apart.
+    /// Room for dispatchers that transitions have mapped, without that of patches.
     pub laid: Vec<Span>,
-    /// The guide, once it is in place.
+    /// The guide; `None` before it is in memory.
     pub guide: Option<GuideRecord>,
 }
 
-/// A transition that has not come to an end.
+/// A transition that has not ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unfinished {
     /// The transition.
     pub transition: Arc<Transition>,
-    /// Its last phase; `None` before any thread may have migrated.
+    /// Its last phase; `None` if no thread can have migrated yet.
     pub phase: Option<Phase>,
 }
 
-/// What is shipped at an entry, and how to run it while a jump stands there.
+/// Shipped bytes of an entry, and the way to run them while the entry holds a jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
     /// The entry's bytes as shipped.
     pub original: [u8; 5],
-    /// The displaced code.
+    /// Address of the displaced code.
     pub displaced: Avma,
 }
 
-/// The code that runs behind an entry: as shipped, or of a patch.
+/// Code that runs for an entry: as shipped, or of a patch.
 #[derive(Debug, Clone, Copy)]
 pub enum Version<'a> {
-    /// As shipped.
+    /// The code as shipped.
     Shipped,
-    /// Of the patch of that number.
+    /// Code of the patch with this number.
     Patched(u32, &'a FunctionRecord),
 }
 
-/// The first value of each key.
+/// Collects the first value of each key.
 pub(crate) fn first_of<K: Ord, V>(all: impl Iterator<Item = (K, V)>) -> BTreeMap<K, V> {
     let mut map = BTreeMap::new();
     for (key, value) in all {
@@ -72,7 +72,7 @@ fn contradiction<T>(text: impl Into<String>) -> Result<T, LedgerError> {
 }
 
 impl View {
-    /// Folds one more record in; refuses what no tool of ours would have written, and is as before then.
+    /// Adds one more record; refuses a record that this tool would never write, and is then unchanged.
     ///
     /// # Errors
     /// The record breaks a rule, or contradicts an earlier one.
@@ -132,12 +132,12 @@ impl View {
         Ok(())
     }
 
-    /// The patch of a number that a checked record named.
+    /// Returns the patch of a number that a checked record named.
     pub fn patch(&self, number: u32) -> Option<&PlacedPatch> {
         self.placed.get(number as usize).map(Arc::as_ref)
     }
 
-    /// The version behind `entry` when the patches in `active` are in force.
+    /// Returns the version for `entry` when the patches in `active` are active.
     pub fn version(&self, active: &[u32], entry: Avma) -> Version<'_> {
         for number in active.iter().rev() {
             let functions = self.patch(*number).into_iter().flat_map(|p| &p.functions);
@@ -148,37 +148,37 @@ impl View {
         Version::Shipped
     }
 
-    /// [`View::version`] of every entry that these patches redirect: a ledger may name so many that each is not looked up by itself.
+    /// Returns [`View::version`] of every entry that these patches redirect, in one pass: a ledger may name too many for single look-ups.
     pub fn versions(&self, active: &[u32]) -> BTreeMap<Avma, (u32, &FunctionRecord)> {
         let patches = active.iter().rev().filter_map(|number| Some((*number, self.patch(*number)?)));
         first_of(patches.flat_map(|(number, p)| p.functions.iter().map(move |f| (f.old.start, (number, f)))))
     }
 
-    /// Every constant that a patch of any number changes where it lies; several of one place.
+    /// Returns every constant that any patch changes in place; an address may occur several times.
     pub fn constants(&self) -> impl Iterator<Item = &ConstantRecord> {
         self.placed.iter().flat_map(|p| &p.constants)
     }
 
-    /// What a constant holds when the patches in `active` are in force; `None` of one that no patch ever changed.
+    /// Returns the contents of a constant when the patches in `active` are active; `None` if no patch ever changed it.
     pub fn contents(&self, active: &[u32], at: Avma) -> Option<&[u8]> {
         let of = |number: &u32| self.patch(*number)?.constants.iter().find(|c| c.at == at);
         let shipped = || self.constants().find(|c| c.at == at).map(|c| &c.original[..]);
         active.iter().rev().find_map(of).map(|c| &c.new[..]).or_else(shipped)
     }
 
-    /// Every entry that was ever redirected, with what is shipped there: the latest displaced copy serves.
+    /// Returns every entry that was ever redirected, with its shipped bytes and the latest displaced copy.
     pub fn origins(&self) -> BTreeMap<Avma, Origin> {
         let functions = self.placed.iter().flat_map(|p| &p.functions);
         functions.map(|f| (f.old.start, Origin { original: f.original, displaced: f.displaced })).collect()
     }
 
-    /// Every dispatcher and displaced prologue that was ever laid: a thread that stands in one has a decision pending.
+    /// Returns every dispatcher and displaced prologue that was ever placed: a thread in one of them has not decided yet.
     pub fn trampolines(&self) -> Vec<Span> {
         let patches = self.placed.iter().flat_map(|p| &p.trampolines);
         patches.chain(&self.laid).copied().collect()
     }
 
-    /// Bytes of the target that patches hold, active or not.
+    /// Returns the bytes of the target's memory that patches occupy, active or not.
     pub fn bytes_kept(&self) -> u64 {
         self.placed.iter().map(|p| p.arena.len).sum()
     }

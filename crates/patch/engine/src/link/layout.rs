@@ -1,12 +1,12 @@
-//! Where everything of a patch lies inside of its arena, before the arena's address is known.
+//! Offsets of all parts of a patch in its arena, before the arena's address is known.
 //!
 //! ```text
 //! RX  displaced prologues | far stubs | [dispatcher 0 | dispatcher 1 | new function] ... | other text
 //! R   state bytes | slots | read-only data | exception tables | unwind data, its search table
 //! RW  data | zeroed data
 //! ```
-//! Dispatchers lie right before their function, at such a place that the jumps from the entry to either of them and to
-//! the function differ in their lowest byte alone: switching between them is a write of one byte, which cannot tear.
+//! Dispatchers are directly before their function, at an address for which the jumps from the entry to either of them and to the function
+//! differ only in their lowest byte. Switching between them is a write of one byte, which cannot tear.
 
 use crate::ledger::Span;
 use std::collections::BTreeMap;
@@ -14,29 +14,29 @@ use stillpoint_patch_format::{Avma, Patch, RelocationKind, SectionKind, SymbolVa
 use stillpoint_patch_insn::{DISPATCH_LEN, DISPLACED_MAX, JUMP_LEN};
 use stillpoint_patch_unwind::{COMMON_LEN, PIECE_MAX, PLAIN_LEN, count_described, table_len};
 
-/// Bytes of one dispatcher's room.
+/// Length of one dispatcher's room in bytes.
 pub const DISPATCHER_LEN: u64 = 64;
-/// Dispatchers' rooms of each function: one for the transition that brings the patch, one for the next.
+/// Number of dispatchers' rooms of each function: one for the transition that brings the patch, one for the next.
 pub const DISPATCHERS: u64 = 2;
-/// State bytes set aside in each arena.
+/// Number of state bytes reserved in each arena.
 pub const STATES_LEN: u64 = 64;
 const PAGE: u64 = 4096;
 const STUB_LEN: u64 = 8;
 const SLOT_LEN: u64 = 8;
 const _: () = assert!(DISPATCH_LEN as u64 <= DISPATCHER_LEN);
 
-/// What a piece of an arena is mapped as.
+/// Protection of a part of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Segment {
-    /// Read and execute.
+    /// Readable and executable.
     Text,
-    /// Read.
+    /// Only readable.
     ReadOnly,
-    /// Read and write.
+    /// Readable and writable.
     Data,
 }
 
-/// Where the parts made for a function lie.
+/// Offsets of the parts made for a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionLayout {
     /// Offset of its displaced prologue.
@@ -45,28 +45,28 @@ pub struct FunctionLayout {
     pub dispatchers: u64,
 }
 
-/// Offsets in an arena.
+/// Offsets in an arena, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes of the segments, whole pages: text, read-only, data.
+    /// Lengths of the segments in bytes, whole pages: text, read-only, data.
     pub lens: [u64; 3],
-    /// Of each section of the patch.
+    /// Offset of each section of the patch.
     pub sections: Vec<u64>,
-    /// Of each function of the patch.
+    /// Offsets for each function of the patch.
     pub functions: Vec<FunctionLayout>,
-    /// Stub and its slot, by symbol.
+    /// Offsets of each far stub and its slot, by symbol.
     pub stubs: BTreeMap<u32, (u64, u64)>,
-    /// Slots, by symbol.
+    /// Offset of each slot, by symbol.
     pub slots: BTreeMap<u32, u64>,
-    /// Of the state bytes.
+    /// Offset of the state bytes.
     pub states: u64,
-    /// Of the unwind data, and its length with the terminator.
+    /// Offset of the unwind data, and its length with the terminator.
     pub eh_frame: (u64, u64),
-    /// Of the room for unwind data of our own code, which is a part of it.
+    /// Offset and length of the room for unwind data of our own code, a part of `eh_frame`.
     pub described: (u64, u64),
-    /// Of the room for the table by which unwinders search it.
+    /// Offset and length of the room for the table by which unwinders search it.
     pub search_table: (u64, u64),
-    /// Of all far stubs.
+    /// Offset and length of all far stubs.
     pub stubs_span: (u64, u64),
     displaced_len: u64,
 }
@@ -140,17 +140,17 @@ impl Layout {
         }
     }
 
-    /// Bytes of the whole arena.
+    /// Returns the length of the whole arena in bytes.
     pub fn len(&self) -> u64 {
         self.lens.iter().sum()
     }
 
-    /// An arena is never empty: it holds state bytes at least.
+    /// Returns false: an arena is never empty, because it holds state bytes.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Offset of a segment.
+    /// Returns the offset of a segment.
     pub fn start(&self, segment: Segment) -> u64 {
         match segment {
             Segment::Text => 0,
@@ -159,7 +159,7 @@ impl Layout {
         }
     }
 
-    /// Displaced prologues and dispatchers, once the arena is at `arena`.
+    /// Returns the displaced prologues and dispatchers, for an arena at `arena`.
     pub fn trampolines(&self, arena: Avma) -> Vec<Span> {
         let dispatchers = self.functions.iter().map(|f| (f.dispatchers, DISPATCHERS * DISPATCHER_LEN));
         let all = std::iter::once((0, self.displaced_len)).chain(dispatchers);
@@ -167,7 +167,7 @@ impl Layout {
     }
 }
 
-/// Places `function`'s section with its dispatchers before it; tells where they start.
+/// Places `function`'s section with its dispatchers before it; returns the offset of the dispatchers.
 fn place_function(
     patch: &Patch,
     function: &stillpoint_patch_format::Function,
@@ -200,20 +200,20 @@ fn place(patch: &Patch, kind: SectionKind, at: &mut Cursor, sections: &mut [Opti
     }
 }
 
-/// Room for the unwind data of our own code: for each function dispatchers and a displaced prologue, and the stubs.
+/// Returns the room for the unwind data of our own code: dispatchers and a displaced prologue of each function, and the stubs.
 fn described_room(functions: usize, stubs: u64) -> u64 {
     let stubs = if stubs > 0 { PLAIN_LEN } else { 0 };
     (COMMON_LEN + functions * (PLAIN_LEN + PIECE_MAX) + stubs) as u64
 }
 
-/// Records of the patch's own unwind data that describe code; damaged ones are refused when they are linked.
+/// Counts the records of the patch's own unwind data that describe code; damaged records are refused at link time.
 fn own_records(patch: &Patch) -> usize {
     let sections = patch.sections.iter().filter(|s| s.kind == SectionKind::EhFrame);
     sections.map(|s| count_described(&s.bytes).unwrap_or(0)).sum()
 }
 
-/// Symbols that may have to be reached through a stub: by a branch, or because an address of 32 bits is wanted (of a
-/// function taken in code at a fixed address, of a personality routine in unwind data).
+/// Returns the symbols that may have to be reached through a stub: by a branch, or because an address of 32 bits is needed (for a
+/// function's address in code at a fixed address, or for a personality routine in unwind data).
 fn far_symbols(patch: &Patch) -> impl Iterator<Item = u32> {
     let outside = |symbol: u32| {
         let value = patch.symbols.get(symbol as usize).map(|s| &s.value);
@@ -226,7 +226,7 @@ fn far_symbols(patch: &Patch) -> impl Iterator<Item = u32> {
     code.chain(personalities).collect::<std::collections::BTreeSet<u32>>().into_iter()
 }
 
-/// Symbols whose value a slot must hold.
+/// Returns the symbols whose value a slot must hold.
 fn slot_symbols(patch: &Patch) -> impl Iterator<Item = u32> {
     used(patch, |kind, _| matches!(kind, RelocationKind::GotPc32 | RelocationKind::GotTpOff32))
 }

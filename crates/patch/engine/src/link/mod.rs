@@ -1,4 +1,4 @@
-//! A patch and an address in, bytes out. Pure: what symbols stand for has been looked up by the caller.
+//! Linker: takes a patch and an address, returns bytes. Pure: the caller has looked up the values of symbols.
 
 mod layout;
 mod relocate;

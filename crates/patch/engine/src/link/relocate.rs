@@ -4,45 +4,44 @@ use super::{Layout, Segment};
 use stillpoint_patch_format::{Avma, Patch, Relocation, RelocationKind, Section, SectionKind, SymbolValue};
 use stillpoint_patch_insn::far_stub;
 
-/// Why a patch cannot be linked where it lies.
+/// The reason why a patch cannot be linked at its address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// A value does not fit its place.
     #[error("{kind:?} to `{symbol}` in {section}+{offset:#x}: {value:#x} does not fit")]
     Range {
-        /// How the value is made.
+        /// Formula of the value.
         kind: RelocationKind,
         /// The symbol.
         symbol: String,
         /// The section.
         section: String,
-        /// Where in it.
+        /// Offset in the section.
         offset: u32,
         /// The value.
         value: i128,
     },
-    /// A symbol without a value.
+    /// A symbol has no value.
     #[error("symbol `{0}` has no value")]
     NoValue(String),
-    /// Unwind data that cannot be searched.
+    /// The unwind data cannot be searched.
     #[error(transparent)]
     UnwindData(#[from] stillpoint_patch_unwind::TableError),
 }
 
-/// What a symbol of a patch stands for in the process: an address, or for thread-locals the offset from the thread
-/// pointer.
+/// Value of a patch's symbol in the process: an address, or for thread-locals the offset from the thread pointer.
 pub type SymbolAddress = u64;
 
-/// The bytes of an arena, segment by segment.
+/// Bytes of an arena, segment by segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Text, read-only, data; the dispatchers are not in it yet.
+    /// Text, read-only, data; without the dispatchers at first.
     pub segments: [Vec<u8>; 3],
-    /// Address of each symbol, also of the patch's own.
+    /// Address of each symbol, including the patch's own.
     pub addresses: Vec<Option<SymbolAddress>>,
 }
 
-/// Links `patch` for an arena at `arena`; `values` holds what the symbols from outside stand for.
+/// Links `patch` for an arena at `arena`; `values` holds the values of external symbols.
 pub fn link(patch: &Patch, layout: &Layout, arena: Avma, values: &[Option<SymbolAddress>]) -> Result<Image, LinkError> {
     let addresses = patch.symbols.iter().zip(values).map(|(symbol, outside)| match symbol.value {
         SymbolValue::Patch { section, offset } => Some(arena.0 + layout.sections[section as usize] + offset),
@@ -102,10 +101,10 @@ impl Linker<'_> {
         let symbol = i128::from(self.value(r.symbol)?);
         let signed = i128::from(self.value(r.symbol)? as i64);
         let stub = || self.layout.stubs.get(&r.symbol).map(|(stub, _)| i128::from(self.arena.0 + stub));
-        // what unwind data names is called: a personality routine
+        // unwind data names only a function to be called: a personality routine
         let called = r.kind == RelocationKind::Branch32 || section.kind == SectionKind::EhFrame;
         let value = match r.kind {
-            // what is out of reach and not code has been refused when it was looked up
+            // the symbol look-up has refused an address that is out of reach and not code
             RelocationKind::Abs32 if u32::try_from(symbol + addend).is_err() => stub().unwrap_or(symbol) + addend,
             RelocationKind::Abs32Signed if i32::try_from(symbol + addend).is_err() => stub().unwrap_or(symbol) + addend,
             RelocationKind::Abs64 | RelocationKind::Abs32 | RelocationKind::Abs32Signed => symbol + addend,

@@ -1,5 +1,4 @@
-//! What unwinders need of an arena beyond the compiler's unwind data: descriptions of our own code, and the table by
-//! which all of it is searched.
+//! Unwind data of an arena beyond the compiler's: descriptions of our own code, and the table by which all of it is searched.
 
 use super::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, LinkError};
 use stillpoint_patch_format::Avma;
@@ -8,7 +7,7 @@ use stillpoint_patch_unwind::{Piece, Row, TableError, describe, search_table};
 
 /// Describes dispatchers, stubs and displaced prologues, which must be in `image`, and makes the search table.
 ///
-/// A thread can be cancelled or looked at in any of them, though no call ever returns there.
+/// A thread can be cancelled or examined in any of them, although no call returns there.
 pub fn make_visible(layout: &Layout, arena: Avma, image: &mut Image) -> Result<(), LinkError> {
     let at = |offset: u64| arena.0 + offset;
     let [text, read_only, _] = &mut image.segments;

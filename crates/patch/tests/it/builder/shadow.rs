@@ -1,4 +1,4 @@
-//! The C source of shadow variables keeps its promises, under the address and undefined-behaviour sanitizers.
+//! The C source of shadow variables under the address and undefined-behaviour sanitizers.
 
 use std::fs;
 use std::process::Command;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use stillpoint_patch_builder::{Builder, Built, Cache, Error, HookNames, SourceRequest, Statement, Verdict};
 
-/// A program of two units and a header, built as its user would.
+/// A program of two units and a header, built as its user would build it.
 struct Program {
     directory: tempfile::TempDir,
 }
@@ -49,7 +49,7 @@ impl Program {
         fs::write(source.join("compile_commands.json"), serde_json::to_vec(&entries).unwrap()).unwrap();
     }
 
-    /// A diff that replaces text, as `diff -u` writes it.
+    /// Writes a diff that replaces text, in the form of `diff -u`.
     fn diff(&self, name: &str, changes: &[(&str, &str, &str)]) -> PathBuf {
         let mut text = Vec::new();
         for (file, from, to) in changes {
@@ -77,7 +77,7 @@ impl Program {
         }
     }
 
-    /// Calls the command; exit code and the last line of its JSON come back.
+    /// Runs the command; returns the exit code and the last line of its JSON.
     fn call(&self, diff: &Path) -> (Option<i32>, serde_json::Value) {
         let mut command = Command::new(stillpoint_testing::binary::stillpoint());
         command.args(["--json", "patch", "build", "--dry-run", "--cache"]).arg(self.directory.path().join("cache"));
@@ -100,7 +100,7 @@ impl Program {
     }
 }
 
-/// Whether trees can stand at one another's path here; says why not.
+/// Returns true if trees can be mounted at one another's path here; prints the reason if not.
 fn can_run(test: &str) -> bool {
     let mounts = Command::new("unshare").args(["--mount", "--propagation", "private", "true"]).status();
     let can = mounts.is_ok_and(|s| s.success());
@@ -195,7 +195,7 @@ fn a_unit_that_no_command_compiles_is_not_called_unchanged() {
         assert!(matches!(error, Error::Unaccounted { .. }) && error.to_string().contains(part), "{error}");
     };
 
-    // a stripped target proves nothing
+    // a stripped target gives no evidence
     refused(&test, "no symbol table");
     let (code, line) = program.call(&test);
     assert_eq!((code, &line["event"]), (Some(3), &"refused".into()), "{line}");
@@ -211,7 +211,7 @@ fn a_unit_that_no_command_compiles_is_not_called_unchanged() {
     assert_eq!((built.patch.is_none(), built.report.files[0].verdict), (true, Verdict::NoPart));
     assert_eq!(program.call(&test).0, Some(6));
 
-    // and tell of a unit that the commands do not have
+    // and show a unit that the commands do not have
     link(&["main.o", "clamp.o", "more.c"]);
     refused(&more, "more.c");
     refused(&test, "more.c");

@@ -1,4 +1,5 @@
-//! Versions that the archive lists and does not serve: the real archive, behind a proxy that answers 404 for chosen files.
+//! Versions that the archive lists and does not serve: the real archive behind a proxy that answers 404 for chosen
+//! files.
 
 use serde_json::Value;
 use std::fs::{self, File};
@@ -11,9 +12,9 @@ use stillpoint_patch_builder::{Builder, Cache, Error, Parts};
 use stillpoint_testing::Unavailable;
 use stillpoint_testing::withholding::{Proxy, Withheld};
 
-/// Small source packages; one with two versions that are served is wanted.
+/// Small source packages; the test needs one with two served versions.
 const CANDIDATES: [&str; 3] = ["memcached", "redis", "sudo"];
-/// A package that needs little to be built, and is built within seconds.
+/// A package with few build dependencies, built within seconds.
 const SMALL: (&str, &str) = ("tree", "tree");
 
 /// One call of `stillpoint patch target` with a cache of its own.
@@ -45,7 +46,7 @@ impl Call {
     }
 }
 
-/// Says why no proxy can stand before the archive here.
+/// Returns the reason why no proxy can be placed before the archive here.
 fn cannot_run() -> Option<String> {
     let dump = Command::new("apt-config").arg("dump").output().ok()?;
     let dump = String::from_utf8_lossy(&dump.stdout).into_owned();
@@ -95,7 +96,7 @@ fn without_epoch(version: &str) -> &str {
     version.split_once(':').map_or(version, |(_, rest)| rest)
 }
 
-/// Files of a version: its description and its `.debian.tar`, or its binaries.
+/// Returns a test for the source files of a version: its description and its `.debian.tar`.
 fn is_source_of(package: &str, version: &str) -> impl Fn(&str) -> bool + Send + 'static {
     let start = format!("{package}_{}.d", without_epoch(version));
     move |file| file.starts_with(&start)
@@ -106,14 +107,14 @@ fn is_binary_of(version: &str) -> impl Fn(&str) -> bool + Send + 'static {
     move |file| file.contains(&part) && file.ends_with(".deb")
 }
 
-/// Makes package lists as old as given.
+/// Sets the age of package lists.
 fn age_lists(cache: &Path, by: Duration) {
     let apt = fs::read_dir(cache.join("apt")).unwrap().next().unwrap().unwrap().path();
     let stamp = File::options().write(true).open(apt.join("updated")).unwrap();
     stamp.set_modified(SystemTime::now() - by).unwrap();
 }
 
-/// An address at which no server listens.
+/// Returns an address at which no server listens.
 fn dead_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
@@ -133,7 +134,7 @@ fn the_newest_version_that_is_served_is_taken() {
     let cache = dir.path();
     let at = |version: &str| format!("{package}={version}");
 
-    // without a network there is no answer, and none about versions
+    // without a network there is no answer, so no version counts as withheld
     let unreachable = target(&dead_address(), cache, &[package]);
     assert_eq!(unreachable.status, Some(1));
     assert!(!unreachable.stderr.contains("served") && !unreachable.stderr.contains("try:"), "{}", unreachable.stderr);
@@ -147,11 +148,11 @@ fn the_newest_version_that_is_served_is_taken() {
     let missing = choice["withheld"][0]["missing"].as_str().unwrap();
     assert!(missing.starts_with(&format!("{package}_")) && missing.ends_with(": 404"), "{missing}");
 
-    // what is known of the lists needs no network
+    // known facts about the lists need no network
     let again = target(&dead_address(), cache, &[package]);
     assert_eq!(again.taken(), older);
 
-    // asked for by its version, it is an error that names what is served
+    // a request for this version is an error that names the served one
     let call = target(&proxy.url(), cache, &[&at(&newest)]);
     assert_eq!(call.status, Some(1));
     assert!(
@@ -168,19 +169,19 @@ fn the_newest_version_that_is_served_is_taken() {
     assert!(call.stderr.contains(&format!("{package} 0~never is not in the archive")), "{}", call.stderr);
     assert!(!call.stderr.contains("served"), "{}", call.stderr);
 
-    // a network that fails says nothing of a version
+    // a network failure is no evidence about a version
     let call = target(&dead_address(), cache, &[&at(&newest)]);
     assert_eq!(call.status, Some(1));
     assert!(!call.stderr.contains("served") && !call.stderr.contains("try:"), "{}", call.stderr);
 
-    // with newer lists the question is open again
+    // with newer lists the version is checked again
     proxy.withhold(|_| false);
     assert_eq!(target(&proxy.url(), cache, &[package]).taken(), older, "the record is as old as the lists");
     age_lists(cache, Duration::from_secs(7 * 3600));
     let call = target(&proxy.url(), cache, &[package]);
     assert_eq!((call.taken(), call.choice()), (newest.as_str(), None));
 
-    // and what the cache has is used when the archive has it no longer
+    // and cached files are used when the archive no longer has them
     proxy.withhold(is_source_of(package, &newest));
     assert_eq!(target(&proxy.url(), cache, &[&at(&newest)]).taken(), newest);
     assert_eq!(target(&proxy.url(), cache, &[package]).taken(), newest);
@@ -221,7 +222,7 @@ fn source_and_binaries_are_served_together_or_not_at_all() {
     assert_eq!(call.status, Some(1));
     assert!(call.stderr.ends_with(&format!("try: --debian {package}={older}\n")), "{}", call.stderr);
 
-    // lists that are some minutes old are fetched again before a version counts as not served
+    // lists that are some minutes old are fetched again before a version counts as withheld
     let cache = dir.path().join("other");
     proxy.withhold(|_| true);
     assert_ne!(target(&proxy.url(), &cache, &[package]).status, Some(0), "no lists are served");
@@ -241,7 +242,8 @@ fn source_and_binaries_are_served_together_or_not_at_all() {
     assert_eq!(twice, 2 * once, "with old lists the files are asked for, and with new ones again");
 }
 
-/// The release itself and build dependencies: a root is made of versions that are served, each with its siblings.
+/// Withholds the release's own packages and build dependencies: a root consists of served versions, each with its
+/// siblings.
 #[test]
 #[ignore = "full tier: a release and a package are installed several times, seven minutes of a processor"]
 fn a_clean_root_is_made_without_the_newest_version_of_any_package() {

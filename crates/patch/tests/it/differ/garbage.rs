@@ -1,4 +1,4 @@
-//! Damaged input: whatever the bytes, an answer or a refusal, never a panic, and never much memory.
+//! Damaged input: an answer or a refusal for any bytes, never a panic, and never much memory.
 
 use std::process::Command;
 use stillpoint_patch_differ::{Options, TargetElf, UnitInput, diff, exports, place};
@@ -23,7 +23,7 @@ __attribute__((noinline)) static int kind(int x)
 int main(int argc, char **argv) { (void)argv; return kind(argc); }
 "#;
 
-/// Shipped, before and after object, and the target.
+/// Builds shipped, before and after object, and the target.
 fn build() -> [Vec<u8>; 4] {
     let directory = tempfile::tempdir().expect("temporary directory");
     let at = |name: &str| directory.path().join(name);
@@ -40,7 +40,7 @@ fn build() -> [Vec<u8>; 4] {
     ["shipped.o", "before.o", "after.o", "target"].map(|name| std::fs::read(at(name)).expect("read what cc wrote"))
 }
 
-/// Damages a few bytes, mostly with values that hurt, or cuts the end off.
+/// Damages a few bytes, mostly with harmful values, or truncates the end.
 fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..=random.below(6) {
         let at = random.index(bytes.len());

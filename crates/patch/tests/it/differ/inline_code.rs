@@ -1,9 +1,9 @@
-//! Inline code of C++ when the copy that the linker kept is another object's, which is not at hand.
+//! Inline code of C++ when the linker kept the copy of another object, which is not among the inputs.
 
 use std::process::Command;
 use stillpoint_patch_differ::{Options, Outcome, Refusal, TargetElf, UnitInput, diff};
 
-/// Links `first.cc` (never at hand) with `unit.cc` as it is; diffs the latter against itself with `AFTER` defined.
+/// Links `first.cc` (never an input) with `unit.cc`; diffs the latter against itself with `AFTER` defined.
 fn diff_of(first: &str, unit: &str) -> Result<Outcome, Vec<Refusal>> {
     let directory = tempfile::tempdir().expect("temporary directory");
     let at = |name: &str| directory.path().join(name);
@@ -57,7 +57,7 @@ fn another_objects_copy_of_the_same_bytes_is_the_one() {
 fn inline_code_that_nothing_leads_to_is_left_alone() {
     let first = "__attribute__((noipa)) inline int other(int a) { asm volatile(\"nop\"); return a * 3; }\n\
                  int there();\nint main(int argc, char **) { return other(argc) + there(); }\n";
-    // Nobody calls `keep`, which alone calls `scale`, whose bytes are those of `other`.
+    // No code calls `keep`, the only caller of `scale`, whose bytes are those of `other`.
     let unit = "#ifdef AFTER\n#define FACTOR 5\n#else\n#define FACTOR 3\n#endif\n\
                 __attribute__((noipa)) inline int scale(int a) { asm volatile(\"nop\"); return a * FACTOR; }\n\
                 __attribute__((noipa)) inline int other(int a) { asm volatile(\"nop\"); return a * 3; }\n\

@@ -1,4 +1,4 @@
-//! Every rule of the differ, as a C program with what must come of it (see `driver`).
+//! Every rule of the differ, as a C program with the expected result (see `driver`).
 //!
 //! Each case runs in three of nine variants of optimisation, linking, control-flow protection, patchable entries and
 //! symbols; with `PROGRAMS_ALL=1` in all nine. One case:

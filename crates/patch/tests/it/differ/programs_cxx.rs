@@ -1,4 +1,4 @@
-//! Every rule of the differ for C++, as a program with what must come of it (see `driver`), by g++ and clang.
+//! Every rule of the differ for C++, as a program with the expected result (see `driver`), by g++ and clang.
 //!
 //! Each case runs in three of nine variants, the compilers in turn; with `PROGRAMS_ALL=1` in all nine with both, and with
 //! `STILLPOINT_ALL=1` or `STILLPOINT_SOAK=1` in every combination of the variants' factors (some hours).

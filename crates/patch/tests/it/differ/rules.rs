@@ -1,4 +1,5 @@
-//! Rules that show only between three builds of a unit: what was shipped, what a series made of it, what comes now.
+//! Rules that apply only to three builds of a unit: the shipped one, the one with earlier patches, the one with this
+//! patch.
 
 use std::process::Command;
 use stillpoint_patch_differ::{Options, Outcome, Refusal, TargetElf, UnitInput, diff, place};
@@ -85,7 +86,7 @@ fn functions_that_the_compiler_folds_since_are_both_redirected() {
          int main(int argc, char **argv) { (void)argv; return one(argc) - two(argc); }\n";
     let built = build(source, &[]);
     let patch = patch_of(&built, &[]);
-    // What calls `two` calls `one` now, or comes to the new code through the entry of `two`.
+    // Code that calls `two` calls `one` now, or reaches the new code through the entry of `two`.
     let two = patch.functions.iter().any(|f| f.name == "two" || f.name == "main");
     assert!(two, "{:?}", names(&patch));
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use stillpoint_patch_differ::{Refusal, types};
 
-/// Compiles `source`, once as it is and once with `AFTER` defined.
+/// Compiles `source`, once without and once with `AFTER` defined.
 fn objects(source: &str, flags: &[&str]) -> (Vec<u8>, Vec<u8>) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let file = dir.path().join("unit.c");
@@ -17,7 +17,7 @@ fn objects(source: &str, flags: &[&str]) -> (Vec<u8>, Vec<u8>) {
     (compile(&dir.path().join("old.o"), "-DBEFORE"), compile(&dir.path().join("new.o"), "-DAFTER"))
 }
 
-/// A function of one name on both sides.
+/// Returns the pair of names of a function with one name on both sides.
 fn both(name: &str) -> (String, String) {
     (name.to_owned(), name.to_owned())
 }
@@ -34,7 +34,7 @@ fn compare(source: &str, flags: &[&str]) -> Result<types::Compared, Vec<Refusal>
     types::compare(&old, &new, &[both("f")])
 }
 
-/// Every difference must be refused, under all flags, with a message that holds `fragment`.
+/// Asserts that a difference is refused, under all flags, with a message that contains `fragment`.
 #[track_caller]
 fn refused(source: &str, fragment: &str) {
     for flags in FLAGS {
@@ -50,7 +50,7 @@ fn accepted(source: &str) -> types::Compared {
     all.into_iter().next().expect("four results")
 }
 
-/// A structure with one version of its members on each side, used by `f` through a pointer.
+/// Returns a structure with one version of its members on each side, used by `f` through a pointer.
 fn structure(before: &str, after: &str) -> String {
     format!(
         "struct s {{\n#ifdef AFTER\n{after}\n#else\n{before}\n#endif\n}};\n\

@@ -13,7 +13,7 @@ const FLAGS: [&[&str]; 6] = [
     &["clang++", "-O0", "-gdwarf-4", "-ffunction-sections", "-fdata-sections"],
 ];
 
-/// Compares `source` as it is with what it is when `AFTER` is defined; the function is `use`, its parameters `mangled`.
+/// Compares `source` without and with `AFTER` defined; the function is `use`, its parameters `mangled`.
 fn compare(source: &str, mangled: &str, flags: &[&str]) -> Result<types::Compared, Vec<Refusal>> {
     let dir = tempfile::tempdir().expect("temporary directory");
     let file = dir.path().join("unit.cc");
@@ -45,7 +45,7 @@ fn accepted(source: &str, mangled: &str) -> Vec<types::Compared> {
     FLAGS.iter().map(|flags| compare(source, mangled, flags).unwrap_or_else(|e| panic!("{flags:?}: {e:#?}"))).collect()
 }
 
-/// A class with one version of its inside on each side.
+/// Returns a class with one version of its body on each side.
 fn class(before: &str, after: &str) -> String {
     format!(
         "struct B1 {{ int b; }}; struct B2 {{ long c; }}; struct V {{ virtual ~V(); int v; }};\n\

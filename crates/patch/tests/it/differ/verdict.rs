@@ -1,4 +1,4 @@
-//! Holds what the differ says of a program against the program's directives.
+//! Comparison of the differ's result for a program with the program's directives.
 
 use crate::differ::driver::{self, Built, Case, Expect, Server};
 use object::{Object, ObjectSection, ObjectSymbol};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_differ::{Outcome, Refusal};
 use stillpoint_patch_format::{Patch, SymbolValue, readable_short};
 
-/// Variants that a case runs in unless all are asked for.
+/// Number of variants of a case, unless all are requested.
 const VARIANTS: usize = 2;
 
 /// Runs one program in its variants; panics with every failure and the command that repeats it.
@@ -39,7 +39,7 @@ pub(crate) fn check(name: &str) {
     );
 }
 
-/// What of `missing` the objects of `built` still do not show.
+/// Returns the names of `missing` that the objects of `built` still lack.
 fn lacking(case: &Case, built: &Built, mut missing: BTreeSet<String>) -> BTreeSet<String> {
     for unit in &built.units {
         for bytes in [&unit.shipped, &unit.after] {
@@ -99,13 +99,14 @@ fn names(patch: &Patch) -> Vec<&str> {
     patch.functions.iter().map(|f| f.name.as_str()).collect()
 }
 
-/// A clone's name is that of its function; a C++ name is without parameters and spaces, and its mangled form counts too.
+/// Returns the plain name: a clone's is that of its function; a C++ name has no parameters or spaces, and its mangled
+/// form counts too.
 fn plain(name: &str) -> String {
     let name = name.split_once('.').map_or(name, |(plain, _)| plain);
     readable_short(name).replace(' ', "")
 }
 
-/// Whether a name, or one that starts as it does up to its `*`, is among those redirected.
+/// Returns true if a name, or one with the prefix before its `*`, is among those redirected.
 fn is_among(name: &str, redirected: &BTreeSet<String>) -> bool {
     match name.strip_suffix('*') {
         Some(start) => redirected.iter().any(|name| name.starts_with(start)),
@@ -145,7 +146,7 @@ fn accepted(case: &Case, built: &Built, patch: &Patch) -> Result<(), String> {
     addresses(built, patch)
 }
 
-/// The linker's own symbol table, which the differ of a stripped target never saw, says where everything is.
+/// Compares addresses with the linker's own symbol table, which the differ of a stripped target never read.
 fn addresses(built: &Built, patch: &Patch) -> Result<(), String> {
     let bytes = std::fs::read(&built.full).map_err(|e| e.to_string())?;
     let file = object::File::parse(&*bytes).map_err(|e| e.to_string())?;

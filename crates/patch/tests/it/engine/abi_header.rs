@@ -1,4 +1,4 @@
-//! The Rust mirror of the runtime's ABI says what the C header says.
+//! Comparison of the Rust mirror of the runtime's ABI with the C header.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -114,7 +114,7 @@ fn life_cycle(flags: &[&str], object_flags: &[&str]) {
     assert!(matches!(revert(pid, &Which::All, &options(), &mut quiet()), Ok(Outcome::AlreadyThere(_))));
 }
 
-/// Where the kernel has generations, `crates/patch/generations/tests/patching.c` is the test.
+/// Runs only without generations in the kernel; otherwise `crates/patch/generations/tests/patching.c` is the test.
 #[test]
 fn a_kernel_without_generations_is_named_and_nothing_is_touched() {
     let dir = tempfile::tempdir().expect("directory");
@@ -135,7 +135,7 @@ fn a_kernel_without_generations_is_named_and_nothing_is_touched() {
     assert_eq!(running.ask(5), "old 6 80 67");
 }
 
-/// Bytes that patches hold, and mappings of the victim.
+/// Returns the bytes that patches hold, and the number of mappings of the victim.
 fn memory(pid: Pid) -> (u64, usize) {
     let kept = peek(pid).expect("status").map_or(0, |status| status.bytes_kept);
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("mappings");

@@ -1,4 +1,4 @@
-//! Throw, catch, rethrow, unwind, cancel and look back through patched frames, on small victims.
+//! Throw, catch, rethrow, unwind, cancel and backtrace through patched frames, on small victims.
 
 use crate::engine::support::{Handmade, compile, compile_cxx, object, object_cxx};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use stillpoint_patch_engine::{Options, Outcome, Which, apply, revert};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
-/// What both sides of a change see.
+/// Code that both sides of a change share.
 const COMMON: &str = r#"
 #include <cstdio>
 #include <cstdlib>
@@ -106,7 +106,7 @@ int main() {
 }
 "#;
 
-/// Each function anew, told apart from the old one by what it does.
+/// New version of each function, with a different result.
 const NEW: [(&str, &str); 7] = [
     (
         "thrower",
@@ -313,7 +313,7 @@ fn chains_of_frames_in_an_executable_at_a_fixed_address() {
     chains(&["-no-pie", "-fno-pie", "-pthread"], &["-fno-pie"]);
 }
 
-/// Such a program carries an unwinder of its own.
+/// Links a program with an unwinder of its own.
 #[test]
 fn chains_of_frames_with_a_static_libgcc_and_libstdcxx() {
     chains(&["-fPIE", "-pie", "-pthread", "-static-libgcc"], &["-fPIE"]);
@@ -377,7 +377,7 @@ int main(void) {
 }
 "#;
 
-/// A plain C program loads its unwinder only when a thread is cancelled: after the patch was applied.
+/// Runs a plain C program that loads its unwinder only when a thread is cancelled, after the patch was applied.
 #[test]
 fn an_unwinder_that_is_loaded_later_sees_new_code() {
     for flags in [&["-pthread", "-fPIE"][..], &["-pthread", "-fPIE", "-fexceptions"]] {

@@ -1,4 +1,4 @@
-//! Each phase of an operation made to fail: the target is on the side promised, and the next call goes on from there.
+//! Failure of each phase of an operation: the target is on the promised side, and the next call continues from there.
 
 use crate::engine::support::{Handmade, compile, object};
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use stillpoint_patch_engine::{Error, FaultPoint, Landing, Options, Outcome, Quie
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
-/// Answers each line with what its two functions return, from a thread of its own while the first one waits for it.
+/// Answers each line with the results of its two functions, from a thread of its own while the first one waits for it.
 const VICTIM: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -70,7 +70,7 @@ impl Victim {
         revert(self.pid(), &Which::Top, &options(how, faults), &mut |_| ())
     }
 
-    /// Names of the patches in force, and whether an operation is unfinished.
+    /// Returns names of the active patches, and true if an operation is unfinished.
     fn state(&self) -> (Vec<String>, bool) {
         let status = status(self.pid()).expect("status");
         let active = status.patches.iter().map(|p| p.name.clone()).collect();

@@ -1,4 +1,4 @@
-//! Targets that lie: ledgers that no tool of ours wrote, and memory that takes for ever to search.
+//! Hostile targets: ledgers that no tool of ours wrote, and memory that takes very long to search.
 
 use crate::engine::support::compile;
 use sha2::{Digest, Sha256};
@@ -18,8 +18,8 @@ use stillpoint_testing::long::rounds;
 use stillpoint_testing::random::Random;
 use tempfile::TempDir;
 
-/// Maps what its arguments say, and waits for its end: a file to be copied into a ledger's place, how many further mappings, and
-/// how many MiB each has.
+/// Makes mappings by its arguments, and waits for its end. Arguments: a file to copy into a ledger's place, the number
+/// of further mappings, and the size of each in MiB.
 const FORGER: &str = r#"
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -80,14 +80,14 @@ impl Workshop {
         Workshop { dir, program }
     }
 
-    /// A process that holds these records under right checksums.
+    /// Starts a process that holds these records with valid checksums.
     fn forger(&self, records: &[Record]) -> Forger {
         let path = self.dir.path().join("ledger");
         std::fs::write(&path, ledger(records)).expect("write the ledger");
         Forger::start(&self.program, &path, [0, 0])
     }
 
-    /// A process without a ledger, and with so many mappings of so many MiB.
+    /// Starts a process without a ledger: number of mappings, and size of each in MiB.
     fn mapper(&self, mappings: [u32; 2]) -> Forger {
         let path = self.dir.path().join("nothing");
         std::fs::write(&path, "nothing").expect("write a file");
@@ -213,7 +213,7 @@ impl Dice {
         (0..self.below(3)).map(|_| self.below(end as usize + 1) as u32).collect()
     }
 
-    /// A function whose records are right, but for what the dice say.
+    /// Makes a function with valid records, except for random faults.
     fn function(&mut self) -> FunctionRecord {
         let at = |offset: u64, len| Span::new(Avma(0x10_0000 + offset), len);
         let mut function = FunctionRecord {
@@ -273,7 +273,7 @@ impl Dice {
         Record::Placed(Box::new(patch))
     }
 
-    /// Records that contradict each other more often than not.
+    /// Makes records that usually contradict each other.
     fn records(&mut self) -> Vec<Record> {
         let mut records: Vec<Record> = (0..=self.below(3)).map(|_| self.placed()).collect();
         let (last, mut active) = (records.len() as u32, Vec::new());
@@ -308,7 +308,7 @@ impl Dice {
     }
 }
 
-/// 1,000 ledgers in the long form. Whatever they say, their reader comes to an end, and writes nothing that they chose.
+/// Reads 1,000 ledgers in the long form. For any content, the reader terminates and writes no value from them.
 #[test]
 fn ledgers_that_were_made_up_harm_no_reader() {
     let shop = Workshop::new();
@@ -350,7 +350,7 @@ fn a_hostile_process_keeps_none_of_the_others_from_being_found() {
     assert!(carriers.found.iter().any(|status| status.pid == honest.pid().0), "{carriers:?}");
     let left_out = carriers.unclear.iter().find(|(pid, _)| *pid == liar.pid()).expect("it is named");
     assert!(matches!(left_out.1, Error::Ledger(_)), "{left_out:?}");
-    // threads of the kernel carry nothing, and are not worth a word
+    // threads of the kernel carry no patches, and are not reported
     let is_kernel = |(_, error): &(Pid, Error)| error.to_string().contains("kernel thread");
     assert!(!carriers.unclear.iter().any(is_kernel), "{carriers:?}");
 }

@@ -1,4 +1,5 @@
-//! Many threads: each is consistent by itself while patches come and go, fork children run on, libraries are patched.
+//! Many threads: each is consistent by itself during applies and reverts, fork children continue, libraries are
+//! patched.
 
 use crate::engine::support::{Handmade, compile, object};
 use std::io::{BufRead, BufReader};
@@ -10,8 +11,8 @@ use stillpoint_patch_engine::{Error, Options, Outcome, Which, apply, revert, sta
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
-/// Sixteen threads call `outer -> middle -> inner`; a call chain that is not all old or all new ends the program, and
-/// so does a thread that goes back to old code while it is told (by the word in its stack frame) that new code runs.
+/// Sixteen threads call `outer -> middle -> inner`. A call chain that is not all old or all new ends the program. So
+/// does a thread that returns to old code while the word in its stack frame says that new code runs.
 const HAMMER: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -257,8 +258,8 @@ fn hooks_run_and_may_refuse_and_thread_locals_resolve() {
     assert_eq!(running.line(), "14");
 }
 
-/// `outer` calls `inner`, which leaves a return address into `outer` where `blocked` later has a buffer that it never
-/// fills: a word on the live stack that is no frame.
+/// `outer` calls `inner`, which leaves a return address into `outer` at the place of a buffer in `blocked`, which never
+/// fills it: a word on the live stack that is no frame.
 const STALE: &str = r#"
 #include <stdio.h>
 #include <signal.h>
@@ -275,7 +276,7 @@ int main(void) {
 }
 "#;
 
-/// Until the process waits in `pause`.
+/// Waits until the process is in `pause`.
 fn await_pause(pid: Pid) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let waits = || std::fs::read_to_string(format!("/proc/{}/syscall", pid.0)).is_ok_and(|s| s.starts_with("34 "));

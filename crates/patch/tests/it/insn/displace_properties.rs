@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use stillpoint_patch_format::{Avma, Svma};
 use stillpoint_patch_insn::{DISPLACED_MAX, displace, jump_target, plan_entry};
 
-/// Instructions as compilers put them into prologues; `{d}` bytes are filled with a displacement.
+/// Generates instructions as compilers put them into prologues; `{d}` bytes are filled with a displacement.
 fn instruction() -> impl Strategy<Value = Vec<u8>> {
     let fixed = prop::sample::select(vec![
         vec![0xf3, 0x0f, 0x1e, 0xfa],
@@ -39,7 +39,7 @@ fn instruction() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![4 => fixed, 2 => relative, 2 => branch]
 }
 
-/// What an instruction means, free of where it stands and how wide its displacement is.
+/// Returns the meaning of an instruction, independent of its address and the width of its displacement.
 fn meaning(i: &Instruction) -> (String, Option<u64>, Option<u64>) {
     let branch = matches!(i.op0_kind(), OpKind::NearBranch64).then(|| i.near_branch_target());
     let memory = i.is_ip_rel_memory_operand().then(|| i.ip_rel_memory_address());
@@ -69,7 +69,7 @@ proptest! {
             rest = tail;
             let (was, mut is) = (meaning(i), meaning(first));
             if i.mnemonic() == iced_x86::Mnemonic::Jrcxz && rest.len() >= 2 && first.near_branch_target() != i.near_branch_target() {
-                // jrcxz reaches 127 bytes: it is made of jrcxz over; jmp behind; jmp target
+                // jrcxz reaches 127 bytes: its replacement is jrcxz over; jmp behind; jmp target
                 is.1 = Some(rest[1].near_branch_target());
                 rest = &rest[2..];
             }

@@ -1,4 +1,4 @@
-//! Every way an entry is refused, and fixed sequences decoded back.
+//! Every refusal of an entry, and fixed sequences decoded back.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use stillpoint_patch_format::{Avma, Svma};

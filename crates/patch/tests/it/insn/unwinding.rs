@@ -1,4 +1,4 @@
-//! What unwinders are told: the stack in displaced code, and the code that answers in glibc's place.
+//! Data for unwinders: the stack in displaced code, and the code that answers in glibc's place.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use stillpoint_patch_format::Avma;
@@ -24,7 +24,7 @@ fn pushes_and_room_for_locals_are_followed() {
 
 #[test]
 fn what_is_not_understood_ends_the_description() {
-    // lea r10,[rsp+8]; and rsp,-32: the distance is no longer known behind it
+    // lea r10,[rsp+8]; and rsp,-32: the distance is no longer known after it
     let found = stack_states(&[0x4c, 0x8d, 0x54, 0x24, 0x08, 0x48, 0x83, 0xe4, 0xe0, 0x90], Avma(0));
     assert_eq!((found.states.len(), found.len), (1, 9));
     // mov rbx,rdi without having saved rbx
@@ -35,7 +35,7 @@ fn what_is_not_understood_ends_the_description() {
     assert_eq!((found.states.len(), found.len), (2, 5));
     // sub rsp,rax
     assert_eq!(stack_states(&[0x48, 0x29, 0xc4, 0x90], Avma(0)).len, 3);
-    // a second push of a register that was saved and changed meanwhile saves nothing of the caller's
+    // a second push of a register that was saved and changed since does not save the caller's value
     let found = stack_states(&[0x53, 0x31, 0xdb, 0x53, 0xc3], Avma(0));
     assert_eq!(found.states.last(), Some(&state(4, 24, &[(3, 16)])));
 }

@@ -1,4 +1,4 @@
-//! What each anchor finds, and that one which does not hold is an error that names it.
+//! Search of each kind of anchor; an anchor without a match is an error that names it.
 
 use std::fs;
 use stillpoint_integrations::{Edits, Integration};
@@ -51,7 +51,7 @@ fn edited(edits: &str) -> Result<String, String> {
     edit.apply(file, PROGRAM).map_err(|e| e.to_string())
 }
 
-/// The program with `lines` put in after its line `at`.
+/// Returns the program with `lines` inserted after its line `at`.
 fn with(at: &str, lines: &str) -> String {
     assert_eq!(PROGRAM.matches(at).count(), 1, "{at}");
     PROGRAM.replace(at, &format!("{at}{lines}"))

@@ -1,4 +1,4 @@
-//! All threads at once.
+//! Freeze of all threads at once.
 
 use crate::tracee::support::Target;
 use std::time::{Duration, Instant};
@@ -30,10 +30,10 @@ fn freezes_and_thaws_again_and_again() {
     target.finish();
 }
 
-/// Freezes that a busy machine may keep from coming about, beside the hundred that must.
+/// Limit of freezes that may fail on a busy machine, beside the hundred that must succeed.
 const REFUSED_MAX: usize = 20;
 
-/// Who waits for a thread in state D, while the others stand that would end its sleep, waits in vain.
+/// Waits for a thread in state D: in vain while the other threads, which would end its sleep, are stopped.
 #[test]
 fn nobody_stands_for_one_that_sleeps_in_the_kernel() {
     for lasts in ["1", "20"] {

@@ -1,4 +1,4 @@
-//! The tool is killed before each of its system calls; the target must go on as if nothing had been.
+//! Kills of the tool before each of its system calls; the target must continue as if nothing had happened.
 
 use crate::tracee::support::Target;
 use crate::tracee::support::step::{self, Outcome};
@@ -10,7 +10,7 @@ fn variable(name: &str) -> u64 {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is set")).parse().expect("a number")
 }
 
-/// Not a test: what the tracer does that is killed.
+/// Is no test: runs the tracer that is killed.
 #[test]
 #[ignore = "run by the other tests of this file, as the tracer to be killed"]
 fn scenario() {
@@ -45,7 +45,7 @@ fn expect_untouched(target: &mut Target, process: &Process) {
     }
 }
 
-/// Threads by their place in the table of `waiters.c`, the first thread being 0.
+/// Kills at every system call; `carrier` is the thread's index in the table of `waiters.c`, the first thread being 0.
 fn killed_everywhere(carrier: usize) {
     let mut target = Target::start("waiters");
     let process = target.process();
@@ -58,8 +58,8 @@ fn killed_everywhere(carrier: usize) {
         let outcome = step::run_killed("tracee::killed::scenario", &environment, n);
         expect_untouched(&mut target, &process);
         if matches!(outcome, Outcome::Completed) {
-            // Only between the request to stop and the mending: killed before waitpid (made anew when its timer runs
-            // out, which the slow supervisor and a busy machine make it do), GETREGS or POKEUSER, of a stop and of a freeze.
+            // Only between the request to stop and the repair: killed before waitpid (repeated when its timer expires,
+            // which the slow supervisor and a busy machine cause), GETREGS or POKEUSER, of a stop and of a freeze.
             let interrupted = target.report()["interrupted"];
             println!("killed before each of {n} system calls; {interrupted} times epoll_wait saw it");
             assert!(n > 100 && interrupted * 10 < n as u64, "{n} {interrupted}");

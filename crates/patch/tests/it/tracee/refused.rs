@@ -1,4 +1,4 @@
-//! What is refused, by name, and that it is left alone.
+//! Processes that are refused by name, and left unchanged.
 
 use crate::tracee::support::{Target, await_that, thread_in};
 use stillpoint_patch_tracee::{Error, Pid, Process, Stop, attach};
@@ -31,7 +31,7 @@ fn zombies() {
     target.child.kill().unwrap();
     await_that("it has ended", || matches!(Process::open(target.pid()), Err(Error::Zombie(_))));
     assert!(!process.is_alive());
-    // Threads on their way out are there still, and may be attached to.
+    // Exiting threads still exist, and may be attached to.
     await_that("nothing is left to attach to", || matches!(attach(&process, |_| ()), Err(error) if error.gone()));
 }
 

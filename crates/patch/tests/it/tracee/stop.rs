@@ -1,4 +1,4 @@
-//! Stopping and letting go.
+//! Stop and release of threads.
 
 use crate::tracee::support::Target;
 use stillpoint_patch_tracee::{Libc, Stop, Tid, attach};

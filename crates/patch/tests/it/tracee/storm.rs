@@ -1,4 +1,4 @@
-//! Signals, births, exec, exits and job control while the process is traced.
+//! Signals, new threads and processes, exec, exits and job control while the process is traced.
 
 use crate::tracee::support::{Target, await_that};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use stillpoint_patch_tracee::{Asked, Birth, Error, Event, Process, Session, Stop
 
 const WHILE: Duration = Duration::from_secs(2);
 
-/// Serves one event as the engine would that lets everything through.
+/// Handles one event as the engine would, and lets every event pass.
 fn serve(session: &mut Session<'_>, event: Event) {
     match event {
         Event::NewThread(tid) => session.let_go(tid).unwrap(),
@@ -30,7 +30,7 @@ fn probe_all(session: &mut Session<'_>) -> usize {
     stopped
 }
 
-/// Probes all threads again and again, serving what happens; what did.
+/// Probes all threads repeatedly and handles the events; returns them.
 fn probe_for(session: &mut Session<'_>, time: Duration) -> Vec<Event> {
     let end = Instant::now() + time;
     let mut events = Vec::new();
@@ -54,7 +54,7 @@ fn signals_are_neither_lost_nor_doubled() {
     target.say("stop");
     let report = target.await_report("all are handled", |r| r["sent"] == r["restart"] + r["plain"]);
     assert!(report["rounds"] > 100, "{report:?}");
-    // A handler without SA_RESTART interrupts, with it does not, and our stops do not.
+    // Handlers without SA_RESTART interrupt, handlers with it do not, and our stops do not.
     assert!(report["interrupted"] <= report["plain"], "{report:?}");
     assert!(report["interrupted"] * 2 > report["plain"], "{report:?}");
     assert_eq!(report["faults"], 0);
@@ -90,8 +90,8 @@ fn signals_during_remote_calls_are_held_back() {
     target.finish();
 }
 
-/// Who is let go with the others, or after having been looked at, is no newborn any more: no event that comes later may
-/// say so, for whoever met it would take the thread for one without frames.
+/// Checks that a released or inspected thread never counts as new: no later event may announce it, for the tool would
+/// then assume that it has no frames.
 #[test]
 fn whoever_is_announced_has_not_run_yet() {
     let target = Target::start_with("storm", &[], &["threads"]);
@@ -155,7 +155,7 @@ fn children_are_told_apart_and_run_on() {
     let events = attach(&process, |session| probe_for(session, WHILE)).unwrap();
     let count =
         |wanted: Birth| events.iter().filter(|e| matches!(e, Event::NewProcess { how, .. } if *how == wanted)).count();
-    // posix_spawn is a vfork to the kernel.
+    // To the kernel, posix_spawn is a vfork.
     assert!(count(Birth::Fork) > 3 && count(Birth::Vfork) > 6, "{events:?}");
     assert!(events.iter().any(|e| matches!(e, Event::VforkDone(_))));
     let before = target.report();
@@ -215,14 +215,14 @@ fn job_control_is_kept() {
     signal(libc::SIGSTOP);
     await_that("it stops", || state("T"));
     attach(&process, |session| {
-        // Stopped before we came.
+        // Stopped before we attached.
         let Stop::Stopped(mut thread) = session.stop(pid.leader()).unwrap() else { panic!("gone") };
         assert!(thread.group_stopped());
         assert_eq!(thread.remote(libc::SYS_getpid as u64, [0; 6]).unwrap(), pid.0 as u64);
         thread.resume().unwrap();
         while session.pump(Instant::now() + Duration::from_millis(50)).unwrap().is_some() {}
         assert!(state("tT"), "it stays stopped");
-        // Continued and stopped again while we are here.
+        // Continued and stopped again while we trace it.
         signal(libc::SIGCONT);
         let pump = |session: &mut Session<'_>| {
             assert_eq!(session.pump(Instant::now() + Duration::from_millis(100)).unwrap(), None);

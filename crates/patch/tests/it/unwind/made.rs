@@ -1,4 +1,4 @@
-//! Call-frame information made here is walked by the walker, and found by the table made for it.
+//! Call-frame information made here: the walker walks it, and the table made for it finds it.
 
 use stillpoint_patch_unwind::{
     COMMON_LEN, Described, End, Module, PIECE_MAX, PLAIN_LEN, Piece, Registers, Row, Section, TableError, Unwinder,
@@ -18,7 +18,7 @@ fn prologue() -> Piece {
     Piece { start: CODE, len: 110, rows }
 }
 
-/// A stack of distinct words, each its own address with the lowest bit set.
+/// Reads a stack of distinct words, each its own address with the lowest bit set.
 fn word(at: u64) -> Option<u64> {
     Some(at | 1)
 }
@@ -102,7 +102,7 @@ fn damaged_records_are_refused() {
     assert_eq!(count_described(&[]), Ok(0));
 }
 
-/// An unwinder of these records, which lie at [`AT`].
+/// Makes an unwinder of these records, which are located at [`AT`].
 fn unwinder(bytes: &[u8]) -> Unwinder<'_> {
     let read = |from: u64, buf: &mut [u8]| {
         buf.copy_from_slice(&bytes[(from - AT) as usize..][..buf.len()]);
@@ -111,7 +111,7 @@ fn unwinder(bytes: &[u8]) -> Unwinder<'_> {
     Unwinder::new(vec![Module { eh_frame: Section::new(AT, bytes.len(), read), eh_frame_hdr: None }])
 }
 
-/// A thread of the target stands while its stack is walked.
+/// Walks the stack of a target's thread, which is stopped meanwhile.
 #[test]
 fn records_that_take_for_ever_end_the_walk() {
     let standing = Registers { pc: CODE, ..Registers::default() };

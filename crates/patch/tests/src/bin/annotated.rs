@@ -1,4 +1,4 @@
-//! Builds redis and memcached with quiescence points, and a patch of each fix, for those who take them from the cache.
+//! Builds redis and memcached with quiescence points, and a patch of each fix, for tests that take them from the cache.
 
 use std::process::ExitCode;
 use stillpoint_patch_tests::series::Series;

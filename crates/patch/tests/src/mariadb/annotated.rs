@@ -1,7 +1,8 @@
-//! A mariadbd built from the same source with the quiescence points of `crates/patch/integrations/mariadb`, once, and kept.
+//! A mariadbd built from the same source with the quiescence points of `crates/patch/integrations/mariadb`, once, and
+//! cached.
 //!
-//! The tree and everything compiled lie in the cache: when an edit changes, the units that it concerns are compiled
-//! again, and no more. What the tests do not need is left out (plugins, engines, the client programs).
+//! The tree and all objects are in the cache: when an edit changes, only the units that it affects are compiled again.
+//! Parts that the tests do not need are left out (plugins, engines, the client programs).
 
 use super::{Packaged, packaged};
 use crate::Unavailable;
@@ -20,15 +21,15 @@ use stillpoint_testing::recipes;
 /// The server with quiescence points.
 #[derive(Debug, Clone)]
 pub struct Annotated {
-    /// Starts it, with Debian's own messages and system tables.
+    /// Debian's package: its messages and system tables are used to start this server.
     pub packaged: Packaged,
     tree: PathBuf,
     build: PathBuf,
 }
 
-/// Parts of the source tree that no build of ours reads: they are there by name only.
+/// Parts of the source tree that no build of ours reads: they exist by name only.
 const BY_NAME: [&str; 2] = ["mysql-test", "sql-bench"];
-/// Parts that are not there at all.
+/// Parts that are left out.
 const LEFT_OUT: [&str; 8] = [
     "debian",
     "randgen",
@@ -39,7 +40,7 @@ const LEFT_OUT: [&str; 8] = [
     "storage/spider",
     "storage/tokudb",
 ];
-/// Plugins and engines that the server goes without.
+/// Plugins and engines that the server does not have.
 const WITHOUT: &str = "\
     PERFSCHEMA ARCHIVE BLACKHOLE CSV EXAMPLE FEDERATED FEDERATEDX SPHINX OQGRAPH TEST_SQL_DISCOVERY AUDIT_NULL \
     AUTH_PAM AUTH_GSSAPI AUTH_ED25519 AUTH_EXAMPLES AUTH_SOCKET AUTH_0X0100 AUTH_TEST_PLUGIN QA_AUTH_CLIENT \
@@ -49,7 +50,7 @@ const WITHOUT: &str = "\
     SQL_ERRLOG TYPE_MYSQL_JSON TYPE_MYSQL_TIMESTAMP TYPE_TEST USER_VARIABLES USERSTAT VERSIONING WSREP_INFO \
     PROVIDER_BZIP2 PROVIDER_LZ4 PROVIDER_LZMA PROVIDER_LZO PROVIDER_SNAPPY DAEMON_EXAMPLE FTEXAMPLE FUNC_TEST \
     TEST_SQL_SERVICE S3";
-/// As Debian compiles, without debugging information: the builder of patches makes its own.
+/// Options of Debian's build, without debugging information: the builder of patches makes its own.
 const OPTIONS: [&str; 20] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DCMAKE_C_FLAGS_RELEASE=-O2 -DNDEBUG",
@@ -83,20 +84,21 @@ pub fn annotated() -> &'static Result<Annotated, Unavailable> {
     })
 }
 
-/// What the archive gave us builds, or the test fails.
+/// Builds the server; the test fails if the sources of the archive do not build.
 fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     let name = format!("annotated_{}", packaged.version.replace(':', "%3a"));
     let shelf = recipes::directory("mariadb", &name).unwrap_or_else(|why| panic!("{why}"));
     let lock = std::fs::File::create(shelf.join("lock")).expect("make a lock");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock the build");
-    // Compile commands tell real paths, whatever links lead to the cache: another link makes no other build.
+    // Compile commands have real paths, without links to the cache: another link makes no other build.
     let shelf = shelf.canonicalize().expect("the directory is there");
     let library = &library.canonicalize().expect("the library is there");
     let build = shelf.join("build");
     let integration = Integration::read(&workspace_root().join("crates/patch/integrations/mariadb"))
         .unwrap_or_else(|e| panic!("{e}"));
     let tree = shelf.join("tree");
-    // What was sealed and is not whole was damaged since; what has no seal was cut off, and ninja knows what it had finished.
+    // A sealed tree that is incomplete was damaged since; one without a seal was interrupted, and ninja knows the
+    // completed part.
     let sealed = [&tree, &build].map(|dir| (dir.with_extension("seal").exists(), cache::is_sealed(dir)));
     if sealed.contains(&(true, false)) {
         for dir in [&tree, &build] {
@@ -123,7 +125,7 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     Annotated { packaged, tree, build }
 }
 
-/// Copies the source tree as far as it is needed.
+/// Copies the needed part of the source tree.
 fn copy(source: &Path, tree: &Path) {
     std::fs::create_dir_all(tree).expect("make the tree");
     let list = |dir: &Path| std::fs::read_dir(dir).expect("list the source").map(|e| e.expect("an entry").file_name());
@@ -165,8 +167,8 @@ fn run(command: &mut Command) {
 }
 
 impl Annotated {
-    /// The server with the first of these edits, with the first two, and so on, each of one unit: what restarts bring in.
-    /// Compiled and linked beside the build, into `dir`.
+    /// Makes the server with the first of these edits, with the first two, and so on, each of one unit, for restarts.
+    /// Compiled and linked outside of the build, into `dir`.
     #[track_caller]
     pub fn rebuilt(&self, edits: &[String], dir: &Path) -> Vec<Binary> {
         let commands = std::fs::read(self.build.join("compile_commands.json")).expect("read the compile commands");
@@ -191,7 +193,7 @@ impl Annotated {
             let beside = shipped.parent().expect("a unit lies somewhere").display();
             let line = format!("{options} -iquote {beside} -o {} -c {}", object.display(), edited.display());
             run(Command::new("sh").args(["-c", &line]).current_dir(&self.build));
-            // An object that stands before the libraries is taken instead of theirs.
+            // An object before the libraries takes precedence over theirs.
             objects += &format!(" {}", object.display());
             let path = dir.join(format!("mariadbd-{}", at + 1));
             let line = format!("{before}{objects} -o {} {behind}", path.display());
@@ -201,7 +203,7 @@ impl Annotated {
         programs
     }
 
-    /// Builds a patch of one unit from edits to it, named as its file is.
+    /// Builds a patch of one unit from edits to it, with the name of its file.
     pub fn patch(&self, edits: &str, output: &Path) -> Run {
         let parsed = Edits::parse("the test", edits).unwrap_or_else(|e| panic!("{e}"));
         let (file, edit) = parsed.files().next().expect("edits of one file");

@@ -1,17 +1,18 @@
-//! Changes of ours to MariaDB's source: edits at anchors, and a question whose answer shows whether one is in force.
+//! Changes of ours to MariaDB's source: edits at anchors, and a statement whose answer shows if the change is active.
 //!
 //! A change is a file of `stillpoint_integrations` with directives in its comments:
 //!
 //! ```text
 //! # What it does.
 //! #: ask SELECT ASCII('a')        sent on one connection; the last answer counts
-//! #: before 97                    what the server as shipped answers
-//! #: after 197                    what it answers once patched
+//! #: before 97                    answer of the server as shipped
+//! #: after 197                    answer of the patched server
 //! file sql/item_func.cc
 //! ...
 //! ```
 //!
-//! An answer is compared whole; `~text` is part of it, `!text` is no part of it; `\t` and `\n` part columns and rows.
+//! An answer is compared as a whole; `~text` must be part of it, `!text` must not; `\t` and `\n` separate columns and
+//! rows.
 
 use super::client::{Answer, Client};
 use super::{MariaDb, Packaged};
@@ -26,7 +27,7 @@ use stillpoint_integrations::Edits;
 pub struct Change {
     /// Name of its file.
     pub name: String,
-    /// Its first line.
+    /// First line of the file.
     pub about: String,
     /// The file of the source that it changes.
     pub file: String,
@@ -36,7 +37,7 @@ pub struct Change {
     edits: String,
 }
 
-/// Tables that the questions need.
+/// Tables that the statements need.
 const TABLES: [&str; 13] = [
     "CREATE TABLE on_aria (a INT PRIMARY KEY, b INT, c VARCHAR(40)) ENGINE=Aria TRANSACTIONAL=1",
     "INSERT INTO on_aria VALUES (1, 10, 'x'), (2, 20, 'y'), (3, 30, 'z')",
@@ -53,12 +54,12 @@ const TABLES: [&str; 13] = [
     "INSERT INTO on_csv VALUES (1, 10), (2, 20), (3, 30)",
 ];
 
-/// Where the changes lie.
+/// Returns the directory of the changes.
 pub fn directory() -> PathBuf {
     crate::workspace_root().join("crates/patch/tests/patches/mariadb")
 }
 
-/// All of them, by name.
+/// Returns all of them, by name.
 pub fn all() -> Vec<Change> {
     let entries = std::fs::read_dir(directory()).expect("the changes are there").flatten();
     let mut names: Vec<String> =
@@ -67,7 +68,7 @@ pub fn all() -> Vec<Change> {
     names.iter().map(|name| named(name)).collect()
 }
 
-/// The change of this name.
+/// Returns the change of this name.
 #[track_caller]
 pub fn named(name: &str) -> Change {
     let path = directory().join(format!("{name}.edits"));
@@ -75,7 +76,7 @@ pub fn named(name: &str) -> Change {
     Change::parse(name, &text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Makes the tables that the questions need.
+/// Makes the tables that the statements need.
 #[track_caller]
 pub fn prepare(server: &MariaDb) {
     let mut client = server.client();
@@ -105,12 +106,12 @@ impl Change {
         Ok(Change { name: name.into(), about: about.into(), file, ask, before, after, edits: text.into() })
     }
 
-    /// The edits, in the form of `stillpoint_integrations`.
+    /// Returns the edits, in the form of `stillpoint_integrations`.
     pub fn edits(&self) -> &str {
         &self.edits
     }
 
-    /// The change as a diff of the source.
+    /// Returns the change as a diff of the source.
     pub fn diff(&self, source: &Path) -> Result<String, String> {
         let edits = Edits::parse(&self.name, &self.edits).map_err(|e| e.to_string())?;
         let mut all = String::new();
@@ -150,7 +151,7 @@ impl Change {
         Ok((patch, run))
     }
 
-    /// Asks whether the change is in force. An answer that fits neither side is an error.
+    /// Checks if the change is active. An answer that matches neither side is an error.
     pub fn in_force(&self, server: &MariaDb) -> Result<bool, String> {
         let mut client: Client = server.client();
         let mut answer = Answer::Done(0);

@@ -1,4 +1,4 @@
-//! A client of MariaDB with no more than tests need: one connection, text queries, every answer looked at.
+//! A client of MariaDB with only the functions that tests need: one connection, text queries, every answer checked.
 
 use std::fmt;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// No answer for so long is none.
+/// Time limit of an answer.
 const LIMIT: Duration = crate::wait::LIMIT.saturating_mul(5);
 
 const CLIENT_PROTOCOL_41: u32 = 0x200;
@@ -18,7 +18,7 @@ const CLIENT_SECURE_CONNECTION: u32 = 0x8000;
 const CLIENT_PLUGIN_AUTH: u32 = 0x8_0000;
 const UTF8: u8 = 33;
 
-/// What the server says to a statement.
+/// Answer of the server to a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// Rows of texts; `None` is NULL.
@@ -30,13 +30,13 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Whether the statement was refused.
+    /// Returns true if the statement was refused.
     pub fn is_error(&self) -> bool {
         matches!(self, Answer::Error(..))
     }
 }
 
-/// As the files of changes write it: columns by tabs, rows by line ends, `ok N`, `error N`.
+/// Prints the form in the files of changes: columns by tabs, rows by line ends, `ok N`, `error N`.
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -52,7 +52,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// A connection as `root`, who has no password.
+/// A connection as the user `root`, without a password.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<File>,
@@ -86,7 +86,7 @@ impl Client {
         login.extend((1u32 << 24).to_le_bytes());
         login.push(UTF8);
         login.extend([0; 23]);
-        // the user, an empty password, the way it would be sent
+        // the user, an empty password, the authentication method
         login.extend(b"root\0\0mysql_native_password\0");
         client.send(&login)?;
         let mut answer = client.receive()?;
@@ -128,7 +128,7 @@ impl Client {
         }
     }
 
-    /// As [`Client::query`], and an answer that is an error is one.
+    /// Runs [`Client::query`]; an error answer is an error.
     pub fn done(&mut self, statement: &str) -> io::Result<Answer> {
         match self.query(statement)? {
             Answer::Error(number, text) => Err(io::Error::other(format!("{statement}: {number}: {text}"))),
@@ -169,12 +169,12 @@ impl Client {
     }
 }
 
-/// Takes its leave, so that the server does not count it as lost.
+/// Sends a quit message, so that the server does not count the connection as lost.
 impl Drop for Client {
     fn drop(&mut self) {
         const QUIT: u8 = 1;
         self.sequence = 0;
-        // Nobody is left to be told.
+        // The connection ends here in any case.
         let _ = self.send(&[QUIT]);
     }
 }
@@ -185,7 +185,7 @@ fn is_end(packet: &[u8]) -> bool {
 
 fn error(packet: &[u8]) -> Answer {
     let number = u16::from_le_bytes([*packet.get(1).unwrap_or(&0), *packet.get(2).unwrap_or(&0)]);
-    // a marker and the SQL state stand before the text
+    // a marker and the SQL state precede the text
     Answer::Error(number, String::from_utf8_lossy(packet.get(9..).unwrap_or_default()).into_owned())
 }
 
@@ -210,7 +210,7 @@ fn row(packet: &[u8]) -> Vec<Option<String>> {
     values
 }
 
-/// A number of the protocol, whose first byte tells its length.
+/// Reads a number of the protocol; its first byte gives its length.
 fn integer(bytes: &mut &[u8]) -> Option<u64> {
     let (&first, rest) = bytes.split_first()?;
     let length = match first {

@@ -1,4 +1,4 @@
-//! Patches whose effect every client can see, for the server with quiescence points.
+//! Patches with an effect that every client can see, for the server with quiescence points.
 
 use super::annotated::Annotated;
 use super::client::Client;
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// `RAND()` is always one half.
+/// Edit that makes `RAND()` always one half.
 const HALF: &str = "file mysys/my_rnd.c\nin my_rnd\n  begin\n    | if (rand_st) return 0.5;\n";
-/// The least change of a C++ function that every statement runs: one instruction more, and it does nothing.
+/// The smallest change of a C++ function that every statement runs: one more instruction, without effect.
 const NOTHING: &str = "file sql/sql_parse.cc\nin dispatch_command\n  begin\n    | __asm__ volatile (\"nop\");\n";
 
 /// Directory of the patches that this process has built.
@@ -28,30 +28,30 @@ fn built(server: &Annotated, name: &str, edits: &str) -> PathBuf {
     path
 }
 
-/// A patch that makes `RAND()` answer 0.5, see [`is_half`].
+/// Returns a patch that makes `RAND()` answer 0.5, see [`is_half`].
 pub fn half(server: &Annotated) -> &'static Path {
     static PATCH: OnceLock<PathBuf> = OnceLock::new();
     PATCH.get_or_init(|| built(server, "half", HALF))
 }
 
-/// A patch of a function under every statement that changes nothing.
+/// Returns a patch without effect, of a function under every statement.
 pub fn nothing(server: &Annotated) -> &'static Path {
     static PATCH: OnceLock<PathBuf> = OnceLock::new();
     PATCH.get_or_init(|| built(server, "nothing", NOTHING))
 }
 
-/// A patch of one of the changes in `crates/patch/tests/patches/mariadb`.
+/// Returns a patch of one of the changes in `crates/patch/tests/patches/mariadb`.
 pub fn of_change(server: &Annotated, name: &str) -> PathBuf {
     built(server, name, change::named(name).edits())
 }
 
-/// The edits of [`half`], and those of changes in `crates/patch/tests/patches/mariadb`.
+/// Returns the edits of [`half`], and those of changes in `crates/patch/tests/patches/mariadb`.
 pub fn edits_of_half_and(changes: &[&str]) -> Vec<String> {
     let changes = changes.iter().map(|name| change::named(name).edits().to_owned());
     [HALF.to_owned()].into_iter().chain(changes).collect()
 }
 
-/// Whether [`half`] is in force for this client.
+/// Returns true if [`half`] is active for this client.
 #[track_caller]
 pub fn is_half(client: &mut Client) -> bool {
     client.done("SELECT RAND()").expect("the server answers").to_string() == "0.5"
@@ -62,7 +62,7 @@ pub fn in_mode(call: Stillpoint, mode: &str, timeout: &str) -> Run {
     call.args(["--quiescence", mode, "--timeout", timeout]).run()
 }
 
-/// Applies [`half`] and reverts it in one mode; a connection that was there before, and a new one, see both.
+/// Applies [`half`] and reverts it in one mode; an existing connection and a new one see both.
 #[track_caller]
 pub fn there_and_back(mariadb: &MariaDb, patch: &Path, client: &mut Client, mode: &str) {
     for (call, wanted) in [(apply(patch, mariadb.pid()), true), (revert(mariadb.pid()), false)] {

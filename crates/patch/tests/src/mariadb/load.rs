@@ -1,4 +1,4 @@
-//! Load on a MariaDB that must not notice anything: transactions whose every answer is looked at, and sysbench.
+//! Load on a MariaDB that a patch must not disturb: transactions with every answer checked, and sysbench.
 
 use super::MariaDb;
 use super::client::{Answer, Client};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// Clients with a connection each, in transactions all the time.
+/// Clients with a connection each, always in transactions.
 #[derive(Debug)]
 pub struct Transactions {
     stop: Arc<AtomicBool>,
@@ -47,7 +47,7 @@ impl Transactions {
         });
     }
 
-    /// Ends it, panics unless each statement of each client was answered rightly, and tells how many there were.
+    /// Ends it, panics unless each statement of each client had the right answer, and returns the number of statements.
     #[track_caller]
     pub fn assert_clean(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Transactions {
     }
 }
 
-/// Moves one unit to and fro between two rows; the sum is always the same.
+/// Moves one unit between two rows repeatedly; the sum is always the same.
 fn transfer(mut client: Client, number: usize, stop: &AtomicBool, done: &AtomicU64) -> Result<(), String> {
     let (one, two) = (2 * number, 2 * number + 1);
     let mut step = 1i32;
@@ -93,14 +93,14 @@ pub struct Sysbench {
     output: PathBuf,
 }
 
-/// What sysbench counted.
+/// Counts of sysbench.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Statements answered.
     pub queries: u64,
-    /// Errors that it went on after: dead-locks of transactions among themselves.
+    /// Errors after which it continued: dead-locks of transactions among themselves.
     pub ignored: u64,
-    /// Connections that it had to make again.
+    /// Connections that it had to open again.
     pub reconnects: u64,
 }
 
@@ -121,13 +121,13 @@ impl Sysbench {
         }
     }
 
-    /// Starts it on tables that are filled, one transaction after another.
+    /// Starts it on filled tables, one transaction after another.
     pub fn again(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
         Sysbench::run(server, &[format!("--threads={threads}"), format!("--time={seconds}")])
     }
 
-    /// Starts it on tables that are filled, with so many transactions a second that come at random moments, whatever
-    /// becomes of those before: their latency counts from the moment at which they were due.
+    /// Starts it on filled tables, with so many transactions a second at random times, independent of those before:
+    /// their latency counts from the time at which they were due.
     pub fn at_rate(server: &MariaDb, threads: u32, seconds: u32, rate: u32) -> Result<Sysbench, String> {
         let paced = [format!("--threads={threads}"), format!("--time={seconds}"), format!("--rate={rate}")];
         Sysbench::run(server, &[&paced[..], &["--histogram=on".into()]].concat())
@@ -148,19 +148,19 @@ impl Sysbench {
         Ok(Sysbench { process: Guarded::from_child(child), output })
     }
 
-    /// Whether it still runs.
+    /// Returns true if it still runs.
     pub fn runs(&mut self) -> bool {
         self.process.ended().is_none()
     }
 
-    /// Waits for its end and reads what it counted; panics when it failed.
+    /// Waits for its end and reads its counts; panics if it failed.
     #[track_caller]
     pub fn finish(self) -> Counted {
         let text = self.ended();
         Counted::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
     }
 
-    /// As `finish`, with the latencies of its transactions; it was started with `at_rate`.
+    /// Waits as `finish` does, and returns the latencies of its transactions too; it was started with `at_rate`.
     #[track_caller]
     pub fn finish_paced(self) -> (Counted, Latencies) {
         let text = self.ended();
@@ -194,22 +194,22 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// How long transactions took, counted in buckets that are 2 % wide.
+/// Durations of transactions, counted in buckets that are 2 % wide.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Latencies {
     /// Milliseconds and transactions, ascending.
     buckets: Vec<(f64, u64)>,
-    /// Of the slowest one.
+    /// Duration of the slowest one.
     max_ms: f64,
 }
 
 impl Latencies {
-    /// Transactions.
+    /// Returns the number of transactions.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
-    /// Milliseconds below which this share of transactions took.
+    /// Returns the duration, in milliseconds, below which this share of transactions is.
     pub fn quantile_ms(&self, share: f64) -> f64 {
         let rank = (share * self.count() as f64).ceil() as u64;
         let below = |at: usize| self.buckets[..=at].iter().map(|(_, count)| count).sum::<u64>();
@@ -217,7 +217,7 @@ impl Latencies {
         at.map_or(self.max_ms, |at| self.buckets[at].0)
     }
 
-    /// Milliseconds that the slowest one took.
+    /// Returns the duration of the slowest one, in milliseconds.
     pub fn max_ms(&self) -> f64 {
         self.max_ms
     }

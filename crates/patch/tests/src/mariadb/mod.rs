@@ -25,30 +25,30 @@ use stillpoint_testing::recipes;
 /// Debian's server, and its source.
 #[derive(Debug, Clone)]
 pub struct Packaged {
-    /// Version of both.
+    /// Version of the server and of the source.
     pub version: String,
     /// The program, unmodified.
     pub binary: Binary,
-    /// The source as upstream ships it, without Debian's own diffs. Not to be written to.
+    /// Source as upstream ships it, without Debian's own diffs; read-only.
     pub source: PathBuf,
-    /// What `usr` of an installed package would be.
+    /// Directory that would be `usr` of an installed package.
     usr: PathBuf,
 }
 
-/// How the server gives threads to connections.
+/// Assignment of threads to connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// A thread for each connection.
     ThreadPerConnection,
-    /// A pool that serves all of them.
+    /// A pool that serves all connections.
     Pool,
 }
 
 impl Policy {
-    /// Both.
+    /// Both policies.
     pub const ALL: [Policy; 2] = [Policy::ThreadPerConnection, Policy::Pool];
 
-    /// For people.
+    /// Returns the name for people.
     pub fn name(self) -> &'static str {
         match self {
             Policy::ThreadPerConnection => "a thread per connection",
@@ -64,7 +64,7 @@ impl Policy {
     }
 }
 
-/// The newest version of which the archive serves the program *and* the source; once for each process.
+/// Returns the newest version of which the archive serves the program *and* the source; once for each process.
 pub fn packaged() -> &'static Result<Packaged, Unavailable> {
     static PACKAGED: OnceLock<Result<Packaged, Unavailable>> = OnceLock::new();
     PACKAGED.get_or_init(find)
@@ -94,7 +94,7 @@ impl Packaged {
         words
     }
 
-    /// Data of a server without users but `root`, made once.
+    /// Makes the data of a server without users except `root`; once.
     fn fresh_data(&self) -> Result<PathBuf, Unavailable> {
         let statements = self.first_statements()?;
         let name = format!("data_{}", self.version.replace(':', "%3a"));
@@ -144,7 +144,8 @@ impl Packaged {
         MariaDb::ready(server)
     }
 
-    /// Program and arguments of a server on a port, with data of its own in `dir`, for whoever starts it in another way.
+    /// Returns program and arguments of a server on a port, with data of its own in `dir`, for tests that start it in
+    /// another way.
     pub fn command(&self, port: u16, dir: &Path, extra: &[&str]) -> Result<(Binary, Vec<OsString>), String> {
         let fresh = self.fresh_data()?;
         let copied = Command::new("cp").arg("-a").arg(&fresh).arg(dir.join("data")).status();
@@ -175,15 +176,15 @@ pub struct MariaDb {
 }
 
 impl MariaDb {
-    /// It listens on its port a moment before there is a socket.
+    /// Waits for the socket: the server listens on its port a moment before the socket exists.
     fn ready(server: Server) -> MariaDb {
         let mariadb = MariaDb { server };
         wait::until("mariadbd to let a client in", || Client::connect(&mariadb.socket(), "").ok());
         mariadb
     }
 
-    /// Ends it in order and starts it again on its data, as another program where one is given. Who runs a query gets no
-    /// answer to it.
+    /// Ends it in order and starts it again on its data, as another program if one is given. A client with a query in
+    /// progress gets no answer to it.
     #[track_caller]
     pub fn restart(&mut self, program: Option<&Binary>) -> Restart {
         let socket = self.socket();
@@ -191,18 +192,18 @@ impl MariaDb {
         self.server.restart(program, stop, |_| Client::connect(&socket, "").is_ok())
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.server.dir().join("socket")
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     #[track_caller]
     pub fn client(&self) -> Client {
         Client::connect(&self.socket(), "test").unwrap_or_else(|e| panic!("connect: {e}\n{}", self.server.log_text()))
     }
 
-    /// The answer to one statement, on a connection of its own.
+    /// Returns the answer to one statement, on a connection of its own.
     #[track_caller]
     pub fn asked(&self, statement: &str) -> String {
         match self.client().done(statement) {
@@ -211,7 +212,7 @@ impl MariaDb {
         }
     }
 
-    /// A status variable.
+    /// Returns a status variable.
     #[track_caller]
     pub fn status(&self, name: &str) -> u64 {
         let text = self.asked(&format!("SHOW GLOBAL STATUS LIKE '{name}'"));

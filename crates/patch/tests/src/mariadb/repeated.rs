@@ -1,4 +1,4 @@
-//! Clients that do one thing again and again, until one fails or the test has seen enough.
+//! Clients that repeat one step until one fails or the test ends them.
 
 use super::MariaDb;
 use super::client::Client;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// What a client does again and again; an error ends it.
+/// Step that a client repeats; an error ends the client.
 pub type Step = Box<dyn FnMut() -> Result<(), String> + Send>;
 
-/// Threads that do so.
+/// Threads that repeat a step.
 #[derive(Debug)]
 pub struct Repeated {
     stop: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ impl Repeated {
         Repeated { stop, done, threads }
     }
 
-    /// Clients that come, ask one thing, and go.
+    /// Starts clients that connect, send one request, and disconnect.
     pub fn visitors(mariadb: &MariaDb) -> Repeated {
         let socket = mariadb.socket();
         Repeated::start(2, |_| {
@@ -48,7 +48,7 @@ impl Repeated {
         })
     }
 
-    /// Waits until the step was done `count` times more, by whomever.
+    /// Waits until the clients together have made the step `count` times more.
     #[track_caller]
     pub fn more(&self, count: u64) {
         let before = self.done.load(Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Repeated {
         });
     }
 
-    /// Ends it, panics if a step failed, and tells how often it was done.
+    /// Ends it, panics if a step failed, and returns the number of steps.
     #[track_caller]
     pub fn assert_clean(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! go-tpc: TPC-C, and CH-benCHmark, which has analytical queries run beside it for minutes.
+//! go-tpc: TPC-C, and CH-benCHmark, which also runs analytical queries for minutes.
 
 use super::{MariaDb, Packaged, Policy};
 use crate::Unavailable;
@@ -11,12 +11,12 @@ use std::time::Duration;
 pub use stillpoint_testing::go_tpc::go_tpc;
 use stillpoint_testing::recipes;
 
-/// The database that it fills.
+/// Name of the database that it fills.
 const DATABASE: &str = "tpcc";
-/// Room for all tables: what takes time is to be the queries, not the disk.
+/// Buffer size for all tables: the queries should take time, not the disk.
 pub const OPTION: &str = "--innodb-buffer-pool-size=512M";
 
-/// Data of a server whose database has the tables of both, for one warehouse; made once.
+/// Makes data of a server whose database has the tables of both, for one warehouse; once.
 pub fn data(packaged: &Packaged) -> Result<PathBuf, Unavailable> {
     let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
     let entry =
@@ -64,16 +64,16 @@ fn command(go_tpc: &Path, server: &MariaDb) -> Command {
     command
 }
 
-/// What is asked of the server.
+/// Kind of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mix {
-    /// Transactions alone.
+    /// Transactions only.
     TpcC,
-    /// The same, and beside it analytical queries over the same tables, one after another by two clients.
+    /// Transactions, and two clients with analytical queries over the same tables, one after another.
     ChBenchmark,
 }
 
-/// A load that is under way.
+/// A load in progress.
 #[derive(Debug)]
 pub struct Tpc {
     process: Guarded,
@@ -81,12 +81,12 @@ pub struct Tpc {
     mix: Mix,
 }
 
-/// What it says of its statements.
+/// Statement counts that it printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Said {
-    /// Transactions (and queries) that were done.
+    /// Completed transactions (and queries).
     pub done: u64,
-    /// Transactions that the server rolled back because they waited for each other's rows in a circle: TPC-C's own.
+    /// Transactions that the server rolled back because they waited for each other's rows in a circle: part of TPC-C.
     pub circles: u64,
 }
 
@@ -99,19 +99,19 @@ impl Tpc {
         let errors = file.try_clone().map_err(|e| format!("share {}: {e}", output.display()))?;
         let mut command = command(go_tpc, server);
         command.arg(if mix == Mix::TpcC { "tpcc" } else { "ch" }).args(["run", "--warehouses=1"]);
-        // Errors are printed, one line each, and judged here: it goes on after them.
+        // It prints errors, one line each, and continues; this module judges them.
         command.args(["--time=10h", "--ignore-error", "--interval=1s", "--acThreads=2"]);
         command.arg(format!("--threads={clients}")).stdout(file).stderr(errors);
         let child = command.spawn().map_err(|e| format!("run go-tpc: {e}"))?;
         Ok(Tpc { process: Guarded::from_child(child), output, mix })
     }
 
-    /// What it has printed.
+    /// Returns its output so far.
     fn text(&self) -> String {
         std::fs::read_to_string(&self.output).unwrap_or_default()
     }
 
-    /// Panics unless it runs and every statement so far was answered as it should be.
+    /// Panics unless it runs and every statement so far had the right answer.
     #[track_caller]
     pub fn assert_clean(&mut self) {
         let text = self.text();
@@ -122,7 +122,7 @@ impl Tpc {
         assert!(failures.is_empty(), "{} statements failed, the first: {}", failures.len(), failures[0]);
     }
 
-    /// Ends it, and panics unless every statement was answered as it should be.
+    /// Ends it, and panics unless every statement had the right answer.
     #[track_caller]
     pub fn finish(mut self) -> Said {
         self.assert_clean();
@@ -142,7 +142,7 @@ fn is_circle(line: &str) -> bool {
     line.contains("failed, err") && line.contains("Error 1213")
 }
 
-/// Lines that tell of a statement that failed, or a connection that was lost.
+/// Returns lines that report a failed statement or a lost connection.
 fn failures(text: &str) -> Vec<&str> {
     let tells = |line: &&str| {
         let line = line.trim_start();
@@ -151,7 +151,7 @@ fn failures(text: &str) -> Vec<&str> {
     text.lines().filter(tells).filter(|line| !is_circle(line)).collect()
 }
 
-/// Sums what it counted in its lines of every second.
+/// Sums the counts of its lines of every second.
 fn done(text: &str) -> u64 {
     let count = |line: &str| {
         let rest = line.strip_prefix("[Current] ")?;

@@ -1,7 +1,7 @@
-//! Load on a MariaDB whose every statement is recorded: by a schedule, or one statement after another.
+//! Load on a MariaDB with every statement recorded: by a schedule, or one statement after another.
 //!
-//! By a schedule, latency counts from the moment at which a statement was due, so that no pause of the server hides behind
-//! a client that waited for it.
+//! By a schedule, latency counts from the time at which a statement was due: a pause of the server is visible even if
+//! the client waited and sent nothing.
 
 use super::MariaDb;
 use super::client::{Answer, Client};
@@ -15,17 +15,17 @@ use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{End, Header, Outcome, Record, Sample};
 use stillpoint_testing::random::Random;
 
-/// Rows that one client's statements are spread over.
+/// Rows over which one client's statements are spread.
 const ROWS: u64 = 10_000;
 const STOCK: u64 = 1_000;
 /// Rows that a query joins with each other and with themselves.
 const MANY: u64 = 2_000;
 
-/// What a client asks for.
+/// Kind of statements that a client sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
-    /// A statement that does nothing.
+    /// A statement without effect.
     NoOp,
     /// One row by its key, read or written in turn at random, as YCSB's workload A.
     Ycsb,
@@ -33,12 +33,12 @@ pub enum Work {
     TpcC,
     /// Queries that keep a processor busy for seconds.
     Olap,
-    /// Which of three changes are in force; the kind of a sample is their number.
+    /// Query for the active ones of three changes; the kind of a sample is their number.
     Versions,
 }
 
 impl Work {
-    /// For people.
+    /// Returns the name for people.
     pub fn name(self) -> &'static str {
         match self {
             Work::NoOp => "NoOp",
@@ -49,7 +49,7 @@ impl Work {
         }
     }
 
-    /// Fills the tables that it needs.
+    /// Fills the tables that this kind needs.
     #[track_caller]
     pub fn prepare(self, server: &MariaDb) {
         let statements: &[String] = match self {
@@ -79,14 +79,14 @@ impl Work {
         }
     }
 
-    /// Statements of one transaction.
+    /// Returns the statements of one transaction.
     fn statements(self, random: &mut Random) -> Vec<String> {
         match self {
             Work::NoOp => vec!["DO 0".into()],
             Work::Versions => vec!["SELECT (RAND() = 0.5) + (ASCII('a') = 197) + (REVERSE('old') = 'new')".into()],
             Work::Olap => {
                 let some = random.below(12) + 1;
-                // In this order also for a server that knows nothing of its tables yet: in another it takes an hour.
+                // In this order also for a server without statistics of its tables: in another it takes an hour.
                 let tables = "many c, many a, many b";
                 vec![format!(
                     "SELECT STRAIGHT_JOIN COUNT(*) FROM {tables} WHERE c.n <= {some} AND a.n + b.n + c.n = -1"
@@ -111,7 +111,7 @@ impl Work {
             Work::TpcC => {
                 let d = random.below(10);
                 let mut items: Vec<u64> = (0..5).map(|_| random.below(STOCK)).collect();
-                // In one order: nobody waits for whoever waits for him.
+                // In one order: no circle of waiting transactions.
                 items.sort_unstable();
                 items.dedup();
                 let mut all = vec![
@@ -141,20 +141,20 @@ impl Work {
     }
 }
 
-/// How much of it.
+/// Size of the load.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// What a client does.
+    /// Kind of statements.
     pub work: Work,
     /// Clients, with a connection each.
     pub connections: u32,
-    /// Transactions a second of all clients together, at random moments; `None`: one after another.
+    /// Transactions a second of all clients together, at random times; `None`: one after another.
     pub rate: Option<f64>,
     /// Number of the first connection in the record.
     pub first: u32,
 }
 
-/// A load that is under way.
+/// A load in progress.
 #[derive(Debug)]
 pub struct Traffic {
     stop: Arc<AtomicBool>,
@@ -169,8 +169,9 @@ impl Traffic {
         Traffic::begin(server, plan, None)
     }
 
-    /// The same; who gets no answer because the server ends counts it as lost, connects again and goes on. The statement
-    /// behind it counts from the moment at which it was due, or at which the one before was lost.
+    /// Starts clients that continue through a restart. A client without an answer because the server ends counts the
+    /// statement as lost, connects again and continues. The next statement counts from the time at which it was due, or
+    /// at which the one before was lost.
     #[track_caller]
     pub fn start_through_restarts(server: &MariaDb, plan: &Plan) -> Traffic {
         Traffic::begin(server, plan, Some(server.socket()))
@@ -202,7 +203,7 @@ impl Traffic {
         Traffic { stop, threads, header }
     }
 
-    /// Panics with the reason when a client has ended.
+    /// Panics with the reason if a client has ended.
     #[track_caller]
     pub fn assert_running(&mut self) {
         if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
@@ -211,7 +212,7 @@ impl Traffic {
         }
     }
 
-    /// Ends it; panics unless every statement was answered, and none refused. Only a restart may lose any.
+    /// Ends it; panics unless every statement had an answer, and none was refused. Only a restart may lose any.
     #[track_caller]
     pub fn finish(self) -> Observed {
         self.stop.store(true, Ordering::Relaxed);
@@ -227,10 +228,10 @@ impl Traffic {
     }
 }
 
-/// Errors of a server that ends: going down, a query broken off, a connection ended.
+/// Errors of a server that ends: shutdown, an aborted query, a closed connection.
 const ENDING: [u16; 3] = [1053, 1317, 1927];
 
-/// What one client does until it is told to stop, or a statement fails and there is no `again` to connect to.
+/// Runs one client until the stop flag is set, or a statement fails and there is no `again` to connect to.
 fn follow(
     mut client: Client,
     plan: Plan,
@@ -254,7 +255,7 @@ fn follow(
         }
         for (at, statement) in plan.work.statements(&mut random).iter().enumerate() {
             let sent = now_ns();
-            // Only the first statement of a transaction has a moment of its own; the others follow the one before.
+            // Only the first statement of a transaction has a due time of its own; the others follow the one before.
             let lost_before = lost_ns.take();
             let scheduled_ns = if gap_ns.is_some() && at == 0 { due.min(sent) } else { lost_before.unwrap_or(sent) };
             let answer = client.query(statement);
@@ -289,7 +290,7 @@ fn follow(
     Ok(samples)
 }
 
-/// A new connection, as soon as there is a server, or `None` when told to stop.
+/// Opens a new connection as soon as there is a server; `None` if the stop flag is set.
 fn connected(socket: &Path, stop: &AtomicBool) -> Option<Client> {
     while !stop.load(Ordering::Relaxed) {
         if let Ok(client) = Client::connect(socket, "test") {

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use std::io::Read;
 use std::process::Stdio;
 
-/// A pgbench that runs.
+/// A running pgbench.
 #[derive(Debug)]
 pub struct Bench {
     process: Guarded,
@@ -25,14 +25,14 @@ impl Bench {
     #[track_caller]
     pub fn start(cluster: &Cluster, clients: u32, extra: &[&str]) -> Bench {
         let clients = clients.to_string();
-        // Only the limit of a test that hangs: SIGALRM is how pgbench tells itself that the time is over.
+        // Only the limit of a test that hangs: pgbench ends its time by SIGALRM to itself.
         let arguments = ["-n", "-c", &clients, "-j", "2", "-T", "7200"];
         let mut command = tool(cluster, "pgbench", arguments);
         command.args(extra).arg("postgres").stdout(Stdio::piped()).stderr(Stdio::piped());
         Bench { process: Guarded::from_child(command.spawn().expect("start pgbench")) }
     }
 
-    /// Ends it; panics unless every statement succeeded and no connection was lost. Transactions come back.
+    /// Ends it; panics unless every statement succeeded and no connection was lost. Returns the number of transactions.
     #[track_caller]
     pub fn assert_clean(mut self) -> u64 {
         self.process.signal(Signal::ALARM);

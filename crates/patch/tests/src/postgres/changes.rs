@@ -1,21 +1,21 @@
-//! Small changes of our own, one function each, whose effect shows in the answer to one statement.
+//! Small changes of our own, one function each, with an effect on the answer to one statement.
 //!
-//! Each is a line of ours at the start of a function. No text of PostgreSQL's stands here: the diff is made from the
+//! Each is a line of ours at the start of a function. This file has no text of PostgreSQL: the diff is made from the
 //! unpacked source when it is needed.
 
 use super::{Cluster, Session};
 use std::path::Path;
 
-/// How a change shows.
+/// Visible effect of a change.
 #[derive(Debug, Clone, Copy)]
 pub struct Effect {
-    /// Statements to make it visible; what they answer does not matter.
+    /// Statements to make it visible; their answers do not count.
     pub first: &'static str,
-    /// The statement.
+    /// Statement that shows the effect.
     pub ask: &'static str,
-    /// Something that stands in its answer (column names included), or in its error, as shipped.
+    /// Text in its answer (column names included), or in its error, as shipped.
     pub before: &'static str,
-    /// ... and when the change is in force.
+    /// Text in its answer or its error when the change is active.
     pub after: &'static str,
 }
 
@@ -24,17 +24,17 @@ pub struct Effect {
 pub struct Change {
     /// Name of its patch.
     pub name: &'static str,
-    /// The part of the server that it lies in.
+    /// Part of the server that contains it.
     pub area: &'static str,
-    /// The executable or library that it is a part of.
+    /// Executable or library that contains it.
     pub target: &'static str,
-    /// The unit.
+    /// Path of the unit.
     pub unit: &'static str,
     /// The function.
     pub function: &'static str,
-    /// What the function does first.
+    /// First statement of the changed function.
     pub code: &'static str,
-    /// How it shows.
+    /// Its visible effect.
     pub effect: Effect,
 }
 
@@ -53,7 +53,7 @@ macro_rules! change {
     };
 }
 
-/// All of them.
+/// Returns all of them.
 #[rustfmt::skip]
 pub fn changes() -> Vec<Change> {
     vec![
@@ -126,7 +126,8 @@ pub fn changes() -> Vec<Change> {
     ]
 }
 
-/// Changes that cannot be in force in a running cluster, each for a reason of its own; they show nowhere.
+/// Returns changes that cannot be active in a running cluster, each for a reason of its own; they have no visible
+/// effect.
 #[rustfmt::skip]
 pub fn unpatchable() -> Vec<Change> {
     vec![
@@ -148,12 +149,12 @@ pub fn unpatchable() -> Vec<Change> {
 }
 
 impl Change {
-    /// The diff that makes it, for a source tree.
+    /// Returns the diff that makes it, for a source tree.
     pub fn diff(&self, source: &Path) -> Result<String, String> {
         let path = source.join(self.unit);
         let text = std::fs::read_to_string(&path).map_err(|e| format!("read {}: {e}", path.display()))?;
         let lines: Vec<&str> = text.lines().collect();
-        // a type or a table is named by the words that its definition begins with
+        // a type or a table is named by the first words of its definition
         let head = if self.function.contains(' ') { self.function.to_owned() } else { format!("{}(", self.function) };
         let missing = || format!("{} has no function {}", self.unit, self.function);
         // PostgreSQL begins the line of a definition with the function's name, and its body in the first column.
@@ -173,7 +174,7 @@ impl Change {
         ))
     }
 
-    /// What shows of it in a session: the answer, or the error.
+    /// Returns the visible effect in a session: the answer, or the error.
     pub fn show_in(&self, session: &mut Session, port: u16) -> String {
         if self.effect.ask.is_empty() {
             return String::new();
@@ -184,7 +185,7 @@ impl Change {
             return Session::connect_as(port, user).map_or_else(|e| e.to_string(), |_| "connected".to_owned());
         }
         if !first.is_empty() {
-            // It may have been done before.
+            // An earlier call may have run it.
             let _ = session.ask(first);
         }
         let shown = show(session.ask(ask));
@@ -192,22 +193,22 @@ impl Change {
         show(session.ask(undo)) + &shown
     }
 
-    /// Panics unless a new connection shows it, or does not.
+    /// Panics unless a new connection shows the expected state.
     #[track_caller]
     pub fn assert_shows(&self, cluster: &Cluster, in_force: bool) {
         self.assert_shows_in(&mut cluster.session(), cluster, in_force);
     }
 
-    /// The same for a connection that is there already.
+    /// Panics unless an existing connection shows the expected state.
     #[track_caller]
     pub fn assert_shows_in(&self, session: &mut Session, cluster: &Cluster, in_force: bool) {
         let shown = self.show_in(session, cluster.port());
         assert_eq!(self.is_in(&shown), in_force, "{}: {:?} answers {shown:?}", self.name, self.effect.ask);
     }
 
-    /// Whether an answer shows it.
+    /// Returns true if an answer shows that the change is active.
     pub fn is_in(&self, shown: &str) -> bool {
-        // What shows when it is in force may begin with what shows when it is not.
+        // The text of the active change may begin with the text of the inactive one.
         let effect = &self.effect;
         let after = shown.ends_with(effect.after) || !effect.after.starts_with('\n') && shown.contains(effect.after);
         assert!(after || shown.contains(effect.before), "{}: {:?} answers {shown:?}", self.name, effect.ask);

@@ -1,4 +1,4 @@
-//! A connection to PostgreSQL: simple queries, and nothing between us and the answer that could mend it.
+//! A connection to PostgreSQL: simple queries, and no layer between the test and the answer that could repair it.
 
 use crate::wait;
 use std::io::{BufReader, Error, ErrorKind, Read, Result, Write};
@@ -7,7 +7,7 @@ use std::net::TcpStream;
 /// Version 3.0 of the protocol.
 const PROTOCOL: i32 = 196_608;
 
-/// What a statement answered.
+/// Answer to a statement.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// Names of the columns.
@@ -17,12 +17,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The first column of the first row; empty when there is none.
+    /// Returns the first column of the first row; empty if there is none.
     pub fn text(&self) -> &str {
         self.rows.first().and_then(|row| row.first()).and_then(Option::as_deref).unwrap_or_default()
     }
 
-    /// Everything, for effects that show anywhere.
+    /// Returns the complete answer, for effects anywhere in it.
     pub fn all(&self) -> String {
         let cell = |cell: &Option<String>| cell.clone().unwrap_or_default();
         let rows = self.rows.iter().map(|row| row.iter().map(cell).collect::<Vec<_>>().join("|"));
@@ -35,7 +35,7 @@ impl Answer {
 pub struct Session {
     stream: BufReader<TcpStream>,
     pid: i32,
-    /// Names of channels on which something was notified.
+    /// Names of channels with a notification.
     notified: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl Session {
         Session::connect_as(port, "postgres")
     }
 
-    /// Connects as another user; what the server says against it is the error.
+    /// Connects as another user; a refusal of the server is the error.
     pub fn connect_as(port: u16, user: &str) -> Result<Session> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(wait::LIMIT))?;
@@ -61,7 +61,7 @@ impl Session {
         Ok(session)
     }
 
-    /// The process that serves it.
+    /// Returns the id of the server process of this connection.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -75,7 +75,7 @@ impl Session {
         self.answer()
     }
 
-    /// Waits until something was notified on a channel that this session listens to.
+    /// Waits for a notification on a channel that this session listens to.
     pub fn notification(&mut self) -> Result<String> {
         while self.notified.is_empty() {
             let (kind, body) = self.message()?;

@@ -10,11 +10,11 @@ const CAP_SETUID: u32 = 7;
 /// Ids and capabilities of a process's main thread (credentials(7), capabilities(7)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
-    /// Real, effective, saved and file system's.
+    /// Real, effective, saved and file-system ids.
     uids: [u32; 4],
     gids: [u32; 4],
     groups: Vec<u32>,
-    /// Permitted capabilities, a bit each.
+    /// Permitted capabilities, one bit each.
     permitted: u64,
 }
 
@@ -41,7 +41,7 @@ impl Credentials {
         self.permitted & 1 << capability != 0
     }
 
-    /// Returns true if `after` has what a process with these could not have given itself without an exec.
+    /// Returns true if `after` has privileges that a process with these credentials could not have obtained without an exec.
     pub(super) fn are_exceeded_by(&self, after: &Credentials) -> bool {
         let uids = self.may(CAP_SETUID) || after.uids.iter().all(|id| self.uids.contains(id));
         let known = |id: &u32| self.gids.contains(id) || self.groups.contains(id);
@@ -50,12 +50,12 @@ impl Credentials {
     }
 }
 
-/// Returns true if a program's auxiliary vector says that it runs with more than its caller's privileges (`AT_SECURE`).
+/// Returns true if a program's auxiliary vector states that it runs with more privileges than its caller (`AT_SECURE`).
 pub(super) fn is_secure(auxiliary_vector: &[u8]) -> bool {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
     let pairs = auxiliary_vector.as_chunks::<16>().0;
     let found = pairs.iter().find(|pair| word(&pair[..8]) == libc::AT_SECURE);
-    // a vector that does not say is none of a program
+    // a vector without this entry is not the vector of a program
     found.is_none_or(|pair| word(&pair[8..]) != 0)
 }
 
@@ -84,7 +84,7 @@ mod tests {
         ] {
             assert!(user.are_exceeded_by(&more), "{more:?}");
         }
-        // one that dropped its capabilities and gets them again as root
+        // a process that dropped its capabilities and gets them again as root
         let bare = of("0 0 0 0", "0 0 0 0", "", "0");
         assert!(bare.are_exceeded_by(&root) && !root.are_exceeded_by(&bare));
         let fewer = of("1000 1000 1000 1000", "1000 1000 1000 1000", "4", "0");

@@ -1,10 +1,10 @@
-//! A process introduces itself to a helper that is not its child, and is not believed.
+//! Introduction of a process to a helper that is not its parent and does not trust it.
 //!
-//! The helper may do what the process may not, so every word is checked against the kernel. The kernel names the process
-//! that connected by its number only, and a number is used again; `SO_PEERPIDFD` names it for good, from Linux 6.5. Here
-//! the process has to send what it could not know before: the helper opens a pidfd, then sends random bytes, and the
-//! message that holds them bears its sender's number, written by the kernel (`SCM_CREDENTIALS`). While the pidfd's process
-//! lives no other has its number, so that process is the sender. This holds on every supported kernel.
+//! The helper has privileges that the process lacks, so every statement is checked against the kernel. The kernel names the process that
+//! connected only by its number, and a number is reused; `SO_PEERPIDFD` names it permanently, from Linux 6.5. Here the process must send
+//! bytes that it could not know before. The helper opens a pidfd, then sends random bytes. The message that returns them carries its
+//! sender's number, written by the kernel (`SCM_CREDENTIALS`). While the pidfd's process lives, no other process has its number, so that
+//! process is the sender. This holds on every supported kernel.
 //!
 //! ```text
 //!  state of the helper          helper                        process              what ends it
@@ -18,8 +18,8 @@
 //!  Launch::follow, ready        seizes; "r"            ---->  exec                 the process may not be traced
 //! ```
 //!
-//! Each state is a type whose only way on is the next one. A message that comes too early is the wrong answer, because it
-//! cannot hold the bytes; after its answer nothing of the process is read.
+//! Each state is a type whose only continuation is the next one. A message that comes too early is a wrong answer, because it cannot hold
+//! the bytes. After its answer nothing more is read from the process.
 
 use super::{Program, credentials::Credentials};
 use crate::{Pid, own, sys};
@@ -30,18 +30,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Limit for a process to answer.
+/// Time limit for the answer of a process.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit for a helper to say each thing that a process waits for.
+/// Time limit for each message of a helper that a process waits for.
 pub(super) const HELPER_TIMEOUT: Duration = Duration::from_secs(10);
 const VERSION: u8 = 2;
 const CHALLENGE_LEN: usize = 16;
-/// Version, strict, challenge.
+/// Length of an answer in bytes: version, strict, challenge.
 const ANSWER_LEN: usize = 2 + CHALLENGE_LEN;
-/// Open descriptors of a process that are looked through.
+/// Largest number of open descriptors of a process that are searched.
 const DESCRIPTORS_MAX: usize = 1 << 16;
 
-/// A helper's end of a connection, and the process that made it.
+/// A helper's end of a connection, and the process that connected.
 #[derive(Debug)]
 pub struct Connected {
     pid: Pid,
@@ -50,19 +50,19 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Binds a connection to the process that made it.
+    /// Binds a connection to the process that connected.
     ///
     /// # Errors
     /// The process has ended, or this process's PID namespace does not show it.
     pub fn accept(channel: UnixStream) -> io::Result<Connected> {
         let pid = own::peer(channel.as_raw_fd())?;
-        // before anything is sent: every message has the number of its sender
+        // before anything is sent: every message carries the number of its sender
         own::ask_for_senders(channel.as_raw_fd())?;
         let pidfd = sys::pidfd_open(pid)?;
         Ok(Connected { pid: Pid(pid), pidfd, channel })
     }
 
-    /// Number of the process. What is read by it is of this process only if [`Connected::is_alive`] holds afterwards.
+    /// Returns the number of the process. Data read by this number belong to this process only if [`Connected::is_alive`] holds afterwards.
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -75,7 +75,7 @@ impl Connected {
     /// Asks the process to introduce itself.
     ///
     /// # Errors
-    /// It closed the connection, or there are no random numbers.
+    /// The process closed the connection, or there are no random numbers.
     pub fn challenge(mut self) -> io::Result<Challenged> {
         let challenge = random()?;
         self.channel.write_all(&challenge)?;
@@ -83,7 +83,7 @@ impl Connected {
     }
 }
 
-/// A process that was asked to introduce itself.
+/// A process that has received a challenge.
 #[derive(Debug)]
 pub struct Challenged {
     peer: Connected,
@@ -93,9 +93,9 @@ pub struct Challenged {
 /// A process that has introduced itself.
 #[derive(Debug)]
 pub struct Introduced {
-    /// The program that it is to become.
+    /// The program that the process will become.
     pub program: Program,
-    /// It asks not to run unless every patch is in force.
+    /// True if the process must not run unless every patch is active.
     pub strict: bool,
 }
 
@@ -103,7 +103,7 @@ impl Challenged {
     /// Takes the answer.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] for an answer that is not right, with the reason.
+    /// [`io::ErrorKind::InvalidData`] for a wrong answer, with the reason.
     pub fn answer(self) -> io::Result<Introduced> {
         let Challenged { peer: Connected { pid, pidfd, mut channel }, challenge } = self;
         channel.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -132,7 +132,7 @@ impl Challenged {
     }
 }
 
-/// Sends the answer to a challenge, and with it the sender's end of the connection.
+/// Sends the answer to a challenge, together with the sender's end of the connection.
 pub(super) fn introduce(channel: &mut UnixStream, strict: bool) -> io::Result<()> {
     let mut challenge = [0; CHALLENGE_LEN];
     channel.read_exact(&mut challenge)?;
@@ -142,11 +142,11 @@ pub(super) fn introduce(channel: &mut UnixStream, strict: bool) -> io::Result<()
     own::send_with(channel.as_raw_fd(), &answer, channel.as_raw_fd())
 }
 
-/// Refuses a descriptor that is not the other end of `channel`: what is written into it comes out here.
+/// Refuses a descriptor that is not the other end of `channel`: bytes written to it must arrive here.
 fn is_other_end(end: &OwnedFd, channel: &mut UnixStream) -> io::Result<()> {
     let (sent, mut came) = (random()?, [0; CHALLENGE_LEN]);
     own::send(end.as_raw_fd(), &sent).map_err(|error| wrong(format!("its descriptor is no connection: {error}")))?;
-    // they came when they were sent (unix(7)); bytes of before make it another text
+    // bytes arrive at once when they are sent (unix(7)); earlier bytes make the text differ
     channel.set_nonblocking(true)?;
     let read = channel.read(&mut came);
     channel.set_nonblocking(false)?;
@@ -156,8 +156,8 @@ fn is_other_end(end: &OwnedFd, channel: &mut UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Number of a socket in a process: the highest, and none of the standard ones. A gate closes it when the C library has
-/// already seen to it that those are open.
+/// Returns the number of a socket in a process: the highest one, and not a standard descriptor. A gate closes it after the C library has
+/// made sure that the standard descriptors are open.
 fn number_of(pid: Pid, socket: &OwnedFd) -> io::Result<RawFd> {
     let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
     let directory = format!("/proc/{pid}/fd");
@@ -177,7 +177,7 @@ fn number_of(pid: Pid, socket: &OwnedFd) -> io::Result<RawFd> {
 
 fn random() -> io::Result<[u8; CHALLENGE_LEN]> {
     let mut bytes = [0; CHALLENGE_LEN];
-    // so few bytes come whole or not at all (getrandom(2))
+    // so few bytes are returned completely or not at all (getrandom(2))
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes)
 }
@@ -196,13 +196,13 @@ mod tests {
     use std::os::unix::net::UnixDatagram;
     use std::process::{Command, Stdio};
 
-    /// A helper that has asked this very process, and the process's end.
+    /// Returns a helper that has challenged this very process, and the process's end.
     fn asked() -> (Challenged, UnixStream) {
         let (helper, process) = UnixStream::pair().unwrap();
         (Connected::accept(helper).unwrap().challenge().unwrap(), process)
     }
 
-    /// The right answer; nothing else is read from the connection.
+    /// Returns the right answer; nothing else is read from the connection.
     fn right(process: &mut UnixStream) -> Vec<u8> {
         let mut answer = vec![VERSION, 1];
         answer.resize(ANSWER_LEN, 0);
@@ -225,7 +225,7 @@ mod tests {
             introduce(&mut process, strict).unwrap();
             let introduced = challenged.answer().unwrap();
             assert_eq!((introduced.strict, introduced.program.pid.0 as u32), (strict, std::process::id()));
-            // the highest, which here is what the helper received
+            // the highest number, which here is the one that the helper received
             assert!(introduced.program.descriptor > process.as_raw_fd());
             assert!(introduced.program.credentials.is_some() && introduced.program.pidfd.is_some());
         }
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_comes_in_another_order_is_refused() {
-        // before it is asked
+        // before the challenge
         let (helper, process) = UnixStream::pair().unwrap();
         send(&process, &[VERSION; ANSWER_LEN], &process);
         let challenged = Connected::accept(helper).unwrap().challenge().unwrap();
@@ -242,19 +242,19 @@ mod tests {
         let connected = Connected::accept(helper).unwrap();
         send(&process, &[VERSION, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7], &process);
         assert!(why(connected.challenge().unwrap()).contains("did not answer what it was asked"));
-        // the answer to an earlier one
+        // the answer to an earlier challenge
         let (_, mut process) = asked();
         let old = right(&mut process);
         let (challenged, process) = asked();
         send(&process, &old, &process);
         assert!(why(challenged).contains("did not answer what it was asked"));
-        // more of the same before the helper is done with the first
+        // a second answer before the helper has finished with the first
         let (challenged, mut process) = asked();
         let answer = right(&mut process);
         send(&process, &answer, &process);
         send(&process, &answer, &process);
         assert!(why(challenged).contains("another connection"));
-        // nothing at all
+        // no answer
         let (challenged, process) = asked();
         drop(process);
         assert!(!why(challenged).is_empty());
@@ -316,7 +316,7 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let pipe = OwnedFd::from(child.stdin.take().unwrap());
         let pid = Pid(child.id() as i32);
-        // its standard input is a pipe of which this is the other end, of the same name
+        // its standard input is a pipe; this is the other end, with the same name
         let error = number_of(pid, &pipe).unwrap_err().to_string();
         assert!(error.contains("a number above 2"), "{error}");
         drop(pipe);

@@ -1,11 +1,11 @@
-//! A program on its way from exec to its entry point: held there, before its first instruction, and let go.
+//! Holds a program between its exec and its entry point, before its first instruction, and releases it.
 //!
-//! The obvious way to stop a program at its entry is a breakpoint there. A tool that dies leaves it behind, and the
-//! program with it. Here the program itself waits for us, in a *gate*: some instructions in the unused rest of the last
-//! page of the loader's text, to which the loader jumps in the place of the entry because we have told it so
-//! (`AT_ENTRY`). The gate reads one byte from a socket whose other end is ours, closes it, and jumps to the entry. When
-//! we die the kernel closes our end, and the program goes on by itself: unpatched, or, when it was being patched, not at
-//! all. Nobody traces it while it waits, so that it can be patched like any other program.
+//! The obvious way to stop a program at its entry is a breakpoint. A tool that is killed leaves the breakpoint in the program, and the
+//! program ends there. Here the program itself waits, in a *gate*: some instructions in the unused rest of the last page of the loader's
+//! text. The loader jumps to the gate in place of the entry because the helper has changed `AT_ENTRY`. The gate reads one byte from a
+//! socket whose other end the helper holds, closes the socket, and jumps to the entry. If the helper is killed, the kernel closes its end,
+//! and the program continues by itself: unpatched, or not at all if patching had begun. No process traces it while it waits, so it can be
+//! patched like any other program.
 //!
 //! ```text
 //!  fork     exec         exec's stop: gate and AT_ENTRY written, let go       gate: read ... byte, or end of file
@@ -30,12 +30,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
-/// What the gate does with each answer; an end without an answer opens it, unless patching had begun.
+/// Answers to the gate. The end of the connection without an answer opens the gate, unless patching had begun.
 const GO: u8 = b'g';
 const GO_AND_KEEP: u8 = b'f';
 const REFUSE: u8 = b'x';
 
-/// The gate, at any address. Its data follows it: the entry, the descriptor, whether patching has begun.
+/// The gate, executable at any address. Its data follow it: the entry, the descriptor, the flag that patching has begun.
 #[rustfmt::skip]
 const GATE: [u8; 104] = [
     0x57, 0x56, 0x52,                                     //    0  push %rdi; push %rsi; push %rdx
@@ -59,47 +59,47 @@ const GATE: [u8; 104] = [
     0xff, 0x25, 0x07, 0x00, 0x00, 0x00,                   //   91  jmp *ENTRY
     0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00,             //   97  nop
 ];
-/// Behind the `syscall` that waits.
+/// Offset of the instruction after the `syscall` that waits.
 const WAITS_AT: u64 = 23;
 const TOUCHED_AT: u64 = GATE.len() as u64 + 12;
 const LEN: usize = GATE.len() + 16;
 
 /// Exit code of a program that was refused at its gate.
 pub const REFUSED: i32 = 3;
-/// Exit code of a program that was being patched when its helper died: half-patched it must not run.
+/// Exit code of a program whose helper was killed while it patched: a half-patched program must not run.
 pub const ABANDONED: i32 = 75;
 
 const PAGE: u64 = 4096;
 const PT_LOAD: u32 = 1;
 const EXECUTABLE: u32 = 1;
 const AT_NULL: u64 = 0;
-/// Arguments and environment that a stack is searched through.
+/// Largest size of arguments and environment on a stack that is searched, in bytes.
 const STACK_MAX: usize = 64 << 20;
 
 /// The two sides of [`split`].
 #[derive(Debug)]
 pub enum Side {
-    /// The caller, which is to become the program.
+    /// The caller, which will become the program.
     Program(Waiting),
-    /// A process of its own, which is no child of the program.
+    /// A separate process, which is not a child of the program.
     Helper(Program),
 }
 
-/// A process that is about to become a program, and its helper's connection to it.
+/// A process that will become a program, and its helper's connection to it.
 #[derive(Debug)]
 pub struct Program {
     pid: Pid,
-    /// None yet of a helper that was forked: in the program's sandbox the call may be one that kills.
+    /// `None` in a helper that was just forked: in the program's sandbox the call may be one that kills.
     pidfd: Option<OwnedFd>,
     channel: UnixStream,
-    /// Number of the program's end in the program.
+    /// Number of the descriptor of the program's end, in the program.
     descriptor: RawFd,
-    /// Of a process that may be less privileged than its helper: what it must not exceed.
+    /// Credentials that the program must not exceed, if the process may be less privileged than its helper.
     credentials: Option<Credentials>,
 }
 
 impl Program {
-    /// Its number.
+    /// Returns the number of the process.
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -114,30 +114,30 @@ pub struct Waiting {
 impl Waiting {
     /// Takes the program's end of a connection to a helper.
     pub fn on(channel: UnixStream) -> io::Result<Waiting> {
-        // Out of the way of the numbers that a script wrapper may use itself.
+        // Avoids the numbers that a script wrapper may use itself.
         let high = own::duplicate_high(channel.as_raw_fd())?;
         Ok(Waiting { channel: high.into() })
     }
 
-    /// Number of the descriptor, which stays open over an exec.
+    /// Returns the number of the descriptor, which stays open over an exec.
     pub fn descriptor(&self) -> RawFd {
         self.channel.as_raw_fd()
     }
 
-    /// Answers a helper that is no child of ours (see [`introduction`]); `strict`: all patches must be in force.
+    /// Answers a helper that is not our parent (see [`introduction`]); `strict`: all patches must be active.
     ///
     /// # Errors
-    /// The helper closes the connection, or says nothing for ten seconds.
+    /// The helper closes the connection, or sends nothing for ten seconds.
     pub fn introduce(&mut self, strict: bool) -> io::Result<()> {
         self.channel.set_read_timeout(Some(introduction::HELPER_TIMEOUT))?;
         introduction::introduce(&mut self.channel, strict)
     }
 
-    /// Waits until the helper says that it follows; false when it has died or cannot.
+    /// Waits until the helper reports that it follows; returns false if the helper has ended or cannot follow.
     pub fn ready(&mut self) -> bool {
         let mut byte = [0];
         let said = io::Read::read(&mut self.channel, &mut byte);
-        // The limit is a property of the socket: the gate waits as long as it takes.
+        // The time-out is a property of the socket, and the gate must wait without limit.
         let unlimited = self.channel.set_read_timeout(None);
         matches!((said, unlimited), (Ok(1), Ok(()))) && byte == *b"r"
     }
@@ -148,8 +148,8 @@ impl Waiting {
     }
 }
 
-/// Makes a helper process out of the calling one: a grandchild, so that the program that the caller becomes has no child
-/// that it does not know. The helper keeps standard input, output and error, and no other descriptor.
+/// Makes a helper process from the calling one: a grandchild, so that the program that the caller becomes has no unknown child. The helper
+/// keeps standard input, output and error, and no other descriptor.
 pub fn split() -> io::Result<Side> {
     let (program_end, helper_end) = UnixStream::pair()?;
     let waiting = Waiting::on(program_end)?;
@@ -164,44 +164,43 @@ pub fn split() -> io::Result<Side> {
     Ok(Side::Program(waiting))
 }
 
-/// Becomes `program`: the environment, the descriptors, the signal mask and what is ignored are those that this process
-/// was started with. Returns only when that fails.
+/// Becomes `program`. Environment, descriptors, signal mask and ignored signals are those with which this process was started. Returns only
+/// on failure.
 pub fn become_program(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString]) -> io::Error {
     own::undo_runtime();
     own::exec(program, arguments)
 }
 
-/// Whether a program gains privileges when it is executed (set-user-id, file capabilities) that the kernel would
-/// withhold because a caller without privileges traces it.
+/// Returns true if a program gains privileges at its exec (set-user-id, file capabilities) that the kernel would withhold because a caller
+/// without privileges traces it.
 pub fn gains_privileges(program: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let set_id = fs::metadata(program).is_ok_and(|m| m.is_file() && m.mode() & 0o6000 != 0);
     !own::is_root() && (set_id || own::has_file_capabilities(program))
 }
 
-/// Where a program has come to.
+/// State that a followed program has reached.
 #[derive(Debug)]
 pub enum Reached {
     /// It waits in its gate: libraries are mapped and relocated, the entry was not reached.
     Gate(Gate),
-    /// A program that has no gate, and why. It stands before the first instruction of all until [`Launch::next`] is
-    /// called again.
+    /// The program has no gate, for this reason. It is stopped before its very first instruction until [`Launch::next`] is called again.
     Ungated(String),
     /// It has ended.
     Ended,
-    /// Nothing happened in time; it is still followed.
+    /// Nothing happened in time; the program is still followed.
     TimedOut,
 }
 
-/// A process that is followed to its next exec, and from there to its entry. Not sent between OS threads: the one that
-/// seized is the one that waits.
+/// A process that is followed to its next exec, and from there to its entry. It is not sent between OS threads: the thread that seized must
+/// be the one that waits.
 #[derive(Debug)]
 pub struct Launch {
     program: Program,
     pidfd: OwnedFd,
-    /// The file that the descriptor is, in the program.
+    /// The file that the descriptor refers to, in the program.
     link: PathBuf,
-    /// It stands in exec's stop.
+    /// True if it is stopped in the exec stop.
     standing: bool,
     _not_send: PhantomData<*const ()>,
 }
@@ -210,7 +209,7 @@ impl Launch {
     /// Seizes a process that is about to call exec, without stopping it.
     ///
     /// # Errors
-    /// It may not be traced, is traced, or has ended. It runs on.
+    /// The process may not be traced, is already traced, or has ended. It continues.
     pub fn follow(mut program: Program) -> Result<Launch, Error> {
         let pid = program.pid;
         let pidfd = match program.pidfd.take() {
@@ -237,16 +236,16 @@ impl Launch {
             Some(libc::ESRCH) => Error::Gone(self.program.pid),
             _ => Error::Os { call: "PTRACE_SEIZE", id: self.program.pid.0, source },
         })?;
-        // Seized by its number, which was its own if it lives still. Another one runs on, and is let go with this thread.
+        // The number was its own if it is still alive. Another process continues, and is released when this thread ends.
         if sys::has_ended(&self.pidfd) { Err(Error::Gone(self.program.pid)) } else { Ok(()) }
     }
 
-    /// Tells the program that it is followed: it may call exec now.
+    /// Reports to the program that it is followed: it may call exec now.
     pub fn ready(&mut self) -> io::Result<()> {
         self.program.channel.write_all(b"r")
     }
 
-    /// Follows the program to its next exec and to its gate. On an error the program runs on, unfollowed.
+    /// Follows the program to its next exec and to its gate. On an error the program continues, unfollowed.
     pub fn next(mut self, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
         if std::mem::take(&mut self.standing) {
             self.go(sys::cont(self.program.pid.0, 0))?;
@@ -282,7 +281,7 @@ impl Launch {
         }
     }
 
-    /// Ends the program where it stands.
+    /// Kills the program.
     pub fn kill(self) {
         sys::kill(&self.pidfd);
     }
@@ -296,7 +295,7 @@ impl Launch {
         })
     }
 
-    /// Killed while it stood, it tells with the next wait.
+    /// Ignores ESRCH: the next wait reports a program that was killed while it was stopped.
     fn go(&self, result: io::Result<()>) -> Result<(), Error> {
         match result {
             Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
@@ -306,8 +305,8 @@ impl Launch {
         }
     }
 
-    /// Returns true if a program that stands in exec's stop may do what its process could not before. The kernel honours
-    /// set-user-id bits and file capabilities because its tracer may do everything.
+    /// Returns true if a program in the exec stop has privileges that its process lacked before. The kernel honours set-user-id bits and
+    /// file capabilities here because the tracer is privileged.
     fn has_gained_privileges(&mut self) -> Result<bool, Error> {
         let Some(before) = &self.program.credentials else { return Ok(false) };
         let pid = self.program.pid;
@@ -319,7 +318,7 @@ impl Launch {
         Ok(gained)
     }
 
-    /// Writes the gate and leads the loader to it, while the program stands in exec's stop; or why that cannot be.
+    /// Writes the gate and redirects the loader to it, while the program is in the exec stop; returns the reason if that is impossible.
     fn set_gate(&self) -> Result<Result<Place, String>, Error> {
         let pid = self.program.pid;
         let os = |call| move |source| Error::Os { call, id: pid.0, source };
@@ -349,7 +348,7 @@ impl Launch {
         gate.extend(entry.0.to_le_bytes());
         gate.extend(self.program.descriptor.to_le_bytes());
         gate.extend([0; 4]);
-        // In this order: a gate that nothing leads to is nothing.
+        // In this order: a gate to which no jump leads has no effect.
         memory.write_through(pid.0, at, &gate)?;
         memory.write_through(pid.0, entry_at, &at.0.to_le_bytes())?;
         Ok(Ok(Place { at, entry_at, entry }))
@@ -380,12 +379,12 @@ impl Launch {
 #[derive(Debug, Clone, Copy)]
 struct Place {
     at: Avma,
-    /// Where the program looks for its entry, and what it is.
+    /// Address from which the program reads its entry, and the entry itself.
     entry_at: Avma,
     entry: Avma,
 }
 
-/// A program that waits before its first instruction, and that nobody traces.
+/// A program that waits before its first instruction and that no process traces.
 #[derive(Debug)]
 pub struct Gate {
     place: Place,
@@ -394,7 +393,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The program.
+    /// Returns the number of the program.
     pub fn pid(&self) -> Pid {
         self.launch.program.pid
     }
@@ -402,13 +401,13 @@ impl Gate {
     /// Opens the program.
     ///
     /// # Errors
-    /// As [`Process::open`]; [`Error::Gone`] too for a process that has the program's number in its place.
+    /// As [`Process::open`]; also [`Error::Gone`] if another process has the program's number now.
     pub fn process(&self) -> Result<Process, Error> {
         let process = Process::open(self.pid())?;
         if sys::has_ended(&self.launch.pidfd) { Err(Error::Gone(self.pid())) } else { Ok(process) }
     }
 
-    /// From now on the program does not run unless [`Gate::open`] is called: it is being patched.
+    /// Marks the program as being patched: from now on it does not run unless [`Gate::open`] is called.
     pub fn touch(&mut self, process: &Process) -> Result<(), Error> {
         self.touched = true;
         process.memory().write(Avma(self.place.at.0 + TOUCHED_AT), &1u32.to_le_bytes())
@@ -433,7 +432,7 @@ impl Gate {
         Ok(self.launch)
     }
 
-    /// The program can ask for its auxiliary vector: nothing of the gate is to be seen there.
+    /// Restores the auxiliary vector, which the program can read: it must not show the gate.
     fn restore(&self, process: &Process) -> Result<(), Error> {
         process.memory().write_u64(self.place.entry_at, self.place.entry.0)
     }
@@ -444,8 +443,8 @@ impl Gate {
     }
 }
 
-/// Makes, to no effect, the calls that patching makes later and that a sandbox may kill for: a helper that dies now leaves
-/// a program that runs, one that dies later leaves one that does not.
+/// Makes, without effect, the calls that patching makes later and for which a sandbox may kill. A helper that is killed now leaves a
+/// program that runs; one that is killed later leaves a program that does not.
 fn rehearse() {
     let tries = || {
         let _ = sys::WaitTimer::new();
@@ -454,11 +453,11 @@ fn rehearse() {
         let own = std::process::id() as i32;
         let _ = sys::same_memory(own, own);
     };
-    // On a thread of its own: what remains of it is the thread's.
+    // On a thread of its own: lasting effects apply only to that thread.
     let _ = std::thread::spawn(tries).join();
 }
 
-/// Where the auxiliary vector on a new program's stack has the entry, the entry, and where the loader lies.
+/// Returns the address of the entry in the auxiliary vector on a new program's stack, the entry, and the address of the loader.
 fn auxiliary(memory: &Memory, stack: Avma) -> Option<(Avma, Avma, Avma)> {
     let mut words = vec![0; 64 << 10];
     loop {
@@ -474,7 +473,7 @@ fn auxiliary(memory: &Memory, stack: Avma) -> Option<(Avma, Avma, Avma)> {
     }
 }
 
-/// In the words of a new stack (count, arguments, 0, environment, 0, pairs): index of the entry, entry, loader.
+/// Searches the words of a new stack (count, arguments, 0, environment, 0, pairs); returns index of the entry, entry, loader.
 fn auxiliary_in(words: &[u64]) -> Option<(usize, u64, u64)> {
     let arguments = usize::try_from(*words.first()?).ok()?;
     let environment = arguments.checked_add(2)?;
@@ -491,7 +490,7 @@ fn auxiliary_in(words: &[u64]) -> Option<(usize, u64, u64)> {
     None
 }
 
-/// The unused rest of the last page of an executable segment: the loader's, else the program's.
+/// Returns the unused rest of the last page of an executable segment: the loader's, otherwise the program's.
 fn room(mappings: &[crate::Mapping], memory: &Memory, base: Avma) -> Option<Avma> {
     let mut modules = module::find(mappings, memory, 0, None);
     modules.sort_by_key(|m| !m.contains(base));
@@ -504,7 +503,7 @@ fn rest_of_text(module: &crate::Module, memory: &Memory) -> Option<Avma> {
         if kind != PT_LOAD || flags & EXECUTABLE == 0 {
             continue;
         }
-        // A few bytes apart: nothing looks like the end of the last function.
+        // A gap of some bytes, so that the gate does not look like the end of the last function.
         let at = Avma((module.bias.wrapping_add(start).wrapping_add(len) + 16).next_multiple_of(16));
         let left = PAGE - at.0 % PAGE;
         let mapping = module.mappings.iter().find(|m| m.contains(at) && m.execute && m.read && !m.write)?;

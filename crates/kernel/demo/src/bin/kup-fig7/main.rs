@@ -1,12 +1,12 @@
-//! How long a program stands by the size of its memory, without the kernel's boot: criu's own images (basic, incremental,
-//! on demand), FOAM on disk, FOAM in memory that outlives kernels. After KUP's figures 4, 7 and 8 (ATC 2016). One emulated
-//! machine for each size, and for each number of programs that go at the same time; a last switch of kernels shows what the
-//! boot adds.
+//! Time for which a program is stopped, by the size of its memory, without the kernel's boot: criu's own images (basic,
+//! incremental, on demand), FOAM on disk, FOAM in memory that outlives kernels. After KUP's figures 4, 7 and 8 (ATC
+//! 2016). There is one emulated machine for each size, and for each number of simultaneous programs; a last switch of
+//! kernels shows the additional time of the boot.
 //!
-//! The machines' clocks count instructions: what other work the host does changes little.
+//! The machines' clocks count instructions: other work of the host has little effect.
 //!
-//! usage: kup-fig7 JSON SVG [MIB...]; a table goes to standard output. What has been measured is kept in JSON.part: run again,
-//! it goes on behind that, and a size that fails loses no other one.
+//! usage: kup-fig7 JSON SVG [MIB...]; a table goes to standard output. Results are kept in JSON.part: a second run
+//! continues after them, and a size that fails does not affect the others.
 #![forbid(unsafe_code)]
 
 use serde_json::{Value, json};
@@ -26,17 +26,17 @@ const WAYS: [(&str, &str); 5] = [
 ];
 /// MiB of pages a second that the worker writes to.
 const RATE: u32 = 4;
-/// One way, once.
+/// Limit for one method, once.
 const PATIENCE: Duration = Duration::from_secs(1800);
-/// MiB of a machine's memory beside the region, at least: the 3 GiB that lie below 4 GiB, and some behind it.
+/// MiB of a machine's memory beside the region, at least: the 3 GiB that are located below 4 GiB, and some after it.
 const BESIDE: u32 = 3072 + 768;
-/// Without an argument.
+/// Sizes in MiB if no argument is given.
 const SIZES: [u32; 4] = [256, 512, 1024, 2048];
-/// How many at a time, and how large each of them is.
+/// Numbers of simultaneous programs, and the size of each in MiB.
 const COUNTS: [u32; 4] = [1, 2, 4, 8];
 const EACH: u32 = 64;
 
-/// What goes at the same time.
+/// Simultaneous programs of one measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Load {
     mib: u32,
@@ -89,12 +89,12 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The rows of some loads, in their order.
+/// Returns the rows of some loads, in their order.
 fn of<'r>(rows: &'r [Value], loads: &[Load]) -> Vec<&'r Value> {
     loads.iter().flat_map(|load| rows.iter().filter(|row| load.is_of(row))).collect()
 }
 
-/// What an earlier run has measured.
+/// Returns the rows of an earlier run.
 fn measured(part: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(part).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
@@ -104,12 +104,12 @@ fn keep(part: &Path, row: &Value) {
     use std::io::Write;
     eprintln!("{row}");
     let mut file = std::fs::File::options().create(true).append(true).open(part).expect("open what was measured");
-    // at once, as another one may be kept at the same time
+    // in one write, as another row may be kept at the same time
     file.write_all(format!("{row}\n").as_bytes()).expect("keep a row");
 }
 
-/// All ways of all loads, and a switch with the last one; nothing when some failed. Two machines run at a time: each has one
-/// processor, and the other one's work is nothing to its clock.
+/// Measures all methods for all loads, and a switch with the last one; returns nothing when some failed. Two machines
+/// run at a time: each has one processor, and its clock does not depend on the work of the other one.
 fn measure(
     guest: &Guest,
     tool: &Path,
@@ -127,8 +127,8 @@ fn measure(
     kexec.filter(|_| whole).map(|kexec| (measured(part).into_iter().filter(asked).collect(), kexec))
 }
 
-/// What has not been measured yet in one machine for a load. A machine that is lost takes its own load with it, and what was
-/// kept stays.
+/// Measures in one machine all that is missing for a load. A machine that fails loses its own load, but no row that was
+/// kept.
 fn one_machine(guest: &Guest, tool: &Path, load: Load, part: &Path, switches: bool) {
     let missing = missing(part, load);
     let switches = switches && switched(part, load).is_none();
@@ -146,19 +146,19 @@ fn one_machine(guest: &Guest, tool: &Path, load: Load, part: &Path, switches: bo
     });
 }
 
-/// The ways in which a load has not gone yet.
+/// Returns the methods that have not been measured for a load.
 fn missing(part: &Path, load: Load) -> Vec<&'static str> {
     let done = measured(part);
     let has = |way: &str| done.iter().any(|row| row["way"] == way && load.is_of(row));
     WAYS.iter().map(|(way, _)| *way).filter(|way| !has(way)).collect()
 }
 
-/// The switch of kernels with a load.
+/// Returns the switch of kernels with a load.
 fn switched(part: &Path, load: Load) -> Option<Value> {
     measured(part).into_iter().find(|row| row["timings"].is_array() && row["mib"] == load.mib)
 }
 
-/// A machine for so much memory of programs, and the kernel that it can go to.
+/// Boots a machine for `mib` MiB of programs; returns it with the kernel that it can go to.
 fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
     let dir = tempfile::tempdir().expect("a directory");
     let worker = dir.path().join("worker");
@@ -168,7 +168,7 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
         .args([&worker, &source.join("worker.c")])
         .status();
     assert!(built.is_ok_and(|status| status.success()), "cc builds the worker");
-    // the images need what the worker has, and a third more; and the worker has its own beside that
+    // the images need the worker's memory and a third more; the worker's own memory is beside that
     let region = (mib * 4 / 3 + 256).next_multiple_of(256);
     let kernels = &guest.kernels;
     let [.., from, to] = &kernels[..] else { panic!("two kernels: {kernels:?}") };
@@ -178,14 +178,14 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
         tool,
         Shape {
             clock: Clock::Instructions,
-            // the region begins at 4 GiB, so that all below it is there too
+            // the region begins at 4 GiB, so all memory below it is needed too
             memory_mib: region + (mib + 1792).max(BESIDE),
             append: &format!("memmap={region}M!4G"),
             disk_mib: region * 2,
             programs: &[&worker, &source.join("once.sh")],
         },
     );
-    // criu finds out once in a boot what the kernel can do
+    // criu detects the features of the kernel once in a boot
     machine.run("criu check");
     machine.ok("mkdir -p /disk /pmem; mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vdc && mount /dev/vdc /disk");
     machine.ok("mke2fs -q -t ext4 -b 4096 -O ^has_journal /dev/pmem0 && mount -o dax /dev/pmem0 /pmem");
@@ -196,7 +196,7 @@ fn once(machine: &mut Machine, way: &str, load: Load) -> Value {
     let Load { mib, count } = load;
     machine.ok(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {way} {mib} {RATE} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
     let end = Instant::now() + PATIENCE;
-    // seldom: each look takes the machine's time
+    // seldom, as each test takes the machine's time
     while machine.look("test -s /run/once.end").is_none_or(|output| output.code != 0) {
         assert!(Instant::now() < end, "{way} of {count} times {mib} MiB has no end\n{}", machine.console());
         std::thread::sleep(Duration::from_secs(1));
@@ -209,7 +209,7 @@ fn once(machine: &mut Machine, way: &str, load: Load) -> Value {
     })
 }
 
-/// One switch of kernels with the image in memory: the phases that its journal tells.
+/// Makes one switch of kernels with the image in memory; returns the phases of its journal.
 fn with_a_kernel(machine: &mut Machine, mib: u32, to: &str) -> Value {
     machine.ok(&format!(
         "printf '[Service]\\nExecStart=/usr/local/bin/worker serve {mib} {RATE}\\nStandardOutput=null\\nStandardError=null\\n' \
@@ -231,7 +231,8 @@ fn ms(row: &Value, key: &str) -> f64 {
     row[key].as_f64().expect("a number") / 1e3
 }
 
-/// From the last answer to the image on disk, and from the beginning of the restore to the next answer.
+/// Returns the milliseconds from the last answer to the image on disk, plus those from the start of the restore to the
+/// next answer.
 fn blackout(row: &Value) -> f64 {
     ms(row, "frozen_us") + ms(row, "first_us")
 }

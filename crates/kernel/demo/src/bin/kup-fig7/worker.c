@@ -1,10 +1,10 @@
-// A program with much memory, for measuring: half of it is written all the time, at a fixed rate, and every request
-// (a datagram) reads a page of it.
-//   worker serve MIB RATE [N]   RATE MiB of pages a second are written to
-//   worker probe FILE [N]       asks all the time; the time of the last answer before the longest silence, and of the next one
+// A program with much memory, for measurements: it writes to half of it all the time, at a fixed rate, and every
+// request (a datagram) reads a page of it.
+//   worker serve MIB RATE [N]   writes to RATE MiB of pages a second
+//   worker probe FILE [N]       requests all the time; the times of the answers before and after the longest silence
 //   worker load SECONDS [N]     as many requests as it gets answers to
 //   worker now                  the clock that all of them read, in microseconds
-// N tells workers of one machine apart; 0 if it is not given.
+// N distinguishes workers of one machine; 0 if it is not given.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -34,7 +34,8 @@ static uint64_t now_us(void) {
 
 static uint64_t *page(uint64_t n) { return memory + n * (PAGE / sizeof *memory); }
 
-// Walks over the first half, one word of each page. It keeps its own time: what it missed while it stood is not made up for.
+// Walks over the first half, one word of each page. It keeps its own time: it does not catch up for the time in which
+// it was stopped.
 static void *writes(void *nothing) {
     uint64_t at = 0, step = rate * 256 * TICK_US / 1000000;
     for (;;) {
@@ -54,13 +55,13 @@ static int serve(void) {
     pages = pages * 256;
     memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return perror("mmap"), 1;
-    // no page is like another one, and none holds zeros alone
+    // no page is equal to another one, and none holds only zeros
     for (uint64_t n = 0; n < pages; n++)
         for (uint64_t word = 0; word < PAGE / sizeof *memory; word++) page(n)[word] = n * 0x9e3779b97f4a7c15ull + word;
     struct sockaddr_in at = address(), from;
     int door = socket(AF_INET, SOCK_STREAM, 0), yes = 1, udp = socket(AF_INET, SOCK_DGRAM, 0);
     setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    // a unit that goes along in a switch has a port of TCP
+    // a unit that goes along in a switch has a TCP port
     if (bind(door, (void *)&at, sizeof at) || listen(door, 4) || bind(udp, (void *)&at, sizeof at)) return perror("bind"), 1;
     pthread_t thread;
     if (rate && pthread_create(&thread, NULL, writes, NULL)) return 1;
@@ -68,7 +69,7 @@ static int serve(void) {
         uint64_t asked;
         socklen_t length = sizeof from;
         if (recvfrom(udp, &asked, sizeof asked, 0, (void *)&from, &length) != sizeof asked) continue;
-        // the answer is the request and what a page of the whole memory begins with
+        // the answer is the request and the first word of a page of the memory
         uint64_t n = asked * 0x9e3779b97f4a7c15ull % pages, answer[2] = {asked, page(n)[0] - n * 0x9e3779b97f4a7c15ull};
         sendto(udp, answer, sizeof answer, 0, (void *)&from, length);
     }
@@ -80,7 +81,7 @@ static int ask(int udp, uint64_t question, int patience_ms) {
     if (send(udp, &question, sizeof question, 0) != sizeof question) return usleep(500), 0;
     while (poll(&wait, 1, patience_ms) > 0) {
         if (recv(udp, answer, sizeof answer, 0) != sizeof answer) return usleep(500), 0;
-        // one to an earlier question tells as well that it serves
+        // an answer to an earlier request also shows that the worker serves
         if (answer[0] > question) continue;
         if (answer[1] != 0) fprintf(stderr, "a page is not what it was\n"), exit(9);
         return 1;

@@ -12,9 +12,9 @@
 std::atomic<int> stillpoint_holders;
 bool stillpoint_naive;
 
-/** The role that this thread has told the library. */
+/** The role that this thread has set in the library. */
 static thread_local stillpoint_role role;
-/** Naive points look at the last command's own transaction only. */
+/** True if the last command's own transaction holds a resource; naive points check only this. */
 static thread_local bool last_command_holds;
 
 static int wake(unsigned level, void *)
@@ -53,7 +53,7 @@ void stillpoint_birth(const char *name)
 
 void stillpoint_birth_of_main()
 {
-  /* Without parking it would sit in poll() for ever, which is not what the naive form is to show. */
+  /* Without parking it would wait in poll() for ever, which is not the purpose of the naive form. */
   if (!stillpoint_naive)
     stillpoint_birth("main");
 }
@@ -77,14 +77,14 @@ bool stillpoint_thd_holds(THD *thd)
          thd->transaction->xid_state.is_explicit_XA();
 }
 
-/** Comes to a point unless this thread would have to stand there and must not. */
+/** Passes a point, unless this thread would have to block there and must not. */
 static void point(bool holds)
 {
   if (!holds || !stillpoint_is_barrier())
     sp_quiescence_point();
 }
 
-/** Whoever might commit a prepared transaction that belongs to no connection must not stand either. */
+/** Returns true also for a thread that might commit a prepared transaction of no connection: it must not block either. */
 static bool must_not_stand(THD *thd)
 {
   return stillpoint_thd_holds(thd) || stillpoint_xa_open();
@@ -98,9 +98,9 @@ void stillpoint_point_between_commands(THD *thd)
 }
 
 /*
-  The client of a thread that must not be parked is silent: the thread looks from time to time whether it may be now, or
-  whether there is a request at which it need not stand. The timeout of the read that follows is what is left of the
-  client's.
+  Waits for the client of a thread that must not be parked: the thread checks from time to time if it may be now, or if
+  there is a request at which it need not block. The timeout of the read that follows is the rest of the client's
+  timeout.
 */
 static void await_client(THD *thd)
 {
@@ -121,8 +121,8 @@ static void await_client(THD *thd)
 }
 
 /*
-  A silent client keeps nobody waiting, unless it holds something: then its thread counts as busy until the client has
-  finished. A worker of the pool reads what has arrived, with a command half in its hands.
+  A silent client delays no other thread, unless it holds a resource: then its thread counts as busy until the client has
+  finished. A worker of the pool reads data that has arrived, in the middle of a command.
 */
 bool stillpoint_read_begin(THD *thd)
 {
@@ -141,7 +141,7 @@ void stillpoint_read_end(bool parked)
     point(true);
 }
 
-/* Parked around the whole call: at the end a thread may stand, and must not do so with the cache's mutex. */
+/* Parks around the whole call: at the end a thread may block, and must not do so with the cache's mutex. */
 CONNECT *stillpoint_park_in_cache()
 {
   stillpoint_set_role(STILLPOINT_CRITICAL);
@@ -152,7 +152,7 @@ CONNECT *stillpoint_park_in_cache()
   return connect;
 }
 
-/* Told by the worker that has the connection, so two never tell at once. */
+/* Called by the worker that has the connection, so never by two at once. */
 void stillpoint_connection_holds(TP_connection *connection, bool holds)
 {
   last_command_holds= holds;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * stillpoint_points.h - where MariaDB's threads hold no state of old code, and when they must not stand there
+ * stillpoint_points.h - places where MariaDB's threads hold no state of old code, and when they must not block there
  *
- * A thread stands at a group or global request only when nobody can be waiting for what it, or a connection that it
- * would serve, holds: an open transaction, LOCK TABLES, FLUSH TABLES WITH READ LOCK, GET_LOCK, a HANDLER, a backup
- * stage, a prepared XA transaction. A transaction is served to its end by the code it began with. At a local request
- * nobody stands, and a patch that may be taken by one thread at a time touches nothing that threads share: there the
- * points count between the statements of a transaction as well.
+ * A thread blocks at a group or global request only when no thread can wait for a resource that it, or a connection that
+ * it would serve, holds: an open transaction, LOCK TABLES, FLUSH TABLES WITH READ LOCK, GET_LOCK, a HANDLER, a backup
+ * stage, a prepared XA transaction. A transaction is served to its end by the code it began with. At a local request no
+ * thread blocks, and a patch that one thread at a time may take changes no state that threads share: there the points
+ * count between the statements of a transaction as well.
  *
- * Roles, in the order in which they stand: active worker (or the thread of a connection), sleeping worker, and what
- * both depend on: listener, timer, the thread that accepts connections, threads at their birth.
+ * Roles, in the order in which they block: active worker (or the thread of a connection), sleeping worker, and threads
+ * on which both depend: listener, timer, the thread that accepts connections, new threads.
  */
 #ifndef STILLPOINT_POINTS_H
 #define STILLPOINT_POINTS_H
@@ -29,22 +29,22 @@ enum stillpoint_role
   STILLPOINT_CRITICAL= 2
 };
 
-/** Connections of the pool that hold something. */
+/** Number of connections of the pool that hold a resource. */
 extern std::atomic<int> stillpoint_holders;
 
-/** For the test that shows what roles, parking and holders are for: points alone, as in WfPatch's MariaDB. */
+/** True in the test that shows the purpose of roles, parking and holders: points alone, as in WfPatch's MariaDB. */
 extern bool stillpoint_naive;
 
-/** Makes the library ready; before the first thread that takes part. */
+/** Initialises the library; call it before the first thread registers. */
 void stillpoint_start();
-/** A thread that serves connections is born; it stands after all others until it says what it does. */
+/** Registers a new thread that serves connections; it blocks after all others until it sets its role. */
 void stillpoint_birth(const char *name);
 void stillpoint_birth_of_main();
 void stillpoint_set_role(stillpoint_role role);
 
-/** Whether others may wait for what a connection holds by itself. */
+/** Returns true if others may wait for a resource that a connection holds by itself. */
 bool stillpoint_thd_holds(THD *thd);
-/** Whether there is an XA transaction; a prepared one may belong to no connection. */
+/** Returns true if there is an XA transaction; a prepared one may belong to no connection. */
 bool stillpoint_xa_open();
 
 /* One thread per connection. */
@@ -56,21 +56,21 @@ CONNECT *stillpoint_park_in_cache();
 /* Thread pool. */
 void stillpoint_connection_holds(TP_connection *connection, bool holds);
 void stillpoint_worker_point();
-/** Whether others may wait for what connections hold: then no thread of the pool stands or is parked. */
+/** Returns true if others may wait for a resource of a connection: then no thread of the pool blocks or is parked. */
 bool stillpoint_pool_holds();
 bool stillpoint_wait_begin();
 void stillpoint_wait_end(bool parked);
-/** What the pool does in the library's callbacks. */
+/** Work of the pool in the library's callbacks. */
 int stillpoint_pool_wake(unsigned level);
 void stillpoint_pool_settled();
 
-/** Whether this thread has a request to deal with. */
+/** Returns true if this thread has a request to handle. */
 static inline bool stillpoint_pending()
 {
   return unlikely(__atomic_load_n(&sp_request_bell, __ATOMIC_RELAXED) != sp_request_seen);
 }
 
-/** Whether threads stand at the current request; those of a local one go on at once. */
+/** Returns true if threads block at the current request; at a local one they continue at once. */
 static inline bool stillpoint_is_barrier()
 {
   uint32_t mode= __atomic_load_n(&sp_control.request.mode, __ATOMIC_ACQUIRE);

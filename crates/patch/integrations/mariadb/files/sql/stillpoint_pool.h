@@ -2,26 +2,26 @@
  *
  * stillpoint_pool.h - points of the thread pool; for threadpool_generic.cc only
  *
- * While a barrier gathers, a connection that holds something is served until it holds nothing; the next command of any
- * other is put off until the request is settled. So transactions end and none begins, the queue runs dry, and every
- * thread comes to sleep: nobody has to stand with work in hand, and nobody sleeps who is needed. New connections are
- * let in throughout; their first command is put off.
+ * While a barrier gathers, a connection that holds a resource is served until it holds none; the next command of any
+ * other is postponed until the request is settled. So transactions end and none begins, the queue becomes empty, and
+ * every thread sleeps: no thread has to block with unfinished work, and no needed thread sleeps. New connections are
+ * accepted all the time; their first command is postponed.
  *
- * Why holders and not priorities alone: between two statements a transaction has no thread of its own. Were listeners
- * to stand one by one, the first would leave its group deaf while a worker of another group waits for a row that a
- * connection of the first has locked.
+ * Reason for holders in addition to priorities: between two statements a transaction has no thread of its own. If
+ * listeners blocked one by one, the first would leave its group without a listener while a worker of another group waits
+ * for a row that a connection of the first has locked.
  */
 #ifndef STILLPOINT_POOL_H
 #define STILLPOINT_POOL_H
 
 #include "stillpoint_points.h"
 
-/** A listener that may not be parked looks so often whether it may now. */
+/** Interval at which a listener that must not be parked checks if it may be. */
 static const int STILLPOINT_LOOK_MS= 5;
 
 static void stillpoint_put_back(thread_group_t *group);
 
-/** Whether the current request still gathers. */
+/** Returns true while the current request gathers. */
 static bool stillpoint_gathers()
 {
   return __atomic_load_n(&sp_control.answer.number, __ATOMIC_ACQUIRE) ==
@@ -29,7 +29,7 @@ static bool stillpoint_gathers()
          __atomic_load_n(&sp_control.answer.outcome, __ATOMIC_ACQUIRE) == SP_GATHERING;
 }
 
-/** Before a command is served: whether it was put off. */
+/** Call it before a command is served; returns true if the command was postponed. */
 static bool stillpoint_put_off(TP_connection_generic *connection, thread_group_t *group)
 {
   stillpoint_set_role(STILLPOINT_ACTIVE);
@@ -41,21 +41,21 @@ static bool stillpoint_put_off(TP_connection_generic *connection, thread_group_t
     return false;
   mysql_mutex_lock(&group->mutex);
   group->stillpoint_put_off.push_back(connection);
-  /* Whoever settles the request takes the mutex afterwards, and finds it; or has done so already. */
+  /* The thread that settles the request takes the mutex afterwards and finds it; or has done so already. */
   if (!stillpoint_gathers())
     stillpoint_put_back(group);
   mysql_mutex_unlock(&group->mutex);
   return true;
 }
 
-/** A worker is about to sleep; the group's mutex is held. */
+/** Prepares a worker for sleep; the group's mutex is held. */
 static bool stillpoint_sleep_begin()
 {
   stillpoint_set_role(STILLPOINT_SLEEPING);
   return stillpoint_wait_begin();
 }
 
-/** It has woken up, and may have to stand: not with the group's mutex, and not counted as active. */
+/** Resumes a worker after sleep, which may have to block: without the group's mutex, and not counted as active. */
 static void stillpoint_sleep_end(bool parked, thread_group_t *group)
 {
   if (!parked && !stillpoint_pending())
@@ -67,7 +67,7 @@ static void stillpoint_sleep_end(bool parked, thread_group_t *group)
   group->active_thread_count++;
 }
 
-/** Waits for events. Those that have come belong to connections that hold nothing whenever it stands with them. */
+/** Waits for events. If it blocks with received events, these belong to connections that hold no resource. */
 static int stillpoint_listen(TP_file_handle pollfd, native_event *events, int maxevents, int timeout_ms)
 {
   int count;
@@ -81,7 +81,7 @@ static int stillpoint_listen(TP_file_handle pollfd, native_event *events, int ma
   return count;
 }
 
-/** The timer's pause; it creates workers for stalled groups, so it stands as late as listeners. */
+/** Pauses the timer, which creates workers for stalled groups, so it blocks as late as listeners. */
 static int stillpoint_tick(mysql_cond_t *cond, mysql_mutex_t *mutex, const struct timespec *until)
 {
   const bool parked= stillpoint_wait_begin();

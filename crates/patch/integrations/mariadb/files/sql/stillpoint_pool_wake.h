@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * stillpoint_pool_wake.h - what the library's callbacks do to the pool; the end of threadpool_generic.cc
+ * stillpoint_pool_wake.h - the library's callbacks for the pool; included at the end of threadpool_generic.cc
  */
 #ifndef STILLPOINT_POOL_WAKE_H
 #define STILLPOINT_POOL_WAKE_H
 
-/** Keeps the groups while a callback walks them. */
+/** Keeps the groups in existence while a callback walks them. */
 static pthread_mutex_t stillpoint_groups= PTHREAD_MUTEX_INITIALIZER;
 static bool stillpoint_groups_stand;
 
@@ -38,7 +38,7 @@ template <typename Visit> static void stillpoint_each_group(Visit visit)
   pthread_mutex_unlock(&stillpoint_groups);
 }
 
-/** Puts what was put off into the queues again; the group's mutex is held. */
+/** Returns postponed connections to the queues; the group's mutex is held. */
 static void stillpoint_put_back(thread_group_t *group)
 {
   bool any= false;
@@ -57,8 +57,8 @@ void stillpoint_pool_settled()
 }
 
 /*
-  Listeners look by themselves. Sleeping workers that were not parked come to their point, and sleep again, parked, once
-  nothing is held; before that they may go over at requests at which nobody stands.
+  Listeners check by themselves. Sleeping workers that were not parked reach their point, and sleep again, parked, once
+  no resource is held; before that they may migrate at requests at which no thread blocks.
 */
 int stillpoint_pool_wake(unsigned level)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * quiescence.h - what redis's threads tell libstillpoint of themselves
+ * quiescence.h - registration of redis's threads with libstillpoint
  *
- * The main thread waits for the others: for the I/O threads whenever it has handed out work, for the lazy freeing when
- * it evicts. So it stands first, and a helper passes its points until it does.
+ * The main thread waits for the others: for the I/O threads whenever it has given them work, for the lazy freeing when
+ * it evicts. So it blocks first, and a helper passes its points until it does.
  */
 #ifndef STILLPOINT_QUIESCENCE_H
 #define STILLPOINT_QUIESCENCE_H
@@ -14,8 +14,8 @@
 
 enum quiescence_role { QUIESCENCE_MAIN, QUIESCENCE_HELPER, QUIESCENCE_ROLES };
 
-/* Before any other thread is there, and after the process has gone to the background. Nobody need be woken: whoever
- * sleeps is parked. */
+/* Call it before any other thread starts, and after the process has gone to the background. No thread needs a wake-up:
+ * sleeping threads are parked. */
 static inline int quiescence_init(unsigned long (*thread_count)(void *data))
 {
     struct sp_config config = {
@@ -24,7 +24,7 @@ static inline int quiescence_init(unsigned long (*thread_count)(void *data))
     return error ? error : sp_thread_birth("main");
 }
 
-/* The calling thread has its name already. What fails here leaves a thread that takes no part: it is probed. */
+/* Registers the calling thread, which has its name already; after a failure it is not registered, and is probed. */
 static inline void quiescence_helper(const char *group)
 {
     char name[SP_NAME_MAX] = "helper";

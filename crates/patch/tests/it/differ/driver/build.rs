@@ -1,4 +1,4 @@
-//! Compiles and links a program in one variant, asks it, and has it diffed.
+//! Compiles and links a program in one variant, sends it queries, and runs the differ on it.
 
 use super::case::{Case, Compiler, SourceFile};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, exports};
 use stillpoint_patch_format::{DiffFact, Source, Toolchain};
 
-/// How a program is compiled and linked.
+/// Options by which a program is compiled and linked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Variant {
     pub(crate) opt: String,
@@ -29,8 +29,8 @@ impl std::fmt::Display for Variant {
 
 const CF: [&str; 3] = ["-fcf-protection=none", "-fcf-protection=full", "-fcf-protection=branch"];
 const PATCHABLE: [&str; 3] = ["", "-fpatchable-function-entry=5", "-fpatchable-function-entry=8,3"];
-/// Every pair of levels of four factors occurs once (optimisation, link, control flow, patchable entry); a fifth
-/// column, stripped or not, meets each of their levels both ways.
+/// Pairs of levels: every pair of levels of four factors occurs once (optimisation, link, control flow, patchable
+/// entry); a fifth column, stripped or not, is combined with each level in both ways.
 const ROWS: [[usize; 5]; 9] = [
     [0, 0, 0, 0, 1],
     [0, 1, 1, 1, 0],
@@ -43,8 +43,9 @@ const ROWS: [[usize; 5]; 9] = [
     [2, 2, 1, 0, 0],
 ];
 
-/// `count` variants of a case, other ones for each case, C++ with both compilers in turn; with `PROGRAMS_ALL=1` all
-/// nine by each compiler, and with `STILLPOINT_ALL=1`, as in the soak form, every combination of C++.
+/// Returns `count` variants of a case, different ones for each case, C++ with both compilers in turn; with
+/// `PROGRAMS_ALL=1` all nine by each compiler, and with `STILLPOINT_ALL=1`, as in the soak form, every combination of
+/// C++.
 pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
     let compilers: &[Compiler] = if case.is_cxx() { &case.compilers } else { &[Compiler::Gnu] };
@@ -54,7 +55,7 @@ pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
     } else if set("PROGRAMS_ALL") {
         ROWS.iter().flat_map(|row| compilers.iter().map(|compiler| (*row, *compiler))).collect()
     } else {
-        // Steps of four through nine rows: three in a row differ in optimisation and link.
+        // Steps of four through nine rows: three consecutive ones differ in optimisation and link.
         let row = |i: usize| (ROWS[(seed + 4 * i) % ROWS.len()], compilers[(seed / ROWS.len() + i) % compilers.len()]);
         (0..count).map(row).collect()
     };
@@ -75,7 +76,7 @@ pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
     chosen
 }
 
-/// All levels of the four factors with each compiler; stripped every second time.
+/// Returns all levels of the four factors with each compiler; every second one is stripped.
 fn every_combination(compilers: &[Compiler]) -> Vec<([usize; 5], Compiler)> {
     let levels = 0..3_usize.pow(4);
     let row = |n: usize| [n / 27, n / 9 % 3, n / 3 % 3, n % 3, n % 2];
@@ -85,13 +86,13 @@ fn every_combination(compilers: &[Compiler]) -> Vec<([usize; 5], Compiler)> {
 /// The objects of one unit.
 pub(crate) struct UnitObjects {
     path: String,
-    /// As in the target.
+    /// Object as in the target.
     pub(crate) shipped: Vec<u8>,
-    /// The same source, a section for each function.
+    /// Object of the same source, with a section for each function.
     plain: Vec<u8>,
-    /// With the series' first patch, for a case that is about the second.
+    /// Object with the series' first patch, for a case about the second.
     base: Option<Vec<u8>>,
-    /// With the patch that the case is about.
+    /// Object with the patch of the case.
     pub(crate) after: Vec<u8>,
 }
 
@@ -116,7 +117,7 @@ fn run(command: &mut Command) {
 }
 
 impl Built {
-    /// Compiles and links `case` as `variant` says.
+    /// Compiles and links `case` in the given variant.
     pub(crate) fn new(case: &Case, variant: &Variant) -> Built {
         let directory = tempfile::tempdir().expect("temporary directory");
         let root = directory.path().to_owned();
@@ -182,7 +183,7 @@ impl Built {
         Built { directory, program, target, full, after_program, units }
     }
 
-    /// Where everything is.
+    /// Returns the directory of all files.
     pub(crate) fn root(&self) -> &Path {
         self.directory.path()
     }
@@ -222,7 +223,7 @@ fn link(
     (program, library)
 }
 
-/// Has the differ make the patch that the case is about.
+/// Makes the patch of the case with the differ.
 pub(crate) fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> {
     let units: Vec<UnitInput<'_>> = built
         .units
@@ -242,7 +243,7 @@ pub(crate) fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> 
     run_diff(built, &units, options)
 }
 
-/// Has the differ make the first patch of the series, where the case is about the second.
+/// Makes the first patch of the series with the differ, if the case is about the second.
 pub(crate) fn diff_base(case: &Case, built: &Built) -> Option<Result<Outcome, Vec<Refusal>>> {
     let units: Option<Vec<UnitInput<'_>>> = built.units.iter().map(UnitObjects::first_of_series).collect();
     let source = Source { diffs: based_on(case), ..Source::default() };
@@ -295,7 +296,7 @@ fn hooks(case: &Case) -> HookNames {
     hooks
 }
 
-/// What the libraries that the target needs, and those that they need, export on this machine.
+/// Returns the exports, on this machine, of the libraries that the target needs and of those that they need.
 fn imports(target: &TargetElf) -> BTreeMap<String, Option<String>> {
     let (mut all, mut libraries) = (BTreeMap::new(), target.needed().to_vec());
     let mut next = 0;
@@ -314,14 +315,14 @@ fn imports(target: &TargetElf) -> BTreeMap<String, Option<String>> {
     all
 }
 
-/// A running program. Ends with its owner.
+/// A running program. Its end is that of its owner.
 pub(crate) struct Server {
     child: Child,
     questions: ChildStdin,
     answers: std::sync::mpsc::Receiver<String>,
 }
 
-/// No answer within this time is no answer: a machine under load takes its time.
+/// Time limit of an answer; long, as a machine under load is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Server {
@@ -345,7 +346,7 @@ impl Server {
         self.child.id()
     }
 
-    /// What the program answers now.
+    /// Returns the present answer of the program.
     pub(crate) fn ask(&mut self) -> String {
         let asked = self.questions.write_all(b"?\n").and_then(|()| self.questions.flush());
         match asked.map(|()| self.answers.recv_timeout(PATIENCE)) {
@@ -355,7 +356,7 @@ impl Server {
         }
     }
 
-    /// Asks as often as there are answers, and gives what came.
+    /// Sends as many queries as there are expected answers, and returns the answers.
     pub(crate) fn ask_all(&mut self, expected: &[String]) -> Vec<String> {
         expected.iter().map(|_| self.ask()).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// What the differ must say.
+/// Expected result of the differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Expect {
     /// A patch.
@@ -13,18 +13,18 @@ pub(crate) enum Expect {
     Nothing,
 }
 
-/// What a run under a live patch must show.
+/// Expected result of a run under a live patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Live {
     /// Its answer changes.
     Yes,
-    /// The engine refuses it by trampolines, and says this.
+    /// The engine refuses trampolines with this message.
     Refused(String),
-    /// A thread never leaves this function, and the engine says so.
+    /// A thread never leaves this function, and the engine reports it.
     Busy(String),
 }
 
-/// What compiles and links a program.
+/// Compiler and linker of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compiler {
     /// The system's compilers: gcc and g++.
@@ -34,7 +34,7 @@ pub(crate) enum Compiler {
 }
 
 impl Compiler {
-    /// The command for C++.
+    /// Returns the command for C++.
     pub(crate) fn cxx(self) -> &'static str {
         match self {
             Compiler::Gnu => "g++",
@@ -78,18 +78,18 @@ pub(crate) struct Case {
     pub(crate) live: Live,
     pub(crate) own_main: bool,
     pub(crate) compilers: Vec<Compiler>,
-    /// Whether entries may be made patchable.
+    /// True if entries may be made patchable.
     pub(crate) patchable: bool,
-    /// Constants that must change where they lie; where there are some, that is allowed.
+    /// Constants that must change in place; if there are any, such changes are allowed.
     pub(crate) in_place: Vec<String>,
-    /// Functions that threads may stay in.
+    /// Functions in which threads may stay.
     pub(crate) staying: Vec<String>,
     pub(crate) units: Vec<SourceFile>,
     pub(crate) headers: Vec<SourceFile>,
 }
 
 impl Case {
-    /// Reads and checks a program; panics with the file's name on a directive that is not one.
+    /// Reads and checks a program; panics with the file's name on an invalid directive.
     pub(crate) fn read(path: &Path) -> Case {
         let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let name = path.file_stem().expect("a file name").to_string_lossy().into_owned();
@@ -211,7 +211,7 @@ impl Case {
         }
     }
 
-    /// A case must say all that makes it a test.
+    /// Checks that a case has all directives of a test.
     fn check(&mut self) {
         let name = &self.name;
         assert!(!self.rule.is_empty(), "{name}: no //#Rule");
@@ -234,17 +234,17 @@ impl Case {
         }
     }
 
-    /// Whether one question has one answer, whatever was asked before.
+    /// Returns true if the answer to a query does not depend on earlier queries.
     pub(crate) fn is_stateless(&self) -> bool {
         self.before.len() == 1 && self.after.len() == 1 && (self.reverted == self.before || self.reverted == self.base)
     }
 
-    /// Whether it is in C++.
+    /// Returns true if it is in C++.
     pub(crate) fn is_cxx(&self) -> bool {
         self.path.extension().is_some_and(|extension| extension == "cc")
     }
 
-    /// Whether the patch builds on an earlier one.
+    /// Returns true if the patch is based on an earlier one.
     pub(crate) fn is_second(&self) -> bool {
         !self.base.is_empty()
     }

@@ -137,7 +137,7 @@ macro_rules! accepted_programs {
     };
 }
 
-/// The same for every program that must be refused, or that leaves nothing to patch.
+/// Makes a test of every program that must be refused, or that leaves nothing to patch.
 macro_rules! other_programs {
     ($check:path) => {
         other_programs! { $check =>

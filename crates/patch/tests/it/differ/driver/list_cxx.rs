@@ -77,7 +77,7 @@ macro_rules! accepted_cxx_programs {
     };
 }
 
-/// The same for every C++ program that must be refused, or that leaves nothing to patch.
+/// Makes a test of every C++ program that must be refused, or that leaves nothing to patch.
 macro_rules! other_cxx_programs {
     ($check:path) => {
         other_programs! { $check =>

@@ -1,35 +1,35 @@
-//! Directive programs: one C or C++ file per rule, with what must come of it written at its top.
+//! Directive programs: one C or C++ file per rule, with the expected result at its top.
 //!
-//! A program is a little server: asked by a line on standard input, it answers with one on standard output, by calling
-//! `answer()` (`include/serve.c` does the rest). The shipped and the before side are compiled as they are, the after
-//! side with `SP_AFTER` defined. Directives:
+//! A program is a small server: it reads a line on standard input and answers with one on standard output, by calling
+//! `answer()` (`include/serve.c` does the rest). The shipped and the before side are compiled unchanged, the after side
+//! with `SP_AFTER` defined. Directives:
 //!
 //! | `//#` | meaning |
 //! |---|---|
-//! | `Rule: TEXT` | what the case is about |
-//! | `Expect: accept`, `refuse CODE`, `nothing` | what the differ must say |
-//! | `Changed: NAMES`, `Unchanged: NAMES` | functions that must be, must not be redirected; `f*` is any that starts so |
+//! | `Rule: TEXT` | subject of the case |
+//! | `Expect: accept`, `refuse CODE`, `nothing` | required result of the differ |
+//! | `Changed: NAMES`, `Unchanged: NAMES` | functions that must, must not be redirected; `f*` is any with this prefix |
 //! | `Refusal: TEXT` | must be in a refusal's message; several lines: all |
 //! | `Warning: TEXT` | must be in a warning of the patch |
 //! | `Output-before`, `-after`, `-reverted: A \| B` | answers to as many questions; reverted is as before unless stated |
 //! | `Output-base: A \| B` | the patch is the second of a series: the first one's side is compiled with `SP_BASE`, the \
 //!   second one's with `SP_BASE` and `SP_AFTER`; these are the answers in between, and after the second's revert |
-//! | `Flags: ...`, `Libs: ...` | for the compiler, for the linker |
-//! | `Opt: -O2 ...`, `Link: pie nopie shared` | variants that make sense for the case; all unless stated |
-//! | `Has: NAME` | a symbol or section that starts so must be in an object, in one variant at least |
+//! | `Flags: ...`, `Libs: ...` | options of the compiler, of the linker |
+//! | `Opt: -O2 ...`, `Link: pie nopie shared` | variants that apply to the case; all unless stated |
+//! | `Has: NAME` | a symbol or section with this prefix must be in an object, in one variant at least |
 //! | `Folded: NAMES` | functions that must share their address as shipped, in one variant at least |
-//! | `In-place: NAMES` | constants that must change where they lie; only with it they may |
-//! | `May-stay: NAMES` | functions that a thread may stay in with the old version |
+//! | `In-place: NAMES` | constants that must change in place; allowed only with this directive |
+//! | `May-stay: NAMES` | functions in which a thread may continue with the old version |
 //! | `Needs: WORD` | a flag of /proc/cpuinfo |
 //! | `Hook: PHASE FUNCTION` | a hook function of the after side |
-//! | `Live: refused TEXT`, `busy FUNCTION` | trampolines cannot, and say this; or a thread never leaves this function |
-//! | `Main: own` | the program brings its own `main` |
-//! | `Compiler: gnu`, `clang` | compiled by that one alone; C is compiled by the system's compiler, C++ by both |
+//! | `Live: refused TEXT`, `busy FUNCTION` | the engine refuses trampolines with TEXT; a thread never leaves FUNCTION |
+//! | `Main: own` | the program has its own `main` |
+//! | `Compiler: gnu`, `clang` | only compiler of the case; C is compiled by the system's compiler, C++ by both |
 //! | `Patchable: no` | compiled without `-fpatchable-function-entry`: g++ 12 notes entries of copies that the linker drops, \
 //!   which it then refuses to link, and puts functions at odd addresses, which pointers to members cannot hold |
-//! | `Unit: NAME`, `Header: NAME` | what follows is another file |
+//! | `Unit: NAME`, `Header: NAME` | start of another file |
 
-// Two test programs share this, and neither uses all of it.
+// Two test programs share this module, and neither uses all of it.
 #![allow(dead_code, unused_imports, unused_macros)]
 
 mod build;
@@ -44,7 +44,7 @@ pub(crate) use case::{Case, Compiler, Expect, Live};
 
 use std::path::{Path, PathBuf};
 
-/// Where the programs are.
+/// Returns the directory of the programs.
 pub(crate) fn directory() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let candidates = here.ancestors().map(|root| root.join("crates/patch/tests/programs/differ"));
@@ -58,7 +58,7 @@ pub(crate) fn read(name: &str) -> Case {
     Case::read(&found.unwrap_or_else(|| panic!("no program {name}")))
 }
 
-/// The names of all programs whose files end so, sorted.
+/// Returns the names of all programs with this extension, sorted.
 pub(crate) fn names(extension: &str) -> Vec<String> {
     let entries = std::fs::read_dir(directory()).expect("read the directory of the programs");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -69,7 +69,7 @@ pub(crate) fn names(extension: &str) -> Vec<String> {
     names
 }
 
-/// What of a program's needs this machine lacks.
+/// Returns a requirement of a program that this machine lacks.
 pub(crate) fn lacking(case: &Case) -> Option<&str> {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has = |flag: &str| {

@@ -1,5 +1,5 @@
-//! Patches made by hand: a compiled object and a target with symbols in, a patch out. No diffing, no checks; what the
-//! differ does for real programs, tests of the engine do not need.
+//! Patches made by hand: from a compiled object and a target with symbols to a patch. No diffing, no checks; tests of
+//! the engine do not need the differ's work for real programs.
 #![allow(dead_code, unreachable_pub)]
 
 use object::read::elf::ElfFile64;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use stillpoint_patch_format::*;
 
-/// What to make a patch of.
+/// Inputs of a handmade patch.
 pub struct Handmade<'a> {
     pub name: &'a str,
     /// The ELF file to be patched, with `.symtab`.
@@ -29,7 +29,7 @@ impl<'a> Handmade<'a> {
         Handmade { name, target, object, hooks: [&[]; 4], scope: Scope::ThreadLocal }
     }
 
-    /// The patch: every function of the object that the target has as well is redirected.
+    /// Builds the patch: it redirects every function of the object that the target has as well.
     pub fn build(&self) -> Patch {
         let target_bytes = std::fs::read(self.target).expect("target is readable");
         let object_bytes = std::fs::read(self.object).expect("object is readable");
@@ -53,7 +53,7 @@ impl<'a> Handmade<'a> {
         maker.patch
     }
 
-    /// The patch as a signed-less file.
+    /// Returns the patch as a file without signature.
     pub fn file(&self) -> Signed {
         decode(&encode(&self.build()).expect("patch is valid")).expect("what was encoded decodes")
     }
@@ -106,9 +106,9 @@ struct Maker<'a> {
     target: &'a Elf<'a>,
     object: &'a Elf<'a>,
     patch: Patch,
-    /// Object symbol index to patch symbol.
+    /// Patch symbol of each object symbol, by index.
     symbols: BTreeMap<usize, u32>,
-    /// Object section index to patch section.
+    /// Patch section of each object section, by index.
     sections: BTreeMap<usize, u32>,
 }
 
@@ -179,7 +179,7 @@ impl Maker<'_> {
         found.map(|s| (s.address(), s.size(), s.kind() == object::SymbolKind::Tls))
     }
 
-    /// The patch's symbol for one of the object: a data symbol that the target has is the target's.
+    /// Returns the patch's symbol for one of the object: a data symbol that the target has is the target's.
     fn symbol(&mut self, index: object::SymbolIndex) -> u32 {
         if let Some(known) = self.symbols.get(&index.0) {
             return *known;
@@ -266,12 +266,12 @@ fn compile_with(compiler: &str, suffix: &str, dir: &Path, name: &str, text: &str
 
 const OBJECT: [&str; 3] = ["-c", "-ffunction-sections", "-fdata-sections"];
 
-/// Compiles C text to an object as patches are made of.
+/// Compiles C text to an object for a handmade patch.
 pub fn object(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
     compile(dir, &format!("{name}.o"), text, &[&OBJECT, flags].concat())
 }
 
-/// Compiles C++ text to an object as patches are made of.
+/// Compiles C++ text to an object for a handmade patch.
 pub fn object_cxx(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
     compile_cxx(dir, &format!("{name}.o"), text, &[&OBJECT, flags].concat())
 }

@@ -1,4 +1,4 @@
-//! Compiles the C programs of the tests, runs them and talks to them.
+//! Compilation and execution of the tests' C programs, and communication with them.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod step;
@@ -19,7 +19,7 @@ static COMPILER: Mutex<()> = Mutex::new(());
 pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
     let _one_at_a_time = COMPILER.lock().unwrap_or_else(|poison| poison.into_inner());
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("programs/tracee").join(format!("{name}.c"));
-    // Each test its own: it removes the file when it is done.
+    // Each test has its own file and removes it at the end.
     let number = PROGRAMS.fetch_add(1, Ordering::Relaxed);
     let output = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.{}.{number}", std::process::id()));
     let status = Command::new("cc")
@@ -38,7 +38,7 @@ pub struct Target {
     pub child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// What its first line said: pairs of name and hexadecimal or decimal value.
+    /// Values of its first line: pairs of name and hexadecimal or decimal value.
     pub ready: HashMap<String, u64>,
     path: PathBuf,
 }
@@ -73,7 +73,7 @@ impl Target {
         writeln!(self.input.as_mut().expect("input open"), "{line}").expect("the program reads");
     }
 
-    /// Says `report` and reads the numbers that come back.
+    /// Sends `report` and reads the numbers of the reply.
     pub fn report(&mut self) -> HashMap<String, u64> {
         self.say("report");
         self.line()
@@ -93,17 +93,17 @@ impl Target {
         assert!(status.success(), "{status}");
     }
 
-    /// Expects of `waiters` that every kind of thread goes round again, and that none has ever seen anything wrong.
+    /// Expects of `waiters` that every kind of thread makes another round, and that none has ever found an error.
     pub fn expect_progress(&mut self) {
         assert_eq!(self.expect_progress_but_interrupts(), 0);
     }
 
-    /// The same, and how often its epoll_wait was interrupted.
+    /// Expects progress, and returns the number of interrupts of its epoll_wait.
     pub fn expect_progress_but_interrupts(&mut self) -> u64 {
         self.expect_progress_while(|| {})
     }
 
-    /// The same, doing something between the reports.
+    /// Expects progress, and runs `between` between the reports.
     pub fn expect_progress_while(&mut self, mut between: impl FnMut()) -> u64 {
         const KINDS: [&str; 5] = ["epoll", "read", "sleep", "futex", "compute"];
         let before = self.report();
@@ -116,7 +116,7 @@ impl Target {
         after["interrupted"]
     }
 
-    /// Reports until the numbers are as wanted.
+    /// Requests reports until the numbers are as wanted.
     pub fn await_report(
         &mut self,
         what: &str,
@@ -160,7 +160,7 @@ pub fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The thread that waits in a system call.
+/// Returns the thread that waits in a system call.
 pub fn thread_in(process: &Process, nr: i64) -> Tid {
     let mut found = None;
     await_that(&format!("a thread in system call {nr}"), || {

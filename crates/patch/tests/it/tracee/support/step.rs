@@ -1,12 +1,12 @@
 //! Runs a tracer step by step and kills it before its Nth system call: the supervisor traces the tracer.
 
-// Its threads, the leader included, are waited for by `reap`.
+// `reap` waits for its threads, the leader included.
 #![allow(clippy::zombie_processes, unreachable_pub, missing_docs)]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-/// What the tracer passes to `close` to say where counting begins and ends.
+/// Arguments of the tracer's `close` that mark the beginning and the end of counting.
 pub const BEGIN: i32 = -7_770_001;
 pub const END: i32 = -7_770_002;
 
@@ -14,11 +14,11 @@ const WNOTHREAD: i32 = 0x2000_0000;
 
 pub enum Outcome {
     Killed,
-    /// It had fewer system calls.
+    /// The tracer completed: it made fewer system calls.
     Completed,
 }
 
-/// For the tracer: waits for the supervisor, then marks the beginning.
+/// Waits, in the tracer, for the supervisor, then marks the beginning.
 pub fn begin() {
     println!("tracer ready");
     let mut line = String::new();
@@ -27,7 +27,7 @@ pub fn begin() {
     unsafe { libc::close(BEGIN) };
 }
 
-/// For the tracer: marks the end.
+/// Marks, in the tracer, the end.
 pub fn end() {
     // SAFETY: no such descriptor.
     unsafe { libc::close(END) };
@@ -54,7 +54,7 @@ pub fn run_killed(scenario: &str, environment: &[(&str, String)], n: usize) -> O
     outcome
 }
 
-/// Each thread of the dead tracer must be waited for before its leader can be.
+/// Waits for each thread of the dead tracer: only then can its leader be waited for.
 fn reap(pid: i32) {
     loop {
         let mut status = 0;

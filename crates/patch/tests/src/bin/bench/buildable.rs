@@ -1,4 +1,4 @@
-//! How many of a package's own fixes become live patches, and go into a process that serves, in each mode.
+//! Number of a package's own fixes that become live patches, and that a serving process accepts, in each mode.
 
 use crate::modes::MODES;
 use crate::results::{Section, number};
@@ -24,11 +24,11 @@ struct Row {
     diffs: usize,
     cves: usize,
     built: usize,
-    /// Without points, by probing.
+    /// Number of patches applied by probing, without points.
     applied: usize,
-    /// With points, by mode.
+    /// Number of patches applied with points, by mode.
     applied_with_points: Vec<(&'static str, usize)>,
-    /// In code that the package does not compile into the program.
+    /// Fixes in code that the package does not compile into the program.
     elsewhere: usize,
     functions_mean: f64,
     text_bytes_mean: f64,
@@ -94,7 +94,7 @@ pub(crate) fn buildable(servers: &[Counted]) -> Section {
     section
 }
 
-/// How many go into one new process; tells why the others do not.
+/// Returns the number of patches that one new process accepts; adds the reasons of the others to `left_out`.
 fn applied(server: &Counted, series: &Series, mode: &str, left_out: &mut Vec<(String, String)>) -> usize {
     let process = (server.start)(&series.binary);
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! What a call of a patched function costs when the transition is over.
+//! Cost of a call of a patched function after the transition.
 
 use crate::results::{Section, number};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use stillpoint_patch_tests::operation::Spread;
 use stillpoint_patch_tests::server::{Guarded, tied};
 use stillpoint_patch_tests::victim::Program;
 
-/// The program that times its own calls.
+/// The program that measures the time of its own calls.
 struct Timed {
     target: Guarded,
     input: ChildStdin,
@@ -30,7 +30,7 @@ pub(crate) fn cost(program: &Program, patch: &Path, rounds: usize) -> Section {
     let mut one = [Vec::new(), Vec::new(), Vec::new()];
     let mut many = one.clone();
     for _ in 0..rounds {
-        // A process that carries no patch is new each time; the two others alternate in it.
+        // A process without a patch is new each time; the two other states alternate in it.
         let mut timed = Timed::start(program);
         for (i, _) in codes.iter().enumerate() {
             if i == 1 {
@@ -69,7 +69,7 @@ impl Timed {
         Timed { target, input, output }
     }
 
-    /// Nanoseconds per call of one function, and of 64 in turn.
+    /// Returns nanoseconds per call of one function, and of 64 in turn.
     fn ask(&mut self) -> (f64, f64) {
         self.input.write_all(b"\n").expect("ask the program");
         let mut line = String::new();

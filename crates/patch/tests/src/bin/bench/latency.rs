@@ -1,4 +1,4 @@
-//! What clients notice while a redis is patched once a second, against the same redis left alone.
+//! Latencies of clients while a redis is patched once a second, compared with the same redis without patching.
 
 use crate::results::{Section, number};
 use serde::{Deserialize, Serialize};
@@ -10,10 +10,10 @@ use stillpoint_patch_tests::operation::{Called, Operation, Spread, StopsUs};
 use stillpoint_patch_tests::patching;
 use stillpoint_patch_tests::server::Redis;
 
-/// From and to, nanoseconds of `CLOCK_MONOTONIC`.
+/// Start and end, in nanoseconds of `CLOCK_MONOTONIC`.
 pub(crate) type Span = (u64, u64);
 
-/// What clients saw in one window of time.
+/// Observations of clients in one window of time.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Window {
     pub(crate) seconds: f64,
@@ -50,7 +50,7 @@ struct Raw {
 pub(crate) fn latency(redis: &Redis, patch: &Path, clients: &Clients, pairs: usize, seconds: u64) -> Section {
     let dir = tempfile::tempdir().expect("make a directory for the record");
     let mut load = Load::start(redis.port(), clients, dir.path(), "latency");
-    // The first seconds of a load pay for connections and caches.
+    // The first seconds of a load include connecting and filling caches.
     rest(3);
     let mut spans = Vec::new();
     let mut called = Vec::new();
@@ -140,12 +140,12 @@ fn section(
     section
 }
 
-/// Of the requests under way in `span`.
+/// Returns the window of the requests in progress during `span`.
 pub(crate) fn window(observed: &Observed, span: Span) -> Window {
     windows(observed, &[span])
 }
 
-/// Of the requests under way in any of these spans.
+/// Returns the window of the requests in progress during any of these spans.
 pub(crate) fn windows(observed: &Observed, spans: &[Span]) -> Window {
     let summary = observed.windows(spans);
     let us = |ns: u64| ns as f64 / 1e3;
@@ -165,7 +165,7 @@ pub(crate) fn windows(observed: &Observed, spans: &[Span]) -> Window {
 pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&str]) -> Vec<Called> {
     let start = now_ns();
     let mut done = Vec::new();
-    // An even number, so that the patch is taken back at the end.
+    // An even number, so that the patch is reverted at the end.
     for second in 0..seconds / 2 * 2 {
         let due = start + second * 1_000_000_000;
         std::thread::sleep(Duration::from_nanos(due.saturating_sub(now_ns())));
@@ -176,12 +176,12 @@ pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&st
     done
 }
 
-/// What these calls did, each of which succeeded.
+/// Reads the results of these calls, each of which succeeded.
 pub(crate) fn read(called: Vec<Called>) -> Vec<Operation> {
     called.into_iter().map(|called| called.operation().succeeded()).collect()
 }
 
-/// When `body` ran.
+/// Runs `body` and returns the span of its execution.
 pub(crate) fn timed(body: impl FnOnce()) -> Span {
     let from = now_ns();
     body();

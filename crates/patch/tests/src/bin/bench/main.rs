@@ -1,8 +1,8 @@
 //! Measures everything that README states: `make bench`, or `make bench BENCH_ARGS=--short`; and, one section at a
-//! time, what the scripts in `experiments/` state.
+//! time, the numbers of the scripts in `experiments/`.
 //!
-//! Each section compares what it compares within one run, keeps the raw numbers, and is written to `experiments/` as
-//! soon as it is done. Nothing is judged here.
+//! Each section makes its comparison within one run, keeps the raw numbers, and is written to `experiments/` as soon as
+//! it is complete. The program does not judge results.
 
 mod buildable;
 mod cost;
@@ -28,7 +28,7 @@ use stillpoint_patch_tests::server::{Memcached, Redis};
 use stillpoint_patch_tests::victim::Program;
 use stillpoint_patch_tests::{annotated, cli, packages, workspace_root};
 
-/// How much is measured.
+/// Number and size of the measurements.
 struct Amount {
     pairs: usize,
     seconds: u64,
@@ -36,9 +36,9 @@ struct Amount {
     cost_rounds: usize,
     keys: u64,
     gigabytes: &'static [f64],
-    /// Of redis' fixes those that are named, or all.
+    /// Names of redis' fixes to use; all fixes when empty.
     fixes: &'static [&'static str],
-    /// Of the comparisons of proxies, and of migrations.
+    /// Rounds of the comparisons of proxies, and of migrations.
     rounds: usize,
     round_seconds: u64,
 }
@@ -65,7 +65,7 @@ const SHORT: Amount = Amount {
     rounds: 3,
     round_seconds: 2,
 };
-/// To see that a section works.
+/// The smallest amount, to check that a section works.
 const TINY: Amount = Amount {
     pairs: 1,
     seconds: 2,
@@ -78,15 +78,15 @@ const TINY: Amount = Amount {
     round_seconds: 2,
 };
 
-/// What the command line asks for.
+/// Request of the command line.
 struct Wish {
     amount: &'static Amount,
-    /// Name of the results, instead of one with the date.
+    /// Name of the results; the date when `None`.
     name: Option<String>,
     sections: Vec<String>,
 }
 
-/// What `make bench` measures, and after it what only experiments ask for.
+/// Sections of `make bench`, in order; only experiments request the others.
 const SECTIONS: [&str; 7] = ["cost", "threads", "series", "latency", "rivals", "sizes", "proxy"];
 const EXPERIMENTS: [&str; 5] = ["patches", "operations", "tail", "buildable", "overhead"];
 
@@ -131,7 +131,7 @@ fn wish(arguments: &[String]) -> Option<Wish> {
     Some(wish)
 }
 
-/// All that can be asked for.
+/// Returns the names of all sections.
 fn names() -> Vec<&'static str> {
     [&SECTIONS[..], &migrate::SECTIONS[..], &EXPERIMENTS[..], &mariadb::SECTIONS[..]].concat()
 }
@@ -180,12 +180,12 @@ fn run(wish: &Wish, command: &str) -> Result<String, String> {
 
 type Add<'a> = dyn FnMut(Section) -> Result<(), String> + 'a;
 
-/// Sections about a redis without quiescence points.
+/// Runs the sections about a redis without quiescence points.
 fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
     let series = Series::build(amount.fixes, &mut |text| println!("{text}"))?;
     let clients = Clients::default();
-    // The one that can be applied and reverted alone; it also replaces the most functions, six.
+    // The patch that can be applied and reverted alone; it also replaces the most functions, six.
     let patch = &series.first().file;
     if wish.has("series") {
         add(series::series(&series, amount.runs))?;
@@ -205,7 +205,7 @@ fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
     Ok(())
 }
 
-/// Sections that compare servers as they ship with the same ones that have quiescence points.
+/// Runs the sections that compare servers as they ship with the same servers with quiescence points.
 fn with_and_without_points(wish: &Wish, series: &Series, add: &mut Add) -> Result<(), String> {
     let mut tell = |text: &str| println!("{text}");
     let points = Series::annotated(wish.amount.fixes, &mut tell)?;
@@ -239,7 +239,7 @@ fn with_and_without_points(wish: &Wish, series: &Series, add: &mut Add) -> Resul
     Ok(())
 }
 
-/// Sections that compare modes, and so need servers with quiescence points.
+/// Runs the sections that compare modes, and so need servers with quiescence points.
 fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
     let only: &[&str] = if wish.has("patches") || wish.has("operations") { amount.fixes } else { &["CVEs-1113"] };

@@ -1,15 +1,15 @@
-//! Migrations against other ways to move a PostgreSQL database: measured by `migrate-rivals`, which stands beside this
-//! program and knows the servers.
+//! Comparison of migrations with other ways to move a PostgreSQL database: `migrate-rivals` measures them; it is
+//! located beside this program and knows the servers.
 
 use crate::results::Section;
 use std::fs;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Sections, and what `migrate-rivals` calls each.
+/// Names of the sections, and the name that `migrate-rivals` uses for each.
 pub(crate) const SECTIONS: [&str; 3] = ["migrate-copy", "migrate-rate", "migrate-gap"];
 
-/// Runs one of [`SECTIONS`]; `small` is to see that it works.
+/// Runs one of [`SECTIONS`]; `small` only checks that it works.
 pub(crate) fn section(key: &'static str, rounds: usize, small: bool) -> Result<Section, String> {
     let told = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
     let rivals = std::env::current_exe().map_err(|e| told("find this program", &e))?.with_file_name("migrate-rivals");
@@ -22,7 +22,7 @@ pub(crate) fn section(key: &'static str, rounds: usize, small: bool) -> Result<S
         return Err(format!("{}: {}", rivals.display(), String::from_utf8_lossy(&output.stderr)));
     }
     let page = String::from_utf8_lossy(&output.stdout);
-    // What could not be had is told before the heading.
+    // Missing inputs are reported before the heading.
     let (told_first, rest) = page.split_once("## ").unwrap_or(("", &*page));
     let (title, rest) = rest.split_once('\n').unwrap_or((rest, ""));
     let mut section = Section::new(key, title, &[]);

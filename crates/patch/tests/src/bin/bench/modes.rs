@@ -1,4 +1,4 @@
-//! What each step of a patching takes, in each mode, on servers with quiescence points.
+//! Duration of each step of a patching, in each mode, on servers with quiescence points.
 
 use crate::results::{Section, number};
 use serde::Serialize;
@@ -12,12 +12,12 @@ use stillpoint_patch_tests::patching;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis, Restart};
 
-/// The modes that are compared.
+/// Modes of the comparison.
 pub(crate) const MODES: [&str; 3] = ["probe", "local", "global"];
-/// The other way to bring in new code: ended in order, and started again on the same data and port.
+/// The other way to install new code: an orderly end, and a new start on the same data and port.
 pub(crate) const RESTART: &str = "restart";
 
-/// One patch, put into a process in one mode.
+/// One patch, applied to a process in one mode.
 pub(crate) struct Applied {
     server: &'static str,
     mode: &'static str,
@@ -50,7 +50,7 @@ impl Applied {
     }
 }
 
-/// Requests that keep the threads coming to their points.
+/// Starts requests that make the threads reach their points.
 fn clients(protocol: &'static str) -> Clients {
     Clients { protocol, connections: 8, rate: 500, idle: 0, blocking: 0, mix: "get=100", keys: 1_000 }
 }
@@ -75,7 +75,7 @@ pub(crate) fn redis(series: &Series, runs: usize) -> Vec<Applied> {
     done
 }
 
-/// Applies the one patch and takes it back, `runs` times in each mode.
+/// Applies the one patch and reverts it, `runs` times in each mode.
 pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<Applied> {
     let mut done = Vec::new();
     let dir = tempfile::tempdir().expect("make a directory for the record");
@@ -93,21 +93,21 @@ pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<Appli
     done
 }
 
-/// Restarts of one server: from the order to end to the first answer, in milliseconds.
+/// Restarts of one server: from the request to end to the first answer, in milliseconds.
 pub(crate) struct Restarted {
     pub(crate) server: &'static str,
     pub(crate) ms: Vec<f64>,
 }
 
 impl Restarted {
-    /// Redis under the same requests; it saves its data and loads them.
+    /// Restarts redis under the same requests; it saves its data and loads them.
     pub(crate) fn redis(binary: &Binary, runs: usize) -> Restarted {
         let mut redis = Redis::start(binary, &[]);
         let port = redis.port();
         Restarted::of("redis", port, runs, || redis.restart())
     }
 
-    /// Memcached under the same requests; it comes back empty.
+    /// Restarts memcached under the same requests; it starts empty.
     pub(crate) fn memcached(binary: &Binary, runs: usize) -> Restarted {
         let mut memcached = Memcached::start(binary, &["-t", "4"]);
         let port = memcached.port();
@@ -119,7 +119,7 @@ impl Restarted {
         let load = Load::start(port, &clients(server), dir.path(), "restarts");
         let again = |_| {
             let done = restart();
-            // Until all clients have come back.
+            // Until all clients have connected again.
             std::thread::sleep(Duration::from_secs(1));
             done.ms()
         };
@@ -129,7 +129,7 @@ impl Restarted {
     }
 }
 
-/// How long applying takes by the size of the patch.
+/// Makes the section of the duration of an apply by the size of the patch.
 pub(crate) fn by_size(applied: &[Applied], restarted: &Restarted) -> Section {
     let title = "Redis fixes by size of their code: time to apply without the wait for threads, ms, median (max)";
     let mut section = Section::new("patches", title, &["patch", "code, bytes", "probe", "local", "global"]);
@@ -186,7 +186,7 @@ struct Extremes {
     all_threads_stand_us: Spread,
 }
 
-/// The smallest and the largest of each step.
+/// Makes the section of the smallest and the largest time of each step.
 pub(crate) fn extremes(applied: &[Applied], restarted: &[Restarted]) -> Section {
     let title = "Steps of patching: minimum / maximum";
     let columns = [

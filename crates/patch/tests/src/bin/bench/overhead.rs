@@ -1,4 +1,4 @@
-//! What quiescence points, libstillpoint and applied patches cost a server: its memory and its throughput.
+//! Cost of quiescence points, libstillpoint and applied patches for a server: memory and throughput.
 
 use crate::modes::MODES;
 use crate::results::{Section, number};
@@ -24,7 +24,7 @@ const PAIRS: usize = 4;
 const VALUE: &str = "0123456789abcdef0123456789abcdef";
 const KEYS: u64 = 100_000;
 
-/// A program, and what is applied to its process before it is measured.
+/// A program, and the patches applied to its process before the measurement.
 pub(crate) struct Variant {
     name: String,
     binary: Binary,
@@ -43,8 +43,8 @@ impl Variant {
     }
 }
 
-/// Without points, without them and patched, with points, with points and patched in each mode, and what a restart
-/// brings in.
+/// Returns the variants: without points, without them and patched, with points, with points and patched in each mode,
+/// and the program after a restart.
 pub(crate) fn variants(
     plain: (&Binary, &[PathBuf]),
     points: (&Binary, &[PathBuf]),
@@ -60,7 +60,7 @@ pub(crate) fn variants(
     all
 }
 
-/// The files of a series.
+/// Returns the patch files of a series.
 pub(crate) fn files(series: &Series) -> Vec<PathBuf> {
     series.patches.iter().map(|patch| patch.file.clone()).collect()
 }
@@ -77,7 +77,7 @@ struct Row {
     variant: String,
     patches: usize,
     requests_per_second: Spread,
-    /// Of all threads of the server, a request.
+    /// Processor time of all threads of the server for each request.
     cpu_us: Spread,
     pss_kib: Spread,
     rss_kib: Spread,
@@ -88,7 +88,7 @@ struct Row {
 /// One measurement of one process: by name, as in [`Row`].
 type Measured = BTreeMap<&'static str, f64>;
 
-/// Each variant `rounds` times in turns, for `seconds`.
+/// Measures each variant `rounds` times in turns, for `seconds`.
 pub(crate) fn overhead(redis: &[Variant], memcached: &[Variant], rounds: usize, seconds: u64) -> Section {
     let title = format!(
         "Memory and throughput of servers with points, libstillpoint and patches: medians of {rounds} runs of {seconds} s in turns (smallest to largest)"
@@ -135,7 +135,7 @@ pub(crate) fn overhead(redis: &[Variant], memcached: &[Variant], rounds: usize, 
 fn compared(server: &'static str, kind: Kind, variants: &[Variant], rounds: usize, seconds: u64) -> Vec<Row> {
     let mut measured: Vec<Vec<Measured>> = variants.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
-        // There and back: what changes with time meets all alike.
+        // Forward and backward: changes over time affect all variants equally.
         let order: Vec<usize> =
             if round % 2 == 0 { (0..variants.len()).collect() } else { (0..variants.len()).rev().collect() };
         for at in order {
@@ -188,7 +188,7 @@ fn measure(kind: Kind, server: &Server, variant: &Variant, seconds: u64) -> Meas
     measured
 }
 
-/// Memory of a process, KiB.
+/// Returns the memory of a process, in KiB.
 fn memory(pid: i32) -> Measured {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).expect("the process runs");
     let text = read("smaps_rollup") + &read("status");
@@ -201,7 +201,7 @@ fn memory(pid: i32) -> Measured {
     [("Pss", value("Pss")), ("Rss", value("Rss")), ("VmPTE", value("VmPTE")), ("Private", private)].into()
 }
 
-/// Processor time of all its threads so far.
+/// Returns the processor time of all its threads so far, in microseconds.
 fn cpu_us(pid: i32) -> f64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
     let ns = threads.filter_map(|thread| {
@@ -211,7 +211,7 @@ fn cpu_us(pid: i32) -> f64 {
     ns.sum::<f64>() / 1e3
 }
 
-/// Clients that never pause.
+/// Clients without pauses.
 struct Pressure {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -253,7 +253,7 @@ fn press(kind: Kind, port: u16, number: usize, stop: &AtomicBool, answered: &Ato
     }
 }
 
-/// Requests, and the answers to them.
+/// Returns requests, and the expected answers.
 fn batch(kind: Kind, number: usize) -> (String, String) {
     let (mut batch, mut right) = (String::new(), String::new());
     let length = VALUE.len();

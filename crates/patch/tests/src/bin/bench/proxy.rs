@@ -1,8 +1,9 @@
-//! What a proxy costs: SELECTs by primary key straight to PostgreSQL, through `stillpoint migrate proxy`, and through
+//! Cost of a proxy: SELECTs by primary key directly to PostgreSQL, through `stillpoint migrate proxy`, and through
 //! Debian's pgbouncer, in turns within one run.
 //!
-//! Everything goes over TCP on this machine, clients and servers included, so that throughput is what the processors can
-//! do for all of them together. A *pair* is one statement and its answer. Connections are made before anything is counted.
+//! All traffic uses TCP on this machine, clients and servers included, so that throughput is the capacity of the
+//! processors for all of them together. A *pair* is one statement and its answer. Connections are made before the
+//! counting begins.
 
 use crate::results::{Section, number};
 use serde::Serialize;
@@ -20,29 +21,29 @@ use tempfile::TempDir;
 
 const CLIENTS: [usize; 4] = [1, 16, 64, 256];
 const PROTOCOLS: [&str; 2] = ["simple", "prepared"];
-/// Processor time is read so often; what is counted begins and ends with a reading.
+/// Interval of readings of processor time; counting begins and ends with a reading.
 const READING: Duration = Duration::from_millis(20);
 /// Readings left out at the beginning of a run.
 const WARM_UP: usize = 10;
-/// pgbench's time begins before its connections do, and those may take all of it on a busy machine: a run in which less
-/// than this part of the time is left to count is repeated with twice the time, up to this many seconds.
+/// Minimum share of the time that must remain for counting: pgbench's time begins before its connections, which may use
+/// all of it on a busy machine. A run with less is repeated with twice the time, up to `SECONDS_MAX` seconds.
 const COUNTED: f64 = 0.5;
 const SECONDS_MAX: u64 = 120;
-/// pgbench ends so many seconds after its time at the latest.
+/// Time in seconds, after its nominal time, within which pgbench ends.
 const SLACK: u64 = 300;
-/// `nobody` of every Debian, as which servers and pgbench run.
+/// User id of servers and pgbench: that of the unprivileged user of every Debian.
 const USER: u32 = 65534;
 
-/// A way to the server.
+/// A path to the server.
 struct Way {
     name: &'static str,
     port: u16,
     process: Option<Guarded>,
-    /// Whether statements can be prepared through it.
+    /// True if clients can prepare statements through it.
     prepares: bool,
 }
 
-/// One run of pgbench by one way.
+/// One run of pgbench on one path.
 #[derive(Debug, Clone, Serialize)]
 struct Run {
     tps: f64,
@@ -52,7 +53,7 @@ struct Run {
     cpu_us_per_pair: Option<f64>,
 }
 
-/// All runs with one number of clients and one protocol, by one way.
+/// All runs with one number of clients and one protocol, on one path.
 #[derive(Debug, Serialize)]
 struct Cell {
     protocol: &'static str,
@@ -61,7 +62,7 @@ struct Cell {
     runs: Vec<Run>,
 }
 
-/// Compares the ways in `rounds` rounds of `seconds` for each.
+/// Compares the paths in `rounds` rounds of `seconds` for each.
 pub(crate) fn proxy(rounds: usize, seconds: u64) -> Result<Section, String> {
     let postgres = Postgres::unpatched()?;
     let pgbouncer = packages::binary(&["pgbouncer"], None, "usr/sbin/pgbouncer")?;
@@ -85,7 +86,7 @@ pub(crate) fn proxy(rounds: usize, seconds: u64) -> Result<Section, String> {
     }
     for round in 0..rounds {
         let mut order: Vec<&mut Cell> = cells.iter_mut().collect();
-        // Who comes behind whom takes turns, too.
+        // The order alternates, too.
         if round % 2 == 1 {
             order.reverse();
         }
@@ -120,9 +121,9 @@ fn ours(cluster: &Cluster, dir: &Path) -> Way {
 
 fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str) -> Way {
     let (port, base) = (free_port(), dir.join(mode));
-    // In session mode every client has a server process of its own, as behind a proxy, and it ends with the client: one that
-    // other clients have used has the pages of shared memory mapped already, and its caches filled, and would be compared with
-    // new ones. Else pgbouncer's defaults.
+    // In session mode every client has a server process of its own, which ends with the client, as behind a proxy. A
+    // process that other clients have used has the pages of shared memory mapped and its caches filled, and would be
+    // compared with new ones. All other settings are pgbouncer's defaults.
     let (pool, lifetime) = if mode == "session" { (300, 0) } else { (20, 3600) };
     let text = format!(
         "[databases]\npostgres = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
@@ -145,7 +146,8 @@ fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str
     Way { name, port, process: Some(process), prepares: mode == "session" }
 }
 
-/// A copy of a program and its libraries where nobody may read it: a cache below a home directory is its owner's alone.
+/// Copies a program and its libraries to a directory that the unprivileged user can read: only the owner can read a
+/// cache below a home directory.
 fn nobodys(binary: &Binary, dir: &Path) -> Binary {
     let inside = |path: &Path| dir.join(path.file_name().expect("programs and directories have names"));
     for path in binary.libraries.iter().chain([&binary.path]) {
@@ -155,7 +157,7 @@ fn nobodys(binary: &Binary, dir: &Path) -> Binary {
     Binary { path: inside(&binary.path), libraries: binary.libraries.iter().map(|library| inside(library)).collect() }
 }
 
-/// Processor time that all threads of a process have had.
+/// Returns the processor time of all threads of a process.
 fn cpu_ns(pid: i32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the proxy runs").flatten();
     let times = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
@@ -166,7 +168,7 @@ fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_micros() as u64
 }
 
-/// One run, long enough to be counted.
+/// Makes one run, long enough to be counted.
 fn run(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, mut seconds: u64) -> Run {
     loop {
         if let Some(run) = run_for(cluster, way, dir, cell, seconds) {
@@ -177,7 +179,7 @@ fn run(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, mut seconds: u64) 
     }
 }
 
-/// pgbench's own log tells each transaction, readings of the proxy's processor time stand beside it.
+/// Runs pgbench once: its own log has each transaction, and a thread reads the proxy's processor time meanwhile.
 fn run_for(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, seconds: u64) -> Option<Run> {
     let logs = TempDir::new_in(dir).expect("make a directory for pgbench");
     chown(logs.path(), Some(USER), Some(USER)).expect("give the directory to nobody");
@@ -203,7 +205,7 @@ fn run_for(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, seconds: u64) 
     evaluate(&transactions(logs.path()), &readings, Duration::from_secs(seconds).mul_f64(COUNTED))
 }
 
-/// When each transaction ended, and how long it took, in microseconds.
+/// Returns the end of each transaction and its duration, in microseconds.
 fn transactions(logs: &Path) -> Vec<(u64, u64)> {
     let mut all = Vec::new();
     for file in fs::read_dir(logs).expect("list pgbench's logs").flatten() {
@@ -218,8 +220,8 @@ fn transactions(logs: &Path) -> Vec<(u64, u64)> {
     all
 }
 
-/// Counts what lies between a reading shortly after the first transaction and the last reading before the end, if that is
-/// no less than `least`.
+/// Counts the transactions between a reading shortly after the first transaction and the last reading before the end,
+/// if that time is at least `least`.
 fn evaluate(all: &[(u64, u64)], readings: &[(u64, Option<u64>)], least: Duration) -> Option<Run> {
     let (first, last) = (all.first()?, all.last()?);
     let within: Vec<_> = readings.iter().filter(|(at, _)| (first.0..last.0).contains(at)).skip(WARM_UP).collect();
@@ -285,14 +287,14 @@ fn section(cells: &[Cell], rounds: usize, seconds: u64) -> Section {
     section
 }
 
-/// The ratio of two cells, round by round.
+/// Returns the ratio of two cells, round by round.
 fn ratio(ours: &Cell, theirs: &Cell, value: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
     let pairs = ours.runs.iter().zip(&theirs.runs);
     let ratios: Vec<f64> = pairs.filter_map(|(a, b)| Some(value(a)? / value(b)?)).collect();
     (!ratios.is_empty()).then(|| Spread::of(ratios))
 }
 
-/// Ours against pgbouncer in session mode, in words.
+/// Returns the comparison of ours with pgbouncer in session mode, as text.
 fn compared(cells: &[Cell], protocol: &'static str) -> Option<String> {
     let cell = |clients: usize, way: &str| {
         cells.iter().find(|cell| (cell.protocol, cell.clients, cell.way) == (protocol, clients, way))

@@ -1,4 +1,4 @@
-//! What was measured: raw numbers as JSON, and the tables that README quotes.
+//! Results: raw numbers as JSON, and the tables that README quotes.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -19,9 +19,9 @@ pub(crate) struct Section {
     pub(crate) rows: Vec<Vec<String>>,
     /// One line each, below the table.
     pub(crate) notes: Vec<String>,
-    /// Everything that was measured.
+    /// Raw numbers of all measurements.
     pub(crate) raw: Value,
-    /// Drawings, and what tells them apart where there are several.
+    /// Drawings, each with the suffix that distinguishes it from others.
     pub(crate) figures: Vec<(&'static str, Figure)>,
 }
 
@@ -37,7 +37,7 @@ impl Section {
         self.raw = serde_json::to_value(raw).expect("numbers and texts serialise");
     }
 
-    /// As Markdown.
+    /// Returns the section as Markdown.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!("### {}\n\n", self.title);
         if !self.rows.is_empty() {
@@ -65,7 +65,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// Results of `command` go to `dir`, under this name or the date.
+    /// Makes results of `command` in `dir`, under this name or the date.
     pub(crate) fn new(dir: &Path, name: Option<&str>, command: &str) -> Results {
         let dated = || format!("bench-{}", output("date", &["-u", "+%Y-%m-%d-%H%M"]));
         Results {
@@ -77,13 +77,13 @@ impl Results {
         }
     }
 
-    /// Adds a section, prints it, and writes the files anew, so that an interrupted run leaves what it has.
+    /// Adds a section, prints it, and rewrites the files, so that an interrupted run keeps its results.
     pub(crate) fn add(&mut self, section: Section) -> std::io::Result<()> {
         println!("\n{}", section.markdown());
         std::fs::create_dir_all(&self.dir)?;
         for (part, figure) in &section.figures {
             let parts = [self.stem.as_str(), section.key, part];
-            // Named after the experiment where there is one, not after its only section.
+            // Named after the experiment if there is one, not after its only section.
             let named = !self.stem.starts_with("bench-");
             let used = parts.iter().enumerate().filter(|(i, part)| !(part.is_empty() || named && *i == 1));
             let name = used.map(|(_, part)| *part).collect::<Vec<_>>().join("-");
@@ -94,7 +94,7 @@ impl Results {
         std::fs::write(self.dir.join(format!("{}.md", self.stem)), self.markdown())
     }
 
-    /// The file with the tables.
+    /// Returns the path of the file with the tables.
     pub(crate) fn tables(&self) -> PathBuf {
         self.dir.join(format!("{}.md", self.stem))
     }
@@ -118,7 +118,7 @@ fn output(program: &str, arguments: &[&str]) -> String {
     output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-/// A number with as many digits as it deserves.
+/// Formats a number with a suitable number of digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),

@@ -1,4 +1,4 @@
-//! The other ways to get new code into a redis under load: stop all threads at once, or restart.
+//! Other ways to install new code in a redis under load: stop all threads at once, or restart.
 
 use crate::results::{Section, number};
 use serde::Serialize;
@@ -20,7 +20,7 @@ struct Way {
     dropped_connections: u64,
 }
 
-/// Around each operation this much is looked at, in nanoseconds.
+/// Time around each operation that is evaluated, in nanoseconds.
 const AROUND: u64 = 500_000_000;
 
 /// Compares probing, stopping all, and a restart with `keys` keys, each `runs` times.

@@ -1,4 +1,4 @@
-//! All patches of redis one after another: how long each takes, by its size.
+//! All patches of redis in sequence: the duration of each, by its size.
 
 use crate::results::{Section, number};
 use serde::Serialize;

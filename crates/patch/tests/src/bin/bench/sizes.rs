@@ -1,5 +1,5 @@
-//! What new code costs by the size of a redis: patching in each mode, a restart, and `fork()`, which stands for the
-//! other address space that the papers' way needs.
+//! Cost of new code by the size of a redis: patching in each mode, a restart, and `fork()`, which represents the second
+//! address space of the papers' method.
 
 use crate::modes::{MODES, RESTART};
 use crate::results::{Section, number};
@@ -17,7 +17,7 @@ use stillpoint_patch_tests::server::Redis;
 
 const ALONE: &str = "left alone";
 const FORK: &str = "fork()";
-/// Behind a restart: clients wait for up to half a second before they try again.
+/// Time after a restart: clients wait for up to half a second before they try again.
 const BEHIND_NS: u64 = 2_000_000_000;
 
 #[derive(Serialize)]
@@ -25,16 +25,17 @@ struct Row {
     gigabytes: f64,
     resident_gigabytes: f64,
     way: &'static str,
-    /// Until every thread ran the new code; of `fork()`, how long all stood; of a restart, until the first answer.
+    /// Time until every thread ran the new code; for `fork()`, the time for which all were stopped; for a restart, the
+    /// time until the first answer.
     over_ms: Spread,
     command_ms: Spread,
     longest_request_ms: f64,
-    /// The longest time in which somebody waited and nobody was answered.
+    /// Longest time in which a client waited and none got an answer.
     blackout_ms: f64,
     failed: u64,
 }
 
-/// What was done in one way: how long it took, and when it was done.
+/// Operations of one kind: their durations, and their windows.
 struct Done {
     way: &'static str,
     over_ms: Vec<f64>,
@@ -42,7 +43,7 @@ struct Done {
     windows: Vec<(u64, u64)>,
 }
 
-/// Each way at each size of the database.
+/// Measures each kind of operation at each size of the database.
 pub(crate) fn sizes(binary: &Binary, patch: &Path, gigabytes: &[f64], runs: usize) -> Section {
     let title = format!(
         "Database size: {runs} applies and reverts in each mode, one `fork()` by the server itself, one restart, under 2,000 GETs a second"
@@ -98,7 +99,7 @@ pub(crate) fn sizes(binary: &Binary, patch: &Path, gigabytes: &[f64], runs: usiz
     section
 }
 
-/// A request that a restart refuses has an end, and no answer.
+/// Returns the longest delay for a client: a request that a restart refuses has an end, and no answer.
 fn noticed_ms(row: &Row) -> f64 {
     if row.way == RESTART { row.blackout_ms } else { row.longest_request_ms }
 }
@@ -168,7 +169,7 @@ fn forked(client: &mut Client) -> Done {
 }
 
 fn row(gigabytes: f64, resident_gigabytes: f64, done: Done, observed: &Observed) -> Row {
-    // Each by itself: the pauses between them are nobody's.
+    // Each window separately: the pauses between them belong to no operation.
     let windows: Vec<_> = done.windows.iter().map(|window| observed.windows(&[*window])).collect();
     let max_ms = |values: &mut dyn Iterator<Item = u64>| values.max().unwrap_or(0) as f64 / 1e6;
     Row {

@@ -1,5 +1,5 @@
-//! What clients notice of each mode: latencies while a server is patched again and again, against the same server left
-//! alone.
+//! Latencies of clients in each mode while a server is patched repeatedly, compared with the same server without
+//! patching.
 
 use crate::modes::{MODES, RESTART};
 use crate::results::{Section, number};
@@ -14,12 +14,12 @@ use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::patching;
 use stillpoint_patch_tests::server::Restart;
 
-/// Between two operations.
+/// Time between two operations.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Upper ends of the histogram's classes grow by this factor.
+/// Factor between the upper ends of the histogram's classes.
 const CLASS: f64 = 1.3;
 
-/// A server under test: its process and port, how to restart it, a patch for it, what its clients do.
+/// A server under test: its process and port, its restart, a patch for it, and the load of its clients.
 pub(crate) struct Server<'a> {
     pub(crate) restart: Box<dyn FnMut() -> Restart + 'a>,
     pub(crate) name: &'static str,
@@ -36,17 +36,17 @@ struct Seen {
     requests: u64,
     failed: u64,
     operations: usize,
-    /// Of a restart, from the order to end to the first answer.
+    /// Time of a restart from the request to end to the first answer.
     reach_ms: Spread,
     p50_us: f64,
     p995_us: f64,
     max_us: f64,
     blackout_us: f64,
-    /// Upper end of each class of latencies in microseconds, and how many requests it has.
+    /// Upper end of each class of latencies, in microseconds, and the number of its requests.
     histogram: Vec<(f64, u64)>,
 }
 
-/// Latencies of each server, alone and in each mode, for `seconds` each.
+/// Measures latencies of each server, without patching and in each mode, for `seconds` each.
 pub(crate) fn tail(servers: &mut [Server], seconds: u64) -> Section {
     let title =
         format!("Latency while a server is patched or reverted every 250 ms, or restarted once, us ({seconds} s each)");
@@ -93,7 +93,7 @@ fn watch(server: &mut Server, seconds: u64) -> Vec<Seen> {
     let dir = tempfile::tempdir().expect("make a directory for the record");
     Load::fill(server.port, &server.clients);
     let mut load = Load::start(server.port, &server.clients, dir.path(), server.name);
-    // The first seconds of a load pay for connections and caches.
+    // The first seconds of a load include connecting and filling caches.
     std::thread::sleep(Duration::from_secs(2));
     let mut windows = Vec::new();
     for mode in ["none"].into_iter().chain(MODES).chain([RESTART]) {
@@ -123,7 +123,7 @@ fn once(server: &mut Server, seconds: u64) -> Vec<f64> {
     vec![done]
 }
 
-/// The process carries no patch before and after.
+/// Applies and reverts repeatedly; the process carries no patch before and after.
 fn again_and_again(server: &Server, mode: &str, seconds: u64) -> Vec<f64> {
     let end = now_ns() + seconds * 1_000_000_000;
     let mut done = Vec::new();

@@ -1,4 +1,4 @@
-//! How long all threads take to migrate, by their number and by what they do; and how long each is stopped.
+//! Time until all threads have migrated, by their number and their activity; and the time for which each is stopped.
 
 use crate::results::{Section, number};
 use serde::Serialize;
@@ -101,7 +101,7 @@ fn measure(
                 break;
             }
         }
-        // Should a revert have fallen back, the next round begins as all do.
+        // If a revert has fallen back, the next round still begins like all others.
         Stillpoint::new().args(["patch", "revert", "--all", "--pid"]).arg(target.pid()).succeed();
     }
     Case {

@@ -1,7 +1,7 @@
-//! `make demo`: a running redis gets its CVE fixes one after another while clients use it, and they do not notice.
+//! `make demo`: a running redis gets its CVE fixes one after another while clients use it without any disturbance.
 //!
-//! Everything goes through the `stillpoint` command line, as a person would use it. The demo ends with an error when
-//! anything that it promises did not hold.
+//! All steps use the `stillpoint` command line, as a person would. The demo ends with an error if one of its promises
+//! was broken.
 
 mod narrator;
 mod table;
@@ -106,7 +106,7 @@ fn run() -> Result<(), String> {
     Ok(())
 }
 
-/// The one that must be refused was, before any process was touched.
+/// Shows that the diff that must be refused was refused, before any process was touched.
 fn show_refused(narrator: &Narrator, series: &Series) -> Result<(), String> {
     for refused in &series.refused {
         narrator.tell(&format!("{} cannot be a live patch, and no process was touched:", refused.diff));
@@ -118,7 +118,7 @@ fn show_refused(narrator: &Narrator, series: &Series) -> Result<(), String> {
     })
 }
 
-/// Asks every harmless request whose answer tells a fix, and compares with what is expected.
+/// Sends every harmless request whose answer shows a fix, and compares the answers with the expected ones.
 fn ask_all(narrator: &Narrator, redis: &Redis, expected: impl Fn(&effects::Effect) -> bool) -> Result<(), String> {
     for effect in &EFFECTS {
         let answer = effect.ask(redis.port()).map_err(|e| format!("{}: {e}", effect.request))?;
@@ -157,7 +157,7 @@ fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: St
         migrated as f64 / 1e6,
         probed as f64 / 1e3
     ));
-    // The seconds around each change are compared.
+    // The table compares the seconds around each change.
     std::thread::sleep(Duration::from_nanos(2 * table::AROUND_NS));
     Ok(Change { verb, name: patch.name.clone(), operation })
 }
@@ -187,7 +187,7 @@ fn write_events(path: &Path, changes: &[Change]) -> Result<(), String> {
     fs::write(path, text).map_err(|e| format!("write {}: {e}", path.display()))
 }
 
-/// Latency over time, coloured by the version of the code.
+/// Draws latency over time, coloured by the version of the code.
 fn report(narrator: &Narrator, record: &Path, events: &Path, dir: &Path) -> Result<(), String> {
     let html: PathBuf = dir.join("report.html");
     let call =
@@ -198,7 +198,7 @@ fn report(narrator: &Narrator, record: &Path, events: &Path, dir: &Path) -> Resu
     Ok(())
 }
 
-/// Debian's own, older binary, exactly as shipped, where the archive still has one.
+/// Patches Debian's own, older binary, exactly as shipped, if the archive still has one.
 fn older_package(narrator: &mut Narrator) -> Result<(), String> {
     narrator
         .step("Debian's own older redis-server, unmodified and stripped, brought to the newest fixes while it runs");

@@ -1,8 +1,8 @@
-//! Tells a person what happens, in numbered steps with the time since the start.
+//! Output for a person: numbered steps with the time since the start.
 
 use std::time::Instant;
 
-/// Prints steps and what happens in them.
+/// Prints steps and their events.
 pub(crate) struct Narrator {
     start: Instant,
     step: u32,
@@ -20,7 +20,7 @@ impl Narrator {
         println!("\n{}. {title}", self.step);
     }
 
-    /// One thing that happened.
+    /// Prints one event.
     pub(crate) fn tell(&self, text: &str) {
         let seconds = self.start.elapsed().as_secs();
         println!("   {:>2}:{:02}  {text}", seconds / 60, seconds % 60);

@@ -1,4 +1,4 @@
-//! The table at the end: what clients saw before, during and after each change.
+//! The table at the end: requests of the clients before, during and after each change.
 
 use stillpoint_measure::summary::Latency;
 use stillpoint_patch_tests::load::Observed;
@@ -10,14 +10,14 @@ pub(crate) struct Change {
     pub(crate) verb: &'static str,
     /// Name of the patch.
     pub(crate) name: String,
-    /// What the call did.
+    /// The call and its effects.
     pub(crate) operation: Operation,
 }
 
-/// Looked at before and after each change.
+/// Time before and after each change that is evaluated, in nanoseconds.
 pub(crate) const AROUND_NS: u64 = 1_000_000_000;
 
-/// All changes with what the clients saw, and one line for all of them together.
+/// Renders all changes with the requests of the clients, and one line for all of them together.
 pub(crate) fn render(changes: &[Change], observed: &Observed) -> String {
     let group = |text: &str| format!("  {text:-^31}");
     let quantiles = format!("  {:>7}{:>8}{:>8}{:>8}", "p50", "p99", "p99.9", "max");

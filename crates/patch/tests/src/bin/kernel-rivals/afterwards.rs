@@ -1,4 +1,4 @@
-//! What a program gets done when it is back: one that reads words of its memory at random, and had it in huge pages.
+//! Throughput of a program after its restore: it reads words of its memory at random, and had the memory in huge pages.
 
 use crate::{ended, has_ended, lines_of, number, spread, start};
 use std::ffi::OsString;
@@ -10,9 +10,9 @@ use stillpoint_patch_tests::taken::Taken;
 use stillpoint_patch_tests::wait;
 use tempfile::TempDir;
 
-/// Lines of the program's, four a second, of which the median counts.
+/// Number of the program's lines, four a second, of which the median counts.
 const LINES: usize = 8;
-/// Lines behind the restore's end that do not: the caches fill again.
+/// Lines after the end of the restore that do not count: the caches fill again.
 const WARM: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Way {
     }
 }
 
-/// Prints how many reads a second there are before and after, each way in turns.
+/// Prints the number of reads a second before and after, each tool in turns.
 pub(crate) fn table(criu: &Path, mib: u64, rounds: u64) {
     let dir = TempDir::new().expect("a directory");
     let program = compiled(dir.path());
@@ -71,7 +71,7 @@ fn once(way: Way, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
     let out = dir.path().join("out");
     let lines = || -> Vec<f64> {
         let text = fs::read_to_string(&out).unwrap_or_default();
-        // the last one may be on its way
+        // the last line may be incomplete
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole
             .lines()

@@ -1,5 +1,5 @@
-//! Our page server and lazy-pages daemon against criu's own: the same redis, the same criu, the same memory for images, in
-//! turns. Prints tables.
+//! Comparison of our page server and lazy-pages daemon with criu's own: the same redis, the same criu, the same memory
+//! for images, in turns. Prints tables.
 
 mod afterwards;
 
@@ -17,21 +17,21 @@ use stillpoint_patch_tests::taken::{Taken, criu};
 use stillpoint_patch_tests::wait;
 use tempfile::TempDir;
 
-/// What one way came to, once.
+/// Result of one run of one tool.
 #[derive(Debug, Clone, Copy)]
 struct Figures {
-    /// The checkpoint's command, from its beginning to its end.
+    /// Duration of the checkpoint command.
     checkpoint: Duration,
-    /// Of that, the time in which redis stood, by criu's own count.
+    /// Time in it for which redis was stopped, by criu's own count.
     frozen: Duration,
-    /// What the files of pages take.
+    /// Size of the files of pages on disk.
     bytes: u64,
-    /// From the beginning of the restore's command to the first answer on the old connection. It is asked when criu says that
-    /// the processes run: our command then still wakes peers, for a sixth of a second.
+    /// Time from the start of the restore command to the first answer on the old connection. The request is sent when
+    /// criu reports that the processes run: our command then still wakes peers, for a sixth of a second.
     first: Duration,
-    /// From there to all memory being there.
+    /// Time from that answer until all memory is resident.
     rest: Duration,
-    /// Pages in the image.
+    /// Number of pages in the image.
     pages: u64,
 }
 
@@ -93,13 +93,13 @@ fn main() {
     afterwards::table(criu, mib, rounds);
 }
 
-/// The median, the smallest and the largest.
+/// Returns the median, the smallest and the largest.
 fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
     values.sort_by(f64::total_cmp);
     (values[values.len() / 2], values[0], values[values.len() - 1])
 }
 
-/// Takes a new redis and brings it back.
+/// Checkpoints a new redis and restores it.
 fn once(way: Way, criu: &Path, mib: u64) -> Figures {
     let binary = packages::redis(None).unwrap_or_else(|why| panic!("{why}"));
     let (dir, port) = (TempDir::new().expect("a directory"), free_port());
@@ -120,7 +120,7 @@ fn once(way: Way, criu: &Path, mib: u64) -> Figures {
     figures
 }
 
-/// criu compares nothing; ours each page when it is brought.
+/// Option to verify each page when it is fetched; criu verifies none.
 const ON_DEMAND: &str = "--verify-on-demand";
 
 fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str, how: &[&str]) -> Figures {
@@ -161,7 +161,7 @@ fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str, how:
     }
 }
 
-/// Whether a process has ended: whoever inherits orphans may take seconds to ask for them.
+/// Returns true if a process has ended: the process that adopts orphans may wait for them only seconds later.
 fn has_ended(pid: u64) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
@@ -194,15 +194,15 @@ fn by_criu(criu: &Path, redis: &mut Taken, client: &mut Client) -> Figures {
     Figures { checkpoint, frozen: frozen(&image), bytes, first, rest, pages: bytes / 4096 }
 }
 
-/// criu by itself, with its images in a directory.
+/// Starts criu by itself, with its images in a directory.
 fn start(criu: &Path, image: &Path, verb: &str, more: &[&str]) -> Child {
     let mut command = Command::new(criu);
     command.arg(verb).arg("-D").arg(image).args(["-o", &format!("{verb}.log")]).args(more);
     command.stdin(Stdio::null()).spawn().expect("start criu")
 }
 
-/// How long the processes stood, as criu writes it into `stats-dump`: two magics, a length, and in the first field of the
-/// message another one, whose second field it is.
+/// Returns the time for which the processes were stopped, from criu's `stats-dump`: two magics, a length, and a message
+/// whose first field is a message with this time in its second field.
 fn frozen(image: &Path) -> Duration {
     let bytes = std::fs::read(image.join("stats-dump")).expect("criu leaves its counts");
     let mut rest = &bytes[12..];
@@ -228,7 +228,7 @@ fn ping(client: &mut Client) {
 }
 
 fn listens(port: &str) -> Option<()> {
-    // a connection would be taken for the dump: the kernel's table tells as well
+    // the dump would include a test connection: the kernel's table shows the listener as well
     let table = std::fs::read_to_string("/proc/net/tcp").ok()? + &std::fs::read_to_string("/proc/net/tcp6").ok()?;
     let local = format!(":{:04X} ", port.parse::<u16>().ok()?);
     table.lines().any(|line| line.contains(&local) && line.contains(" 0A ")).then_some(())
@@ -254,7 +254,7 @@ fn number(lines: &[Value], event: &str, field: &str) -> u64 {
     found.unwrap_or_else(|| panic!("no {field} of {event} in {lines:?}"))
 }
 
-/// What files take on disk: sparse ones are longer than that.
+/// Returns the size of files on disk: sparse ones are longer than that.
 fn stored(dir: &Path, prefix: &str) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let files: Vec<PathBuf> = std::fs::read_dir(dir).expect("list").flatten().map(|entry| entry.path()).collect();

@@ -1,4 +1,4 @@
-// Reads words of its memory at random, for ever, and prints how many million of them a second, four times a second.
+// Reads words of its memory at random, for ever, and prints the rate in million words a second, four times a second.
 //   reads MIB
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -27,12 +27,12 @@ int main(int count, char **words) {
         do {
             for (int i = 0; i < 10000; i++, reads++) {
                 at = at * 6364136223846793005ull + 1442695040888963407ull;
-                // where one is read depends on what the last one was, so that none is read ahead
+                // the address of each read depends on the last value, so that the processor reads none ahead
                 sum += memory[((at >> 20) ^ (sum & 7)) % length];
             }
             took = now() - begun;
         } while (took < 0.25);
-        // the sum is printed so that the reads are made
+        // the sum is printed so that the compiler keeps the reads
         printf("%.3f %016lx\n", reads / took / 1e6, (unsigned long)sum);
     }
 }

@@ -1,4 +1,4 @@
-//! What the long form of `mariadb_counts` has counted, from `experiments/soak.jsonl`: totals, and each test's share.
+//! Counts of the long form of `mariadb_counts`, from `experiments/soak.jsonl`: totals, and each test's share.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,10 +6,10 @@ use stillpoint_patch_tests::workspace_root;
 
 /// Module of the tests that count.
 const MODULE: &str = "mariadb_counts";
-/// Start of a step's name in lines of before each module became a part of one test binary.
+/// Start of a step's name in lines from the time before each module became a part of one test binary.
 const EARLIER: &str = "stillpoint-e2e mariadb_counts ";
 
-/// A line of the file, as far as it is needed.
+/// The fields of a line that are needed.
 #[derive(Deserialize)]
 struct Line {
     commit: String,

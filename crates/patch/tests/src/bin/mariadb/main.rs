@@ -1,7 +1,7 @@
-//! Builds every change of ours to MariaDB, applies it to Debian's server under load, sees it take effect, takes it
-//! back, and prints a table: `cargo run -p stillpoint-patch-tests --bin mariadb [NAME...]`. `mariadb mtr [TEST...]` runs
-//! MariaDB's own tests instead, while their servers are patched and reverted. `mariadb counts` adds up what `make soak` has
-//! counted under the load generators of others.
+//! Builds every change of ours to MariaDB, applies it to Debian's server under load, checks its effect, reverts it, and
+//! prints a table: `cargo run -p stillpoint-patch-tests --bin mariadb [NAME...]`. `mariadb mtr [TEST...]` runs
+//! MariaDB's own tests instead, while their servers are patched and reverted. `mariadb counts` adds up the counts of
+//! `make soak` under external load generators.
 //!
 //! It guarantees nothing but the table: a change that cannot be built is a row with the reason.
 
@@ -17,12 +17,12 @@ use stillpoint_patch_tests::mariadb::load::Transactions;
 use stillpoint_patch_tests::mariadb::{MariaDb, Packaged, Policy, packaged};
 use stillpoint_patch_tests::patching::{apply, revert};
 
-/// What became of one change.
+/// Result for one change.
 struct Row {
     change: Change,
     built: Duration,
     result: Result<String, String>,
-    /// Units of the patch: functions found in the program byte for byte, and all.
+    /// Units of the patch: number of functions found in the program byte for byte, and of all.
     units: BTreeMap<String, (u32, u32)>,
 }
 
@@ -68,7 +68,7 @@ fn attempt(change: Change, packaged: &Packaged, servers: &mut [MariaDb; 2], dir:
     Row { change, built: time, result, units }
 }
 
-/// What a patch file says of the units that it was made from.
+/// Reads from a patch file the units that it was made from.
 fn units(patch: &Path) -> BTreeMap<String, (u32, u32)> {
     let Ok(bytes) = std::fs::read(patch) else { return BTreeMap::new() };
     let Ok(signed) = stillpoint_patch_format::decode(&bytes) else { return BTreeMap::new() };
@@ -76,7 +76,7 @@ fn units(patch: &Path) -> BTreeMap<String, (u32, u32)> {
     units.map(|u| (u.path.clone(), (u.functions_placed, u.functions_total))).collect()
 }
 
-/// Not in force, in force, not in force.
+/// Checks that the change is inactive, active after the apply, and inactive after the revert.
 fn life(change: &Change, server: &mut MariaDb, patch: &Path) -> Result<(), String> {
     let expect = |server: &MariaDb, wanted: bool| match change.in_force(server)? {
         state if state == wanted => Ok(()),

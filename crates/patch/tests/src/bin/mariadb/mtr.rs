@@ -12,9 +12,9 @@ use stillpoint_patch_tests::packages;
 use stillpoint_patch_tests::patching::{apply, revert};
 use stillpoint_patch_tests::server::Guarded;
 
-/// What no test can see, but every function is called by some.
+/// Changes without visible effect, in functions that some of the tests call.
 const CHANGES: [&str; 4] = ["mysys-base64", "innodb-log", "sql-reverse", "sql-kill"];
-/// Of the same source package, each with a part of what the tests need.
+/// Packages of the same source package, each with a part of the files that the tests need.
 const PACKAGES: [&str; 6] = [
     "mariadb-test",
     "mariadb-test-data",
@@ -23,7 +23,7 @@ const PACKAGES: [&str; 6] = [
     "mariadb-server",
     "mariadb-server-core",
 ];
-/// When nothing else is asked for: of each part of the server some.
+/// Default tests: some for each part of the server.
 const TESTS: [&str; 27] = [
     "main.alter_table",
     "main.case",
@@ -54,14 +54,14 @@ const TESTS: [&str; 27] = [
     "maria.maria",
 ];
 
-/// What the tester said of a test.
+/// Result of a test as the tester prints it.
 struct Told {
     test: String,
     verdict: String,
     ms: u64,
 }
 
-/// Runs the tests named, prints what became of them, and panics unless all pass.
+/// Runs the named tests, prints their results, and panics unless all pass.
 pub(crate) fn run(tests: &[String]) {
     let packaged = packaged().as_ref().unwrap_or_else(|e| panic!("{e}"));
     let suite = packages::binary(&PACKAGES, Some(&packaged.version), "usr/bin/mariadb-test");
@@ -85,7 +85,7 @@ pub(crate) fn run(tests: &[String]) {
         }
         for pid in servers(&var) {
             let turn = patches.iter().cycle().nth((applied / 2) as usize).expect("there are patches");
-            // a server may end at any time: what counts is what the tests say
+            // a server may end at any time: the results of the tests count
             match apply(turn, pid).run().code {
                 Some(0) => applied += 1,
                 _ => refused += 1,
@@ -103,7 +103,7 @@ pub(crate) fn run(tests: &[String]) {
     assert!(applied > 0 && !told.is_empty(), "{applied} patchings, {} tests", told.len());
 }
 
-/// Lines such as `main.select 'x'  [ pass ]  1234`; everything is passed on to the terminal.
+/// Parses lines such as `main.select 'x'  [ pass ]  1234`; prints all lines to the terminal.
 fn told(output: impl Read) -> Vec<Told> {
     let lines = BufReader::new(output).lines().map_while(Result::ok).inspect(|line| eprintln!("{line}"));
     let parse = |line: String| {
@@ -134,14 +134,14 @@ fn start(usr: &Path, suite: &packages::Binary, var: &Path, tests: &[String]) -> 
         tests => perl.args(tests),
     };
     perl.current_dir(usr.join("share/mysql/mysql-test")).envs(suite.environment()).stdin(Stdio::null());
-    // its servers are its own process group's
+    // its servers belong to its own process group
     perl.process_group(0).stdout(Stdio::piped());
     let mut tester = perl.spawn().expect("start the tests");
     let output = tester.stdout.take().expect("it is piped");
     (Guarded::from_child(tester), output)
 }
 
-/// Servers whose files lie below `var`, past their start.
+/// Returns servers whose files are below `var` and that have completed their start.
 fn servers(var: &Path) -> Vec<i32> {
     let wanted = var.to_string_lossy().into_owned();
     let is_server = |pid: i32| {

@@ -1,6 +1,7 @@
-//! PLOS'19, figure 4: latencies of the hash server around a live patch, threads synchronised by a barrier against threads
-//! that change over one by one, at their points or probed. Scaled to two cores; prints a table in Markdown,
-//! writes the latency of every request, and a figure: requests by when they were sent, from the start of the tool on.
+//! PLOS'19, figure 4: latencies of the hash server around a live patch; threads synchronised by a barrier, compared
+//! with threads that migrate one by one, at their points or by probing. Scaled to two cores; prints a table in
+//! Markdown, writes the latency of every request, and a figure: requests by send time, relative to the start of the
+//! tool.
 //!
 //! usage: plos19 JSON SVG [--short | --tiny | RUNS [SECONDS]]
 
@@ -12,9 +13,9 @@ use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::points::in_mode;
 use stillpoint_patch_tests::victim::apply;
 
-/// Zero bits: some 65,000 hashes, and some tens of milliseconds, for a request.
+/// Zero bits: a request takes some 65,000 hashes, and some tens of milliseconds.
 const BITS: u32 = 16;
-/// As many as processors: what else runs would show as latency.
+/// Number of clients, one for each processor: any other running thread would show as latency.
 const CLIENTS: u32 = 2;
 const REST: Duration = Duration::from_millis(10);
 const MODES: [(&str, &str); 4] = [
@@ -25,7 +26,7 @@ const MODES: [(&str, &str); 4] = [
 ];
 const RESTART: &str = "restart";
 
-/// A seed that old and new code answer with the same hash, after the same work: the middle one by latency.
+/// Returns a seed with the same hash from old and new code, after the same work: the middle one by latency.
 fn seed(server: &HashServer) -> [u8; 16] {
     let running = server.start(BITS);
     let mut client = running.client();
@@ -38,19 +39,19 @@ fn seed(server: &HashServer) -> [u8; 16] {
     same.get(same.len() / 2).expect("half of all seeds are such").0
 }
 
-/// What the figure shows around the start of the tool, in ms.
+/// Range of the figure around the start of the tool, in ms.
 const SHOWN: std::ops::Range<f64> = -100.0..200.0;
 
 /// One run of a mode.
 #[derive(Serialize)]
 struct Run {
-    /// From the start of the tool to its end, or from the order to end to the first answer.
+    /// Time from the start of the tool to its end, or from the request to end to the first answer.
     tool_ms: f64,
-    /// From the start of the transition until every thread ran the new code; of a restart, all of it.
+    /// Time from the start of the transition until every thread ran the new code; for a restart, all of it.
     over_ms: Option<f64>,
     /// Connections that ended.
     lost: u32,
-    /// Of each request: when it was sent, from the start of the tool on, and how long it took.
+    /// Send time of each request, relative to the start of the tool, and its latency.
     requests_ms: Vec<(f64, f64)>,
 }
 
@@ -65,12 +66,12 @@ impl Run {
         }
     }
 
-    /// Latencies of requests that were answered before the tool began.
+    /// Returns the latencies of requests that were answered before the tool began.
     fn before(&self) -> impl Iterator<Item = f64> {
         self.requests_ms.iter().filter(|(sent, latency)| sent + latency < 0.0).map(|(_, latency)| *latency)
     }
 
-    /// Latencies of requests that were under way while it ran.
+    /// Returns the latencies of requests in progress while it ran.
     fn during(&self) -> impl Iterator<Item = f64> {
         let under_way = |(sent, latency): &&(f64, f64)| sent + latency >= 0.0 && *sent < self.tool_ms;
         self.requests_ms.iter().filter(under_way).map(|(_, latency)| *latency)

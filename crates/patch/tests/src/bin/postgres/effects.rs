@@ -1,4 +1,4 @@
-//! What shows of upstream's fixes: statements that are answered another way before and after. Only of those whose fault
+//! Visible effects of upstream's fixes: statements with different answers before and after. Only for fixes whose fault
 //! can be shown without harm to the server.
 
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use stillpoint_patch_tests::postgres::{Cluster, Session};
 use stillpoint_patch_tests::wait;
 
-/// What the statements need.
+/// Statements that create the objects for the others.
 const SETUP: [&str; 12] = [
     "CREATE EXTENSION intarray",
     "CREATE EXTENSION ltree",
@@ -24,10 +24,11 @@ const SETUP: [&str; 12] = [
 ];
 const FILL: &str = "INSERT INTO wide SELECT repeat(chr(8364), 5000)";
 
-/// One fix, and what shows it.
+/// One fix, and statements that show it.
 struct Effect {
     fix: &'static str,
-    /// All on one connection; what the last one answers counts, or the first error. Empty: see [`negotiate`].
+    /// Statements, all on one connection; the answer of the last one counts, or the first error. Empty: see
+    /// [`negotiate`].
     ask: &'static [&'static str],
     before: &'static str,
     after: &'static str,
@@ -52,7 +53,7 @@ const EFFECTS: [Effect; 9] = [
         before: "\n1",
         after: "must be superuser",
     },
-    // a fault of 0019, mended by 0023
+    // a fault of 0019, repaired by 0023
     Effect { fix: "0023", ask: &["SELECT substring(c, 1, 1) FROM wide"], before: "invalid byte", after: "\n€" },
     Effect {
         fix: "0028",
@@ -82,7 +83,7 @@ const EFFECTS: [Effect; 9] = [
     },
 ];
 
-/// Makes what the statements need.
+/// Creates the objects that the statements need.
 pub(crate) fn prepare(cluster: &Cluster) -> Result<(), String> {
     let mut session = cluster.session();
     for statement in SETUP.into_iter().chain([FILL]) {
@@ -91,7 +92,7 @@ pub(crate) fn prepare(cluster: &Cluster) -> Result<(), String> {
     Ok(())
 }
 
-/// What is answered now; nothing for a fix that shows nowhere.
+/// Returns the present answer; `None` for a fix without visible effect.
 pub(crate) fn show(fix: &str, cluster: &Cluster) -> Result<Option<String>, String> {
     let Some(effect) = EFFECTS.iter().find(|effect| effect.fix == fix) else { return Ok(None) };
     if effect.ask.is_empty() {
@@ -109,7 +110,7 @@ pub(crate) fn show(fix: &str, cluster: &Cluster) -> Result<Option<String>, Strin
     Ok(Some(shown))
 }
 
-/// What shows that a fix took effect, when it did.
+/// Returns the visible effect of a fix, after the fix became active.
 pub(crate) fn compare(fix: &str, before: &Option<String>, cluster: &Cluster) -> Result<Option<String>, String> {
     let Some(effect) = EFFECTS.iter().find(|effect| effect.fix == fix) else { return Ok(None) };
     let Some(before) = before else { return Ok(None) };
@@ -119,7 +120,7 @@ pub(crate) fn compare(fix: &str, before: &Option<String>, cluster: &Cluster) -> 
     Ok(seen.then(|| format!("`{}` becomes `{}`", one_line(before), one_line(&after))))
 }
 
-/// Asks for encryption three times, in turns: the third time is once too often.
+/// Requests encryption three times, in turns: the third time is once too often.
 fn negotiate(cluster: &Cluster) -> std::io::Result<String> {
     const SSL: u32 = 80_877_103;
     const GSS: u32 = 80_877_104;

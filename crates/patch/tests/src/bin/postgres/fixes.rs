@@ -1,4 +1,5 @@
-//! Upstream fixes that Debian 11's security team took into its PostgreSQL 13.23, one by one, into a running cluster.
+//! Upstream fixes that Debian 11's security team added to its PostgreSQL 13.23, applied one by one to a running
+//! cluster.
 
 use super::{effects, functions, why};
 use std::collections::BTreeMap;
@@ -18,26 +19,26 @@ const PRELOADED: &str = "shared_preload_libraries=plpgsql,pgcrypto,ltree,_int,pg
 
 /// Build files that list tests.
 const TESTS: [&str; 3] = ["src/test", "contrib/pgcrypto/Makefile", "contrib/pg_trgm/Makefile"];
-/// This fix has `configure` look for a function, and add a source file of that name where the C library has none. No C
-/// library of this system has it.
+/// Number of the fix that makes `configure` search for a function, and add a source file of that name where the C
+/// library has none. No C library of this system has it.
 const CONFIGURED: &str = "0032";
 const NOT_CONFIGURED: [&str; 3] = ["configure", "configure.in", "src/include/pg_config.h.in"];
 const ADDED: &str = "src/port/timingsafe_bcmp.c";
 
-/// What is in force in one executable or library.
+/// Active fixes in one executable or library.
 #[derive(Default)]
 struct Chain {
-    /// Diffs, all of them.
+    /// All its diffs.
     diffs: Vec<String>,
     /// Patch files.
     patches: Vec<PathBuf>,
-    /// Diffs that make no difference alone; they come with the next.
+    /// Diffs that make no difference alone; they are part of the next patch.
     pending: Vec<String>,
     /// Diffs that were refused.
     refused: Vec<String>,
 }
 
-/// What came of one fix in one target.
+/// Result of one fix in one target.
 enum Fate {
     Applied(usize),
     BuiltOnly(usize),
@@ -45,19 +46,19 @@ enum Fate {
     Not(String),
 }
 
-/// The way from one fix to the next.
+/// State that continues from one fix to the next.
 struct Run {
     shipped: String,
-    /// Where patches and the like are written.
+    /// Directory of patches and other output.
     dir: PathBuf,
     chains: BTreeMap<String, Chain>,
-    /// Fixes so far that change headers or libraries that all programs have a part of, and that were not refused.
+    /// Fixes so far that change headers or libraries shared by all programs, and that were not refused.
     shared: Vec<String>,
-    /// Source files that a patch brings along.
+    /// Source files that a patch adds.
     added: Vec<PathBuf>,
 }
 
-/// How far all came.
+/// Numbers of fixes by result.
 #[derive(Default)]
 struct Counts {
     code: usize,
@@ -67,8 +68,8 @@ struct Counts {
     seen: usize,
 }
 
-/// Prints the table. `only_build` leaves the cluster out: what is built is kept in the builder's cache, so that a run
-/// that was cut off goes on from there.
+/// Prints the table. `only_build` leaves the cluster out: the builder's cache keeps results, so an interrupted run
+/// continues from there.
 pub(crate) fn run(only_build: bool) -> Result<(), String> {
     let series = series()?;
     let fixes: Vec<String> = series.iter().filter(|name| is_fix(name)).cloned().collect();
@@ -223,7 +224,7 @@ impl Run {
     }
 }
 
-/// Where what came of a build is kept, by everything that decides it: a run that was cut off goes on from there.
+/// Returns the path of a build's cached result, by all its inputs: an interrupted run continues from there.
 fn kept(what: &impl std::fmt::Debug) -> Result<PathBuf, String> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let directory = stillpoint_testing::recipes::directory("series", "postgres-fixes")?;
@@ -249,12 +250,12 @@ fn series() -> Result<Vec<String>, String> {
     Ok(entries.iter().filter_map(|entry| entry["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// The fixes are numbered with four digits, what Debian itself changes is not.
+/// Returns true for a fix: fixes have numbers of four digits, Debian's own changes have none.
 fn is_fix(name: &str) -> bool {
     name.len() > 5 && name.as_bytes()[..4].iter().all(u8::is_ascii_digit) && name.as_bytes()[4] == b'-'
 }
 
-/// The tree of the package, as `patch target` left it.
+/// Returns the tree of the package, as `patch target` left it.
 fn entry(kind: &str, prefix: &str) -> Result<PathBuf, String> {
     let directory = builder_cache().join(kind);
     let entries = std::fs::read_dir(&directory).map_err(|e| format!("{}: {e}", directory.display()))?.flatten();
@@ -266,7 +267,7 @@ fn entry(kind: &str, prefix: &str) -> Result<PathBuf, String> {
     newest.ok_or_else(|| format!("{} has no {prefix}", directory.display()))
 }
 
-/// Installs what was built below `into`, in the clean root where its paths are right.
+/// Installs the build below `into`, in the clean root where its paths are right.
 fn installed(into: &Path) -> Result<Postgres, String> {
     let root = entry("root", &format!("{PACKAGE}-foreign-"))?;
     let tree = entry("built", &format!("bookworm-{PACKAGE}_"))?.join("tree");
@@ -294,11 +295,11 @@ fn installed(into: &Path) -> Result<Postgres, String> {
     Ok(Postgres { binary, version: "13.23".into() })
 }
 
-/// What a fix changes.
+/// Files that a fix changes.
 struct Files {
-    /// Executables and libraries that have code of its files.
+    /// Executables and libraries with code of its files.
     targets: Vec<String>,
-    /// Whether others have a part of them as well.
+    /// True if other programs include a part of them as well.
     shared: bool,
 }
 
@@ -332,7 +333,7 @@ fn files(fix: &str) -> Result<Files, String> {
             found.targets.push(target);
         }
     }
-    // plug-ins use what it gains
+    // plug-ins use the functions that it gains
     found.targets.sort_by_key(|target| target != "postgres");
     Ok(found)
 }

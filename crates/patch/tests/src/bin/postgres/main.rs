@@ -1,8 +1,9 @@
-//! The rows of OSDI'20 Table 1 for PostgreSQL: how many changes can be built and applied to a running cluster.
+//! The rows of OSDI'20 Table 1 for PostgreSQL: the number of changes that can be built and applied to a running
+//! cluster.
 //!
-//! `postgres changes` takes changes of our own to Debian 12's unmodified PostgreSQL 15; `postgres fixes` the upstream
-//! fixes of Debian 11's PostgreSQL 13.23, each on top of those before; `postgres build-fixes` only builds their patches,
-//! as a cut-off run can go on with what was built. All print a table; `experiments/postgres.sh`
+//! `postgres changes` uses changes of our own to Debian 12's unmodified PostgreSQL 15; `postgres fixes` the upstream
+//! fixes of Debian 11's PostgreSQL 13.23, each on top of those before; `postgres build-fixes` only builds their
+//! patches, and an interrupted run continues with the results so far. All print a table; `experiments/postgres.sh`
 //! keeps it.
 
 mod effects;
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Why no patch came of a call of the builder, in a few words.
+/// Returns the reason why a call of the builder made no patch, in a few words.
 fn why(run: &Run) -> String {
     if run.code == Some(6) {
         return "makes no difference to its code".into();
@@ -42,7 +43,7 @@ fn why(run: &Run) -> String {
     short + &more
 }
 
-/// Names of the functions that a patch replaces.
+/// Returns the number of functions that a patch replaces.
 fn functions(run: &Run) -> usize {
     let built = run.json().into_iter().find(|line| line["event"] == "built");
     built.and_then(|line| line["functions"].as_array().map(Vec::len)).unwrap_or_default()

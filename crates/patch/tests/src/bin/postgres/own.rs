@@ -45,7 +45,7 @@ pub(crate) fn run() -> Result<(), String> {
     Ok(())
 }
 
-/// How much of the units that were compiled again is in the target as it is.
+/// Share of the recompiled units that is in the target unchanged.
 #[derive(Debug, Default)]
 struct Placed {
     units: usize,
@@ -64,7 +64,8 @@ impl Placed {
     }
 }
 
-/// Builds and applies one, looks at it, and takes it back; functions and the wave's time come back.
+/// Builds one change, applies it, checks its effect, and reverts it; returns the number of functions and the duration
+/// for all processes.
 fn one(postgres: &Postgres, cluster: &mut Cluster, change: &Change, dir: &TempDir) -> Result<(usize, String), String> {
     let run = postgres.build(std::slice::from_ref(change), change.name, dir.path());
     let patch = dir.path().join(format!("{}.patch", change.name));
@@ -72,10 +73,11 @@ fn one(postgres: &Postgres, cluster: &mut Cluster, change: &Change, dir: &TempDi
         return Err(why(&run));
     }
     let mut session = cluster.session();
-    // a library that is loaded on need: once before, or there is nothing to patch
+    // a library that is loaded on demand: load it once before, otherwise there is nothing to patch
     let _ = change.show_in(&mut session, cluster.port());
     let shows = !change.effect.ask.is_empty();
-    // of what cannot be in force, one process of each kind says so; every process would wait for its time-out
+    // for a change that cannot become active, one process of each kind reports it; otherwise every process would wait
+    // for its time-out
     let processes = match shows {
         true => ["--exe".to_owned(), cluster.executable().display().to_string()],
         false => ["--pid".to_owned(), format!("{},{}", session.pid(), cluster.pid())],

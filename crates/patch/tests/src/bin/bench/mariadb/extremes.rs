@@ -16,11 +16,11 @@ use stillpoint_patch_tests::mariadb::effect::{half, nothing, of_change};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::operation::Spread;
 
-/// As in the paper.
+/// Number of connections, as in the paper.
 const CONNECTIONS: u32 = 10;
-/// Before a patching, and behind it: as in the paper.
+/// Time before a patching, and after it, as in the paper.
 const AROUND_NS: u64 = 1_500_000_000;
-/// More points than a drawing can show are thinned; what is slow stays.
+/// Limit of points in a drawing; the slowest ones stay.
 const DRAWN: usize = 500;
 
 #[derive(Serialize)]
@@ -34,7 +34,7 @@ struct Row {
     p50_ms: f64,
     p9995_ms: f64,
     max_ms: f64,
-    /// The slowest: from the patching, and latency, milliseconds.
+    /// Drawn requests, the slowest among them: time from the patching, and latency, in milliseconds.
     #[serde(skip)]
     drawn: Vec<(f64, f64)>,
 }
@@ -147,7 +147,7 @@ fn file(work: Work) -> &'static str {
     }
 }
 
-/// Half of the drawn points are the slowest statements, half any.
+/// Draws the figure: half of the points are the slowest statements, half are any.
 fn figure(rows: &[&Row]) -> Figure {
     let curve = |mode: &'static str| {
         let first = rows.iter().find(|row| row.mode == mode);

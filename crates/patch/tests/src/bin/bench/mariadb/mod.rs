@@ -1,4 +1,4 @@
-//! Experiments on MariaDB with quiescence points, both connection policies: what its sections have in common.
+//! Experiments on MariaDB with quiescence points, both connection policies: the common part of the sections.
 
 mod extremes;
 mod pool;
@@ -38,25 +38,25 @@ pub(crate) const SECTIONS: [&str; 11] = [
     "mariadb-latency-busy",
 ];
 
-/// How much is measured.
+/// Number and size of the measurements.
 #[derive(Clone, Copy)]
 pub(crate) struct Amount {
-    /// Length of a window that is compared with others.
+    /// Length, in seconds, of a window that is compared with others.
     pub(crate) seconds: u64,
-    /// How often a thing is done.
+    /// Number of repetitions.
     pub(crate) runs: usize,
 }
 
-/// Modes that are compared, and first the run without a patch.
+/// Name of the run without a patch, the first of each comparison.
 const WITHOUT: &str = "none";
 const MODES: [&str; 3] = ["local", "probe", "global"];
-/// All ways that are compared, and the same with the run without a patch.
+/// All compared modes and the restart.
 const WAYS: [&str; 4] = ["local", "probe", "global", RESTART];
 const ALL: [&str; 5] = [WITHOUT, "local", "probe", "global", RESTART];
-/// What clients do.
+/// Kinds of load.
 const WORKS: [Work; 3] = [Work::NoOp, Work::Ycsb, Work::TpcC];
 
-/// Runs the sections that are wanted.
+/// Runs the requested sections.
 pub(crate) fn run(
     wanted: &dyn Fn(&str) -> bool,
     amount: Amount,
@@ -84,14 +84,14 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// A server with the tables of this work.
+/// Starts a server with the tables of this load.
 fn start(server: &Annotated, policy: Policy, work: Work, extra: &[&str]) -> MariaDb {
     let mariadb = server.packaged.start(policy, extra);
     work.prepare(&mariadb);
     mariadb
 }
 
-/// Clients that go on behind a restart; any other way must lose nobody.
+/// Starts clients that continue after a restart; any other mode must lose no connection.
 fn traffic(mariadb: &MariaDb, plan: &Plan, mode: &str) -> Traffic {
     if mode == RESTART { Traffic::start_through_restarts(mariadb, plan) } else { Traffic::start(mariadb, plan) }
 }
@@ -104,7 +104,7 @@ fn in_mode(call: Stillpoint, mode: &str, limit: Duration) -> Operation {
     Operation::of(call.args(["--quiescence", mode, "--timeout", &format!("{}ms", limit.as_millis())]))
 }
 
-/// Far beyond what is expected: who meets it is a failure.
+/// Time limit far above the expected times: reaching it is a failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn apply(mariadb: &MariaDb, patch: &Path, mode: &str) -> Operation {
@@ -128,7 +128,7 @@ fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// Name of a mode for people.
+/// Returns the name of a mode for people.
 fn shown(mode: &str) -> String {
     match mode {
         WITHOUT => "left alone".into(),
@@ -137,7 +137,7 @@ fn shown(mode: &str) -> String {
     }
 }
 
-/// In the name of a drawing's file.
+/// Returns the part of a drawing's file name.
 fn part(policy: Policy, work: Work) -> &'static str {
     match (policy, work) {
         (Policy::ThreadPerConnection, Work::NoOp) => "threads-noop",
@@ -151,7 +151,7 @@ fn part(policy: Policy, work: Work) -> &'static str {
     }
 }
 
-/// The value below which this share of sorted values lies.
+/// Returns the value below which this share of sorted values is.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)

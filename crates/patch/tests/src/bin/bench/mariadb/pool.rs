@@ -1,4 +1,4 @@
-//! How long all threads take to go over, by the number of the pool's groups (VLDB'25, figure 7).
+//! Time until all threads have migrated, by the number of the pool's groups (VLDB'25, figure 7).
 
 use super::{Amount, MODES, WAYS, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
 use crate::modes::RESTART;
@@ -15,9 +15,9 @@ use stillpoint_patch_tests::server::Restart;
 
 /// Groups of the pool, as in the paper from three to twenty.
 const SIZES: [u32; 5] = [3, 5, 10, 15, 20];
-/// As in the paper.
+/// Number of connections, as in the paper.
 const CONNECTIONS: u32 = 10;
-/// Between two requests, where the one before takes less.
+/// Minimum time between the starts of two requests.
 const PAUSE_NS: u64 = 100_000_000;
 
 #[derive(Serialize)]
@@ -25,7 +25,7 @@ struct Row {
     work: Work,
     mode: &'static str,
     groups: u32,
-    /// In order, milliseconds.
+    /// Migration times in ascending order, in milliseconds.
     over_ms: Vec<f64>,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn pool(server: &Annotated, amount: Amount) -> Section {
     section
 }
 
-/// How long it takes until every client is served again, in order.
+/// Measures the time until every client is served again; in ascending order.
 fn restarts(mariadb: &mut MariaDb, work: Work, count: usize) -> Vec<f64> {
     let plan = Plan { work, connections: CONNECTIONS, rate: None, first: 0 };
     let load = Traffic::start_through_restarts(mariadb, &plan);
@@ -90,7 +90,7 @@ fn restarts(mariadb: &mut MariaDb, work: Work, count: usize) -> Vec<f64> {
     }
     let samples = load.finish().record.samples;
     let served = |restart: &Restart, connection: u32| {
-        // Whatever is answered once the old process is gone, the new one has answered.
+        // After the end of the old process, an answer is from the new one.
         let by_new = |s: &&Sample| s.outcome == Outcome::Ok && s.ended_ns() > restart.ended_ns;
         let first = samples.iter().filter(|s| s.connection == connection).find(by_new);
         first.unwrap_or_else(|| panic!("client {connection} is not served two seconds behind a restart")).ended_ns()
@@ -110,7 +110,7 @@ fn file(work: Work) -> &'static str {
     }
 }
 
-/// The line joins medians; a bar reaches from a quarter to three quarters.
+/// Draws the figure: the line joins medians, a bar reaches from the first quarter to the third.
 fn figure(rows: &[Row], work: Work) -> Figure {
     let breaks = (f64::NAN, f64::NAN);
     let curve = |(number, mode): (usize, &'static str)| {

@@ -1,5 +1,5 @@
-//! What an operation costs clients, by single seconds of all kinds in random order: what a machine does by itself falls on
-//! all kinds alike, and the cost of starting any program is told apart from that of patching.
+//! Cost of an operation for clients, by single seconds of all kinds in random order. Disturbances by the machine affect
+//! all kinds equally, and the cost of starting any program is separated from that of patching.
 
 use super::steady::{CONNECTIONS, IDLE, RATE};
 use super::{Amount, start, until};
@@ -18,9 +18,9 @@ use stillpoint_patch_tests::operation::Called;
 use stillpoint_patch_tests::patching;
 use stillpoint_testing::random::Random;
 
-/// What happens at the beginning of a second: nothing, a program that touches nobody, one apply or revert.
+/// Event at the beginning of a second: none, a program without effect on the server, one apply or revert.
 const KINDS: [&str; 4] = ["none", "program", "probe", "local"];
-/// A statement that took longer is a slow one.
+/// Latency above which a statement is slow.
 const SLOW_NS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
@@ -41,7 +41,7 @@ pub(super) fn seconds(server: &Annotated, amount: Amount) -> Section {
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
     let plan = Plan { work: Work::Ycsb, connections: CONNECTIONS, rate: Some(RATE), first: 0 };
     let mut load = Traffic::start(&mariadb, &plan);
-    // The first seconds of a load pay for connections and caches.
+    // The first seconds of a load include connecting and filling caches.
     super::rest(3.0);
     let kinds = shuffled(5 * amount.seconds as usize);
     let begun = now_ns();
@@ -79,7 +79,7 @@ pub(super) fn seconds(server: &Annotated, amount: Amount) -> Section {
     section(&seen)
 }
 
-/// As many of each kind, in an order that follows from their number alone.
+/// Returns the same number of each kind, in an order that depends only on the number.
 fn shuffled(of_each: usize) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = KINDS.iter().flat_map(|&kind| std::iter::repeat_n(kind, of_each)).collect();
     let mut random = Random::new(1);

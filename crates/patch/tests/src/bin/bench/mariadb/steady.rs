@@ -1,9 +1,9 @@
-//! What clients notice while MariaDB is patched once a second, against the same server left alone.
+//! Latencies of clients while MariaDB is patched once a second, compared with the same server without patching.
 //!
-//! A machine with neighbours is slower in one minute than in the next, by more than what is looked for: so the windows of a
-//! round are interleaved, in blocks of some seconds, in another order each time. One run adds one round to a file beside
-//! the table: a window left alone and one in each mode. The tables are of all rounds with windows and blocks of the same
-//! length.
+//! The speed of a shared machine varies from minute to minute by more than the effect to measure. So the windows of a
+//! round are interleaved, in blocks of some seconds, in another order each time. One run adds one round to a file
+//! beside the table: a window without patching and one in each mode. The tables are of all rounds with windows and
+//! blocks of the same length.
 
 use super::{Amount, MODES, WITHOUT, start};
 use crate::latency::{Span, Window, once_a_second, read, rest, timed, windows};
@@ -24,30 +24,30 @@ use stillpoint_patch_tests::workspace_root;
 
 pub(super) const CONNECTIONS: u32 = 16;
 pub(super) const IDLE: usize = 50;
-/// Whoever had to wait for an operation has had its answer so long after it.
+/// Time after an operation within which every delayed request has its answer.
 const AFTER_NS: u64 = 20_000_000;
 /// Statements a second.
 pub(super) const RATE: f64 = 1_500.0;
-/// Transactions of sysbench a second, 20 statements each: of a server with little to do, and at about half of what two
-/// processors manage.
+/// Transactions of sysbench a second, 20 statements each: for a lightly loaded server, and at about half the maximum of
+/// two processors.
 const QUIET: u32 = 100;
 const BUSY: u32 = 500;
-/// What a server does that has not been told otherwise: a commit has been written to the disk before it is answered.
+/// Default option of a server: it writes a commit to the disk before it answers.
 const DURABLE: &str = "--innodb-flush-log-at-trx-commit=1";
 
-/// What clients do meanwhile.
+/// Load of the clients during the measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Load {
     /// Statements of one row, by our own client.
     Statements,
     /// Transactions of sysbench's `oltp_read_write`, durable.
     Transactions,
-    /// The same, five times as many.
+    /// Transactions, five times as many.
     ManyTransactions,
 }
 
 impl Load {
-    /// Of the section, and of its files.
+    /// Returns the name of the section and of its files.
     fn name(self) -> &'static str {
         match self {
             Load::Statements => "mariadb-latency",
@@ -56,7 +56,7 @@ impl Load {
         }
     }
 
-    /// Of the transactions of sysbench, if that is the load.
+    /// Returns the number of sysbench's transactions a second, if that is the load.
     fn transactions_a_second(self) -> Option<u32> {
         match self {
             Load::Statements => None,
@@ -65,9 +65,9 @@ impl Load {
         }
     }
 
-    /// How long a server is left alone, or patched in one mode, before it is another's turn, in windows of so many seconds.
-    /// Transactions are counted by runs of their own, whose beginning and end should weigh little. The script that counts
-    /// kept rounds, `experiments/mariadb-latency`, has these lengths too.
+    /// Returns the length of a block without patching or in one mode, for windows of so many seconds. Each block of
+    /// transactions is a separate run, whose beginning and end should have little weight. The script that counts kept
+    /// rounds, `experiments/mariadb-latency`, has these lengths too.
     fn block_seconds(self, window: u64) -> u64 {
         let longest = match self {
             // one apply, one revert
@@ -94,12 +94,12 @@ struct Seen {
     operations: usize,
     over_ms: Vec<f64>,
     probe_us_max: f64,
-    /// For how long all threads stood, the longest time of each operation.
+    /// Longest time for which all threads were stopped, of each operation.
     all_us: Vec<f64>,
-    /// The longest time for which the machine itself left a processor without any thread.
+    /// Longest time in which the machine itself gave a processor to no thread.
     #[serde(default)]
     stall_us_max: Option<f64>,
-    /// Of requests under way while an operation ran or just after it, and of the others.
+    /// Requests in progress during an operation or just after it, and the other requests.
     #[serde(default)]
     during: Option<Window>,
     #[serde(default)]
@@ -129,7 +129,7 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
         Some(rate) => transactions(server, rate, &blocks)?,
     };
     let round = Round { commit: commit(), machine: machine(), seconds: amount.seconds, block_seconds, windows };
-    // A few seconds show that it works, and nothing else.
+    // A few seconds only show that it works.
     if amount.seconds >= 10 {
         let line = serde_json::to_string(&round).expect("numbers and texts serialise");
         let file = std::fs::File::options().create(true).append(true).open(&path);
@@ -139,14 +139,14 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
     Ok(section(load, &rounds, amount.seconds))
 }
 
-/// Some seconds, in which nobody touches the server, or in one mode somebody does.
+/// A block: some seconds without patching, or with patching in one mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Block {
     mode: &'static str,
     seconds: u64,
 }
 
-/// The blocks of a round: of each mode as many as make `seconds`, each mode before and behind every other.
+/// Returns the blocks of a round: for each mode `seconds` in total, each mode before and after every other.
 fn blocks(round: usize, seconds: u64, longest: u64) -> Vec<Block> {
     let turns = seconds.div_ceil(longest);
     let turn = |turn: u64| {
@@ -160,7 +160,7 @@ fn blocks(round: usize, seconds: u64, longest: u64) -> Vec<Block> {
     (0..turns).flat_map(turn).collect()
 }
 
-/// What the blocks of one mode add up to.
+/// Sum of the blocks of one mode.
 #[derive(Default)]
 struct Sum {
     counted: Counted,
@@ -176,14 +176,14 @@ impl Sum {
     }
 }
 
-/// Sysbench counts for itself: each block is a run of its own, a second longer at both ends.
+/// Measures with sysbench, which counts for itself: each block is a separate run, a second longer at both ends.
 fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTreeMap<String, Seen>, String> {
     let mariadb = start(server, Policy::ThreadPerConnection, Work::NoOp, &[DURABLE]);
     let patch = nothing(server);
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
     Sysbench::prepare(&mariadb)?;
     let run = |seconds: u64| Sysbench::at_rate(&mariadb, CONNECTIONS, seconds as u32, rate);
-    // The first seconds of a load pay for caches.
+    // The first seconds of a load include filling caches.
     run(3)?.finish();
     let mut done: BTreeMap<&str, Sum> = BTreeMap::new();
     for &Block { mode, seconds } in blocks {
@@ -213,7 +213,7 @@ fn counted_window(counted: Counted, latencies: &Latencies, seconds: u64) -> Wind
     Window {
         seconds: seconds as f64,
         requests: latencies.count(),
-        // A transaction that a dead-lock took back is begun again, and is no failure.
+        // A transaction rolled back because of a dead-lock is repeated, and is no failure.
         failed: counted.reconnects,
         p50_us: us(0.5),
         p99_us: us(0.99),
@@ -244,7 +244,7 @@ fn statements(server: &Annotated, blocks: &[Block]) -> BTreeMap<String, Seen> {
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
     let plan = Plan { work: Work::Ycsb, connections: CONNECTIONS, rate: Some(RATE), first: 0 };
     let mut load = Traffic::start(&mariadb, &plan);
-    // The first seconds of a load pay for connections and caches.
+    // The first seconds of a load include connecting and filling caches.
     rest(3);
     let mut done: BTreeMap<&str, (Vec<Span>, Vec<Called>)> = BTreeMap::new();
     let watch = Watch::start();
@@ -274,14 +274,14 @@ fn statements(server: &Annotated, blocks: &[Block]) -> BTreeMap<String, Seen> {
     done.into_iter().map(split).collect()
 }
 
-/// Of the stalls that reach into any of these spans, in microseconds.
+/// Returns the longest of the stalls that overlap any of these spans, in microseconds.
 fn longest(stalls: &[Stall], spans: &[Span]) -> f64 {
     let reaches = |stall: &&Stall, span: &Span| stall.ended_ns >= span.0 && stall.ended_ns - stall.ns <= span.1;
     let inside = stalls.iter().filter(|stall| spans.iter().any(|span| reaches(stall, span)));
     inside.map(|stall| stall.ns).max().unwrap_or(0) as f64 / 1e3
 }
 
-/// What is left of `span` without these spans, which come one after another.
+/// Returns the parts of `span` without these spans, which follow one another.
 fn between(span: Span, without: &[Span]) -> Vec<Span> {
     let within = |w: &&Span| w.0 < span.1 && w.1 > span.0;
     let ends = std::iter::once(span.0).chain(without.iter().filter(within).map(|w| w.1));

@@ -1,4 +1,4 @@
-//! Statements answered around a patching (VLDB'25, figure 5), against the same load left alone.
+//! Statements answered around a patching (VLDB'25, figure 5), compared with the same load without patching.
 
 use super::{ALL, Amount, WITHOUT, WORKS, apply, lost, part, rest, revert, shown, start, traffic, until};
 use crate::modes::RESTART;
@@ -13,10 +13,10 @@ use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::operation::Spread;
 
-/// As in the paper.
+/// Number of connections, as in the paper.
 const CONNECTIONS: u32 = 10;
 const BIN_NS: u64 = 100_000_000;
-/// Bins before a patching, and behind it.
+/// Bins before a patching, and after it.
 const AROUND: u64 = 8;
 
 #[derive(Serialize)]
@@ -25,9 +25,9 @@ struct Row {
     work: Work,
     mode: &'static str,
     operations: usize,
-    /// Of a restart, until a client is answered again.
+    /// Time of an operation; for a restart, until a client gets an answer again.
     over_ms: Spread,
-    /// Connections.
+    /// Number of lost connections.
     lost: usize,
     /// Statements in each 100 ms from 800 ms before a patching to 800 ms after it, mean of all patchings.
     bins: Vec<f64>,
@@ -102,7 +102,8 @@ pub(super) fn throughput(server: &Annotated, amount: Amount) -> Section {
     section
 }
 
-/// Moments at which something was done (or, left alone, would have been), and how long threads took.
+/// Returns the times of operations (without patching, the times at which they would have been), and the migration
+/// times.
 fn patchings(server: &Annotated, mariadb: &mut MariaDb, mode: &str, count: u64) -> (Vec<u64>, Spread) {
     let began = now_ns();
     let (mut moments, mut over) = (Vec::new(), Vec::new());
@@ -125,7 +126,7 @@ fn patchings(server: &Annotated, mariadb: &mut MariaDb, mode: &str, count: u64) 
     (moments, Spread::of(over))
 }
 
-/// Statements that were answered in each bin around the moments, mean of all.
+/// Returns the statements answered in each bin around the times, mean of all.
 fn around(samples: &[Sample], moments: &[u64]) -> Vec<f64> {
     let mut bins = vec![0u64; 2 * AROUND as usize];
     for moment in moments {

@@ -1,4 +1,4 @@
-//! Ten workers with analytical queries (VLDB'25, figure 6): when each query began and ended, and how long a patch waits.
+//! Ten workers with analytical queries (VLDB'25, figure 6): start and end of each query, and the delay of a patch.
 
 use super::{ALL, Amount, WITHOUT, in_mode, ms, part, shown, start, traffic, until};
 use crate::modes::RESTART;
@@ -15,7 +15,7 @@ use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::operation::Spread;
 use stillpoint_patch_tests::patching;
 
-/// As in the paper.
+/// Number of workers, as in the paper.
 const WORKERS: u32 = 10;
 
 #[derive(Serialize)]
@@ -24,20 +24,20 @@ struct Trace {
     mode: &'static str,
     queries: usize,
     query_s: Spread,
-    /// From the request to the moment when every thread ran the new code; `None`: not within the time that it was given.
+    /// Time from the request until every thread ran the new code; `None` if that was not within the time limit.
     over_ms: Option<f64>,
     gave_up_after_ms: Option<f64>,
     ended_in_window: usize,
-    /// Of a restart: until the old process was gone.
+    /// Time, for a restart, until the old process was gone.
     process_gone_ms: Option<f64>,
-    /// Worker, beginning and end of each query in seconds.
+    /// Worker, start and end of each query, in seconds.
     all: Vec<(u32, f64, f64)>,
-    /// The same of queries that got no answer.
+    /// Worker, start and end of queries without an answer.
     lost: Vec<(u32, f64, f64)>,
 }
 
 pub(super) fn traces(server: &Annotated, amount: Amount) -> Section {
-    // A tenth of the window passes before the request; it is given up when the window ends.
+    // A tenth of the window passes before the request; it is aborted when the window ends.
     let window_ns = amount.seconds.min(30) * 1_000_000_000;
     let columns = [
         "connections",

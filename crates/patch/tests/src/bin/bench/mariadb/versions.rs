@@ -1,4 +1,5 @@
-//! Three patches one after another while connections come and go (VLDB'25, figure 1): which version answered which statement.
+//! Three patches in sequence while connections open and close (VLDB'25, figure 1): the version that answered each
+//! statement.
 
 use super::{Amount, WAYS, apply, lost, ms, part, start, traffic, until};
 use crate::modes::RESTART;
@@ -16,13 +17,13 @@ use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::operation::Spread;
 use stillpoint_patch_tests::packages::Binary;
 
-/// Of each group of connections: from when to when it is there, in quarters of the time between two patches.
+/// Lifetime of each group of connections, in quarters of the time between two patches.
 const GROUPS: [(u64, u64); 4] = [(0, 16), (2, 11), (5, 14), (9, 16)];
 const CONNECTIONS: u32 = 4;
 /// Statements a second of one connection.
 const RATE: f64 = 25.0;
 
-/// What brings in the first change, the second and the third: by a patch each, or by programs that have one, two, three.
+/// The first, second and third change: a patch for each, or programs that have one, two, three of them.
 struct Versions {
     patches: [PathBuf; 3],
     programs: Vec<Binary>,
@@ -35,7 +36,7 @@ struct Row {
     statements: usize,
     by_version: BTreeMap<u8, usize>,
     went_back: usize,
-    /// Connections that ended although their client did not end them.
+    /// Connections that ended without a request of their client.
     lost: usize,
     over_ms: Spread,
     p50_ms: f64,
@@ -48,7 +49,7 @@ pub(super) fn versions(server: &Annotated, amount: Amount) -> Section {
     let dir = tempfile::tempdir().expect("make a directory for programs");
     let programs = server.rebuilt(&edits_of_half_and(&changes), dir.path());
     let versions = Versions { patches: [half(server).to_owned(), ascii, reverse], programs };
-    // 5 s between patches, as in the paper, and less in small.
+    // 5 s between patches, as in the paper, and less in short runs.
     let quarter_ns = amount.seconds.min(20) * 1_000_000_000 / 16;
     let columns = [
         "connections",

@@ -1,4 +1,4 @@
-//! Threads that come to no quiescence point for a long time: a thousand idle connections, and queries of minutes.
+//! Threads that reach no quiescence point for a long time: a thousand idle connections, and queries of minutes.
 
 use super::{Amount, in_mode, start};
 use crate::results::{Section, number};
@@ -14,7 +14,7 @@ use stillpoint_patch_tests::operation::{Spread, StopsUs};
 use stillpoint_patch_tests::{patching, wait};
 
 const IDLE: usize = 1000;
-/// For who waits for the end of a query.
+/// Time-out of operations that wait for the end of a query.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Serialize)]
@@ -88,7 +88,7 @@ pub(super) fn waiting(server: &Annotated, amount: Amount) -> Result<Section, Str
     Ok(section)
 }
 
-/// Applies and reverts with nothing but idle connections.
+/// Applies and reverts with only idle connections.
 fn among_idle(
     server: &'static str,
     mariadb: &MariaDb,
@@ -116,7 +116,7 @@ fn there_and_back(
     let mut all = Vec::new();
     for _ in 0..runs {
         for call in [patching::apply(patch, mariadb.pid()), patching::revert(mariadb.pid())] {
-            // Debian's own server knows no modes: threads are probed unless something else is asked for.
+            // Debian's own server has no modes: the default is to probe threads.
             all.push(in_mode(call, mode, super::LIMIT).succeeded());
         }
     }
@@ -132,7 +132,7 @@ fn there_and_back(
     }
 }
 
-/// Two queries of minutes, transactions beside them: probing, and the points, which wait.
+/// Applies during two queries of minutes, with transactions: by probing, and at points, which wait.
 fn beside_queries(server: &Annotated, policy: Policy, runs: usize) -> Vec<Row> {
     const QUERY: &str = "SELECT COUNT(*) FROM many a, many b, many c WHERE a.n + b.n + c.n = -1";
     let mariadb = start(server, policy, Work::Ycsb, &[]);
