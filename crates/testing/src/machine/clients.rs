@@ -1,6 +1,6 @@
 //! Clients that must not notice a switch, and the setup that a machine needs before its units can go along.
 
-use super::machine::LOOK_INTERVAL;
+use super::qemu::LOOK_INTERVAL;
 use super::{Door, Machine};
 use crate::long::is_soak;
 use crate::wait;

@@ -1,6 +1,6 @@
 //! Files of the emulated machine, made by `setup/guest`.
 
-use super::machine::EMULATOR_BROKE;
+use super::qemu::EMULATOR_BROKE;
 use crate::{Unavailable, recipes, skipped, workspace_root};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};

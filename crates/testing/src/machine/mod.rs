@@ -19,11 +19,11 @@
 
 pub mod clients;
 mod guest;
-mod machine;
 mod network;
+mod qemu;
 mod shell;
 
 pub use guest::{Guest, emulated};
-pub use machine::{Clock, Machine, Shape};
 pub use network::Door;
+pub use qemu::{Clock, Machine, Shape};
 pub use shell::Output;
