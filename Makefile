@@ -57,7 +57,7 @@ demo-kernel: build ## change the kernel of an emulated machine under three datab
 	@$(CARGO) build --locked --release -p stillpoint-kernel-demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-kernel $(DEMO_ARGS)
 
-bench: setup build ## measure everything that README states (about an hour; BENCH_ARGS=--short: 10 minutes)
+bench: setup build ## measure what docs/numbers.md states (about an hour; BENCH_ARGS=--short: 10 minutes)
 	@$(CARGO) build --locked --release -p stillpoint-patch-tests --bin bench
 	@$(CARGO) build --locked --release -p stillpoint-migrate-tests --bin migrate-rivals
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)

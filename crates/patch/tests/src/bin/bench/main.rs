@@ -1,4 +1,4 @@
-//! Measures everything that README states: `make bench`, or `make bench BENCH_ARGS=--short`; and, one section at a
+//! Measures what docs/numbers.md states: `make bench`, or `make bench BENCH_ARGS=--short`; and, one section at a
 //! time, the numbers of the scripts in `experiments/`.
 //!
 //! Each section makes its comparison within one run, keeps the raw numbers, and is written to `experiments/` as soon as

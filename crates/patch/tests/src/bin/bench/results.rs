@@ -1,4 +1,4 @@
-//! Results: raw numbers as JSON, and the tables that README quotes.
+//! Results: raw numbers as JSON, and the tables that docs/numbers.md quotes.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
