@@ -129,7 +129,9 @@ pub(super) fn failure(failed: stillpoint_migrate_engine::Failure) -> Failure {
     let exit = match (&failed.state, &failed.error) {
         (State::Untouched, error) if error.is_refusal() => Exit::Refused,
         (State::Untouched, _) => Exit::Failed,
-        (State::OnSource | State::OnSourceWithRemains(_) | State::OnTarget, _) => Exit::FellBack,
+        (State::OnSource | State::OnSourceWithRemains(_) | State::OnTarget | State::OnTargetForGood, _) => {
+            Exit::FellBack
+        }
         (State::Unknown(_), _) => Exit::Unknown,
     };
     let state = failed.state.to_string();

@@ -34,7 +34,13 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     let held = owner::hold_if_there(&options.source, &journal.record.migration).await;
     let held = held.map_err(Failure::untouched)?;
     if is_over(held.as_ref(), &journal).map_err(Failure::untouched)? {
-        return journal.end().map(|()| Some(Outcome::AlreadyThere)).map_err(Failure::untouched);
+        let is_finished = journal.record.phase == Phase::Switched;
+        journal.end().map_err(Failure::untouched)?;
+        if is_finished {
+            let text = "the migration was finished: clients are on the target, and there is no way back";
+            return Err(Failure::untouched(Error::WrongPhase(text.into())));
+        }
+        return Ok(Some(Outcome::AlreadyThere));
     }
     match journal.record.phase {
         Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
@@ -205,8 +211,9 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
     if is_over(held.as_ref(), &journal).map_err(Failure::untouched)? {
         return journal.end().map_err(Failure::untouched);
     }
-    take_away(options, &mut journal).await.map_err(Failure::on_target)?;
-    undo::released(options, journal).await.map_err(Failure::on_target)
+    take_away(options, &mut journal).await.map_err(|error| Failure::after_switch(&journal.record, error))?;
+    let record = journal.record.clone();
+    undo::released(options, journal).await.map_err(|error| Failure::after_switch(&record, error))
 }
 
 async fn take_away(options: &Options, journal: &mut Journal) -> Result<(), Error> {

@@ -25,6 +25,9 @@ pub enum FaultPoint {
     Switched,
     /// Clients are on the source again, and nothing is removed yet. Promised: the next command, of any kind, removes it.
     Returned,
+    /// The source has no owner any more, and the journal is left. Promised: the next command of any kind removes the
+    /// journal, and reports the side on which clients are.
+    Released,
 }
 
 /// Returns the fault if `point` is among the `wished` ones.

@@ -1,5 +1,6 @@
 //! Options of a migration, and its state after a failure.
 
+use crate::journal::Record;
 use crate::{Accepted, Capture, Error, FaultPoint, Roles, Server};
 use std::fmt;
 use std::path::PathBuf;
@@ -135,6 +136,8 @@ pub enum State {
     OnSourceWithRemains(String),
     /// Clients are on the target; a return to the source is possible.
     OnTarget,
+    /// Clients are on the target, and a return to the source is not possible.
+    OnTargetForGood,
     /// The proxy cannot be asked which side serves.
     Unknown(String),
 }
@@ -150,6 +153,7 @@ impl fmt::Display for State {
                 write!(f, "clients are on the source; something of the migration is left: {what}")
             }
             State::OnTarget => f.write_str("clients are on the target; the way back to the source is open"),
+            State::OnTargetForGood => f.write_str("clients are on the target; there is no way back to the source"),
             State::Unknown(why) => write!(f, "which side serves is not known: {why}"),
         }
     }
@@ -173,6 +177,11 @@ impl Failure {
 
     pub(crate) fn on_target(error: Error) -> Failure {
         Failure { error, state: State::OnTarget }
+    }
+
+    /// A failure with clients on the target.
+    pub(crate) fn after_switch(record: &Record, error: Error) -> Failure {
+        Failure { error, state: if record.way_back { State::OnTarget } else { State::OnTargetForGood } }
     }
 
     /// The next step for the operator.
@@ -212,6 +221,7 @@ impl Failure {
                 "`stillpoint migrate status` names a command that is at work; then run it again"
             }
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
+            (_, State::OnTargetForGood) => "`stillpoint migrate status`, then `finish`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
             _ => "mend what is named, and run it again",
         }

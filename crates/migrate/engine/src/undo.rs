@@ -1,5 +1,6 @@
 //! Removes a migration that any earlier command left, and reports the state of one.
 
+use crate::fault::{FaultPoint, reach};
 use crate::front::Front;
 use crate::inventory::{number, text};
 use crate::journal::{self, Copying, Journal, Phase, Record};
@@ -191,6 +192,7 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
 /// An error if the source cannot be asked, or the journal cannot be removed.
 pub(crate) async fn released(options: &Options, journal: Journal) -> Result<(), Error> {
     owner::release(&options.source, &journal.record.migration).await?;
+    reach(&options.faults, FaultPoint::Released)?;
     journal.end()
 }
 
@@ -233,10 +235,6 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
     };
     let held = owner::hold_if_there(&options.source, &journal.record.migration).await;
     let held = held.map_err(Failure::untouched)?;
-    if journal.record.claimed && held.as_ref().is_some_and(|held| !held.is_owned()) {
-        journal.end().map_err(Failure::untouched)?;
-        return Ok(State::OnSource);
-    }
     let phase = journal.record.phase;
     let switching = matches!(phase, Phase::Switching | Phase::Returning);
     let over = phase == Phase::Switched
@@ -244,9 +242,22 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
             && serves(options, &journal.record, Side::Target)
                 .await
                 .map_err(|error| Failure { state: State::Unknown(error.to_string()), error })?;
+    if journal.record.claimed && held.as_ref().is_some_and(|held| !held.is_owned()) {
+        journal.end().map_err(Failure::untouched)?;
+        if over {
+            let text =
+                "clients are on the target, and the migration has ended: only its journal was left, and is removed";
+            return Err(Failure { error: Error::WrongPhase(text.into()), state: State::OnTargetForGood });
+        }
+        return Ok(State::OnSource);
+    }
     if over {
-        let text = "clients are on the target already: `fallback` brings them back, `finish` ends the migration";
-        return Err(Failure::on_target(Error::WrongPhase(text.into())));
+        let text = if journal.record.way_back {
+            "clients are on the target already: `fallback` brings them back, `finish` ends the migration"
+        } else {
+            "clients are on the target already, and there is no way back: `finish` ends the migration"
+        };
+        return Err(Failure::after_switch(&journal.record, Error::WrongPhase(text.into())));
     }
     match undo(options, journal).await {
         State::OnSource => Ok(State::OnSource),

@@ -1,6 +1,7 @@
 //! Each phase is made to fail: the guarantees for both sides hold, and the next attempt succeeds.
 
 use crate::engine::support::{Bench, observer};
+use std::fs;
 use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -156,6 +157,39 @@ async fn after_the_switch_clients_stay_on_the_target() {
     fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(bench.source.sql("shop", "SELECT count(*) FROM pgbench_history"), "1");
     bench.assert_clean("shop");
+}
+
+/// A finished migration has no way back, also where its journal could not be removed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_that_a_finished_migration_leaves_is_no_way_back() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let failing = Options { faults: vec![FaultPoint::Released], ..options(&bench) };
+    attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let text = finish(&failing).await.unwrap_err();
+    assert_eq!(text.state, State::OnTargetForGood, "{text:?}");
+    let journal = fs::read_dir(&failing.state).unwrap().flatten().map(|entry| entry.path());
+    let journal: Vec<_> = journal.filter(|path| path.extension().is_some_and(|ending| ending == "json")).collect();
+    let [journal] = &journal[..] else { panic!("{journal:?}") };
+    let left = fs::read(journal).unwrap();
+    for command in ["fallback", "abort", "finish"] {
+        fs::write(journal, &left).unwrap();
+        let result = match command {
+            "fallback" => fallback(&options(&bench), observer().0).await.map(drop),
+            "abort" => abort(&options(&bench)).await.map(drop),
+            _ => finish(&options(&bench)).await,
+        };
+        match result {
+            Err(failure) => {
+                assert!(failure.to_string().contains("clients are on the target"), "{command}: {failure:?}")
+            }
+            Ok(()) => assert_eq!(command, "finish"),
+        }
+        assert!(!journal.exists(), "{command}");
+    }
+    assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
