@@ -220,7 +220,9 @@ fn checked(
     if let Some(daemon) = &mut daemon {
         progress.phase("daemon", || daemon.ready())?;
     }
-    match orphans::destroy(image.dir()) {
+    // only an earlier restore can have left some; the question costs time in which the service stands
+    let was_restored = image.directory().kind(RESTORE_LOG).is_ok();
+    match if was_restored { orphans::destroy(image.dir()) } else { Ok(0) } {
         Ok(0) => {}
         Ok(count) => tracing::info!(count, "connections of an earlier restore, which still closed, are destroyed"),
         Err(error) => {

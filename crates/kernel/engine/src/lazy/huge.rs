@@ -12,10 +12,24 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::unix::fs::FileExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files;
 use stillpoint_kernel_foam::PAGE;
 use stillpoint_kernel_sys::uffd::{HUGE_PAGE, Memory, Put, collapse};
+
+/// Attempts for a range: the kernel makes free memory contiguous in the background after the first.
+const ATTEMPTS: usize = 6;
+/// Time between two attempts.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Counts of huge pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Collapsed {
+    /// Huge pages that were made.
+    pub(super) made: u64,
+    /// Ranges that stay in small pages, since the kernel found no free memory for them or their pages were in use.
+    pub(super) left: u64,
+}
 
 /// A process whose memory is resident.
 pub(super) struct Owner {
@@ -35,29 +49,55 @@ impl Owner {
         lives.then_some(Owner { process, descriptor })
     }
 
-    /// Makes small pages into huge ones where the kernel would do so later, at a rate in bytes a second. Returns the
-    /// number of huge pages.
-    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<u64, Error> {
+    /// Makes small pages into huge ones where the kernel would do so later, at a rate in bytes a second.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the process's page map cannot be opened.
+    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<Collapsed, Error> {
         let path = format!("/proc/{}/pagemap", self.process.pid);
         let pagemap = kernel_files::open(&path).at("open", &path)?;
-        let Ok(maps) = self.process.smaps() else { return Ok(0) };
-        let (mut pace, mut made) = (Pace::new(rate, Instant::now()), 0);
-        for start in maps.into_iter().filter(is_eligible).flat_map(|map| whole(map.address)) {
-            if !is_full(&pagemap, start) {
-                continue;
+        let Ok(maps) = self.process.smaps() else { return Ok(Collapsed::default()) };
+        let mut pace = Pace::new(rate, Instant::now());
+        let mut collapsed = Collapsed::default();
+        let mut ranges: Vec<u64> = maps.into_iter().filter(is_eligible).flat_map(|map| whole(map.address)).collect();
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                std::thread::sleep(INTERVAL);
+            }
+            let made = self.attempt(&mut ranges, &pagemap, &mut pace);
+            collapsed.made += made;
+            collapsed.left = ranges.len() as u64;
+            if ranges.is_empty() {
+                break;
+            }
+        }
+        Ok(collapsed)
+    }
+
+    /// Tries each range once, and keeps those for which the kernel may have memory later. Returns the number of huge
+    /// pages.
+    fn attempt(&self, ranges: &mut Vec<u64>, pagemap: &impl FileExt, pace: &mut Pace) -> u64 {
+        let (mut made, mut is_short, mut has_ended) = (0, false, false);
+        ranges.retain(|start| {
+            if has_ended || !is_full(pagemap, *start) {
+                return false;
+            }
+            // the search for free memory takes long, and is not likely to succeed for the next range
+            if is_short {
+                return true;
             }
             if let Some(pause) = pace.wait(HUGE_PAGE, Instant::now()) {
                 std::thread::sleep(pause);
             }
             pace.took(HUGE_PAGE);
-            match collapse(self.descriptor.as_fd(), start) {
-                Ok(()) => made += 1,
-                // the search for free memory takes long, and is not likely to succeed soon
-                Err(Errno::NOMEM | Errno::SRCH | Errno::PERM | Errno::NOSYS) => break,
-                Err(_) => {}
-            }
-        }
-        Ok(made)
+            let result = collapse(self.descriptor.as_fd(), *start);
+            made += u64::from(result.is_ok());
+            is_short = result == Err(Errno::NOMEM);
+            has_ended = matches!(result, Err(Errno::SRCH | Errno::PERM | Errno::NOSYS));
+            matches!(result, Err(Errno::NOMEM | Errno::AGAIN | Errno::BUSY))
+        });
+        made
     }
 }
 

@@ -1,6 +1,7 @@
 //! Two processes that watch each other: the keeper and the server.
 
 use super::fill::failed;
+use super::huge::Collapsed;
 use super::server::{DONE, End, FAILED, Server};
 use crate::error::At;
 use crate::journal::Journal;
@@ -143,7 +144,7 @@ impl Pair {
                     tracing::info!(tally.faults, tally.asked, tally.filled, tally.ended, "everything has come");
                     self.log.append(Record::Note { kind: DONE, value: tally.faults })?;
                     match server.collapse(self.rate) {
-                        Ok(made) => tracing::info!(made, "huge pages"),
+                        Ok(Collapsed { made, left }) => tracing::info!(made, left, "huge pages"),
                         Err(error) => tracing::warn!("memory stays in small pages: {}", error.with_causes()),
                     }
                     return Ok(());

@@ -2,7 +2,7 @@
 
 use super::ahead::{Ahead, Part};
 use super::fill::{Fill, Report, State};
-use super::huge::Owner;
+use super::huge::{Collapsed, Owner};
 use super::pace::Pace;
 use crate::error::At;
 use crate::{Error, Image};
@@ -233,8 +233,15 @@ impl<'i> Server<'i> {
     }
 
     /// Gives huge pages to processes whose memory is all resident. They need nothing of this process any more.
-    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<u64, Error> {
-        self.owners.iter().map(|owner| owner.collapse(rate)).sum()
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if a process's page map cannot be opened.
+    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<Collapsed, Error> {
+        self.owners.iter().try_fold(Collapsed::default(), |sum, owner| {
+            let Collapsed { made, left } = owner.collapse(rate)?;
+            Ok(Collapsed { made: sum.made + made, left: sum.left + left })
+        })
     }
 
     /// Writes the progress file.
