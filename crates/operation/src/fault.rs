@@ -1,0 +1,138 @@
+//! Fault injection: the one registry of points at which a test makes an operation fail.
+//!
+//! Each phase has two points: before its forward step, and after it. No option that a user sees sets one.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Side of a phase at which a fault occurs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Before the forward step: nothing of the phase has been done.
+    Before,
+    /// After the forward step: all of the phase has been done, and the next one has not begun.
+    After,
+}
+
+/// Place of a fault in the list of phases.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FaultPoint {
+    /// Name of the phase.
+    pub phase: String,
+    /// Side of the phase.
+    pub side: Side,
+}
+
+impl FaultPoint {
+    /// The point before a phase.
+    pub fn before(phase: &str) -> FaultPoint {
+        FaultPoint { phase: phase.into(), side: Side::Before }
+    }
+
+    /// The point after a phase.
+    pub fn after(phase: &str) -> FaultPoint {
+        FaultPoint { phase: phase.into(), side: Side::After }
+    }
+}
+
+impl fmt::Display for FaultPoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = if self.side == Side::Before { "before" } else { "after" };
+        write!(f, "{side} {}", self.phase)
+    }
+}
+
+/// Effect of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Effect {
+    /// The phase returns an error.
+    Fail,
+    /// The process is killed (SIGKILL).
+    Kill,
+}
+
+/// Requested faults; empty outside of tests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Faults(Vec<(FaultPoint, Effect)>);
+
+impl Faults {
+    /// No fault.
+    pub fn none() -> Faults {
+        Faults::default()
+    }
+
+    /// Adds a failure at a point.
+    #[must_use]
+    pub fn failing(mut self, point: FaultPoint) -> Faults {
+        self.0.push((point, Effect::Fail));
+        self
+    }
+
+    /// Adds the death of the process at a point.
+    #[must_use]
+    pub fn killing(mut self, point: FaultPoint) -> Faults {
+        self.0.push((point, Effect::Kill));
+        self
+    }
+
+    /// Executes the fault that is requested at a point.
+    ///
+    /// # Errors
+    ///
+    /// The requested failure.
+    pub(crate) fn reach(&self, phase: &str, side: Side) -> Result<(), Fault> {
+        match self.0.iter().find(|(point, _)| point.phase == phase && point.side == side) {
+            None => Ok(()),
+            Some((point, Effect::Fail)) => Err(Fault(point.clone())),
+            Some((point, Effect::Kill)) => {
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+                Err(Fault(point.clone()))
+            }
+        }
+    }
+}
+
+/// Failure that a test requested.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a test requested a failure {0}")]
+pub struct Fault(pub FaultPoint);
+
+/// Text that names no point.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no fault point: write \"before PHASE\" or \"after PHASE\"")]
+pub struct NoPoint(String);
+
+impl FromStr for FaultPoint {
+    type Err = NoPoint;
+
+    fn from_str(text: &str) -> Result<FaultPoint, NoPoint> {
+        match text.split_once(' ') {
+            Some(("before", phase)) if !phase.is_empty() => Ok(FaultPoint::before(phase)),
+            Some(("after", phase)) if !phase.is_empty() => Ok(FaultPoint::after(phase)),
+            _ => Err(NoPoint(text.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_is_read_as_it_is_written() {
+        for point in [FaultPoint::before("freeze"), FaultPoint::after("copy rows")] {
+            assert_eq!(point.to_string().parse(), Ok(point));
+        }
+        for text in ["", "freeze", "before", "before ", "between freeze"] {
+            assert_eq!(text.parse::<FaultPoint>(), Err(NoPoint(text.into())));
+        }
+    }
+
+    #[test]
+    fn a_fault_occurs_at_its_point_alone() {
+        let faults = Faults::none().failing(FaultPoint::after("freeze"));
+        assert_eq!(faults.reach("freeze", Side::Before), Ok(()));
+        assert_eq!(faults.reach("seal", Side::After), Ok(()));
+        assert_eq!(faults.reach("freeze", Side::After), Err(Fault(FaultPoint::after("freeze"))));
+    }
+}

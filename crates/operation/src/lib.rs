@@ -1,0 +1,18 @@
+//! Skeleton of every long operation of the three pillars.
+//!
+//! An operation is a list of [`Phase`]s. One driver ([`run`]) executes them in order, and undoes them in reverse if one fails; it
+//! reports each as an event, and fails at a requested [`FaultPoint`]. The state that must survive the tool is in a [`JournalFile`]; the
+//! [`Guardian`] is the process that acts on it when the tool is killed.
+#![forbid(unsafe_code)]
+
+mod error;
+mod fault;
+mod guardian;
+mod journal;
+mod phase;
+
+pub use error::Error;
+pub use fault::{Fault, FaultPoint, Faults, Side};
+pub use guardian::{Guardian, Request, Requests};
+pub use journal::{JournalFile, JournalLock};
+pub use phase::{Failed, Operation, Phase, Step, Undo, run, run_blocking};
