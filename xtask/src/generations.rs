@@ -1,8 +1,8 @@
 //! Kernel with address-space generations, and its tests in an emulated machine (`crates/patch/generations/run`).
 
+use crate::process::{self, Counts, Outcome};
 use crate::programs::target_dir;
 use crate::runner::{CACHE_LOG, cache_log, report};
-use crate::step::{self, Counts, Outcome};
 use crate::summary::Summary;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -39,7 +39,7 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
     let mut command = Command::new(BUILD[0]);
     command.args(&BUILD[1..]);
     in_tree(&mut command, root, logs)?;
-    let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;
+    let mut built = process::run("kernel", &mut command, &logs.join("generations-kernel.log"), process::LIMIT)?;
     let name = "generations kernel";
     let counts = if built.succeeded { Counts::default() } else { counts(&mut built, required()) };
     report(name, &built, counts);
@@ -47,7 +47,7 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
     if !built.succeeded || counts != Counts::default() {
         return Ok(());
     }
-    run(root, logs, "generations", &["--short"], step::LIMIT, summary)
+    run(root, logs, "generations", &["--short"], process::LIMIT, summary)
 }
 
 /// Builds the kernel and its tests unless the cache has them.
@@ -74,7 +74,7 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, su
     if std::env::var_os("STILLPOINT_BIN").is_none() {
         command.env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"));
     }
-    let mut outcome = step::run(name, &mut command, &logs.join(format!("{name}.log")), limit)?;
+    let mut outcome = process::run(name, &mut command, &logs.join(format!("{name}.log")), limit)?;
     let counts = counts(&mut outcome, required());
     report(&format!("{name} (in a machine of their own)"), &outcome, counts);
     summary.add(name, &format!("crates/patch/generations/run {}", words.join(" ")), &outcome, counts);

@@ -2,7 +2,7 @@
 //! command line, one after another.
 
 use crate::image::Image;
-use crate::place::Places;
+use crate::placement::Places;
 use crate::{Old, PAGE};
 use iced_x86::code_asm::*;
 use iced_x86::{Code, Instruction};

@@ -27,7 +27,7 @@
 mod archive;
 mod entry;
 mod image;
-mod place;
+mod placement;
 
 use archive::Archive;
 use std::ops::Range;
@@ -78,7 +78,7 @@ pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, S
     if other.is_some() && longest > LINE {
         return Err(format!("the command line of the old kernel would have {longest} bytes, and kernels know {LINE}"));
     }
-    let places = place::choose(old, &image)?;
+    let places = placement::choose(old, &image)?;
     let rest = entry::rest(old, &image, &places, other.as_deref().unwrap_or_default())?;
     let zero = other.map_or(0, |_| entry::LINE_AT + old.line.len() as u64);
     let boot_processor = old.boot_processor.map_or(u64::MAX, u64::from);

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::GHOST_LIMIT;
 use crate::criu::Criu;
-use crate::tree::tree;
+use crate::process_tree::tree;
 use crate::unix_peers::unix_peers;
 use crate::volatile::{Volatile, volatile};
 use crate::{Error, host, ipc};
@@ -66,7 +66,7 @@ impl Report {
         let refused = self.findings.iter().filter(|found| found.weight == Weight::Refusal);
         let texts: Vec<String> = refused
             .map(|found| match found.pid {
-                Some(pid) => format!("process {pid} ({}): {}", crate::tree::name(pid), found.text),
+                Some(pid) => format!("process {pid} ({}): {}", crate::process_tree::name(pid), found.text),
                 None => found.text.clone(),
             })
             .collect();
@@ -174,7 +174,8 @@ impl Look {
         let pid = process.pid;
         let status = process.status()?;
         if status.tracerpid != 0 {
-            let text = format!("is traced by process {} ({})", status.tracerpid, crate::tree::name(status.tracerpid));
+            let text =
+                format!("is traced by process {} ({})", status.tracerpid, crate::process_tree::name(status.tracerpid));
             self.found(Weight::Refusal, Some(pid), text);
         }
         if process.stat()?.state == 'Z' {
@@ -260,7 +261,7 @@ impl Look {
             Some(("socket", inode)) => self.socket(pid, number, inode),
             Some((_, inode)) => {
                 if let Some(other) = self.outside.get(&inode).copied() {
-                    let who = crate::tree::name(other);
+                    let who = crate::process_tree::name(other);
                     refuse(self, format!("descriptor {number} is a pipe to process {other} ({who}), which is outside"));
                 }
             }
@@ -298,7 +299,7 @@ impl Look {
         let peer = u32::try_from(inode).ok().and_then(|inode| self.peers.get(&inode)).copied();
         let other = peer.and_then(|peer| self.outside.get(&u64::from(peer))).copied();
         if let Some(other) = other.filter(|pid| !self.inside.contains(pid)) {
-            let who = crate::tree::name(other);
+            let who = crate::process_tree::name(other);
             let text = format!("descriptor {number} is connected with process {other} ({who}), which is outside");
             self.found(Weight::Refusal, Some(pid), text);
         }

@@ -1,16 +1,16 @@
 //! Checkpoint of a running process and all below it, into an image.
 
-use crate::again::check_end;
 use crate::check::check;
 use crate::criu::{Criu, errors_in};
 use crate::error::At;
 use crate::journal::Journal;
 use crate::page_server::{Received, serve};
-use crate::passes::{self, Pass};
+use crate::precopy::{self, Pass};
+use crate::process_tree::{Held, tree};
 use crate::progress::{Observer, Progress, now_ns};
 use crate::store::{Store, discard};
-use crate::tree::{Held, tree};
-use crate::{Error, MachineKey, guard, host, sockets};
+use crate::unit_restart::check_end;
+use crate::{Error, MachineKey, guard, host, repair_mode};
 use rustix::event::Timespec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -113,7 +113,7 @@ pub fn checkpoint_then(
     })?;
     let store = Store::create(&options.image, options.form)?;
     progress.journal_in(&options.image);
-    let done = passes::make(options, &progress, store)
+    let done = precopy::make(options, &progress, store)
         .and_then(|(store, passes, parent)| {
             at(Moment::Freezing)?;
             progress.phase("dump", || dump(options, store, (passes, parent), (version, &key), at, &progress))
@@ -121,7 +121,7 @@ pub fn checkpoint_then(
         .inspect_err(|_| undo(options));
     progress.end(&done);
     if done.is_ok() && options.leave_running {
-        crate::used::mark(&options.image, "the program ran on after it")?;
+        crate::stale_mark::mark(&options.image, "the program ran on after it")?;
     }
     done
 }
@@ -129,7 +129,7 @@ pub fn checkpoint_then(
 /// Removes what a failed checkpoint has left, and logs what criu should have removed.
 fn undo(options: &CheckpointOptions) {
     let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).about(Some(options.pid)));
-    let connections = sockets::leave_repair(options.pid);
+    let connections = repair_mode::leave_repair(options.pid);
     if connections > 0 {
         journal.note("checkpoint", &format!("let {connections} connections go on that criu left standing"), None, None);
     }
@@ -207,7 +207,10 @@ fn dump(
     match (served.answer?, served.ended) {
         (answer, Some(Ok((index, written, zeros, frozen_ns)))) if ends || matches!(answer, Answer::Done { .. }) => {
             if ends && served.held.end() {
-                crate::used::mark(&options.image, "criu was killed while it ended the program, and a part ran on")?;
+                crate::stale_mark::mark(
+                    &options.image,
+                    "criu was killed while it ended the program, and a part ran on",
+                )?;
             }
             let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());
             let pages = extents.filter(|extent| extent.flags & PRESENT != 0).map(|extent| extent.pages).sum();

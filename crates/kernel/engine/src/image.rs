@@ -264,7 +264,7 @@ pub(crate) fn read_with_holes(file: &File, mut into: &mut [u8], mut place: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::derive::{Restore, by_criu};
+    use crate::criu_files::{Restore, by_criu};
     use crate::store::Store;
     use std::fs;
     use std::process::Command;

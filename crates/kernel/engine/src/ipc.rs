@@ -1,6 +1,6 @@
 //! SysV shared memory, which criu takes along only with its IPC namespace.
 
-use crate::tree::tree;
+use crate::process_tree::tree;
 use procfs::process::{MMapPath, Process};
 use std::path::PathBuf;
 use stillpoint_host::kernel_files;

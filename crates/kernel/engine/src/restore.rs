@@ -1,15 +1,15 @@
 //! Restore of processes from an image.
 
 use crate::addresses;
-use crate::apart;
+use crate::cgroup;
 use crate::check::{Finding, Weight};
 use crate::criu::{Criu, LOG_BYTES_MAX, Worker, errors_in};
-use crate::derive::{Restore, by_criu, for_criu};
+use crate::criu_files::{Restore, by_criu, for_criu};
 use crate::error::At;
+use crate::process_tree::Held;
 use crate::progress::{Observer, Progress, now_ns};
-use crate::tree::Held;
-use crate::wake::both_ends;
-use crate::{Error, Image, MachineKey, Used, guard, host, orphans, used};
+use crate::retransmission::both_ends;
+use crate::{Error, Image, MachineKey, Used, guard, host, orphans, stale_mark};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
@@ -140,7 +140,7 @@ fn against(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Erro
                 std::thread::sleep(Duration::from_millis(5));
             }
             if Path::new(&format!("/proc/{tid}")).exists() {
-                refuse(format!("process id {tid} of the image is in use by {}", crate::tree::name(tid as i32)));
+                refuse(format!("process id {tid} of the image is in use by {}", crate::process_tree::name(tid as i32)));
             }
         }
     }
@@ -315,7 +315,7 @@ fn run(
     let answer = worker.request_while(&Request::new(RequestType::Restore, Some(asked)), &mut serves, |step, _| {
         if step == "post-restore" {
             // after the first instruction the files of the processes are newer than the image
-            let marked = || used::mark(image.dir(), "it was restored, and its processes have run");
+            let marked = || stale_mark::mark(image.dir(), "it was restored, and its processes have run");
             refused = stopped().and_then(|()| marked()).err();
         }
         refused.is_none()
@@ -354,7 +354,7 @@ impl Daemon {
             command.env("STILLPOINT_LOG", "info");
         }
         let child = command.spawn().doing("start the lazy-pages daemon")?;
-        if let Some(Err(error)) = options.unit.as_ref().map(|unit| apart::beside(unit, child.id())) {
+        if let Some(Err(error)) = options.unit.as_ref().map(|unit| cgroup::beside(unit, child.id())) {
             // the restore continues without a group of its own
             tracing::error!("memory is lost if the unit stops before it has come: {}", error.with_causes());
         }

@@ -5,7 +5,7 @@ use crate::check::Finding;
 use crate::guard::{self, OfImage};
 use crate::journal::{Journal, Line};
 use crate::lazy::{Fill, State, read_fill};
-use crate::sockets::leave_repair;
+use crate::repair_mode::leave_repair;
 use crate::store::{SEAL, discard as remove};
 use crate::{Error, Image};
 use procfs::process::{Process, all_processes};

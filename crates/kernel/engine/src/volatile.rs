@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::error::At;
-use crate::tree::tree;
+use crate::process_tree::tree;
 use procfs::process::Process;
 use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@
 //!
 //! The body has a digest of each group of checksums: a group is read when it is needed.
 
-use crate::sums::Digested;
+use crate::checksums::Digested;
 use crate::{Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement, SumGroups};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

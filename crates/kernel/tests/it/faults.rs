@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
-use stillpoint_testing::long::is_soak;
 use stillpoint_testing::machine::clients::{
     Pulse, Sql, Tally, append, prepare_mariadb, switch_with, take_along, until_alone, until_done, until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, emulated};
+use stillpoint_testing::soak::is_soak;
 
 const REST: Duration = Duration::from_millis(50);
 

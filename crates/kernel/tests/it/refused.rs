@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
-use stillpoint_testing::long::is_soak;
 use stillpoint_testing::machine::clients::{Pulse, longest, take_along};
 use stillpoint_testing::machine::{Machine, Output, Shape, emulated};
+use stillpoint_testing::soak::is_soak;
 
 const REST: Duration = Duration::from_millis(50);
 

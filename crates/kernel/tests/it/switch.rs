@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
-use stillpoint_testing::long::{is_soak, part, rounds};
 use stillpoint_testing::machine::clients::{
     Client, Newcomers, POSTGRESQL, Postgresql, Pulse, all_pairs, append, images_in_memory, longest, prepare_mariadb,
     prepare_postgresql, redis_pairs, switch, take_along, until_done, until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, Shape, emulated};
 use stillpoint_testing::skipped;
+use stillpoint_testing::soak::{is_soak, part, rounds};
 
 /// Time between two requests of a client: all of them share the emulated processors.
 const REST: Duration = Duration::from_millis(250);

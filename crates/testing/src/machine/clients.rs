@@ -2,7 +2,7 @@
 
 use super::qemu::LOOK_INTERVAL;
 use super::{Door, Machine};
-use crate::long::is_soak;
+use crate::soak::is_soak;
 use crate::wait;
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;

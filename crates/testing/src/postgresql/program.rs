@@ -111,9 +111,9 @@ pub fn newer_available() -> bool {
 }
 
 /// Returns true if clusters can be started here. Prints the reason if not; with `REQUIRE_ALL=1` it panics instead. The
-/// calling test has a limited time from here on ([`crate::patience`]).
+/// calling test has a limited time from here on ([`crate::test_timeout`]).
 pub fn available() -> bool {
-    crate::patience::begin();
+    crate::test_timeout::begin();
     let why = if !rustix::process::geteuid().is_root() {
         "clusters are started as `postgres`, which takes root"
     } else if !Programs::of_major(MAJOR).exist() {

@@ -11,15 +11,15 @@
 //! for a while the keeper reports it.
 
 mod criu;
-mod keeper;
 mod nftables;
+mod owner;
 
-pub use keeper::{Gap, RAISED, keep_connections};
-pub(crate) use keeper::{Keeper, keep, keep_image, lift_at};
 pub(crate) use nftables::{Filter, Nftables, Wall};
+pub use owner::{Gap, RAISED, keep_connections};
+pub(crate) use owner::{Keeper, keep, keep_image, lift_at};
 
 use crate::{Error, Image};
-use keeper::{gaps, is_kept};
+use owner::{gaps, is_kept};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;

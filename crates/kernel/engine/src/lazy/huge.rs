@@ -3,10 +3,10 @@
 //! The obvious way is to leave that to the kernel's own thread for it. That thread looks at 16 MiB every ten seconds: a
 //! large program would have small pages, which make every access slower, for many minutes.
 
-use super::pace::Pace;
+use super::rate_limit::Pace;
 use crate::Error;
 use crate::error::At;
-use crate::passes::own;
+use crate::precopy::own;
 use procfs::process::{MemoryMap, Process};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;

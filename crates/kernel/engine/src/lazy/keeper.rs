@@ -189,7 +189,7 @@ impl Pair {
         });
         let mut pids: Vec<i32> = roots.collect();
         // children that were forked since have memories of their own
-        let children = crate::tree::descendants(&pids);
+        let children = crate::process_tree::descendants(&pids);
         pids.extend(children);
         for pid in pids.into_iter().filter_map(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);

@@ -1,9 +1,9 @@
 //! Server of pages: it fetches faulted pages immediately, the others in the background.
 
-use super::ahead::{Ahead, Part};
 use super::fill::{Fill, Report, State};
 use super::huge::{Collapsed, Owner};
-use super::pace::Pace;
+use super::prefetch::{Ahead, Part};
+use super::rate_limit::Pace;
 use crate::error::At;
 use crate::{Error, Image};
 use rustix::event::{Timespec, epoll};

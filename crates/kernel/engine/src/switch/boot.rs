@@ -1,7 +1,7 @@
 //! First step of a switch on a kernel that starts: systemd runs this before it looks at any unit.
 
-use super::front::{SOCKET, raise_early};
 use super::journal::{Decision, Journal, State};
+use super::port_guard::{SOCKET, raise_early};
 use super::system::skip_pids;
 use super::unit;
 use crate::error::At;

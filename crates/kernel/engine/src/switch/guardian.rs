@@ -5,8 +5,8 @@
 //! process takes copies of the tool's sockets. criu detects the end of the tool only when these copies are closed. The
 //! guardian closes them when the journal says on disk that the images are not valid.
 
-use super::front::lower;
 use super::journal::{Journal, State};
+use super::port_guard::lower;
 use super::system::{Kernel, reset, unstill, writable_now};
 use crate::error::At;
 use crate::{Error, host};

@@ -1,7 +1,7 @@
 //! Health of units, by their own commands.
 
 use super::journal::{Journal, Unit};
-use super::limit::Limit;
+use super::stall_limit::Limit;
 use crate::Error;
 use crate::lazy::read_fill;
 use procfs::process::Process;

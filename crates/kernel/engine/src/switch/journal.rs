@@ -1,10 +1,10 @@
 //! Journal of a switch on disk, and the decision of a kernel that starts.
 
 use super::config::Config;
-use super::crash::Crash;
+use super::crash_kernel::Crash;
 use super::handover::Handover;
 use super::region::Region;
-use super::stays::Stays;
+use super::remaining_units::Stays;
 use super::watchdog::Watchdog;
 use crate::error::At;
 use crate::{Directory, Error, Gap};

@@ -1,25 +1,25 @@
 //! The old kernel's side: one list of phases, each with its inverse.
 
+use super::boot_loader;
+use super::command_line;
 use super::config::{Config, Memory};
-use super::crash::Crash;
-use super::front::Front;
+use super::crash_kernel::Crash;
 use super::guardian::{self, Guardian};
 use super::handover::{Handover, Held};
 use super::journal::{Decision, Journal, State, Unit};
-use super::limit::Limit;
-use super::line;
-use super::loader;
 use super::obstacles;
-use super::order::Order;
+use super::port_guard::Front;
 use super::region::Region;
-use super::stays::Stays;
+use super::remaining_units::Stays;
+use super::stall_limit::Limit;
+use super::start_order::Order;
 use super::system::{Disks, Kernel, jump, missing, reset, still, unstill, writable_now};
 use super::unit::{dropin_of, dropin_path, ports, properties, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::{DUMP_LOG, needed, room};
 use crate::guard::Wall;
+use crate::process_tree::{full, of_unit, tree};
 use crate::progress::now_ns;
-use crate::tree::{full, of_unit, tree};
 use crate::volatile::Volatile;
 use crate::{
     Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_then, host,
@@ -159,7 +159,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
             Err(why) => (None, Some(format!("after a panic of {} the boot loader starts {from}: {why}", plan.to))),
         },
     };
-    let warning = loader::warning(&config.boot, &from);
+    let warning = boot_loader::warning(&config.boot, &from);
     let cautions = warning.into_iter().chain(straight).chain(obstacles.cautions).collect();
     let pids = units.iter().map(|unit| highest(unit.pid)).collect::<Result<Vec<_>, _>>()?;
     Ok(Journal {
@@ -197,13 +197,13 @@ fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, E
         return room(pids, &config.images()).map(|()| None);
     }
     let bytes = pids.map(needed).sum::<Result<u64, Error>>()?;
-    let (running, next) = line::both(&config.append)?;
+    let (running, next) = command_line::both(&config.append)?;
     Handover::of(config, bytes, (from, &plan.to), (&running, &next)).map(Some).map_err(Error::Refused)
 }
 
 /// Returns the memory region that holds the images, if one does. The journal must survive any loss of power.
 fn region(config: &Config) -> Result<Option<Region>, String> {
-    let (running, next) = line::both(&config.append).map_err(|error| error.with_causes())?;
+    let (running, next) = command_line::both(&config.append).map_err(|error| error.with_causes())?;
     if Region::of(&config.state, &running, &next)?.is_some() {
         return Err(format!("{} lies in memory: the state must be on a disk", config.state.display()));
     }
@@ -230,7 +230,7 @@ fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
     report.accepted()?;
     let Volatile { lost, directories } = report.volatile;
     if !lost.is_empty() {
-        let text = |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::tree::name(pid));
+        let text = |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::process_tree::name(pid));
         return Err(Error::Refused(lost.into_iter().map(text).collect()));
     }
     let ports = ports(pid)?;

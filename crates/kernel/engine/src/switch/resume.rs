@@ -1,22 +1,22 @@
 //! The new kernel's side, or the old one's when it is started again: every unit is restored and stopped, then all are
 //! released.
 
-use super::crash::way_back;
-use super::front;
+use super::crash_kernel::way_back;
 use super::handover::{Handover, Held};
 use super::health::confirm;
 use super::journal::{Decision, Journal, State};
-use super::meeting::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, Seat};
+use super::port_guard;
+use super::rendezvous::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, Seat};
 use super::system::{Kernel, jump, reset, run, still};
 use super::unit;
 use super::watchdog::Kept;
-use crate::apart;
+use crate::cgroup;
 use crate::error::At;
 use crate::lazy::{self, read_fill, wait_for};
+use crate::process_tree::full;
 use crate::progress::now_ns;
-use crate::tree::full;
+use crate::retransmission::both_ends;
 use crate::volatile::make_again;
-use crate::wake::both_ends;
 use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_then};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -242,7 +242,7 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     }
     let started = run("start the units", "systemctl", &[&[how], &names[..]].concat(), None);
     // even if that failed
-    front::open(journal, expected)?;
+    port_guard::open(journal, expected)?;
     wake(journal);
     give_back(journal);
     // the result is recorded if there is room
@@ -339,7 +339,7 @@ fn settle(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> 
 
 /// Lets clients connect.
 fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
-    front::open(journal, expected)?;
+    port_guard::open(journal, expected)?;
     wake(journal);
     Ok(())
 }
@@ -474,7 +474,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let _ = seat.say(RUNNING);
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;
-        apart::leave(&name);
+        cgroup::leave(&name);
     }
     if read_fill(&options.image).is_some_and(|fill| fill.state == lazy::State::Failed) {
         let _ = seat.say_why(LOST, &LOST_MEMORY);

@@ -1,8 +1,8 @@
 //! The machine around the units: kernels, file systems, process ids. Every step has its inverse beside it.
 
+use super::command_line;
 use super::config::{CONFIG, Config};
-use super::crash::Loaded;
-use super::line;
+use super::crash_kernel::Loaded;
 use super::region::mounted_at;
 use crate::checkpoint::existing;
 use crate::error::At;
@@ -88,7 +88,7 @@ impl Kernel {
     /// Loads it into memory, for kexec. A kernel that was loaded before is replaced. The driver of a watchdog that is
     /// to run on is not loaded there, and a crash kernel is loaded first.
     pub(super) fn load(&self, append: &str, watchdog: Option<&str>, crash: Option<&Loaded>) -> Result<(), Error> {
-        let line = line::next(&line::running()?, append, watchdog, crash.map(|crash| crash.mib));
+        let line = command_line::next(&command_line::running()?, append, watchdog, crash.map(|crash| crash.mib));
         let line = format!("--command-line={line}");
         let behind = crash.map(|crash| self.with_behind(&crash.archive)).transpose()?;
         let initrd = match &behind {

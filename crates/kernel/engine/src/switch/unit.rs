@@ -1,11 +1,11 @@
 //! Units of systemd: the parts of their sandboxes that must be open before a switch, and the start of a unit from an
 //! image.
 
-use super::order::BEFORE_ALL;
+use super::start_order::BEFORE_ALL;
 use super::system::run;
 use crate::Error;
 use crate::ipc;
-use crate::tree::{full, of_unit, tree};
+use crate::process_tree::{full, of_unit, tree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;

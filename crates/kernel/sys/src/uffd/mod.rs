@@ -33,14 +33,14 @@
 
 mod error;
 mod event;
+mod fork;
 mod huge;
 mod log;
 mod memory;
-mod split;
 
 pub use error::Error;
 pub use event::Event;
+pub use fork::split;
 pub use huge::{HUGE_PAGE, collapse};
 pub use log::{Log, Record};
 pub use memory::{Memory, Put};
-pub use split::split;

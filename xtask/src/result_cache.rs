@@ -12,8 +12,8 @@
 //! A result is valid for a day, since the archive's lists change. Only complete passes are stored, without skipped tests, and only if no
 //! file of the tree has changed since before its build. Without git, with `FRESH=1` or with a binary from elsewhere, every unit runs.
 
+use crate::process::Counts;
 use crate::programs::Unit;
-use crate::step::Counts;
 use anyhow::{Context, Result, bail};
 use cargo_metadata::{DependencyKind, Metadata, PackageId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

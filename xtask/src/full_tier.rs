@@ -4,11 +4,11 @@
 //! same commit is checked out. A kind (a module, or all tests of a library) gets its line in `experiments/full-tier.md` when all its steps
 //! have passed: commit and date of its last full pass.
 
+use crate::process::{self, Counts};
 use crate::programs::{self, Unit, target_dir};
 use crate::record::{self, Line};
 use crate::runner::{self, log_of};
 use crate::soak;
-use crate::step::{self, Counts};
 use crate::summary::Summary;
 use crate::{fuzz, generations};
 use anyhow::{Context, Result, bail};
@@ -118,8 +118,8 @@ fn one(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
             return Ok(Line::of_tests(commit, &step.name, summary.seconds(), summary.total));
         }
     };
-    let outcome = step::run(&step.name, &mut command, &log_of(logs, &format!("full {}", step.name)), soak::LIMIT)?;
-    let counts = step::counts(&outcome);
+    let outcome = process::run(&step.name, &mut command, &log_of(logs, &format!("full {}", step.name)), soak::LIMIT)?;
+    let counts = process::counts(&outcome);
     runner::report(&step.name, &outcome, counts);
     Ok(Line::new(commit, 1, &step.name, &outcome, counts))
 }

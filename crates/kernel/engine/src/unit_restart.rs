@@ -1,8 +1,8 @@
 //! Units that systemd restarts from their files after a checkpoint has ended their processes.
 
 use crate::Error;
+use crate::process_tree::tree;
 use crate::switch::properties;
-use crate::tree::tree;
 use procfs::process::Process;
 use std::collections::BTreeMap;
 use stillpoint_host::systemd::{is_booted, service_of_group};

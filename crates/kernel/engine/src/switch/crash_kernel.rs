@@ -2,9 +2,9 @@
 //! memory and without the firmware, which may be slow and may clear RAM. Before it is loaded, and where it cannot be
 //! loaded, the boot loader starts this kernel again.
 
+use super::command_line;
 use super::config::Config;
 use super::handover::{CONFIGURATION_MAX, available, built};
-use super::line;
 use super::memmap::taken;
 use super::system::{IMAGE_MAX, Kernel, run};
 use crate::error::At;
@@ -61,7 +61,7 @@ pub(super) struct Loaded {
 impl Crash {
     /// Returns the crash kernel of the next kernel, or the reason why a panic of that goes through the boot loader.
     pub(super) fn of(config: &Config, to: &str) -> Result<Self, String> {
-        if line::has_own(&config.append) {
+        if command_line::has_own(&config.append) {
             return Err("append has a crashkernel= of its own".into());
         }
         let options =
@@ -100,7 +100,7 @@ impl Crash {
         let refused = |why| Error::Refused(vec![why]);
         let old = Kernel::find(&config.boot, &host::kernel()).map_err(refused)?;
         let (kernel, initrd) = (read_regular(&old.image, IMAGE_MAX)?, read_regular(&old.initrd, IMAGE_MAX)?);
-        let (parameters, running) = (kernel_files::bytes(PARAMETERS).at("read", PARAMETERS)?, line::running()?);
+        let (parameters, running) = (kernel_files::bytes(PARAMETERS).at("read", PARAMETERS)?, command_line::running()?);
         whole(&parameters).map_err(refused)?;
         let kept = taken(&running).map_err(refused)?;
         let cpus = kernel_files::text("/proc/cpuinfo").at("read", "/proc/cpuinfo")?;
@@ -108,12 +108,13 @@ impl Crash {
             kernel: &kernel,
             initrd: &initrd,
             parameters: &parameters,
-            line: &line::again(&running, to),
+            line: &command_line::again(&running, to),
             kept: &kept,
-            boot_processor: boot_processor(&cpus).filter(|_| !line::is_one_asleep(&running)),
+            boot_processor: boot_processor(&cpus).filter(|_| !command_line::is_one_asleep(&running)),
             goes_without: self.on_any,
         };
-        let archive = archive(&old, &line::crash(&running), &line::init(&running, &config.append)).map_err(refused)?;
+        let archive = archive(&old, &command_line::crash(&running), &command_line::init(&running, &config.append))
+            .map_err(refused)?;
         Ok(Loaded { mib: self.mib, archive })
     }
 
@@ -192,13 +193,13 @@ fn boot_processor(cpuinfo: &str) -> Option<u32> {
 
 /// Returns the reason why the old kernel was started again, if a crash kernel has started it.
 pub(super) fn way_back() -> Option<String> {
-    let line = line::running().unwrap_or_default();
+    let line = command_line::running().unwrap_or_default();
     told_by(&line)
 }
 
 fn told_by(line: &str) -> Option<String> {
-    let asleep = if line::is_one_asleep(line) { format!(" ({ONE_ASLEEP})") } else { String::new() };
-    line::is_again(line).then(|| format!("{PANICKED}{asleep}"))
+    let asleep = if command_line::is_one_asleep(line) { format!(" ({ONE_ASLEEP})") } else { String::new() };
+    command_line::is_again(line).then(|| format!("{PANICKED}{asleep}"))
 }
 
 #[cfg(test)]

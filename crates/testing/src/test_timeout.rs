@@ -36,7 +36,7 @@ impl Drop for Own {
 /// Starts the limit: from here on the calling test has [`SECONDS`] to end. In the long form (`make soak`) there is no
 /// limit.
 pub fn begin() {
-    if crate::long::is_soak() {
+    if crate::soak::is_soak() {
         return;
     }
     let test = std::thread::current().name().unwrap_or("?").to_owned();

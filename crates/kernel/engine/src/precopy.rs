@@ -12,7 +12,7 @@ use crate::checkpoint::{CheckpointOptions, through_page_server};
 use crate::criu::errors_in;
 use crate::progress::{Progress, now_ns};
 use crate::store::{PASS, Store};
-use crate::{Error, tree};
+use crate::{Error, process_tree};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -120,7 +120,7 @@ fn by_criu(
 /// Makes a pass by reading from outside. Nothing is stopped.
 fn read(root: i32, store: &mut Store) -> Result<(), Error> {
     store.begin_pass();
-    for process in tree::tree(root)? {
+    for process in process_tree::tree(root)? {
         // one that ends meanwhile is also absent at the freeze
         let Ok(maps) = process.maps() else { continue };
         let Ok(memory) = Open::of(&process) else { continue };

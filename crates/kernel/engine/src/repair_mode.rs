@@ -1,6 +1,6 @@
 //! Connections that a killed criu left in repair mode: they neither send nor receive.
 
-use crate::tree::tree;
+use crate::process_tree::tree;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use stillpoint_kernel_sys::repair::leave;
 

@@ -1,7 +1,7 @@
 //! Build that the last tests need and that takes long. It runs beside the earlier tests, in the processor time that they leave.
 
 use crate::generations;
-use crate::step;
+use crate::process;
 use anyhow::{Context, Result};
 use std::fs::File;
 use std::path::Path;
@@ -42,7 +42,7 @@ impl Ahead {
 impl Drop for Ahead {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
-            step::end(self.0.id());
+            process::end(self.0.id());
         }
         // it has ended, or was killed
         let _ = self.0.wait();

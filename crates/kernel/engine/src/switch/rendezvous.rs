@@ -2,11 +2,11 @@
 //! for its release.
 
 use super::journal::Journal;
-use super::limit::Limit;
+use super::stall_limit::Limit;
 use crate::Error;
 use crate::error::At;
+use crate::process_tree::descendants;
 use crate::restore::RESTORE_LOG;
-use crate::tree::descendants;
 use procfs::process::Process;
 use rustix::net::sockopt::socket_peercred;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -3,7 +3,7 @@
 //! The obvious way is to read all of them with the index, under one digest. Then a restore begins later the more memory
 //! there is, before any page has been faulted in. So the index has a digest for each group.
 
-use crate::sums::{BYTES, Digested, GROUP, SUM, digest, place};
+use crate::checksums::{BYTES, Digested, GROUP, SUM, digest, place};
 use crate::{Error, Extents, Object, PRESENT, PageSum, Sums};
 
 /// Groups that a memory has, and their positions in the file.

@@ -1,7 +1,7 @@
 //! A region of RAM for images: chosen, and requested in the boot loader's configuration. It exists from the next boot
 //! on.
 
-use super::line;
+use super::command_line;
 use super::memmap::{Ram, argument, number};
 use crate::Error;
 use crate::error::At;
@@ -47,7 +47,7 @@ fn refused(why: String) -> Error {
 /// Chooses an aligned range, and writes the drop-in if that is requested.
 pub fn reserve(wanted: &Reserve) -> Result<Reserved, Error> {
     let bytes = number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
-    let range = ram()?.choose(bytes, &firmware(&Files::of_kernel()), &line::running()?).map_err(refused)?;
+    let range = ram()?.choose(bytes, &firmware(&Files::of_kernel()), &command_line::running()?).map_err(refused)?;
     let argument = argument(&range);
     let text = dropin(&argument);
     if let Some(path) = &wanted.write {
