@@ -5,7 +5,7 @@ use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal, left_behind};
-use stillpoint_kernel_engine::{Error, Stage, State, Status, filling, guards, status};
+use stillpoint_kernel_engine::{Error, Stage, State, Status, filling_images, guards, status};
 
 /// Arguments of `stillpoint kernel status`.
 #[derive(clap::Args)]
@@ -44,7 +44,7 @@ struct Guards<'a> {
 /// Runs `stillpoint kernel status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let untouched = |error| failure(error, "nothing was touched");
-    let images = if args.images.is_empty() { filling().into_keys().collect() } else { args.images.clone() };
+    let images = if args.images.is_empty() { filling_images().into_keys().collect() } else { args.images.clone() };
     for image in &images {
         let status = status(image).map_err(untouched)?;
         output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-status", status: &status });

@@ -4,7 +4,7 @@ use super::journal::{Decision, Journal, State};
 use super::port_guard::{SOCKET, raise_early};
 use super::system::skip_pids;
 use super::unit;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::{Error, host};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(super) const LEADER: &str = "stillpoint-switch.service";
 
 /// Prepares this boot; without an active switch only the process ids. `units` is the directory for generated units.
 pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
-    let program = std::env::current_exe().doing("find this program")?;
+    let program = std::env::current_exe().with_action("find this program")?;
     boot_with(state, units, &program, raise_early, skip_pids)
 }
 

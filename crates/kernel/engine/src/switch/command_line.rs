@@ -1,7 +1,7 @@
 //! Kernel command lines: of the next kernel, of its crash kernel, and of this one when it is started again.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use stillpoint_host::kernel_files;
 use stillpoint_kernel_crash::{ASLEEP, FIRST};
 

@@ -7,7 +7,7 @@ use super::config::Config;
 use super::handover::{CONFIGURATION_MAX, available, built};
 use super::memmap::taken;
 use super::system::{IMAGE_MAX, Kernel, run};
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::{Error, host};
 use serde::{Deserialize, Serialize};
 use std::path::Path;

@@ -8,7 +8,7 @@
 use super::journal::{Journal, State};
 use super::port_guard::lower;
 use super::system::{Kernel, reset, unstill, writable_now};
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::{Error, host};
 use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -44,16 +44,16 @@ pub(super) struct Guardian {
 impl Guardian {
     /// Starts a guardian. It keeps the lock as long as it may have work to do.
     pub(super) fn start(state: &Path, lock: &File) -> Result<Self, Error> {
-        let (stream, theirs) = UnixStream::pair().doing("make a socket for the guardian")?;
-        stream.set_read_timeout(Some(ANSWERS)).doing("make a socket for the guardian")?;
-        let lock = lock.try_clone().doing("hand the lock to the guardian")?;
+        let (stream, theirs) = UnixStream::pair().with_action("make a socket for the guardian")?;
+        stream.set_read_timeout(Some(ANSWERS)).with_action("make a socket for the guardian")?;
+        let lock = lock.try_clone().with_action("hand the lock to the guardian")?;
         // also valid if the file has been replaced meanwhile
         let mut command = Command::new("/proc/self/exe");
         command.args(["kernel", "switch-guardian", "--pid", &std::process::id().to_string(), "--state"]).arg(state);
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(lock));
         // an interrupt from the terminal is for the tool alone
         command.process_group(0);
-        let mut guardian = Guardian { child: command.spawn().doing("start the guardian")?, stream };
+        let mut guardian = Guardian { child: command.spawn().with_action("start the guardian")?, stream };
         // it exists, and watches this process, not a later one with the same number
         guardian.ask(RELEASE)?;
         Ok(guardian)
@@ -100,7 +100,7 @@ fn no_guardian(why: &str) -> Error {
 pub fn guard(state: &Path, tool: i32) -> Result<(), Error> {
     // a shortage of memory must not end both
     let _ = stillpoint_host::kernel_files::write("/proc/self/oom_score_adj", "-1000");
-    let orders = std::io::stdin().as_fd().try_clone_to_owned().doing("hear the switch")?;
+    let orders = std::io::stdin().as_fd().try_clone_to_owned().with_action("hear the switch")?;
     watch_over(state, tool, &mut UnixStream::from(orders), &reset_machine)
 }
 
@@ -110,13 +110,13 @@ fn reset_machine() {
 
 fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()) -> Result<(), Error> {
     let pid = Pid::from_raw(tool).ok_or(Error::NoProcess(tool))?;
-    let watched = pidfd_open(pid, PidfdFlags::empty()).doing("watch the switch")?;
+    let watched = pidfd_open(pid, PidfdFlags::empty()).with_action("watch the switch")?;
     let mut held = Vec::new();
     loop {
         let mut ready = [PollFd::new(&watched, PollFlags::IN), PollFd::new(&*orders, PollFlags::IN)];
         match poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).doing("watch the switch"),
+            Err(error) => return Err(error).with_action("watch the switch"),
         }
         let [ended, asked] = ready.map(|fd| !fd.revents().is_empty());
         let mut word = [0];
@@ -162,7 +162,7 @@ fn sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
                 Ok(socket) => sockets.push(socket),
                 // closed since
                 Err(rustix::io::Errno::BADF) => {}
-                Err(error) => return Err(error).doing("hold the switch's sockets"),
+                Err(error) => return Err(error).with_action("hold the switch's sockets"),
             }
         }
     }

@@ -6,7 +6,7 @@ use super::config::Config;
 use super::region::mounted_at;
 use super::system::run;
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ pub(super) struct Held {
 impl Held {
     /// Hands it over to the next kernel when this process starts it by kexec.
     pub(super) fn keep(&mut self) -> Result<(), Error> {
-        self.session = Some(keep(NAME, &self.memory).doing("hand memory over to the next kernel")?);
+        self.session = Some(keep(NAME, &self.memory).with_action("hand memory over to the next kernel")?);
         Ok(())
     }
 }
@@ -117,7 +117,7 @@ impl Handover {
     /// return.
     pub(super) fn make(&self) -> Result<Held, Error> {
         leave(&self.at)?;
-        let memory = memory(self.bytes).doing("make memory for the images")?;
+        let memory = memory(self.bytes).with_action("make memory for the images")?;
         let device = device(&memory)?;
         let path = device.path.to_string_lossy().into_owned();
         let file_system = ["-q", "-F", "-t", KIND, "-b", "4096", "-m", "0", "-O", "^has_journal", "-N", "4096", &path];
@@ -135,7 +135,7 @@ impl Handover {
 
     /// Takes it over from the previous kernel, and mounts it at the same place.
     pub(super) fn reach(&self) -> Result<Held, Error> {
-        let taken = take(NAME).doing("take memory over from the kernel before")?;
+        let taken = take(NAME).with_action("take memory over from the kernel before")?;
         let Some(memory) = taken else {
             let why = "this kernel came up by itself, and not by a jump that hands memory over".into();
             return Err(Error::Step { what: "find what the images lie in", why });
@@ -162,7 +162,7 @@ impl Handover {
 fn device(memory: &File) -> Result<Device, Error> {
     // if the driver is built in it cannot be loaded
     let _ = run("load the driver of loop devices", "modprobe", &["loop"], None);
-    Device::on(memory).doing("make a block device of memory")
+    Device::on(memory).with_action("make a block device of memory")
 }
 
 fn leave(at: &Path) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use super::handover::Handover;
 use super::region::Region;
 use super::remaining_units::Stays;
 use super::watchdog::Watchdog;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::{Directory, Error, Gap};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -222,7 +222,7 @@ impl Journal {
     /// Returns the units whose memory is being fetched from their images.
     pub(super) fn filling(&self) -> impl Iterator<Item = &str> {
         let whole = |path: PathBuf| path.canonicalize().unwrap_or(path);
-        let served: Vec<PathBuf> = crate::filling().into_keys().map(whole).collect();
+        let served: Vec<PathBuf> = crate::filling_images().into_keys().map(whole).collect();
         let is_served = move |unit: &&Unit| served.contains(&whole(self.image(&unit.name)));
         self.units.iter().filter(is_served).map(|unit| unit.name.as_str())
     }

@@ -16,13 +16,13 @@ use super::start_order::Order;
 use super::system::{Disks, Kernel, jump, missing, reset, still, unstill, writable_now};
 use super::unit::{dropin_of, dropin_path, ports, properties, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
-use crate::checkpoint::{DUMP_LOG, needed, room};
-use crate::guard::Wall;
-use crate::process_tree::{full, of_unit, tree};
+use crate::checkpoint::{DUMP_LOG, memory_bytes, check_space};
+use crate::guard::DropScope;
+use crate::process_tree::{complete_unit_name, unit_root_process, tree};
 use crate::progress::now_ns;
-use crate::volatile::Volatile;
+use crate::volatile::VolatileObjects;
 use crate::{
-    Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_then, host,
+    Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_with_hook, host,
 };
 use procfs::process::Process;
 use rustix::process::{Signal, getpid, kill_process};
@@ -78,7 +78,7 @@ const PHASES: &[Phase] = &[
     Phase { name: "preload", run: preload, undo: |_| Kernel::unload() },
     Phase { name: "stop", run: stop, undo: start },
     Phase { name: "passes", run: passes, undo: dismiss },
-    Phase { name: "close", run: |s| s.raise(Wall::Syn), undo: |s| s.front.lower() },
+    Phase { name: "close", run: |s| s.raise(DropScope::Syn), undo: |s| s.front.lower() },
     Phase { name: "drain", run: drain, undo: nothing },
     Phase { name: "guard", run: guard, undo: nothing },
     Phase { name: "freeze", run: freeze, undo: dismiss },
@@ -142,7 +142,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     }
     // an invalid name has been refused above
     let names: Vec<String> =
-        config.units.keys().filter_map(|name| full(name).ok()).map(|name| name.to_string()).collect();
+        config.units.keys().filter_map(|name| complete_unit_name(name).ok()).map(|name| name.to_string()).collect();
     let held = Order::read()?.held(&names);
     refused.extend(held.refused);
     if !refused.is_empty() {
@@ -194,9 +194,9 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
 fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, Error> {
     let (config, pids) = (&plan.config, units.iter().map(|unit| unit.pid));
     if config.handover().is_none() {
-        return room(pids, &config.images()).map(|()| None);
+        return check_space(pids, &config.images()).map(|()| None);
     }
-    let bytes = pids.map(needed).sum::<Result<u64, Error>>()?;
+    let bytes = pids.map(memory_bytes).sum::<Result<u64, Error>>()?;
     let (running, next) = command_line::both(&config.append)?;
     Handover::of(config, bytes, (from, &plan.to), (&running, &next)).map(Some).map_err(Error::Refused)
 }
@@ -212,8 +212,8 @@ fn region(config: &Config) -> Result<Option<Region>, String> {
 
 /// Examines one unit, without its configuration.
 fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
-    let pid = of_unit(name)?;
-    let unit = full(name)?.to_string();
+    let pid = unit_root_process(name)?;
+    let unit = complete_unit_name(name)?.to_string();
     let properties = properties(&unit)?;
     if let Some(text) = dropin_of(&unit, &properties)? {
         let text = text.trim_end().replace('\n', "\\n");
@@ -227,10 +227,10 @@ fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
         return Err(Error::Refused(vec![text]));
     }
     let report = check(pid, criu)?;
-    report.accepted()?;
-    let Volatile { lost, directories } = report.volatile;
+    report.require_no_refusal()?;
+    let VolatileObjects { lost, directories } = report.volatile;
     if !lost.is_empty() {
-        let text = |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::process_tree::name(pid));
+        let text = |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::process_tree::process_name(pid));
         return Err(Error::Refused(lost.into_iter().map(text).collect()));
     }
     let ports = ports(pid)?;
@@ -364,7 +364,7 @@ struct Worker {
 /// Message of a checkpoint to the switch.
 enum Told {
     Event(Box<Event>),
-    At(Moment),
+    Reached(Moment),
     Ended,
 }
 
@@ -395,8 +395,8 @@ impl Switch<'_> {
     }
 
     /// Raises the guard in front of all ports of the units, or changes it.
-    fn raise(&mut self, wall: Wall) -> Result<(), Error> {
-        self.front.raise(wall, &self.journal.ports())
+    fn raise(&mut self, scope: DropScope) -> Result<(), Error> {
+        self.front.raise(scope, &self.journal.ports())
     }
 
     /// Runs the inverses of the phases that were begun, last first.
@@ -427,8 +427,8 @@ impl Switch<'_> {
         while there.iter().any(|there| !there) {
             match self.told.as_ref().and_then(|told| told.recv_timeout(LOOK).ok()) {
                 Some((_, Told::Event(event))) => (self.observer)(&event),
-                Some((at, Told::At(reached))) if reached == moment => there[at] = true,
-                Some((_, Told::At(_))) => {}
+                Some((at, Told::Reached(reached))) if reached == moment => there[at] = true,
+                Some((_, Told::Reached(_))) => {}
                 Some((at, Told::Ended)) => {
                     let worker = self.workers.remove(at);
                     let why = match worker.thread.join() {
@@ -508,11 +508,11 @@ fn checkpoint_of(
         let _ = say.lock().unwrap_or_else(PoisonError::into_inner).send((at, told));
     };
     let moment = |moment| {
-        say(Told::At(moment));
+        say(Told::Reached(moment));
         let heard = heard.lock().unwrap_or_else(PoisonError::into_inner).recv();
         heard.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was given up".into() })
     };
-    let done = checkpoint_then(options, &moment, &|event| say(Told::Event(Box::new(event.clone()))));
+    let done = checkpoint_with_hook(options, &moment, &|event| say(Told::Event(Box::new(event.clone()))));
     say(Told::Ended);
     done
 }
@@ -534,7 +534,7 @@ fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
 /// Raises the guard in front of the ports that the units use by now.
 fn guard(switch: &mut Switch<'_>) -> Result<(), Error> {
     ports_again(&mut switch.journal)?;
-    switch.raise(Wall::All)
+    switch.raise(DropScope::All)
 }
 
 /// Adds ports of connections that units have made since they were examined. Returns true if there are new ones.
@@ -574,7 +574,7 @@ fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
 fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
     // ports that were opened while the guard was raised; now no process opens any
     if ports_again(&mut switch.journal)? {
-        switch.raise(Wall::All)?;
+        switch.raise(DropScope::All)?;
     }
     if let Some(disks) = &switch.disks {
         disks.sync()?;
@@ -605,11 +605,11 @@ fn unwatch(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.watch.take().map_or(Ok(()), Armed::disarm)
 }
 
-impl From<Memory> for crate::Restore {
+impl From<Memory> for crate::RestoreMode {
     fn from(memory: Memory) -> Self {
         match memory {
-            Memory::OnDemand => crate::Restore::OnDemand,
-            Memory::Eager => crate::Restore::Eager,
+            Memory::OnDemand => crate::RestoreMode::OnDemand,
+            Memory::Eager => crate::RestoreMode::Eager,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::journal::{Decision, Journal};
 use super::unit::notify;
-use crate::guard::{Filter, Gap, Keeper, Nftables, Wall, keep, lift_at, owned};
+use crate::guard::{Filter, Gap, GuardOwner, Nftables, DropScope, run_owner, lift_guard, owned_name};
 use crate::{Error, host};
 use std::path::Path;
 
@@ -20,11 +20,11 @@ pub(super) struct Front(Option<Nftables>);
 
 impl Front {
     /// Raises the guard in front of ports, or changes it; at no moment is there no guard.
-    pub(super) fn raise(&mut self, wall: Wall, ports: &[u16]) -> Result<(), Error> {
+    pub(super) fn raise(&mut self, scope: DropScope, ports: &[u16]) -> Result<(), Error> {
         let nftables = self.0.take().map_or_else(Nftables::open, Ok)?;
         let nftables = self.0.insert(nftables);
-        let filter = Filter::Ports(wall, ports.to_vec());
-        nftables.replace(&owned(TABLE), true, &filter)?;
+        let filter = Filter::Ports(scope, ports.to_vec());
+        nftables.replace(&owned_name(TABLE), true, &filter)?;
         nftables.replace(TABLE, false, &filter)
     }
 
@@ -43,15 +43,15 @@ pub(super) fn raise_early(ports: &[u16]) -> Result<(), Error> {
 
 /// Removes a guard that another process raised.
 pub(super) fn lower() -> Result<(), Error> {
-    lift_at(Path::new(SOCKET), TABLE).map(|_| ())
+    lift_guard(Path::new(SOCKET), TABLE).map(|_| ())
 }
 
 /// Removes the guard on a kernel that has started, and records the times in which it was missing. It is `expected` to
 /// exist unless a leader that was killed may have removed it.
 pub(super) fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
-    let outcome = lift_at(Path::new(SOCKET), TABLE)?;
+    let outcome = lift_guard(Path::new(SOCKET), TABLE)?;
     journal.unguarded.extend(outcome.gaps);
-    if expected && !outcome.stood {
+    if expected && !outcome.was_active {
         journal.unguarded.push(Gap::until_now());
     }
     Ok(())
@@ -62,18 +62,18 @@ pub(super) fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
 ///
 /// # Errors
 /// The journal cannot be read, or the kernel does not make the tables.
-pub fn keep_ports(state: &Path, socket: &Path, raised: impl FnOnce()) -> Result<(), Error> {
+pub fn keep_ports(state: &Path, socket: &Path, on_ready: impl FnOnce()) -> Result<(), Error> {
     let journal = Journal::read(state)?;
     let up = || {
         if let Err(error) = notify("READY=1") {
             tracing::warn!("{}", error.with_causes());
         }
-        raised();
+        on_ready();
     };
     match journal.filter(|journal| journal.decide(&host::kernel(), &host::boot()) != Decision::Nothing) {
         Some(journal) => {
             let (filter, socket) = (outside(&journal.ports()), socket.to_owned());
-            keep(Keeper { name: TABLE.into(), filter, socket, was_raised: true }, up)
+            run_owner(GuardOwner { name: TABLE.into(), filter, socket, was_raised: true }, up)
         }
         None => {
             up();
@@ -83,5 +83,5 @@ pub fn keep_ports(state: &Path, socket: &Path, raised: impl FnOnce()) -> Result<
 }
 
 fn outside(ports: &[u16]) -> Filter {
-    Filter::Ports(Wall::Outside, ports.to_vec())
+    Filter::Ports(DropScope::Outside, ports.to_vec())
 }

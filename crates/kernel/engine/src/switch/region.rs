@@ -4,8 +4,8 @@
 use super::memmap::kept;
 use super::system::run;
 use crate::Error;
-use crate::checkpoint::existing;
-use crate::error::At;
+use crate::checkpoint::nearest_existing;
+use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -48,7 +48,7 @@ impl Region {
     /// Returns the region that holds a directory, with the command lines of this kernel and the next one; `None` if
     /// that is a disk. The error is the reason why the directory is lost with this kernel.
     pub(super) fn of(directory: &Path, running: &str, next: &str) -> Result<Option<Region>, String> {
-        let nearest = existing(directory);
+        let nearest = nearest_existing(directory);
         let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", nearest.display());
         let path = nearest.canonicalize().map_err(|error| failed(&error))?;
         let mounts = kernel_files::text("/proc/self/mountinfo").map_err(|error| failed(&error))?;

@@ -8,7 +8,7 @@
 
 use super::system::{run, run_within};
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

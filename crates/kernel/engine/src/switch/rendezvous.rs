@@ -4,7 +4,7 @@
 use super::journal::Journal;
 use super::stall_limit::Limit;
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::process_tree::descendants;
 use crate::restore::RESTORE_LOG;
 use procfs::process::Process;
@@ -62,7 +62,7 @@ impl Meeting {
         let (directory, name) = Directory::of_file(path)?;
         let _ = directory.remove(name);
         let listener = listen(path, 0o600)?;
-        listener.set_nonblocking(true).doing("listen")?;
+        listener.set_nonblocking(true).with_action("listen")?;
         Ok(Meeting { listener, members: Vec::new() })
     }
 
@@ -75,7 +75,7 @@ impl Meeting {
     /// Releases all restores, and waits until they report that they run.
     pub(super) fn release(&mut self, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
         for member in &mut self.members {
-            member.stream.write_all(format!("{GO}\n").as_bytes()).doing("let a unit go")?;
+            member.stream.write_all(format!("{GO}\n").as_bytes()).with_action("let a unit go")?;
         }
         self.hear_within_limit(RUNNING, journal, look)
     }
@@ -132,12 +132,12 @@ impl Meeting {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    stream.set_nonblocking(true).doing("hear a unit")?;
-                    let pid = socket_peercred(&stream).doing("hear a unit")?.pid.as_raw_nonzero().get();
+                    stream.set_nonblocking(true).with_action("hear a unit")?;
+                    let pid = socket_peercred(&stream).with_action("hear a unit")?.pid.as_raw_nonzero().get();
                     self.members.push(Member { stream, pid, heard: Vec::new() });
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error).doing("hear a unit"),
+                Err(error) => return Err(error).with_action("hear a unit"),
             }
         }
     }
@@ -169,7 +169,7 @@ impl Member {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // it ended before it had read everything
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Some(GONE.into())),
-                Err(error) => return Err(error).doing("hear a unit"),
+                Err(error) => return Err(error).with_action("hear a unit"),
             }
         }
     }
@@ -229,14 +229,14 @@ impl Seat {
 
     fn tell(&self, line: &str) -> Result<(), Error> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.get_mut().write_all(format!("{line}\n").as_bytes()).doing("speak to the leader")
+        stream.get_mut().write_all(format!("{line}\n").as_bytes()).with_action("speak to the leader")
     }
 
     /// Waits until all are released.
     pub(super) fn wait(&self) -> Result<(), Error> {
         let mut line = String::new();
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.read_line(&mut line).doing("hear the leader")?;
+        stream.read_line(&mut line).with_action("hear the leader")?;
         if line.trim_end() == GO {
             return Ok(());
         }

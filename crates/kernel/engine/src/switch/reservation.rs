@@ -4,7 +4,7 @@
 use super::command_line;
 use super::memmap::{Ram, argument, number};
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files::Files;

@@ -11,13 +11,13 @@ use super::system::{Kernel, jump, reset, run, still};
 use super::unit;
 use super::watchdog::Kept;
 use crate::cgroup;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::lazy::{self, read_fill, wait_for};
-use crate::process_tree::full;
+use crate::process_tree::complete_unit_name;
 use crate::progress::now_ns;
-use crate::retransmission::both_ends;
-use crate::volatile::make_again;
-use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_then};
+use crate::retransmission::prompt_both_ends;
+use crate::volatile::create_directories;
+use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_with_hook};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ffi::OsString;
@@ -254,7 +254,7 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
 /// Informs both ends of every connection in the images that packets pass again.
 fn wake(journal: &mut Journal) {
     let images: Vec<PathBuf> = journal.units.iter().map(|unit| journal.image(&unit.name)).collect();
-    let woken = both_ends(images.iter().map(PathBuf::as_path)).map_err(|error| error.with_causes());
+    let woken = prompt_both_ends(images.iter().map(PathBuf::as_path)).map_err(|error| error.with_causes());
     match &woken {
         Ok(woken) => tracing::info!(woken, "both ends of connections in the images were told"),
         Err(why) => tracing::warn!("connections wait until they try again: {why}"),
@@ -301,8 +301,8 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
         _ => {}
     }
     meeting.gather(journal, &look)?;
-    let again = journal.config.append.contains(TWICE) && journal.begun_on.len() == 2;
-    if again || fault == Some(Fault::Restore) {
+    let allow_stale = journal.config.append.contains(TWICE) && journal.begun_on.len() == 2;
+    if allow_stale || fault == Some(Fault::Restore) {
         return Err(Error::Step { what: "restore", why: "a test made it fail".into() });
     }
     journal.took("restore", (now_ns() - begun) / 1000);
@@ -435,7 +435,7 @@ fn until_served(journal: &Journal) {
 /// Restores one unit in its own control group; systemd has started this process in its place.
 pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
-    let name = full(name)?.to_string();
+    let name = complete_unit_name(name)?.to_string();
     let Some(unit) = journal.units.iter().find(|unit| unit.name == name) else {
         return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
     };
@@ -454,7 +454,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         restore: journal.config.memory.into(),
         verify: !journal.config.verify_on_demand,
         guard: Guard::None,
-        again: true,
+        allow_stale: true,
         key: MACHINE_KEY.into(),
         trust_image: false,
         daemon: daemon(journal.config.fill_rate)?,
@@ -462,8 +462,8 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         unit: Some(name.clone()),
     };
     let stopped = || seat.say(STOPPED).and_then(|()| seat.wait());
-    let restored = make_again(&unit.directories)
-        .and_then(|()| restore_then(&options, &stopped, &|event| tracing::info!("{:?}", event.kind)));
+    let restored = create_directories(&unit.directories)
+        .and_then(|()| restore_with_hook(&options, &stopped, &|event| tracing::info!("{:?}", event.kind)));
     let restored = restored.inspect_err(|error| {
         let lasts = matches!(error, Error::Damaged { .. } | Error::Page { .. } | Error::Unsealed(_));
         // the leader may have ended
@@ -474,7 +474,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let _ = seat.say(RUNNING);
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;
-        cgroup::leave(&name);
+        cgroup::remove_groups(&name);
     }
     if read_fill(&options.image).is_some_and(|fill| fill.state == lazy::State::Failed) {
         let _ = seat.say_why(LOST, &LOST_MEMORY);
@@ -518,7 +518,7 @@ fn damage(image: &Path) -> Result<(), Error> {
 }
 
 fn daemon(fill_rate: u64) -> Result<Vec<OsString>, Error> {
-    let program: PathBuf = std::env::current_exe().doing("find this program")?;
+    let program: PathBuf = std::env::current_exe().with_action("find this program")?;
     let arguments = ["kernel".into(), "lazy-pages".into(), "--fill-rate".into(), fill_rate.to_string().into()];
     Ok(std::iter::once(program.into()).chain(arguments).collect())
 }

@@ -4,8 +4,8 @@ use super::command_line;
 use super::config::{CONFIG, Config};
 use super::crash_kernel::Loaded;
 use super::region::mounted_at;
-use crate::checkpoint::existing;
-use crate::error::At;
+use crate::checkpoint::nearest_existing;
+use crate::error::ErrorContext;
 use crate::volatile::is_memory;
 use crate::{Error, MACHINE_KEY};
 use rustix::fs::MemfdFlags;
@@ -105,10 +105,10 @@ impl Kernel {
         // the next archive must be aligned like this
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let file = rustix::fs::memfd_create("initrd", MemfdFlags::CLOEXEC);
-        let mut file = File::from(file.map_err(io::Error::from).doing("make room for an initramfs")?);
-        file.write_all(&bytes).and_then(|()| file.write_all(archive)).doing("put an initramfs together")?;
+        let mut file = File::from(file.map_err(io::Error::from).with_action("make room for an initramfs")?);
+        file.write_all(&bytes).and_then(|()| file.write_all(archive)).with_action("put an initramfs together")?;
         // the kernel loads only a file that no process has open for writing
-        kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).doing("put an initramfs together")
+        kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).with_action("put an initramfs together")
     }
 
     /// Unloads it from memory.
@@ -142,7 +142,7 @@ fn whole(image: &Path) -> Result<(), String> {
 pub(super) fn jump() -> Error {
     match rustix::system::reboot(rustix::system::RebootCommand::Kexec) {
         Ok(()) => Error::Step { what: "jump", why: "the kernel came back".into() },
-        Err(error) => Error::System { doing: "jump", source: error.into() },
+        Err(error) => Error::System { action: "jump", source: error.into() },
     }
 }
 
@@ -270,7 +270,7 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
     let key = Path::new(MACHINE_KEY).parent().map(|dir| (dir, "the key that seals images must be on a disk"));
     let state = (config.state.as_path(), "the state must be on a disk");
     for (dir, what) in [state].into_iter().chain(key).chain(images) {
-        if is_memory(existing(dir)) {
+        if is_memory(nearest_existing(dir)) {
             missing.push(format!("{} lies in memory, which does not outlive this kernel: {what}", dir.display()));
         }
     }
@@ -307,7 +307,7 @@ fn unseen(config: &Config) -> Vec<String> {
         }
         Err(error) => unseen.push(error.with_causes()),
     }
-    let path = existing(&config.state);
+    let path = nearest_existing(&config.state);
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mounts = kernel_files::text("/proc/self/mountinfo").unwrap_or_default();
     let fstab = read_regular_text(Path::new("/etc/fstab"), FSTAB_MAX).unwrap_or_default();

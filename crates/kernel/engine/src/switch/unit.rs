@@ -5,7 +5,7 @@ use super::start_order::BEFORE_ALL;
 use super::system::run;
 use crate::Error;
 use crate::ipc;
-use crate::process_tree::{full, of_unit, tree};
+use crate::process_tree::{complete_unit_name, unit_root_process, tree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -57,7 +57,7 @@ pub(super) fn sockets(properties: &BTreeMap<String, String>) -> impl Iterator<It
 /// Returns the drop-in that a unit needs to be taken along; `None` if it needs none. A unit that runs is examined for
 /// what it uses.
 pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
-    let unit = full(unit)?;
+    let unit = complete_unit_name(unit)?;
     dropin_of(unit.as_str(), &properties(unit.as_str())?)
 }
 
@@ -65,7 +65,7 @@ pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
 /// none.
 pub(super) fn dropin_of(unit: &str, properties: &BTreeMap<String, String>) -> Result<Option<String>, Error> {
     let is_roots = properties.get("User").is_none_or(|user| user.is_empty() || user == "root");
-    let apart = if is_roots && of_unit(unit).is_ok_and(ipc::is_stuck) {
+    let apart = if is_roots && unit_root_process(unit).is_ok_and(ipc::has_unmovable_memory) {
         apart(&run("ask about a unit", "systemctl", &["cat", "--", unit], None)?)
     } else {
         None

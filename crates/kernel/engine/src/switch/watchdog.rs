@@ -3,7 +3,7 @@
 
 use super::system::run;
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -137,7 +137,7 @@ impl Armed {
 
     /// Stops the watchdog.
     pub(super) fn disarm(mut self) -> Result<(), Error> {
-        self.device.write_all(b"V").doing("stop the watchdog")
+        self.device.write_all(b"V").with_action("stop the watchdog")
     }
 }
 
