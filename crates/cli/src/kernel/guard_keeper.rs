@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::Failure;
 use std::io::Write;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::keep_ports;
+use stillpoint_kernel_engine::switch::guard_ports;
 use stillpoint_kernel_engine::{GUARD_READY_LINE, guard_connections};
 
 /// Arguments of `stillpoint kernel guard-keeper`.
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let kept = match (&args.image, &args.state, &args.socket) {
         (Some(image), _, _) => guard_connections(image, raised),
-        (None, Some(state), Some(socket)) => keep_ports(state, socket, raised),
+        (None, Some(state), Some(socket)) => guard_ports(state, socket, raised),
         _ => return Err(Failure::usage("--image, or --state and --socket")),
     };
     kept.map_err(|error| failure(error, "a flush of nftables takes the rest of the guard away"))

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_kernel_engine::{
-    ADDRESS_TIMEOUT, Finding, Image, RestoreMode, RestoreOptions, StaleMark, Severity, check_restore, restore,
+    ADDRESS_TIMEOUT, Finding, Image, RestoreMode, RestoreOptions, Severity, StaleMark, check_restore, restore,
 };
 
 /// Arguments of `stillpoint kernel restore`.

@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal, left_behind};
+use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal, find_interrupted};
 use stillpoint_kernel_engine::{Error, Stage, State, Status, filling_images, guards, status};
 
 /// Arguments of `stillpoint kernel status`.
@@ -30,7 +30,8 @@ struct Line<'a> {
 struct Switch<'a> {
     v: u32,
     event: &'static str,
-    told: &'a str,
+    #[serde(rename = "told")]
+    summary: &'a str,
     journal: &'a Journal,
 }
 
@@ -67,14 +68,15 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
     let state = Config::read(&args.config)?.state;
     if let Some(journal) = Journal::read(&state)? {
-        let told = match left_behind(&state)? {
+        let summary = match find_interrupted(&state)? {
             Some(_) => "was killed, and nobody has taken it back: stillpoint kernel switch --take-back".into(),
-            None => journal.told(),
+            None => journal.summary(),
         };
-        let line = Switch { v: stillpoint_events::VERSION, event: "kernel-switch", told: &told, journal: &journal };
+        let line =
+            Switch { v: stillpoint_events::VERSION, event: "kernel-switch", summary: &summary, journal: &journal };
         output.json(&line);
-        output.line(format_args!("switch from {} to {}: {told}", journal.from, journal.to));
-        for gap in &journal.unguarded {
+        output.line(format_args!("switch from {} to {}: {summary}", journal.from, journal.to));
+        for gap in &journal.guard_gaps {
             output.line(format_args!("  warning: {}", gap.text()));
         }
     }

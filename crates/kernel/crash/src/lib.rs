@@ -60,7 +60,7 @@ pub struct Old<'a> {
     /// APIC id of the processor that the firmware starts with, unless that one is not used already.
     pub boot_processor: Option<u32>,
     /// True if it can run without that one. If false, a panic on another processor goes through the firmware.
-    pub goes_without: bool,
+    pub runs_without_boot_processor: bool,
 }
 
 /// Returns the archive to append to the next kernel's initramfs. `crash_line` is the crash kernel's command line,
@@ -73,7 +73,8 @@ pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, S
         }
     }
     // an argument for the record: such a kernel detects by itself that it must not wake that processor
-    let other = old.boot_processor.filter(|_| old.goes_without).map(|processor| format!("{ASLEEP}{processor}"));
+    let other =
+        old.boot_processor.filter(|_| old.runs_without_boot_processor).map(|processor| format!("{ASLEEP}{processor}"));
     let longest = old.line.len() + 1 + other.as_ref().map_or(0, String::len);
     if other.is_some() && longest > LINE {
         return Err(format!("the command line of the old kernel would have {longest} bytes, and kernels know {LINE}"));
@@ -164,7 +165,7 @@ pub(crate) mod tests {
             line: "quiet",
             kept: &[],
             boot_processor: Some(5),
-            goes_without: true,
+            runs_without_boot_processor: true,
         }
     }
 
@@ -225,7 +226,7 @@ pub(crate) mod tests {
     #[test]
     fn a_kernel_that_needs_its_first_processor_has_no_line_without_it() {
         let (kernel, parameters) = (image(), parameters(1 << 30));
-        let old = Old { goes_without: false, ..old(&kernel, &parameters) };
+        let old = Old { runs_without_boot_processor: false, ..old(&kernel, &parameters) };
         let outer = files(&archive(&old, "", "/init").unwrap());
         let inner = files(&outer[4..].iter().flat_map(|(_, part)| part.clone()).collect::<Vec<u8>>());
         let plan = &inner.iter().find(|(name, _)| name == "stillpoint/plan").unwrap().1;

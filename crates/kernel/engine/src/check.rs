@@ -124,7 +124,16 @@ impl Inspection {
             }
         }
         let peers = unix_peers()?;
-        Ok(Inspection { processes, inside, outside, any_userfaultfd, peers, ports: BTreeSet::new(), ipc, findings: Vec::new() })
+        Ok(Inspection {
+            processes,
+            inside,
+            outside,
+            any_userfaultfd,
+            peers,
+            ports: BTreeSet::new(),
+            ipc,
+            findings: Vec::new(),
+        })
     }
 
     fn add_finding(&mut self, weight: Severity, pid: Option<i32>, text: impl Into<String>) {
@@ -174,14 +183,19 @@ impl Inspection {
         let pid = process.pid;
         let status = process.status()?;
         if status.tracerpid != 0 {
-            let text =
-                format!("is traced by process {} ({})", status.tracerpid, crate::process_tree::process_name(status.tracerpid));
+            let text = format!(
+                "is traced by process {} ({})",
+                status.tracerpid,
+                crate::process_tree::process_name(status.tracerpid)
+            );
             self.add_finding(Severity::Refusal, Some(pid), text);
         }
         if process.stat()?.state == 'Z' {
             return Ok(());
         }
-        if self.any_userfaultfd && kernel_files::bytes(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| has_userfaultfd(&smaps)) {
+        if self.any_userfaultfd
+            && kernel_files::bytes(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| has_userfaultfd(&smaps))
+        {
             let text = "its memory still comes out of an image, and what has not come would be taken for zeros: wait until \
                         `stillpoint kernel status` says that none is being brought";
             self.add_finding(Severity::Refusal, Some(pid), text);
@@ -291,7 +305,11 @@ impl Inspection {
         } else if target.starts_with("/dev/") && !target.starts_with("/dev/shm/") && !passes.contains(&target) {
             self.add_finding(Severity::Refusal, Some(pid), format!("has the device {target} open"));
         } else if target.starts_with('/') && !Path::new(&format!("/proc/{pid}/root{target}")).exists() {
-            self.add_finding(Severity::Refusal, Some(pid), format!("has {target} open, which cannot be found under that name"));
+            self.add_finding(
+                Severity::Refusal,
+                Some(pid),
+                format!("has {target} open, which cannot be found under that name"),
+            );
         }
     }
 
@@ -303,7 +321,9 @@ impl Inspection {
             let text = format!("descriptor {number} is connected with process {other} ({who}), which is outside");
             self.add_finding(Severity::Refusal, Some(pid), text);
         }
-        if let Some(protocol) = socket_protocol(pid, number).filter(|name| !SUPPORTED_PROTOCOLS.contains(&name.as_str())) {
+        if let Some(protocol) =
+            socket_protocol(pid, number).filter(|name| !SUPPORTED_PROTOCOLS.contains(&name.as_str()))
+        {
             let text = format!("descriptor {number} is a socket of {protocol}, which criu does not know");
             self.add_finding(Severity::Refusal, Some(pid), text);
         }

@@ -58,7 +58,9 @@ impl Image {
         let end = bytes + index.sums();
         if length != end + SEAL_BYTES as u64 {
             let sums = index.sums();
-            return Err(damaged(format!("the index is not followed by {sums} bytes of sums and {SEAL_BYTES} of a seal")));
+            return Err(damaged(format!(
+                "the index is not followed by {sums} bytes of sums and {SEAL_BYTES} of a seal"
+            )));
         }
         let mut key_seal = [0; SEAL_BYTES];
         seal.read_exact_at(&mut key_seal, end).at("read", &path)?;
@@ -496,7 +498,8 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let dir = parent.path().join("image");
         let (image, _) = two_passes(&dir, Form::Dense);
-        let (ours, other_results) = (MachineKey::plain(), MachineKey::read_or_make(&parent.path().join("key")).unwrap());
+        let (ours, other_results) =
+            (MachineKey::plain(), MachineKey::read_or_make(&parent.path().join("key")).unwrap());
         assert!(image.is_sealed_by(&ours) && !image.is_sealed_by(&other_results));
         let key_seal = image.key_seal;
         // one with the same record of its pages, or another one, with the old seal

@@ -81,10 +81,10 @@ pub use checkpoint::{Checkpoint, CheckpointOptions, Guard, Moment, checkpoint, c
 pub use criu::Criu;
 pub use criu_files::RestoreMode;
 pub use error::Error;
-pub use guard::{Gap, GUARD_READY_LINE, guards, guard_connections};
+pub use guard::{GUARD_READY_LINE, Gap, guard_connections, guards};
 pub use image::Image;
 pub use journal::JournalEntry;
-pub use lazy::{Fill, LazyOptions, State, FetchCounts, serve};
+pub use lazy::{FetchCounts, Fill, LazyOptions, State, serve};
 pub use machine_key::{MACHINE_KEY, MachineKey};
 pub use precopy::Pass;
 pub use process_tree::unit_root_process;

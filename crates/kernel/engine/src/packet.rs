@@ -31,7 +31,8 @@ pub(crate) fn unreachable(from: SocketAddr, to: SocketAddr, first: u32) -> Vec<u
     let quoted = [header(to.ip(), from.ip(), TCP, usize::from(TCP_WORDS) * 4), ports(to, from)].concat();
     let kind: [u8; 8] = if to.is_ipv4() { [3, 1, 0, 0, 0, 0, 0, 0] } else { [1, 0, 0, 0, 0, 0, 0, 0] };
     let mut message = [&kind[..], &quoted, &first.to_be_bytes()].concat();
-    let pseudo_header = if to.is_ipv4() { Vec::new() } else { pseudo_header(from.ip(), to.ip(), protocol, message.len()) };
+    let pseudo_header =
+        if to.is_ipv4() { Vec::new() } else { pseudo_header(from.ip(), to.ip(), protocol, message.len()) };
     let sum = checksum(&[&pseudo_header, &message]);
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     [header(from.ip(), to.ip(), protocol, message.len()), message].concat()

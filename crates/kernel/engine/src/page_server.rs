@@ -48,7 +48,8 @@ pub(crate) fn serve(socket: &mut (impl Read + Write), store: &mut Store) -> Resu
                 socket.write_all(&parent.to_le_bytes()).with_action("answer a dump")?;
             }
             Command::Pages { destination, start, pages, flags } => {
-                received.bytes += receive_pages(socket, store, &mut buffer, (object(destination), start, pages, flags))?;
+                received.bytes +=
+                    receive_pages(socket, store, &mut buffer, (object(destination), start, pages, flags))?;
             }
             Command::Close => {
                 store.end_pass()?;

@@ -160,7 +160,8 @@ impl ProcessMemory {
         (start, end): (u64, u64),
         mut take: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let (mut entries, mut buffer) = (vec![0; (PAGEMAP_ENTRIES_PER_READ * 8) as usize], vec![0; CHUNK_BYTES as usize]);
+        let (mut entries, mut buffer) =
+            (vec![0; (PAGEMAP_ENTRIES_PER_READ * 8) as usize], vec![0; CHUNK_BYTES as usize]);
         let mut at = start;
         while at < end {
             let pages = ((end - at) / PAGE).min(PAGEMAP_ENTRIES_PER_READ);
@@ -218,7 +219,11 @@ mod tests {
     #[test]
     fn passes_end_when_they_bring_little_or_do_not_get_smaller() {
         let mib = |n: u64| pass(n << 20);
-        assert!(needs_another_pass(&[], 3) && needs_another_pass(&[mib(100)], 3) && needs_another_pass(&[mib(100), mib(30)], 3));
+        assert!(
+            needs_another_pass(&[], 3)
+                && needs_another_pass(&[mib(100)], 3)
+                && needs_another_pass(&[mib(100), mib(30)], 3)
+        );
         assert!(!needs_another_pass(&[], 0));
         assert!(!needs_another_pass(&[mib(4)], 3), "little is left");
         assert!(!needs_another_pass(&[mib(100), mib(90)], 3), "it changes as fast as it is read");

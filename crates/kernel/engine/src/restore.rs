@@ -140,7 +140,10 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
                 std::thread::sleep(Duration::from_millis(5));
             }
             if Path::new(&format!("/proc/{tid}")).exists() {
-                refuse(format!("process id {tid} of the image is in use by {}", crate::process_tree::process_name(tid as i32)));
+                refuse(format!(
+                    "process id {tid} of the image is in use by {}",
+                    crate::process_tree::process_name(tid as i32)
+                ));
             }
         }
     }
@@ -312,14 +315,18 @@ fn run(
         !failed
     };
     set_subreaper(true);
-    let answer = worker.request_while(&Request::new(RequestType::Restore, Some(restore_options)), &mut daemon_serves, |step, _| {
-        if step == "post-restore" {
-            // after the first instruction the files of the processes are newer than the image
-            let marked = || stale_mark::mark(image.dir(), "it was restored, and its processes have run");
-            refused = stopped().and_then(|()| marked()).err();
-        }
-        refused.is_none()
-    });
+    let answer = worker.request_while(
+        &Request::new(RequestType::Restore, Some(restore_options)),
+        &mut daemon_serves,
+        |step, _| {
+            if step == "post-restore" {
+                // after the first instruction the files of the processes are newer than the image
+                let marked = || stale_mark::mark(image.dir(), "it was restored, and its processes have run");
+                refused = stopped().and_then(|()| marked()).err();
+            }
+            refused.is_none()
+        },
+    );
     if matches!(answer, Ok(Answer::Done { .. })) {
         set_subreaper(false);
         daemon_serves();

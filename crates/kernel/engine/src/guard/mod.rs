@@ -14,12 +14,12 @@ mod criu;
 mod nftables;
 mod owner;
 
-pub(crate) use nftables::{Filter, Nftables, DropScope};
-pub use owner::{Gap, GUARD_READY_LINE, guard_connections};
-pub(crate) use owner::{GuardOwner, run_owner, start_owner, lift_guard};
+pub(crate) use nftables::{DropScope, Filter, Nftables};
+pub use owner::{GUARD_READY_LINE, Gap, guard_connections};
+pub(crate) use owner::{GuardOwner, lift_guard, run_owner, start_owner};
 
 use crate::{Error, Image};
-use owner::{read_gaps, has_owner};
+use owner::{has_owner, read_gaps};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;

@@ -179,7 +179,9 @@ impl Nftables {
         };
         match first {
             Some(0) => Ok(()),
-            Some(errno) => Err(std::io::Error::from_raw_os_error(errno.wrapping_neg().cast_signed())).with_action(action),
+            Some(errno) => {
+                Err(std::io::Error::from_raw_os_error(errno.wrapping_neg().cast_signed())).with_action(action)
+            }
             None => Err(ended).with_action(action),
         }
     }
@@ -389,7 +391,10 @@ impl Set {
                     name,
                     id,
                     kind: [address, TYPE_PORT, address, TYPE_PORT].iter().fold(0, |kind, part| kind << 6 | part),
-                    keys: ends.into_iter().map(|(local, peer)| [encode_endpoint(*local), encode_endpoint(*peer)].concat()).collect(),
+                    keys: ends
+                        .into_iter()
+                        .map(|(local, peer)| [encode_endpoint(*local), encode_endpoint(*peer)].concat())
+                        .collect(),
                 };
                 vec![of(Set::V4, TYPE_V4, v4), of(Set::V6, TYPE_V6, v6)]
             }
@@ -431,8 +436,7 @@ impl Rule {
     fn for_ports(chain: u32, scope: DropScope) -> Vec<Rule> {
         // offsets of the source and destination port: ours is the one or the other
         let (device, port) = if chain == LOCAL_IN { (IN_DEVICE, 2) } else { (OUT_DEVICE, 0) };
-        let guarded =
-            || Rule::new(chain).meta(PROTOCOL).equals(&[TCP]).load(TRANSPORT, port, 2, 0).lookup(Set::PORTS);
+        let guarded = || Rule::new(chain).meta(PROTOCOL).equals(&[TCP]).load(TRANSPORT, port, 2, 0).lookup(Set::PORTS);
         match scope {
             DropScope::Syn if chain == LOCAL_OUT => Vec::new(),
             // of the flags SYN and ACK, only SYN is set

@@ -60,7 +60,8 @@ impl RestoredProcess {
         let Ok(maps) = self.process.smaps() else { return Ok(CollapseCounts::default()) };
         let mut limiter = RateLimiter::new(rate, Instant::now());
         let mut collapsed = CollapseCounts::default();
-        let mut ranges: Vec<u64> = maps.into_iter().filter(is_eligible).flat_map(|map| huge_page_starts(map.address)).collect();
+        let mut ranges: Vec<u64> =
+            maps.into_iter().filter(is_eligible).flat_map(|map| huge_page_starts(map.address)).collect();
         for attempt in 0..ATTEMPTS_MAX {
             if attempt > 0 {
                 std::thread::sleep(ATTEMPT_INTERVAL);

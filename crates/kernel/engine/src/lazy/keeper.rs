@@ -2,7 +2,7 @@
 
 use super::fill::record_failure;
 use super::huge::CollapseCounts;
-use super::server::{NOTE_DONE, ServerEnd, NOTE_FAILED, Server};
+use super::server::{NOTE_DONE, NOTE_FAILED, Server, ServerEnd};
 use crate::error::ErrorContext;
 use crate::journal::Journal;
 use crate::{Error, Image};

@@ -2,7 +2,7 @@
 
 use super::fill::{Fill, ProgressFile, State};
 use super::huge::{CollapseCounts, RestoredProcess};
-use super::prefetch::{Prefetcher, MemoryRange};
+use super::prefetch::{MemoryRange, Prefetcher};
 use super::rate_limit::RateLimiter;
 use crate::error::ErrorContext;
 use crate::{Error, Image};
@@ -100,8 +100,19 @@ impl<'i> Server<'i> {
         let limiter = RateLimiter::new(rate, Instant::now());
         let (counts, buffer) = (FetchCounts::default(), Vec::new());
         let (served, report, restored) = (Vec::new(), ProgressFile::of(image.dir()), Vec::new());
-        let mut server =
-            Server { image, log, served, finished: false, counts, total: 0, limiter, last_fault: None, buffer, report, restored };
+        let mut server = Server {
+            image,
+            log,
+            served,
+            finished: false,
+            counts,
+            total: 0,
+            limiter,
+            last_fault: None,
+            buffer,
+            report,
+            restored,
+        };
         let records = log.records()?;
         for record in &records {
             server.replay(*record)?;
@@ -445,7 +456,8 @@ impl<'i> Server<'i> {
                 self.handle_events(at)?;
                 let served = &self.served[at];
                 if served.pending.is_empty() {
-                    self.restored.extend(served.root.and_then(|(pid, page)| RestoredProcess::of(pid, served.memory, page)));
+                    self.restored
+                        .extend(served.root.and_then(|(pid, page)| RestoredProcess::of(pid, served.memory, page)));
                     self.close(at)?;
                 }
             }
