@@ -1,9 +1,9 @@
 //! `xtask test` and `xtask check`: steps one after another, quick ones first, one line each.
 
-use crate::background_build::{self, Ahead};
+use crate::background_build::{self, BackgroundBuild};
 use crate::process::{self, Counts, Outcome};
 use crate::programs::{self, Unit, target_dir};
-use crate::result_cache::Passed;
+use crate::result_cache::ResultCache;
 use crate::schedule::{SIDE_BY_SIDE, Schedule};
 use crate::summary::Summary;
 use crate::{generations, tidy};
@@ -35,7 +35,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
     let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
     let everything = words.is_empty();
-    let passed = Passed::of_tree(root, everything)?;
+    let passed = ResultCache::of_tree(root, everything)?;
     println!("building the tests");
     let units = programs::build(root, false)?;
     println!("built in {} s\n", (compiled + start.elapsed()).as_secs());
@@ -45,14 +45,14 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
 
     let mut summary = Summary::default();
     let units = to_run(chosen(units, &words)?, passed.as_ref(), &mut summary)?;
-    let ahead = (everything && !units.is_empty()).then(|| background_build::kernel(root, &logs)).transpose()?;
+    let build = (everything && !units.is_empty()).then(|| background_build::start_kernel(root, &logs)).transpose()?;
     let Schedule { quick, waiting, alone } = Schedule::new(units);
     let mut run = Run { root, logs: &logs, passed: passed.as_ref(), summary };
     run.units(&quick, 1)?;
     run.units(&waiting, SIDE_BY_SIDE)?;
     run.units(&alone, 1)?;
     let Run { mut summary, .. } = run;
-    ahead.map_or(Ok(()), Ahead::wait)?;
+    build.map_or(Ok(()), BackgroundBuild::wait)?;
     for tests in OTHERS.into_iter().filter(|_| everything) {
         tests(root, &logs, &mut summary)?;
     }
@@ -101,7 +101,7 @@ fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
 }
 
 /// Removes the units that passed before with the same inputs; these are printed and counted.
-fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> Result<Vec<Unit>> {
+fn to_run(units: Vec<Unit>, passed: Option<&ResultCache>, summary: &mut Summary) -> Result<Vec<Unit>> {
     let Some(passed) = passed else { return Ok(units) };
     let before = passed.counts(&units)?;
     let mut left = Vec::new();
@@ -121,7 +121,7 @@ fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> R
 struct Run<'r> {
     root: &'r Path,
     logs: &'r Path,
-    passed: Option<&'r Passed>,
+    passed: Option<&'r ResultCache>,
     summary: Summary,
 }
 
@@ -139,7 +139,7 @@ impl Run<'_> {
             report(&unit.name(), outcome, counts);
             self.summary.add(&unit.name(), &unit.by_hand(), outcome, counts);
             match self.passed {
-                Some(passed) if outcome.succeeded => passed.keep(unit, counts),
+                Some(passed) if outcome.succeeded => passed.store(unit, counts),
                 _ => Ok(()),
             }
         })

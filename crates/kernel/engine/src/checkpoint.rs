@@ -129,7 +129,7 @@ pub fn checkpoint_with_hook(
 /// Removes what a failed checkpoint has left, and logs what criu should have removed.
 fn clean_up(options: &CheckpointOptions) {
     let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).with_pid(Some(options.pid)));
-    let connections = repair_mode::leave_repair(options.pid);
+    let connections = repair_mode::leave_repair_mode_below(options.pid);
     if connections > 0 {
         journal.note("checkpoint", &format!("let {connections} connections go on that criu left standing"), None, None);
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_foam::{Extent, HEADER, Index, Object, PAGE, PRESENT, PageSum, Recorded, sum};
+use stillpoint_kernel_foam::{Extent, HEADER_BYTES, Index, Object, PAGE, PRESENT, PageChecksum, Recorded, page_checksum};
 
 /// Bytes that are verified at a time.
 const VERIFY_CHUNK_BYTES: u64 = 1 << 20;
@@ -30,7 +30,7 @@ pub struct Image {
     header: Vec<u8>,
     key_seal: [u8; SEAL_BYTES],
     /// Position of the checksums of each memory in the seal, and those that have been read, group by group.
-    sums: Vec<(u64, Vec<OnceLock<Vec<PageSum>>>)>,
+    checksums: Vec<(u64, Vec<OnceLock<Vec<PageChecksum>>>)>,
 }
 
 impl Image {
@@ -52,14 +52,14 @@ impl Image {
             let mut all = vec![0; usize::try_from(bytes.min(length)).unwrap_or(usize::MAX)];
             seal.read_exact_at(&mut all, 0).map(|()| all).at("read", &path)
         };
-        let header = read(HEADER as u64)?;
+        let header = read(HEADER_BYTES as u64)?;
         let bytes = Index::length(&header).map_err(|error| damaged(error.to_string()))?;
         let index = Index::decode(&read(bytes)?).map_err(|error| damaged(error.to_string()))?;
-        let end = bytes + index.sums();
+        let end = bytes + index.checksum_bytes();
         if length != end + SEAL_BYTES as u64 {
-            let sums = index.sums();
+            let checksums = index.checksum_bytes();
             return Err(damaged(format!(
-                "the index is not followed by {sums} bytes of sums and {SEAL_BYTES} of a seal"
+                "the index is not followed by {checksums} bytes of sums and {SEAL_BYTES} of a seal"
             )));
         }
         let mut key_seal = [0; SEAL_BYTES];
@@ -69,11 +69,11 @@ impl Image {
         let mut begin = bytes;
         let unread = |recorded: &Recorded| {
             let at = begin;
-            begin += recorded.sums.bytes();
-            (at, (0..recorded.sums.len()).map(|_| OnceLock::new()).collect())
+            begin += recorded.checksums.bytes();
+            (at, (0..recorded.checksums.len()).map(|_| OnceLock::new()).collect())
         };
-        let sums = index.memories.iter().map(unread).collect();
-        Ok(Image { dir: dir.to_owned(), directory, index, files, seal, header, key_seal, sums })
+        let checksums = index.memories.iter().map(unread).collect();
+        Ok(Image { dir: dir.to_owned(), directory, index, files, seal, header, key_seal, checksums })
     }
 
     /// Returns true if the machine of this key sealed it as it is now: all that it holds is compared with the index
@@ -173,7 +173,7 @@ impl Image {
             rest = later;
         }
         for (page, at) in into.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-            if self.page_checksum(memory, at)? != Some(sum(page)) {
+            if self.page_checksum(memory, at)? != Some(page_checksum(page)) {
                 return Err(Error::Page { object, address: at });
             }
         }
@@ -210,7 +210,7 @@ impl Image {
         let (mut from, end) = (address, address + bytes);
         std::iter::from_fn(move || {
             let at = (from < end).then_some(from)?;
-            let Some((place, until)) = placement.of_address(at) else {
+            let Some((place, until)) = placement.locate(at) else {
                 from = end;
                 return Some(Err(Error::Page { object: *object, address: at }));
             };
@@ -220,20 +220,20 @@ impl Image {
     }
 
     /// Returns the checksum of a page as it was sealed; its group is read at the first request for one of them.
-    fn page_checksum(&self, memory: usize, address: u64) -> Result<Option<PageSum>, Error> {
-        let groups = &self.index.memories[memory].sums;
+    fn page_checksum(&self, memory: usize, address: u64) -> Result<Option<PageChecksum>, Error> {
+        let groups = &self.index.memories[memory].checksums;
         let Some((group, within)) = groups.place(address) else { return Ok(None) };
-        let (begin, known) = &self.sums[memory];
-        if let Some(sums) = known[group].get() {
-            return Ok(sums.get(within).copied());
+        let (begin, known) = &self.checksums[memory];
+        if let Some(checksums) = known[group].get() {
+            return Ok(checksums.get(within).copied());
         }
         let path = self.dir.join(SEAL_FILE);
         let (at, length) = groups.bytes_of(group);
         let mut bytes = vec![0; length];
         self.seal.read_exact_at(&mut bytes, begin + at).at("read", &path)?;
         let damaged = || Error::Damaged { path, why: format!("the sums of pages near {address:#x} do not hold") };
-        let sums = groups.decode(group, &bytes).ok_or_else(damaged)?;
-        Ok(known[group].get_or_init(|| sums).get(within).copied())
+        let checksums = groups.decode(group, &bytes).ok_or_else(damaged)?;
+        Ok(known[group].get_or_init(|| checksums).get(within).copied())
     }
 }
 
@@ -300,10 +300,10 @@ mod tests {
         store.begin_pass();
         assert!(store.has_parent(object));
         store.open(object).unwrap();
-        store.carry(object, HEAP, 1).unwrap();
+        store.keep_unchanged(object, HEAP, 1).unwrap();
         store.add(object, HEAP + PAGE, 2, LAZY | PRESENT).unwrap();
         store.put(object, HEAP + PAGE, &[page(0), page(7)].concat()).unwrap();
-        store.carry(object, STACK, 1).unwrap();
+        store.keep_unchanged(object, STACK, 1).unwrap();
         store.end_pass().unwrap();
         let (written, _) = store.written();
         store.seal(origin(), &MachineKey::plain()).unwrap();
@@ -442,7 +442,7 @@ mod tests {
         for (form, parent) in forms() {
             let dir = parent.path().join("image");
             let (image, _) = two_passes(&dir, form);
-            let (place, _) = image.index().memories[0].placement.of_address(HEAP).unwrap();
+            let (place, _) = image.index().memories[0].placement.locate(HEAP).unwrap();
             let data = fs::OpenOptions::new().read(true).write(true).open(dir.join("foam-task-7.img")).unwrap();
             let mut whole = [0];
             data.read_exact_at(&mut whole, place + 100).unwrap();
@@ -479,7 +479,7 @@ mod tests {
         let (image, _) = two_passes(&dir, form);
         let data = fs::OpenOptions::new().write(true).open(dir.join("foam-task-7.img")).unwrap();
         let damage = |address| {
-            let (place, _) = image.index().memories[0].placement.of_address(address).unwrap();
+            let (place, _) = image.index().memories[0].placement.locate(address).unwrap();
             data.write_all_at(&[0xff], place + 100).unwrap();
         };
         let verify = |restore| image.verify_selected(|recorded, extent| is_read_by_criu(recorded, extent, restore));
@@ -507,8 +507,8 @@ mod tests {
             let mut index = image.index().clone();
             index.origin.pid = pid;
             let bytes = index.encode().unwrap();
-            let sums = fs::read(dir.join(SEAL_FILE)).unwrap()[image.index().encode().unwrap().len()..].to_vec();
-            fs::write(dir.join(SEAL_FILE), [bytes, sums].concat()).unwrap();
+            let checksums = fs::read(dir.join(SEAL_FILE)).unwrap()[image.index().encode().unwrap().len()..].to_vec();
+            fs::write(dir.join(SEAL_FILE), [bytes, checksums].concat()).unwrap();
             let found = Image::open(&dir).unwrap();
             assert_eq!((found.is_sealed_by(&ours), found.key_seal), (pid == 7, key_seal));
         }

@@ -35,11 +35,11 @@ pub(crate) fn serve(socket: &mut (impl Read + Write), store: &mut Store) -> Resu
     loop {
         received.commands += 1;
         match Command::decode(form, &header[..form.bytes()])? {
-            Command::Open { destination, asks } => {
+            Command::Open { destination, wants_answer } => {
                 let object = object(destination);
                 let parent = store.has_parent(object);
                 store.open(object)?;
-                if asks {
+                if wants_answer {
                     socket.write_all(&[u8::from(parent)]).with_action("answer a dump")?;
                 }
             }
@@ -68,7 +68,7 @@ fn receive_pages(
     (object, start, pages, flags): (Object, u64, u64, u32),
 ) -> Result<u64, Error> {
     if flags & PE_PARENT != 0 {
-        store.carry(object, start, pages)?;
+        store.keep_unchanged(object, start, pages)?;
         return Ok(0);
     }
     let lazy = if flags & PE_LAZY != 0 { LAZY } else { 0 };
@@ -139,7 +139,7 @@ mod tests {
         for form in [Form::Short, Form::Long] {
             let parent = tempfile::tempdir().unwrap();
             let mut store = Store::create(&parent.path().join("i"), Some(Files::Dense)).unwrap();
-            let (open, data) = (Command::Open { destination: TASK, asks: true }, vec![7; 2 * PAGE as usize]);
+            let (open, data) = (Command::Open { destination: TASK, wants_answer: true }, vec![7; 2 * PAGE as usize]);
             let pages = |start, pages, flags| Command::Pages { destination: TASK, start, pages, flags };
             let first = [
                 (Command::Parent(TASK), &[][..]),
@@ -169,7 +169,7 @@ mod tests {
     fn a_dump_that_breaks_off_is_an_error() {
         let parent = tempfile::tempdir().unwrap();
         let mut store = Store::create(&parent.path().join("i"), Some(Files::Dense)).unwrap();
-        let open = Command::Open { destination: TASK, asks: true };
+        let open = Command::Open { destination: TASK, wants_answer: true };
         let pages = Command::Pages { destination: TASK, start: 0x10000, pages: 2, flags: PE_PRESENT };
         for commands in [&[(open, &[][..])][..], &[(open, &[]), (pages, &[1; 100])]] {
             assert!(pass(Form::Long, &mut store, commands).0.is_err());

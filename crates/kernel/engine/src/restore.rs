@@ -148,7 +148,7 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
         }
     }
     let sockets = inet_sockets(&image.directory().read("files.img", FILE_MAX)?)?;
-    for port in sockets.iter().filter(|socket| socket.listens()).map(|socket| socket.src_port) {
+    for port in sockets.iter().filter(|socket| socket.is_listening()).map(|socket| socket.src_port) {
         if is_port_listening(port) {
             refuse(format!("port {port}, on which the image listens, is in use"));
         }

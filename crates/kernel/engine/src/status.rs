@@ -5,7 +5,7 @@ use crate::check::Finding;
 use crate::guard::{self, ImageGuard};
 use crate::journal::{Journal, JournalEntry};
 use crate::lazy::{Fill, State, read_fill};
-use crate::repair_mode::leave_repair;
+use crate::repair_mode::leave_repair_mode_below;
 use crate::store::{SEAL_FILE, discard as remove};
 use crate::{Error, Image};
 use procfs::process::{Process, all_processes};
@@ -171,7 +171,7 @@ pub fn discard(dir: &Path) -> Result<DiscardOutcome, Error> {
     }
     let unfinished = |line: &JournalEntry| line.operation == "checkpoint" && !dir.join(SEAL_FILE).exists();
     let killed = Journal::of(dir).lines().last().filter(|line| unfinished(line)).and_then(|line| line.pid);
-    let connections = killed.map_or(0, leave_repair);
+    let connections = killed.map_or(0, leave_repair_mode_below);
     let guard = guard::lift(dir)?;
     remove(dir);
     Journal::of(dir).note("discard", "done", None, None);

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{
-    Beside, Form, HEADER, Index, Memory, Object, Origin, PAGE, PageSum, Placement, Recorded, is_zero, sum,
+    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PAGE, PageChecksum, Placement, Recorded, is_zero, page_checksum,
 };
 
 /// Prefix of the directories of criu's own passes.
@@ -38,7 +38,7 @@ pub(crate) struct Store {
     /// Pages that earlier passes stored, while they are compared with new ones.
     stored: Vec<u8>,
     /// The checksum of a page of zeros.
-    zero: PageSum,
+    zero: PageChecksum,
 }
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Store {
             zeros: 0,
             tracked: true,
             stored: Vec::new(),
-            zero: sum(&[0; PAGE as usize]),
+            zero: page_checksum(&[0; PAGE as usize]),
         })
     }
 
@@ -124,8 +124,8 @@ impl Store {
     }
 
     /// Names pages that an earlier pass has.
-    pub(crate) fn carry(&mut self, object: Object, start: u64, pages: u64) -> Result<(), Error> {
-        Ok(self.memory_file(object)?.memory.carry(start, pages)?)
+    pub(crate) fn keep_unchanged(&mut self, object: Object, start: u64, pages: u64) -> Result<(), Error> {
+        Ok(self.memory_file(object)?.memory.keep_unchanged(start, pages)?)
     }
 
     /// Stores whole pages in their place. Zeros become holes; a page that an earlier pass has stored with the same
@@ -157,7 +157,7 @@ impl Store {
                 continue;
             }
             for (page, place) in run.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-                memory_file.memory.sums.set(place, if now == PageState::Zero { zero } else { sum(page) });
+                memory_file.memory.checksums.set(place, if now == PageState::Zero { zero } else { page_checksum(page) });
             }
             match now {
                 PageState::New => {
@@ -195,7 +195,7 @@ impl Store {
     /// Writes the data of the passes so far to disk, so that the seal need not wait for it, nor for its checksums.
     pub(crate) fn sync(&mut self) -> Result<(), Error> {
         for memory_file in self.memories.values_mut() {
-            memory_file.memory.sums.settle();
+            memory_file.memory.checksums.compute_digests();
             memory_file.file.sync_data().at("write to disk", &memory_file.path)?;
         }
         Ok(())
@@ -221,13 +221,13 @@ impl Store {
         let beside = companion_files(&self.directory)?;
         let recorded = |memory_file: &MemoryFile| Recorded::of(&memory_file.memory, memory_file.placement.clone());
         let recorded: Vec<_> = self.memories.values().map(recorded).collect::<Result<_, _>>()?;
-        let (memories, sums): (Vec<Recorded>, Vec<Vec<u8>>) = recorded.into_iter().unzip();
+        let (memories, checksums): (Vec<Recorded>, Vec<Vec<u8>>) = recorded.into_iter().unzip();
         let index = Index { origin, form: self.form, passes: self.passes, memories, beside };
         let encoded = index.encode()?;
         let new = "foam.seal.new";
         let mut file = self.directory.create(new)?;
-        let by_key = key.seal(&encoded[..HEADER]).to_vec();
-        let mut parts = std::iter::once(&encoded).chain(&sums).chain([&by_key]);
+        let by_key = key.seal(&encoded[..HEADER_BYTES]).to_vec();
+        let mut parts = std::iter::once(&encoded).chain(&checksums).chain([&by_key]);
         parts.try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all()).with_action("write a seal")?;
         // all names are on disk before the one that makes them count
         self.directory.sync()?;
@@ -267,10 +267,10 @@ impl MemoryFile {
     fn read_stored(&self, start: u64, bytes: usize, into: &mut Vec<u8>) -> Result<Vec<bool>, Error> {
         into.resize(bytes.max(into.len()), 0);
         let mut known = vec![false; bytes.div_ceil(PAGE as usize)];
-        for part in self.memory.stored_before(start, bytes as u64 / PAGE) {
+        for part in self.memory.stored_extents(start, bytes as u64 / PAGE) {
             let (mut address, end) = (part.start, part.end());
             while address < end {
-                let Some((place, until)) = self.placement.of_address(address) else { break };
+                let Some((place, until)) = self.placement.locate(address) else { break };
                 let (from, to) = ((address - start) as usize, (end.min(until) - start) as usize);
                 read_with_holes(&self.file, &mut into[from..to], place).at("read", &self.path)?;
                 known[from / PAGE as usize..to / PAGE as usize].fill(true);
@@ -350,7 +350,7 @@ pub(crate) fn is_derived(name: &str) -> bool {
     name.starts_with("pagemap-") || name.starts_with("pages-")
 }
 
-fn companion_files(directory: &Directory) -> Result<Vec<Beside>, Error> {
+fn companion_files(directory: &Directory) -> Result<Vec<CompanionFile>, Error> {
     let mut files = Vec::new();
     for name in directory.names()?.into_iter().filter(|name| !is_unsealed_file(name)) {
         if directory.kind(&name)? != FileType::RegularFile {
@@ -359,7 +359,7 @@ fn companion_files(directory: &Directory) -> Result<Vec<Beside>, Error> {
         let (path, file) = (directory.path().join(&name), directory.file(&name)?);
         file.sync_all().at("write to disk", &path)?;
         let (bytes, digest) = digest(file, &path)?;
-        files.push(Beside { name, bytes, digest });
+        files.push(CompanionFile { name, bytes, digest });
     }
     Ok(files)
 }

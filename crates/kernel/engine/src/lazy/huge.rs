@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files;
 use stillpoint_kernel_foam::PAGE;
-use stillpoint_kernel_sys::uffd::{HUGE_PAGE, Memory, Put, collapse};
+use stillpoint_kernel_sys::uffd::{HUGE_PAGE, Memory, PutOutcome, collapse};
 
 /// Attempts for a range: the kernel makes free memory contiguous in the background after the first.
 const ATTEMPTS_MAX: usize = 6;
@@ -45,7 +45,7 @@ impl RestoredProcess {
         let process = Process::new(pid).ok()?;
         let descriptor = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
         // a page that it has given up since reads as zeros in any case
-        let is_alive = memory.zero(page, PAGE).is_ok_and(|put| put != Put::Dead);
+        let is_alive = memory.zero(page, PAGE).is_ok_and(|put| put != PutOutcome::ProcessEnded);
         is_alive.then_some(RestoredProcess { process, descriptor })
     }
 

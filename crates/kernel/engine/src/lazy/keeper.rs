@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use stillpoint_host::file::listen;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_sys::uffd::{Log, Record, split};
+use stillpoint_kernel_sys::uffd::{Log, Record, fork_sharing_descriptors};
 
 /// Number of events of all memories while they are filled: 48 MiB if all are used.
 const LOG_RECORDS_MAX: usize = 1 << 20;
@@ -202,7 +202,7 @@ impl ProcessPair {
 fn fork_with_retry(child: impl Fn() -> u8) -> Result<Pid, Error> {
     let mut attempts = 0;
     loop {
-        match split(&child) {
+        match fork_sharing_descriptors(&child) {
             Err(error) if attempts == FORK_ATTEMPTS_MAX => return Err(error.into()),
             Err(error) => tracing::warn!("make another process: {error}"),
             Ok(pid) => return Ok(pid),

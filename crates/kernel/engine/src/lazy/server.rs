@@ -15,7 +15,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::time::{Duration, Instant};
 use stillpoint_kernel_criu::lazy::Message;
 use stillpoint_kernel_foam::{Object, PAGE, Pending, Run};
-use stillpoint_kernel_sys::uffd::{Event, Log, Memory, Put, Record};
+use stillpoint_kernel_sys::uffd::{Event, Log, Memory, PutOutcome, Record};
 
 /// Bytes fetched for one fault: the neighbours of a page are likely to be touched next.
 const FAULT_BYTES: u64 = 16 * PAGE;
@@ -117,13 +117,13 @@ impl<'i> Server<'i> {
         for record in &records {
             server.replay(*record)?;
         }
-        if let Some((number, event)) = log.unfinished()? {
+        if let Some((number, event)) = log.uncommitted()? {
             // the last server has read it, and the process continues as if it had been handled
             if matches!(event, Event::Fault { .. }) {
-                log.pass()?;
+                log.discard()?;
             } else {
                 server.apply_event(number, event)?;
-                log.keep();
+                log.commit();
             }
         }
         // A close that was begun and not recorded: nothing was opened since, so the number still means the same, or
@@ -175,7 +175,7 @@ impl<'i> Server<'i> {
         };
         match event {
             Event::Fault { .. } => {}
-            Event::Remove { start, end } => served.pending.settle(start, end),
+            Event::Remove { start, end } => served.pending.remove(start, end),
             Event::Remap { from, to, bytes } => served.pending.remap(from, to, bytes),
             Event::Fork { descriptor } => {
                 let (object, pending) = (served.object, served.pending.clone());
@@ -310,11 +310,11 @@ impl<'i> Server<'i> {
                     self.counts.faults += 1;
                     self.last_fault = Some(Instant::now());
                     self.fetch_page(at, address & !(PAGE - 1))?;
-                    self.log.pass()?;
+                    self.log.discard()?;
                 }
                 event => {
                     self.apply_event(number, event)?;
-                    self.log.keep();
+                    self.log.commit();
                 }
             }
         }
@@ -334,9 +334,9 @@ impl<'i> Server<'i> {
             None => self.served[at].memory.zero(page, PAGE)?,
         };
         match put {
-            Put::Changing => self.served[at].deferred.push(page),
-            Put::Dead => self.handle_exit(at)?,
-            Put::Done(_) | Put::There | Put::Gone => {}
+            PutOutcome::LayoutChanging => self.served[at].deferred.push(page),
+            PutOutcome::ProcessEnded => self.handle_exit(at)?,
+            PutOutcome::Done(_) | PutOutcome::AlreadyResident | PutOutcome::Unmapped => {}
         }
         Ok(())
     }
@@ -347,23 +347,23 @@ impl<'i> Server<'i> {
     }
 
     /// Copies the front of a run, which has been read, into the process.
-    fn copy_front(&mut self, at: usize, run: Run) -> Result<(Put, u64), Error> {
+    fn copy_front(&mut self, at: usize, run: Run) -> Result<(PutOutcome, u64), Error> {
         let (served, pages) = (&mut self.served[at], &self.buffer);
         let mut put = served.memory.copy(run.address, pages)?;
         let mut length = pages.len() as u64;
-        while put == Put::Gone && length > PAGE {
+        while put == PutOutcome::Unmapped && length > PAGE {
             // the run extends over the end of a mapping: halve it, as to copy page by page up to the end would take
             // long
             length = (length / 2).next_multiple_of(PAGE);
             put = served.memory.copy(run.address, &pages[..length as usize])?;
         }
-        let settled = match put {
-            Put::Done(bytes) => bytes,
-            Put::There | Put::Gone => PAGE,
-            Put::Changing | Put::Dead => 0,
+        let removed = match put {
+            PutOutcome::Done(bytes) => bytes,
+            PutOutcome::AlreadyResident | PutOutcome::Unmapped => PAGE,
+            PutOutcome::LayoutChanging | PutOutcome::ProcessEnded => 0,
         };
-        served.pending.settle(run.address, run.address + settled);
-        Ok((put, if let Put::Done(bytes) = put { bytes } else { 0 }))
+        served.pending.remove(run.address, run.address + removed);
+        Ok((put, if let PutOutcome::Done(bytes) = put { bytes } else { 0 }))
     }
 
     /// Retries pages that had to wait for events.
@@ -397,7 +397,7 @@ impl<'i> Server<'i> {
             prefetcher.request(self.front(at, next, (chunk * 2).min(CHUNK_BYTES_MAX).min(step)));
         }
         let (put, bytes) = self.copy_front(at, run)?;
-        self.served[at].chunk = if put == Put::There { PAGE } else { (chunk * 2).min(CHUNK_BYTES_MAX) };
+        self.served[at].chunk = if put == PutOutcome::AlreadyResident { PAGE } else { (chunk * 2).min(CHUNK_BYTES_MAX) };
         self.served[at].cursor = run.address + bytes;
         self.counts.filled += bytes;
         self.limiter.consume(bytes);
@@ -405,9 +405,9 @@ impl<'i> Server<'i> {
             self.image.drop_cached_pages(range.object, range.address, bytes);
         }
         match put {
-            Put::Dead => self.handle_exit(at)?,
+            PutOutcome::ProcessEnded => self.handle_exit(at)?,
             // the event that reports the change is in the queue; it is read before anything else is tried
-            Put::Changing => self.handle_events(at)?,
+            PutOutcome::LayoutChanging => self.handle_events(at)?,
             _ => {}
         }
         Ok(())
@@ -432,7 +432,7 @@ impl<'i> Server<'i> {
 
     /// Returns true if the log only has room for the records that close all memories.
     fn is_full(&self) -> bool {
-        self.log.room() < 16 + 2 * self.served.len()
+        self.log.free_records() < 16 + 2 * self.served.len()
     }
 
     /// Returns the time to wait for events: none while there is other work.

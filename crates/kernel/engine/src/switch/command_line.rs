@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::error::ErrorContext;
 use stillpoint_host::kernel_files;
-use stillpoint_kernel_crash::{ASLEEP, FIRST};
+use stillpoint_kernel_crash::{UNUSED_PROCESSOR_ARGUMENT, FIRST_PROGRAM};
 
 /// Argument for the next switch: the driver of a watchdog that is kept from loading.
 const WATCHDOG_ARGUMENT: &str = "stillpoint.watchdog=";
@@ -33,7 +33,7 @@ fn original_arguments(running: &str) -> Vec<String> {
     let parts = || running.split_whitespace();
     // the driver that an earlier switch kept away is not kept away for ever
     let driver_blacklist = parts().find_map(|part| part.strip_prefix(WATCHDOG_ARGUMENT)).map(self::driver_blacklist);
-    let is_guarded = parts().any(|part| part.strip_prefix(RDINIT) == Some(FIRST));
+    let is_guarded = parts().any(|part| part.strip_prefix(RDINIT) == Some(FIRST_PROGRAM));
     let is_added = |part: &&str| {
         part.starts_with(OWN_PREFIX)
             || driver_blacklist.as_deref() == Some(part)
@@ -89,7 +89,7 @@ pub(super) fn is_after_panic(running: &str) -> bool {
 /// Returns true if the processor that the firmware starts with is not used: after a crash on another one it must not be
 /// woken.
 pub(super) fn has_unused_processor(running: &str) -> bool {
-    running.split_whitespace().any(|part| part.starts_with(ASLEEP))
+    running.split_whitespace().any(|part| part.starts_with(UNUSED_PROCESSOR_ARGUMENT))
 }
 
 /// Arguments that a crash kernel does not need: file systems, programs, and all that would take more memory than it

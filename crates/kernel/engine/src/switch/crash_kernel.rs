@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use stillpoint_host::file::{read_regular, read_regular_text};
 use stillpoint_host::kernel_files::{self, Files};
-use stillpoint_kernel_crash::{Old, archive, reservation};
+use stillpoint_kernel_crash::{OldKernel, archive, reservation};
 
 /// Boot parameters of the running kernel.
 const PARAMETERS_FILE: &str = "/sys/kernel/boot_params/data";
@@ -105,14 +105,14 @@ impl CrashKernel {
         let (parameters, running) =
             (kernel_files::bytes(PARAMETERS_FILE).at("read", PARAMETERS_FILE)?, command_line::running()?);
         check_parameters(&parameters).map_err(refused)?;
-        let kept = excluded_ranges(&running).map_err(refused)?;
+        let preserved = excluded_ranges(&running).map_err(refused)?;
         let cpus = kernel_files::text("/proc/cpuinfo").at("read", "/proc/cpuinfo")?;
-        let old = Old {
+        let old = OldKernel {
             kernel: &kernel,
             initrd: &initrd,
             parameters: &parameters,
-            line: &command_line::old_kernel(&running, to),
-            kept: &kept,
+            command_line: &command_line::old_kernel(&running, to),
+            preserved: &preserved,
             boot_processor: boot_processor(&cpus).filter(|_| !command_line::has_unused_processor(&running)),
             runs_without_boot_processor: self.on_any,
         };

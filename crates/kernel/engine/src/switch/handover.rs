@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::file::read_regular_text;
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, keep, memory, take};
+use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, preserve, memory, retrieve};
 
 /// Name of the session in both kernels.
 const SESSION_NAME: &str = "stillpoint-switch";
@@ -56,7 +56,7 @@ pub(super) struct MountedHandover {
 impl MountedHandover {
     /// Hands it over to the next kernel when this process starts it by kexec.
     pub(super) fn preserve(&mut self) -> Result<(), Error> {
-        self.session = Some(keep(SESSION_NAME, &self.memory).with_action("hand memory over to the next kernel")?);
+        self.session = Some(preserve(SESSION_NAME, &self.memory).with_action("hand memory over to the next kernel")?);
         Ok(())
     }
 }
@@ -137,7 +137,7 @@ impl Handover {
 
     /// Takes it over from the previous kernel, and mounts it at the same place.
     pub(super) fn take_over(&self) -> Result<MountedHandover, Error> {
-        let taken = take(SESSION_NAME).with_action("take memory over from the kernel before")?;
+        let taken = retrieve(SESSION_NAME).with_action("take memory over from the kernel before")?;
         let Some(memory) = taken else {
             let why = "this kernel came up by itself, and not by a jump that hands memory over".into();
             return Err(Error::Step { what: "find what the images lie in", why });
@@ -147,7 +147,7 @@ impl Handover {
     }
 
     fn mount(&self, device: &Device) -> Result<(), Error> {
-        device.fill().at("prepare", &device.path)?;
+        device.disable_discard().at("prepare", &device.path)?;
         Directory::make(&self.at)?;
         let arguments =
             ["-t", FILE_SYSTEM, "-o", MOUNT_OPTIONS, &device.path.to_string_lossy(), &self.at.to_string_lossy()];
