@@ -4,9 +4,9 @@
 //! every stable compiler contains, so this module names it and builds `fuzz/` with it. The address sanitizer is missing; it finds little in
 //! decoders that forbid unsafe code.
 
+use crate::process::{self, Counts};
 use crate::programs::{cargo, target_dir};
 use crate::runner::report;
-use crate::step::{self, Counts};
 use crate::summary::Summary;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -49,11 +49,11 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
     let mut build = cargo();
     build.args(["build", "--release", "--target", TRIPLE, "--manifest-path"]);
     build.arg(root.join("fuzz/Cargo.toml")).arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", FLAGS);
-    let outcome = step::run("fuzz build", &mut build, &logs.join("fuzz-build.log"), step::LIMIT)?;
+    let outcome = process::run("fuzz build", &mut build, &logs.join("fuzz-build.log"), process::LIMIT)?;
     // a build is not a test, unless it fails
     let counts = if outcome.succeeded { Counts::default() } else { Counts::one(false) };
     report("fuzz build", &outcome, counts);
-    summary.add("fuzz build", BY_HAND, &outcome, counts);
+    summary.add("fuzz build", MANUAL_COMMAND, &outcome, counts);
     if !outcome.succeeded {
         return Ok(());
     }
@@ -66,17 +66,17 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
         steps.push((format!("fuzz {name}"), command(root, &target_dir, name)?, logs.join(format!("fuzz-{name}.log"))));
     }
     let limit = Duration::from_secs(u64::from(seconds()?) + 120);
-    step::run_beside(steps, 2, limit, |number, outcome| {
+    process::run_beside(steps, 2, limit, |number, outcome| {
         let counts = Counts::one(outcome.succeeded);
         let name = &names[number];
         report(&format!("fuzz {name} ({} inputs)", executed(&outcome.output)), outcome, counts);
-        summary.add(&format!("fuzz {name}"), BY_HAND, outcome, counts);
+        summary.add(&format!("fuzz {name}"), MANUAL_COMMAND, outcome, counts);
         Ok(())
     })
 }
 
 /// Command that runs all targets by hand.
-const BY_HAND: &str = "make fuzz";
+const MANUAL_COMMAND: &str = "make fuzz";
 
 /// Command that runs one target with the corpus that earlier runs have left.
 fn command(root: &Path, target_dir: &Path, name: &str) -> Result<Command> {

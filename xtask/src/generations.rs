@@ -1,8 +1,8 @@
 //! Kernel with address-space generations, and its tests in an emulated machine (`crates/patch/generations/run`).
 
+use crate::process::{self, Counts, Outcome};
 use crate::programs::target_dir;
 use crate::runner::{CACHE_LOG, cache_log, report};
-use crate::step::{self, Counts, Outcome};
 use crate::summary::Summary;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -10,13 +10,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Exit status of `setup/generations`, and of `crates/patch/generations/run` after it, when the archive withholds a package.
-const WITHHELD: &str = "exit status: 75";
+const WITHHELD_STATUS: &str = "exit status: 75";
 
 /// Exit status when this machine cannot get a package for another reason.
-const CANNOT_BE_HAD: &str = "exit status: 69";
+const UNAVAILABLE_STATUS: &str = "exit status: 69";
 
 /// Time limit: all tests take 22 minutes on an idle machine, after the build of a kernel; on a busy one three times as long.
-const LIMIT: Duration = Duration::from_secs(2 * 3600);
+const TEST_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
 /// Builds the kernel if necessary, and runs all tests, the stress test shortly; each counts. If such machines are available, the tests of
 /// the kernel run again where the processor has PCID, and on Linux 7.2 where processors flush each other's TLB.
@@ -24,10 +24,10 @@ const LIMIT: Duration = Duration::from_secs(2 * 3600);
 /// # Errors
 /// A step cannot be started.
 pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
-    run(root, logs, "generations", &["--seconds", "2"], LIMIT, summary)?;
-    run(root, logs, "generations-pcid", &["--machine", "pcid", "--seconds", "2"], LIMIT, summary)?;
+    run(root, logs, "generations", &["--seconds", "2"], TEST_TIMEOUT, summary)?;
+    run(root, logs, "generations-pcid", &["--machine", "pcid", "--seconds", "2"], TEST_TIMEOUT, summary)?;
     let invlpgb = ["--kernel", "7.2", "--machine", "invlpgb", "--seconds", "2"];
-    run(root, logs, "generations-invlpgb", &invlpgb, LIMIT, summary)
+    run(root, logs, "generations-invlpgb", &invlpgb, TEST_TIMEOUT, summary)
 }
 
 /// Runs those of the tests that `make test` runs: some of each kind. No other test runs meanwhile.
@@ -39,22 +39,22 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
     let mut command = Command::new(BUILD[0]);
     command.args(&BUILD[1..]);
     in_tree(&mut command, root, logs)?;
-    let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;
+    let mut built = process::run("kernel", &mut command, &logs.join("generations-kernel.log"), process::LIMIT)?;
     let name = "generations kernel";
     let counts = if built.succeeded { Counts::default() } else { counts(&mut built, required()) };
     report(name, &built, counts);
-    summary.add(name, SHORT_BY_HAND, &built, counts);
+    summary.add(name, SHORT_MANUAL_COMMAND, &built, counts);
     if !built.succeeded || counts != Counts::default() {
         return Ok(());
     }
-    run(root, logs, "generations", &["--short"], step::LIMIT, summary)
+    run(root, logs, "generations", &["--short"], process::LIMIT, summary)
 }
 
 /// Builds the kernel and its tests unless the cache has them.
 pub(crate) const BUILD: [&str; 2] = ["crates/patch/generations/run", "--build"];
 
 /// Command that runs the short form by hand.
-const SHORT_BY_HAND: &str = "cargo run -p xtask -- generations-short";
+const SHORT_MANUAL_COMMAND: &str = "cargo run -p xtask -- generations-short";
 
 /// Lets the script run in the tree, and use this program to find things in the cache.
 pub(crate) fn in_tree(command: &mut Command, root: &Path, logs: &Path) -> Result<()> {
@@ -74,7 +74,7 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, su
     if std::env::var_os("STILLPOINT_BIN").is_none() {
         command.env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"));
     }
-    let mut outcome = step::run(name, &mut command, &logs.join(format!("{name}.log")), limit)?;
+    let mut outcome = process::run(name, &mut command, &logs.join(format!("{name}.log")), limit)?;
     let counts = counts(&mut outcome, required());
     report(&format!("{name} (in a machine of their own)"), &outcome, counts);
     summary.add(name, &format!("crates/patch/generations/run {}", words.join(" ")), &outcome, counts);
@@ -83,8 +83,8 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, su
 
 /// Counts a run by its TAP output. A run that could not begin is withheld by the archive, or skipped unless everything is required.
 fn counts(outcome: &mut Outcome, required: bool) -> Counts {
-    let withheld = outcome.ended == WITHHELD;
-    if withheld || (outcome.ended == CANNOT_BE_HAD && !required) {
+    let withheld = outcome.ended == WITHHELD_STATUS;
+    if withheld || (outcome.ended == UNAVAILABLE_STATUS && !required) {
         let why = outcome.output.lines().last().unwrap_or_default().to_owned();
         let word = if withheld { "WITHHELD" } else { "SKIPPED" };
         outcome.output = format!("{word} generations: {why}\n");

@@ -15,18 +15,18 @@
 //! Guarantees: exit code 0 only when every requested check ran and passed; nothing outside `target/`, the cache,
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
-mod ahead;
+mod background_build;
 mod cache;
-mod full;
+mod full_tier;
 mod fuzz;
 mod generations;
-mod passed;
+mod process;
 mod programs;
 mod record;
+mod result_cache;
 mod runner;
 mod schedule;
 mod soak;
-mod step;
 mod summary;
 mod tidy;
 
@@ -51,7 +51,7 @@ fn run(command: Option<&str>) -> Result<bool> {
         Some("tidy") => tidy::run(&root),
         Some("check") => runner::check(&root),
         Some("test") => runner::test(&root),
-        Some("test-full") => full::run(&root),
+        Some("test-full") => full_tier::run(&root),
         Some("soak") => soak::run(&root),
         Some("fuzz") => runner::alone(&root, fuzz::test),
         Some("generations") => runner::alone(&root, generations::test),

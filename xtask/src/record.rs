@@ -1,6 +1,6 @@
 //! Lines of a long run: one in a file for each step that ended, so that a stopped run can resume.
 
-use crate::step::{Counts, Outcome};
+use crate::process::{Counts, Outcome};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,10 +1,10 @@
 //! `xtask test` and `xtask check`: steps one after another, quick ones first, one line each.
 
-use crate::ahead::{self, Ahead};
-use crate::passed::Passed;
+use crate::background_build::{self, BackgroundBuild};
+use crate::process::{self, Counts, Outcome};
 use crate::programs::{self, Unit, target_dir};
+use crate::result_cache::ResultCache;
 use crate::schedule::{SIDE_BY_SIDE, Schedule};
-use crate::step::{self, Counts, Outcome};
 use crate::summary::Summary;
 use crate::{generations, tidy};
 use anyhow::{Context, Result, bail};
@@ -22,7 +22,7 @@ const OTHERS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
 pub(crate) const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";
 
 /// Runs every test of the tree, and returns true if none failed. The last line is the count. With `TEST_ONLY`, only units whose names
-/// contain one of its words run; without it, units that passed before with the same inputs ([`crate::passed`]) do not run again.
+/// contain one of its words run; without it, units that passed before with the same inputs ([`crate::result_cache`]) do not run again.
 ///
 /// # Errors
 /// The tree does not compile, or a step cannot be started.
@@ -35,7 +35,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
     let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
     let everything = words.is_empty();
-    let passed = Passed::of_tree(root, everything)?;
+    let passed = ResultCache::of_tree(root, everything)?;
     println!("building the tests");
     let units = programs::build(root, false)?;
     println!("built in {} s\n", (compiled + start.elapsed()).as_secs());
@@ -45,14 +45,14 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
 
     let mut summary = Summary::default();
     let units = to_run(chosen(units, &words)?, passed.as_ref(), &mut summary)?;
-    let ahead = (everything && !units.is_empty()).then(|| ahead::kernel(root, &logs)).transpose()?;
+    let build = (everything && !units.is_empty()).then(|| background_build::start_kernel(root, &logs)).transpose()?;
     let Schedule { quick, waiting, alone } = Schedule::new(units);
     let mut run = Run { root, logs: &logs, passed: passed.as_ref(), summary };
     run.units(&quick, 1)?;
     run.units(&waiting, SIDE_BY_SIDE)?;
     run.units(&alone, 1)?;
     let Run { mut summary, .. } = run;
-    ahead.map_or(Ok(()), Ahead::wait)?;
+    build.map_or(Ok(()), BackgroundBuild::wait)?;
     for tests in OTHERS.into_iter().filter(|_| everything) {
         tests(root, &logs, &mut summary)?;
     }
@@ -101,7 +101,7 @@ fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
 }
 
 /// Removes the units that passed before with the same inputs; these are printed and counted.
-fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> Result<Vec<Unit>> {
+fn to_run(units: Vec<Unit>, passed: Option<&ResultCache>, summary: &mut Summary) -> Result<Vec<Unit>> {
     let Some(passed) = passed else { return Ok(units) };
     let before = passed.counts(&units)?;
     let mut left = Vec::new();
@@ -121,7 +121,7 @@ fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> R
 struct Run<'r> {
     root: &'r Path,
     logs: &'r Path,
-    passed: Option<&'r Passed>,
+    passed: Option<&'r ResultCache>,
     summary: Summary,
 }
 
@@ -133,13 +133,13 @@ impl Run<'_> {
             command.env(CACHE_LOG, cache_log(self.logs));
             (unit.name(), command, log_of(self.logs, &unit.name()))
         };
-        step::run_beside(units.iter().map(step).collect(), at_once, step::LIMIT, |number, outcome| {
+        process::run_beside(units.iter().map(step).collect(), at_once, process::LIMIT, |number, outcome| {
             let unit = &units[number];
-            let counts = step::counts(outcome);
+            let counts = process::counts(outcome);
             report(&unit.name(), outcome, counts);
             self.summary.add(&unit.name(), &unit.by_hand(), outcome, counts);
             match self.passed {
-                Some(passed) if outcome.succeeded => passed.keep(unit, counts),
+                Some(passed) if outcome.succeeded => passed.store(unit, counts),
                 _ => Ok(()),
             }
         })
@@ -202,8 +202,8 @@ pub(crate) fn doc_tests(root: &Path, logs: &Path, summary: &mut Summary) -> Resu
 
 /// Runs one step, prints its line, and adds it up.
 fn single(name: &str, by_hand: &str, command: &mut Command, logs: &Path, summary: &mut Summary) -> Result<()> {
-    let outcome = step::run(name, command, &log_of(logs, name), step::LIMIT)?;
-    let counts = step::counts(&outcome);
+    let outcome = process::run(name, command, &log_of(logs, name), process::LIMIT)?;
+    let counts = process::counts(&outcome);
     report(name, &outcome, counts);
     summary.add(name, by_hand, &outcome, counts);
     Ok(())
@@ -215,7 +215,7 @@ pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
     let word = if failed { "FAILED" } else { "ok" };
     let (seconds, processor) = (outcome.elapsed.as_secs_f64(), outcome.processor.as_secs_f64());
     println!("{word:>6} {seconds:>7.1} s {processor:>7.1}  {:<36} {name}", counts.to_string());
-    for line in outcome.output.lines().filter(|line| step::is_left_out(line)) {
+    for line in outcome.output.lines().filter(|line| process::is_left_out(line)) {
         println!("          {line}");
     }
     if failed {

@@ -7,10 +7,10 @@
 //! rounds at a time; `SOAK_STEPS=N` ends the run after so many steps. A test reports its counts by lines `COUNT what number`: they are
 //! stored with its step.
 
+use crate::process::{self, Counts};
 use crate::programs::{self, Unit};
 use crate::record::{self, Line};
 use crate::runner;
-use crate::step::{self, Counts};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::Path;
@@ -106,8 +106,8 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         let (piece, pieces) = step.piece;
         command.env("STILLPOINT_SOAK_PIECE", piece.to_string()).env("STILLPOINT_SOAK_PIECES", pieces.to_string());
         let log = runner::log_of(&logs, &format!("soak {}", names[at]));
-        let outcome = step::run(&names[at], &mut command, &log, LIMIT)?;
-        let counts = step::counts(&outcome);
+        let outcome = process::run(&names[at], &mut command, &log, LIMIT)?;
+        let counts = process::counts(&outcome);
         runner::report(&format!("round {round}: {}", names[at]), &outcome, counts);
         let line = Line::new(&commit, round, &names[at], &outcome, counts);
         record::append(&path, &line)?;

@@ -1,6 +1,6 @@
 //! Summary at the end of a run: seconds by pillar, the slowest units, and the cache's hits and misses.
 
-use crate::step::{Counts, Outcome};
+use crate::process::{Counts, Outcome};
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -1,9 +1,9 @@
 //! Rules of the tree. Each rule is a function from a [`Tree`] to [`Finding`]s, so that tests can pass small wrong trees.
 
 mod docs;
-mod files;
-mod house;
+mod file_access;
 mod layers;
+mod layout;
 mod lexer;
 mod purity;
 mod text;
@@ -45,10 +45,10 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     let rules = [
         layers::directions,
         layers::manifests,
-        house::one_home_for_tests,
+        layout::one_home_for_tests,
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,
-        files::opened_in_one_place,
+        file_access::opened_in_one_place,
         text::markers,
         text::host_names,
         docs::crate_headers,
@@ -68,7 +68,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     for note in text::long_files(&tree) {
         println!("note: {note}");
     }
-    for (package, files) in house::large_cycles(&tree) {
+    for (package, files) in layout::large_cycles(&tree) {
         println!("note: {package}: {} files import each other: {}", files.len(), files.join(", "));
     }
     let findings = findings(&tree);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use stillpoint_host::Error;
 use stillpoint_host::trusted::Directory;
-use stillpoint_testing::long::rounds;
+use stillpoint_testing::soak::rounds;
 use tempfile::TempDir;
 
 /// Limit of rounds: a race that one side wins so often is not a race.

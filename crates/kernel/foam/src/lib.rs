@@ -41,23 +41,23 @@
 //! mapping; checksums, the seal and the dense form are ours.
 #![forbid(unsafe_code)]
 
+mod checksum_groups;
+mod checksums;
 mod error;
 mod extent;
-mod groups;
 mod index;
 mod memory;
 mod pending;
 mod placement;
-mod sums;
 
+pub use checksum_groups::ChecksumGroups;
+pub use checksums::{PageChecksum, Checksums, is_zero, page_checksum};
 pub use error::Error;
 pub use extent::{Extent, Extents, LAZY, PRESENT};
-pub use groups::SumGroups;
-pub use index::{Beside, HEADER, Index, Origin, Recorded};
+pub use index::{CompanionFile, HEADER_BYTES, Index, Origin, Recorded};
 pub use memory::Memory;
 pub use pending::{Pending, Run};
 pub use placement::{Form, Placement};
-pub use sums::{PageSum, Sums, is_zero, sum};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

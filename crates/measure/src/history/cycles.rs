@@ -7,7 +7,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::lists::{Dependency, Inferred, Why};
+use super::list_append::{Dependency, Inferred, Why};
 use super::{Anomaly, AnomalyKind, History, Level};
 
 /// Edges from each node; a node is a transaction or a moment.

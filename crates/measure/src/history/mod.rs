@@ -19,8 +19,8 @@
 //! the inference of dependencies from lists is the idea of Elle (Kingsbury and Alvaro, VLDB 2020).
 
 mod cycles;
-mod exact;
-mod lists;
+mod invariants;
+mod list_append;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -191,9 +191,9 @@ impl fmt::Display for Anomaly {
 
 /// Returns every anomaly in a history that the level forbids.
 pub fn check(history: &History, level: Level) -> Vec<Anomaly> {
-    let mut anomalies = exact::counters(history);
-    anomalies.extend(exact::transfers(history, level));
-    let (inferred, found) = lists::infer(history, level);
+    let mut anomalies = invariants::counters(history);
+    anomalies.extend(invariants::transfers(history, level));
+    let (inferred, found) = list_append::infer(history, level);
     anomalies.extend(found);
     anomalies.extend(cycles::find(history, &inferred, level));
     anomalies.sort_by_key(|anomaly| anomaly.kind);

@@ -13,12 +13,12 @@ mod connection;
 mod counters;
 mod driver;
 mod fill;
-mod intake;
 mod memcached;
-mod plain;
 mod plan;
+mod probes;
 mod redis;
 mod resp;
+mod responses;
 mod schedule;
 mod sink;
 mod timer;
@@ -179,8 +179,8 @@ fn dispatch(plan: &Plan, counters: Arc<Counters>, ready: &SyncSender<Header>) ->
             memcached.set_loaded(fill::is_loaded(plan, *keys)?);
             drive(plan, memcached, counters, ready)
         }
-        Protocol::Tcp { value_bytes } => drive(plan, plain::Echo::new(*value_bytes), counters, ready),
-        Protocol::Http { path } => drive(plan, plain::Http::new(&plan.target.host(), path), counters, ready),
+        Protocol::Tcp { value_bytes } => drive(plan, probes::Echo::new(*value_bytes), counters, ready),
+        Protocol::Http { path } => drive(plan, probes::Http::new(&plan.target.host(), path), counters, ready),
     }
 }
 

@@ -10,7 +10,7 @@ use tokio_postgres::Config;
 
 use super::recorder::Recorder;
 use super::session::{Failed, Session, is_worth_retrying, pause_before};
-use super::{Place, PostgresFinished, PostgresPlan, Verdict, Work, checked, ordering, postgres_error};
+use super::{Place, PostgresFinished, PostgresPlan, Verdict, Work, consistency_workload, ordering, postgres_error};
 use crate::clock::{now_ns, ns};
 use crate::error::{Error, Result};
 use crate::history::{self, History, Operation, Transaction};
@@ -38,7 +38,7 @@ pub(super) async fn drive(
         counters.opened();
     }
     let before = match plan.work {
-        Work::Checked { .. } => Some(checked::look(&mut sessions[0]).await),
+        Work::Checked { .. } => Some(consistency_workload::look(&mut sessions[0]).await),
         Work::Ordering { .. } => None,
     };
     let before = before.transpose().map_err(|source| postgres_error(&target, "reading the tables", source))?;
@@ -48,7 +48,7 @@ pub(super) async fn drive(
     let _ = ready.send(header.clone());
 
     let plan = Rc::new(plan);
-    let lists = Rc::new(checked::Lists::new(before.as_ref()));
+    let lists = Rc::new(consistency_workload::Lists::new(before.as_ref()));
     let tasks: Vec<_> = sessions
         .into_iter()
         .enumerate()
@@ -138,8 +138,8 @@ async fn finish(
     let Some(before) = before else { return Ok(PostgresFinished { finished, retries, verdict: None }) };
     let fail = |source| postgres_error(&finished.header.target, "reading the tables", source);
     let mut session = Session::open(config).await.map_err(fail)?;
-    let last = checked::look(&mut session).await.map_err(fail)?;
-    let history = checked::history(before, transactions, last);
+    let last = consistency_workload::look(&mut session).await.map_err(fail)?;
+    let history = consistency_workload::history(before, transactions, last);
     if let Some(path) = &plan.history {
         std::fs::write(path, history.to_lines()).map_err(|source| Error::File {
             action: "write",
@@ -169,7 +169,7 @@ struct Client {
     config: Config,
     plan: Rc<PostgresPlan>,
     recorder: Shared,
-    lists: Rc<checked::Lists>,
+    lists: Rc<consistency_workload::Lists>,
     weights: Weights,
     started_ns: u64,
 }

@@ -16,8 +16,8 @@
 //!
 //! Tables begin with `sp_`, and are made by [`prepare`]; nothing else in the database is changed.
 
-mod checked;
 mod clients;
+mod consistency_workload;
 mod ordering;
 mod recorder;
 mod session;
@@ -130,7 +130,7 @@ impl PostgresPlan {
 
     /// Makes a plan of checked data: 16 clients with a think time of 5 ms.
     pub fn checked(connect: impl Into<String>) -> PostgresPlan {
-        let mix = Mix(checked::KINDS.map(|kind| (kind.to_owned(), 1)).to_vec());
+        let mix = Mix(consistency_workload::KINDS.map(|kind| (kind.to_owned(), 1)).to_vec());
         PostgresPlan {
             work: Work::Checked { mix, rows: 8 },
             clients: 16,
@@ -152,8 +152,10 @@ impl PostgresPlan {
             }
             Work::Checked { rows, .. } if *rows < 2 => return refuse("--rows", "must be at least 2".into()),
             Work::Checked { mix, .. } => {
-                if let Some((kind, _)) = mix.0.iter().find(|(kind, _)| !checked::KINDS.contains(&kind.as_str())) {
-                    return refuse("--mix", format!("`{kind}` is none of {}", checked::KINDS.join(", ")));
+                if let Some((kind, _)) =
+                    mix.0.iter().find(|(kind, _)| !consistency_workload::KINDS.contains(&kind.as_str()))
+                {
+                    return refuse("--mix", format!("`{kind}` is none of {}", consistency_workload::KINDS.join(", ")));
                 }
             }
             Work::Ordering { .. } => {}
@@ -225,7 +227,7 @@ pub fn prepare(plan: &PostgresPlan) -> Result<()> {
     let config = plan.check()?;
     let statements = match &plan.work {
         Work::Ordering { items } => ordering::tables(*items),
-        Work::Checked { rows, .. } => checked::tables(*rows),
+        Work::Checked { rows, .. } => consistency_workload::tables(*rows),
     };
     let target = Place(&config).to_string();
     runtime()?.block_on(async {

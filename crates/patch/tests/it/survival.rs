@@ -14,7 +14,7 @@ use stillpoint_patch_tests::server::{Guarded, Server};
 use stillpoint_patch_tests::shipped::older;
 use stillpoint_patch_tests::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
-use stillpoint_testing::long::rounds;
+use stillpoint_testing::soak::rounds;
 use tempfile::TempDir;
 
 /// Makes the command `stillpoint patch exec --patches PATCHES... OPTIONS... --`.

@@ -10,15 +10,15 @@
 //! holds every userfaultfd. When pages cannot be fetched any more (the image is damaged), the processes are killed
 //! before the last userfaultfd closes.
 
-mod ahead;
 mod fill;
 mod huge;
 mod keeper;
-mod pace;
+mod prefetch;
+mod rate_limit;
 mod server;
 
 pub(crate) use fill::read as read_fill;
 pub use fill::{Fill, State};
 pub(crate) use keeper::wait_for;
 pub use keeper::{LazyOptions, serve};
-pub use server::Tally;
+pub use server::FetchCounts;

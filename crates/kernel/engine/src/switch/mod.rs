@@ -10,45 +10,45 @@
 //! ```
 //!
 //! Three programs take part after the kexec: systemd's generator ([`boot()`]) raises the guard before any address is
-//! up, and has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`keep_ports`]);
+//! up, and has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`guard_ports`]);
 //! [`resume`] leads them, and if it is killed [`resume_after`] continues.
 
 mod boot;
+mod boot_loader;
+mod command_line;
 mod config;
-mod crash;
-mod front;
+mod crash_kernel;
 mod guardian;
 mod handover;
 mod health;
 mod journal;
-mod limit;
-mod line;
-mod loader;
-mod meeting;
 mod memmap;
 mod obstacles;
-mod order;
 mod phases;
+mod port_guard;
 mod region;
-mod reserve;
+mod remaining_units;
+mod rendezvous;
+mod reservation;
 mod resume;
-mod stays;
+mod stall_limit;
+mod start_order;
 mod system;
 mod unit;
 mod watchdog;
 
 pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
-pub use crash::Crash;
-pub use front::keep_ports;
-pub use guardian::{guard, left_behind};
+pub use crash_kernel::CrashKernel;
+pub use guardian::{find_interrupted, run_guardian};
 pub use handover::Handover;
 pub use journal::{Decision, Journal, State, Timing, Unit};
-pub use phases::{Plan, check_switch, switch, take_back};
+pub use phases::{Plan, check_switch, roll_back, switch};
+pub use port_guard::guard_ports;
 pub use region::Region;
-pub use reserve::{DROPIN, Reserve, Reserved, give_back, regions, reserve};
-pub use resume::{Fault, restore_unit, resume, resume_after};
-pub use stays::Stays;
+pub use remaining_units::RemainingUnits;
+pub use reservation::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
+pub use resume::{Fault, continue_resume, restore_unit, resume};
 pub(crate) use unit::properties;
 pub use unit::{dropin, dropin_path};
 pub use watchdog::Watchdog;

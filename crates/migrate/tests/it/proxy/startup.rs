@@ -187,7 +187,7 @@ fn a_parameter_that_is_there_twice_is_refused_wherever_it_is() {
         }
     }
     assert_eq!(packets.len(), 1_312);
-    let step = if stillpoint_testing::long::is_soak() { 1 } else { 41 };
+    let step = if stillpoint_testing::soak::is_soak() { 1 } else { 41 };
     for (packet, list) in packets.into_iter().step_by(step) {
         match say(&mut raw(&proxy), &packet, "secret") {
             // Of two values, the first may be empty.

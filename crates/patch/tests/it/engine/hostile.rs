@@ -14,8 +14,8 @@ use stillpoint_patch_engine::ledger::{
 use stillpoint_patch_engine::{Error, Landing, debugger_files, peek};
 use stillpoint_patch_format::{Avma, BuildId, Scope};
 use stillpoint_patch_tracee::Pid;
-use stillpoint_testing::long::rounds;
 use stillpoint_testing::random::Random;
+use stillpoint_testing::soak::rounds;
 use tempfile::TempDir;
 
 /// Makes mappings by its arguments, and waits for its end. Arguments: a file to copy into a ledger's place, the number

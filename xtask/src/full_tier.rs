@@ -4,11 +4,11 @@
 //! same commit is checked out. A kind (a module, or all tests of a library) gets its line in `experiments/full-tier.md` when all its steps
 //! have passed: commit and date of its last full pass.
 
+use crate::process::{self, Counts};
 use crate::programs::{self, Unit, target_dir};
 use crate::record::{self, Line};
 use crate::runner::{self, log_of};
 use crate::soak;
-use crate::step::{self, Counts};
 use crate::summary::Summary;
 use crate::{fuzz, generations};
 use anyhow::{Context, Result, bail};
@@ -17,9 +17,9 @@ use std::path::Path;
 use std::process::Command;
 
 /// Page of the last full passes, relative to the root.
-const PAGE: &str = "experiments/full-tier.md";
+const PAGE_PATH: &str = "experiments/full-tier.md";
 
-const HEAD: &str = "# Full tier\n\nLast full pass of each kind of test, written by `make test-full`, which goes on where it \
+const PAGE_HEAD: &str = "# Full tier\n\nLast full pass of each kind of test, written by `make test-full`, which goes on where it \
     stopped. A kind without a line has not passed as a whole.\n\n| kind | commit | date | tests | minutes |\n|---|---|---|---|---|\n";
 
 /// Test in its long form, or a whole kind.
@@ -58,10 +58,10 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         if lines.iter().any(|line| line.step == step.name) {
             continue;
         }
-        let line = one(root, &logs, &commit, step)?;
+        let line = run_step(root, &logs, &commit, step)?;
         record::append(&path, &line)?;
         lines.push(line);
-        pass(root, &commit, &step.kind, &steps, &lines)?;
+        record_pass(root, &commit, &step.kind, &steps, &lines)?;
     }
     let mut total = Counts::default();
     lines.iter().for_each(|line| total += line.tests());
@@ -104,7 +104,7 @@ fn steps<'u>(units: &'u [Unit], words: &[String]) -> Vec<Step<'u>> {
     steps
 }
 
-fn one(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
+fn run_step(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
     let mut command = match step.run {
         Run::Test(unit, test) => unit.long(root, test),
         Run::Unit(unit) => {
@@ -118,14 +118,14 @@ fn one(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
             return Ok(Line::of_tests(commit, &step.name, summary.seconds(), summary.total));
         }
     };
-    let outcome = step::run(&step.name, &mut command, &log_of(logs, &format!("full {}", step.name)), soak::LIMIT)?;
-    let counts = step::counts(&outcome);
+    let outcome = process::run(&step.name, &mut command, &log_of(logs, &format!("full {}", step.name)), soak::LIMIT)?;
+    let counts = process::counts(&outcome);
     runner::report(&step.name, &outcome, counts);
     Ok(Line::new(commit, 1, &step.name, &outcome, counts))
 }
 
 /// Writes the line of a kind if all its steps have run and passed.
-fn pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -> Result<()> {
+fn record_pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -> Result<()> {
     let line = |step: &Step| lines.iter().find(|line| line.step == step.name);
     let of_kind: Option<Vec<&Line>> = steps.iter().filter(|step| step.kind == kind).map(line).collect();
     let Some(of_kind) = of_kind else { return Ok(()) };
@@ -134,7 +134,7 @@ fn pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -
     }
     let tests: u64 = of_kind.iter().map(|line| line.passed).sum();
     let minutes = of_kind.iter().map(|line| line.seconds).sum::<f64>() / 60.0;
-    let path = root.join(PAGE);
+    let path = root.join(PAGE_PATH);
     let page = std::fs::read_to_string(&path).unwrap_or_default();
     let row = format!("| {commit} | {} | {tests} | {minutes:.1} |", today()?);
     std::fs::write(&path, with_row(&page, kind, &row)).with_context(|| format!("write {}", path.display()))
