@@ -2,6 +2,7 @@
 //!
 //! Each phase has two points: before its forward step, and after it. No option that a user sees sets one.
 
+use rustix::process::{Signal, getpid, kill_process};
 use std::fmt;
 use std::str::FromStr;
 
@@ -43,16 +44,16 @@ impl fmt::Display for FaultPoint {
 }
 
 /// Effect of a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy)]
 enum Effect {
     /// The phase returns an error.
     Fail,
-    /// The process is killed (SIGKILL).
-    Kill,
+    /// A function is called that does not return: it ends the process or the machine.
+    Call(fn()),
 }
 
 /// Requested faults; empty outside of tests.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Faults(Vec<(FaultPoint, Effect)>);
 
 impl Faults {
@@ -68,10 +69,18 @@ impl Faults {
         self
     }
 
-    /// Adds the death of the process at a point.
+    /// Adds the death of the process at a point (SIGKILL).
     #[must_use]
-    pub fn killing(mut self, point: FaultPoint) -> Faults {
-        self.0.push((point, Effect::Kill));
+    pub fn killing(self, point: FaultPoint) -> Faults {
+        self.calling(point, || {
+            let _ = kill_process(getpid(), Signal::KILL);
+        })
+    }
+
+    /// Adds a call of a function at a point: it ends the process or the machine in a way of its own.
+    #[must_use]
+    pub fn calling(mut self, point: FaultPoint, end: fn()) -> Faults {
+        self.0.push((point, Effect::Call(end)));
         self
     }
 
@@ -81,14 +90,13 @@ impl Faults {
     ///
     /// The requested failure.
     pub(crate) fn reach(&self, phase: &str, side: Side) -> Result<(), Fault> {
-        match self.0.iter().find(|(point, _)| point.phase == phase && point.side == side) {
-            None => Ok(()),
-            Some((point, Effect::Fail)) => Err(Fault(point.clone())),
-            Some((point, Effect::Kill)) => {
-                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-                Err(Fault(point.clone()))
-            }
+        let Some((point, effect)) = self.0.iter().find(|(point, _)| point.phase == phase && point.side == side) else {
+            return Ok(());
+        };
+        if let Effect::Call(end) = effect {
+            end();
         }
+        Err(Fault(point.clone()))
     }
 }
 

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Message of a tool that has ended in order; there is no answer.
-const DISMISS: u8 = 0;
+pub const DISMISS: u8 = 0;
 /// Message of a guardian that watches the tool.
 const READY: u8 = 1;
 /// Interval of another look at a tool that is ending.
@@ -125,7 +125,12 @@ impl Requests {
         Requests::new(UnixStream::from(descriptor), tool)
     }
 
-    fn new(mut stream: UnixStream, tool: Pid) -> Result<(Requests, Vec<u8>), Error> {
+    /// The guardian's side of a socket, for the process `tool`; returns it with the task.
+    ///
+    /// # Errors
+    ///
+    /// There is no such process, or the other side of the socket sends no task.
+    pub fn new(mut stream: UnixStream, tool: Pid) -> Result<(Requests, Vec<u8>), Error> {
         let failed = |source| Error::System { action: "read the guardian's task", source };
         let process = pidfd_open(tool, PidfdFlags::empty())
             .map_err(|error| Error::System { action: "watch the tool", source: error.into() })?;

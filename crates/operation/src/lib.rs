@@ -13,6 +13,6 @@ mod phase;
 
 pub use error::Error;
 pub use fault::{Fault, FaultPoint, Faults, Side};
-pub use guardian::{Guardian, Request, Requests};
+pub use guardian::{DISMISS, Guardian, Request, Requests};
 pub use journal::{JournalFile, JournalLock};
 pub use phase::{Failed, Operation, Phase, Step, Undo, run, run_blocking};

@@ -48,7 +48,7 @@ pub(crate) enum Command {
     SwitchUnit(switch::UnitArgs),
     /// Take a switch back whose tool is killed; `switch` starts it.
     #[command(hide = true)]
-    SwitchGuardian(switch::GuardianArgs),
+    SwitchGuardian,
     /// Own the guard in front of connections; `checkpoint` and systemd start it.
     #[command(hide = true)]
     GuardKeeper(guard_keeper::Args),
@@ -72,7 +72,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Boot(args) => switch::run_boot(&args),
         Command::SwitchResume(args) => switch::run_resume(&args),
         Command::SwitchUnit(args) => switch::run_unit(&args),
-        Command::SwitchGuardian(args) => switch::run_guardian(&args),
+        Command::SwitchGuardian => switch::run_guardian(),
         Command::GuardKeeper(args) => guard_keeper::run(&args),
         Command::LazyPages(args) => lazy_pages::run(&args),
     }

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use stillpoint_kernel_engine::switch::{
     CONFIG, Config, Journal, Memory, Plan, boot, check_switch, continue_resume, dropin, restore_unit, resume,
-    roll_back, run_guardian as guard_switch, switch,
+    reset_machine, roll_back, run_guardian as guard_switch, switch,
 };
+use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
@@ -74,9 +75,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         None => {}
     }
     let Some(to) = &args.to else { return run_roll_back(&config, output) };
-    let (fail_in, lose_power_in, killed_in) =
-        (args.fail_in.clone(), args.lose_power_in.clone(), args.killed_in.clone());
-    let plan = Plan { to: to.clone(), config, passes: args.passes, fail_in, lose_power_in, killed_in };
+    let plan = Plan { to: to.clone(), config, passes: args.passes, faults: faults(args) };
     if args.dry_run {
         let journal = check_switch(&plan).map_err(untouched)?;
         output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-switch-check", journal: &journal });
@@ -121,25 +120,28 @@ fn run_roll_back(config: &Config, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Arguments of the process that outlives a switch.
-#[derive(clap::Args)]
-pub(crate) struct GuardianArgs {
-    /// Where the journal lies.
-    #[arg(long, value_name = "DIR")]
-    state: PathBuf,
-    /// The switch.
-    #[arg(long, value_name = "N")]
-    pid: i32,
-}
-
 /// Runs `stillpoint kernel switch-guardian`.
-pub(crate) fn run_guardian(args: &GuardianArgs) -> Result<(), Failure> {
+pub(crate) fn run_guardian() -> Result<(), Failure> {
     // a signal to a whole session or service is meant for the switch; this process ends by itself when it has nothing left to do
     for signal in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::default()).map_err(Failure::refused)?;
     }
-    guard_switch(&args.state, args.pid)
-        .map_err(|error| failure(error, "stillpoint kernel status says what is left of it"))
+    guard_switch().map_err(|error| failure(error, "stillpoint kernel status says what is left of it"))
+}
+
+/// Faults that a test requests.
+fn faults(args: &Args) -> Faults {
+    let mut faults = Faults::none();
+    if let Some(phase) = &args.fail_in {
+        faults = faults.failing(FaultPoint::before(phase));
+    }
+    if let Some(phase) = &args.killed_in {
+        faults = faults.killing(FaultPoint::before(phase));
+    }
+    if let Some(phase) = &args.lose_power_in {
+        faults = faults.calling(FaultPoint::before(phase), reset_machine);
+    }
+    faults
 }
 
 /// Arguments of `stillpoint kernel dropin`.

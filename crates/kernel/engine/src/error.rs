@@ -32,6 +32,12 @@ pub enum Error {
     /// Another user can change an image, the state of a switch, or a directory above them.
     #[error(transparent)]
     Host(#[from] stillpoint_host::Error),
+    /// The journal or the guardian of an operation.
+    #[error(transparent)]
+    Operation(#[from] stillpoint_operation::Error),
+    /// A test requested this failure.
+    #[error(transparent)]
+    Fault(#[from] stillpoint_operation::Fault),
     /// There is a checkpoint where a new one should go.
     #[error("{0} holds a checkpoint already")]
     Occupied(PathBuf),
@@ -134,6 +140,8 @@ impl Error {
                 | Error::Refused(_)
                 | Error::Criu { .. }
                 | Error::Host(stillpoint_host::Error::Untrusted { .. })
+                | Error::Operation(stillpoint_operation::Error::Host(stillpoint_host::Error::Untrusted { .. }))
+                | Error::Operation(stillpoint_operation::Error::Damaged { .. } | stillpoint_operation::Error::Newer { .. })
         )
     }
 }

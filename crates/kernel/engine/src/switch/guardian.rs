@@ -7,135 +7,82 @@
 
 use super::journal::{Journal, State};
 use super::port_guard::lower;
-use super::system::{Kernel, remount_writable, reset, writable_now};
+use super::system::{Kernel, remount_writable, reset_machine, writable_now};
 use crate::error::ErrorContext;
 use crate::{Error, host};
 use procfs::process::Process;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use rustix::process::{Pid, PidfdGetfdFlags, pidfd_getfd};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use stillpoint_operation::{self as operation, JournalLock, Request, Requests};
 
 /// Request of the tool; the answer is the same byte.
 const HOLD_REQUEST: u8 = b'h';
 const RELEASE_REQUEST: u8 = b'r';
-/// Message of the tool when everything has ended; there is no answer.
-const END_MESSAGE: u8 = b'o';
-/// Time within which a guardian must answer; after that it counts as absent.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time within which criu undoes what it has begun.
 const CRIU_UNDO_TIMEOUT: Duration = Duration::from_secs(60);
 /// Reason of the rollback.
 const KILLED_REASON: &str = "the switch was killed";
 
-/// The tool's side. If it is dropped without [`Guardian::dismiss`], the guardian detects the end of the tool, and rolls
-/// the switch back.
-pub(super) struct Guardian {
-    child: Child,
-    stream: UnixStream,
-}
+/// The tool's side. If it is dropped without [`Guardian::dismiss`], the guardian rolls the switch back.
+pub(super) struct Guardian(operation::Guardian);
 
 impl Guardian {
     /// Starts a guardian. It keeps the lock as long as it may have work to do.
-    pub(super) fn start(state: &Path, lock: &File) -> Result<Self, Error> {
-        let (stream, theirs) = UnixStream::pair().with_action("make a socket for the guardian")?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("make a socket for the guardian")?;
-        let lock = lock.try_clone().with_action("hand the lock to the guardian")?;
-        // also valid if the file has been replaced meanwhile
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["kernel", "switch-guardian", "--pid", &std::process::id().to_string(), "--state"]).arg(state);
-        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(lock));
-        // an interrupt from the terminal is for the tool alone
-        command.process_group(0);
-        let mut guardian = Guardian { child: command.spawn().with_action("start the guardian")?, stream };
-        // it exists, and watches this process, not a later one with the same number
-        guardian.request(RELEASE_REQUEST)?;
-        Ok(guardian)
+    pub(super) fn start(state: &Path, lock: &JournalLock) -> Result<Self, Error> {
+        let task = state.as_os_str().as_bytes();
+        Ok(Guardian(operation::Guardian::start(&["kernel", "switch-guardian"], task, Some(lock.file()))?))
     }
 
     /// Makes the guardian hold the sockets: from here on processes run on only by this process, or after the journal
     /// allows it on disk.
     pub(super) fn hold(&mut self) -> Result<(), Error> {
-        self.request(HOLD_REQUEST)
+        Ok(self.0.ask(HOLD_REQUEST)?)
     }
 
     /// Makes the guardian close the sockets, as the journal allows it.
     pub(super) fn release(&mut self) {
-        if let Err(error) = self.request(RELEASE_REQUEST) {
+        if let Err(error) = self.0.ask(RELEASE_REQUEST) {
             // its copies are closed with it
             tracing::error!("{error}");
-            let _ = self.child.kill();
+            self.0.kill();
         }
     }
 
     /// Ends the guardian after a complete rollback.
-    pub(super) fn dismiss(mut self) {
-        // a guardian that is gone does nothing either
-        let _ = self.stream.write_all(&[END_MESSAGE]);
-        let _ = self.child.wait();
-    }
-
-    fn request(&mut self, request: u8) -> Result<(), Error> {
-        let mut answer = [0];
-        let received = self.stream.write_all(&[request]).and_then(|()| self.stream.read_exact(&mut answer));
-        match received {
-            Ok(()) if answer == [request] => Ok(()),
-            Ok(()) => Err(guardian_error("it answers something else")),
-            Err(error) => Err(guardian_error(&error.to_string())),
-        }
+    pub(super) fn dismiss(self) {
+        self.0.dismiss();
     }
 }
 
-fn guardian_error(why: &str) -> Error {
-    Error::Step { what: "have a guardian, who takes the switch back if it is killed", why: why.to_owned() }
-}
-
-/// Runs the guardian: waits for the end of process `tool`, with requests on its standard input.
-pub fn run_guardian(state: &Path, tool: i32) -> Result<(), Error> {
+/// Runs the guardian of a switch, which started this process.
+///
+/// # Errors
+///
+/// The journal cannot be read, or the switch cannot be rolled back.
+pub fn run_guardian() -> Result<(), Error> {
     // a shortage of memory must not end both
     let _ = stillpoint_host::kernel_files::write("/proc/self/oom_score_adj", "-1000");
-    let requests = std::io::stdin().as_fd().try_clone_to_owned().with_action("hear the switch")?;
-    watch_tool(state, tool, &mut UnixStream::from(requests), &reset_machine)
+    let (mut requests, task) = Requests::from_stdin()?;
+    watch_tool(Path::new(OsStr::from_bytes(&task)), &mut requests, &reset_machine)
 }
 
-fn reset_machine() {
-    reset()
-}
-
-fn watch_tool(state: &Path, tool: i32, requests: &mut UnixStream, reset: &dyn Fn()) -> Result<(), Error> {
-    let pid = Pid::from_raw(tool).ok_or(Error::NoProcess(tool))?;
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).with_action("watch the switch")?;
+fn watch_tool(state: &Path, requests: &mut Requests, reset: &dyn Fn()) -> Result<(), Error> {
     let mut sockets = Vec::new();
     loop {
-        let mut ready = [PollFd::new(&pidfd, PollFlags::IN), PollFd::new(&*requests, PollFlags::IN)];
-        match poll(&mut ready, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).with_action("watch the switch"),
-        }
-        let [ended, received] = ready.map(|fd| !fd.revents().is_empty());
-        let mut request = [0];
-        match if received { requests.read(&mut request) } else { Ok(0) } {
-            Ok(1) => match request[0] {
-                END_MESSAGE => return Ok(()),
-                HOLD_REQUEST => sockets = copy_sockets(tool, &pidfd)?,
-                _ => sockets.clear(),
-            },
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            // its end is closed before the tool has ended, or never, as it is held here
-            _ if ended => break,
-            _ => {
-                std::thread::sleep(Duration::from_millis(1));
-                continue;
+        match requests.next()? {
+            Request::Dismissed => return Ok(()),
+            Request::Killed => break,
+            Request::Asked(request) => {
+                match request {
+                    HOLD_REQUEST => sockets = copy_sockets(requests.tool())?,
+                    _ => sockets.clear(),
+                }
+                requests.answer(request);
             }
-        }
-        if requests.write_all(&request).is_err() {
-            continue;
         }
     }
     let journal = Journal::read(state);
@@ -145,7 +92,7 @@ fn watch_tool(state: &Path, tool: i32, requests: &mut UnixStream, reset: &dyn Fn
         Err(error) if sockets.is_empty() => Err(error),
         // it may say that the images hold the units
         Err(error) => {
-            tracing::error!("the journal cannot be read, so the machine starts anew: {error}");
+            tracing::error!("the journal cannot be read, so the machine is restarted: {error}");
             reset();
             Err(error)
         }
@@ -153,10 +100,10 @@ fn watch_tool(state: &Path, tool: i32, requests: &mut UnixStream, reset: &dyn Fn
 }
 
 /// Returns copies of all sockets of a process.
-fn copy_sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
+fn copy_sockets((pid, process): (Pid, &OwnedFd)) -> Result<Vec<OwnedFd>, Error> {
     let failed = |error: procfs::ProcError| Error::Step { what: "look at the switch", why: error.to_string() };
     let mut sockets = Vec::new();
-    for info in Process::new(pid).and_then(|process| process.fd()).map_err(failed)?.flatten() {
+    for info in Process::new(pid.as_raw_nonzero().get()).and_then(|process| process.fd()).map_err(failed)?.flatten() {
         if matches!(info.target, procfs::process::FDTarget::Socket(_)) {
             match pidfd_getfd(process, info.fd, PidfdGetfdFlags::empty()) {
                 Ok(socket) => sockets.push(socket),
@@ -179,7 +126,7 @@ pub(super) fn is_interrupted(journal: &Journal) -> bool {
 /// guardian the operator or a command must do so.
 pub fn find_interrupted(state: &Path) -> Result<Option<Journal>, Error> {
     let Some(journal) = Journal::read(state)?.filter(is_interrupted) else { return Ok(None) };
-    Ok(Journal::lock(state)?.map(|_| journal))
+    Ok(Journal::lock(state, Duration::ZERO)?.map(|_| journal))
 }
 
 /// Rolls that back. The caller must hold the lock.
@@ -242,6 +189,9 @@ fn is_traced(pid: i32) -> bool {
 mod tests {
     use super::*;
     use std::fs;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// Starts a tool that holds a socket of criu, and its guardian; `then` gets criu's side of the socket and the
@@ -249,12 +199,16 @@ mod tests {
     fn with_tool(journal: &Journal, state: &Path, then: impl FnOnce(Child, UnixStream, UnixStream)) -> bool {
         let (criu, sockets) = UnixStream::pair().unwrap();
         let tool = Command::new("sleep").arg("1000").stdin(OwnedFd::from(sockets)).spawn().unwrap();
-        let (requests, mut theirs) = UnixStream::pair().unwrap();
+        let (mut requests, theirs) = UnixStream::pair().unwrap();
         fs::create_dir_all(journal.config.images()).unwrap_or_default();
-        let (reset, pid) = (AtomicBool::new(false), tool.id() as i32);
+        let reset = AtomicBool::new(false);
+        // an empty task
+        requests.write_all(&0u32.to_be_bytes()).unwrap();
+        let (mut theirs, _) = Requests::new(theirs, Pid::from_child(&tool)).unwrap();
+        requests.read_exact(&mut [0]).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _ = watch_tool(state, pid, &mut theirs, &|| reset.store(true, Ordering::SeqCst));
+                let _ = watch_tool(state, &mut theirs, &|| reset.store(true, Ordering::SeqCst));
             });
             then(tool, criu, requests);
         });
@@ -316,7 +270,7 @@ mod tests {
         let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut requests| {
             send_request(&mut requests, HOLD_REQUEST);
             send_request(&mut requests, RELEASE_REQUEST);
-            requests.write_all(&[END_MESSAGE]).unwrap();
+            requests.write_all(&[operation::DISMISS]).unwrap();
             kill(tool);
             assert_eq!(criu.read(&mut [0]).unwrap(), 0);
         });
@@ -329,7 +283,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = sealed(dir.path());
         assert_eq!(find_interrupted(dir.path()).unwrap(), Some(journal.clone()));
-        let lock = Journal::lock(dir.path()).unwrap().unwrap();
+        let lock = Journal::lock(dir.path(), Duration::ZERO).unwrap().unwrap();
         assert_eq!(find_interrupted(dir.path()).unwrap(), None);
         drop(lock);
         journal.boot = Some("another".into());

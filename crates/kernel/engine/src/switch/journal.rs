@@ -6,19 +6,17 @@ use super::handover::Handover;
 use super::region::Region;
 use super::remaining_units::RemainingUnits;
 use super::watchdog::Watchdog;
-use crate::error::ErrorContext;
 use crate::{Directory, Error, Gap};
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stillpoint_host::trusted;
+use stillpoint_operation::{JournalFile, JournalLock};
 
 const FILE_NAME: &str = "journal.json";
 const LOCK_NAME: &str = "lock";
-/// Limit in bytes for a journal.
-const JOURNAL_BYTES_MAX: u64 = 64 << 20;
+/// Version of the journal's format.
+const VERSION: u64 = 1;
 /// Number of attempts on the old kernel, which is the last that can restore: a failure may have a temporary reason.
 const OLD_KERNEL_ATTEMPTS_MAX: usize = 2;
 
@@ -253,38 +251,31 @@ impl Journal {
         self.timings.push(Timing { phase: phase.into(), kernel: crate::host::kernel(), duration_us, ended_unix_us });
     }
 
-    /// Takes the lock for writing the journal; `None` if another process has it.
-    pub(super) fn lock(state: &Path) -> Result<Option<File>, Error> {
-        // no existing file is changed: a switch that was killed may have left a read-only disk
-        let lock = trusted::Directory::make(state)?.lock_file(LOCK_NAME)?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(lock)),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error).at("lock", state.join(LOCK_NAME)),
-        }
+    /// The journal's file.
+    fn file(state: &Path) -> JournalFile<Journal> {
+        JournalFile::new(state.join(FILE_NAME), VERSION)
+    }
+
+    /// Takes the lock for writing the journal; `None` if another process has it for longer than `limit`.
+    pub(super) fn lock(state: &Path, limit: Duration) -> Result<Option<JournalLock>, Error> {
+        Ok(Journal::file(state).lock(LOCK_NAME, limit)?)
     }
 
     /// Reads the journal, if there is one.
     ///
     /// # Errors
-    /// Another user can change it: it names images that are restored, and commands that are run. Or it is damaged.
+    /// Another user can change it: it names images that are restored, and commands that are run. Or it is damaged, or of
+    /// a newer version.
     pub fn read(state: &Path) -> Result<Option<Journal>, Error> {
-        let bytes =
-            match trusted::Directory::open(state).and_then(|directory| directory.read(FILE_NAME, JOURNAL_BYTES_MAX)) {
-                Err(error) if error.is_not_found() => return Ok(None),
-                bytes => bytes?,
-            };
-        let damaged = |why: String| Error::Damaged { path: state.join(FILE_NAME), why };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| damaged(error.to_string()))
+        Ok(Journal::file(state).read()?)
     }
 
     /// Writes it as a whole: after a crash there is the old one or the new one.
+    ///
+    /// # Errors
+    /// It cannot be written.
     pub fn write(&self) -> Result<(), Error> {
-        let state = &self.config.state;
-        let damaged = |why: String| Error::Damaged { path: state.join(FILE_NAME), why };
-        let bytes = serde_json::to_vec_pretty(self).map_err(|error| damaged(error.to_string()))?;
-        trusted::Directory::make(state)?.write_synced(FILE_NAME, &bytes)?;
-        Ok(())
+        Ok(Journal::file(&self.config.state).write(self)?)
     }
 
     /// Sets the next state; it is on disk when this returns.
@@ -474,6 +465,6 @@ mod tests {
         assert!(refused(&state).contains("others can write to it"));
         fs::set_permissions(&state, PermissionsExt::from_mode(0o777)).unwrap();
         assert!(refused(&state).contains("others can write to it"));
-        assert!(journal.write().is_err() && Journal::lock(&state).is_err());
+        assert!(journal.write().is_err() && Journal::lock(&state, Duration::ZERO).is_err());
     }
 }

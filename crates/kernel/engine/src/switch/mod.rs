@@ -48,6 +48,7 @@ pub use port_guard::guard_ports;
 pub use region::Region;
 pub use remaining_units::RemainingUnits;
 pub use reservation::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
+pub use system::reset_machine;
 pub use resume::{Fault, continue_resume, restore_unit, resume};
 pub(crate) use unit::properties;
 pub use unit::{dropin, dropin_path};

@@ -27,8 +27,6 @@ use crate::{
     Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_with_hook, host,
 };
 use procfs::process::Process;
-use rustix::process::{Signal, getpid, kill_process};
-use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -36,6 +34,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
 use stillpoint_host::trusted::Directory;
+use stillpoint_operation::{Faults, JournalLock, Operation, Phase, run_blocking};
 
 /// Time for connections that are being made to finish before the freeze.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,43 +55,31 @@ pub struct Plan {
     pub config: Config,
     /// Maximum of passes over memory while the units run.
     pub passes: u32,
-    /// For tests: fail in this phase.
-    pub fail_in: Option<String>,
-    /// For tests: the machine loses its power when this phase begins.
-    pub lose_power_in: Option<String>,
-    /// For tests: the tool is killed when this phase begins.
-    pub killed_in: Option<String>,
-}
-
-/// A phase, and its inverse.
-struct Phase {
-    name: &'static str,
-    run: fn(&mut Switch<'_>) -> Result<(), Error>,
-    undo: fn(&mut Switch<'_>) -> Result<(), Error>,
-}
-
-fn no_op(_: &mut Switch<'_>) -> Result<(), Error> {
-    Ok(())
+    /// For tests: requested faults.
+    pub faults: Faults,
 }
 
 /// The order of a switch; its inverses run from the phase that failed to the front.
-const PHASES: &[Phase] = &[
-    Phase { name: "preload", run: preload, undo: |_| Kernel::unload() },
-    Phase { name: "stop", run: stop_remaining, undo: start_remaining },
-    Phase { name: "passes", run: run_passes, undo: abort_checkpoints },
-    Phase { name: "close", run: |s| s.raise(DropScope::Syn), undo: |s| s.port_guard.lower() },
-    Phase { name: "drain", run: drain, undo: no_op },
-    Phase { name: "guard", run: guard, undo: no_op },
-    Phase { name: "freeze", run: freeze, undo: abort_checkpoints },
-    Phase { name: "seal", run: seal, undo: unseal },
-    Phase {
-        name: "still",
-        run: |s| remount_read_only().map(|mounts| s.mounts = mounts),
-        undo: |s| remount_writable(&s.mounts),
-    },
-    Phase { name: "watch", run: arm_watchdog, undo: disarm_watchdog },
-    Phase { name: "jump", run: |_| Err(start_loaded_kernel()), undo: no_op },
-];
+fn phases<'p>() -> [Phase<Switch<'p>>; 11] {
+    [
+        Phase::new("preload", preload, |_| Kernel::unload()),
+        Phase::new("stop", stop, start),
+        Phase::new("passes", passes, abort_checkpoints),
+        Phase::new("close", |s| s.raise(DropScope::Syn), |s| s.port_guard.lower()),
+        Phase::without_inverse("drain", drain),
+        Phase::without_inverse("guard", guard),
+        Phase::new("freeze", freeze, abort_checkpoints),
+        Phase::new("seal", seal, unseal),
+        Phase::new(
+            "still",
+            |s| remount_read_only().map(|mounts| s.mounts = mounts),
+            |s| remount_writable(&s.mounts),
+        ),
+        Phase::new("watch", arm_watchdog, disarm_watchdog),
+        // it returns only if it fails
+        Phase::point_of_no_return("jump", |_| Err(start_loaded_kernel())),
+    ]
+}
 
 /// Finds all obstacles to a switch at once. Nothing is touched.
 pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
@@ -288,8 +275,11 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         _handover: mounted,
         _lock: lock,
     };
-    let (reached, error) = switch.run_phases();
-    switch.undo_phases(reached, &error);
+    let error = match run_blocking(&mut switch, &phases()) {
+        Err(failed) => failed.error,
+        Ok(()) => Error::Step { what: "start the other kernel", why: "kexec returned without an error".into() },
+    };
+    switch.aborted(&error);
     switch.guardian.dismiss();
     Err(error)
 }
@@ -304,18 +294,10 @@ fn create_handover(journal: &mut Journal, observer: Observer<'_>) -> Result<Opti
     Ok(Some(mounted))
 }
 
-fn lock_state(state: &Path) -> Result<File, Error> {
-    let end = Instant::now() + OTHER_SWITCH_TIMEOUT;
-    loop {
-        match Journal::lock(state)? {
-            Some(lock) => return Ok(lock),
-            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-            None => {
-                let text = "another switch is under way, or memory of the last one still comes";
-                return Err(Error::Refused(vec![text.into()]));
-            }
-        }
-    }
+fn lock_state(state: &Path) -> Result<JournalLock, Error> {
+    Journal::lock(state, OTHER_SWITCH_TIMEOUT)?.ok_or_else(|| {
+        Error::Refused(vec!["another switch is under way, or memory of the last one is not resident yet".into()])
+    })
 }
 
 /// Rolls back a switch that was killed together with its guardian. The caller holds the lock.
@@ -358,7 +340,7 @@ struct Switch<'p> {
     guardian: Guardian,
     /// The memory is handed over as long as this is held.
     _handover: Option<MountedHandover>,
-    _lock: File,
+    _lock: JournalLock,
 }
 
 /// The checkpoint of one unit, in a thread of its own.
@@ -375,44 +357,31 @@ enum WorkerMessage {
     Ended,
 }
 
-impl Switch<'_> {
-    /// Runs phase after phase; returns how many were begun, and the reason of the failure.
-    fn run_phases(&mut self) -> (usize, Error) {
-        for (at, phase) in PHASES.iter().enumerate() {
-            report(self.observer, EventKind::PhaseStarted { operation: "switch".into(), phase: phase.name.into() });
-            let begun = now_ns();
-            if self.plan.lose_power_in.as_deref() == Some(phase.name) {
-                reset();
-            }
-            if self.plan.killed_in.as_deref() == Some(phase.name) {
-                let _ = kill_process(getpid(), Signal::KILL);
-            }
-            let done = match &self.plan.fail_in {
-                Some(name) if name == phase.name => {
-                    Err(Error::Step { what: phase.name, why: "a test made it fail".into() })
-                }
-                _ => (phase.run)(self),
-            };
-            record_phase(&mut self.journal, phase.name, begun, self.observer);
-            if let Err(error) = done {
-                return (at + 1, error);
-            }
-        }
-        (PHASES.len(), Error::Step { what: "jump", why: "nothing came of it".into() })
+impl Operation for Switch<'_> {
+    type Error = Error;
+    const NAME: &'static str = "switch";
+
+    fn faults(&self) -> &Faults {
+        &self.plan.faults
     }
 
+    fn report(&mut self, event: EventKind) {
+        report(self.observer, event);
+    }
+
+    fn took(&mut self, phase: &'static str, duration_ns: u64) {
+        self.journal.record_timing(phase, duration_ns / 1000);
+    }
+}
+
+impl Switch<'_> {
     /// Raises the guard in front of all ports of the units, or changes it.
     fn raise(&mut self, scope: DropScope) -> Result<(), Error> {
         self.port_guard.raise(scope, &self.journal.ports())
     }
 
-    /// Runs the inverses of the phases that were begun, last first.
-    fn undo_phases(&mut self, begun: usize, why: &Error) {
-        for phase in PHASES[..begun].iter().rev() {
-            if let Err(error) = (phase.undo)(self) {
-                tracing::error!(phase = phase.name, "could not be taken back: {error}");
-            }
-        }
+    /// Records the end of a switch that was rolled back.
+    fn aborted(&mut self, why: &Error) {
         self.journal.why = Some(why.to_string());
         if let Err(error) = self.journal.advance(State::Aborted) {
             tracing::error!("the journal could not be written: {error}");
@@ -627,7 +596,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_taken_back_comes_last() {
-        let names: Vec<&str> = PHASES.iter().map(|phase| phase.name).collect();
+        let names: Vec<&str> = phases().iter().map(|phase| phase.name).collect();
         let place = |name| names.iter().position(|known| *known == name).unwrap();
         assert!(place("preload") < place("stop") && place("stop") < place("freeze"));
         assert!(place("close") < place("drain") && place("drain") < place("guard"));

@@ -149,7 +149,7 @@ pub fn continue_resume(state: &Path) -> Result<(), Error> {
 
 /// Prevents the next switch until this one has ended. Units are restored without this lock, too.
 fn lock_state(state: &Path) -> Option<std::fs::File> {
-    let lock = Journal::lock(state).unwrap_or_else(|error| {
+    let lock = Journal::lock(state, Duration::ZERO).unwrap_or_else(|error| {
         tracing::warn!("{}", error.with_causes());
         None
     });
