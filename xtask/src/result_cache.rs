@@ -156,7 +156,8 @@ impl Inputs {
 
     /// Returns true if no file was changed, added or removed since the tree was read.
     fn are_unchanged(&self) -> Result<bool> {
-        Ok(files(&self.root)?.is_some_and(|files| attributes_digest(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
+        Ok(files(&self.root)?
+            .is_some_and(|files| attributes_digest(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
     }
 
     /// Digest of the inputs of a package's tests in a module; `None` for a package that the tree does not have.
@@ -169,7 +170,8 @@ impl Inputs {
         if inputs.iter().any(|id| self.metadata[*id].name.as_str() == "stillpoint-testing") {
             let home = self.folder(own);
             let binary = self.closure(self.named("stillpoint")?, false);
-            let is_called = |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| may_call(&home, module, other));
+            let is_called =
+                |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| may_call(&home, module, other));
             inputs.extend(binary.into_iter().filter(is_called));
         }
         // the lock file, one of the common files, names crates from outside
@@ -282,7 +284,9 @@ fn machine(root: &Path) -> Result<Digest> {
         cpuinfo.lines().filter(|line| line.starts_with("model name") || line.starts_with("flags")).collect();
     let installed = std::fs::read("/var/lib/dpkg/status").unwrap_or_default();
     let environment: BTreeMap<String, String> = std::env::vars()
-        .filter(|(name, _)| VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start)) && !PATH_VARIABLES.contains(&name.as_str()))
+        .filter(|(name, _)| {
+            VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start)) && !PATH_VARIABLES.contains(&name.as_str())
+        })
         .collect();
     Ok(digest([
         &compiler.stdout[..],

@@ -7,7 +7,7 @@
 mod availability;
 mod release;
 
-pub use release::foreign_release as foreign_release;
+pub use release::foreign_release;
 
 use crate::{Unavailable, recipes, workspace_root};
 use std::ffi::OsString;

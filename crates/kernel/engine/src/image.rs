@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_foam::{Extent, HEADER_BYTES, Index, Object, PAGE, PRESENT, PageChecksum, Recorded, page_checksum};
+use stillpoint_kernel_foam::{
+    Extent, HEADER_BYTES, Index, Object, PAGE, PRESENT, PageChecksum, Recorded, page_checksum,
+};
 
 /// Bytes that are verified at a time.
 const VERIFY_CHUNK_BYTES: u64 = 1 << 20;

@@ -12,7 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{
-    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PAGE, PageChecksum, Placement, Recorded, is_zero, page_checksum,
+    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PAGE, PageChecksum, Placement, Recorded, is_zero,
+    page_checksum,
 };
 
 /// Prefix of the directories of criu's own passes.
@@ -157,7 +158,10 @@ impl Store {
                 continue;
             }
             for (page, place) in run.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-                memory_file.memory.checksums.set(place, if now == PageState::Zero { zero } else { page_checksum(page) });
+                memory_file
+                    .memory
+                    .checksums
+                    .set(place, if now == PageState::Zero { zero } else { page_checksum(page) });
             }
             match now {
                 PageState::New => {

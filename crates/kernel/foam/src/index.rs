@@ -7,7 +7,7 @@
 //! The body has a digest of each group of checksums: a group is read when it is needed.
 
 use crate::checksums::Digest;
-use crate::{Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement, ChecksumGroups};
+use crate::{ChecksumGroups, Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

@@ -1,7 +1,7 @@
 //! One memory over the passes of a checkpoint: the pages that each pass names, and those that it keeps from earlier
 //! ones.
 
-use crate::{Error, Extent, Extents, Object, PAGE, PRESENT, Checksums};
+use crate::{Checksums, Error, Extent, Extents, Object, PAGE, PRESENT};
 
 /// The memory of one process, or one shared memory, while it is recorded.
 #[derive(Debug, Clone)]

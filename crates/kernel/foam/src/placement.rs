@@ -42,7 +42,8 @@ impl Placement {
         let mut sorted = windows.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
-        if sorted.len() != windows.len() || windows.len() > WINDOWS_MAX || sorted.last().is_some_and(|w| *w >= 1 << 26) {
+        if sorted.len() != windows.len() || windows.len() > WINDOWS_MAX || sorted.last().is_some_and(|w| *w >= 1 << 26)
+        {
             return Err(Error::Index("names windows that cannot be".into()));
         }
         match form {

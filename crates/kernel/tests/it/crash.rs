@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, read_pairs, append, place_images_in_memory, store_pairs, switch, prepare_units, wait_until_done,
+    Client, CountingClient, append, place_images_in_memory, prepare_units, read_pairs, store_pairs, switch,
+    wait_until_done,
 };
 use stillpoint_testing::machine::{Guest, Machine, Shape};
 
@@ -39,7 +40,10 @@ impl LoadedMachine {
         machine.succeed("sed -i '1i crash-kernel = true' /etc/stillpoint/kernel.toml");
         let mut client = Client::connect(&machine, 6379);
         store_pairs(&mut client, KEYS);
-        let pulses = [CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL), CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL)];
+        let pulses = [
+            CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
+            CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
+        ];
         let memory = memory(&mut machine);
         LoadedMachine { machine, client, pulses, from: from.into(), to: to.into(), memory }
     }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, read_pairs, append, longest, store_pairs, switch, prepare_units, wait_until_done, wait_until_state,
+    Client, CountingClient, append, longest, prepare_units, read_pairs, store_pairs, switch, wait_until_done,
+    wait_until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, Output, Shape};
 use stillpoint_testing::skipped;
@@ -37,7 +38,9 @@ fn refused(machine: &mut Machine, to: &str, words: &str) {
 /// Asserts that no mount, no loop device and no memory is left.
 #[track_caller]
 fn assert_nothing_left(machine: &mut Machine) {
-    machine.run_until_success(&format!("! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"));
+    machine.run_until_success(&format!(
+        "! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"
+    ));
 }
 
 /// Goes to another kernel and back, as a restore fails there, and then to it: with the same memory each time.
@@ -55,7 +58,10 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     append(&mut machine, "");
     let mut client = Client::connect(&machine, 6379);
     store_pairs(&mut client, KEYS);
-    let pulses = [CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL), CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL)];
+    let pulses = [
+        CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
+        CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
+    ];
     // a switch that fails is rolled back, and the memory is released
     let failed = machine.run(&format!("stillpoint kernel switch --to {to} --fail-in jump"));
     assert!(failed.text.contains("a test made it fail"), "{}", failed.text);

@@ -37,7 +37,10 @@ fn a_switch_that_cannot_be_is_refused_or_taken_back() {
         let region = Shape { append: "memmap=64M!1G", ..Shape::default() };
         let mut machine = Machine::boot_as(guest, from, stillpoint(), region);
         prepare_units(&mut machine, &["memcached", "redis-server"]);
-        let pulses = [CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL), CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL)];
+        let pulses = [
+            CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
+            CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
+        ];
         let processes = machine.succeed(PROCESSES);
         check_remaining_units(&mut machine, to);
         check_refusals(&mut machine, from, to);
@@ -66,7 +69,10 @@ fn a_switch_that_is_killed_is_taken_back() {
         let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
         let mut machine = Machine::boot(guest, from, stillpoint());
         prepare_units(&mut machine, &["memcached", "redis-server"]);
-        let pulses = [CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL), CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL)];
+        let pulses = [
+            CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
+            CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
+        ];
         let processes = machine.succeed(PROCESSES);
         for phase in ["passes", "freeze", "seal", "still", "jump"] {
             // the shell of the machine reports that it was killed
@@ -139,7 +145,12 @@ fn check_refusals(machine: &mut Machine, from: &str, to: &str) {
     machine.succeed("mv /run/stillpoint.conf /etc/systemd/system/redis-server.service.d/; systemctl daemon-reload");
     let lock = "/var/lib/stillpoint/switch/lock";
     machine.succeed(&format!("mkdir -p {} && touch {lock}", lock.trim_end_matches("/lock")));
-    assert_output(machine, &format!("flock {lock} stillpoint kernel switch --to {to}"), 3, "another switch is under way");
+    assert_output(
+        machine,
+        &format!("flock {lock} stillpoint kernel switch --to {to}"),
+        3,
+        "another switch is under way",
+    );
     machine.succeed(&format!("head -c 100000 /boot/vmlinuz-{to} >/boot/vmlinuz-7.0-torn && cp /boot/initrd.img-{to} /boot/initrd.img-7.0-torn"));
     assert_output(machine, "stillpoint kernel switch --to 7.0-torn", 3, "it has 100000 bytes, and its header says");
     // all but 1 MiB of the free space
@@ -174,8 +185,8 @@ fn check_memory_refusals(machine: &mut Machine, to: &str) {
     machine.succeed("mkdir -p /etc/default && echo 'GRUB_CMDLINE_LINUX=quiet' >/etc/default/grub");
     let told = machine.succeed("stillpoint kernel memory --size 64M --write");
     let argument = told.lines().find(|line| line.starts_with("memmap=64M!0x")).expect("the argument");
-    let line =
-        machine.succeed("for f in /etc/default/grub /etc/default/grub.d/*.cfg; do . $f; done; echo $GRUB_CMDLINE_LINUX");
+    let line = machine
+        .succeed("for f in /etc/default/grub /etc/default/grub.d/*.cfg; do . $f; done; echo $GRUB_CMDLINE_LINUX");
     assert_eq!(line, format!("quiet {argument}"));
     machine.succeed("stillpoint kernel memory --remove && test ! -e /etc/default/grub.d/stillpoint-memory.cfg");
 }

@@ -1,7 +1,7 @@
 //! Clients that must not notice a switch, and the setup that a machine needs before its units can go along.
 
 use super::qemu::POLL_INTERVAL;
-use super::{PortAccess, Machine};
+use super::{Machine, PortAccess};
 use crate::soak::is_soak;
 use crate::wait;
 use bytes::BytesMut;
@@ -179,8 +179,8 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
             _ => std::thread::sleep(POLL_INTERVAL),
         }
     }
-    let logs =
-        machine.run_within("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOG_TIMEOUT);
+    let logs = machine
+        .run_within("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOG_TIMEOUT);
     panic!("not on {ends_on} within {PATIENCE:?}: {logs:?}\n{}", machine.console());
 }
 
@@ -220,7 +220,8 @@ pub fn wait_until_state(machine: &mut Machine, state: &str) -> String {
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    let logs = machine.run_within("journalctl -b -n 60 --no-pager -o short-monotonic", LOG_TIMEOUT).map(|output| output.text);
+    let logs =
+        machine.run_within("journalctl -b -n 60 --no-pager -o short-monotonic", LOG_TIMEOUT).map(|output| output.text);
     panic!("the switch is not {state}: {journal}\n{}\n{}", logs.unwrap_or_default(), machine.console());
 }
 
@@ -342,7 +343,9 @@ impl AcknowledgedCount {
         let mut client = Client::connect(machine, 6379);
         let request = format!("INCR {name}");
         let connection = client.stream.get_ref().try_clone();
-        AcknowledgedCount::start(connection, interval, move || client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':')))
+        AcknowledgedCount::start(connection, interval, move || {
+            client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':'))
+        })
     }
 
     /// Starts a client of MariaDB: each request is a committed change of a row in the table of [`prepare_mariadb`].

@@ -1,7 +1,7 @@
 //! One emulated machine.
 
 use super::guest::{Guest, packaging};
-use super::network::{PortAccess, Network};
+use super::network::{Network, PortAccess};
 use super::shell::{Output, Shell};
 use crate::child::{Guarded, tied};
 use crate::wait;

@@ -154,7 +154,10 @@ fn quoted_uris(uris: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the answer to a question of the last hour, or else the result of `ask`.
-fn ask_once_an_hour(question: &str, ask: impl FnOnce() -> Result<Availability, String>) -> Result<Availability, String> {
+fn ask_once_an_hour(
+    question: &str,
+    ask: impl FnOnce() -> Result<Availability, String>,
+) -> Result<Availability, String> {
     let records = recipes::directory("lists", "served")?.join("answers");
     // An answer is valid only for the proxy that it came through.
     let proxy = std::env::var("http_proxy").unwrap_or_default();

@@ -397,7 +397,8 @@ impl<'i> Server<'i> {
             prefetcher.request(self.front(at, next, (chunk * 2).min(CHUNK_BYTES_MAX).min(step)));
         }
         let (put, bytes) = self.copy_front(at, run)?;
-        self.served[at].chunk = if put == PutOutcome::AlreadyResident { PAGE } else { (chunk * 2).min(CHUNK_BYTES_MAX) };
+        self.served[at].chunk =
+            if put == PutOutcome::AlreadyResident { PAGE } else { (chunk * 2).min(CHUNK_BYTES_MAX) };
         self.served[at].cursor = run.address + bytes;
         self.counts.filled += bytes;
         self.limiter.consume(bytes);

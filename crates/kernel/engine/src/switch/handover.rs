@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::file::read_regular_text;
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, preserve, memory, retrieve};
+use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, memory, preserve, retrieve};
 
 /// Name of the session in both kernels.
 const SESSION_NAME: &str = "stillpoint-switch";

@@ -1,8 +1,8 @@
 //! Kills of criu and of programs at the worst moments.
 
 use crate::engine::support::{
-    Client, Redis, children, criu, kernel, kernel_while, kill, logs, restore, scratch, wait_until_resident,
-    wait_until_gone,
+    Client, Redis, children, criu, kernel, kernel_while, kill, logs, restore, scratch, wait_until_gone,
+    wait_until_resident,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;

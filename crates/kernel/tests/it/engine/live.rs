@@ -1,8 +1,8 @@
 //! Restored servers and programs: data, connections, threads, huge pages; and refusals.
 
 use crate::engine::support::{
-    Client, KEYS, Redis, TestProgram, children, compiled, criu, free_port, kernel, kill, logs, program, restore, scratch,
-    until, wait_until_resident,
+    Client, KEYS, Redis, TestProgram, children, compiled, criu, free_port, kernel, kill, logs, program, restore,
+    scratch, until, wait_until_resident,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -235,7 +235,8 @@ fn memcached_comes_back_with_its_threads() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(program) = program(packages::memcached(None)) else { return };
     let port = free_port();
-    let mut victim = TestProgram::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
+    let mut victim =
+        TestProgram::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
     let mut client = Client::connect(port);
     for n in 0..2000 {
         client.send(&format!("set key{n} 0 0 4000\r\n{}", format!("{n:04}").repeat(1000)));
