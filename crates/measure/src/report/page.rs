@@ -375,8 +375,8 @@ fn kind_table(out: &mut String, report: &Report) {
 }
 
 fn notes(out: &mut String, report: &Report) {
-    let operation = report.marks.iter().filter(|mark| mark.what != MarkKind::Reconnected);
-    let lines: Vec<String> = operation
+    let shown = report.marks.iter().filter(|mark| mark.what != MarkKind::Reconnected);
+    let lines: Vec<String> = shown
         .map(|mark| {
             let seconds = mark.t_ns.saturating_sub(report.series.from_ns) as f64 / 1e9;
             let what = if mark.what == MarkKind::Dropped { "dropped: " } else { "" };
@@ -405,7 +405,7 @@ fn definitions(out: &mut String, report: &Report) {
         ("dropped", "Connections that ended although the client did not end them. Requests under way on them are lost.".into()),
         ("blackout", "The longest interval in which some client waited and none got a right answer: between two right answers, from the later of the first one and the earliest due time of all requests that ended after it. Time without any request is no blackout; time with nothing but errors is. An operation is charged with the whole of every such interval that it touches.".into()),
         ("before, during, after", format!("During: requests under way at any time from the operation’s first phase to its last event. Before and after: those that ended before or were due after it, at most {window_s} s away and not beyond the next operation.")),
-        ("stopped", "From a thread being seen stopped to its being let go, as operation by the engine.".into()),
+        ("stopped", "From the moment at which a thread is seen stopped until it continues, as reported by the engine.".into()),
         ("to full migration", "From the start of the transition to the moment when every thread runs the new code.".into()),
         ("lateness", "From the moment a request was due, or a connection had room for it again, to its being handed to the kernel: the client’s own share of the latency.".into()),
         ("percentiles", "Of an HDR histogram with three digits (at most 0.1 % too high); maxima are exact. All times are CLOCK_MONOTONIC of one machine, in nanoseconds.".into()),
