@@ -98,7 +98,7 @@ impl ResultCache {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let text = format!("{now} {passed} {full_tier}\n");
-        self.cache.store(CACHE_KIND, &key, text.as_bytes()).context("keep a result in the cache")
+        self.cache.store(CACHE_KIND, &key, text.as_bytes()).context("store a result in the cache")
     }
 
     /// Name of the unit's entry.
@@ -156,7 +156,8 @@ impl Inputs {
 
     /// Returns true if no file was changed, added or removed since the tree was read.
     fn are_unchanged(&self) -> Result<bool> {
-        Ok(files(&self.root)?.is_some_and(|files| attributes_digest(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
+        Ok(files(&self.root)?
+            .is_some_and(|files| attributes_digest(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
     }
 
     /// Digest of the inputs of a package's tests in a module; `None` for a package that the tree does not have.
@@ -169,7 +170,8 @@ impl Inputs {
         if inputs.iter().any(|id| self.metadata[*id].name.as_str() == "stillpoint-testing") {
             let home = self.folder(own);
             let binary = self.closure(self.named("stillpoint")?, false);
-            let is_called = |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| may_call(&home, module, other));
+            let is_called =
+                |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| may_call(&home, module, other));
             inputs.extend(binary.into_iter().filter(is_called));
         }
         // the lock file, one of the common files, names crates from outside
@@ -249,7 +251,7 @@ fn attributes_digest(root: &Path, files: &[PathBuf]) -> Result<Digest> {
             }
             // it was removed and is still listed
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
+            Err(error) => return Err(error).with_context(|| format!("examine {}", path.display())),
         };
         parts.extend([file.as_os_str().as_bytes().to_vec(), looks.into_bytes()]);
     }
@@ -282,7 +284,9 @@ fn machine(root: &Path) -> Result<Digest> {
         cpuinfo.lines().filter(|line| line.starts_with("model name") || line.starts_with("flags")).collect();
     let installed = std::fs::read("/var/lib/dpkg/status").unwrap_or_default();
     let environment: BTreeMap<String, String> = std::env::vars()
-        .filter(|(name, _)| VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start)) && !PATH_VARIABLES.contains(&name.as_str()))
+        .filter(|(name, _)| {
+            VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start)) && !PATH_VARIABLES.contains(&name.as_str())
+        })
         .collect();
     Ok(digest([
         &compiler.stdout[..],

@@ -44,11 +44,11 @@ enum Command {
     Http(HttpArgs),
     /// Load a PostgreSQL server: a shop's ordering mix, or data whose history is checked for anomalies.
     Postgres(postgres::PostgresArgs),
-    /// Check a recorded history for what an isolation level forbids.
+    /// Check a recorded history for anomalies that an isolation level forbids.
     Check(postgres::CheckArgs),
     /// Fill the key space of a server, pipelined.
     Load(LoadArgs),
-    /// Write a page that shows what the clients saw before, during and after each operation.
+    /// Write a page with latencies and errors of the clients before, during and after each operation.
     Report(ReportArgs),
     /// Print the ratios of the second record to the first.
     Compare(CompareArgs),
@@ -76,13 +76,13 @@ struct LoopArgs {
     /// Requests a second. They are sent by schedule, whether or not answers come (open loop).
     #[arg(long, value_name = "R", default_value_t = 10_000.0)]
     rate: f64,
-    /// How the times between requests are spread.
+    /// Distribution of the times between requests.
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
     arrivals: ArrivalsArg,
-    /// Most requests under way on one connection; what finds no room waits, and the wait counts [default: 16; http: 1].
+    /// Maximum number of requests in progress on one connection; others wait, and the wait counts as latency [default: 16; http: 1].
     #[arg(long, value_name = "P")]
     pipeline: Option<u32>,
-    /// Connections that are only kept open; each is asked at the end whether it is still alive.
+    /// Idle connections; at the end a request on each shows whether it is alive.
     #[arg(long, value_name = "N", default_value_t = 0)]
     idle: u32,
     /// Seconds for which requests are sent.
@@ -155,7 +155,7 @@ struct TcpArgs {
 struct HttpArgs {
     #[command(flatten)]
     run: LoopArgs,
-    /// Path that is asked for.
+    /// Path of the requests.
     #[arg(long, default_value = "/")]
     path: String,
 }
@@ -166,7 +166,7 @@ struct LoadArgs {
     target: TargetArgs,
     #[command(flatten)]
     keys: KeyArgs,
-    /// What the server speaks.
+    /// Protocol of the server.
     #[arg(long, value_enum, default_value_t = ProtocolArg::Redis)]
     protocol: ProtocolArg,
 }
@@ -176,19 +176,19 @@ struct ReportArgs {
     /// Records of the run, one for each load generator.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     record: Vec<PathBuf>,
-    /// What `stillpoint --json patch ...` printed meanwhile.
+    /// Output of `stillpoint --json patch ...` during the run.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     events: Vec<PathBuf>,
-    /// The page: one HTML file that needs no network.
+    /// Path of the page, one HTML file that needs no network.
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
 }
 
 #[derive(ClapArgs)]
 struct CompareArgs {
-    /// The record that is the measure.
+    /// First record, with which the second one is compared.
     a: PathBuf,
-    /// The record that is compared with it.
+    /// Second record.
     b: PathBuf,
 }
 
@@ -207,7 +207,7 @@ enum ProtocolArg {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.trim_end_matches('s').parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    let number: f64 = text.trim_end_matches('s').parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
     Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
 }
 
@@ -308,31 +308,31 @@ fn run_fill(args: LoadArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Becomes true at the first signal that asks for the end; the second one terminates the program as usual.
-fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
-    let interrupted = Arc::new(AtomicBool::new(false));
+fn interrupt_flag() -> Result<Arc<AtomicBool>, Failure> {
+    let interrupt_flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupted))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupt_flag))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupt_flag)))
             .map_err(|error| Failure::failed(error, "nothing was measured"))?;
     }
-    Ok(interrupted)
+    Ok(interrupt_flag)
 }
 
 /// Shows the progress of a load until it has ended; after an interrupt no more requests become due.
-fn attend(counters: &Counters, is_finished: impl Fn() -> bool, interrupted: &AtomicBool, output: &Output) {
+fn show_progress(counters: &Counters, is_finished: impl Fn() -> bool, interrupt_flag: &AtomicBool, output: &Output) {
     while !is_finished() {
-        if interrupted.load(Ordering::Relaxed) {
+        if interrupt_flag.load(Ordering::Relaxed) {
             counters.stop();
         }
-        output.progress(&live(&counters.snapshot()));
+        output.progress(&progress_line(&counters.snapshot()));
         sleep(Duration::from_millis(50));
     }
 }
 
 fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
-    let interrupted = interrupted()?;
+    let interrupt_flag = interrupt_flag()?;
     let load = Load::start(plan).map_err(failure)?;
-    attend(load.counters(), || load.is_finished(), &interrupted, output);
+    show_progress(load.counters(), || load.is_finished(), &interrupt_flag, output);
     let finished = load.wait().map_err(failure)?;
     output.progress_done();
     output.lines(describe(&finished));
@@ -346,10 +346,11 @@ fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
 
 fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
     output.progress("reading");
-    let records = args.record.iter().map(|path| Record::open(path)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
-    let timeline = Timeline::open(&args.events).map_err(unread)?;
+    let records =
+        args.record.iter().map(|path| Record::open(path)).collect::<Result<Vec<_>, _>>().map_err(read_failure)?;
+    let timeline = Timeline::open(&args.events).map_err(read_failure)?;
     let other_lines = timeline.other_lines;
-    let report = Report::of(records, timeline).map_err(unread)?;
+    let report = Report::of(records, timeline).map_err(read_failure)?;
     output.progress_done();
     write_named(&args.output, report.html().as_bytes())
         .map_err(|error| Failure::failed(error, "the records are as they were"))?;
@@ -370,14 +371,14 @@ fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
         output.line(format!("p99.9 during operations {}, otherwise {}: {ratio:.2} times", time(during), time(outside)));
     }
     if other_lines > 0 {
-        output.line(format!("{other_lines} lines of the event files are no events and were left out"));
+        output.line(format!("{other_lines} lines of the event files are not events and were skipped"));
     }
     json(output, "report", &report);
     Ok(())
 }
 
 fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
-    let summary = |path: &PathBuf| Record::open(path).map(|record| Summary::of_record(&record)).map_err(unread);
+    let summary = |path: &PathBuf| Record::open(path).map(|record| Summary::of_record(&record)).map_err(read_failure);
     let comparison = compare(summary(&args.a)?, summary(&args.b)?);
     output.line(format!("{:<12}{:>14}{:>14}{:>10}", "", args.a.display(), args.b.display(), "ratio"));
     for row in &comparison.rows {
@@ -390,7 +391,7 @@ fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Failure for a file that cannot be used.
-fn unread(error: stillpoint_measure::Error) -> Failure {
+fn read_failure(error: stillpoint_measure::Error) -> Failure {
     Failure::refused(error)
 }
 
@@ -402,7 +403,7 @@ fn failure(error: stillpoint_measure::Error) -> Failure {
     }
 }
 
-fn live(now: &Snapshot) -> String {
+fn progress_line(now: &Snapshot) -> String {
     let counts = now.counts;
     format!("{} requests, {} failed, {} connections dropped", counts.requests, counts.failed(), now.dropped)
 }

@@ -11,17 +11,17 @@ use crate::record::{Outcome, Record, Sample};
 pub struct Latency {
     /// Number of requests. Every request counts; one that timed out with the time until then.
     pub count: u64,
-    /// Mean latency.
+    /// Mean latency in nanoseconds.
     pub mean_ns: u64,
     /// Half of the requests took no longer.
     pub p50_ns: u64,
-    /// 90 % took no longer.
+    /// 90 % took no longer, in nanoseconds.
     pub p90_ns: u64,
-    /// 99 % took no longer.
+    /// 99 % took no longer, in nanoseconds.
     pub p99_ns: u64,
-    /// 99.9 % took no longer.
+    /// 99.9 % took no longer, in nanoseconds.
     pub p999_ns: u64,
-    /// Maximum, exact.
+    /// Exact maximum in nanoseconds.
     pub max_ns: u64,
 }
 
@@ -84,15 +84,15 @@ impl FromIterator<u64> for Distribution {
 pub struct Counts {
     /// All requests.
     pub requests: u64,
-    /// Answered rightly.
+    /// Requests that were answered rightly.
     pub ok: u64,
-    /// Answered with an error.
+    /// Requests that were answered with an error.
     pub errors: u64,
-    /// Answered wrongly.
+    /// Requests that were answered wrongly.
     pub wrong: u64,
-    /// Not answered in time.
+    /// Requests that were not answered in time.
     pub timeouts: u64,
-    /// In progress on a connection that ended.
+    /// Requests in progress on a connection that ended.
     pub lost: u64,
 }
 
@@ -147,7 +147,7 @@ pub struct Summary {
 
 /// Builds a [`Summary`] from requests in the order of their ends.
 #[derive(Debug)]
-pub struct Tally {
+pub struct SummaryBuilder {
     began_ns: u64,
     counts: Counts,
     latency: Distribution,
@@ -156,11 +156,11 @@ pub struct Tally {
     kinds: Vec<(String, Counts, Distribution)>,
 }
 
-impl Tally {
+impl SummaryBuilder {
     /// Makes a tally for requests of these kinds, from `began_ns` on.
     pub fn new(kinds: &[String], began_ns: u64) -> Self {
         let kinds = kinds.iter().map(|kind| (kind.clone(), Counts::default(), Distribution::default()));
-        Tally {
+        SummaryBuilder {
             began_ns,
             counts: Counts::default(),
             latency: Distribution::default(),
@@ -236,15 +236,15 @@ impl Summary {
         from_ns: u64,
         to_ns: u64,
     ) -> Summary {
-        let mut tally = Tally::new(kinds, from_ns);
+        let mut builder = SummaryBuilder::new(kinds, from_ns);
         let mut spans = Vec::new();
         let mut answered = 0u64;
         for sample in samples {
-            tally.add(sample, true);
+            builder.add(sample, true);
             spans.push((sample.scheduled_ns, sample.ended_ns(), sample.outcome == Outcome::Ok));
             answered += u64::from(sample.outcome == Outcome::Ok && (from_ns..=to_ns).contains(&sample.ended_ns()));
         }
-        let mut summary = tally.summary(to_ns, Intervals::of(spans, from_ns, to_ns).longest());
+        let mut summary = builder.summary(to_ns, Intervals::of(spans, from_ns, to_ns).longest());
         summary.throughput = answered as f64 / (summary.duration_ns as f64 / 1e9).max(1e-9);
         summary
     }

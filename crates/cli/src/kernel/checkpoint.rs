@@ -13,28 +13,28 @@ use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_unit_restart
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,
-    /// Directory of the image, for instance /run/stillpoint/NAME; made if it is not there. Only you and root may be able to
-    /// change it and what leads to it. On tmpfs or XFS its files are sparse, elsewhere dense.
+    /// Directory of the image, for instance /run/stillpoint/NAME; it is created if it does not exist. No user but you and
+    /// root may be able to change it or a directory above it. Its files are sparse on tmpfs and XFS, and dense elsewhere.
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
     #[command(flatten)]
     criu: WithCriu,
-    /// Let the program run on.
+    /// Let the program continue after the checkpoint.
     #[arg(long)]
     leave_running: bool,
-    /// Make dense files even where sparse ones could be had.
+    /// Write dense files even on a file system that supports sparse ones of this length.
     #[arg(long)]
     dense: bool,
-    /// What keeps peers of its connections waiting until the restore.
+    /// Guard that makes peers of its connections wait until the restore.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
     guard: GuardArg,
-    /// Passes over its memory while it still runs, at most: fewer are made when little is left to be written.
+    /// Maximum number of passes over its memory while it runs; passes end early when little memory remains to be written.
     #[arg(long, default_value_t = PASSES, value_name = "N")]
     passes: u32,
-    /// Do everything short of touching: check.
+    /// Only check; change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Fail when everything has been dumped, before the image is sealed.
+    /// For tests: fail after the dump, before the image is sealed.
     #[arg(long, hide = true)]
     fail_before_seal: bool,
 }
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         fail_before_seal: args.fail_before_seal,
     };
     let done = checkpoint(&options, &|event| output.event(event))
-        .map_err(|error| failure(error, "the program runs on as before; there is no image"))?;
+        .map_err(|error| failure(error, "the program continues as before; there is no image"))?;
     output.json(&Line {
         v: stillpoint_events::VERSION,
         event: "checkpointed",
@@ -100,14 +100,15 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     });
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     output.line(format_args!(
-        "{}: {} memories, {:.1} MiB; {} passes while it ran; it stood for {:.0} ms, in which {:.1} MiB were written{}",
+        "{}: {} memories, {:.1} MiB; {} passes while it ran; it was stopped for {:.0} ms, in which {:.1} MiB were \
+         written{}",
         args.image.display(),
         done.memories,
         mib(done.pages * 4096),
         done.passes.len(),
         done.frozen_ns as f64 / 1e6,
         mib(done.written),
-        if args.leave_running { ", and runs on" } else { ", and has ended" }
+        if args.leave_running { ", and continues" } else { ", and has ended" }
     ));
     Ok(())
 }

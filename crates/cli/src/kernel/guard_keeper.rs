@@ -16,7 +16,7 @@ pub(crate) struct Args {
     /// Directory of the switch whose ports are guarded.
     #[arg(long, value_name = "DIR", conflicts_with = "image", requires = "socket")]
     state: Option<PathBuf>,
-    /// Socket for the order to lift the guard of a switch.
+    /// Socket that receives the request to lift the guard of a switch.
     #[arg(long, value_name = "PATH", conflicts_with = "image")]
     socket: Option<PathBuf>,
 }
@@ -32,5 +32,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (None, Some(state), Some(socket)) => guard_ports(state, socket, raised),
         _ => return Err(Failure::usage("--image, or --state and --socket")),
     };
-    kept.map_err(|error| failure(error, "a flush of nftables takes the rest of the guard away"))
+    kept.map_err(|error| failure(error, "the next flush of nftables removes the rest of the guard"))
 }

@@ -19,30 +19,30 @@ pub(crate) struct Args {
     image: PathBuf,
     #[command(flatten)]
     criu: WithCriu,
-    /// When memory comes.
+    /// Time at which memory is restored.
     #[arg(long, value_enum, default_value = "on-demand", value_name = "WHEN")]
     restore: When,
-    /// Compare pages with their sums when they are brought, and not all of them before: a damaged one then ends the program.
+    /// Compare pages with their checksums when they are fetched, not all of them before; a damaged page then ends the program.
     #[arg(long)]
     verify_on_demand: bool,
-    /// MiB a second of memory that nobody asks for, and then of huge pages made of it; 0 is as fast as it goes.
+    /// Rate in MiB a second of the background fetch, and then of making huge pages; 0 is unlimited.
     #[arg(long, default_value_t = 512, value_name = "N")]
     fill_rate: u64,
-    /// What kept peers of its connections waiting; as at the checkpoint.
+    /// Guard that the checkpoint was made with.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
     guard: GuardArg,
-    /// Seconds for which it waits for the addresses that its sockets are bound to; one of IPv6 that is still checked for duplicates
-    /// is not there.
+    /// Seconds for which the restore waits for the addresses that its sockets are bound to. An IPv6 address is not usable
+    /// while the kernel checks it for duplicates.
     #[arg(long, default_value_t = ADDRESS_TIMEOUT.as_secs(), value_name = "N")]
     address_limit: u64,
-    /// Restore it although its program has run on since: its files are newer than what it remembers of them.
+    /// Restore a stale image: its program has run since, so its files are newer than the image.
     #[arg(long)]
     again: bool,
-    /// Restore an image that this machine did not seal, or that was changed since. Its programs run with the rights that it says,
-    /// those of root too: the maker of the image is trusted like root.
+    /// Restore an image that this machine did not seal, or that was changed since. Its programs run with the rights that the
+    /// image records, also with those of root: trust the maker of the image like root.
     #[arg(long)]
     trust_image: bool,
-    /// Do everything short of touching: check and verify.
+    /// Only check and verify; change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 /// Time at which memory is loaded.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum When {
-    /// When it is asked for, and in the background.
+    /// On demand when a thread faults, and in the background.
     OnDemand,
     /// All of it before the program runs.
     Eager,
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let duration_us = done.duration_ns / 1000;
     let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);
     output.json(&Line { v, event: "restored", pid, keeper, duration_us });
-    let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} brings the rest of its memory"));
+    let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} fetches the rest of its memory"));
     output.line(format_args!("process {pid} runs again after {:.0} ms{rest}", duration_us as f64 / 1e3));
     Ok(())
 }
@@ -113,10 +113,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 /// State after a failed restore. As soon as programs may run, the image counts as used.
 fn left(image: &Path) -> &'static str {
     match StaleMark::of(image) {
-        Ok(None) => "nothing runs; the image is as it was and can be restored again, its peers wait for it meanwhile",
+        Ok(None) => {
+            "no process runs; the image is unchanged and can be restored again; peers of its connections wait until \
+             then"
+        }
         _ => {
-            "nothing runs; files of the program may be newer than the image by now, so start it from them, or restore the image \
-             with --again; its peers wait for it, until stillpoint kernel discard lets them go"
+            "no process runs; files of the program may be newer than the image, so start the program from its files, \
+             or restore the image with --again; peers of its connections wait until stillpoint kernel discard removes \
+             the guard"
         }
     }
 }

@@ -8,42 +8,42 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::PathBuf;
 use std::sync::Arc;
 use stillpoint_kernel_engine::switch::{
-    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, continue_resume, dropin, restore_unit, resume,
-    reset_machine, roll_back, run_guardian as guard_switch, switch,
+    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, continue_resume, dropin, reset_machine, restore_unit,
+    resume, roll_back, run_guardian as guard_switch, switch,
 };
 use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The kernel to go to, as its files in /boot are called: 6.12.95+deb12-amd64.
+    /// Version of the kernel to switch to, as in the names of its files in /boot: 6.12.95+deb12-amd64.
     #[arg(long, value_name = "VERSION", required_unless_present = "take_back")]
     to: Option<String>,
-    /// A systemd unit that goes along; more than one if given again [default: all that the configuration names].
+    /// Systemd unit that keeps its memory and connections; can be given several times [default: all units of the configuration].
     #[arg(long, value_name = "NAME")]
     unit: Vec<String>,
-    /// Everything else.
+    /// Configuration file, with all other settings.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
-    /// When memory comes back [default: as the configuration says, otherwise on-demand].
+    /// Time at which memory is restored [default: as configured, otherwise on-demand].
     #[arg(long, value_enum, value_name = "WHEN")]
     memory: Option<When>,
-    /// Passes over memory while the units run, at most.
+    /// Maximum number of passes over memory while the units run.
     #[arg(long, default_value_t = PASSES, value_name = "N")]
     passes: u32,
-    /// Do everything short of touching: check.
+    /// Only check; change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Only take back what a switch has left that was killed together with its guardian: `kernel status` says when.
+    /// Only roll back a switch that was killed together with its guardian; `kernel status` reports such a switch.
     #[arg(long, conflicts_with_all = ["to", "dry_run"])]
     take_back: bool,
-    /// Fail in this phase.
+    /// For tests: fail in this phase.
     #[arg(long, hide = true, value_name = "PHASE")]
     fail_in: Option<String>,
-    /// Lose the machine's power when this phase begins.
+    /// For tests: reset the machine when this phase begins.
     #[arg(long, hide = true, value_name = "PHASE")]
     lose_power_in: Option<String>,
-    /// Be killed when this phase begins.
+    /// For tests: kill this process when this phase begins.
     #[arg(long, hide = true, value_name = "PHASE")]
     killed_in: Option<String>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Args {
 /// Time at which memory is loaded.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum When {
-    /// When it is asked for, and in the background.
+    /// On demand when a thread faults, and in the background.
     OnDemand,
     /// All of it before anything runs.
     Eager,
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         }
         if let Some(watchdog) = &journal.watchdog {
             output.line(format_args!(
-                "a kernel that hangs is left after {} s: a watchdog ({}) starts the machine anew",
+                "a kernel that hangs is reset after {} s by a watchdog ({})",
                 watchdog.limit_s, watchdog.driver
             ));
         }
@@ -93,12 +93,12 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             output.line(format_args!("{}", crash.description(&journal.from, &journal.to, stays)));
         }
         for text in journal.remaining.descriptions(journal.config.stop_limit_s) {
-            output.line(format_args!("units that stay: {text}"));
+            output.line(format_args!("remaining units: {text}"));
         }
         for text in journal.warnings() {
             output.line(format_args!("warning: {text}"));
         }
-        output.line(format_args!("from {} to {}: nothing stands against it", journal.from, journal.to));
+        output.line(format_args!("from {} to {}: no obstacles found", journal.from, journal.to));
         return Ok(());
     }
     let Err(error) = switch(&plan, &|event| output.event(event));
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn run_roll_back(config: &Config, output: &Output) -> Result<(), Failure> {
     let state = "see journal.json in the state directory";
     match roll_back(&config.state).map_err(|error| failure(error, state))? {
-        None => output.line(format_args!("nothing was left to be taken back")),
+        None => output.line(format_args!("there is no killed switch to roll back")),
         Some(journal) => {
             output.line(format_args!("switch from {} to {}: {}", journal.from, journal.to, journal.summary()))
         }
@@ -126,7 +126,7 @@ pub(crate) fn run_guardian() -> Result<(), Failure> {
     for signal in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::default()).map_err(Failure::refused)?;
     }
-    guard_switch().map_err(|error| failure(error, "stillpoint kernel status says what is left of it"))
+    guard_switch().map_err(|error| failure(error, "stillpoint kernel status reports what remains of it"))
 }
 
 /// Faults that a test requests.
@@ -147,7 +147,7 @@ fn faults(args: &Args) -> Faults {
 /// Arguments of `stillpoint kernel dropin`.
 #[derive(clap::Args)]
 pub(crate) struct DropinArgs {
-    /// Which unit.
+    /// Name of the unit.
     unit: String,
 }
 
@@ -161,17 +161,17 @@ pub(crate) fn run_dropin(args: &DropinArgs, output: &Output) -> Result<(), Failu
 /// Arguments of `stillpoint kernel boot`, which systemd runs as a generator.
 #[derive(clap::Args)]
 pub(crate) struct BootArgs {
-    /// Where the journal of switches is named.
+    /// Configuration of switches, which contains the path of the journal.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
-    /// Where generated units go; two more, for other priorities, are not used.
+    /// Directory for generated units; two more directories, for other priorities, are not used.
     #[arg(num_args = 1..=3)]
     units: Vec<PathBuf>,
 }
 
 /// Runs `stillpoint kernel boot`.
 pub(crate) fn run_boot(args: &BootArgs) -> Result<(), Failure> {
-    let state = "units whose images wait are not started from their files";
+    let state = "units that have images are not started from their files";
     let config = Config::read(&args.config).map_err(|error| failure(error, state))?;
     let units = args.units.first().ok_or_else(|| Failure::usage("a directory for units"))?;
     boot(&config.state, units).map(|_| ()).map_err(|error| failure(error, state))
@@ -180,10 +180,10 @@ pub(crate) fn run_boot(args: &BootArgs) -> Result<(), Failure> {
 /// Arguments of the programs that control a restore.
 #[derive(clap::Args)]
 pub(crate) struct ResumeArgs {
-    /// Where the journal lies.
+    /// Directory of the journal.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// Go on where one that was killed has stopped.
+    /// Continue after a leader that was killed.
     #[arg(long)]
     after: bool,
 }
@@ -197,14 +197,14 @@ pub(crate) fn run_resume(args: &ResumeArgs) -> Result<(), Failure> {
 /// Arguments of the program that systemd starts in a unit's place.
 #[derive(clap::Args)]
 pub(crate) struct UnitArgs {
-    /// Where the journal lies.
+    /// Directory of the journal.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// Which unit.
+    /// Name of the unit.
     unit: String,
 }
 
 /// Runs `stillpoint kernel switch-unit`.
 pub(crate) fn run_unit(args: &UnitArgs) -> Result<(), Failure> {
-    restore_unit(&args.state, &args.unit).map(|_| ()).map_err(|error| failure(error, "the unit was not let go"))
+    restore_unit(&args.state, &args.unit).map(|_| ()).map_err(|error| failure(error, "the unit was not released"))
 }

@@ -8,18 +8,18 @@ use stillpoint_measure::history::{Anomaly, History, check};
 use stillpoint_measure::load::Mix;
 use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, Work, prepare};
 
-use super::{attend, describe, failure, interrupted, json, seconds};
+use super::{describe, failure, interrupt_flag, json, seconds, show_progress};
 use crate::output::{Failure, Output};
 
 /// Number of anomalies that are printed; the JSON has all.
-const SHOWN: usize = 10;
+const ANOMALIES_SHOWN_MAX: usize = 10;
 
 #[derive(Args)]
 pub(super) struct PostgresArgs {
-    /// Where to connect: `host=... port=... user=... dbname=...`, or a URL.
+    /// Address of the server: `host=... port=... user=... dbname=...`, or a URL.
     #[arg(long, value_name = "CONNINFO")]
     connect: String,
-    /// What the clients do: a shop with the interactions of TPC-W's ordering mix, or data whose history is checked.
+    /// Work of the clients: a shop with the interactions of TPC-W's ordering mix, or data whose history is checked.
     #[arg(long, value_enum, default_value_t = WorkArg::Ordering)]
     work: WorkArg,
     /// Items in the shop; customers are ten times as many.
@@ -31,7 +31,7 @@ pub(super) struct PostgresArgs {
     /// Kinds of checked transactions with weights.
     #[arg(long, value_name = "KIND=WEIGHT,...", default_value = "counter=1,transfer=1,list=1")]
     mix: Mix,
-    /// Make the tables (`sp_...`) anew before.
+    /// Create the tables (`sp_...`) first; existing ones are replaced.
     #[arg(long)]
     prepare: bool,
     /// Clients, each with a connection and a schedule of its own.
@@ -55,7 +55,7 @@ pub(super) struct PostgresArgs {
     /// Record every transaction in this file, for `stillpoint measure report`.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Write what the clients of checked data did and saw to this file, for `stillpoint measure check`.
+    /// Write all operations of the clients of checked data, and their results, to this file, for `stillpoint measure check`.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
     /// Exit with 1 when a transaction failed, a connection was dropped or the history has an anomaly.
@@ -67,7 +67,7 @@ pub(super) struct PostgresArgs {
 pub(super) struct CheckArgs {
     /// A history, as `stillpoint measure postgres --history` writes it.
     history: PathBuf,
-    /// What the database promised.
+    /// Isolation level that the database promises.
     #[arg(long, value_enum, default_value_t = IsolationArg::RepeatableRead)]
     isolation: IsolationArg,
 }
@@ -111,13 +111,13 @@ pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
         record: args.record,
         history: args.history,
     };
-    let interrupted = interrupted()?;
+    let interrupt_flag = interrupt_flag()?;
     if args.prepare {
         output.progress("making the tables");
         prepare(&plan).map_err(failure)?;
     }
     let load = PostgresLoad::start(plan).map_err(failure)?;
-    attend(load.counters(), || load.is_finished(), &interrupted, output);
+    show_progress(load.counters(), || load.is_finished(), &interrupt_flag, output);
     let finished = load.wait().map_err(failure)?;
     output.progress_done();
     show(&finished, output);
@@ -131,7 +131,7 @@ pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
 
 fn show(finished: &PostgresFinished, output: &Output) {
     output.lines(describe(&finished.finished));
-    output.line(format!("tried again after a serialization failure or a deadlock: {}", finished.retries));
+    output.line(format!("retried after a serialization failure or a deadlock: {}", finished.retries));
     if let Some(verdict) = &finished.verdict {
         output.line(format!(
             "history: {} transactions, {} committed, {} of unknown end, {} anomalies",
@@ -145,11 +145,11 @@ fn show(finished: &PostgresFinished, output: &Output) {
 }
 
 fn show_anomalies(anomalies: &[Anomaly], output: &Output) {
-    for anomaly in anomalies.iter().take(SHOWN) {
+    for anomaly in anomalies.iter().take(ANOMALIES_SHOWN_MAX) {
         output.line(format!("  {anomaly}"));
     }
-    if anomalies.len() > SHOWN {
-        output.line(format!("  and {} more", anomalies.len() - SHOWN));
+    if anomalies.len() > ANOMALIES_SHOWN_MAX {
+        output.line(format!("  and {} more", anomalies.len() - ANOMALIES_SHOWN_MAX));
     }
 }
 

@@ -65,26 +65,43 @@ pub struct OldKernel<'a> {
 
 /// Returns the archive to append to the next kernel's initramfs. `crash_line` is the crash kernel's command line,
 /// `next` the program that is started after [`FIRST_PROGRAM`].
+///
+/// # Errors
+/// The old kernel or its boot parameters are not understood, a command line is too long, or there is no free RAM.
 pub fn archive(old: &OldKernel<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, String> {
     let image = image::Image::parse(old.kernel)?;
     for command_line in [old.command_line, crash_line] {
         if command_line.len() > COMMAND_LINE_BYTES_MAX {
-            return Err(format!("a command line has {} bytes, and kernels know {COMMAND_LINE_BYTES_MAX}", command_line.len()));
+            return Err(format!(
+                "a command line has {} bytes, and kernels accept {COMMAND_LINE_BYTES_MAX}",
+                command_line.len()
+            ));
         }
     }
     // an argument for the record: such a kernel detects by itself that it must not wake that processor
-    let other =
-        old.boot_processor.filter(|_| old.runs_without_boot_processor).map(|processor| format!("{UNUSED_PROCESSOR_ARGUMENT}{processor}"));
+    let other = old
+        .boot_processor
+        .filter(|_| old.runs_without_boot_processor)
+        .map(|processor| format!("{UNUSED_PROCESSOR_ARGUMENT}{processor}"));
     let longest = old.command_line.len() + 1 + other.as_ref().map_or(0, String::len);
     if other.is_some() && longest > COMMAND_LINE_BYTES_MAX {
-        return Err(format!("the command line of the old kernel would have {longest} bytes, and kernels know {COMMAND_LINE_BYTES_MAX}"));
+        return Err(format!(
+            "the command line of the old kernel would have {longest} bytes, and kernels accept {COMMAND_LINE_BYTES_MAX}"
+        ));
     }
     let places = placement::choose(old, &image)?;
     let start_data = entry::start_data(old, &image, &places, other.as_deref().unwrap_or_default())?;
     let zero = other.map_or(0, |_| entry::COMMAND_LINE_AT + old.command_line.len() as u64);
     let boot_processor = old.boot_processor.map_or(u64::MAX, u64::from);
-    let values =
-        [places.start_data + entry::CODE_AT, places.start_data, places.kernel, places.initrd, image.real_mode_bytes, zero, boot_processor];
+    let values = [
+        places.start_data + entry::CODE_AT,
+        places.start_data,
+        places.kernel,
+        places.initrd,
+        image.real_mode_bytes,
+        zero,
+        boot_processor,
+    ];
     let plan: Vec<u8> = values.iter().flat_map(|number| number.to_le_bytes()).collect();
 
     let mut inner = Archive::default();
@@ -115,6 +132,9 @@ pub fn archive(old: &OldKernel<'_>, crash_line: &str, next: &str) -> Result<Vec<
 
 /// Returns the RAM that the next kernel must reserve for the crash kernel: this image, with an initramfs of
 /// `initrd_bytes`.
+///
+/// # Errors
+/// The file is not a kernel that a crash kernel can start.
 pub fn reservation(kernel: &[u8], initrd_bytes: u64) -> Result<u64, String> {
     let given = kernel.len() as u64 + initrd_bytes;
     // at most two copies at a time: packed and unpacked, then unpacked and loaded
@@ -200,13 +220,19 @@ pub(crate) mod tests {
         assert_eq!(of("stillpoint/initrd").as_slice(), b"an initramfs");
         let plan: Vec<u64> =
             of("stillpoint/plan").chunks(8).map(|number| u64::from_le_bytes(number.try_into().unwrap())).collect();
-        let [entry, start_data, kernel_at, _, real_mode_bytes, zero, boot_processor] = plan[..] else { panic!("{plan:x?}") };
-        assert_eq!((entry - start_data, kernel_at, real_mode_bytes, boot_processor), (entry::CODE_AT, 16 << 20, 4 * 512, 5));
+        let [entry, start_data, kernel_at, _, real_mode_bytes, zero, boot_processor] = plan[..] else {
+            panic!("{plan:x?}")
+        };
+        assert_eq!(
+            (entry - start_data, kernel_at, real_mode_bytes, boot_processor),
+            (entry::CODE_AT, 16 << 20, 4 * 512, 5)
+        );
         // the change that the program makes when another processor panicked
         let mut start_data = of("stillpoint/rest").clone();
         let text = |start_data: &[u8]| {
             let command_line = &start_data[entry::COMMAND_LINE_AT as usize..];
-            String::from_utf8(command_line[..command_line.iter().position(|byte| *byte == 0).unwrap()].to_vec()).unwrap()
+            String::from_utf8(command_line[..command_line.iter().position(|byte| *byte == 0).unwrap()].to_vec())
+                .unwrap()
         };
         assert_eq!(text(&start_data), "quiet");
         start_data[zero as usize] = b' ';

@@ -38,7 +38,10 @@ pub(crate) fn choose(old: &OldKernel<'_>, image: &Image) -> Result<Places, Strin
             (found.end <= range.end.min(end).min(MAPPED_END)).then_some(found)
         };
         let found = free.iter().find_map(fit).ok_or_else(|| {
-            format!("the old kernel cannot be started by a crash kernel: {} MiB of RAM have no place", bytes >> 20)
+            format!(
+                "the old kernel cannot be started by a crash kernel: there is no free range of {} MiB of RAM",
+                bytes >> 20
+            )
         })?;
         free = free.iter().flat_map(|range| without(range, &found)).collect();
         Ok::<u64, String>(found.start)
@@ -60,7 +63,10 @@ fn ram(parameters: &[u8]) -> Result<Vec<Range<u64>>, String> {
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
     let entries =
         map.chunks_exact(ENTRY_BYTES).map(|entry| (number(&entry[..8]), number(&entry[8..16]), number(&entry[16..])));
-    Ok(entries.filter(|(.., kind)| *kind == E820_RAM).map(|(start, bytes, _)| start..start.saturating_add(bytes)).collect())
+    Ok(entries
+        .filter(|(.., kind)| *kind == E820_RAM)
+        .map(|(start, bytes, _)| start..start.saturating_add(bytes))
+        .collect())
 }
 
 fn without(range: &Range<u64>, taken: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
@@ -88,14 +94,16 @@ mod tests {
     fn what_is_kept_is_left_alone_and_no_room_is_told() {
         let (kernel, parameters) = (image(), parameters(199 * M));
         let image = Image::parse(&kernel).unwrap();
-        let with = |preserved: Range<u64>| choose(&OldKernel { preserved: from_ref(&preserved), ..old(&kernel, &parameters) }, &image);
+        let with = |preserved: Range<u64>| {
+            choose(&OldKernel { preserved: from_ref(&preserved), ..old(&kernel, &parameters) }, &image)
+        };
         let places = with(20 * M..100 * M).unwrap();
         assert_eq!(places, Places { kernel: 100 * M, start_data: 16 * M, initrd: 16 * M + START_DATA_BYTES });
         // the kernel fits neither after nor before the memory to keep
-        assert!(with(60 * M..160 * M).unwrap_err().contains("50 MiB of RAM have no place"));
+        assert!(with(60 * M..160 * M).unwrap_err().contains("no free range of 50 MiB of RAM"));
         let high = OldKernel { initrd: &[0; 4096], ..old(&kernel, &parameters) };
         let image = Image { initrd_end: 60 * M, ..image };
-        assert!(choose(&high, &image).unwrap_err().contains("0 MiB of RAM have no place"));
+        assert!(choose(&high, &image).unwrap_err().contains("no free range of 0 MiB of RAM"));
     }
 
     #[test]

@@ -16,7 +16,8 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
 use stillpoint_testing::machine::clients::{
-    TimedRequest, Client, CountingClient, read_pairs, append, longest, prepare_mariadb, store_pairs, switch, prepare_units, wait_until_done,
+    Client, CountingClient, TimedRequest, append, longest, prepare_mariadb, prepare_units, read_pairs, store_pairs,
+    switch, wait_until_done,
 };
 use stillpoint_testing::machine::{Guest, Machine};
 
@@ -131,7 +132,8 @@ fn report(all: &[ObservedSwitch], beats: &[(u8, Vec<TimedRequest>)]) {
     println!("  requests {:>9}   each had its effect exactly once", requests);
     for observed in all {
         let within = |beat: &&TimedRequest| beat.sent + beat.latency >= observed.began && beat.sent <= observed.ended;
-        let during: Vec<TimedRequest> = beats.iter().flat_map(|(_, beats)| beats.iter().filter(within).copied()).collect();
+        let during: Vec<TimedRequest> =
+            beats.iter().flat_map(|(_, beats)| beats.iter().filter(within).copied()).collect();
         println!("  {:32} blackout {:.1} s", observed.what, longest(&during).as_secs_f64());
     }
     let clock = record::Clock::now();

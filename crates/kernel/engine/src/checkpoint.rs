@@ -30,7 +30,7 @@ const BREAKPOINT_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 
 /// Protection of sockets from the network while no process holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
-    /// Rules of nftables, criu's and those of a keeper: packets of established connections are dropped until the restore.
+    /// Rules of nftables, criu's and those of a guard owner: packets of established connections are dropped until the restore.
     Nftables,
     /// No protection by this program: without another one, a peer that sends meanwhile is reset.
     None,
@@ -51,7 +51,7 @@ pub struct CheckpointOptions {
     pub form: Option<Form>,
     /// Protection of the connections from the network.
     pub guard: Guard,
-    /// Maximum of passes while the processes run; the rest is written while they are stopped.
+    /// Maximum number of passes while the processes run; the rest is written while they are stopped.
     pub passes: u32,
     /// File of the machine's key, made if it is not there: [`crate::MACHINE_KEY`].
     pub key: PathBuf,
@@ -81,6 +81,9 @@ pub struct Checkpoint {
 ///
 /// The image is sealed while the processes are stopped. Until then every failure lets them run on, and leaves nothing
 /// but logs: criu's rules of nftables are also removed if criu could not remove them itself.
+///
+/// # Errors
+/// A check refuses, systemd would restart the program, criu fails or is killed, or the image cannot be written.
 pub fn checkpoint(options: &CheckpointOptions, observer: Observer<'_>) -> Result<Checkpoint, Error> {
     if !options.leave_running {
         check_unit_restart(options.pid)?;
@@ -99,6 +102,9 @@ pub enum Moment {
 
 /// Writes a process, and all below it, into an image like [`checkpoint`], and calls `at` at its moments. If `at` fails
 /// the processes run on, and there is no image.
+///
+/// # Errors
+/// As for [`checkpoint`], and the error that `at` returns.
 pub fn checkpoint_with_hook(
     options: &CheckpointOptions,
     at: &dyn Fn(Moment) -> Result<(), Error>,
@@ -121,7 +127,7 @@ pub fn checkpoint_with_hook(
         .inspect_err(|_| clean_up(options));
     progress.finish(&done);
     if done.is_ok() && options.leave_running {
-        crate::stale_mark::mark(&options.image, "the program ran on after it")?;
+        crate::stale_mark::mark(&options.image, "the program continued after the checkpoint")?;
     }
     done
 }
@@ -131,14 +137,19 @@ fn clean_up(options: &CheckpointOptions) {
     let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).with_pid(Some(options.pid)));
     let connections = repair_mode::leave_repair_mode_below(options.pid);
     if connections > 0 {
-        journal.note("checkpoint", &format!("let {connections} connections go on that criu left standing"), None, None);
+        journal.note(
+            "checkpoint",
+            &format!("took {connections} connections out of repair mode, in which criu had left them"),
+            None,
+            None,
+        );
     }
     match guard::lift(dir) {
         Ok(Some(table)) => {
-            journal.note("checkpoint", &format!("took away table {table} of nftables, which criu left"), None, None);
+            journal.note("checkpoint", &format!("removed table {table} of nftables, which criu had left"), None, None);
         }
         Ok(None) => {}
-        Err(error) => journal.note("checkpoint", "take away criu's rules of nftables", None, Some(&error)),
+        Err(error) => journal.note("checkpoint", "remove criu's rules of nftables", None, Some(&error)),
     }
     discard(dir);
 }
@@ -146,7 +157,7 @@ fn clean_up(options: &CheckpointOptions) {
 /// Refuses images that do not fit on their file system: memory is written as it is, without compression.
 pub(crate) fn check_space(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<(), Error> {
     let nearest = nearest_existing(image);
-    let room = rustix::fs::statvfs(nearest).at("look at", nearest)?;
+    let room = rustix::fs::statvfs(nearest).at("examine", nearest)?;
     let free = room.f_bavail.saturating_mul(room.f_frsize);
     let needed = pids.into_iter().map(memory_bytes).sum::<Result<u64, Error>>()?;
     if needed > free {
@@ -209,7 +220,7 @@ fn dump(
             if ends && served.processes.kill_remaining() {
                 crate::stale_mark::mark(
                     &options.image,
-                    "criu was killed while it ended the program, and a part ran on",
+                    "criu was killed while it terminated the program, and some processes continued",
                 )?;
             }
             let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());

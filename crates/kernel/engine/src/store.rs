@@ -12,7 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{
-    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PAGE, PageChecksum, Placement, Recorded, is_zero, page_checksum,
+    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PAGE, PageChecksum, Placement, Recorded, is_zero,
+    page_checksum,
 };
 
 /// Prefix of the directories of criu's own passes.
@@ -64,7 +65,7 @@ impl Store {
             return Err(Error::Occupied(dir.to_owned()));
         }
         if let Some(name) = names.first() {
-            return Err(Error::Refused(vec![format!("{} is not empty: it holds {name:?}", dir.display())]));
+            return Err(Error::Refused(vec![format!("{} is not empty: it contains {name:?}", dir.display())]));
         }
         directory.close()?;
         let form = match form {
@@ -157,7 +158,10 @@ impl Store {
                 continue;
             }
             for (page, place) in run.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-                memory_file.memory.checksums.set(place, if now == PageState::Zero { zero } else { page_checksum(page) });
+                memory_file
+                    .memory
+                    .checksums
+                    .set(place, if now == PageState::Zero { zero } else { page_checksum(page) });
             }
             match now {
                 PageState::New => {
@@ -250,7 +254,9 @@ impl Store {
 
     fn memory_file(&mut self, object: Object) -> Result<&mut MemoryFile, Error> {
         let path = self.directory.path().join(object.file_name());
-        self.memories.get_mut(&object).ok_or(Error::Damaged { path, why: "pages came before it was opened".into() })
+        self.memories
+            .get_mut(&object)
+            .ok_or(Error::Damaged { path, why: "criu sent pages before it opened this memory".into() })
     }
 }
 
@@ -334,7 +340,7 @@ fn supports_sparse(directory: &Directory) -> Result<bool, Error> {
             Ok(false)
         }
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
-        Err(error) => Err(error).at("lengthen", directory.path().join(name)),
+        Err(error) => Err(error).at("extend", directory.path().join(name)),
     }
 }
 

@@ -18,7 +18,7 @@ use stillpoint_host::kernel_files;
 pub struct Directory {
     /// Absolute path.
     pub path: PathBuf,
-    /// Permissions of the directory.
+    /// Permission bits of the directory.
     pub mode: u32,
     /// User id of the owner.
     pub uid: u32,
@@ -95,7 +95,8 @@ pub(crate) fn volatile(pid: i32) -> Result<VolatileObjects, Error> {
                     let name = name.trim_end_matches(" (deleted)");
                     let how = if name.contains("/PostgreSQL.") { " (dynamic_shared_memory_type = mmap)" } else { "" };
                     let text = format!(
-                        "has {name} open, which lies in memory and is gone with this kernel: keep it on a disk{how}"
+                        "has {name} open, which is located in memory and is lost with this kernel: keep it on a \
+                         disk{how}"
                     );
                     found.lost.insert((process.pid, text));
                 }
@@ -165,7 +166,7 @@ pub(crate) fn create_directories(directories: &[Directory]) -> Result<(), Error>
     }
     // parents are given away last: until then no other user can change their content
     for (Directory { path, mode, uid, gid }, opened) in made.iter().rev() {
-        fchown(opened, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).at("give away", path)?;
+        fchown(opened, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).at("change the owner of", path)?;
         fchmod(opened, Mode::from_raw_mode(*mode)).at("set the mode of", path)?;
     }
     Ok(())

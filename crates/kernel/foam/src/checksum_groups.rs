@@ -3,8 +3,8 @@
 //! The obvious way is to read all of them with the index, under one digest. Then a restore begins later the more memory
 //! there is, before any page has been faulted in. So the index has a digest for each group.
 
-use crate::checksums::{GROUP_BYTES, Digest, PAGES_PER_GROUP, CHECKSUM_BYTES, digest, locate};
-use crate::{Error, Extents, Object, PRESENT, PageChecksum, Checksums};
+use crate::checksums::{CHECKSUM_BYTES, Digest, GROUP_BYTES, PAGES_PER_GROUP, digest, locate};
+use crate::{Checksums, Error, Extents, Object, PRESENT, PageChecksum};
 
 /// Groups that a memory has, and their positions in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct ChecksumGroups {
 impl ChecksumGroups {
     /// Returns the groups of the pages that are stored, and the bytes of these groups one after another.
     pub(crate) fn of(object: Object, extents: &Extents, checksums: &Checksums) -> Result<(Self, Vec<u8>), Error> {
-        let missing = |start| Error::Page { object, start, why: "was announced and never stored" };
+        let missing = |start| Error::Page { object, start, why: "was announced but not stored" };
         let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
         if let Some(start) = stored.into_iter().find_map(|extent| checksums.missing(extent.start, extent.end())) {
             return Err(missing(start));
@@ -25,7 +25,8 @@ impl ChecksumGroups {
         let (mut groups, mut bytes) = (ChecksumGroups::default(), Vec::new());
         for (first, last) in spans(extents) {
             for number in first..=last {
-                let (of_group, digest) = checksums.group(number).ok_or(missing(number * PAGES_PER_GROUP * crate::PAGE))?;
+                let (of_group, digest) =
+                    checksums.group(number).ok_or(missing(number * PAGES_PER_GROUP * crate::PAGE))?;
                 groups.numbers.push(number);
                 groups.digests.push(digest);
                 bytes.extend_from_slice(of_group);

@@ -174,10 +174,16 @@ mod tests {
     fn the_first_page_without_a_sum_is_found_wherever_it_is() {
         for hole in 0..2 * PAGES_PER_GROUP {
             let mut checksums = Checksums::default();
-            (0..2 * PAGES_PER_GROUP).filter(|page| *page != hole).for_each(|page| checksums.set(page * PAGE, [1; CHECKSUM_BYTES]));
-            for (start, end) in
-                [(0, 2 * PAGES_PER_GROUP), (hole, hole + 1), (hole / 2, hole + 1), (0, hole), (hole + 1, 2 * PAGES_PER_GROUP)]
-            {
+            (0..2 * PAGES_PER_GROUP)
+                .filter(|page| *page != hole)
+                .for_each(|page| checksums.set(page * PAGE, [1; CHECKSUM_BYTES]));
+            for (start, end) in [
+                (0, 2 * PAGES_PER_GROUP),
+                (hole, hole + 1),
+                (hole / 2, hole + 1),
+                (0, hole),
+                (hole + 1, 2 * PAGES_PER_GROUP),
+            ] {
                 let expected = (start..end).contains(&hole).then_some(hole * PAGE);
                 assert_eq!(checksums.missing(start * PAGE, end * PAGE), expected, "{start} to {end} without {hole}");
             }

@@ -51,7 +51,7 @@ mod pending;
 mod placement;
 
 pub use checksum_groups::ChecksumGroups;
-pub use checksums::{PageChecksum, Checksums, is_zero, page_checksum};
+pub use checksums::{Checksums, PageChecksum, is_zero, page_checksum};
 pub use error::Error;
 pub use extent::{Extent, Extents, LAZY, PRESENT};
 pub use index::{CompanionFile, HEADER_BYTES, Index, Origin, Recorded};

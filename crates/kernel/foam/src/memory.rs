@@ -1,7 +1,7 @@
 //! One memory over the passes of a checkpoint: the pages that each pass names, and those that it keeps from earlier
 //! ones.
 
-use crate::{Error, Extent, Extents, Object, PAGE, PRESENT, Checksums};
+use crate::{Checksums, Error, Extent, Extents, Object, PAGE, PRESENT};
 
 /// The memory of one process, or one shared memory, while it is recorded.
 #[derive(Debug, Clone)]
@@ -32,13 +32,16 @@ impl Memory {
     }
 
     /// Adds pages that the pass names; those with [`PRESENT`] are in this pass and are stored in place.
+    ///
+    /// # Errors
+    /// The range is not valid, no pass has begun, or the pass already contains a page of it.
     pub fn add(&mut self, start: u64, pages: u64, flags: u8) -> Result<(), Error> {
         Extent::check(start, pages)?;
         if self.pass == 0 {
-            return Err(Error::Page { object: self.object, start, why: "comes before any pass has begun" });
+            return Err(Error::Page { object: self.object, start, why: "was sent before a pass began" });
         }
         if self.now.within(start, start + pages * PAGE).next().is_some() {
-            return Err(Error::Page { object: self.object, start, why: "comes twice in one pass" });
+            return Err(Error::Page { object: self.object, start, why: "was sent twice in one pass" });
         }
         self.now.insert(Extent { start, pages, flags, pass: self.pass });
         Ok(())
@@ -46,6 +49,9 @@ impl Memory {
 
     /// Keeps pages that the pass reports as unchanged since an earlier one. Their flags are the earlier ones, because
     /// the message of the pass does not repeat them.
+    ///
+    /// # Errors
+    /// The range is not valid, or no earlier pass has a page of it.
     pub fn keep_unchanged(&mut self, start: u64, pages: u64) -> Result<(), Error> {
         Extent::check(start, pages)?;
         let (end, mut at) = (start + pages * PAGE, start);

@@ -38,12 +38,16 @@ impl Placement {
     }
 
     /// Returns a placement with windows that an index names.
+    ///
+    /// # Errors
+    /// The windows are not possible for this form.
     pub fn of(form: Form, windows: &[u64]) -> Result<Self, Error> {
         let mut sorted = windows.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
-        if sorted.len() != windows.len() || windows.len() > WINDOWS_MAX || sorted.last().is_some_and(|w| *w >= 1 << 26) {
-            return Err(Error::Index("names windows that cannot be".into()));
+        if sorted.len() != windows.len() || windows.len() > WINDOWS_MAX || sorted.last().is_some_and(|w| *w >= 1 << 26)
+        {
+            return Err(Error::Index("names impossible windows".into()));
         }
         match form {
             Form::Sparse if windows.is_empty() => Ok(Placement::Sparse),

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, read_pairs, append, place_images_in_memory, store_pairs, switch, prepare_units, wait_until_done,
+    Client, CountingClient, append, place_images_in_memory, prepare_units, read_pairs, store_pairs, switch,
+    wait_until_done,
 };
 use stillpoint_testing::machine::{Guest, Machine, Shape};
 
@@ -13,7 +14,7 @@ const REQUEST_INTERVAL: Duration = Duration::from_millis(250);
 const KEYS: u32 = 2000;
 const BOOT_LOADER_TEXT: &str = "the new one panicked or hung, or power was lost";
 const CRASH_KERNEL_TEXT: &str = "its crash kernel started the old one";
-const UNUSED_PROCESSOR_TEXT: &str = "the processor that the firmware starts with sleeps";
+const UNUSED_PROCESSOR_TEXT: &str = "the processor that the firmware starts with is not used";
 
 /// redis and memcached under load, while next kernels panic.
 struct LoadedMachine {
@@ -39,7 +40,10 @@ impl LoadedMachine {
         machine.succeed("sed -i '1i crash-kernel = true' /etc/stillpoint/kernel.toml");
         let mut client = Client::connect(&machine, 6379);
         store_pairs(&mut client, KEYS);
-        let pulses = [CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL), CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL)];
+        let pulses = [
+            CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
+            CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
+        ];
         let memory = memory(&mut machine);
         LoadedMachine { machine, client, pulses, from: from.into(), to: to.into(), memory }
     }
@@ -88,10 +92,7 @@ fn panics_lead_back_to_images_on_a_disk() {
     let Some(guest) = Guest::for_test() else { return };
     let mut loaded = LoadedMachine::boot(&guest, (&guest.kernels[0], &guest.kernels[1]), Shape::default());
     let told = loaded.machine.succeed(&format!("stillpoint kernel switch --to {} --dry-run", loaded.to));
-    assert!(
-        told.contains("a crash kernel starts") && told.contains("MiB of RAM there, until its units serve"),
-        "{told}"
-    );
+    assert!(told.contains("a crash kernel starts") && told.contains("MiB of RAM, until the units serve"), "{told}");
     loaded.panic_next("stillpoint.fault=panic", CRASH_KERNEL_TEXT, false);
     // such an old kernel needs the processor that the firmware starts with
     loaded.panic_next("stillpoint.fault=panic-aside", BOOT_LOADER_TEXT, false);

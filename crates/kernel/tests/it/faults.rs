@@ -3,7 +3,8 @@
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    CountingClient, Sql, AcknowledgedCount, append, prepare_mariadb, switch_with, prepare_units, wait_until_single_process, wait_until_done, wait_until_state,
+    AcknowledgedCount, CountingClient, Sql, append, prepare_mariadb, prepare_units, switch_with, wait_until_done,
+    wait_until_single_process, wait_until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, emulated};
 use stillpoint_testing::soak::is_soak;
@@ -14,7 +15,8 @@ const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 #[track_caller]
 fn with_files(guest: &Guest) -> Machine {
     let mut machine = Machine::boot(guest, &guest.kernels[0], stillpoint());
-    machine.succeed("sed -i 's/^appendonly no/appendonly yes/; s/^appendfsync .*/appendfsync no/' /etc/redis/redis.conf");
+    machine
+        .succeed("sed -i 's/^appendonly no/appendonly yes/; s/^appendfsync .*/appendfsync no/' /etc/redis/redis.conf");
     prepare_units(&mut machine, &["mariadb", "redis-server"]);
     prepare_mariadb(&mut machine);
     // the new configuration must survive a loss of power
@@ -82,7 +84,10 @@ fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
         }
         let after: &[&str] = if is_soak() { &["still", "watch", "jump"] } else { &["still"] };
         for phase in after {
-            let pulses = [CountingClient::redis(&machine, phase, REQUEST_INTERVAL), CountingClient::mariadb(&machine, phase, REQUEST_INTERVAL)];
+            let pulses = [
+                CountingClient::redis(&machine, phase, REQUEST_INTERVAL),
+                CountingClient::mariadb(&machine, phase, REQUEST_INTERVAL),
+            ];
             lose(&mut machine, phase);
             wait_until_done(&mut machine);
             let beats = pulses.map(CountingClient::end);

@@ -3,7 +3,8 @@
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, read_pairs, append, longest, store_pairs, switch, prepare_units, wait_until_done, wait_until_state,
+    Client, CountingClient, append, longest, prepare_units, read_pairs, store_pairs, switch, wait_until_done,
+    wait_until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, Output, Shape};
 use stillpoint_testing::skipped;
@@ -37,7 +38,9 @@ fn refused(machine: &mut Machine, to: &str, words: &str) {
 /// Asserts that no mount, no loop device and no memory is left.
 #[track_caller]
 fn assert_nothing_left(machine: &mut Machine) {
-    machine.run_until_success(&format!("! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"));
+    machine.run_until_success(&format!(
+        "! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"
+    ));
 }
 
 /// Goes to another kernel and back, as a restore fails there, and then to it: with the same memory each time.
@@ -49,13 +52,19 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     let mut machine = boot(&guest, HANDOVER_ARGUMENTS);
     machine.succeed("test -c /dev/liveupdate");
     let arguments = machine.succeed(&format!("stillpoint kernel switch --to {to} --dry-run"));
-    assert!(arguments.contains("warning: images lie in") && arguments.contains("no other; after a panic"), "{told}");
+    assert!(
+        arguments.contains("warning: images are located in") && arguments.contains("no other; after a panic"),
+        "{told}"
+    );
     append(&mut machine, "kho=off");
-    refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
+    refused(&mut machine, to, &format!("{to} cannot take memory over: its command line has no kho=on"));
     append(&mut machine, "");
     let mut client = Client::connect(&machine, 6379);
     store_pairs(&mut client, KEYS);
-    let pulses = [CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL), CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL)];
+    let pulses = [
+        CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
+        CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
+    ];
     // a switch that fails is rolled back, and the memory is released
     let failed = machine.run(&format!("stillpoint kernel switch --to {to} --fail-in jump"));
     assert!(failed.text.contains("a test made it fail"), "{}", failed.text);
@@ -87,7 +96,7 @@ fn units_start_from_their_files_when_nobody_hands_their_images_on() {
     store_pairs(&mut Client::connect(&machine, 6379), KEYS);
     machine.succeed("redis-cli save");
     for (fault, ends_on, why) in [
-        ("stillpoint.initrd=panic", from, "this kernel came up by itself"),
+        ("stillpoint.initrd=panic", from, "this kernel was not started by a kexec"),
         ("stillpoint.fault=leader", to, "their leader was killed"),
     ] {
         append(&mut machine, fault);
@@ -107,8 +116,8 @@ fn kernels_that_were_not_told_to_hand_memory_over_are_refused() {
     let Some(guest) = guest() else { return };
     let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
     let mut machine = boot(&guest, "");
-    refused(&mut machine, to, &format!("{from}, which runs, hands no memory over: its command line has no kho=on"));
-    refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
+    refused(&mut machine, to, &format!("{from}, which runs, cannot hand memory over: its command line has no kho=on"));
+    refused(&mut machine, to, &format!("{to} cannot take memory over: its command line has no kho=on"));
     machine.succeed(&format!("sed -i 's/^CONFIG_LIVEUPDATE=y/# &/' /boot/config-{to}"));
     refused(&mut machine, to, "it was built without CONFIG_LIVEUPDATE");
 }

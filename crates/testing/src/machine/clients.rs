@@ -1,7 +1,7 @@
 //! Clients that must not notice a switch, and the setup that a machine needs before its units can go along.
 
 use super::qemu::POLL_INTERVAL;
-use super::{PortAccess, Machine};
+use super::{Machine, PortAccess};
 use crate::soak::is_soak;
 use crate::wait;
 use bytes::BytesMut;
@@ -101,6 +101,9 @@ impl Client {
     }
 
     /// Sends one request and returns one line of the answer, or an error if the server has ended.
+    ///
+    /// # Errors
+    /// The connection has ended, or the time limit has passed.
     pub fn try_ask(&mut self, request: &str) -> std::io::Result<String> {
         self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes())?;
         let mut line = String::new();
@@ -179,8 +182,8 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
             _ => std::thread::sleep(POLL_INTERVAL),
         }
     }
-    let logs =
-        machine.run_within("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOG_TIMEOUT);
+    let logs = machine
+        .run_within("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOG_TIMEOUT);
     panic!("not on {ends_on} within {PATIENCE:?}: {logs:?}\n{}", machine.console());
 }
 
@@ -220,7 +223,8 @@ pub fn wait_until_state(machine: &mut Machine, state: &str) -> String {
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    let logs = machine.run_within("journalctl -b -n 60 --no-pager -o short-monotonic", LOG_TIMEOUT).map(|output| output.text);
+    let logs =
+        machine.run_within("journalctl -b -n 60 --no-pager -o short-monotonic", LOG_TIMEOUT).map(|output| output.text);
     panic!("the switch is not {state}: {journal}\n{}\n{}", logs.unwrap_or_default(), machine.console());
 }
 
@@ -342,7 +346,9 @@ impl AcknowledgedCount {
         let mut client = Client::connect(machine, 6379);
         let request = format!("INCR {name}");
         let connection = client.stream.get_ref().try_clone();
-        AcknowledgedCount::start(connection, interval, move || client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':')))
+        AcknowledgedCount::start(connection, interval, move || {
+            client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':'))
+        })
     }
 
     /// Starts a client of MariaDB: each request is a committed change of a row in the table of [`prepare_mariadb`].
@@ -467,7 +473,7 @@ pub fn longest(requests: &[TimedRequest]) -> Duration {
 }
 
 fn number(text: &str) -> u64 {
-    text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+    text.parse().unwrap_or_else(|_| panic!("{text} is not a number"))
 }
 
 /// A client of MariaDB, without a password.
@@ -503,6 +509,9 @@ impl Sql {
     }
 
     /// Runs one query and returns the first value of the first row, or an error if the server has ended.
+    ///
+    /// # Errors
+    /// The connection has ended, or the time limit has passed.
     #[track_caller]
     pub fn try_ask(&mut self, query: &str) -> std::io::Result<Option<String>> {
         self.send(0, &[b"\x03", query.as_bytes()].concat())?;

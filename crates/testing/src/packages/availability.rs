@@ -93,7 +93,7 @@ fn report(package: &str, reasons: &[Unavailable], taken: &str) {
     if reasons.is_empty() {
         return;
     }
-    let line = format!("{package}: {}; taking {taken}", join_reasons(reasons));
+    let line = format!("{package}: {}; using {taken}", join_reasons(reasons));
     let new = REPORTED.lock().expect("no thread panics while it prints").insert(line.clone());
     if new {
         eprintln!("{line}");
@@ -154,7 +154,10 @@ fn quoted_uris(uris: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the answer to a question of the last hour, or else the result of `ask`.
-fn ask_once_an_hour(question: &str, ask: impl FnOnce() -> Result<Availability, String>) -> Result<Availability, String> {
+fn ask_once_an_hour(
+    question: &str,
+    ask: impl FnOnce() -> Result<Availability, String>,
+) -> Result<Availability, String> {
     let records = recipes::directory("lists", "served")?.join("answers");
     // An answer is valid only for the proxy that it came through.
     let proxy = std::env::var("http_proxy").unwrap_or_default();

@@ -15,14 +15,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stillpoint_host::trusted::Directory;
 use stillpoint_host::{file, kernel_files};
 
-/// Line that a keeper prints when its guard is up.
+/// Line that an owner prints when its guard is up.
 pub const GUARD_READY_LINE: &str = "raised";
 
-/// Name of the keeper's log in the directory of an image.
+/// Name of the owner's log in the directory of an image.
 const LOG_NAME: &str = "guard.log";
-/// Step that failed when a keeper does not start.
+/// Step that failed when an owner does not start.
 const GUARD_STEP: &str = "guard the connections";
-/// Time within which a keeper lifts its guard; after that it counts as absent.
+/// Time within which an owner lifts its guard; after that it counts as absent.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time within which a connection must send its order.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const LIFT_REQUEST: u8 = b'l';
 /// The answer after the guard was lifted.
 const LIFTED_ANSWER: &str = "lifted";
-/// Interval in which a keeper looks for its socket: without it the image has been removed, and the guard has no use.
+/// Interval in which an owner looks for its socket: without it the image has been removed, and the guard has no use.
 const SOCKET_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Bytes of the log that are read.
 const LOG_BYTES_MAX: u64 = 1 << 20;
@@ -55,7 +55,7 @@ impl Gap {
     pub fn text(&self) -> String {
         let until = self.until_unix_s;
         format!(
-            "the guard was missing for a while, until {until} s after 1970: peers that sent were answered with resets"
+            "the guard was missing until {until} (seconds since 1970): the kernel answered packets of peers with resets"
         )
     }
 }
@@ -69,10 +69,10 @@ pub(crate) struct Outcome {
     pub(crate) gaps: Vec<Gap>,
 }
 
-/// Starts the keeper of a sealed image's connections in a process of its own, and waits until they are guarded.
+/// Starts the owner of a sealed image's connections in a process of its own, and waits until they are guarded.
 ///
 /// # Errors
-/// The keeper does not start, or the kernel does not make its tables.
+/// The owner does not start, or the kernel does not make its tables.
 pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
     let directory = Directory::open(image)?;
     let log = directory.create(LOG_NAME)?;
@@ -81,10 +81,10 @@ pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
     command.args(["kernel", "guard-keeper", "--image"]).arg(image);
     // an interrupt from the terminal is for the tool alone
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
-    let mut child = command.spawn().with_action("start the keeper of the guard")?;
+    let mut child = command.spawn().with_action("start the owner process of the guard")?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
-        BufReader::new(out).read_line(&mut line).with_action("hear the keeper of the guard")?;
+        BufReader::new(out).read_line(&mut line).with_action("receive from the owner process of the guard")?;
     }
     if line.trim() == GUARD_READY_LINE {
         return Ok(());
@@ -93,14 +93,14 @@ pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
     let said = directory.read(LOG_NAME, LOG_BYTES_MAX).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
     let why = said.lines().rev().find_map(|line| line.strip_prefix("error: "));
-    Err(Error::Step { what: GUARD_STEP, why: why.unwrap_or("its keeper did not say why").to_owned() })
+    Err(Error::Step { what: GUARD_STEP, why: why.unwrap_or("its owner process reported no reason").to_owned() })
 }
 
 /// Guards the connections in an image until it gets the order to lift the guard, or the image is removed. `raised` is
 /// called when the guard is up.
 ///
 /// # Errors
-/// The kernel does not make the tables, or another keeper exists.
+/// The kernel does not make the tables, or another owner exists.
 pub fn guard_connections(image: &Path, on_ready: impl FnOnce()) -> Result<(), Error> {
     let (name, filter, socket) = connections_guard(image)?;
     run_owner(GuardOwner { name, filter, socket, was_raised: false }, on_ready)
@@ -109,7 +109,7 @@ pub fn guard_connections(image: &Path, on_ready: impl FnOnce()) -> Result<(), Er
 /// Guards until it gets the order to lift the guard. `raised` is called when the guard is up.
 ///
 /// # Errors
-/// The kernel does not make the tables, or another keeper exists.
+/// The kernel does not make the tables, or another owner exists.
 pub(crate) fn run_owner(owner: GuardOwner, on_ready: impl FnOnce()) -> Result<(), Error> {
     // a machine that is short of memory must not lose the guard
     let _ = kernel_files::write("/proc/self/oom_score_adj", "-1000");
@@ -149,10 +149,10 @@ impl GuardOwner {
             }
             let [changed, requested] = fds.map(|fd| !fd.revents().is_empty());
             if requested {
-                let (mut stream, _) = listener.accept().with_action("hear the lifter of the guard")?;
-                stream.set_read_timeout(Some(REQUEST_TIMEOUT)).with_action("hear the lifter of the guard")?;
+                let (mut stream, _) = listener.accept().with_action("receive the request to lift the guard")?;
+                stream.set_read_timeout(Some(REQUEST_TIMEOUT)).with_action("receive the request to lift the guard")?;
                 let mut request = [0];
-                // a connection that sends nothing only tests whether a keeper exists
+                // a connection that sends nothing only tests whether an owner exists
                 if matches!(stream.read(&mut request), Ok(1)) && request == [LIFT_REQUEST] {
                     return self.lift(&nftables, stream);
                 }
@@ -164,7 +164,7 @@ impl GuardOwner {
             if changed {
                 changes.drain();
                 if !nftables.is_active(&self.name)? {
-                    tracing::warn!(table = self.name, "taken away by another process, and made again");
+                    tracing::warn!(table = self.name, "removed by another process, and created again");
                     nftables.replace(&self.name, false, &self.filter)?;
                 }
             }
@@ -191,7 +191,10 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
         Directory::make_public(directory)?;
     }
     if has_owner(path) {
-        return Err(Error::Step { what: GUARD_STEP, why: format!("another keeper listens at {}", path.display()) });
+        return Err(Error::Step {
+            what: GUARD_STEP,
+            why: format!("another owner process listens at {}", path.display()),
+        });
     }
     remove(path);
     Ok(file::listen(path, 0o600)?)
@@ -204,12 +207,12 @@ fn remove(path: &Path) {
     }
 }
 
-/// Returns true if a keeper exists.
+/// Returns true if an owner exists.
 pub(super) fn has_owner(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
-/// Removes a guard, through its keeper if there is one.
+/// Removes a guard, through its owner if there is one.
 ///
 /// # Errors
 /// A table cannot be removed.
@@ -218,11 +221,11 @@ pub(crate) fn lift_guard(socket: &Path, name: &str) -> Result<Outcome, Error> {
     let was_active = nftables.is_active(name)? || nftables.is_active(&owned_name(name))?;
     let gaps = read_gaps(socket);
     if let Ok(mut stream) = UnixStream::connect(socket) {
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("hear the keeper of the guard")?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("receive from the owner process of the guard")?;
         let mut answer = String::new();
         let received = stream.write_all(&[LIFT_REQUEST]).and_then(|()| stream.read_to_string(&mut answer));
         if received.is_err() || answer != LIFTED_ANSWER {
-            let why = if answer.is_empty() { "its keeper does not answer".into() } else { answer };
+            let why = if answer.is_empty() { "its owner process does not answer".into() } else { answer };
             return Err(Error::Step { what: "lower the guard", why });
         }
     }

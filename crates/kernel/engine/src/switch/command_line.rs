@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::error::ErrorContext;
 use stillpoint_host::kernel_files;
-use stillpoint_kernel_crash::{UNUSED_PROCESSOR_ARGUMENT, FIRST_PROGRAM};
+use stillpoint_kernel_crash::{FIRST_PROGRAM, UNUSED_PROCESSOR_ARGUMENT};
 
 /// Argument for the next switch: the driver of a watchdog that is kept from loading.
 const WATCHDOG_ARGUMENT: &str = "stillpoint.watchdog=";

@@ -92,7 +92,7 @@ fn watch_tool(state: &Path, requests: &mut Requests, reset: &dyn Fn()) -> Result
         Err(error) if sockets.is_empty() => Err(error),
         // it may say that the images hold the units
         Err(error) => {
-            tracing::error!("the journal cannot be read, so the machine is restarted: {error}");
+            tracing::error!("the journal cannot be read, so the guardian resets the machine: {error}");
             reset();
             Err(error)
         }
@@ -101,7 +101,7 @@ fn watch_tool(state: &Path, requests: &mut Requests, reset: &dyn Fn()) -> Result
 
 /// Returns copies of all sockets of a process.
 fn copy_sockets((pid, process): (Pid, &OwnedFd)) -> Result<Vec<OwnedFd>, Error> {
-    let failed = |error: procfs::ProcError| Error::Step { what: "look at the switch", why: error.to_string() };
+    let failed = |error: procfs::ProcError| Error::Step { what: "examine the switch", why: error.to_string() };
     let mut sockets = Vec::new();
     for info in Process::new(pid.as_raw_nonzero().get()).and_then(|process| process.fd()).map_err(failed)?.flatten() {
         if matches!(info.target, procfs::process::FDTarget::Socket(_)) {
@@ -124,6 +124,9 @@ pub(super) fn is_interrupted(journal: &Journal) -> bool {
 
 /// Returns the journal of a switch that was killed on this boot, unless a process rolls it back already: without a
 /// guardian the operator or a command must do so.
+///
+/// # Errors
+/// The journal cannot be read, or its lock cannot be opened.
 pub fn find_interrupted(state: &Path) -> Result<Option<Journal>, Error> {
     let Some(journal) = Journal::read(state)?.filter(is_interrupted) else { return Ok(None) };
     Ok(Journal::lock(state, Duration::ZERO)?.map(|_| journal))
@@ -140,7 +143,7 @@ fn undo_phases(journal: &mut Journal, release_processes: impl FnOnce(), reset: &
     let sealed = journal.state == State::Sealed;
     let warn = |step: &str, done: Result<(), Error>| {
         if let Err(error) = done {
-            tracing::error!(step, "could not be taken back: {}", error.with_causes());
+            tracing::error!(step, "could not be rolled back: {}", error.with_causes());
         }
     };
     warn("still", restore_writable(&journal.mounts));
@@ -148,7 +151,7 @@ fn undo_phases(journal: &mut Journal, release_processes: impl FnOnce(), reset: &
         journal.add_reason(KILLED_REASON);
         if let Err(error) = journal.advance(State::Aborted) {
             if sealed {
-                tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
+                tracing::error!("the seal cannot be revoked, so the machine is reset and restores the units: {error}");
                 reset();
             }
             return Err(error);

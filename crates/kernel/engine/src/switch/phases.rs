@@ -53,7 +53,7 @@ pub struct Plan {
     pub to: String,
     /// All other settings.
     pub config: Config,
-    /// Maximum of passes over memory while the units run.
+    /// Maximum number of passes over memory while the units run.
     pub passes: u32,
     /// For tests: requested faults.
     pub faults: Faults,
@@ -63,18 +63,14 @@ pub struct Plan {
 fn phases<'p>() -> [Phase<Switch<'p>>; 11] {
     [
         Phase::new("preload", preload, |_| Kernel::unload()),
-        Phase::new("stop", stop, start),
-        Phase::new("passes", passes, abort_checkpoints),
+        Phase::new("stop", stop_remaining, start_remaining),
+        Phase::new("passes", run_passes, abort_checkpoints),
         Phase::new("close", |s| s.raise(DropScope::Syn), |s| s.port_guard.lower()),
         Phase::without_inverse("drain", drain),
         Phase::without_inverse("guard", guard),
         Phase::new("freeze", freeze, abort_checkpoints),
         Phase::new("seal", seal, unseal),
-        Phase::new(
-            "still",
-            |s| remount_read_only().map(|mounts| s.mounts = mounts),
-            |s| remount_writable(&s.mounts),
-        ),
+        Phase::new("still", |s| remount_read_only().map(|mounts| s.mounts = mounts), |s| remount_writable(&s.mounts)),
         Phase::new("watch", arm_watchdog, disarm_watchdog),
         // it returns only if it fails
         Phase::point_of_no_return("jump", |_| Err(start_loaded_kernel())),
@@ -82,6 +78,9 @@ fn phases<'p>() -> [Phase<Switch<'p>>; 11] {
 }
 
 /// Finds all obstacles to a switch at once. Nothing is touched.
+///
+/// # Errors
+/// There is an obstacle (the error names all of them), or systemd or criu gives no answer.
 pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let (config, from) = (&plan.config, host::kernel());
     let mut refused = find_missing(config);
@@ -98,19 +97,24 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     }
     refused.extend(obstacles.refused);
     if let Err(why) = Kernel::find(&config.boot, &from) {
-        refused.push(format!("no way back: {why}"));
+        refused.push(format!("the old kernel cannot be started again: {why}"));
     }
     if host::numbers(&plan.to) < host::numbers(&from) {
-        refused.push(format!("{} is older than {from}, which runs: images do not go back", plan.to));
+        refused
+            .push(format!("{} is older than {from}, which runs: an older kernel cannot restore the images", plan.to));
     }
     if plan.to == from {
-        refused.push(format!("{from} runs already"));
+        refused.push(format!("{from} is already running"));
     }
     if let Some(journal) = Journal::read(&config.state)? {
         if journal.decide(&from, &host::boot()) != Decision::Nothing {
             refused.push(format!("a switch from {} to {} has not ended", journal.from, journal.to));
         }
-        refused.extend(journal.filling().map(|unit| format!("{unit}: its memory still comes from the switch before")));
+        refused.extend(
+            journal
+                .filling()
+                .map(|unit| format!("{unit}: its memory is still being fetched since the previous switch")),
+        );
     }
     let criu = Criu::new(&config.criu);
     let mut units = Vec::new();
@@ -143,7 +147,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     }
     let (watchdog, watchdog_warning) = match watchdog::usable(&config.watchdog, config.watchdog_limit_s, &plan.to) {
         Ok(watchdog) => (Some(watchdog), None),
-        Err(why) => (None, Some(format!("a kernel that hangs stays so until somebody resets the machine: {why}"))),
+        Err(why) => (None, Some(format!("a kernel that hangs is not reset automatically: {why}"))),
     };
     let (crash, straight) = match config.crash_kernel {
         false => (None, None),
@@ -198,7 +202,7 @@ fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, E
 fn region(config: &Config) -> Result<Option<Region>, String> {
     let (running, next) = command_line::both_kernels(&config.append).map_err(|error| error.with_causes())?;
     if Region::of(&config.state, &running, &next)?.is_some() {
-        return Err(format!("{} lies in memory: the state must be on a disk", config.state.display()));
+        return Err(format!("{} is located in memory: the state must be on a disk", config.state.display()));
     }
     Region::of(&config.images(), &running, &next)
 }
@@ -229,7 +233,7 @@ fn inspect_unit(name: &str, criu: &Criu) -> Result<Unit, Error> {
     }
     let ports = tcp_ports(pid)?;
     if ports.is_empty() {
-        return Err(Error::Refused(vec!["has no port of TCP".into()]));
+        return Err(Error::Refused(vec!["has no TCP port".into()]));
     }
     Ok(Unit { name: unit, pid, ports, health: Vec::new(), directories })
 }
@@ -241,11 +245,14 @@ fn highest_thread_id(pid: i32) -> Result<u32, Error> {
 }
 
 /// Goes to another kernel. Returns only on failure; the units then run on here as before.
+///
+/// # Errors
+/// Always: there was an obstacle, or a phase failed and the others were rolled back.
 pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infallible, Error> {
     let state = &plan.config.state;
     let lock = lock_state(state)?;
     if roll_back_locked(state)?.is_some() {
-        let text = "a switch that was killed had left something, which was taken back";
+        let text = "a killed switch was rolled back";
         report(observer, EventKind::Warning { text: text.into() });
     }
     let begun = now_ns();
@@ -296,7 +303,7 @@ fn create_handover(journal: &mut Journal, observer: Observer<'_>) -> Result<Opti
 
 fn lock_state(state: &Path) -> Result<JournalLock, Error> {
     Journal::lock(state, OTHER_SWITCH_TIMEOUT)?.ok_or_else(|| {
-        Error::Refused(vec!["another switch is under way, or memory of the last one is not resident yet".into()])
+        Error::Refused(vec!["another switch is in progress, or memory of the last one is still being fetched".into()])
     })
 }
 
@@ -308,6 +315,9 @@ fn roll_back_locked(state: &Path) -> Result<Option<Journal>, Error> {
 
 /// Rolls back a switch that was killed, as a command of its own; returns the journal afterwards, or `None` if there was
 /// nothing to roll back.
+///
+/// # Errors
+/// Another switch is in progress, or the journal cannot be read or written.
 pub fn roll_back(state: &Path) -> Result<Option<Journal>, Error> {
     if guardian::find_interrupted(state)?.is_none() {
         return Ok(None);
@@ -414,7 +424,7 @@ impl Switch<'_> {
                     return Err(Error::Unit { unit: worker.unit, why });
                 }
                 None if limit.is_reached(Instant::now(), || self.progress()) => {
-                    let why = format!("nothing went on for {} s", STALL_TIMEOUT.as_secs());
+                    let why = format!("there was no progress for {} s", STALL_TIMEOUT.as_secs());
                     return Err(Error::Step { what: "freeze", why });
                 }
                 None => {}
@@ -486,7 +496,7 @@ fn run_checkpoint(
     let moment = |moment| {
         send(WorkerMessage::Reached(moment));
         let permissions = permissions.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        permissions.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was given up".into() })
+        permissions.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was aborted".into() })
     };
     let done = checkpoint_with_hook(options, &moment, &|event| send(WorkerMessage::Event(Box::new(event.clone()))));
     send(WorkerMessage::Ended);
@@ -564,7 +574,7 @@ fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
 /// restore them.
 fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
     if let Err(error) = switch.journal.advance(State::Aborted) {
-        tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
+        tracing::error!("the seal cannot be revoked, so the machine is reset and restores the units: {error}");
         reset();
     }
     switch.guardian.release();

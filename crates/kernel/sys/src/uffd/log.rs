@@ -64,6 +64,8 @@ struct Slot {
 struct Head {
     /// Number of complete records.
     count: AtomicU64,
+    /// Bytes that servers have made resident.
+    resident: AtomicU64,
 }
 
 /// Bytes before the first record: a page, so that records never share one with the head.
@@ -78,6 +80,9 @@ pub struct Log {
 
 impl Log {
     /// Makes an empty log in memory that children share.
+    ///
+    /// # Errors
+    /// The kernel maps no memory for it.
     pub fn new(records: usize) -> Result<Self, Error> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let bytes = HEAD_BYTES + records * size_of::<Slot>();
@@ -91,7 +96,7 @@ impl Log {
 
     fn head(&self) -> &Head {
         // SAFETY: the mapping is page-aligned, longer than a head, zeroed by the kernel (a valid `Head`) and never unmapped;
-        // the head is only used through its atomic.
+        // the head is only used through its atomics.
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
@@ -103,6 +108,16 @@ impl Log {
     /// Returns true if nothing is recorded.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the bytes that servers have made resident, as they recorded by [`Log::add_resident`].
+    pub fn resident(&self) -> u64 {
+        self.head().resident.load(Ordering::Acquire)
+    }
+
+    /// Records that a server has made this number of bytes resident.
+    pub fn add_resident(&self, bytes: u64) {
+        self.head().resident.fetch_add(bytes, Ordering::AcqRel);
     }
 
     /// Returns the number of records for which there is room.
@@ -119,6 +134,9 @@ impl Log {
     }
 
     /// Appends a record that is not an event.
+    ///
+    /// # Errors
+    /// The log is full.
     pub fn append(&self, record: Record) -> Result<(), Error> {
         let (kind, number, value) = match record {
             Record::Memory { pid, memory } => (MEMORY, pid, memory.descriptor() as u32 as u64),
@@ -138,6 +156,9 @@ impl Log {
 
     /// Reads one event of a memory into the log. It is not a complete record until [`Log::commit`]; [`Log::discard`] drops
     /// it.
+    ///
+    /// # Errors
+    /// The log is full, or the userfaultfd cannot be read or sends an unknown event.
     pub fn read(&self, number: u32, memory: Memory) -> Result<Option<Event>, Error> {
         let slot = self.slot(self.len())?;
         // SAFETY: as in `append`: the slot after the last complete record is ours. The kernel writes at most `BYTES`
@@ -156,6 +177,9 @@ impl Log {
 
     /// Returns the event that was read last and neither kept nor passed, with the number of its memory: a killed server
     /// left it.
+    ///
+    /// # Errors
+    /// The log is full, or the event is unknown.
     pub fn uncommitted(&self) -> Result<Option<(u32, Event)>, Error> {
         let at = self.len();
         if at >= self.records {
@@ -177,6 +201,9 @@ impl Log {
     }
 
     /// Drops the event that was read: it has been handled and is not needed later.
+    ///
+    /// # Errors
+    /// The log is full.
     pub fn discard(&self) -> Result<(), Error> {
         let slot = self.slot(self.len())?;
         // SAFETY: as in `append`.
@@ -185,6 +212,9 @@ impl Log {
     }
 
     /// Returns all complete records.
+    ///
+    /// # Errors
+    /// A record contains an unknown event.
     pub fn records(&self) -> Result<Vec<Record>, Error> {
         (0..self.len()).map(|at| self.record(at)).collect()
     }
@@ -222,6 +252,9 @@ mod tests {
         assert_eq!(log.records().unwrap(), written);
         assert!(matches!(log.append(written[0]), Err(Error::Full(3))));
         assert_eq!(log.uncommitted().unwrap(), None);
+        log.add_resident(4096);
+        log.add_resident(8192);
+        assert_eq!((log.resident(), log.len()), (12_288, 3));
     }
 
     #[test]

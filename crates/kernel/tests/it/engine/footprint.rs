@@ -1,6 +1,8 @@
 //! State of programs after all work of stillpoint and criu has ended: additional or missing attributes.
 
-use crate::engine::support::{Redis, TestProgram, compiled, criu, kill, logs, restore, scratch, until, wait_until_resident};
+use crate::engine::support::{
+    Redis, TestProgram, compiled, criu, kill, logs, restore, scratch, until, wait_until_resident,
+};
 use nix::libc;
 use nix::sys::{ptrace, wait};
 use nix::unistd::Pid;

@@ -1,8 +1,8 @@
 //! Restored servers and programs: data, connections, threads, huge pages; and refusals.
 
 use crate::engine::support::{
-    Client, KEYS, Redis, TestProgram, children, compiled, criu, free_port, kernel, kill, logs, program, restore, scratch,
-    until, wait_until_resident,
+    Client, KEYS, Redis, TestProgram, children, compiled, criu, free_port, kernel, kill, logs, program, restore,
+    scratch, until, wait_until_resident,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -126,7 +126,7 @@ fn a_checkpoint_that_fails_lets_the_program_run_on() {
     let path = image.to_str().unwrap();
     let failed = kernel(&criu, &["checkpoint", "--pid", &pid, "--image", path, "--fail-before-seal"]);
     assert_eq!(failed.code, Some(1), "{failed}");
-    assert!(failed.err.contains("state: the program runs on as before"), "{failed}");
+    assert!(failed.err.contains("state: the program continues as before"), "{failed}");
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
     let refused = kernel(&criu, &["restore", "--image", path]);
     assert_eq!(refused.code, Some(3), "{refused}");
@@ -201,7 +201,7 @@ fn what_cannot_be_taken_is_refused_by_name() {
     let path = image.to_str().unwrap();
     let refused = kernel(&criu, &["checkpoint", "--pid", "4194000", "--image", path]);
     assert_eq!(refused.code, Some(3), "{refused}");
-    assert!(refused.err.contains("process 4194000 is not there"), "{refused}");
+    assert!(refused.err.contains("process 4194000 does not exist"), "{refused}");
     assert!(!image.exists(), "nothing was touched");
 
     let Some(redis) = Redis::start(dir.path()) else { return };
@@ -235,7 +235,8 @@ fn memcached_comes_back_with_its_threads() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(program) = program(packages::memcached(None)) else { return };
     let port = free_port();
-    let mut victim = TestProgram::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
+    let mut victim =
+        TestProgram::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
     let mut client = Client::connect(port);
     for n in 0..2000 {
         client.send(&format!("set key{n} 0 0 4000\r\n{}", format!("{n:04}").repeat(1000)));
