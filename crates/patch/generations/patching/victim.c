@@ -4,7 +4,7 @@
  *
  * Each line that it reads is a command: `look` prints how many threads saw the old and the new code at their last look, and
  * how often a thread saw neither; `hold` makes one thread stay inside of a function that the patch changes, `release` lets it
- * continue; `fork` prints how many nanoseconds a fork took; `ring` lets a worker of the kernel's read in the program's place.
+ * continue; `suspend` leaves a coroutine suspended in a function that the patch changes, `resume` lets it end; `fork` prints how many nanoseconds a fork took; `ring` lets a worker of the kernel's read in the program's place.
  *
  *   victim [MIB]       after touching so much memory, and with threads that sleep between two looks
  *   victim points      with quiescence points in the threads that exist from the start
@@ -61,6 +61,22 @@ __attribute__((noipa)) int slow_answer(int x)
         usleep(1000);
     }
     atomic_store(&held, 0);
+    return choose(x + step[x & 1], x + 100);
+}
+
+/* A coroutine that the program switches to by its own assembler: nothing that it imports reveals it. */
+void switch_to(void **save, void **load);
+__asm__(".text\n.globl switch_to\n.type switch_to, @function\nswitch_to:\n"
+        "push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+        "mov %rsp, (%rdi)\n mov (%rsi), %rsp\n"
+        "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n"
+        ".size switch_to, . - switch_to\n");
+
+static void *scheduler, *routine;
+
+__attribute__((noipa)) int suspended_answer(int x)
+{
+    switch_to(&routine, &scheduler);
     return choose(x + step[x & 1], x + 100);
 }
 
@@ -149,6 +165,37 @@ static void report(void)
     printf("old %d new %d wrong %ld\n", versions[1], versions[2], atomic_load(&wrong));
 }
 
+/* Other frames of the coroutine, so that none of suspended_answer() is left on its stack. */
+__attribute__((noipa)) static int elsewhere(int x)
+{
+    switch_to(&routine, &scheduler);
+    return x;
+}
+
+static void coroutine(void)
+{
+    for (;;) {
+        int found = suspended_answer(5);
+        if (found != 6 && found != 105)
+            atomic_fetch_add(&wrong, 1);
+        elsewhere(found);
+    }
+}
+
+static void suspend(void)
+{
+    enum { SIZE = 1 << 18 };
+    if (!routine) {
+        void **top = (void **)((char *)malloc(SIZE) + SIZE);
+        /* six registers, and where to continue; aligned as after a call */
+        top -= 10;
+        top[6] = (void *)coroutine;
+        routine = top;
+    }
+    switch_to(&scheduler, &routine);
+    puts("suspended");
+}
+
 static void touch(size_t mib)
 {
     calm = 1;
@@ -218,6 +265,11 @@ int main(int argc, char **argv)
         } else if (!strcmp(line, "release\n")) {
             atomic_store(&hold, 0);
             puts("released");
+        } else if (!strcmp(line, "suspend\n")) {
+            suspend();
+        } else if (!strcmp(line, "resume\n")) {
+            switch_to(&scheduler, &routine);
+            puts("resumed");
         } else if (!strcmp(line, "fork\n")) {
             fork_once();
         } else if (!strcmp(line, "ring\n")) {

@@ -147,6 +147,29 @@ static void patch_held(void)
 	expect(0, THREADS);
 }
 
+/* A coroutine of the program's own, suspended in a changed function, is found at the commit. */
+static void patch_suspended(void)
+{
+	start_victim();
+	expect(THREADS, 0);
+	CHECK(!strcmp(ask("suspend"), "suspended\n"));
+	ENDS(FELL_BACK, APPLY("generation", "--timeout", "3s"));
+	CHECK(strstr(said, "suspended_answer, on a suspended stack"));
+	CHECK(!has_generations(0));
+	expect(THREADS, 0);
+	CHECK(!strcmp(ask("resume"), "resumed\n"));
+	ENDS(DONE, APPLY("generation"));
+	expect(0, THREADS);
+	ENDS(DONE, REVERT("generation"));
+	/* with the option it is a warning */
+	start_victim();
+	expect(THREADS, 0);
+	CHECK(!strcmp(ask("suspend"), "suspended\n"));
+	ENDS(DONE, APPLY("generation", "--allow-suspended-frames"));
+	CHECK(strstr(said, "suspended_answer"));
+	expect(0, THREADS);
+}
+
 /* Functions that are shorter than a jump, with no space after them, are overwritten. */
 static void patch_code(void)
 {
@@ -425,6 +448,7 @@ const struct test patching_tests[] = {
 	{"patch_by_generation", patch_by_generation, 600},
 	{"patch_constant", patch_constant, 600},
 	{"patch_held", patch_held, 600},
+	{"patch_suspended", patch_suspended, 600},
 	{"patch_code", patch_code, 600},
 	{"patch_staying", patch_staying, 600},
 	{"patch_staying_local", patch_staying_local, 600},
