@@ -186,6 +186,25 @@ pub fn postgres_regress(fetch: &Path, package_version: &str) -> Result<PathBuf, 
     made.map(|entry| entry.join("tests"))
 }
 
+/// Commit whose binary made what later versions must still read: patched processes, migrations, images. Raise it when a
+/// format's version rises, after the tests have shown that the version before is read or refused.
+const EARLIER_VERSION: &str = "b7a8496db89a51abdd1df6ed3a106c3b01424098";
+
+/// Makes the `stillpoint` of an earlier version, from this repository's history.
+pub fn earlier_version() -> Result<PathBuf, Unavailable> {
+    let inputs = [EARLIER_VERSION.as_bytes().to_vec(), version("rustc")?];
+    let made = entry("built", "stillpoint", &inputs, |into| {
+        let (source, target) = (into.join("source"), into.join("target"));
+        let script = "mkdir \"$1\" && git archive \"$3\" | tar -x -C \"$1\" && cd \"$1\" && \
+                      cargo build --quiet --locked -p stillpoint --bin stillpoint --target-dir \"$2\" && \
+                      cp \"$2/debug/stillpoint\" .. && cd .. && rm -r \"$1\" \"$2\"";
+        let mut command = Command::new("sh");
+        command.args(["-ec", script, "sh"]).arg(source).arg(target).arg(EARLIER_VERSION);
+        run(command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0"))
+    });
+    made.map(|entry| entry.join("stillpoint"))
+}
+
 /// A script of `setup/`, called with an empty directory and further arguments.
 struct Script<'a> {
     name: &'a str,

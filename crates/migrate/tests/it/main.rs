@@ -12,6 +12,7 @@ mod backlog;
 mod behind;
 mod bypass;
 mod carried;
+mod earlier_version;
 mod faults;
 mod guardian;
 mod levels;

@@ -15,6 +15,7 @@ mod unwind;
 
 mod bad_input;
 mod crash;
+mod earlier_version;
 mod eintr;
 mod exceptions_live;
 mod exec_helper;

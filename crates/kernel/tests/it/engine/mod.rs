@@ -1,6 +1,7 @@
 //! Checkpoint and restore of real programs, with their connections and their memory.
 
 mod addresses;
+mod earlier_version;
 mod faults;
 mod footprint;
 mod guard;
