@@ -194,25 +194,25 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
 
 fn measure_method(machine: &mut Machine, method: &str, load: Load) -> Value {
     let Load { mib, count } = load;
-    machine.succeed(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {way} {mib} {RATE} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
+    machine.succeed(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {method} {mib} {DIRTY_MIB_PER_S} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
     let end = Instant::now() + METHOD_TIMEOUT;
     // seldom, as each test takes the machine's time
     while machine.try_run("test -s /run/once.end").is_none_or(|output| output.code != 0) {
-        assert!(Instant::now() < end, "{way} of {count} times {mib} MiB has no end\n{}", machine.console());
+        assert!(Instant::now() < end, "{method} of {count} times {mib} MiB has no end\n{}", machine.console());
         std::thread::sleep(Duration::from_secs(1));
     }
     let said = machine.succeed("cat /run/once.err /run/once.end /run/once.out");
     let line = said.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
     line.unwrap_or_else(|| {
         let logs = machine.run("for f in /disk/image/*/*.log /disk/image/*/*/*.log /pmem/image/*/*.log; do [ -e $f ] && { echo $f; tail -n 8 $f; }; done; df /disk /pmem; free -m");
-        panic!("{way} of {count} times {mib} MiB: {said}\n{}", logs.text)
+        panic!("{method} of {count} times {mib} MiB: {said}\n{}", logs.text)
     })
 }
 
 /// Makes one switch of kernels with the image in memory; returns the phases of its journal.
 fn switch_kernel(machine: &mut Machine, mib: u32, to: &str) -> Value {
     machine.succeed(&format!(
-        "printf '[Service]\\nExecStart=/usr/local/bin/worker serve {mib} {RATE}\\nStandardOutput=null\\nStandardError=null\\n' \
+        "printf '[Service]\\nExecStart=/usr/local/bin/worker serve {mib} {DIRTY_MIB_PER_S}\\nStandardOutput=null\\nStandardError=null\\n' \
          >/etc/systemd/system/worker.service && rm -rf /disk/image /pmem/image && mkdir -p /etc/stillpoint"
     ));
     machine.succeed(
@@ -239,7 +239,7 @@ fn blackout(row: &Value) -> f64 {
 
 fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
     println!(
-        "Programs half of whose memory is written, {RATE} MiB of pages a second. Blackout: from the last answer to the image being \
+        "Programs half of whose memory is written, {DIRTY_MIB_PER_S} MiB of pages a second. Blackout: from the last answer to the image being \
          complete on disk (stands; criu's is complete when the programs have ended, FOAM's when it is sealed, and a switch jumps \
          then), and from the beginning of the restore to the next answer (first answer); files' caches are dropped between, as a \
          jump does, but those of the programs that restore; that time is not counted. All memory is there when the daemon has \
@@ -260,7 +260,7 @@ fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
         }
     }
     println!(
-        "\nSeveral at the same time, {EACH} MiB each: from the first one's last answer to the last one's first answer.\n"
+        "\nSeveral at the same time, {PROGRAM_MIB} MiB each: from the first one's last answer to the last one's first answer.\n"
     );
     table(&rows_of(rows, by_count));
     println!(
