@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     let part = format!("{json}.part");
     let earlier_rows = measure(&guest, Path::new(&tool), (&by_count, &by_size), Path::new(&part));
     let Some((rows, kexec)) = earlier_rows else {
-        eprintln!("error: not all was measured; {part} has the rest, and the next run goes on behind it");
+        eprintln!("error: some measurements failed; {part} contains the others, and the next run continues with it");
         return ExitCode::FAILURE;
     };
     tables(&rows, &by_size, &by_count, &kexec);
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
 }
 
 /// Returns the rows of some loads, in their order.
-fn of<'r>(rows: &'r [Value], loads: &[Load]) -> Vec<&'r Value> {
+fn rows_of<'r>(rows: &'r [Value], loads: &[Load]) -> Vec<&'r Value> {
     loads.iter().flat_map(|load| rows.iter().filter(|row| load.is_of(row))).collect()
 }
 
@@ -250,7 +250,7 @@ fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
     println!();
     for load in by_size {
         let of = |method: &str| rows.iter().find(|row| row["way"] == method && load.is_of(row)).map(blackout);
-        if let (Some(basic), Some(disk), Some(pmem)) = (rows_of("basic"), rows_of("foam-disk"), rows_of("foam-pmem")) {
+        if let (Some(basic), Some(disk), Some(pmem)) = (of("basic"), of("foam-disk"), of("foam-pmem")) {
             println!(
                 "{} MiB: the blackout of basic is {:.1} times that of FOAM on disk, {:.1} times that of FOAM in memory.",
                 load.mib,
