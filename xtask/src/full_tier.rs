@@ -146,7 +146,7 @@ fn with_row(page: &str, kind: &str, row: &str) -> String {
         rows.filter(|(kind, _)| *kind != "kind").map(|(kind, rest)| (kind, format!("| {rest}"))).collect();
     rows.insert(kind, row.to_owned());
     let rows: String = rows.iter().map(|(kind, rest)| format!("| {kind} {rest}\n")).collect();
-    format!("{HEAD}{rows}")
+    format!("{PAGE_HEAD}{rows}")
 }
 
 fn today() -> Result<String> {
@@ -164,6 +164,6 @@ mod tests {
         let page = with_row(&page, "a y", "| c1 | 2026-11-01 | 4 | 1.0 |");
         let page = with_row(&page, "b x", "| c2 | 2026-11-02 | 5 | 2.0 |");
         let rows = "| a y | c1 | 2026-11-01 | 4 | 1.0 |\n| b x | c2 | 2026-11-02 | 5 | 2.0 |\n";
-        assert_eq!(page, format!("{HEAD}{rows}"));
+        assert_eq!(page, format!("{PAGE_HEAD}{rows}"));
     }
 }

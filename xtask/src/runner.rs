@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(crate) type Tests = fn(&Path, &Path, &mut Summary) -> Result<()>;
 
 /// Tests of this kind that `make test` runs.
-const OTHERS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
+const OTHER_TESTS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
 
 /// Environment variable with the file to which the cache writes a line for each lookup.
 pub(crate) const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";
@@ -31,7 +31,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let compiled = built_before();
     println!("Every test of the tree, quick ones first. Servers are unpacked in the cache, nothing is installed;");
     println!("each line: time, counts, name. A failure shows its output and the command to rerun it.");
-    println!("{}\n", room(root)?);
+    println!("{}\n", check_room(root)?);
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
     let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
     let everything = words.is_empty();
@@ -53,7 +53,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     run.units(&alone, 1)?;
     let Run { mut summary, .. } = run;
     build.map_or(Ok(()), BackgroundBuild::wait)?;
-    for tests in OTHERS.into_iter().filter(|_| everything) {
+    for tests in OTHER_TESTS.into_iter().filter(|_| everything) {
         tests(root, &logs, &mut summary)?;
     }
     summary.print(&cache_log);
@@ -177,7 +177,7 @@ pub(crate) fn alone(root: &Path, tests: Tests) -> Result<bool> {
 const ROOM_GB: u64 = 11;
 
 /// Returns a line about the free space of the disk. A run that fills the disk fails with many confusing messages.
-fn room(root: &Path) -> Result<String> {
+fn check_room(root: &Path) -> Result<String> {
     let disk = rustix::fs::statvfs(root).with_context(|| format!("examine {}", root.display()))?;
     let free = disk.f_bavail * disk.f_frsize / 1_000_000_000;
     let enough = if free < ROOM_GB { ": less than a first run may need" } else { "" };

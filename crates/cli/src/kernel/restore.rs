@@ -101,7 +101,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         output.line(format_args!("{}: can be restored", args.image.display()));
         return Ok(());
     }
-    let done = restore(&options, &|event| output.event(event)).map_err(|error| failure(error, left(&args.image)))?;
+    let done = restore(&options, &|event| output.event(event))
+        .map_err(|error| failure(error, state_after_failure(&args.image)))?;
     let duration_us = done.duration_ns / 1000;
     let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);
     output.json(&Line { v, event: "restored", pid, keeper, duration_us });
@@ -111,7 +112,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 }
 
 /// State after a failed restore. As soon as programs may run, the image counts as used.
-fn left(image: &Path) -> &'static str {
+fn state_after_failure(image: &Path) -> &'static str {
     match StaleMark::of(image) {
         Ok(None) => {
             "no process runs; the image is unchanged and can be restored again; peers of its connections wait until \

@@ -21,7 +21,7 @@ const STATE_AT: usize = 1;
 const ID_AT: usize = 4;
 const INODE_AT: usize = 68;
 /// Bytes of the ports and addresses in `struct inet_diag_sockid`.
-const ENDS: usize = 36;
+const ENDPOINT_BYTES: usize = 36;
 /// Older kernels keep a connection that is destroyed while it closes for ever (Linux commit bac76cf89816).
 const RELEASE_MIN: (u32, u32) = (6, 11);
 
@@ -61,7 +61,7 @@ fn can_destroy_closing(release: &str) -> bool {
 /// Returns true if the kernel has a connection between these ends that no process has.
 fn is_orphan(diagnosis: &SocketDiagnosis, connection: &Connection) -> Result<bool, Error> {
     let Some(found) = query(diagnosis, BY_FAMILY, REQUEST, connection)? else { return Ok(false) };
-    let is_same = found.get(ID_AT..ID_AT + ENDS) == request(connection).get(8..8 + ENDS);
+    let is_same = found.get(ID_AT..ID_AT + ENDPOINT_BYTES) == request(connection).get(8..8 + ENDPOINT_BYTES);
     Ok(is_same && found.get(STATE_AT) != Some(&LISTEN) && u32_at(&found, INODE_AT) == Some(0))
 }
 

@@ -80,7 +80,7 @@ pub struct RestoreOutcome {
 /// The image or the key of this machine cannot be read, or criu cannot be started.
 pub fn check_restore(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
     let mut findings = find_obstacles(image, options)?;
-    let missing = addresses::missing(image)?;
+    let missing = addresses::missing_addresses(image)?;
     if !missing.is_empty() {
         let (missing, limit) = (missing.join(", "), options.address_limit.as_secs());
         findings.push(Finding::warning(format!(

@@ -39,7 +39,7 @@ fn refused(machine: &mut Machine, to: &str, words: &str) {
 #[track_caller]
 fn assert_nothing_left(machine: &mut Machine) {
     machine.run_until_success(&format!(
-        "! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"
+        "! grep -q {MOUNT_POINT} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"
     ));
 }
 
@@ -54,7 +54,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     let arguments = machine.succeed(&format!("stillpoint kernel switch --to {to} --dry-run"));
     assert!(
         arguments.contains("warning: images are located in") && arguments.contains("no other; after a panic"),
-        "{told}"
+        "{arguments}"
     );
     append(&mut machine, "kho=off");
     refused(&mut machine, to, &format!("{to} cannot take memory over: its command line has no kho=on"));
@@ -89,7 +89,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
 /// A kernel that was not started by kexec has no such memory, and only the leader of a restore can pass it on.
 #[test]
 #[ignore = "two kernels to be built and four boots of an emulated machine: one of the long forms"]
-fn units_start_from_their_files_when_nobody_hands_their_images_on() {
+fn units_start_from_their_files_when_no_process_hands_their_images_on() {
     let Some(guest) = guest() else { return };
     let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
     let mut machine = boot(&guest, HANDOVER_ARGUMENTS);

@@ -71,7 +71,7 @@ impl LoadedMachine {
     /// Asserts that both ends of every connection were informed that packets pass again.
     #[track_caller]
     fn assert_prompted(&self, journal: &str) {
-        let woken = journal.split_once("\"woken\": {").expect("somebody was told").1;
+        let woken = journal.split_once("\"woken\": {").expect("some ends were informed").1;
         let told = woken.split_once("\"Ok\": ").and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
         assert!(told.is_some_and(|told: usize| told > self.pulses.len()), "{journal}");
     }
@@ -104,7 +104,7 @@ fn order_units(machine: &mut Machine) {
     // two that stay: systemd stops the second one first, and each records it on disk without a sync
     for (unit, order) in [("stays-first", ""), ("stays-last", "After=stays-first.service\\n")] {
         machine.succeed(&format!(
-            "printf '[Unit]\\n{order}[Service]\\nExecStart=/bin/sleep infinity\\nExecStop=/bin/sh -c \"echo {unit} >>{STOPPED}\"\\n' \
+            "printf '[Unit]\\n{order}[Service]\\nExecStart=/bin/sleep infinity\\nExecStop=/bin/sh -c \"echo {unit} >>{STOPPED_FILE}\"\\n' \
              >/etc/systemd/system/{unit}.service && ln -s ../{unit}.service /etc/systemd/system/multi-user.target.wants/"
         ));
     }
@@ -118,7 +118,7 @@ const STOPPED_FILE: &str = "/var/lib/stays";
 #[track_caller]
 fn assert_stopped_in_order(machine: &mut Machine) {
     machine.run_until_success("systemctl is-active stays-first stays-last");
-    assert_eq!(machine.succeed(&format!("cat {STOPPED}")), "stays-last\nstays-first");
+    assert_eq!(machine.succeed(&format!("cat {STOPPED_FILE}")), "stays-last\nstays-first");
 }
 
 /// Asserts that a unit that stays, and starts after units that go along, has started only after their release.
@@ -331,7 +331,7 @@ fn every_pair_of_kernels_goes_forward() {
     };
     println!("kernels: {}", guest.kernels.join(", "));
     let later = |(at, from)| guest.kernels[at + 1..].iter().map(move |to| (from, to));
-    for (from, to) in part(guest.kernels.iter().enumerate().flat_map(later).collect()) {
+    for (from, to) in cases_of_part(guest.kernels.iter().enumerate().flat_map(later).collect()) {
         let mut machine = Machine::boot(&guest, from, stillpoint());
         prepare_units(&mut machine, &["memcached", "redis-server"]);
         let mut client = Client::connect(&machine, 6379);

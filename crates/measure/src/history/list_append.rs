@@ -57,7 +57,7 @@ pub(super) fn infer(history: &History, level: Level) -> (Inference, Vec<Anomaly>
     for (number, transaction) in all.iter().enumerate() {
         writers.extend(appends(transaction).map(|append| (append, number)));
     }
-    let happened = happened(history, &writers);
+    let happened = find_happened(history, &writers);
     let mut anomalies = Vec::new();
     for &number in &happened {
         anomalies.extend(judge_reads(all, number, &writers));
@@ -82,7 +82,7 @@ pub(super) fn infer(history: &History, level: Level) -> (Inference, Vec<Anomaly>
 }
 
 /// Returns the committed transactions, and those of unknown outcome of which another transaction or the end saw a write.
-fn happened(history: &History, writers: &Writers) -> BTreeSet<usize> {
+fn find_happened(history: &History, writers: &Writers) -> BTreeSet<usize> {
     let all = &history.transactions;
     let committed = |number: &usize| all[*number].outcome == Outcome::Committed;
     let mut happened: BTreeSet<usize> = (0..all.len()).filter(committed).collect();

@@ -199,7 +199,7 @@ impl<'a, W: Workload> Driver<'a, W> {
     fn issue_request(&mut self, kind: u8, scheduled_ns: u64, late_us: u32) -> bool {
         let Some(index) = self.free_worker() else { return false };
         let connection = &mut self.connections[index];
-        let expect = self.workload.ask(kind, index as u32, &mut self.rng, &mut connection.output);
+        let expect = self.workload.append_request(kind, index as u32, &mut self.rng, &mut connection.output);
         let pending = Pending { scheduled_ns, late_us, kind, measured: true, timed_out: false, expect };
         connection.pending.push_back(pending);
         self.waiting += 1;

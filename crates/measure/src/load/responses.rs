@@ -107,7 +107,7 @@ impl<W: Workload> Driver<'_, W> {
                 self.describe_error(index, text.clone())?;
                 return Ok(Err(text));
             };
-            match self.workload.judge(&front.expect, &input[at..]) {
+            match self.workload.judge_answer(&front.expect, &input[at..]) {
                 Ok(None) => break,
                 Ok(Some(answer)) => {
                     at += answer.used;

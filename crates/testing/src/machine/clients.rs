@@ -184,7 +184,7 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
     }
     let logs = machine
         .run_within("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOG_TIMEOUT);
-    panic!("not on {ends_on} within {PATIENCE:?}: {logs:?}\n{}", machine.console());
+    panic!("not on {ends_on} within {OUTAGE_LIMIT:?}: {logs:?}\n{}", machine.console());
 }
 
 /// Gives the next kernel an argument; none if it is empty.

@@ -56,7 +56,7 @@ pub(super) fn next_kernel(running: &str, append: &str, watchdog: Option<&str>, c
     if let Some(mib) = crash_mib {
         let next = rdinit(&line).map(|next| format!("{NEXT_INIT_ARGUMENT}{next}"));
         line = without(line, &[RDINIT]);
-        line.extend([format!("{CRASHKERNEL}{mib}M"), format!("{RDINIT}{FIRST}")]);
+        line.extend([format!("{CRASHKERNEL}{mib}M"), format!("{RDINIT}{FIRST_PROGRAM}")]);
         line.extend(next);
     }
     line.join(" ")

@@ -170,7 +170,7 @@ impl Ram {
                 RAM_BYTES_LEFT_MIN >> 20
             ));
         }
-        let mut free = self.free(firmware);
+        let mut free = self.free_ranges(firmware);
         free.sort_by_key(|range| range.start);
         let aligned_range = |range: &Range<u64>, from: u64| {
             let start = range.start.max(from).checked_next_multiple_of(ALIGN)?;
@@ -190,7 +190,7 @@ impl Ram {
     }
 
     /// Returns RAM that nothing uses.
-    fn free(&self, firmware: &[Range<u64>]) -> Vec<Range<u64>> {
+    fn free_ranges(&self, firmware: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut free: Vec<Range<u64>> = Vec::new();
         for ram in &self.system {
             let told = firmware.iter().map(|range| range.start.max(ram.start)..range.end.min(ram.end));
@@ -282,7 +282,7 @@ fed00000-fed003ff : HPET 0
     }
 
     #[test]
-    fn whoever_is_not_root_sees_no_addresses() {
+    fn users_other_than_root_see_no_addresses() {
         let told = "00000000-00000000 : System RAM\n  00000000-00000000 : Kernel code\n";
         assert!(Ram::parse(told).unwrap_err().contains("needs root"));
     }
