@@ -1,7 +1,7 @@
 //! `stillpoint migrate`: one file per subcommand.
 
 mod attach;
-mod back;
+mod fallback;
 mod check;
 mod guardian;
 mod proxy;
@@ -27,11 +27,11 @@ pub(crate) enum Command {
     /// Where a migration stands.
     Status(status::Args),
     /// End a migration before clients change sides; both servers are as before.
-    Abort(back::AbortArgs),
+    Abort(fallback::AbortArgs),
     /// After a migration: bring clients back to the source, with all that was committed since.
-    Fallback(back::FallbackArgs),
+    Fallback(fallback::FallbackArgs),
     /// After a migration: give up the way back.
-    Finish(back::EndArgs),
+    Finish(fallback::EndArgs),
     /// Outlive the command that starts it, and open what its death would leave shut.
     #[command(hide = true)]
     Guardian,
@@ -46,9 +46,9 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Check(args) => check::run(&args, output),
         Command::Run(args) => run::run(&args, output),
         Command::Status(args) => status::run(&args, output),
-        Command::Abort(args) => back::abort(&args, output),
-        Command::Fallback(args) => back::fallback(&args, output),
-        Command::Finish(args) => back::finish(&args, output),
+        Command::Abort(args) => fallback::abort(&args, output),
+        Command::Fallback(args) => fallback::fallback(&args, output),
+        Command::Finish(args) => fallback::finish(&args, output),
         Command::Guardian => guardian::run(),
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
-use stillpoint_migrate_tests::teller::{COMMITS, TABLES, WRONG_BALANCES};
+use stillpoint_migrate_tests::ring_session::{COMMITS, TABLES, WRONG_BALANCES};
 use stillpoint_testing::{
     port::free_port,
     postgresql::{Cluster, LoadOutcome, NEWER, available, newer_available},

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_migrate_tests::teller::{Heard, Teller, channel, connect, heard_by};
+use stillpoint_migrate_tests::ring_session::{Heard, Teller, channel, connect, heard_by};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::fence::OWN_READ_ONLY;
 use crate::inventory::text;
 use crate::link::{Link, Row};
-use crate::outfit::PUBLICATIONS;
+use crate::replication_objects::PUBLICATIONS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

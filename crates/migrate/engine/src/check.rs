@@ -3,10 +3,10 @@
 //! Each kind of object that a database can hold has one row in [`SURVEY`]; its query returns the objects of that kind, and for
 //! each a note about its handling.
 
-use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Capture, Error, Options, Server, fence, outfit, owner, rehearsal, roles, surroundings};
+use crate::proxy_client::Front;
+use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, replication_objects, roles, server_settings};
 use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
@@ -180,7 +180,7 @@ async fn look(options: &Options) -> Result<Report, Error> {
         there_needed(&mut link, &mut there, &mut of_target).await?;
         let superuser = "SHOW is_superuser";
         if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
-            surroundings::compare(&mut link, &mut there, &mut of_target).await?;
+            server_settings::compare(&mut link, &mut there, &mut of_target).await?;
             roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
         }
         if wanted > 1 {
@@ -195,8 +195,8 @@ async fn look(options: &Options) -> Result<Report, Error> {
     tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
     unreadable(&mut link, &inventory, &mut findings).await?;
-    match outfit::must_be_ours(&mut link, outfit::SCHEMA).await {
-        Err(Error::Refused(why)) => refuse(&mut findings, "schema", outfit::SCHEMA, why.join("; ")),
+    match replication_objects::must_be_ours(&mut link, replication_objects::SCHEMA).await {
+        Err(Error::Refused(why)) => refuse(&mut findings, "schema", replication_objects::SCHEMA, why.join("; ")),
         looked => looked?,
     }
     strangers(&mut link, options, by, &mut findings).await?;

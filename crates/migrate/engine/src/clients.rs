@@ -14,11 +14,11 @@
 
 use crate::Error;
 use crate::follow::Standing;
-use crate::front::{Front, Served};
-use crate::light::{Light, Weighed, give_back};
 use crate::link::{Link, Purpose};
 use crate::options::Options;
+use crate::priority::{Light, Weighed, give_back};
 use crate::progress::Teller;
+use crate::proxy_client::{Front, Served};
 use crate::throttle::{COMPARED, Throttle};
 use crate::weight::WEIGHT;
 use std::collections::HashSet;

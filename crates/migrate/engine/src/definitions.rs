@@ -3,7 +3,7 @@
 
 use crate::conninfo::of_database;
 use crate::link::{Link, literal};
-use crate::{Error, Server, settings};
+use crate::{Error, Server, session_settings};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,7 +13,7 @@ use tokio::process::Command;
 /// Dumps all definitions as the snapshot shows them, from a source of major version `from` for a target of `major`.
 pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {
     let mut command = client("pg_dump", major, source);
-    command.env("PGOPTIONS", settings::options(from, &[]));
+    command.env("PGOPTIONS", session_settings::options(from, &[]));
     command.args(["--format=custom", "--schema-only", "--no-publications", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]).arg(format!("--snapshot={snapshot}"));
     command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
@@ -25,7 +25,7 @@ pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(
     let mut command = client("pg_restore", major, target);
     // pg_restore connects to the database that the dump names by that name, and does not read the name as a connection string.
     command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres", "--"]).arg(dump);
-    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings::options(major, &[LAZY]));
+    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", session_settings::options(major, &[LAZY]));
     run(command, "pg_restore", "").await.map(drop)
 }
 
@@ -112,7 +112,7 @@ async fn attempt_with(target: &Server, major: u32, dump: &Path, which: &str, lis
     // Without --verbose, pg_restore does not report which entry an error belongs to.
     command.args(["--verbose", which]).arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
     command.env("PGAPPNAME", maker(target));
-    command.env("PGOPTIONS", settings::options(major, &[LAZY, ("lc_messages", "C")]));
+    command.env("PGOPTIONS", session_settings::options(major, &[LAZY, ("lc_messages", "C")]));
     let output = ended(command, "pg_restore", list).await?;
     let told = String::from_utf8_lossy(&output.stderr);
     let faults = faults(&told);
@@ -203,7 +203,7 @@ async fn restore(
     let mut command = client("pg_restore", major, target);
     command.args(["--use-list=/dev/stdin", "--exit-on-error", how]);
     command.arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
-    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings::options(major, own));
+    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", session_settings::options(major, own));
     run(command, "pg_restore", list).await.map(drop)
 }
 

@@ -11,9 +11,9 @@
 //! new connection. A session that was accepted before connections were disabled is waited for and terminated like the others.
 //! The proxy's own server processes stay: they do nothing until the proxy has switched, and continue if it does not switch.
 
-use crate::front::Front;
 use crate::inventory::text;
 use crate::link::{Link, Purpose, Row, identifier, literal};
+use crate::proxy_client::Front;
 use crate::{APPLICATION, Error, Server};
 use std::time::{Duration, Instant};
 

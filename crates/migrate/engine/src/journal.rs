@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
-use crate::outfit::IdentityChange;
 use crate::owner::Witness;
+use crate::replication_objects::IdentityChange;
 use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;

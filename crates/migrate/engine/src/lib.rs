@@ -63,39 +63,39 @@
 #![forbid(unsafe_code)]
 
 mod attach;
-mod back;
 mod catalogs;
 mod check;
 mod checksum;
 mod clients;
 mod conninfo;
 mod copy;
+mod ddl_changes;
 mod definitions;
 mod error;
 mod estimate;
+mod fallback;
 mod fault;
 mod fence;
 mod follow;
-mod front;
-mod heal;
+mod guardian;
 mod inventory;
 mod journal;
-mod light;
 mod link;
+mod multi_target;
 mod options;
-mod outfit;
 mod owner;
 mod pgoutput;
+mod priority;
 mod progress;
+mod proxy_client;
 mod recording;
 mod rehearsal;
+mod replication_objects;
 mod roles;
 mod run;
 mod server;
-mod settings;
-mod several;
-mod since;
-mod surroundings;
+mod server_settings;
+mod session_settings;
 mod switch;
 mod throttle;
 mod undo;
@@ -103,12 +103,13 @@ mod values;
 mod weight;
 
 pub use attach::{AttachOptions, Attached, DetachOptions, Detached, attach, detach};
-pub use back::{fallback, finish};
 pub use check::{Accepted, Carries, Finding, Report, TableSources, Verdict, Way, check};
 pub use checksum::Compared;
+pub use ddl_changes::defined_since;
 pub use error::Error;
+pub use fallback::{fallback, finish};
 pub use fault::FaultPoint;
-pub use heal::heal;
+pub use guardian::heal;
 pub use journal::{Capture, Copying, Other, Phase, Record};
 pub use options::{Failure, Options, State};
 pub use owner::Owner;
@@ -116,13 +117,12 @@ pub use progress::Observer;
 pub use roles::Roles;
 pub use run::{Outcome, run};
 pub use server::Server;
-pub use since::defined_since;
 pub use stillpoint_migrate_replay::Mode as Schedule;
 pub use undo::{Status, abort, status};
 
 /// Replay of statements as a migration does it, for a capture without a migration: for measurements.
-pub mod spoken {
-    pub use crate::follow::spoken::{Happened, Reader, Replay, Transaction, Way};
+pub mod statement_replay {
+    pub use crate::follow::statement_replay::{Happened, Reader, Replay, Transaction, Way};
 }
 
 /// Application name of our connections, by which both servers distinguish them from clients.

@@ -5,7 +5,7 @@
 //! stream is one more mode of the same connection. Login and message encoding come from `postgres-protocol`.
 
 use crate::server::{Address, Server};
-use crate::{Error, settings};
+use crate::{Error, session_settings};
 use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::authentication::{md5_hash, sasl};
 use postgres_protocol::message::frontend;
@@ -237,7 +237,7 @@ impl Link {
         if purpose == Purpose::Replication {
             parameters.push(("replication", "database"));
         }
-        parameters.extend(settings::at_login(own));
+        parameters.extend(session_settings::at_login(own));
         self.sender.put(|buffer| frontend::startup_message(parameters, buffer))?;
         self.sender.flush().await?;
         let (mut scram, mut major, mut superuser, mut is_bytes) = (None, 0, false, false);
@@ -258,7 +258,7 @@ impl Link {
                 tag => return Err(self.receiver.protocol(format!("`{}` at log-in", char::from(tag)))),
             }
         }
-        match settings::after_login(major, superuser, is_bytes, own) {
+        match session_settings::after_login(major, superuser, is_bytes, own) {
             Some(rest) => self.query(&rest).await.map(drop),
             None => Ok(()),
         }

@@ -12,10 +12,10 @@
 //! is found ends the recording, and so the migration. A session that connects, writes and leaves between two searches is not
 //! found. The comparison of both sides before the switch-over finds what it wrote, if it wrote before the comparison.
 
-use crate::front::{Front, broken};
 use crate::inventory::text;
 use crate::link::Link;
 use crate::options::Options;
+use crate::proxy_client::{Front, broken};
 use crate::{Error, fence};
 use std::fs::File;
 use std::io;

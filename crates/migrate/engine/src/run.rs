@@ -17,20 +17,20 @@ use crate::definitions::{self, Behind};
 use crate::estimate::Estimate;
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, MARKER_PREFIX, Plan, SourceSnapshot};
-use crate::front::{Front, is_served};
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, number, text};
 use crate::journal::{self, Capture, Copying, Journal, Other, Phase, Record, Shared};
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
-use crate::outfit::{self, PUBLICATIONS, Slot};
 use crate::owner::Held;
 use crate::pgoutput::Lsn;
 use crate::progress::{Observer, Teller};
+use crate::proxy_client::{Front, is_served};
 use crate::recording::Recording;
+use crate::replication_objects::{self, PUBLICATIONS, Slot};
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::weight::yielding;
-use crate::{Error, Roles, Server, owner, roles, several, undo, values};
+use crate::{Error, Roles, Server, multi_target, owner, roles, undo, values};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -204,7 +204,7 @@ pub(crate) async fn named(error: Error, followed: &Server) -> Error {
 /// Does all steps; [`attempt`] handles their errors in one place.
 async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
     let clients = Clients::look(options).await?;
-    let (paused, source) = several::bring_over(options, journal, clients, teller).await?;
+    let (paused, source) = multi_target::bring_over(options, journal, clients, teller).await?;
     let options = options.recorded_in(&journal.record)?;
     teller.phase("settle", switch::settle(&options, journal, Some(source), teller)).await?;
     Ok(paused)
@@ -268,9 +268,9 @@ async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Held), Er
     let backends = front.backends().await?;
     front.are_at(&backends, &mut link, &options.source).await?;
     // Without a journal, no command will read these slots, and they keep the source's log until its disk is full.
-    for orphan in outfit::our_slots(&mut link, &options.source.database).await? {
+    for orphan in replication_objects::our_slots(&mut link, &options.source.database).await? {
         teller.warn(format!("slot {orphan} of an abandoned migration is dropped"));
-        outfit::drop_slot(&mut link, &orphan).await?;
+        replication_objects::drop_slot(&mut link, &orphan).await?;
     }
     let others = options.others.iter().zip(1..);
     let others = others.map(|(server, number)| Other::named(number, server.to_string())).collect();
@@ -307,16 +307,16 @@ async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Held), Er
 /// Creates on the source what all targets need.
 pub(crate) async fn fit_out(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    outfit::install(&mut link, 0).await?;
+    replication_objects::install(&mut link, 0).await?;
     let before = Inventory::read(&mut link).await?;
     let patience = options.snapshot_limit;
-    outfit::widen_identities(&mut link, &before, patience, |change| {
+    replication_objects::widen_identities(&mut link, &before, patience, |change| {
         journal.update(|record| record.identities.push(change))
     })
     .await?;
     if journal.record.capture == Capture::Log {
         let inventory = Inventory::read(&mut link).await?;
-        outfit::publish(&mut link, &inventory).await?;
+        replication_objects::publish(&mut link, &inventory).await?;
     }
     Ok(())
 }
@@ -332,7 +332,7 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
     };
     let (kept, snapshot) = match capture {
         Capture::Log => {
-            let slot = outfit::create_slot(&options.source, &name, true, options.snapshot_limit).await?;
+            let slot = replication_objects::create_slot(&options.source, &name, true, options.snapshot_limit).await?;
             holder.query(BEGIN).await?;
             holder.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(&slot.snapshot))).await?;
             let snapshot = slot.snapshot.clone();
@@ -355,7 +355,7 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
     let definitions = catalogs::read(&mut holder).await?;
     catalogs::changed(catalogs::changes(&definitions, &catalogs::read(&mut locks).await?))?;
     if capture == Capture::Log {
-        outfit::all_published(&mut locks, &inventory).await?;
+        replication_objects::all_published(&mut locks, &inventory).await?;
     }
     // While the snapshot is held, no value that it sees is removed: a table without large values now had none then.
     let plain = inventory.measure(&mut locks).await?;
@@ -396,7 +396,7 @@ async fn create(
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let position = if let Kept::Slot(slot) = &snapshotted.kept { slot.position } else { 0 };
-    outfit::install(&mut target, position).await?;
+    replication_objects::install(&mut target, position).await?;
     reach(&options.faults, FaultPoint::Defined)?;
     let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), teller).await;
     journal::forget_copying(&options.state, &options.source.database, number);
@@ -523,7 +523,8 @@ async fn until_seen(snapshot: &SourceSnapshot, link: &mut Link, limit: Duration)
             return Ok(());
         }
         if begun.elapsed() > limit {
-            let (what, who) = ("waiting for commits that the log tells of".into(), outfit::running(link).await?);
+            let (what, who) =
+                ("waiting for commits that the log tells of".into(), replication_objects::running(link).await?);
             return Err(Error::TimedOut { what, limit, who });
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -540,7 +541,7 @@ async fn horizon(source: &Server) -> Result<Lsn, Error> {
         ));
     }
     let message = format!("SELECT pg_logical_emit_message(true, {}, 'mark')", literal(MARKER_PREFIX));
-    Ok(outfit::lsn(&link.text(&message).await?))
+    Ok(replication_objects::lsn(&link.text(&message).await?))
 }
 
 /// Creates foreign keys: every row is present by now, and the replay is stopped meanwhile at a position where they hold.
@@ -592,7 +593,7 @@ async fn tied(
 async fn stand_aside(watch: &mut Link, holder: i32) -> Result<(), Error> {
     let sql = format!(
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {holder} = ANY (pg_blocking_pids(pid))",
-        outfit::WHO
+        replication_objects::WHO
     );
     match watch.query(&sql).await?.first() {
         Some(row) => Err(Error::InTheWay(text(row, 0))),

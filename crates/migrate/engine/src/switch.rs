@@ -16,15 +16,15 @@
 use crate::catalogs::{self, Look};
 use crate::fault::{FaultPoint, reach};
 use crate::fence::Grant;
-use crate::front::{Front, patiently};
 use crate::inventory::{Inventory, text};
 use crate::journal::{Capture, Journal, Phase, Record};
 use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::options::Options;
-use crate::outfit;
 use crate::progress::Teller;
+use crate::proxy_client::{Front, patiently};
+use crate::replication_objects;
 use crate::run::{Following, catch_up, sequences};
-use crate::{Error, Roles, Server, fence, roles, several};
+use crate::{Error, Roles, Server, fence, multi_target, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
@@ -149,10 +149,11 @@ pub(crate) async fn prepare(
     following.guide = None;
     let mut to = Link::connect(&direction.to, Purpose::Statements, &[]).await?;
     if direction.open_way_back {
-        outfit::publish(&mut to, &following.inventory).await?;
-        outfit::drop_slot(&mut to, &journal.record.back_slot()).await?;
+        replication_objects::publish(&mut to, &following.inventory).await?;
+        replication_objects::drop_slot(&mut to, &journal.record.back_slot()).await?;
         let slot = &journal.record.back_slot();
-        let position = outfit::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
+        let position =
+            replication_objects::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
         // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
         journal.update(|record| record.back_from = position)?;
         journal.keep_definitions(&catalogs::read(&mut to).await?)?;
@@ -385,7 +386,7 @@ pub(crate) async fn settle_again(options: &Options, teller: &Teller) -> Result<(
         Capture::Rows | Capture::Statements => journal.record.settled,
         Capture::Log => {
             let mut beside = fence::beside(&options.source).await?;
-            let slots = outfit::our_slots(&mut beside, &options.source.database).await?;
+            let slots = replication_objects::our_slots(&mut beside, &options.source.database).await?;
             !slots.contains(&journal.record.slot())
         }
     };
@@ -405,11 +406,11 @@ pub(crate) async fn settle(
         None => fence::enter(&options.source).await?,
     };
     if journal.record.way_back {
-        outfit::install(&mut source, journal.record.back_from).await?;
+        replication_objects::install(&mut source, journal.record.back_from).await?;
     }
-    outfit::withdraw(&mut source).await?;
-    several::leave_others(options, journal, &mut source).await?.into_iter().for_each(|left| teller.warn(left));
+    replication_objects::withdraw(&mut source).await?;
+    multi_target::leave_others(options, journal, &mut source).await?.into_iter().for_each(|left| teller.warn(left));
     // This comes last: it records that everything before is done.
-    outfit::drop_slot(&mut source, &journal.record.slot()).await?;
+    replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
     journal.update(|record| record.settled = true)
 }

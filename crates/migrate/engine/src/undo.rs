@@ -1,16 +1,16 @@
 //! Removes a migration that any earlier command left, and reports the state of one.
 
 use crate::fault::{FaultPoint, reach};
-use crate::front::Front;
 use crate::inventory::{number, text};
 use crate::journal::{self, Copying, Journal, Phase, Record};
 use crate::link::{Link, Purpose, identifier, literal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, Held, Owner};
 use crate::progress::Teller;
+use crate::proxy_client::Front;
 use crate::run::clean;
 use crate::switch::{Side, serves, side_of};
-use crate::{Error, Server, definitions, fence, outfit, roles, since};
+use crate::{Error, Server, ddl_changes, definitions, fence, replication_objects, roles};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -200,16 +200,16 @@ async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
     fence::lift_if_shut(&options.source, record.fenced.as_ref()).await?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     for slot in record.slots() {
-        outfit::drop_slot(&mut link, &slot).await?;
+        replication_objects::drop_slot(&mut link, &slot).await?;
     }
-    outfit::uninstall(&mut link).await?;
-    outfit::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await
+    replication_objects::uninstall(&mut link).await?;
+    replication_objects::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await
 }
 
 /// Drops the database that was made at a target, and the roles made for it.
 pub(crate) async fn drop_database(target: &Server, record: &Record, number: usize) -> Result<(), Error> {
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
-    outfit::drop_slot(&mut link, &record.back_slot()).await?;
+    replication_objects::drop_slot(&mut link, &record.back_slot()).await?;
     definitions::end(target, &mut link).await?;
     let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
@@ -274,15 +274,15 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
     let lost = options.without_journal.as_deref();
     let held = owner::hold(&options.source, lost).await.map_err(untouched)?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(untouched)?;
-    let orphans = outfit::our_slots(&mut link, &options.source.database).await.map_err(untouched)?;
+    let orphans = replication_objects::our_slots(&mut link, &options.source.database).await.map_err(untouched)?;
     if orphans.is_empty() && !held.is_owned() {
         return Err(Failure::untouched(error));
     }
     let remains = |error: Error| Failure { state: State::OnSourceWithRemains(error.to_string()), error };
     for orphan in orphans {
-        outfit::drop_slot(&mut link, &orphan).await.map_err(remains)?;
+        replication_objects::drop_slot(&mut link, &orphan).await.map_err(remains)?;
     }
-    outfit::uninstall(&mut link).await.map_err(remains)?;
+    replication_objects::uninstall(&mut link).await.map_err(remains)?;
     if let Some(lost) = lost {
         owner::release(&options.source, lost).await.map_err(remains)?;
     }
@@ -322,7 +322,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
             let told = journal::copying(&options.state, &options.source.database, number);
             status.copying.extend(told.map(|told| (server.clone(), told)));
         }
-        status.defined_since = since::defined(options, record).await.unwrap_or_default();
+        status.defined_since = ddl_changes::defined(options, record).await.unwrap_or_default();
     }
     // If clients are to stay on the source, both slots only wait to be dropped; the one on the source matters, because it can
     // fill a disk in use.

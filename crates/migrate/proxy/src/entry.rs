@@ -3,7 +3,7 @@
 use crate::capture::Capture;
 use crate::config::Server;
 use crate::target::Target;
-use crate::waits::Waits;
+use crate::latency_histogram::Waits;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

@@ -10,7 +10,7 @@ use crate::secret::MockSecret;
 use crate::standby::Place;
 use crate::tenant::Tenant;
 use crate::tls;
-use crate::unnamed::Unnamed;
+use crate::pending_connections::Unnamed;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicUsize;

@@ -10,7 +10,7 @@ use crate::secret::MockSecret;
 use crate::session::CustomNames;
 use crate::target::Target;
 use crate::verifiers;
-use crate::waits::Waits;
+use crate::latency_histogram::Waits;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,13 +1,13 @@
-//! Threads that serve sessions, in pairs: one runs the sessions' tasks, the other passes bytes on ([`crate::steady`])
+//! Threads that serve sessions, in pairs: one runs the sessions' tasks, the other passes bytes on ([`crate::forwarder`])
 //! and waits for all of its sessions with one system call. A session stays with its pair, and with one of the two at a
 //! time, so the threads share nothing of it.
 
 use crate::config::Origin;
 use crate::error::StartError;
-use crate::loose::Loose;
+use crate::polled_stream::Loose;
 use crate::proxy::Proxy;
 use crate::session;
-use crate::steady::Steady;
+use crate::forwarder::Steady;
 use crate::stream::Raw;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

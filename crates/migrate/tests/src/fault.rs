@@ -1,7 +1,7 @@
 //! Faults, and their moments.
 
 use crate::Random;
-use crate::stage::{Stage, Tool};
+use crate::testbed::{Stage, Tool};
 use rustix::process::Signal;
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};

@@ -15,12 +15,12 @@
 mod fault;
 pub mod processors;
 pub mod recording;
-mod stage;
-pub mod teller;
+mod testbed;
+pub mod ring_session;
 mod trial;
 
 pub use fault::{Fault, Moment};
-pub use stage::{Ended, Proxy, Stage, Tool};
+pub use testbed::{Ended, Proxy, Stage, Tool};
 pub use stillpoint_testing::binary::stillpoint;
 pub use stillpoint_testing::random::Random;
 pub use trial::{LEVELS, Trial};

@@ -3,7 +3,7 @@
 use crate::Random;
 use crate::fault::{Fault, Moment};
 use crate::is_soak;
-use crate::stage::{Ended, Stage, Tool};
+use crate::testbed::{Ended, Stage, Tool};
 use std::time::Duration;
 use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, prepare};
 

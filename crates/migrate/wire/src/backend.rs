@@ -2,7 +2,7 @@
 
 use crate::frame::{put, put_cstr};
 use crate::frontend::CancelKey;
-use crate::read::Reader;
+use crate::body_reader::Reader;
 use crate::{Status, WireError, startup};
 
 /// Authentication request that a server sends before it lets a client in.

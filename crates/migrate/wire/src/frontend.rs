@@ -2,7 +2,7 @@
 
 use crate::WireError;
 use crate::frame::{Message, put, put_cstr};
-use crate::read::Reader;
+use crate::body_reader::Reader;
 use std::fmt;
 
 /// Key with which a client can cancel a session's statement.

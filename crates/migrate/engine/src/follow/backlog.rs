@@ -6,8 +6,8 @@
 //! the copy, which is at the right position already; the slot itself follows with what is on disk.
 
 use crate::link::{Link, Purpose, literal};
-use crate::outfit::lsn;
 use crate::pgoutput::Lsn;
+use crate::replication_objects::lsn;
 use crate::{Error, Server};
 use bytes::{Buf, Bytes};
 use std::sync::atomic::{AtomicU64, Ordering};

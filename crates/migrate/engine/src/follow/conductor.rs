@@ -1,6 +1,6 @@
 //! The conductor: hands the changes of the stream to apply workers, in the order that the scheduler allows.
 
-use super::player::{Batch, LONG, Outcome};
+use super::apply_worker::{Batch, LONG, Outcome};
 use super::transaction::{Item, Transaction};
 use crate::Error;
 use crate::pgoutput::Lsn;

@@ -10,13 +10,13 @@
 //! flushed it, so a crash of either side or of this process loses and repeats nothing: a transaction that arrives again above
 //! the confirmed position is skipped if its stamp is present.
 
+mod apply_worker;
 mod backlog;
 mod bulk;
 mod conductor;
-mod player;
 mod rows;
-pub(crate) mod spoken;
 mod statement;
+pub(crate) mod statement_replay;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,11 +27,11 @@ use crate::link::{Link, Purpose, literal};
 use crate::pgoutput::Lsn;
 use crate::recording::{Recording, Stamps};
 use crate::throttle::Throttle;
-use crate::{Error, Server, outfit};
+use crate::{Error, Server, replication_objects};
+use apply_worker::Player;
 use conductor::{Command, Conductor, ROOM};
-use player::Player;
 use rows::{Markers, Reader};
-use spoken::{Replay, Way};
+use statement_replay::{Replay, Way};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -173,9 +173,9 @@ impl Follower {
                     let way = Way { mode, players, synchronous: false };
                     let replay = Replay::with(way, target, Some(seen.whole()), &search_path, pace).await?;
                     let (item, items) = mpsc::channel(CHUNKS);
-                    let translator = spoken::Translator::new(seen.whole(), inventory);
+                    let translator = statement_replay::Translator::new(seen.whole(), inventory);
                     others.push(tokio::spawn(Reader::new(spool, translator, marked).run(item)));
-                    tokio::spawn(spoken::Conductor::new(replay, publisher).run(items, commands))
+                    tokio::spawn(statement_replay::Conductor::new(replay, publisher).run(items, commands))
                 } else {
                     let (item, items) = mpsc::channel(CHUNKS);
                     let translator = rows::Translator::new(seen, inventory);
@@ -199,7 +199,7 @@ impl Follower {
         let standing = self.standing();
         match &self.marks {
             Marks::Log(_) => {
-                let now = outfit::lsn(&source.text("SELECT pg_current_wal_lsn()").await?);
+                let now = replication_objects::lsn(&source.text("SELECT pg_current_wal_lsn()").await?);
                 Ok(now.saturating_sub(standing.position))
             }
             Marks::Proxy { recording, .. } => Ok(recording.unread() + standing.waiting_bytes),
@@ -292,7 +292,7 @@ impl Follower {
             Marks::Log(source) => {
                 let (prefix, marker) = (literal(MARKER_PREFIX), literal(&marker));
                 let sql = format!("SELECT pg_logical_emit_message(true, {prefix}, {marker})");
-                Ok(outfit::lsn(&source.text(&sql).await?))
+                Ok(replication_objects::lsn(&source.text(&sql).await?))
             }
             Marks::Proxy { stamps, markers, .. } => {
                 let last = stamps.last().await?;

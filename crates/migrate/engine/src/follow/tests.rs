@@ -1,7 +1,7 @@
 //! A replay between two real servers.
 
 use super::*;
-use crate::outfit::{self, PUBLICATIONS};
+use crate::replication_objects::{self, PUBLICATIONS};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,
@@ -30,12 +30,12 @@ async fn pair() -> Pair {
         cluster.sql("postgres", "CREATE DATABASE shop");
         cluster.sql("shop", "CREATE TABLE wide (id int PRIMARY KEY, v text)");
         let mut link = Link::connect(server, Purpose::Statements, &[]).await.unwrap();
-        outfit::install(&mut link, 0).await.unwrap();
+        replication_objects::install(&mut link, 0).await.unwrap();
     }
     let mut link = Link::connect(&from, Purpose::Statements, &[]).await.unwrap();
     let inventory = Inventory::read(&mut link).await.unwrap();
-    outfit::publish(&mut link, &inventory).await.unwrap();
-    outfit::create_slot(&from, "stillpoint_test", false, LIMIT).await.unwrap();
+    replication_objects::publish(&mut link, &inventory).await.unwrap();
+    replication_objects::create_slot(&from, "stillpoint_test", false, LIMIT).await.unwrap();
     Pair { source, target, from, to }
 }
 

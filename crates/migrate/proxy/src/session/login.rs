@@ -1,8 +1,8 @@
 //! Login: the server asks, the client answers, and the proxy listens; or the proxy asks, if it has the verifiers.
 
-use super::opening::Wish;
+use super::startup::Wish;
 use super::pump::Pump;
-use super::{Session, notes::Notes};
+use super::{Session, state_tracker::Notes};
 use crate::config::Server;
 use crate::entry::Activity;
 use crate::error::{Refusal, SessionError};
@@ -10,7 +10,7 @@ use crate::link::{self, Reader, refused};
 use crate::logins;
 use crate::proxy::Proxy;
 use crate::secret::{Credential, Login, nonce};
-use crate::steady::Steady;
+use crate::forwarder::Steady;
 use crate::stream::Stream;
 use crate::tenant::Place;
 use std::collections::BTreeMap;

@@ -8,18 +8,18 @@
 //! ```
 
 mod captured;
-mod carried;
+mod session_state;
 mod login;
-mod notes;
-mod opening;
+mod state_tracker;
+mod startup;
 mod pump;
-mod shadow;
+mod counterpart;
 
-pub use carried::SESSION_SETTINGS;
-pub(crate) use notes::CustomNames;
+pub use session_state::SESSION_SETTINGS;
+pub(crate) use state_tracker::CustomNames;
 #[cfg(test)]
-pub(crate) use notes::Notes;
-pub(crate) use opening::serve;
+pub(crate) use state_tracker::Notes;
+pub(crate) use startup::serve;
 pub(crate) use pump::{Event, Pump, Standing};
 
 use crate::capture::Capture;
@@ -29,14 +29,14 @@ use crate::error::{Refusal, SessionError};
 use crate::link;
 use crate::proxy::Proxy;
 use crate::secret::Credential;
-use crate::steady::Steady;
+use crate::forwarder::Steady;
 use crate::stream::Stream;
 use crate::target::Target;
 use crate::tenant::Tenant;
 use captured::Captured;
-use carried::Carried;
+use session_state::Carried;
 use pump::Admission;
-use shadow::{Access, Shadow};
+use counterpart::{Access, Shadow};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -239,10 +239,10 @@ impl Session {
 
     /// Reports the result of the counterpart whenever it comes. The session itself never waits for the target, so its
     /// client goes on when a pause is over.
-    fn await_verdict(&self, later: shadow::Later<()>, reporter: Option<Reporter>) {
+    fn await_verdict(&self, later: counterpart::Later<()>, reporter: Option<Reporter>) {
         let entry = self.entry.clone();
         tokio::task::spawn_local(async move {
-            let result = shadow::answer(later).await;
+            let result = counterpart::answer(later).await;
             entry.prepared.store(result.is_ok(), Ordering::Relaxed);
             if let Some(reporter) = reporter {
                 reporter.report(match entry.pinned() {
@@ -339,7 +339,7 @@ impl Session {
         let unnamed = std::mem::take(&mut self.pump.notes.unnamed);
         let listens = shadow.carried.as_ref().is_some_and(Carried::listens);
         let locks = shadow.carried.as_ref().map_or(0, Carried::lock_count);
-        let ready = shadow::answer(shadow.hand_over(unnamed.clone())).await?;
+        let ready = counterpart::answer(shadow.hand_over(unnamed.clone())).await?;
         self.pump.notes.unnamed = unnamed;
         if listens {
             self.hear_out_source().await;
@@ -387,11 +387,11 @@ async fn leave(mut source: Stream, wait: Duration) {
 /// Asks the server for the session's state; the inner error is the reason why the state is not known.
 async fn ask_carried(pump: &mut Pump, tenant: &Tenant) -> Result<Result<Carried, String>, SessionError> {
     let names: Vec<String> = crate::entry::lock(&tenant.custom).iter().cloned().collect();
-    let question = carried::question(names.iter().map(String::as_str));
+    let question = session_state::question(names.iter().map(String::as_str));
     let answers = link::exchange(&mut pump.server, &question.bytes, question.syncs).await?;
     pump.inject(&answers.aside);
     Ok(match answers.error {
         Some((code, message)) => Err(format!("what it carries cannot be asked: {code}: {message}")),
-        None => Ok(carried::answer(answers.rows)),
+        None => Ok(session_state::answer(answers.rows)),
     })
 }

@@ -1,15 +1,15 @@
 //! Passes a session's bytes on, both ways, and follows its state.
 //!
 //! One call serves both directions: it goes through the bytes of one read header by header and sends them on with one
-//! write. While nothing special happens, that is all the work, and [`crate::steady`] does it for all sessions together.
+//! write. While nothing special happens, that is all the work, and [`crate::forwarder`] does it for all sessions together.
 
 use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
 use crate::entry::{Activity, Command, Counters, Entry, now_us};
 use crate::error::SessionError;
-use crate::loose::Loose;
-use crate::session::notes::Notes;
-use crate::steady::Steady;
+use crate::polled_stream::Loose;
+use crate::session::state_tracker::Notes;
+use crate::forwarder::Steady;
 use crate::stream::{End, Stream};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -282,7 +282,7 @@ impl Pump {
     }
 }
 
-/// Three steps, so that the writes of all sessions can be made together: see [`crate::steady`].
+/// Three steps, so that the writes of all sessions can be made together: see [`crate::forwarder`].
 impl Pump<Loose> {
     /// Puts the connections into the runtime of the calling task.
     pub(crate) fn settle(self) -> io::Result<Pump> {

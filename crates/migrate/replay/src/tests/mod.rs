@@ -2,7 +2,7 @@
 //!
 //! `STILLPOINT_SOAK=1` runs 100,000 histories and more; `STILLPOINT_SEED=n` runs one of them alone.
 
-mod behind;
+mod queued_syncsets;
 mod database;
 mod history;
 mod paper;

@@ -6,11 +6,11 @@
 //! and writes the page; `STILLPOINT_REGRESS=FILE,FILE` takes others. Images of rows cannot carry everything: there a
 //! file may also end the migration by name.
 
-mod carried;
+mod file_migration;
 mod page;
 mod script;
 
-use carried::{Carried, Servers};
+use file_migration::{Carried, Servers};
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 //! Clients of a shop: half of their transactions are orders (after TPC-W's ordering mix; tables and statements are this
 //! crate's own), all of them at REPEATABLE READ, and none writes a value that depends on the time.
 
-use super::front::Front;
+use super::servers::Front;
 use crate::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

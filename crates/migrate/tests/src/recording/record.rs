@@ -1,11 +1,11 @@
 //! Recording: a load as the proxy captures it, from a moment without running transactions.
 
-use super::front::Front;
+use super::servers::Front;
 use super::load::Shop;
 use std::process::Stdio;
 use std::time::Duration;
 use stillpoint_migrate_engine::Server;
-use stillpoint_migrate_engine::spoken::{Happened, Reader};
+use stillpoint_migrate_engine::statement_replay::{Happened, Reader};
 use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 
 /// Limit for a request to the proxy, and for the rest of a capture to arrive.

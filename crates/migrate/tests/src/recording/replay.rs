@@ -3,7 +3,7 @@
 
 use super::record::{Recording, SUMS};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_engine::spoken::{Replay, Way};
+use stillpoint_migrate_engine::statement_replay::{Replay, Way};
 use stillpoint_migrate_engine::{Error, Server};
 use stillpoint_testing::{postgresql::Cluster, wait::until};
 

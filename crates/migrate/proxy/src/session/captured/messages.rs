@@ -1,7 +1,7 @@
 //! Messages of the client.
 
 use super::inbox::Message;
-use super::spoken::has_parameters;
+use super::statement_capture::has_parameters;
 use super::statements::{Judged, Statement, What, leans_on_facts};
 use super::{Captured, Expected, Manner, SENT_AT, TWINS_MAX};
 use crate::error::SessionError;
@@ -11,7 +11,7 @@ use stillpoint_migrate_capture::{Control, Rewritten, split};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{self, put, put_cstr};
 use stillpoint_migrate_wire::frontend::{self, put_bind, put_close_statement, put_execute, put_parse, put_sync};
-use stillpoint_migrate_wire::hidden::put_bind_elsewhere;
+use stillpoint_migrate_wire::hidden_column::put_bind_elsewhere;
 
 impl Captured {
     /// Handles one message of the client.

@@ -15,10 +15,10 @@
 //! ```
 
 mod inbox;
-mod large;
+mod large_messages;
 mod messages;
 mod replies;
-mod spoken;
+mod statement_capture;
 mod statements;
 mod transaction;
 

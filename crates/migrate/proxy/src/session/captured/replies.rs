@@ -7,7 +7,7 @@ use crate::error::SessionError;
 use crate::session::pump::Pump;
 use std::sync::Arc;
 use stillpoint_migrate_capture::Rewritten;
-use stillpoint_migrate_wire::hidden::{
+use stillpoint_migrate_wire::hidden_column::{
     first_value, put_description_without_first, put_error_moved, put_row_without_first,
 };
 use stillpoint_migrate_wire::{Status, backend};

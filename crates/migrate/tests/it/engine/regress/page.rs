@@ -1,6 +1,6 @@
 //! The page with the result of each file.
 
-use super::carried::{Carried, Outcome};
+use super::file_migration::{Carried, Outcome};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;

@@ -1,6 +1,6 @@
 //! A proxy in a thread of the test, in front of real servers.
 
-pub(crate) mod armed;
+pub(crate) mod repeated_capture;
 pub(crate) mod follower;
 
 use std::fs;

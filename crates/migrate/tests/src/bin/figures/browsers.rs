@@ -2,7 +2,7 @@
 
 use crate::Page;
 use crate::chart::{Panel, draw};
-use crate::scene::{Scene, line, number_of_browsers};
+use crate::testbed::{Scene, line, number_of_browsers};
 use std::time::Duration;
 use stillpoint_migrate_tests::processors::processors;
 

@@ -15,8 +15,8 @@
 mod browsers;
 mod chart;
 mod modes;
-mod one;
-mod scene;
+mod single_database;
+mod testbed;
 mod series;
 mod sizes;
 mod tenants;
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     let page = match figure.as_str() {
         "fig5" => browsers::measure(stretch, items),
         "fig6" => modes::measure(stretch, items),
-        "fig7" => one::measure(stretch, items),
+        "fig7" => single_database::measure(stretch, items),
         "fig9" => sizes::measure(stretch, items),
         "fig10" => tenants::measure(stretch, items),
         _ => return usage(),

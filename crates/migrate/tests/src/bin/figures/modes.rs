@@ -2,7 +2,7 @@
 
 use crate::Page;
 use crate::chart::{Panel, draw};
-use crate::scene::line;
+use crate::testbed::line;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use stillpoint_migrate_tests::recording::{Front, busy};

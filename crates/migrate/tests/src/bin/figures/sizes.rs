@@ -2,7 +2,7 @@
 
 use crate::Page;
 use crate::chart::{Panel, draw};
-use crate::scene::{Scene, line};
+use crate::testbed::{Scene, line};
 use std::time::Duration;
 
 /// Sizes, as fractions of the largest.

@@ -3,8 +3,8 @@
 
 use crate::Page;
 use crate::chart::draw;
-use crate::one::panels;
-use crate::scene::{Scene, line};
+use crate::single_database::panels;
+use crate::testbed::{Scene, line};
 use crate::series::{Answers, values};
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
         let migration = scene.migrate(moved);
         std::thread::sleep(stretch);
         let to = stillpoint_measure::clock::now_ns();
-        let answers: Vec<Answers> = browsers.into_iter().map(crate::scene::Browsers::end).collect();
+        let answers: Vec<Answers> = browsers.into_iter().map(crate::testbed::Browsers::end).collect();
         eprintln!("{moved}: {}", migration.text());
 
         text += &format!(

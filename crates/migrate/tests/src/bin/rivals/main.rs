@@ -7,8 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod copy;
-mod gap;
-mod kept;
+mod blackout;
+mod throughput;
 mod native;
 mod pgbench;
 mod phases;
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
         return ExitCode::from(3);
     }
     let values = match part.as_str() {
-        "gap" => gap::measure(size, rounds),
+        "gap" => blackout::measure(size, rounds),
         "rate" => rate::measure(size, rounds),
-        "kept" => kept::measure(rounds),
+        "kept" => throughput::measure(rounds),
         "copy" => copy::measure(size, rounds),
         _ => return usage(),
     };

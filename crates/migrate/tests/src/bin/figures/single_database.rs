@@ -2,7 +2,7 @@
 
 use crate::Page;
 use crate::chart::{Panel, draw};
-use crate::scene::{Scene, line};
+use crate::testbed::{Scene, line};
 use crate::series::{Answers, values};
 use std::time::Duration;
 

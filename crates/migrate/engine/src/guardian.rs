@@ -17,7 +17,7 @@
 use crate::journal::{Journal, Phase};
 use crate::options::Options;
 use crate::switch::{Side, serves};
-use crate::{Error, back, fence};
+use crate::{Error, fallback, fence};
 
 /// Enables connections to the side that serves and disables those to the other, if a dead command has left them otherwise. It
 /// is harmless at any time and can be repeated; a failure changes nothing, and a retry is possible.
@@ -35,9 +35,9 @@ pub async fn heal(options: &Options) -> Result<(), Error> {
         Phase::Returning if serves(options, &journal.record, Side::Source).await? => {
             journal.update(|record| record.phase = Phase::Returned)
         }
-        Phase::Returning => back::stay_on_target(options, &mut journal).await,
+        Phase::Returning => fallback::stay_on_target(options, &mut journal).await,
         Phase::Returned => fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await.map(drop),
-        Phase::Switched => back::shut_source(options, &journal.record).await,
+        Phase::Switched => fallback::shut_source(options, &journal.record).await,
         Phase::Begun | Phase::Snapshotted | Phase::Copying | Phase::Following => Ok(()),
     }
 }

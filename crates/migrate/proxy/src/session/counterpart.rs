@@ -4,7 +4,7 @@
 use crate::error::SessionError;
 use crate::link::{self, Answers, Ready};
 use crate::secret::Credential;
-use crate::session::carried::{self, Carried};
+use crate::session::session_state::{self, Carried};
 use crate::target::Target;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -207,7 +207,7 @@ async fn warm_up(ready: &mut Ready) -> Result<(), String> {
 async fn carry(ready: &mut Ready, access: &Access, carried: &Carried, used: bool) -> Result<(), String> {
     let _place = access.target.place().await;
     if used {
-        let batch = carried::discard();
+        let batch = session_state::discard();
         taken_over(&ask(ready, &batch.bytes, batch.syncs).await?)?;
     }
     inherit(ready, carried).await?;
@@ -234,7 +234,7 @@ async fn inherit(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
     taken_over(&different)?;
     for row in different.rows {
         let [Some(name), Some(value)] = &row[..] else { continue };
-        let batch = carried::set(name, value);
+        let batch = session_state::set(name, value);
         if let Some((code, _)) = ask(ready, &batch.bytes, batch.syncs).await?.error {
             let name = String::from_utf8_lossy(name);
             tracing::warn!(%name, code, "the target does not take a setting that a session has at the source");

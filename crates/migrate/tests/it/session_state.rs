@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_tests::Stage;
-use stillpoint_migrate_tests::teller::{COMMITS, TABLES, Teller, WRONG_BALANCES, channel, connect, heard_by};
+use stillpoint_migrate_tests::ring_session::{COMMITS, TABLES, Teller, WRONG_BALANCES, channel, connect, heard_by};
 use stillpoint_testing::{postgresql::available, wait::until};
 use tokio::task::JoinSet;
 

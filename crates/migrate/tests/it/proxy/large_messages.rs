@@ -1,7 +1,7 @@
 //! Messages for which there is no memory end a capture, but not the session, and the proxy does not run out of memory.
 
 use crate::proxy::support;
-use crate::proxy::support::armed::Armed;
+use crate::proxy::support::repeated_capture::Armed;
 use crate::proxy::support::{Proxy, ask, ran_elsewhere, server, session};
 use std::io::{Read, Write};
 use std::net::TcpStream;

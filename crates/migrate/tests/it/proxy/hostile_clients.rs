@@ -1,6 +1,6 @@
 //! Clients that break the protocol, or are too slow, lose their own connection and harm no other.
 
-use crate::proxy::support::armed::Armed;
+use crate::proxy::support::repeated_capture::Armed;
 use crate::proxy::support::{Proxy, ask, certificate, log_in, ran_elsewhere, raw, server, session, startup};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -445,9 +445,12 @@ mod tests {
             cluster.sql("shop", "CREATE TABLE t (id text PRIMARY KEY, mail text UNIQUE, note text)");
             cluster.sql("shop", rows);
             let target = Server::parse("target", &cluster.conninfo("shop"), None).unwrap();
-            crate::outfit::install(&mut Link::connect(&target, Purpose::Statements, &[]).await.unwrap(), 0)
-                .await
-                .unwrap();
+            crate::replication_objects::install(
+                &mut Link::connect(&target, Purpose::Statements, &[]).await.unwrap(),
+                0,
+            )
+            .await
+            .unwrap();
             let player = Player::connect(&target, "pg_catalog").await.unwrap();
             let ((batches, receiver), (report, reports)) = (mpsc::channel(4), mpsc::channel(4));
             tokio::spawn(player.run(0, receiver, report, Arc::new(Throttle::free())));

@@ -13,15 +13,15 @@
 //! own speed to the clients, so all of them together are as slow as clients need.
 
 use crate::clients::Clients;
-use crate::front::Front;
 use crate::journal::{Journal, Other, Phase, Shared};
 use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::Teller;
+use crate::proxy_client::Front;
 use crate::run::{Following, bring_up, fit_out};
 use crate::switch::{self, Direction};
 use crate::undo::is_kept;
-use crate::{Error, outfit, undo};
+use crate::{Error, replication_objects, undo};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
@@ -197,7 +197,7 @@ async fn candidates(options: &Options, journal: &mut Journal, teller: &Teller) -
     for other in journal.record.others.clone().into_iter().filter(|other| other.dropped.is_none()) {
         let Some(server) = options.others.iter().find(|server| server.to_string() == other.server) else {
             let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-            outfit::drop_slot(&mut source, &journal.record.slot_of(other.number)).await?;
+            replication_objects::drop_slot(&mut source, &journal.record.slot_of(other.number)).await?;
             let reason = "it is not named with --target any more; a database of its own it keeps".to_owned();
             teller.tell(EventKind::TargetDropped { target: other.server, reason: reason.clone() });
             journal.drop_target(other.number, reason)?;
@@ -233,7 +233,7 @@ async fn take_away(of: &Candidate, journal: &Shared<'_>, teller: &Teller) -> Res
     let Candidate { number, options } = of;
     let record = journal.lock().record.clone();
     let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    outfit::drop_slot(&mut source, &record.slot_of(*number)).await?;
+    replication_objects::drop_slot(&mut source, &record.slot_of(*number)).await?;
     if record.others.iter().any(|other| other.number == *number && other.made_database)
         && let Err(error) = undo::drop_database(&options.target, &record, *number).await
     {
@@ -256,7 +256,7 @@ pub(crate) async fn leave_others(
 ) -> Result<Vec<String>, Error> {
     let mut left = Vec::new();
     for other in journal.record.others.clone().into_iter().filter(|other| other.dropped.is_none()) {
-        outfit::drop_slot(source, &journal.record.slot_of(other.number)).await?;
+        replication_objects::drop_slot(source, &journal.record.slot_of(other.number)).await?;
         let gone = match options.others.iter().find(|server| server.to_string() == other.server) {
             _ if !other.made_database => Ok(()),
             Some(server) => undo::drop_database(server, &journal.record, other.number).await,

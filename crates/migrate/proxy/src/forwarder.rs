@@ -19,7 +19,7 @@
 use crate::batch::Batch;
 use crate::entry::Command;
 use crate::error::SessionError;
-use crate::loose::Loose;
+use crate::polled_stream::Loose;
 use crate::session::{Event, Pump, Standing};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};

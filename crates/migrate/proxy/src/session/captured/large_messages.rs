@@ -5,7 +5,7 @@ use crate::entry::Counters;
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use stillpoint_migrate_wire::frame::{self, HEADER_LEN};
-use stillpoint_migrate_wire::hidden::put_beginning_without_first;
+use stillpoint_migrate_wire::hidden_column::put_beginning_without_first;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 impl Captured {

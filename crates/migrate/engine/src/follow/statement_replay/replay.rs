@@ -1,6 +1,6 @@
 //! The players, and the steps that each of them may send now.
 
-use super::player::{Job, Manner, Part, Player, Reached, Report};
+use super::apply_worker::{Job, Manner, Part, Player, Reached, Report};
 use super::reader::{Happened, Transaction};
 use crate::link::literal;
 use crate::throttle::Throttle;
@@ -266,7 +266,7 @@ impl Replay {
         self.players[number as usize].1 = false;
         match reached {
             Ok(_) => self.scheduler.done(player).map(drop).map_err(Error::Replay),
-            Err(error) if super::super::player::can_be_mended(&error) => {
+            Err(error) if super::super::apply_worker::can_be_mended(&error) => {
                 tracing::debug!(%error, "a repeated transaction is tried again");
                 self.scheduler.failed(player).map(drop).map_err(Error::Replay)
             }

@@ -2,7 +2,7 @@
 //! step are sent together, under one Sync. After a first read that others may wait for, a Flush is sent, so that its answer
 //! arrives before the rest is done.
 
-use super::super::player::can_be_mended;
+use super::super::apply_worker::can_be_mended;
 use super::super::transaction::Write;
 use super::reader::Transaction;
 use crate::link::{Frame, Link, Purpose, identifier};

@@ -3,7 +3,7 @@
 //!
 //! The obvious way is to follow the client's statements, but functions, DO blocks and prepared SETs hide from it. The
 //! server knows everything except two things: custom settings that no extension declared (the question names them), and
-//! the unnamed statement (see [`super::notes`]).
+//! the unnamed statement (see [`super::state_tracker`]).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

@@ -3,17 +3,17 @@
 use crate::catalogs::{self, Definitions};
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan};
-use crate::front::is_served;
 use crate::inventory::Inventory;
 use crate::journal::{Journal, Phase, Record};
 use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
-use crate::outfit::{self, PUBLICATIONS};
 use crate::owner::{self, Held};
 use crate::progress::{Observer, Teller};
+use crate::proxy_client::is_served;
+use crate::replication_objects::{self, PUBLICATIONS};
 use crate::run::{Following, Outcome, catch_up, compare_between, named, with_any_proxy};
 use crate::switch::{self, Direction, Side};
-use crate::{Error, fence, several, since, undo};
+use crate::{Error, ddl_changes, fence, multi_target, undo};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 
@@ -123,7 +123,7 @@ async fn taken_away(options: &Options, journal: Journal, outcome: Outcome) -> Re
 async fn nothing_is_lost(options: &Options, teller: &Teller) -> Result<Definitions, Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     let definitions = catalogs::read(&mut target).await?;
-    let lost = since::the_switch(options, &definitions)?;
+    let lost = ddl_changes::the_switch(options, &definitions)?;
     match (lost.is_empty(), options.accepted.definitions_dropped) {
         (true, _) => {}
         (false, true) => teller.warn(format!("with the target's database will be dropped: {}", lost.join("; "))),
@@ -220,16 +220,16 @@ async fn take_away(options: &Options, journal: &mut Journal) -> Result<(), Error
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     // A command that finds this half done must not return to the source by objects that are gone.
     journal.update(|record| record.way_back = false)?;
-    outfit::drop_slot(&mut target, &journal.record.back_slot()).await?;
-    outfit::uninstall(&mut target).await?;
-    outfit::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;
+    replication_objects::drop_slot(&mut target, &journal.record.back_slot()).await?;
+    replication_objects::uninstall(&mut target).await?;
+    replication_objects::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;
     let mut source = fence::enter(&options.source).await?;
     // Targets that remain from a `run` that was interrupted directly after the switch.
-    let left = several::leave_others(options, journal, &mut source).await?;
+    let left = multi_target::leave_others(options, journal, &mut source).await?;
     if !left.is_empty() {
         return Err(Error::WrongPhase(format!("{}; `finish` goes on without", left.join("; "))));
     }
-    outfit::drop_slot(&mut source, &journal.record.slot()).await?;
-    outfit::uninstall(&mut source).await?;
-    outfit::restore_identities(&mut source, &journal.record.identities, LOCK_LIMIT).await
+    replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
+    replication_objects::uninstall(&mut source).await?;
+    replication_objects::restore_identities(&mut source, &journal.record.identities, LOCK_LIMIT).await
 }

@@ -8,11 +8,11 @@ use crate::error::{Refusal, SessionError};
 use crate::link;
 use crate::logins;
 use crate::proxy::{Proxy, Settings};
-use crate::steady::Steady;
+use crate::forwarder::Steady;
 use crate::stream::{Raw, Stream};
 use crate::tenant;
 use crate::tls;
-use crate::unnamed;
+use crate::pending_connections;
 use crate::workers::Arrival;
 use std::sync::Arc;
 use stillpoint_migrate_wire::WireError;
@@ -224,7 +224,7 @@ async fn session(
     proxy: &Arc<Proxy>,
     steady: Arc<Steady>,
     settings: &Settings,
-    waiting: unnamed::Place<'_>,
+    waiting: pending_connections::Place<'_>,
 ) {
     let Some((session, guard, mut commands)) = log_in(client, startup, origin, proxy, steady, settings, waiting).await
     else {
@@ -255,7 +255,7 @@ async fn log_in(
     proxy: &Arc<Proxy>,
     steady: Arc<Steady>,
     settings: &Settings,
-    waiting: unnamed::Place<'_>,
+    waiting: pending_connections::Place<'_>,
 ) -> Option<(Session, tenant::Place, UnboundedReceiver<Command>)> {
     let limit = tokio::time::Instant::now() + settings.config.limits.startup();
     let entering = async {

@@ -3,7 +3,7 @@
 
 use crate::WireError;
 use crate::frame::{put, put_cstr};
-use crate::read::Reader;
+use crate::body_reader::Reader;
 
 /// Appends a RowDescription without its first field.
 pub fn put_description_without_first(into: &mut Vec<u8>, body: &[u8]) -> Result<(), WireError> {

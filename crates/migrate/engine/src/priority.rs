@@ -15,7 +15,7 @@ use crate::inventory::number;
 use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
 use crate::weight::{WHOLE, is_here, niceness, weigh};
-use crate::{Error, outfit};
+use crate::{Error, replication_objects};
 use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,7 +92,7 @@ impl Light {
 
     /// Sets, once in a window, the weight of all our sessions.
     pub(crate) async fn weigh(&mut self) -> Result<(), Error> {
-        let end = outfit::lsn(&self.links[0].text("SELECT pg_current_wal_lsn()").await?);
+        let end = replication_objects::lsn(&self.links[0].text("SELECT pg_current_wal_lsn()").await?);
         let seen = Seen { end, behind: end.saturating_sub(self.standing.borrow().position) };
         if let Some(last) = self.last.replace(seen) {
             self.weight = seen.weight(last, self.weight);
