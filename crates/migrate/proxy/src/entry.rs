@@ -2,8 +2,8 @@
 
 use crate::capture::Capture;
 use crate::config::Server;
-use crate::target::Target;
 use crate::latency_histogram::Waits;
+use crate::target::Target;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

@@ -4,10 +4,10 @@
 
 use crate::config::Origin;
 use crate::error::StartError;
+use crate::forwarder::Steady;
 use crate::polled_stream::Loose;
 use crate::proxy::Proxy;
 use crate::session;
-use crate::forwarder::Steady;
 use crate::stream::Raw;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

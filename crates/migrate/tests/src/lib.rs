@@ -15,14 +15,14 @@
 mod fault;
 pub mod processors;
 pub mod recording;
-mod testbed;
 pub mod ring_session;
+mod testbed;
 mod trial;
 
 pub use fault::{Fault, Moment};
-pub use testbed::{Ended, Proxy, Stage, Tool};
 pub use stillpoint_testing::binary::stillpoint;
 pub use stillpoint_testing::random::Random;
+pub use testbed::{Ended, Proxy, Stage, Tool};
 pub use trial::{LEVELS, Trial};
 
 /// Returns true if the long form is requested.

@@ -1,8 +1,8 @@
 //! Messages of servers: the ones that a proxy reads, and the ones that it sends itself.
 
+use crate::body_reader::Reader;
 use crate::frame::{put, put_cstr};
 use crate::frontend::CancelKey;
-use crate::body_reader::Reader;
 use crate::{Status, WireError, startup};
 
 /// Authentication request that a server sends before it lets a client in.

@@ -1,8 +1,8 @@
 //! Messages of clients: the ones that a proxy reads, and the ones that it sends itself.
 
 use crate::WireError;
-use crate::frame::{Message, put, put_cstr};
 use crate::body_reader::Reader;
+use crate::frame::{Message, put, put_cstr};
 use std::fmt;
 
 /// Key with which a client can cancel a session's statement.

@@ -2,8 +2,8 @@
 //! for. Also positions of errors in a statement that the client sent after others.
 
 use crate::WireError;
-use crate::frame::{put, put_cstr};
 use crate::body_reader::Reader;
+use crate::frame::{put, put_cstr};
 
 /// Appends a RowDescription without its first field.
 pub fn put_description_without_first(into: &mut Vec<u8>, body: &[u8]) -> Result<(), WireError> {

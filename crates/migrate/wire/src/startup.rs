@@ -1,7 +1,7 @@
 //! Packets that open a connection; they have no type.
 
-use crate::frame::{put_cstr, put_packet};
 use crate::body_reader::Reader;
+use crate::frame::{put_cstr, put_packet};
 use crate::{WireError, frontend::CancelKey};
 use std::collections::BTreeSet;
 use std::fmt;

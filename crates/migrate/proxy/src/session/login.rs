@@ -1,16 +1,16 @@
 //! Login: the server asks, the client answers, and the proxy listens; or the proxy asks, if it has the verifiers.
 
-use super::startup::Wish;
 use super::pump::Pump;
+use super::startup::Wish;
 use super::{Session, state_tracker::Notes};
 use crate::config::Server;
 use crate::entry::Activity;
 use crate::error::{Refusal, SessionError};
+use crate::forwarder::Steady;
 use crate::link::{self, Reader, refused};
 use crate::logins;
 use crate::proxy::Proxy;
 use crate::secret::{Credential, Login, nonce};
-use crate::forwarder::Steady;
 use crate::stream::Stream;
 use crate::tenant::Place;
 use std::collections::BTreeMap;

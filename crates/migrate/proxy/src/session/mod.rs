@@ -8,35 +8,35 @@
 //! ```
 
 mod captured;
-mod session_state;
-mod login;
-mod state_tracker;
-mod startup;
-mod pump;
 mod counterpart;
+mod login;
+mod pump;
+mod session_state;
+mod startup;
+mod state_tracker;
 
+pub(crate) use pump::{Event, Pump, Standing};
 pub use session_state::SESSION_SETTINGS;
+pub(crate) use startup::serve;
 pub(crate) use state_tracker::CustomNames;
 #[cfg(test)]
 pub(crate) use state_tracker::Notes;
-pub(crate) use startup::serve;
-pub(crate) use pump::{Event, Pump, Standing};
 
 use crate::capture::Capture;
 use crate::config::Server;
 use crate::entry::{Activity, Command, Entry, Reporter};
 use crate::error::{Refusal, SessionError};
+use crate::forwarder::Steady;
 use crate::link;
 use crate::proxy::Proxy;
 use crate::secret::Credential;
-use crate::forwarder::Steady;
 use crate::stream::Stream;
 use crate::target::Target;
 use crate::tenant::Tenant;
 use captured::Captured;
-use session_state::Carried;
-use pump::Admission;
 use counterpart::{Access, Shadow};
+use pump::Admission;
+use session_state::Carried;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -1,15 +1,15 @@
 //! A load's recording as the proxy captures it, statements and rows of the same transactions, and its replay in each
 //! mode of the scheduler, over real connections.
 
-mod servers;
 mod load;
 mod record;
 mod replay;
+mod servers;
 
 use load::Shop;
 
-pub use servers::Front;
 pub use load::{Busy, busy};
 pub use record::{Recording, record};
 pub use replay::{Replayed, Target};
+pub use servers::Front;
 pub use stillpoint_migrate_engine::statement_replay::Way;

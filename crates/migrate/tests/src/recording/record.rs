@@ -1,7 +1,7 @@
 //! Recording: a load as the proxy captures it, from a moment without running transactions.
 
-use super::servers::Front;
 use super::load::Shop;
+use super::servers::Front;
 use std::process::Stdio;
 use std::time::Duration;
 use stillpoint_migrate_engine::Server;

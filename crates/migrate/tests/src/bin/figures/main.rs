@@ -15,11 +15,11 @@
 mod browsers;
 mod chart;
 mod modes;
-mod single_database;
-mod testbed;
 mod series;
+mod single_database;
 mod sizes;
 mod tenants;
+mod testbed;
 
 use std::path::Path;
 use std::process::ExitCode;

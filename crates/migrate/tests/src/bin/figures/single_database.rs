@@ -2,8 +2,8 @@
 
 use crate::Page;
 use crate::chart::{Panel, draw};
-use crate::testbed::{Scene, line};
 use crate::series::{Answers, values};
+use crate::testbed::{Scene, line};
 use std::time::Duration;
 
 /// Load as a part of the source's capacity.

@@ -3,9 +3,9 @@
 
 use crate::Page;
 use crate::chart::draw;
+use crate::series::{Answers, values};
 use crate::single_database::panels;
 use crate::testbed::{Scene, line};
-use crate::series::{Answers, values};
 use std::time::Duration;
 
 const TENANTS: [&str; 3] = ["a", "b", "c"];

@@ -6,13 +6,13 @@
 //! pgbench and the same machine; the page does not judge the results.
 #![forbid(unsafe_code)]
 
-mod copy;
 mod blackout;
-mod throughput;
+mod copy;
 mod native;
 mod pgbench;
 mod phases;
 mod rate;
+mod throughput;
 
 use std::process::ExitCode;
 use stillpoint_testing::postgresql::{Cluster, available};
