@@ -5,7 +5,7 @@
 
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::proxy_client::Front;
+use crate::proxy_client::ProxyClient;
 use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, replication_objects, roles, server_settings};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -161,7 +161,7 @@ async fn look(options: &Options) -> Result<Report, Error> {
     let Options { source, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
-    if let Some(owner) = owner::owner(&mut fence::beside(source).await?, &source.database).await? {
+    if let Some(owner) = owner::owner(&mut fence::connect_beside(source).await?, &source.database).await? {
         refuse(&mut findings, "migration", &owner.migration, format!("{owner}, has not ended"));
     }
     let wanted = options.targets().count() as i64;
@@ -195,7 +195,7 @@ async fn look(options: &Options) -> Result<Report, Error> {
     tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
     unreadable(&mut link, &inventory, &mut findings).await?;
-    match replication_objects::must_be_ours(&mut link, replication_objects::SCHEMA).await {
+    match replication_objects::check_ownership(&mut link, replication_objects::SCHEMA).await {
         Err(Error::Refused(why)) => refuse(&mut findings, "schema", replication_objects::SCHEMA, why.join("; ")),
         looked => looked?,
     }
@@ -295,13 +295,13 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
     let note =
         |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
     let asking = async {
-        let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-        if front.serving().await?.is_none() {
+        let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
+        if proxy.serving().await?.is_none() {
             return Ok(None);
         }
-        let backends = front.backends().await?;
-        front.are_at(&backends, link, &options.source).await?;
-        fence::bypassing(link, &mut front, &options.source.database).await.map(Some)
+        let backends = proxy.backends().await?;
+        proxy.check_backends_at(&backends, link, &options.source).await?;
+        fence::find_direct_sessions(link, &mut proxy, &options.source.database).await.map(Some)
     };
     let strangers = match asking.await {
         Ok(Some(strangers)) => strangers,

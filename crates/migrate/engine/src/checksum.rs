@@ -9,8 +9,8 @@ use crate::copy::Cutter;
 use crate::follow::Follower;
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, Row, identifier, literal};
-use crate::run::BARRIER_LIMIT;
-use crate::throttle::{COMPARED, Throttle};
+use crate::run::BARRIER_TIMEOUT;
+use crate::throttle::{COMPARISON_BOUNDS, Throttle};
 use crate::{Error, Server};
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ const PIECE_ROWS: std::ops::RangeInclusive<u64> = 64..=16384;
 /// Size in bytes above which a value is compared by its own checksum.
 const LARGE: u64 = 100_000;
 /// Minimum bytes a second while a snapshot is held for a whole table.
-const LEAST_HELD: u64 = 32 << 20;
+const SNAPSHOT_RATE_MIN: u64 = 32 << 20;
 /// Maximum age of the snapshots if the next range may be read at a later moment.
 const LIFE: Duration = Duration::from_secs(2);
 /// Session settings that make the planner find and read ranges by the index, even with poor statistics of a newly filled table.
@@ -113,7 +113,7 @@ impl<'a> Comparison<'a> {
     /// versions of rows stay, so a slow comparison does not help clients.
     async fn by_pages(&mut self, table: &TableDef) -> Result<Sums, Error> {
         self.see_anew().await?;
-        self.reading.least(LEAST_HELD);
+        self.reading.set_min(SNAPSHOT_RATE_MIN);
         let (name, mut sums) = (table.qualified(), Sums::default());
         let columns = self.columns(&name).await?;
         let mut cutter = Cutter::new(std::slice::from_ref(table));
@@ -122,7 +122,7 @@ impl<'a> Comparison<'a> {
             sums.add(here, there);
             self.reading.spend(PIECE_PAGES.min(table.pages) * PAGE).await;
         }
-        self.reading.least(COMPARED.least);
+        self.reading.set_min(COMPARISON_BOUNDS.min);
         Ok(Sums { same: sums.here == sums.there, ..sums })
     }
 
@@ -135,7 +135,7 @@ impl<'a> Comparison<'a> {
             self.source.query("COMMIT").await?;
             self.target.query("COMMIT").await?;
         }
-        self.follower.hold_at(&mut self.source, &mut self.target, BARRIER_LIMIT).await?;
+        self.follower.hold_at(&mut self.source, &mut self.target, BARRIER_TIMEOUT).await?;
         self.seen = Some(Instant::now());
         Ok(())
     }

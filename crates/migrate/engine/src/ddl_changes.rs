@@ -8,7 +8,7 @@ use crate::link::{Link, Purpose};
 use crate::{Error, Options};
 
 /// Returns definitions now on this migration's target that the way back would not bring to the source, as messages.
-pub(crate) fn the_switch(options: &Options, now: &Definitions) -> Result<Vec<String>, Error> {
+pub(crate) fn since_switch(options: &Options, now: &Definitions) -> Result<Vec<String>, Error> {
     let Some(then) = journal::definitions(&options.state, &options.source.database)? else {
         return Ok(vec!["whatever it was: the journal does not tell what there was at the switch".into()]);
     };
@@ -16,20 +16,20 @@ pub(crate) fn the_switch(options: &Options, now: &Definitions) -> Result<Vec<Str
 }
 
 /// Returns the same if there is a way back, and nothing otherwise.
-pub(crate) async fn defined(options: &Options, record: &Record) -> Result<Vec<String>, Error> {
+pub(crate) async fn changes_of(options: &Options, record: &Record) -> Result<Vec<String>, Error> {
     if !record.way_back || !matches!(record.phase, Phase::Switched | Phase::Returning) {
         return Ok(Vec::new());
     }
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    the_switch(options, &catalogs::read(&mut target).await?)
+    since_switch(options, &catalogs::read(&mut target).await?)
 }
 
 /// Returns what was defined, changed or dropped on the target since clients went there. [`crate::fallback`] refuses to lose it,
 /// unless [`crate::Accepted::definitions_dropped`]. Empty if there is no way back.
-pub async fn defined_since(options: &Options) -> Result<Vec<String>, Error> {
+pub async fn definitions_since_switch((options: &Options) -> Result<Vec<String>, Error> {
     let options = &options.recorded()?;
     match journal::peek(&options.state, &options.source.database)? {
-        Some(record) => defined(options, &record).await,
+        Some(record) => changes_of(options, &record).await,
         None => Ok(Vec::new()),
     }
 }

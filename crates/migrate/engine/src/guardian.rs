@@ -3,7 +3,7 @@
 //! A command that is killed between disabling connections and the switch would leave the side that clients are on refusing new
 //! sessions, until the next command. A command that is killed after the switch, while it works on the side that clients left,
 //! would leave connections to that side enabled. A guardian is another process: it notices that the command is gone (a pipe
-//! between them ends) and calls [`heal`].
+//! between them ends) and calls [`repair`].
 //!
 //! ```text
 //! Switching, proxy serves the source --> connections enabled, Following    Switching, proxy serves the target --> Switched
@@ -21,7 +21,7 @@ use crate::{Error, fallback, fence};
 
 /// Enables connections to the side that serves and disables those to the other, if a dead command has left them otherwise. It
 /// is harmless at any time and can be repeated; a failure changes nothing, and a retry is possible.
-pub async fn heal(options: &Options) -> Result<(), Error> {
+pub async fn repair(options: &Options) -> Result<(), Error> {
     let Some(mut journal) = Journal::try_open(&options.state, &options.source.database)? else { return Ok(()) };
     let options = &options.recorded_in(&journal.record)?;
     match journal.record.phase {
@@ -29,15 +29,15 @@ pub async fn heal(options: &Options) -> Result<(), Error> {
             journal.update(|record| record.phase = Phase::Switched)
         }
         Phase::Switching => {
-            fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await?;
+            fence::lift_if_fenced(&options.source, journal.record.fenced.as_ref()).await?;
             journal.update(|record| record.phase = Phase::Following)
         }
         Phase::Returning if serves(options, &journal.record, Side::Source).await? => {
             journal.update(|record| record.phase = Phase::Returned)
         }
         Phase::Returning => fallback::stay_on_target(options, &mut journal).await,
-        Phase::Returned => fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await.map(drop),
-        Phase::Switched => fallback::shut_source(options, &journal.record).await,
+        Phase::Returned => fence::lift_if_fenced(&options.source, journal.record.fenced.as_ref()).await.map(drop),
+        Phase::Switched => fallback::fence_source(options, &journal.record).await,
         Phase::Begun | Phase::Snapshotted | Phase::Copying | Phase::Following => Ok(()),
     }
 }

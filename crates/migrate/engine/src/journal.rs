@@ -271,13 +271,13 @@ pub struct Copying {
 }
 
 /// Publishes the progress of a copy for other processes. Errors are ignored, because nothing depends on it.
-pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying: &Copying) {
+pub(crate) fn publish_copying(state: &Path, database: &str, number: usize, copying: &Copying) {
     let (Ok(path), Ok(text)) = (copying_of(state, database, number), serde_json::to_vec(copying)) else { return };
     let _ = Directory::of_file(&path).and_then(|(directory, name)| directory.write(name, &text));
 }
 
 /// Removes the published progress when a copy has ended.
-pub(crate) fn forget_copying(state: &Path, database: &str, number: usize) {
+pub(crate) fn remove_copying(state: &Path, database: &str, number: usize) {
     let _ = copying_of(state, database, number).map(|path| remove(&path));
 }
 
@@ -712,12 +712,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let told = Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None };
         assert_eq!(copying(dir.path(), "a/b", 1), None);
-        tell_copying(dir.path(), "a/b", 1, &told);
+        publish_copying(dir.path(), "a/b", 1, &told);
         assert_eq!((copying(dir.path(), "a/b", 1), copying(dir.path(), "a/b", 0)), (Some(told), None));
         let file = File::options().append(true).open(copying_of(dir.path(), "a/b", 1).unwrap()).unwrap();
         file.set_modified(std::time::SystemTime::now() - FRESH).unwrap();
         assert_eq!(copying(dir.path(), "a/b", 1), None, "whoever told it has died");
-        forget_copying(dir.path(), "a/b", 1);
+        remove_copying(dir.path(), "a/b", 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
@@ -727,7 +727,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let journal = Journal::begin(&state, record()).unwrap();
-        tell_copying(&state, "a/b", 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
+        publish_copying(&state, "a/b", 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
         // One file that an earlier version made readable for all, and one symbolic link to elsewhere.
         let outside = dir.path().join("outside");
         fs::write(&outside, "stays").unwrap();
@@ -834,7 +834,7 @@ mod tests {
         drop(begun);
         for name in names() {
             assert_eq!(peek(&state, &name).unwrap().map(|record| record.database), Some(name.clone()));
-            tell_copying(&state, &name, 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
+            publish_copying(&state, &name, 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
             assert!(copying(&state, &name, 0).is_some(), "{name}");
             assert!(copying(&state, &format!("{name}?"), 0).is_none(), "{name}");
         }
@@ -843,7 +843,7 @@ mod tests {
         assert_eq!(found, names().into_iter().collect());
         for name in names() {
             Journal::open(&state, &name).unwrap().end().unwrap();
-            forget_copying(&state, &name, 0);
+            remove_copying(&state, &name, 0);
         }
         let left = fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().path());
         assert!(left.into_iter().all(|path| path.extension().is_some_and(|kind| kind == "lock")));

@@ -8,7 +8,7 @@
 //! publications, slots, replica identities, the target's database; [`State`] reports success or what is left. After that,
 //! clients are on the target, and [`fallback`] brings them back with everything that was committed since, until [`finish`]. A
 //! process that is killed leaves a journal: the next [`run`] continues from it, or [`abort`] removes everything. If the killed
-//! process left connections to the serving side disabled, [`heal`], called by a process that outlives it, enables them
+//! process left connections to the serving side disabled, [`repair`], called by a process that outlives it, enables them
 //! immediately. A committed transaction is on the side in service exactly once: it is repeated together with its stamp in one
 //! transaction on the target, and the source gets a confirmation only when the target has flushed it. If changes come from the
 //! log, no snapshot is held while rows are copied, except for tables that require it.
@@ -105,11 +105,11 @@ mod weight;
 pub use attach::{AttachOptions, Attached, DetachOptions, Detached, attach, detach};
 pub use check::{Accepted, Carries, Finding, Report, TableSources, Verdict, Way, check};
 pub use checksum::Compared;
-pub use ddl_changes::defined_since;
+pub use ddl_changes::definitions_since_switch;
 pub use error::Error;
 pub use fallback::{fallback, finish};
 pub use fault::FaultPoint;
-pub use guardian::heal;
+pub use guardian::repair;
 pub use journal::{Capture, Copying, Other, Phase, Record};
 pub use options::{Failure, Options, State};
 pub use owner::Owner;

@@ -16,11 +16,11 @@ use crate::clients::Clients;
 use crate::journal::{Journal, Other, Phase, Shared};
 use crate::link::{Link, Purpose};
 use crate::options::Options;
-use crate::progress::Teller;
-use crate::proxy_client::Front;
-use crate::run::{Following, bring_up, fit_out};
+use crate::progress::Reporter;
+use crate::proxy_client::ProxyClient;
+use crate::run::{FollowState, bring_up, prepare_source};
 use crate::switch::{self, Direction};
-use crate::undo::is_kept;
+use crate::undo::has_slot_log;
 use crate::{Error, replication_objects, undo};
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -29,7 +29,7 @@ use std::time::Duration;
 use stillpoint_events::EventKind;
 
 /// Interval at which targets that follow are checked while others are brought up.
-const LOOKING: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A target: its number, and options to reach it.
 struct Candidate {
@@ -38,53 +38,53 @@ struct Candidate {
 }
 
 /// A target that follows and holds the same data as the source.
-struct Ready {
+struct ReadyTarget {
     of: Candidate,
-    following: Following,
+    following: FollowState,
 }
 
 /// Work for one target; the work of all targets runs at the same time.
-type Work<'w> = Pin<Box<dyn Future<Output = Done> + 'w>>;
+type Work<'w> = Pin<Box<dyn Future<Output = WorkResult> + 'w>>;
 
 /// Result of such work.
-enum Done {
+enum WorkResult {
     /// A target was brought up, or its bring-up failed.
-    Risen(Box<(Candidate, Result<Following, Error>)>),
+    BringUp(Box<(Candidate, Result<FollowState, Error>)>),
     /// Everything that was made for a dropped target has been removed.
-    TakenAway(Result<(), Error>),
+    Removal(Result<(), Error>),
 }
 
 /// Brings all targets up, and moves clients to the first one that is fit, which the journal then names. Returns how long
 /// clients were paused, and a connection to the source that was made before its connections were disabled.
-pub(crate) async fn bring_over(
+pub(crate) async fn migrate_clients(
     options: &Options,
     journal: &mut Journal,
     clients: Option<Clients>,
-    teller: &Teller,
+    reporter: &Reporter,
 ) -> Result<(Duration, Link), Error> {
-    let candidates = candidates(options, journal, teller).await?;
+    let candidates = candidates(options, journal, reporter).await?;
     if journal.record.phase != Phase::Following {
-        fit_out(options, journal).await?;
+        prepare_source(options, journal).await?;
     }
-    let mut ready = bring_all_up(candidates, journal, clients, teller).await?;
+    let mut ready = bring_all_up(candidates, journal, clients, reporter).await?;
     ready.sort_by_key(|ready| ready.of.number);
     let mut ready = ready.into_iter();
-    while let Some(Ready { of, following }) = ready.next() {
+    while let Some(ReadyTarget { of, following }) = ready.next() {
         journal.choose(of.number)?;
-        match go_over(&of, journal, following, teller).await {
-            Ok(gone_over) => return Ok(gone_over),
+        match switch_to(&of, journal, following, reporter).await {
+            Ok(switched) => return Ok(switched),
             Err(error) => {
                 // Clients are on the source, or their place is not for this command to decide.
                 let stay = journal.record.phase == Phase::Following;
                 if ready.len() == 0 || !stay || !is_of_target(&error, &of.options).await {
                     return Err(error);
                 }
-                drop_target(&of, &error, &Shared::new(journal), teller)?;
-                if let Ok(mut front) = Front::connect(&options.proxy, &options.tenant).await {
+                drop_target(&of, &error, &Shared::new(journal), reporter)?;
+                if let Ok(mut proxy) = ProxyClient::connect(&options.proxy, &options.tenant).await {
                     // It is not an error if nothing was prepared.
-                    let _ = front.abandon().await;
+                    let _ = proxy.abandon().await;
                 }
-                take_away(&of, &Shared::new(journal), teller).await?;
+                remove_target(&of, &Shared::new(journal), reporter).await?;
             }
         }
     }
@@ -92,18 +92,18 @@ pub(crate) async fn bring_over(
 }
 
 /// Step 4 of the paper (prepare and switch over) for one target.
-async fn go_over(
+async fn switch_to(
     of: &Candidate,
     journal: &mut Journal,
-    mut following: Following,
-    teller: &Teller,
+    mut following: FollowState,
+    reporter: &Reporter,
 ) -> Result<(Duration, Link), Error> {
     if let Some(error) = following.follower.failure().await {
         return Err(error);
     }
-    let (direction, teller) = (Direction::forward(&of.options), teller.of_target(of.number));
-    let prepared = teller.phase("prepare", switch::prepare(&of.options, journal, following, &direction)).await?;
-    teller.phase("switch-over", switch::switch(&of.options, journal, prepared, &direction, &teller)).await
+    let (direction, reporter) = (Direction::forward(&of.options), reporter.of_target(of.number));
+    let prepared = reporter.phase("prepare", switch::prepare(&of.options, journal, following, &direction)).await?;
+    reporter.phase("switch-over", switch::switch(&of.options, journal, prepared, &direction, &reporter)).await
 }
 
 /// Returns true if another target may succeed: the failure concerns this target, or this target cannot be reached.
@@ -116,57 +116,57 @@ async fn bring_all_up(
     candidates: Vec<Candidate>,
     journal: &mut Journal,
     clients: Option<Clients>,
-    teller: &Teller,
-) -> Result<Vec<Ready>, Error> {
+    reporter: &Reporter,
+) -> Result<Vec<ReadyTarget>, Error> {
     // Connect before any work begins that clients might notice.
-    let mut heeding = Vec::new();
+    let mut loads = Vec::new();
     for _ in 1..candidates.len() {
-        heeding.push(match &clients {
-            Some(clients) => Some(clients.again().await?),
+        loads.push(match &clients {
+            Some(clients) => Some(clients.reconnect().await?),
             None => None,
         });
     }
-    heeding.push(clients);
+    loads.push(clients);
     let journal = Shared::new(journal);
-    let (mut rising, mut ready) = (candidates.len(), Vec::<Ready>::new());
+    let (mut pending, mut ready) = (candidates.len(), Vec::<ReadyTarget>::new());
     let mut work: Vec<Work<'_>> = Vec::new();
-    for (Candidate { number, options }, clients) in candidates.into_iter().zip(heeding) {
-        let (journal, teller) = (&journal, teller.of_target(number));
+    for (Candidate { number, options }, clients) in candidates.into_iter().zip(loads) {
+        let (journal, reporter) = (&journal, reporter.of_target(number));
         work.push(Box::pin(async move {
-            let risen = bring_up(&options, number, journal, clients, &teller).await;
-            Done::Risen(Box::new((Candidate { number, options }, risen)))
+            let result = bring_up(&options, number, journal, clients, &reporter).await;
+            WorkResult::BringUp(Box::new((Candidate { number, options }, result)))
         }));
     }
     loop {
         let mut failed = None;
-        match tokio::time::timeout(LOOKING, next(&mut work)).await {
+        match tokio::time::timeout(POLL_INTERVAL, next_result(&mut work)).await {
             Ok(None) => return Ok(ready),
-            Ok(Some(Done::TakenAway(gone))) => gone?,
-            Ok(Some(Done::Risen(done))) => {
-                let (of, risen) = *done;
-                rising -= 1;
-                match risen {
-                    Ok(following) => ready.push(Ready { of, following }),
+            Ok(Some(WorkResult::Removal(gone))) => gone?,
+            Ok(Some(WorkResult::BringUp(done))) => {
+                let (of, result) = *done;
+                pending -= 1;
+                match result {
+                    Ok(following) => ready.push(ReadyTarget { of, following }),
                     Err(error) => failed = Some((of, error)),
                 }
             }
-            Err(_) => failed = one_that_ended(&mut ready).await,
+            Err(_) => failed = take_ended(&mut ready).await,
         }
         if let Some((of, error)) = failed {
-            let alone = ready.is_empty() && rising == 0;
+            let alone = ready.is_empty() && pending == 0;
             let ours = matches!(error, Error::Interrupted | Error::Fault(_));
             if alone || ours || ready.is_empty() && !is_of_target(&error, &of.options).await {
                 return Err(error);
             }
-            drop_target(&of, &error, &journal, teller)?;
-            let (journal, teller) = (&journal, teller.of_target(of.number));
-            work.push(Box::pin(async move { Done::TakenAway(take_away(&of, journal, &teller).await) }));
+            drop_target(&of, &error, &journal, reporter)?;
+            let (journal, reporter) = (&journal, reporter.of_target(of.number));
+            work.push(Box::pin(async move { WorkResult::Removal(remove_target(&of, journal, &reporter).await) }));
         }
     }
 }
 
 /// Removes a target that no longer follows from `ready`; returns it with its error.
-async fn one_that_ended(ready: &mut Vec<Ready>) -> Option<(Candidate, Error)> {
+async fn take_ended(ready: &mut Vec<ReadyTarget>) -> Option<(Candidate, Error)> {
     for at in 0..ready.len() {
         if let Some(error) = ready[at].following.follower.failure().await {
             return Some((ready.remove(at).of, error));
@@ -176,22 +176,22 @@ async fn one_that_ended(ready: &mut Vec<Ready>) -> Option<(Candidate, Error)> {
 }
 
 /// Waits for the first work that is done; `None` if no work is left. The other work makes no progress until the next call.
-async fn next(work: &mut Vec<Work<'_>>) -> Option<Done> {
+async fn next_result(work: &mut Vec<Work<'_>>) -> Option<WorkResult> {
     poll_fn(|context| {
         for at in 0..work.len() {
-            if let Poll::Ready(done) = work[at].as_mut().poll(context) {
+            if let Poll::ReadyTarget(done) = work[at].as_mut().poll(context) {
                 drop(work.swap_remove(at));
-                return Poll::Ready(Some(done));
+                return Poll::ReadyTarget(Some(done));
             }
         }
-        if work.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+        if work.is_empty() { Poll::ReadyTarget(None) } else { Poll::Pending }
     })
     .await
 }
 
 /// Lists the targets, that of the journal first; it may follow already, and others may too. For every target that does not
 /// follow, removes everything that an earlier command may have begun.
-async fn candidates(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Vec<Candidate>, Error> {
+async fn candidates(options: &Options, journal: &mut Journal, reporter: &Reporter) -> Result<Vec<Candidate>, Error> {
     let own = Candidate { number: journal.record.number, options: options.to(&options.target) };
     let mut candidates = vec![own];
     for other in journal.record.others.clone().into_iter().filter(|other| other.dropped.is_none()) {
@@ -199,13 +199,13 @@ async fn candidates(options: &Options, journal: &mut Journal, teller: &Teller) -
             let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
             replication_objects::drop_slot(&mut source, &journal.record.slot_of(other.number)).await?;
             let reason = "it is not named with --target any more; a database of its own it keeps".to_owned();
-            teller.tell(EventKind::TargetDropped { target: other.server, reason: reason.clone() });
+            reporter.report(EventKind::TargetDropped { target: other.server, reason: reason.clone() });
             journal.drop_target(other.number, reason)?;
             continue;
         };
         let of = Candidate { number: other.number, options: options.to(server) };
-        if !(other.is_following() && is_kept(options, &journal.record.slot_of(other.number)).await) {
-            take_away(&of, &Shared::new(journal), teller).await?;
+        if !(other.is_following() && has_slot_log(options, &journal.record.slot_of(other.number)).await) {
+            remove_target(&of, &Shared::new(journal), reporter).await?;
         }
         candidates.push(of);
     }
@@ -221,15 +221,15 @@ async fn candidates(options: &Options, journal: &mut Journal, teller: &Teller) -
 }
 
 /// Drops a target, and reports it: the migration continues without it.
-fn drop_target(of: &Candidate, error: &Error, journal: &Shared<'_>, teller: &Teller) -> Result<(), Error> {
+fn drop_target(of: &Candidate, error: &Error, journal: &Shared<'_>, reporter: &Reporter) -> Result<(), Error> {
     let (target, reason) = (of.options.target.to_string(), error.to_string());
-    teller.of_target(of.number).tell(EventKind::TargetDropped { target, reason: reason.clone() });
+    reporter.of_target(of.number).report(EventKind::TargetDropped { target, reason: reason.clone() });
     journal.lock().drop_target(of.number, reason)
 }
 
 /// Removes everything that was made for a target to which clients do not go. If the target's server cannot be reached, its
 /// database stays and a warning says so. An unreachable source is an error, because its slot must not stay.
-async fn take_away(of: &Candidate, journal: &Shared<'_>, teller: &Teller) -> Result<(), Error> {
+async fn remove_target(of: &Candidate, journal: &Shared<'_>, reporter: &Reporter) -> Result<(), Error> {
     let Candidate { number, options } = of;
     let record = journal.lock().record.clone();
     let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
@@ -237,19 +237,19 @@ async fn take_away(of: &Candidate, journal: &Shared<'_>, teller: &Teller) -> Res
     if record.others.iter().any(|other| other.number == *number && other.made_database)
         && let Err(error) = undo::drop_database(&options.target, &record, *number).await
     {
-        teller.warn(left_behind(&options.target.to_string(), &error));
+        reporter.warn(leftover_message(&options.target.to_string(), &error));
         return Ok(());
     }
     journal.lock().is_gone(*number)
 }
 
-fn left_behind(server: &str, error: &Error) -> String {
+fn leftover_message(server: &str, error: &Error) -> String {
     format!("the database is left at {server}, to be dropped by hand: {error}")
 }
 
 /// Removes, after the switch, what was made for the targets to which clients did not go. Returns messages for the
 /// operator about targets that cannot be reached; no later command tries them again.
-pub(crate) async fn leave_others(
+pub(crate) async fn remove_others(
     options: &Options,
     journal: &mut Journal,
     source: &mut Link,
@@ -265,7 +265,7 @@ pub(crate) async fn leave_others(
         match gone {
             Ok(()) => journal.is_gone(other.number)?,
             Err(error) => {
-                left.push(left_behind(&other.server, &error));
+                left.push(leftover_message(&other.server, &error));
                 journal.drop_target(other.number, error.to_string())?;
             }
         }

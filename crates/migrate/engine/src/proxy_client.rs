@@ -13,17 +13,17 @@ use stillpoint_migrate_proxy::control::{
 };
 
 /// Interval between requests while sessions hold objects that cannot be moved; they may release them.
-const ASKING_AGAIN: Duration = Duration::from_millis(200);
+const PREPARE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Minimum time for a prepare request to answer, even at the end: an aborted one would not report what blocks it.
-const ANSWERING: Duration = Duration::from_secs(2);
+const PREPARE_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 /// Maximum time for an answer, longer than the proxy's own limits, because the proxy falls back by itself.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time by which a standby proxy, or one that a service manager has restarted, serves.
-const TAKING_OVER: Duration = Duration::from_secs(5);
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A control connection to the proxy for one tenant. Dropping it ends a pause: clients continue where they are.
-pub(crate) struct Front {
+pub(crate) struct ProxyClient {
     client: Client,
     path: PathBuf,
     tenant: String,
@@ -31,13 +31,13 @@ pub(crate) struct Front {
 
 /// Number of sessions that are ready to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ready {
+pub(crate) struct PreparedSessions {
     pub(crate) sessions: u64,
 }
 
 /// Work that the proxy has done for clients.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Served {
+pub(crate) struct StatementCounts {
     /// Number of statements that each session has sent, by session number.
     pub(crate) statements: HashMap<u32, u64>,
     /// Histogram of durations: upper bound in microseconds, and the number of statements below it and not below the previous
@@ -45,15 +45,15 @@ pub(crate) struct Served {
     pub(crate) waits: Vec<(u64, u64)>,
 }
 
-impl Front {
-    pub(crate) async fn connect(path: &Path, tenant: &str) -> Result<Front, Error> {
-        let client = Client::connect(path).await.map_err(|error| broken(&error))?;
-        Ok(Front { client, path: path.into(), tenant: tenant.into() })
+impl ProxyClient {
+    pub(crate) async fn connect(path: &Path, tenant: &str) -> Result<ProxyClient, Error> {
+        let client = Client::connect(path).await.map_err(|error| broken((&error))?;
+        Ok(ProxyClient { client, path: path.into(), tenant: tenant.into() })
     }
 
     /// Opens the same connection to the proxy that serves now.
-    pub(crate) async fn again(&self) -> Result<Front, Error> {
-        Front::connect(&self.path, &self.tenant).await
+    pub(crate) async fn reconnect(&self) -> Result<ProxyClient, Error> {
+        ProxyClient::connect(&self.path, &self.tenant).await
     }
 
     async fn ask(&mut self, request: Request) -> Result<Reply, Error> {
@@ -61,19 +61,19 @@ impl Front {
             Request::Prepare { limit_ms, .. } | Request::Pause { limit_ms, .. } => *limit_ms,
             _ => 0,
         };
-        let limit = ANSWER_LIMIT + Duration::from_millis(own_limit_ms);
+        let limit = REPLY_TIMEOUT + Duration::from_millis(own_limit_ms);
         let answer = tokio::time::timeout(limit, self.client.ask(&request)).await;
-        answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))?.map_err(|error| broken(&error))
+        answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))?.map_err(|error| broken((&error))
     }
 
     async fn status(&mut self) -> Result<Status, Error> {
         match self.ask(Request::Status).await? {
             Reply::Status(status) => Ok(status),
-            reply => Err(out_of_turn(&reply)),
+            reply => Err(unexpected_reply(&reply)),
         }
     }
 
-    async fn of_tenant(&mut self) -> Result<Option<TenantStatus>, Error> {
+    async fn tenant_status(&mut self) -> Result<Option<TenantStatus>, Error> {
         let find = |status: Status, name: &str| status.tenants.into_iter().find(|tenant| tenant.name == name);
         if let Some(tenant) = find(self.status().await?, &self.tenant) {
             return Ok(Some(tenant));
@@ -81,7 +81,7 @@ impl Front {
         // The tenant may match `*`, and none of its clients may have come yet.
         match self.ask(Request::Know { tenant: self.tenant.clone() }).await {
             Ok(Reply::Known) => Ok(find(self.status().await?, &self.tenant)),
-            Ok(reply) => Err(out_of_turn(&reply)),
+            Ok(reply) => Err(unexpected_reply(&reply)),
             Err(Error::Proxy(_)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -89,14 +89,14 @@ impl Front {
 
     /// Returns the server that serves the tenant now; `None` if the proxy does not know the tenant.
     pub(crate) async fn serving(&mut self) -> Result<Option<(String, u16)>, Error> {
-        Ok(self.of_tenant().await?.map(|tenant| (tenant.server.host, tenant.server.port)))
+        Ok(self.tenant_status().await?.map(|tenant| (tenant.server.host, tenant.server.port)))
     }
 
     /// Returns the same after any pause has ended: until then, an interrupted request to switch may still be carried out.
-    pub(crate) async fn settled(&mut self) -> Result<Option<(String, u16)>, Error> {
+    pub(crate) async fn serving_after_pause(&mut self) -> Result<Option<(String, u16)>, Error> {
         let begun = tokio::time::Instant::now();
-        while self.of_tenant().await?.is_some_and(|tenant| tenant.phase == Phase::Paused) {
-            if begun.elapsed() > ANSWER_LIMIT {
+        while self.tenant_status().await?.is_some_and(|tenant| tenant.phase == Phase::Paused) {
+            if begun.elapsed() > REPLY_TIMEOUT {
                 return Err(Error::Proxy(format!("tenant {} is paused by somebody else", self.tenant)));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -112,7 +112,7 @@ impl Front {
 
     /// Refuses `server` unless `backends`, which the proxy has just reported, are processes of it: clients' writes on another
     /// server would not be moved. `link` is connected to it.
-    pub(crate) async fn are_at(&mut self, backends: &[u32], link: &mut Link, server: &Server) -> Result<(), Error> {
+    pub(crate) async fn check_backends_at(&mut self, backends: &[u32], link: &mut Link, server: &Server) -> Result<(), Error> {
         let list = backends.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let sql = format!(
             "SELECT pid FROM unnest('{{{list}}}'::int[]) AS pid \
@@ -132,12 +132,12 @@ impl Front {
     }
 
     /// Work that the proxy has done so far for the tenant's clients.
-    pub(crate) async fn served(&mut self) -> Result<Served, Error> {
+    pub(crate) async fn served(&mut self) -> Result<StatementCounts, Error> {
         let Status { sessions, tenants, .. } = self.status().await?;
         let statements =
             sessions.into_iter().filter(|s| s.tenant == self.tenant).map(|s| (s.id, s.statements)).collect();
         let tenant = tenants.into_iter().find(|tenant| tenant.name == self.tenant);
-        Ok(Served { statements, waits: tenant.map(|tenant| tenant.waits).unwrap_or_default() })
+        Ok(StatementCounts { statements, waits: tenant.map(|tenant| tenant.waits).unwrap_or_default() })
     }
 
     /// Opens a session on the target for each of the tenant's sessions, and waits until all are ready. `verifiers` are stored
@@ -147,7 +147,7 @@ impl Front {
         target: &Server,
         verifiers: &BTreeMap<String, String>,
         limit: Duration,
-    ) -> Result<Ready, Error> {
+    ) -> Result<PreparedSessions, Error> {
         let begun = tokio::time::Instant::now();
         let mut again = false;
         loop {
@@ -155,21 +155,21 @@ impl Front {
                 tenant: self.tenant.clone(),
                 target: TargetSpec::Server(target.as_the_proxy_has_it()),
                 verifiers: verifiers.clone(),
-                limit_ms: limit.saturating_sub(begun.elapsed()).max(ANSWERING).as_millis() as u64,
+                limit_ms: limit.saturating_sub(begun.elapsed()).max(PREPARE_TIMEOUT_MIN).as_millis() as u64,
                 again: std::mem::replace(&mut again, true),
             };
             let (sessions, waiting, pinned, failed) = match self.ask(request).await? {
                 Reply::Prepared { sessions, waiting, pinned, failed } => (sessions, waiting, pinned, failed),
-                reply => return Err(out_of_turn(&reply)),
+                reply => return Err(unexpected_reply(&reply)),
             };
             if [&waiting, &pinned, &failed].iter().all(|list| list.is_empty()) {
-                return Ok(Ready { sessions: sessions as u64 });
+                return Ok(PreparedSessions { sessions: sessions as u64 });
             }
             if begun.elapsed() >= limit || !failed.is_empty() {
                 let who = [pinned, failed, waiting].iter().flatten().map(remark).collect();
                 return Err(Error::TimedOut { what: "preparing sessions on the target".into(), limit, who });
             }
-            tokio::time::sleep(ASKING_AGAIN).await;
+            tokio::time::sleep(PREPARE_RETRY_INTERVAL).await;
         }
     }
 
@@ -183,7 +183,7 @@ impl Front {
                 let who = sessions.iter().map(remark).collect();
                 Err(Error::TimedOut { what: "waiting for running transactions to end".into(), limit, who })
             }
-            reply => Err(out_of_turn(&reply)),
+            reply => Err(unexpected_reply(&reply)),
         }
     }
 
@@ -204,11 +204,11 @@ impl Front {
 }
 
 /// Asks a proxy; if there is none, waits as long as another one may take its place.
-pub(crate) async fn patiently<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> Result<T, Error> {
+pub(crate) async fn retry_until_takeover<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> Result<T, Error> {
     let begun = tokio::time::Instant::now();
     loop {
         match ask().await {
-            Err(Error::ProxyGone(_)) if begun.elapsed() < TAKING_OVER => {
+            Err(Error::ProxyGone(_)) if begun.elapsed() < TAKEOVER_TIMEOUT => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             answered => return answered,
@@ -218,11 +218,11 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, Error>>>(ask: impl
 
 /// Returns true if a proxy that knows the tenant serves, now or soon.
 pub(crate) async fn is_served(options: &Options) -> bool {
-    let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.serving().await };
-    matches!(patiently(serving).await, Ok(Some(_)))
+    let serving = || async { ProxyClient::connect(&options.proxy, &options.tenant).await?.serving().await };
+    matches!(retry_until_takeover(serving).await, Ok(Some(_)))
 }
 
-pub(crate) fn broken(error: &ControlError) -> Error {
+pub(crate) fn broken((error: &ControlError) -> Error {
     let text = error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
     match error {
         ControlError::Connect { .. } | ControlError::Closed | ControlError::Io(_) => Error::ProxyGone(text),
@@ -230,7 +230,7 @@ pub(crate) fn broken(error: &ControlError) -> Error {
     }
 }
 
-fn out_of_turn(reply: &Reply) -> Error {
+fn unexpected_reply(reply: &Reply) -> Error {
     Error::Proxy(format!("answered {reply:?} out of turn"))
 }
 

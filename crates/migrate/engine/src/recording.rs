@@ -15,7 +15,7 @@
 use crate::inventory::text;
 use crate::link::Link;
 use crate::options::Options;
-use crate::proxy_client::{Front, broken};
+use crate::proxy_client::{ProxyClient, broken};
 use crate::{Error, fence};
 use std::fs::File;
 use std::io;
@@ -95,10 +95,10 @@ impl Recording {
             changed: Notify::new(),
         });
         let watch = Watch::begin(options).await?;
-        let mut client = Client::connect(&options.proxy).await.map_err(|error| broken(&error))?;
+        let mut client = Client::connect(&options.proxy).await.map_err(|error| broken((&error))?;
         let limit_ms = options.snapshot_limit.as_millis() as u64;
         let request = Request::Capture { tenant: options.tenant.clone(), limit_ms, statements };
-        match client.ask(&request).await.map_err(|error| broken(&error))? {
+        match client.ask(&request).await.map_err(|error| broken((&error))? {
             Reply::Capturing { .. } => {}
             reply => return Err(Error::Proxy(format!("answered {reply:?} to a request to capture"))),
         }
@@ -128,7 +128,7 @@ impl Recording {
 
     /// Opens a connection to ask for stamps.
     pub(crate) async fn stamps(&self) -> Result<Stamps, Error> {
-        let client = Client::connect(&self.proxy).await.map_err(|error| broken(&error))?;
+        let client = Client::connect(&self.proxy).await.map_err(|error| broken((&error))?;
         Ok(Stamps { client, tenant: self.tenant.clone() })
     }
 }
@@ -150,7 +150,7 @@ impl Stamps {
     /// Returns the last stamp that was taken: everything that a snapshot taken before sees has this stamp or a lower one.
     pub(crate) async fn last(&mut self) -> Result<u64, Error> {
         let request = Request::Captured { tenant: self.tenant.clone() };
-        match self.client.ask(&request).await.map_err(|error| broken(&error))? {
+        match self.client.ask(&request).await.map_err(|error| broken((&error))? {
             Reply::Captured { stamp, over: None } => Ok(stamp),
             Reply::Captured { over: Some(why), .. } => Err(Error::Capture(why)),
             reply => Err(Error::Proxy(format!("answered {reply:?} when asked for the last stamp"))),
@@ -163,7 +163,7 @@ async fn take(mut client: Client, spool: &Spool) -> Over {
     loop {
         let line = match client.line().await {
             Ok(line) => line,
-            Err(error) => return broken(&error).into(),
+            Err(error) => return broken((&error).into(),
         };
         if line.starts_with(LAST_LINE) {
             return Over::Missed(match Reply::of_line(&line) {
@@ -181,15 +181,15 @@ async fn take(mut client: Client, spool: &Spool) -> Over {
 /// Search for direct sessions, which bypass the proxy.
 struct Watch {
     beside: Link,
-    front: Front,
+    proxy: ProxyClient,
     database: String,
 }
 
 impl Watch {
     async fn begin(options: &Options) -> Result<Watch, Error> {
-        let beside = fence::beside(&options.source).await?;
-        let front = Front::connect(&options.proxy, &options.tenant).await?;
-        Ok(Watch { beside, front, database: options.source.database.clone() })
+        let beside = fence::connect_beside(&options.source).await?;
+        let proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
+        Ok(Watch { beside, proxy, database: options.source.database.clone() })
     }
 
     /// Returns when it has found one, or when the search fails.
@@ -209,7 +209,7 @@ impl Watch {
     }
 
     async fn look(&mut self) -> Result<Option<String>, Error> {
-        let found = fence::bypassing(&mut self.beside, &mut self.front, &self.database).await?;
+        let found = fence::find_direct_sessions(&mut self.beside, &mut self.proxy, &self.database).await?;
         Ok(found.first().map(|row| text(row, 1)))
     }
 }

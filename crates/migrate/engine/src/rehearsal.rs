@@ -208,7 +208,7 @@ async fn in_the_way(source: &Server) -> Error {
     let waiting = format!(
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND EXISTS (SELECT FROM pg_stat_activity h \
          WHERE h.application_name = {} AND h.pid = ANY (pg_blocking_pids(pg_stat_activity.pid)))",
-        crate::replication_objects::WHO,
+        crate::replication_objects::SESSION_DESCRIPTION,
         literal(APPLICATION)
     );
     let watching = async {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 pub(crate) const PUBLICATIONS: [&str; 2] = ["stillpoint_rows", "stillpoint_stamps"];
 /// Lock timeout in milliseconds; after it the lock is requested again later, because a session that waits for a lock blocks
 /// clients.
-const LOCK_PATIENCE_MS: u32 = 100;
+const LOCK_TIMEOUT_MS: u32 = 100;
 /// Maximum time to wait for running commands; a command that takes longer has looked up its tables' publications long before.
-const COMMANDS_LIMIT: Duration = Duration::from_secs(2);
+const COMMANDS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A replica identity that was changed: the table, and its previous identity.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -30,7 +30,7 @@ pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error>
          CREATE TABLE IF NOT EXISTS stillpoint.position (position bigint NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT NULL)";
     link.query(made).await?;
-    must_be_ours(link, SCHEMA).await?;
+    check_ownership(link, SCHEMA).await?;
     let filled = format!(
         "TRUNCATE stillpoint.applied, stillpoint.position; INSERT INTO stillpoint.position VALUES ({position}); COMMIT"
     );
@@ -46,7 +46,7 @@ pub(crate) const SCHEMA: &str = "stillpoint";
 /// # Errors
 ///
 /// [`Error::Refused`]; other errors if the server cannot be asked.
-pub(crate) async fn must_be_ours(link: &mut Link, schema: &str) -> Result<(), Error> {
+pub(crate) async fn check_ownership(link: &mut Link, schema: &str) -> Result<(), Error> {
     let sql = format!(
         "SELECT r.rolname, current_database() FROM pg_namespace n CROSS JOIN LATERAL (SELECT n.nspowner UNION ALL \
          SELECT c.relowner FROM pg_class c WHERE c.relnamespace = n.oid) AS part (owner) JOIN pg_roles r ON r.oid = part.owner \
@@ -81,9 +81,9 @@ pub(crate) async fn withdraw(link: &mut Link) -> Result<(), Error> {
     if !published.is_empty() {
         let leave = |row: &Row| format!("ALTER PUBLICATION {} DROP TABLE {};", identifier(&text(row, 0)), text(row, 1));
         let leave: String = published.iter().map(leave).collect();
-        let sql = format!("BEGIN; SET LOCAL lock_timeout = {LOCK_PATIENCE_MS}; {leave} COMMIT");
+        let sql = format!("BEGIN; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; {leave} COMMIT");
         match link.query(&sql).await {
-            Ok(_) => until_commands_end(link).await?,
+            Ok(_) => wait_for_commands(link).await?,
             // Another session redefines one of these tables, or has dropped it meanwhile.
             Err(error) => {
                 tracing::debug!("publications are dropped with their tables: {error}");
@@ -98,14 +98,14 @@ pub(crate) async fn withdraw(link: &mut Link) -> Result<(), Error> {
 }
 
 /// Waits for the present commands of other sessions of the database, for two seconds at most.
-async fn until_commands_end(link: &mut Link) -> Result<(), Error> {
+async fn wait_for_commands(link: &mut Link) -> Result<(), Error> {
     let now = literal(&link.text("SELECT clock_timestamp()").await?);
     let older = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
          AND backend_type = 'client backend' AND state = 'active' AND query_start < {now}"
     );
     let begun = Instant::now();
-    while link.text(&older).await? != "0" && begun.elapsed() < COMMANDS_LIMIT {
+    while link.text(&older).await? != "0" && begun.elapsed() < COMMANDS_TIMEOUT {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     Ok(())
@@ -125,7 +125,7 @@ pub(crate) async fn publish(link: &mut Link, inventory: &Inventory) -> Result<()
 }
 
 /// Refuses a table that was created after the others were published, because its changes would not be reported.
-pub(crate) async fn all_published(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+pub(crate) async fn check_all_published(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
     let [rows, _] = PUBLICATIONS.map(literal);
     let published = link
         .query(&format!(
@@ -179,7 +179,7 @@ async fn set_identity(link: &mut Link, table: &str, identity: &str, limit: Durat
     let begun = Instant::now();
     loop {
         let sql = format!(
-            "BEGIN; SET LOCAL lock_timeout = {LOCK_PATIENCE_MS}; ALTER TABLE {table} REPLICA IDENTITY {identity}; COMMIT"
+            "BEGIN; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; ALTER TABLE {table} REPLICA IDENTITY {identity}; COMMIT"
         );
         match link.query(&sql).await {
             Ok(_) => return Ok(()),
@@ -213,7 +213,7 @@ pub(crate) async fn create_slot(server: &Server, name: &str, export: bool, limit
         let backend = link.pid;
         drop(link);
         let mut asking = Link::connect(server, Purpose::Statements, &[]).await?;
-        let who = running(&mut asking).await?;
+        let who = running_transactions(&mut asking).await?;
         asking.query(&format!("SELECT pg_terminate_backend({backend})")).await?;
         return Err(Error::TimedOut { what: "waiting for older transactions to end".into(), limit, who });
     };
@@ -255,9 +255,9 @@ pub(crate) async fn our_slots(link: &mut Link, database: &str) -> Result<Vec<Str
 }
 
 /// Descriptions of other sessions' transactions that have run longest, for messages.
-pub(crate) async fn running(link: &mut Link) -> Result<Vec<String>, Error> {
+pub(crate) async fn running_transactions(link: &mut Link) -> Result<Vec<String>, Error> {
     let sql = format!(
-        "SELECT {WHO} FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_xid IS NOT NULL \
+        "SELECT {SESSION_DESCRIPTION} FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_xid IS NOT NULL \
          AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 5"
     );
     Ok(link.query(&sql).await?.iter().map(|row| text(row, 0)).collect())
@@ -265,7 +265,7 @@ pub(crate) async fn running(link: &mut Link) -> Result<Vec<String>, Error> {
 
 /// SQL expression that describes a row of `pg_stat_activity` for messages: process, state, duration, and the kind of its last
 /// command. It never shows the command's text, which may hold a secret, and neither a first word that is not a command.
-pub(crate) const WHO: &str = "format('process %s (%s, %s), %s for %s s, %s', pid, coalesce(usename, '-'), \
+pub(crate) const SESSION_DESCRIPTION: &str = "format('process %s (%s, %s), %s for %s s, %s', pid, coalesce(usename, '-'), \
      coalesce(nullif(application_name, ''), '-'), coalesce(state, '-'), \
      coalesce(extract(epoch FROM clock_timestamp() - xact_start)::int, 0), coalesce(upper(substring(query FROM \
      '(?i)^\\s*(abort|alter|analyze|begin|call|checkpoint|close|cluster|comment|commit|copy|create|deallocate|declare|delete\

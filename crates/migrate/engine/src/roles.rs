@@ -170,8 +170,8 @@ async fn read(link: &mut Link, database: &str) -> Result<Vec<Role>, Error> {
             connection_limit: text(row, 2),
             valid_until: text(row, 3),
             password: value(4).map(Verifier),
-            memberships: serde_json::from_str(&text(row, 5)).map_err(|error| broken(&error))?,
-            settings: serde_json::from_str(&text(row, 6)).map_err(|error| broken(&error))?,
+            memberships: serde_json::from_str(&text(row, 5)).map_err(|error| broken((&error))?,
+            settings: serde_json::from_str(&text(row, 6)).map_err(|error| broken((&error))?,
             comment: value(7),
             is_named: text(row, 8) == "t",
             goes: text(row, 9) == "t",
@@ -385,7 +385,7 @@ pub(crate) async fn bring(
     made: &[String],
     mut keep: impl FnMut(&[String]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let (mut here, mut there) = (fence::beside(source).await?, fence::beside(target).await?);
+    let (mut here, mut there) = (fence::connect_beside(source).await?, fence::connect_beside(target).await?);
     let ours = read(&mut here, &source.database).await?;
     let theirs = read(&mut there, &target.database).await?;
     let missing: Vec<&Role> = ours.iter().filter(|role| role.goes && of(&theirs, &role.name).is_none()).collect();

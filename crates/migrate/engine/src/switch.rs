@@ -20,10 +20,10 @@ use crate::inventory::{Inventory, text};
 use crate::journal::{Capture, Journal, Phase, Record};
 use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::options::Options;
-use crate::progress::Teller;
-use crate::proxy_client::{Front, patiently};
+use crate::progress::Reporter;
+use crate::proxy_client::{ProxyClient, retry_until_takeover};
 use crate::replication_objects;
-use crate::run::{Following, catch_up, sequences};
+use crate::run::{FollowState, catch_up, sequences};
 use crate::{Error, Roles, Server, fence, multi_target, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
@@ -94,8 +94,8 @@ impl Direction {
 
 /// State after sessions are ready on the other side, and before anything has been decided.
 pub(crate) struct Prepared {
-    following: Following,
-    front: Front,
+    following: FollowState,
+    proxy: ProxyClient,
     grants: Vec<Grant>,
     sessions: u64,
 }
@@ -121,7 +121,7 @@ impl Hands {
         let look = Look::take(&mut looking).await?;
         let roles = if with_roles { roles::marks(&mut looking).await? } else { Vec::new() };
         let mut hands = Hands {
-            beside: fence::at_the_door(&direction.from).await?,
+            beside: fence::connect_for_fencing(&direction.from).await?,
             from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
             looking,
             look,
@@ -129,9 +129,9 @@ impl Hands {
             to: Link::connect(&direction.to, Purpose::Statements, &settings).await?,
         };
         // Run once without use: a server process that runs it again has its catalog cache filled.
-        hands.beside.query(&fence::strangers(&direction.from.database, &[])).await?;
+        hands.beside.query(&fence::direct_sessions_sql(&direction.from.database, &[])).await?;
         // Transactions that it finds now may be decided by the time of the pause.
-        let _ = fence::undecided(&mut hands.beside, &direction.from.database, Duration::ZERO).await;
+        let _ = fence::check_prepared_transactions(&mut hands.beside, &direction.from.database, Duration::ZERO).await;
         sequences(&mut hands.from, inventory).await?;
         hands.to.query("SELECT FROM stillpoint.epoch").await?;
         Ok(hands)
@@ -142,11 +142,11 @@ impl Hands {
 pub(crate) async fn prepare(
     options: &Options,
     journal: &mut Journal,
-    mut following: Following,
+    mut following: FollowState,
     direction: &Direction,
 ) -> Result<Prepared, Error> {
     // From here on, every delay would be part of the pause.
-    following.guide = None;
+    following.controller = None;
     let mut to = Link::connect(&direction.to, Purpose::Statements, &[]).await?;
     if direction.open_way_back {
         replication_objects::publish(&mut to, &following.inventory).await?;
@@ -161,14 +161,14 @@ pub(crate) async fn prepare(
     if direction.brings_roles(options) {
         bring_roles(options, journal).await?;
     }
-    let mut front = Front::connect(&options.proxy, &options.tenant).await?;
+    let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;
     let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
-    let ready = front.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
-    let grants = fence::grants(&mut fence::beside(&direction.from).await?, &direction.from.database).await?;
+    let ready = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
+    let grants = fence::grants(&mut fence::connect_beside(&direction.from).await?, &direction.from.database).await?;
     reach(&options.faults, FaultPoint::Prepared)?;
-    Ok(Prepared { following, front, grants, sessions: ready.sessions })
+    Ok(Prepared { following, proxy, grants, sessions: ready.sessions })
 }
 
 /// Creates or updates the source's present roles on the target.
@@ -185,25 +185,25 @@ pub(crate) async fn switch(
     journal: &mut Journal,
     mut prepared: Prepared,
     direction: &Direction,
-    teller: &Teller,
+    reporter: &Reporter,
 ) -> Result<(Duration, Link), Error> {
     let mut attempt = 1;
     let (begun, drained, left) = loop {
-        match stand_still(options, journal, &mut prepared, direction, teller).await {
+        match stand_still(options, journal, &mut prepared, direction, reporter).await {
             Ok(standing) => break standing,
             Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_) | Error::LockLost { .. }))
                 if attempt < options.pause_attempts =>
             {
-                teller.warn(format!("pause {attempt} of {}: {error}; clients go on", options.pause_attempts));
+                reporter.warn(format!("pause {attempt} of {}: {error}; clients go on", options.pause_attempts));
             }
             Err(error) => return Err(error),
         }
         attempt += 1;
         tokio::time::sleep(BETWEEN_PAUSES).await;
         let mut link = Link::connect(&direction.from, Purpose::Statements, &[]).await?;
-        catch_up(&mut prepared.following, &mut link, teller).await?;
+        catch_up(&mut prepared.following, &mut link, reporter).await?;
     };
-    let switched = prepared.front.switch().await;
+    let switched = prepared.proxy.switch().await;
     let paused = begun.elapsed();
     if let Err(error) = switched {
         // The switch may have happened before the connection broke: the proxy knows.
@@ -213,12 +213,12 @@ pub(crate) async fn switch(
         }
     }
     journal.update(|record| record.phase = direction.after)?;
-    teller.tell(EventKind::SwitchedOver {
+    reporter.report(EventKind::SwitchedOver {
         paused_us: paused.as_micros() as u64,
         drained_us: drained.as_micros() as u64,
         sessions: prepared.sessions,
     });
-    fence::leave(&direction.from).await?;
+    fence::wait_and_terminate_sessions(&direction.from).await?;
     Ok((paused, left))
 }
 
@@ -230,7 +230,7 @@ async fn stand_still(
     journal: &mut Journal,
     prepared: &mut Prepared,
     direction: &Direction,
-    teller: &Teller,
+    reporter: &Reporter,
 ) -> Result<(Instant, Duration, Link), Error> {
     let brings_roles = direction.brings_roles(options);
     let mut hands = Hands::open(direction, &prepared.following.inventory, brings_roles).await?;
@@ -243,8 +243,8 @@ async fn stand_still(
     }
     catalogs::changed(changes)?;
     // Refusals of the pause are found before it. This also fills the catalog cache of the server process that it asks.
-    let backends = prepared.front.backends().await?;
-    prepared.front.are_at(&backends, &mut hands.beside, &direction.from).await?;
+    let backends = prepared.proxy.backends().await?;
+    prepared.proxy.check_backends_at(&backends, &mut hands.beside, &direction.from).await?;
     let grants = prepared.grants.clone();
     journal.update(|record| {
         record.phase = direction.during;
@@ -254,14 +254,14 @@ async fn stand_still(
         }
     })?;
     let begun = Instant::now();
-    if let Err(error) = prepared.front.pause(options.pause_limit).await {
+    if let Err(error) = prepared.proxy.pause(options.pause_limit).await {
         journal.update(|record| record.phase = direction.before)?;
         return Err(error);
     }
     let drained = begun.elapsed();
     // The rest of the limit is for lifting the fence before the proxy resumes clients by itself.
     let limit = options.pause_limit.mul_f64(0.8).saturating_sub(drained);
-    let work = in_pause(options, journal, prepared, &mut hands, direction, teller, limit);
+    let work = in_pause(options, journal, prepared, &mut hands, direction, reporter, limit);
     let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         Err(Error::TimedOut { what: "the pause".into(), limit: options.pause_limit, who: Vec::new() })
     });
@@ -280,26 +280,26 @@ async fn in_pause(
     prepared: &mut Prepared,
     hands: &mut Hands,
     direction: &Direction,
-    teller: &Teller,
+    reporter: &Reporter,
     limit: Duration,
 ) -> Result<(), Error> {
     let Hands { beside, from, looking, look, roles, to } = hands;
-    let Prepared { following: Following { follower, inventory, .. }, front, grants, .. } = prepared;
+    let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, .. } = prepared;
     let database = &direction.from.database;
     let begun = Instant::now();
-    let (found, proxied) = tokio::join!(fence::shut_unless_changed(beside, database, grants), front.backends());
+    let (found, proxied) = tokio::join!(fence::disable_connections_unless_changed(beside, database, grants), proxy.backends());
     if let Some(found) = found? {
         *grants = found;
         return Err(Error::CatalogsChanged(vec!["pg_database".into()]));
     }
     let proxied = proxied?;
-    front.are_at(&proxied, beside, &direction.from).await?;
+    proxy.check_backends_at(&proxied, beside, &direction.from).await?;
     let shut = begun.elapsed();
-    for who in fence::empty(beside, database, &proxied, limit).await? {
+    for who in fence::terminate_direct_sessions(beside, database, &proxied, limit).await? {
         if follower.is_of_proxy() {
             return Err(Error::Capture(format!("{who} does not come through the proxy: what it wrote is not seen")));
         }
-        teller.warn(format!("{who} does not come through the proxy, and was ended"));
+        reporter.warn(format!("{who} does not come through the proxy, and was ended"));
     }
     let emptied = begun.elapsed();
     reach(&options.faults, FaultPoint::Fenced)?;
@@ -314,7 +314,7 @@ async fn in_pause(
     let (drained, numbers, undecided, outdated) = tokio::join!(
         follower.drain(limit),
         sequences(from, inventory),
-        fence::undecided(beside, database, limit),
+        fence::check_prepared_transactions(beside, database, limit),
         outdated
     );
     let looked = outdated.as_ref().map(|(_, looked)| *looked).ok();
@@ -332,7 +332,7 @@ async fn in_pause(
     to.query(&(numbers + &epoch)).await?;
     // After all work that takes time: from here on only the proxy decides, and all clients of one pause go to the same side.
     if let Some(witness) = &journal.witness {
-        witness.holds(if direction.side() == Side::Target { beside } else { to }).await?;
+        witness.check_held(if direction.side() == Side::Target { beside } else { to }).await?;
     }
     tracing::debug!(flushed = ?begun.elapsed(), "all of it is on the other side");
     reach(&options.faults, FaultPoint::Drained)
@@ -343,7 +343,7 @@ async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction:
     // This comes first: a client that connects when the pause is over must be able to.
     let lifted = fence::lift(&direction.from, &prepared.grants).await;
     // The proxy may have reached the limit itself, or be gone; then clients have continued already.
-    let _ = prepared.front.resume().await;
+    let _ = prepared.proxy.resume().await;
     lifted?;
     let grants = prepared.grants.clone();
     journal.update(|record| {
@@ -355,8 +355,8 @@ async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction:
 /// Returns true if the proxy serves the tenant from this side. It is an error if the address is neither side's, as given in the
 /// options or recorded in the journal: no conclusion is drawn from the spelling of an address.
 pub(crate) async fn serves(options: &Options, record: &Record, side: Side) -> Result<bool, Error> {
-    let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.settled().await };
-    let Some(now) = patiently(serving).await? else {
+    let serving = || async { ProxyClient::connect(&options.proxy, &options.tenant).await?.serving_after_pause().await };
+    let Some(now) = retry_until_takeover(serving).await? else {
         return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
     };
     match side_of(options, record, &now) {
@@ -380,17 +380,17 @@ pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) ->
 }
 
 /// Completes [`settle`] if it was interrupted: the slot on the source shows that, or the journal if there is no slot.
-pub(crate) async fn settle_again(options: &Options, teller: &Teller) -> Result<(), Error> {
+pub(crate) async fn settle_again(options: &Options, reporter: &Reporter) -> Result<(), Error> {
     let mut journal = Journal::open(&options.state, &options.source.database)?;
     let settled = match journal.record.capture {
         Capture::Rows | Capture::Statements => journal.record.settled,
         Capture::Log => {
-            let mut beside = fence::beside(&options.source).await?;
+            let mut beside = fence::connect_beside(&options.source).await?;
             let slots = replication_objects::our_slots(&mut beside, &options.source.database).await?;
             !slots.contains(&journal.record.slot())
         }
     };
-    if settled { Ok(()) } else { settle(options, &mut journal, None, teller).await }
+    if settled { Ok(()) } else { settle(options, &mut journal, None, reporter).await }
 }
 
 /// Cleans up after the switch: closes the way out, opens the way back, and restores the other targets.
@@ -398,18 +398,18 @@ pub(crate) async fn settle(
     options: &Options,
     journal: &mut Journal,
     left: Option<Link>,
-    teller: &Teller,
+    reporter: &Reporter,
 ) -> Result<(), Error> {
     reach(&options.faults, FaultPoint::Switched)?;
     let mut source = match left {
         Some(link) => link,
-        None => fence::enter(&options.source).await?,
+        None => fence::connect_to_fenced(&options.source).await?,
     };
     if journal.record.way_back {
         replication_objects::install(&mut source, journal.record.back_from).await?;
     }
     replication_objects::withdraw(&mut source).await?;
-    multi_target::leave_others(options, journal, &mut source).await?.into_iter().for_each(|left| teller.warn(left));
+    multi_target::remove_others(options, journal, &mut source).await?.into_iter().for_each(|left| reporter.warn(left));
     // This comes last: it records that everything before is done.
     replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
     journal.update(|record| record.settled = true)

@@ -453,7 +453,7 @@ mod tests {
             .unwrap();
             let player = Player::connect(&target, "pg_catalog").await.unwrap();
             let ((batches, receiver), (report, reports)) = (mpsc::channel(4), mpsc::channel(4));
-            tokio::spawn(player.run(0, receiver, report, Arc::new(Throttle::free())));
+            tokio::spawn(player.run(0, receiver, report, Arc::new(Throttle::unlimited())));
             let mut def = table_def(true);
             def.uniques.clear();
             let table = Arc::new(Table { key: def.key.clone(), def });

@@ -27,7 +27,7 @@ const RECENT: usize = 4096;
 
 /// Progress of the replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct ReplayStatus {
     /// Transactions applied since the start.
     pub(crate) applied: u64,
     /// Transactions received and not applied.
@@ -150,14 +150,14 @@ pub(crate) struct Conductor {
     recent: VecDeque<u32>,
     applied: HashSet<Lsn>,
     position: Lsn,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<ReplayStatus>,
 }
 
 impl Conductor {
     /// Makes a conductor; `applied` are stamps that were applied before the last end and may arrive again.
     pub(crate) fn new(
         players: Vec<mpsc::Sender<Batch>>,
-        standing: watch::Sender<Standing>,
+        standing: watch::Sender<ReplayStatus>,
         applied: Vec<Lsn>,
     ) -> Conductor {
         Conductor {
@@ -373,7 +373,7 @@ impl Conductor {
     fn publish(&mut self) {
         let progress = self.scheduler.progress();
         self.position = self.position.max(progress.applied.0);
-        let standing = Standing {
+        let standing = ReplayStatus {
             applied: progress.done,
             pending: (progress.pending + self.intake.len()) as u64,
             position: self.position,

@@ -42,7 +42,7 @@ use tokio::task::JoinHandle;
 use transaction::Item;
 
 pub(crate) use backlog::copy_of;
-pub(crate) use conductor::{SourceSnapshot, Standing};
+pub(crate) use conductor::{SourceSnapshot, ReplayStatus};
 pub(crate) use transaction::MARKER_PREFIX;
 
 /// Interval at which the position on the target is flushed and reported to the source.
@@ -97,7 +97,7 @@ impl OfRows<'_> {
         self,
         items: mpsc::Receiver<Result<Vec<Item>, Error>>,
         commands: mpsc::Receiver<Command>,
-        publisher: watch::Sender<Standing>,
+        publisher: watch::Sender<ReplayStatus>,
         others: &mut Vec<JoinHandle<()>>,
     ) -> Result<JoinHandle<Result<(), Error>>, Error> {
         let (report, reports) = mpsc::channel(self.players);
@@ -123,7 +123,7 @@ enum Marks {
 /// A running replay. Dropping it ends it; what was confirmed stays confirmed.
 pub(crate) struct Follower {
     commands: mpsc::Sender<Command>,
-    standing: watch::Receiver<Standing>,
+    standing: watch::Receiver<ReplayStatus>,
     conductor: JoinHandle<Result<(), Error>>,
     others: Vec<JoinHandle<()>>,
     keeper: JoinHandle<Result<(), Error>>,
@@ -142,7 +142,7 @@ impl Follower {
         let (confirmed, applied) = keeper.restore().await?;
         let shared = Arc::new(AtomicU64::new(confirmed));
         let (command, commands) = mpsc::channel(4);
-        let (publisher, standing) = watch::channel(Standing::default());
+        let (publisher, standing) = watch::channel(ReplayStatus::default());
         let Plan { source, target, feed, inventory, players, pace } = plan;
         let mut others = Vec::new();
         let of_rows = OfRows { target, search_path: &search_path, players, pace: &pace, applied };
@@ -207,12 +207,12 @@ impl Follower {
     }
 
     /// Progress of the replay.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> ReplayStatus {
         *self.standing.borrow()
     }
 
     /// A receiver of progress as it changes.
-    pub(crate) fn watch(&self) -> watch::Receiver<Standing> {
+    pub(crate) fn watch(&self) -> watch::Receiver<ReplayStatus> {
         self.standing.clone()
     }
 
@@ -376,7 +376,7 @@ impl Keeper {
         Ok((position, stamps))
     }
 
-    async fn run(mut self, mut standing: watch::Receiver<Standing>, confirmed: Arc<AtomicU64>) -> Result<(), Error> {
+    async fn run(mut self, mut standing: watch::Receiver<ReplayStatus>, confirmed: Arc<AtomicU64>) -> Result<(), Error> {
         let mut tick = tokio::time::interval(KEEPING);
         loop {
             tick.tick().await;

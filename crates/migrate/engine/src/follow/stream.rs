@@ -273,7 +273,7 @@ impl Stream {
     /// Records that `messages` have arrived and no more are waiting; returns the time to sleep.
     fn rest(&mut self, messages: u32) -> Option<Duration> {
         let fast = self.tempo.take(messages);
-        if self.opening.pace.is_free() { fast.then_some(REST) } else { Some(REST_FOR_CLIENTS) }
+        if self.opening.pace.is_unlimited() { fast.then_some(REST) } else { Some(REST_FOR_CLIENTS) }
     }
 
     async fn item(&mut self, link: &mut Link, frame: Frame) -> Result<Option<Item>, Error> {

@@ -48,7 +48,7 @@ async fn follower(pair: &Pair) -> Follower {
         feed: Feed::Log { slot: "stillpoint_test", publications: &PUBLICATIONS, from: 0, horizon: 0 },
         inventory: &inventory,
         players: 2,
-        pace: Arc::new(Throttle::free()),
+        pace: Arc::new(Throttle::unlimited()),
     })
     .await
     .unwrap()

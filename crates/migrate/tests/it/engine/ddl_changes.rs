@@ -48,7 +48,7 @@ async fn definitions_made_since_the_switch_are_named_and_kept() {
     for sql in HOUSEKEEPING {
         bench.target.sql("shop", sql);
     }
-    assert_eq!(defined_since(&options).await.unwrap(), Vec::<String>::new(), "nothing was defined");
+    assert_eq!(defined_since((&options).await.unwrap(), Vec::<String>::new(), "nothing was defined");
     for (sql, _) in DEFINED {
         bench.target.sql("shop", sql);
     }

@@ -1,7 +1,7 @@
 //! The conductor of statements: hands the events of the source to the replay, and executes the manager's commands, like
 //! [`super::super::conductor`] for rows.
 
-use super::super::conductor::{Command, SourceSnapshot, Standing};
+use super::super::conductor::{Command, SourceSnapshot, ReplayStatus};
 use super::super::transaction::Item;
 use super::reader::Happened;
 use super::replay::Replay;
@@ -36,11 +36,11 @@ pub(in super::super) struct Conductor {
     /// Position up to which everything has arrived.
     received: Lsn,
     position: Lsn,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<ReplayStatus>,
 }
 
 impl Conductor {
-    pub(in super::super) fn new(replay: Replay, standing: watch::Sender<Standing>) -> Conductor {
+    pub(in super::super) fn new(replay: Replay, standing: watch::Sender<ReplayStatus>) -> Conductor {
         Conductor {
             replay,
             intake: VecDeque::new(),
@@ -194,7 +194,7 @@ impl Conductor {
     fn publish(&mut self) {
         let progress = self.replay.progress();
         self.position = self.position.max(progress.applied.0);
-        let standing = Standing {
+        let standing = ReplayStatus {
             applied: progress.done,
             pending: (progress.pending + self.intake.len()) as u64,
             position: self.position,

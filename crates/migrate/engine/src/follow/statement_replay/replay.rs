@@ -57,7 +57,7 @@ impl Replay {
     /// # Errors
     /// The target cannot be reached.
     pub async fn start(way: Way, target: &Server) -> Result<Replay, Error> {
-        Replay::with(way, target, None, "", Arc::new(Throttle::free())).await
+        Replay::with(way, target, None, "", Arc::new(Throttle::unlimited())).await
     }
 
     /// Connects the players for a migration: the target holds what this snapshot saw, and each transaction writes its stamp.
