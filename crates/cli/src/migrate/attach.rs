@@ -5,7 +5,7 @@ use crate::output::{Exit, Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
-use stillpoint_migrate_engine::{AttachOptions, Attached, DetachOptions, Detached, Error, Server, attach, detach};
+use stillpoint_migrate_engine::{AttachOptions, AttachReport, DetachOptions, DetachReport, Error, Server, attach, detach};
 
 /// Server and proxy.
 #[derive(clap::Args)]
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &AttachArgs, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(options: &AttachOptions, attached: &Attached, output: &Output) {
+fn show(options: &AttachOptions, attached: &AttachReport, output: &Output) {
     let (source, to) = (&options.source, &attached.proxy);
     attached.warnings.iter().for_each(|warning| output.warn(warning));
     if options.dry_run {
@@ -102,7 +102,7 @@ pub(crate) fn run_detach(args: &DetachArgs, output: &Output) -> Result<(), Failu
     let options = DetachOptions { source, config, state, moved, dry_run };
     let detached = quietly(detach(&options))?.map_err(failure)?;
     output.json(&Line { v: stillpoint_events::VERSION, event: "detached", dry_run: options.dry_run, what: &detached });
-    let Detached { already, led, sessions } = detached;
+    let DetachReport { already, led, sessions } = detached;
     let source = &options.source;
     match (already, options.dry_run) {
         (true, _) => output.line(format_args!("{source}: no connection is led to the proxy")),

@@ -4,7 +4,7 @@ use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::sync::Arc;
-use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Roles, Schedule, Verdict, check};
+use stillpoint_migrate_engine::{AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Verdict, check};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Sources of changes.
@@ -93,7 +93,7 @@ impl What {
             OfRoles::Ignore => Roles::Ignore,
         };
         options.accepted =
-            Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback, ..Accepted::default() };
+            AcceptedRestrictions { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback, ..AcceptedRestrictions::default() };
         Ok(options)
     }
 }

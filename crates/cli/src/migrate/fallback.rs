@@ -61,7 +61,7 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
             output,
             "what was committed on the target would be repeated on the source, and clients sent there",
         )?;
-        let lost = quietly(engine::defined_since((&options))?.map_err(Failure::refused)?;
+        let lost = quietly(engine::definitions_since_switch(&options))?.map_err(Failure::refused)?;
         for what in &lost {
             output.line(format_args!("would be dropped: {what}"));
         }

@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stillpoint_migrate_engine::{Options, heal};
+use stillpoint_migrate_engine::{Options, repair_interrupted};
 
 /// Message of a command that has ended in order.
 const DISMISSED: &[u8] = b"dismissed";
@@ -77,7 +77,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 async fn keep_healing(options: &Options) {
     let begun = Instant::now();
-    while !matches!(tokio::time::timeout(ATTEMPT, heal(options)).await, Ok(Ok(()))) && begun.elapsed() < PATIENCE {
+    while !matches!(tokio::time::timeout(ATTEMPT, repair_interrupted(options)).await, Ok(Ok(()))) && begun.elapsed() < PATIENCE {
         tokio::time::sleep(BETWEEN).await;
     }
 }

@@ -3,7 +3,7 @@
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Exit, Failure, Output, copied};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Copying, Phase, Status, status};
+use stillpoint_migrate_engine::{CopyProgress, Phase, Status, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 record.migration, record.source, record.target, record.phase
             ));
             for (server, copying) in &status.copying {
-                let Copying { bytes, bytes_total, bytes_per_s, estimate_s } = *copying;
+                let CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s } = *copying;
                 let far = copied(bytes, bytes_total, bytes_per_s, estimate_s);
                 output.line(format_args!("rows are copied to {server}: {far}"));
             }

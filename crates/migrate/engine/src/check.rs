@@ -43,7 +43,7 @@ pub struct Finding {
 /// Share of the writes to a table that a source of changes reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Carries {
+pub enum Coverage {
     /// All writes.
     All,
     /// All writes, except statements that leave a column to a default computed at each write: such a statement ends the
@@ -57,21 +57,21 @@ pub enum Carries {
 
 /// Ability of a source of changes, for one table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Way {
+pub struct SourceCoverage {
     /// Share of the writes that it reports.
-    pub carries: Carries,
+    pub carries: Coverage,
     /// Reason why it does not report all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-impl Way {
-    fn all() -> Way {
-        Way { carries: Carries::All, why: None }
+impl SourceCoverage {
+    fn all() -> SourceCoverage {
+        SourceCoverage { carries: Coverage::All, why: None }
     }
 
-    fn nothing(why: impl Into<String>) -> Way {
-        Way { carries: Carries::Nothing, why: Some(why.into()) }
+    fn nothing(why: impl Into<String>) -> SourceCoverage {
+        SourceCoverage { carries: Coverage::Nothing, why: Some(why.into()) }
     }
 }
 
@@ -84,11 +84,11 @@ pub struct TableSources {
     /// Source that captures its changes.
     pub by: Capture,
     /// The source's log.
-    pub log: Way,
+    pub log: SourceCoverage,
     /// Images of rows, by the proxy.
-    pub rows: Way,
+    pub rows: SourceCoverage,
     /// Statements, by the proxy, as far as the table is concerned: each statement is checked for repetition when it arrives.
-    pub statements: Way,
+    pub statements: SourceCoverage,
 }
 
 /// Name of a source of changes, for messages.
@@ -131,7 +131,7 @@ impl Report {
 
 /// Restrictions that the user accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Accepted {
+pub struct AcceptedRestrictions {
     /// Accepts that unlogged tables arrive empty.
     pub unlogged_empty: bool,
     /// Accepts that there is no way back, because the target keeps no logical log.
@@ -148,7 +148,7 @@ pub struct Accepted {
 /// [`Error::Interrupted`], and errors of the connections to the servers.
 pub async fn check(options: &Options) -> Result<Report, Error> {
     let mut report = tokio::select! {
-        report = look(options) => report?,
+        report = examine(options) => report?,
         () = options.interrupt.notified() => return Err(Error::Interrupted),
     };
     rehearsal::rehearse(options, &mut report).await?;
@@ -157,7 +157,7 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
 }
 
 /// Examines everything without a rehearsal.
-async fn look(options: &Options) -> Result<Report, Error> {
+async fn examine(options: &Options) -> Result<Report, Error> {
     let Options { source, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
@@ -165,19 +165,19 @@ async fn look(options: &Options) -> Result<Report, Error> {
         refuse(&mut findings, "migration", &owner.migration, format!("{owner}, has not ended"));
     }
     let wanted = options.targets().count() as i64;
-    let (by, mut capture) = source_facts(&mut link, options, wanted, &mut findings).await?;
-    names_of_roles(&mut link, "source", &mut findings).await?;
+    let (by, mut capture) = check_source(&mut link, options, wanted, &mut findings).await?;
+    check_role_names(&mut link, "source", &mut findings).await?;
     let mut clusters = Vec::new();
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
         let mut of_target = Vec::new();
-        let cluster = target_facts(&mut link, &mut there, source, target, *accepted, &mut of_target).await?;
+        let cluster = check_target(&mut link, &mut there, source, target, *accepted, &mut of_target).await?;
         if clusters.contains(&cluster) {
             refuse(&mut of_target, "server", "target", "it is the same cluster as another target");
         }
         clusters.push(cluster);
-        names_of_roles(&mut there, "target", &mut of_target).await?;
-        there_needed(&mut link, &mut there, &mut of_target).await?;
+        check_role_names(&mut there, "target", &mut of_target).await?;
+        check_needed_objects(&mut link, &mut there, &mut of_target).await?;
         let superuser = "SHOW is_superuser";
         if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
             server_settings::compare(&mut link, &mut there, &mut of_target).await?;
@@ -191,20 +191,20 @@ async fn look(options: &Options) -> Result<Report, Error> {
     let mut inventory = Inventory::read(&mut link).await?;
     let plain = inventory.measure(&mut link).await?;
     let can = capturable(&link.query(capturable_question()).await?);
-    let mut sources = sources(&mut link, &inventory, by, &can).await?;
-    tables(&inventory, &sources, &plain, &mut findings);
+    let mut sources = table_sources(&mut link, &inventory, by, &can).await?;
+    report_tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
-    unreadable(&mut link, &inventory, &mut findings).await?;
+    check_names_are_text(&mut link, &inventory, &mut findings).await?;
     match replication_objects::check_ownership(&mut link, replication_objects::SCHEMA).await {
         Err(Error::Refused(why)) => refuse(&mut findings, "schema", replication_objects::SCHEMA, why.join("; ")),
         looked => looked?,
     }
-    strangers(&mut link, options, by, &mut findings).await?;
+    find_direct_sessions(&mut link, options, by, &mut findings).await?;
     if by.is_by_proxy() {
-        proxy_only(can, wanted, &mut findings);
+        refuse_uncapturable(can, wanted, &mut findings);
     }
     if by != Capture::Statements {
-        let fit = sources.iter().filter(|table| table.statements.carries != Carries::Nothing).count();
+        let fit = sources.iter().filter(|table| table.statements.carries != Coverage::Nothing).count();
         capture += &format!(
             "; {} (--capture statements) is possible for {fit} of {}",
             name(Capture::Statements),
@@ -216,7 +216,7 @@ async fn look(options: &Options) -> Result<Report, Error> {
 }
 
 /// Adds refusals for changes that only the proxy captures; statements are captured together with their rows.
-fn proxy_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
+fn refuse_uncapturable(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
     if targets > 1 {
         refuse(findings, "server", "target", "several targets need capture by pgoutput");
     }
@@ -240,14 +240,18 @@ fn proxy_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
 }
 
 /// Determines the sources of changes for each table.
-async fn sources(
+async fn table_sources(
     link: &mut Link,
     inventory: &Inventory,
     by: Capture,
     can: &Capturable,
 ) -> Result<Vec<TableSources>, Error> {
     let level = link.text("SHOW wal_level").await?;
-    let log = if level == "logical" { Way::all() } else { Way::nothing(format!("wal_level is {level} on the source")) };
+    let log = if level == "logical" {
+        SourceCoverage::all()
+    } else {
+        SourceCoverage::nothing(format!("wal_level is {level} on the source"))
+    };
     // Statements name the partitioned table.
     let partitions = link
         .query(
@@ -261,19 +265,19 @@ async fn sources(
     };
     let rows = |table: &TableDef| {
         if let Some(why) = &can.refused {
-            return Way::nothing(why);
+            return SourceCoverage::nothing(why);
         }
         let name = root(table);
-        can.tables.iter().find(|limit| limit.table == name).map_or_else(Way::all, |limit| Way {
-            carries: if limit.added_to { Carries::NewRows } else { Carries::Nothing },
+        can.tables.iter().find(|limit| limit.table == name).map_or_else(SourceCoverage::all, |limit| SourceCoverage {
+            carries: if limit.added_to { Coverage::NewRows } else { Coverage::Nothing },
             why: Some(limit.why.clone()),
         })
     };
     let statements = |table: &TableDef| {
         let (rows, name) = (rows(table), root(table));
         match can.defaults.iter().find(|(of, _)| *of == name) {
-            Some((_, column)) if rows.carries == Carries::All => Way {
-                carries: Carries::Given,
+            Some((_, column)) if rows.carries == Coverage::All => SourceCoverage {
+                carries: Coverage::Given,
                 why: Some(format!("a statement that leaves column {column} to its default cannot be repeated")),
             },
             _ => rows,
@@ -291,7 +295,12 @@ async fn sources(
 
 /// Adds findings about direct sessions, which bypass the proxy. They are not a reason to refuse if changes are read from the
 /// log: what they write meanwhile is repeated like everything else.
-async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn find_direct_sessions(
+    link: &mut Link,
+    options: &Options,
+    by: Capture,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
     let note =
         |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
     let asking = async {
@@ -303,8 +312,8 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
         proxy.check_backends_at(&backends, link, &options.source).await?;
         fence::find_direct_sessions(link, &mut proxy, &options.source.database).await.map(Some)
     };
-    let strangers = match asking.await {
-        Ok(Some(strangers)) => strangers,
+    let sessions = match asking.await {
+        Ok(Some(sessions)) => sessions,
         Ok(None) => {
             refuse(findings, "tenant", options.tenant.clone(), "the proxy's configuration has no tenant for it");
             return Ok(());
@@ -320,7 +329,7 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
         }
         Err(error) => return Err(error),
     };
-    for row in strangers {
+    for row in sessions {
         let (verdict, why) = match by {
             Capture::Log => (
                 Verdict::NotMoved,
@@ -337,7 +346,11 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
 }
 
 /// Refuses names that are not text: a database that keeps bytes in any encoding (SQL_ASCII) may have such names.
-async fn unreadable(link: &mut Link, inventory: &Inventory, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_names_are_text(
+    link: &mut Link,
+    inventory: &Inventory,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
     if link.text("SHOW server_encoding").await? != "SQL_ASCII" {
         return Ok(());
     }
@@ -356,7 +369,7 @@ fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note
     findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() });
 }
 
-async fn source_facts(
+async fn check_source(
     link: &mut Link,
     options: &Options,
     targets: i64,
@@ -428,7 +441,7 @@ async fn source_facts(
 }
 
 /// Refuses a server before version 17 that changes a client's role according to the database it names.
-async fn names_of_roles(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_role_names(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
     const SETTING: &str = "db_user_namespace";
     if link.value(&format!("SELECT current_setting('{SETTING}', true)")).await?.as_deref() == Some("on") {
         let note =
@@ -438,12 +451,12 @@ async fn names_of_roles(link: &mut Link, side: &str, findings: &mut Vec<Finding>
     Ok(())
 }
 
-async fn target_facts(
+async fn check_target(
     link: &mut Link,
     there: &mut Link,
     source: &Server,
     target: &Server,
-    accepted: Accepted,
+    accepted: AcceptedRestrictions,
     findings: &mut Vec<Finding>,
 ) -> Result<Option<String>, Error> {
     if source.database != target.database {
@@ -490,15 +503,16 @@ async fn target_facts(
 }
 
 /// Adds a finding for each table. `plain` are tables without large values stored elsewhere.
-fn tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSet<u32>, findings: &mut Vec<Finding>) {
+fn report_tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSet<u32>, findings: &mut Vec<Finding>) {
     for (table, sources) in inventory.tables.iter().zip(sources) {
         let (other, way) = match sources.by {
             Capture::Log => (Capture::Rows, &sources.rows),
             Capture::Rows | Capture::Statements => (Capture::Log, &sources.log),
         };
-        let not = |by: Capture, way: &Way| way.why.as_ref().map(|why| format!("; not by {}: {why}", name(by)));
+        let not =
+            |by: Capture, way: &SourceCoverage| way.why.as_ref().map(|why| format!("; not by {}: {why}", name(by)));
         let mut other = not(other, way).unwrap_or_default();
-        if sources.by == Capture::Statements && sources.statements.carries == Carries::Given {
+        if sources.by == Capture::Statements && sources.statements.carries == Coverage::Given {
             other = format!("; {}{other}", sources.statements.why.as_deref().unwrap_or_default());
         }
         let by = name(sources.by);
@@ -668,7 +682,7 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
     ),
 ];
 
-async fn survey(link: &mut Link, accepted: Accepted, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut Vec<Finding>) -> Result<(), Error> {
     for (kind, verdict, query) in SURVEY {
         let query = query.replace("{user}", USER_SCHEMA).replace("{own}", NOT_OF_EXTENSION);
         for row in link.query(&query).await? {
@@ -683,7 +697,7 @@ async fn survey(link: &mut Link, accepted: Accepted, findings: &mut Vec<Finding>
 }
 
 /// Refuses tablespaces and extensions that definitions need and the target lacks. Roles are compared separately.
-async fn there_needed(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_needed_objects(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let needed = [
         (
             "tablespace",

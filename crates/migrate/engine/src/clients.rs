@@ -16,7 +16,7 @@ use crate::Error;
 use crate::follow::ReplayStatus;
 use crate::link::{Link, Purpose};
 use crate::options::Options;
-use crate::priority::{SessionPriority, LoweredProcesses, restore_priority};
+use crate::priority::{LoweredProcesses, SessionPriority, restore_priority};
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, StatementCounts};
 use crate::throttle::{COMPARISON_BOUNDS, Throttle};
@@ -82,7 +82,14 @@ struct Throughput {
 
 impl Throughput {
     fn of(usual: f64) -> Throughput {
-        Throughput { usual, smoothed: usual, last: usual, vain_windows: 0, vain_windows_limit: VAIN_WINDOWS, given_up: None }
+        Throughput {
+            usual,
+            smoothed: usual,
+            last: usual,
+            vain_windows: 0,
+            vain_windows_limit: VAIN_WINDOWS,
+            given_up: None,
+        }
     }
 
     /// Returns the share of the usual rate that clients keep; `None` if there are too few statements.
@@ -250,12 +257,12 @@ pub(crate) struct SpeedController {
 
 impl SpeedController {
     /// Starts the task. The replay never runs slower than twice the source's commits, because otherwise it would not catch up.
-    /// `standing` reports if a target that follows has caught up.
+    /// `status` reports if a target that follows has caught up.
     pub(crate) async fn start(
         mut clients: Clients,
         options: &Options,
         pace: Arc<Throttle>,
-        standing: Option<watch::Receiver<ReplayStatus>>,
+        status: Option<watch::Receiver<ReplayStatus>>,
         reporter: Reporter,
     ) -> Result<SpeedController, Error> {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
@@ -263,8 +270,8 @@ impl SpeedController {
         let reading = Arc::new(Throttle::new(COMPARISON_BOUNDS));
         let weight = Arc::new(Throttle::without_probing(WEIGHT_BOUNDS));
         let lowered: LoweredProcesses = Arc::new(Mutex::new(Some(HashSet::new())));
-        let mut priority = match standing {
-            Some(standing) => SessionPriority::new(options, standing, &lowered).await?,
+        let mut priority = match status {
+            Some(status) => SessionPriority::new(options, status, &lowered).await?,
             None => None,
         };
         let (replay, comparison, indexes) = (Arc::clone(&pace), Arc::clone(&reading), Arc::clone(&weight));

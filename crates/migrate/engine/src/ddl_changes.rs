@@ -25,8 +25,8 @@ pub(crate) async fn changes_of(options: &Options, record: &Record) -> Result<Vec
 }
 
 /// Returns what was defined, changed or dropped on the target since clients went there. [`crate::fallback`] refuses to lose it,
-/// unless [`crate::Accepted::definitions_dropped`]. Empty if there is no way back.
-pub async fn definitions_since_switch((options: &Options) -> Result<Vec<String>, Error> {
+/// unless [`crate::AcceptedRestrictions::definitions_dropped`]. Empty if there is no way back.
+pub async fn definitions_since_switch(options: &Options) -> Result<Vec<String>, Error> {
     let options = &options.recorded()?;
     match journal::peek(&options.state, &options.source.database)? {
         Some(record) => changes_of(options, &record).await,

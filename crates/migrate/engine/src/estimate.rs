@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Time constant of the average: older measurements count little.
-const MEMORY: Duration = Duration::from_secs(10);
+const TIME_CONSTANT: Duration = Duration::from_secs(10);
 
 /// Measurements of the work so far.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Estimate {
         let seconds = now.duration_since(self.at).as_secs_f64();
         let moved = done.saturating_sub(self.done) as f64;
         if seconds > 0.0 && (moved > 0.0 || self.rate.is_some()) {
-            let weight = (-seconds / MEMORY.as_secs_f64()).exp();
+            let weight = (-seconds / TIME_CONSTANT.as_secs_f64()).exp();
             self.rate =
                 Some(self.rate.map_or(moved / seconds, |rate| rate * weight + moved / seconds * (1.0 - weight)));
             (self.at, self.done) = (now, done.max(self.done));

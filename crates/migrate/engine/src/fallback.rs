@@ -140,8 +140,9 @@ async fn steps(
 ) -> Result<Duration, Error> {
     let direction = Direction::back(options);
     let following = reporter.phase("catch-up", follow_target(options, journal, definitions, reporter)).await?;
-    let following =
-        reporter.phase("compare", compare_between(options, following, &direction.from, &direction.to, reporter)).await?;
+    let following = reporter
+        .phase("compare", compare_between(options, following, &direction.from, &direction.to, reporter))
+        .await?;
     journal.update(|record| record.phase = Phase::Returning)?;
     // Sessions prepared on a fenced side would stay read-only.
     let lifted = fence::lift_if_fenced(&options.source, journal.record.fenced.as_ref()).await?;

@@ -110,7 +110,10 @@ fn sort_grants(rows: &[Row]) -> Vec<Grant> {
 
 /// Returns the rights that can still be revoked and granted, and the names of roles whose rights cannot: a role that was
 /// dropped or renamed meanwhile has none, and neither have its grantees.
-async fn restorable_grants<'g>(beside: &mut Link, grants: &'g [Grant]) -> Result<(Vec<&'g Grant>, Vec<&'g str>), Error> {
+async fn restorable_grants<'g>(
+    beside: &mut Link,
+    grants: &'g [Grant],
+) -> Result<(Vec<&'g Grant>, Vec<&'g str>), Error> {
     let roles = beside.query("SELECT quote_ident(rolname) FROM pg_roles").await?;
     let roles: Vec<String> = roles.iter().map(|row| text(row, 0)).collect();
     let (mut kept, mut lost): (Vec<&Grant>, Vec<&str>) = Default::default();
@@ -126,7 +129,11 @@ async fn restorable_grants<'g>(beside: &mut Link, grants: &'g [Grant]) -> Result
 }
 
 /// Calls [`disable_connections`] with rights that were read some time before.
-pub(crate) async fn disable_connections_again(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
+pub(crate) async fn disable_connections_again(
+    beside: &mut Link,
+    database: &str,
+    grants: &[Grant],
+) -> Result<(), Error> {
     let (kept, _) = restorable_grants(beside, grants).await?;
     let kept: Vec<Grant> = kept.into_iter().cloned().collect();
     disable_connections(beside, database, &kept).await
@@ -273,7 +280,11 @@ pub(crate) fn direct_sessions_sql(database: &str, proxied: &[u32]) -> String {
 
 /// Finds direct sessions while connections are enabled. The server shows a server process of the proxy before the proxy knows
 /// of it, so sessions that are found are checked again.
-pub(crate) async fn find_direct_sessions(link: &mut Link, proxy: &mut ProxyClient, database: &str) -> Result<Vec<Row>, Error> {
+pub(crate) async fn find_direct_sessions(
+    link: &mut Link,
+    proxy: &mut ProxyClient,
+    database: &str,
+) -> Result<Vec<Row>, Error> {
     let mut found: Option<Vec<Row>> = None;
     loop {
         let all = link.query(&direct_sessions_sql(database, &[])).await?;
@@ -333,7 +344,9 @@ pub(crate) async fn terminate_direct_sessions(
 pub(crate) async fn wait_and_terminate_sessions(server: &Server) -> Result<(), Error> {
     let mut beside = connect_beside(server).await?;
     let begun = Instant::now();
-    while begun.elapsed() < LEAVE_TIMEOUT && !beside.query(&direct_sessions_sql(&server.database, &[])).await?.is_empty() {
+    while begun.elapsed() < LEAVE_TIMEOUT
+        && !beside.query(&direct_sessions_sql(&server.database, &[])).await?.is_empty()
+    {
         tokio::time::sleep(LEAVE_TIMEOUT / 60).await;
     }
     terminate_direct_sessions(&mut beside, &server.database, &[], SESSION_END_TIMEOUT).await.map(drop)
@@ -345,7 +358,11 @@ pub(crate) async fn terminate_sessions(beside: &mut Link, database: &str) -> Res
 }
 
 /// Fails if there are prepared transactions that are not decided, because they would be left behind.
-pub(crate) async fn check_prepared_transactions(beside: &mut Link, database: &str, limit: Duration) -> Result<(), Error> {
+pub(crate) async fn check_prepared_transactions(
+    beside: &mut Link,
+    database: &str,
+    limit: Duration,
+) -> Result<(), Error> {
     let sql = format!("SELECT gid FROM pg_prepared_xacts WHERE database = {}", literal(database));
     let who: Vec<String> = beside.query(&sql).await?.iter().map(|row| text(row, 0)).collect();
     let what = "deciding prepared transactions".into();

@@ -21,7 +21,7 @@ use crate::{Error, fallback, fence};
 
 /// Enables connections to the side that serves and disables those to the other, if a dead command has left them otherwise. It
 /// is harmless at any time and can be repeated; a failure changes nothing, and a retry is possible.
-pub async fn repair(options: &Options) -> Result<(), Error> {
+pub async fn repair_interrupted(options: &Options) -> Result<(), Error> {
     let Some(mut journal) = Journal::try_open(&options.state, &options.source.database)? else { return Ok(()) };
     let options = &options.recorded_in(&journal.record)?;
     match journal.record.phase {

@@ -102,15 +102,15 @@ mod undo;
 mod values;
 mod weight;
 
-pub use attach::{AttachOptions, Attached, DetachOptions, Detached, attach, detach};
-pub use check::{Accepted, Carries, Finding, Report, TableSources, Verdict, Way, check};
-pub use checksum::Compared;
+pub use attach::{AttachOptions, AttachReport, DetachOptions, DetachReport, attach, detach};
+pub use check::{AcceptedRestrictions, Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, check};
+pub use checksum::ComparisonReport;
 pub use ddl_changes::definitions_since_switch;
 pub use error::Error;
 pub use fallback::{fallback, finish};
 pub use fault::FaultPoint;
-pub use guardian::repair;
-pub use journal::{Capture, Copying, Other, Phase, Record};
+pub use guardian::repair_interrupted;
+pub use journal::{Capture, CopyProgress, OtherTarget, Phase, Record};
 pub use options::{Failure, Options, State};
 pub use owner::Owner;
 pub use progress::Observer;
@@ -122,7 +122,7 @@ pub use undo::{Status, abort, status};
 
 /// Replay of statements as a migration does it, for a capture without a migration: for measurements.
 pub mod statement_replay {
-    pub use crate::follow::statement_replay::{Happened, Reader, Replay, Transaction, Way};
+    pub use crate::follow::statement_replay::{Reader, Replay, ReplaySettings, SourceEvent, Transaction};
 }
 
 /// Application name of our connections, by which both servers distinguish them from clients.

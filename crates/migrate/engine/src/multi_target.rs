@@ -13,7 +13,7 @@
 //! own speed to the clients, so all of them together are as slow as clients need.
 
 use crate::clients::Clients;
-use crate::journal::{Journal, Other, Phase, Shared};
+use crate::journal::{Journal, OtherTarget, Phase, SharedJournal};
 use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::Reporter;
@@ -70,7 +70,7 @@ pub(crate) async fn migrate_clients(
     ready.sort_by_key(|ready| ready.of.number);
     let mut ready = ready.into_iter();
     while let Some(ReadyTarget { of, following }) = ready.next() {
-        journal.choose(of.number)?;
+        journal.choose_target(of.number)?;
         match switch_to(&of, journal, following, reporter).await {
             Ok(switched) => return Ok(switched),
             Err(error) => {
@@ -79,12 +79,12 @@ pub(crate) async fn migrate_clients(
                 if ready.len() == 0 || !stay || !is_of_target(&error, &of.options).await {
                     return Err(error);
                 }
-                drop_target(&of, &error, &Shared::new(journal), reporter)?;
+                drop_target(&of, &error, &SharedJournal::new(journal), reporter)?;
                 if let Ok(mut proxy) = ProxyClient::connect(&options.proxy, &options.tenant).await {
                     // It is not an error if nothing was prepared.
                     let _ = proxy.abandon().await;
                 }
-                remove_target(&of, &Shared::new(journal), reporter).await?;
+                remove_target(&of, &SharedJournal::new(journal), reporter).await?;
             }
         }
     }
@@ -127,7 +127,7 @@ async fn bring_all_up(
         });
     }
     loads.push(clients);
-    let journal = Shared::new(journal);
+    let journal = SharedJournal::new(journal);
     let (mut pending, mut ready) = (candidates.len(), Vec::<ReadyTarget>::new());
     let mut work: Vec<Work<'_>> = Vec::new();
     for (Candidate { number, options }, clients) in candidates.into_iter().zip(loads) {
@@ -205,7 +205,7 @@ async fn candidates(options: &Options, journal: &mut Journal, reporter: &Reporte
         };
         let of = Candidate { number: other.number, options: options.to(server) };
         if !(other.is_following() && has_slot_log(options, &journal.record.slot_of(other.number)).await) {
-            remove_target(&of, &Shared::new(journal), reporter).await?;
+            remove_target(&of, &SharedJournal::new(journal), reporter).await?;
         }
         candidates.push(of);
     }
@@ -214,14 +214,14 @@ async fn candidates(options: &Options, journal: &mut Journal, reporter: &Reporte
         if known.iter().all(|other| other.server != server_name) {
             let highest = known.iter().map(|other| other.number).max().unwrap_or(0).max(journal.record.number);
             candidates.push(Candidate { number: highest + 1, options: options.to(server) });
-            journal.update(|record| record.others.push(Other::named(highest + 1, server_name)))?;
+            journal.update(|record| record.others.push(OtherTarget::new(highest + 1, server_name)))?;
         }
     }
     Ok(candidates)
 }
 
 /// Drops a target, and reports it: the migration continues without it.
-fn drop_target(of: &Candidate, error: &Error, journal: &Shared<'_>, reporter: &Reporter) -> Result<(), Error> {
+fn drop_target(of: &Candidate, error: &Error, journal: &SharedJournal<'_>, reporter: &Reporter) -> Result<(), Error> {
     let (target, reason) = (of.options.target.to_string(), error.to_string());
     reporter.of_target(of.number).report(EventKind::TargetDropped { target, reason: reason.clone() });
     journal.lock().drop_target(of.number, reason)
@@ -229,7 +229,7 @@ fn drop_target(of: &Candidate, error: &Error, journal: &Shared<'_>, reporter: &R
 
 /// Removes everything that was made for a target to which clients do not go. If the target's server cannot be reached, its
 /// database stays and a warning says so. An unreachable source is an error, because its slot must not stay.
-async fn remove_target(of: &Candidate, journal: &Shared<'_>, reporter: &Reporter) -> Result<(), Error> {
+async fn remove_target(of: &Candidate, journal: &SharedJournal<'_>, reporter: &Reporter) -> Result<(), Error> {
     let Candidate { number, options } = of;
     let record = journal.lock().record.clone();
     let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
@@ -240,7 +240,7 @@ async fn remove_target(of: &Candidate, journal: &Shared<'_>, reporter: &Reporter
         reporter.warn(leftover_message(&options.target.to_string(), &error));
         return Ok(());
     }
-    journal.lock().is_gone(*number)
+    journal.lock().record_removal(*number)
 }
 
 fn leftover_message(server: &str, error: &Error) -> String {
@@ -263,7 +263,7 @@ pub(crate) async fn remove_others(
             None => Err(Error::WrongPhase("it is not named with --target".into())),
         };
         match gone {
-            Ok(()) => journal.is_gone(other.number)?,
+            Ok(()) => journal.record_removal(other.number)?,
             Err(error) => {
                 left.push(leftover_message(&other.server, &error));
                 journal.drop_target(other.number, error.to_string())?;

@@ -1,7 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Accepted, Capture, Error, FaultPoint, Roles, Server};
+use crate::{AcceptedRestrictions, Capture, Error, FaultPoint, Roles, Server};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct Options {
     /// Makes the check create the definitions on each target as a trial, and examine rows.
     pub rehearse: bool,
     /// Restrictions that the user accepts.
-    pub accepted: Accepted,
+    pub accepted: AcceptedRestrictions,
     /// Notified when the user wants to interrupt the operation.
     pub interrupt: Arc<Notify>,
     /// Points at which to fail, for tests.
@@ -82,7 +82,7 @@ impl Options {
             roles: Roles::default(),
             without_journal: None,
             rehearse: false,
-            accepted: Accepted::default(),
+            accepted: AcceptedRestrictions::default(),
             interrupt: Arc::default(),
             faults: Vec::new(),
         }

@@ -100,7 +100,7 @@ pub(crate) fn streamed(mut body: Bytes) -> Result<Streamed, Error> {
             let _sent = long(&mut body)?;
             Ok(Streamed::KeepAlive { end, answer: byte(&mut body)? == 1 })
         }
-        other => Err(broken((format!("unknown kind {other:#04x}"))),
+        other => Err(broken(format!("unknown kind {other:#04x}"))),
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
                 kind = byte(&mut body)?;
             }
             if kind != b'N' {
-                return Err(broken((format!("an update without its new row: {kind:#04x}")));
+                return Err(broken(format!("an update without its new row: {kind:#04x}")));
             }
             Message::Update { relation, old, new: tuple(&mut body)? }
         }
@@ -156,7 +156,7 @@ pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
             let relation = word(&mut body)?;
             let kind = byte(&mut body)?;
             if !matches!(kind, b'K' | b'O') {
-                return Err(broken((format!("a delete without its old row: {kind:#04x}")));
+                return Err(broken(format!("a delete without its old row: {kind:#04x}")));
             }
             Message::Delete { relation, old: tuple(&mut body)? }
         }
@@ -174,9 +174,9 @@ pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
             Message::Emitted { prefix, content: take(&mut body, length)? }
         }
         b'Y' | b'O' => return Ok(Message::Other),
-        other => return Err(broken((format!("unknown message {other:#04x}"))),
+        other => return Err(broken(format!("unknown message {other:#04x}"))),
     };
-    if body.is_empty() { Ok(message) } else { Err(broken((format!("{} bytes behind a message", body.len()))) }
+    if body.is_empty() { Ok(message) } else { Err(broken(format!("{} bytes behind a message", body.len()))) }
 }
 
 fn relation(body: &mut Bytes) -> Result<Relation, Error> {
@@ -208,17 +208,17 @@ fn tuple(body: &mut Bytes) -> Result<Tuple, Error> {
                 let length = word(body)? as usize;
                 Value::Text(take(body, length)?)
             }
-            other => return Err(broken((format!("unknown value {other:#04x}"))),
+            other => return Err(broken(format!("unknown value {other:#04x}"))),
         });
     }
     Ok(values)
 }
 
 fn name(body: &mut Bytes) -> Result<String, Error> {
-    let end = body.iter().position(|byte| *byte == 0).ok_or_else(|| broken(("an endless name".into()))?;
+    let end = body.iter().position(|byte| *byte == 0).ok_or_else(|| broken("an endless name".into()))?;
     let text = body.split_to(end);
     body.advance(1);
-    String::from_utf8(text.to_vec()).map_err(|_| broken(("a name that is not UTF-8".into()))
+    String::from_utf8(text.to_vec()).map_err(|_| broken("a name that is not UTF-8".into()))
 }
 
 fn take(body: &mut Bytes, length: usize) -> Result<Bytes, Error> {
@@ -227,7 +227,7 @@ fn take(body: &mut Bytes, length: usize) -> Result<Bytes, Error> {
 
 fn expect(body: &mut Bytes, wanted: u8) -> Result<(), Error> {
     let found = byte(body)?;
-    if found == wanted { Ok(()) } else { Err(broken((format!("{found:#04x} in place of {wanted:#04x}"))) }
+    if found == wanted { Ok(()) } else { Err(broken(format!("{found:#04x} in place of {wanted:#04x}"))) }
 }
 
 fn byte(body: &mut Bytes) -> Result<u8, Error> {
@@ -247,10 +247,10 @@ fn long(body: &mut Bytes) -> Result<u64, Error> {
 }
 
 fn short() -> Error {
-    broken(("a message ends early".into())
+    broken("a message ends early".into())
 }
 
-fn broken((what: String) -> Error {
+fn broken(what: String) -> Error {
     Error::Pgoutput(what)
 }
 

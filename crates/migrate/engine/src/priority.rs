@@ -37,7 +37,7 @@ pub(crate) struct SessionPriority {
     /// One connection to each server.
     links: Vec<Link>,
     sessions_sql: String,
-    standing: watch::Receiver<ReplayStatus>,
+    status: watch::Receiver<ReplayStatus>,
     weight: u64,
     lowered: LoweredProcesses,
     last: Option<ReplayLag>,
@@ -71,7 +71,7 @@ impl SessionPriority {
     /// `None`.
     pub(crate) async fn new(
         options: &Options,
-        standing: watch::Receiver<ReplayStatus>,
+        status: watch::Receiver<ReplayStatus>,
         lowered: &LoweredProcesses,
     ) -> Result<Option<SessionPriority>, Error> {
         let Options { source, target, others, .. } = options;
@@ -87,13 +87,20 @@ impl SessionPriority {
              WHERE application_name = {} AND datname = current_database()",
             literal(crate::APPLICATION)
         );
-        Ok(Some(SessionPriority { links, sessions_sql, standing, weight: WEIGHT_MIN, lowered: Arc::clone(lowered), last: None }))
+        Ok(Some(SessionPriority {
+            links,
+            sessions_sql,
+            status,
+            weight: WEIGHT_MIN,
+            lowered: Arc::clone(lowered),
+            last: None,
+        }))
     }
 
     /// Sets, once in a window, the weight of all our sessions.
     pub(crate) async fn set_weights(&mut self) -> Result<(), Error> {
         let end = replication_objects::lsn(&self.links[0].text("SELECT pg_current_wal_lsn()").await?);
-        let lag = ReplayLag { end, lag_bytes: end.saturating_sub(self.standing.borrow().position) };
+        let lag = ReplayLag { end, lag_bytes: end.saturating_sub(self.status.borrow().position) };
         if let Some(last) = self.last.replace(lag) {
             self.weight = lag.weight(last, self.weight);
         }

@@ -47,7 +47,7 @@ pub(crate) struct StatementCounts {
 
 impl ProxyClient {
     pub(crate) async fn connect(path: &Path, tenant: &str) -> Result<ProxyClient, Error> {
-        let client = Client::connect(path).await.map_err(|error| broken((&error))?;
+        let client = Client::connect(path).await.map_err(|error| proxy_error(&error))?;
         Ok(ProxyClient { client, path: path.into(), tenant: tenant.into() })
     }
 
@@ -63,7 +63,7 @@ impl ProxyClient {
         };
         let limit = REPLY_TIMEOUT + Duration::from_millis(own_limit_ms);
         let answer = tokio::time::timeout(limit, self.client.ask(&request)).await;
-        answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))?.map_err(|error| broken((&error))
+        answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))?.map_err(|error| proxy_error(&error))
     }
 
     async fn status(&mut self) -> Result<Status, Error> {
@@ -112,7 +112,12 @@ impl ProxyClient {
 
     /// Refuses `server` unless `backends`, which the proxy has just reported, are processes of it: clients' writes on another
     /// server would not be moved. `link` is connected to it.
-    pub(crate) async fn check_backends_at(&mut self, backends: &[u32], link: &mut Link, server: &Server) -> Result<(), Error> {
+    pub(crate) async fn check_backends_at(
+        &mut self,
+        backends: &[u32],
+        link: &mut Link,
+        server: &Server,
+    ) -> Result<(), Error> {
         let list = backends.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let sql = format!(
             "SELECT pid FROM unnest('{{{list}}}'::int[]) AS pid \
@@ -204,7 +209,9 @@ impl ProxyClient {
 }
 
 /// Asks a proxy; if there is none, waits as long as another one may take its place.
-pub(crate) async fn retry_until_takeover<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> Result<T, Error> {
+pub(crate) async fn retry_until_takeover<T, F: Future<Output = Result<T, Error>>>(
+    ask: impl Fn() -> F,
+) -> Result<T, Error> {
     let begun = tokio::time::Instant::now();
     loop {
         match ask().await {
@@ -222,7 +229,7 @@ pub(crate) async fn is_served(options: &Options) -> bool {
     matches!(retry_until_takeover(serving).await, Ok(Some(_)))
 }
 
-pub(crate) fn broken((error: &ControlError) -> Error {
+pub(crate) fn proxy_error(error: &ControlError) -> Error {
     let text = error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
     match error {
         ControlError::Connect { .. } | ControlError::Closed | ControlError::Io(_) => Error::ProxyGone(text),

@@ -13,12 +13,12 @@ use crate::catalogs::{self, Definitions};
 use crate::checksum::Comparison;
 use crate::clients::{Clients, SpeedController};
 use crate::copy::{Copied, View, copy, tells_apart};
-use crate::definitions::{self, Behind};
+use crate::definitions::{self, DeferredDefinitions};
 use crate::estimate::Estimate;
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, MARKER_PREFIX, Plan, SourceSnapshot};
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, number, text};
-use crate::journal::{self, Capture, Copying, Journal, Other, Phase, Record, Shared};
+use crate::journal::{self, Capture, CopyProgress, Journal, OtherTarget, Phase, Record, SharedJournal};
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
 use crate::owner::CommandLock;
@@ -197,7 +197,7 @@ pub(crate) async fn name_long_rows(error: Error, followed: &Server) -> Error {
         _ => return error,
     };
     // If the server cannot be asked, the error is no worse than before.
-    let tables = values::with_long_values(followed).await.unwrap_or_default();
+    let tables = values::tables_with_long_values(followed).await.unwrap_or_default();
     Error::TooLong { message, tables }
 }
 
@@ -214,7 +214,7 @@ async fn steps(options: &Options, journal: &mut Journal, reporter: &Reporter) ->
 pub(crate) async fn bring_up(
     options: &Options,
     number: usize,
-    journal: &Shared<'_>,
+    journal: &SharedJournal<'_>,
     mut clients: Option<Clients>,
     reporter: &Reporter,
 ) -> Result<FollowState, Error> {
@@ -243,9 +243,9 @@ pub(crate) async fn bring_up(
     let following = follow(options, feed, inventory, definitions, clients, reporter);
     let mut following = reporter.phase("catch-up", following).await?;
     if horizon > 0 {
-        let dump = journal.lock().dump_of(number);
+        let dump = journal.lock().dump_path(number);
         create_foreign_keys(options, &mut following, &dump, reporter).await?;
-        journal.lock().is_whole(number)?;
+        journal.lock().record_horizon_passed(number)?;
     }
     reporter.phase("compare", compare_sides(options, following, reporter)).await
 }
@@ -273,7 +273,7 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
         replication_objects::drop_slot(&mut link, &orphan).await?;
     }
     let others = options.others.iter().zip(1..);
-    let others = others.map(|(server, number)| Other::name_long_rows(number, server.to_string())).collect();
+    let others = others.map(|(server, number)| OtherTarget::new(number, server.to_string())).collect();
     let record = Record {
         v: 1,
         migration,
@@ -322,7 +322,7 @@ pub(crate) async fn prepare_source(options: &Options, journal: &mut Journal) -> 
 }
 
 /// Step 1: from here on the source keeps every change for us.
-async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Result<SnapshotState, Error> {
+async fn snapshot(options: &Options, number: usize, journal: &SharedJournal<'_>) -> Result<SnapshotState, Error> {
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let mut locks = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
     const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
@@ -367,7 +367,7 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
         }
         ChangeStore::Proxy(..) => None,
     };
-    journal.lock().reached(number, Phase::Snapshotted)?;
+    journal.lock().record_phase(number, Phase::Snapshotted)?;
     reach(&options.faults, FaultPoint::Snapshotted)?;
     Ok(SnapshotState { store, snapshot, holder, since, locks, inventory, definitions })
 }
@@ -376,7 +376,7 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
 async fn create(
     options: &Options,
     number: usize,
-    journal: &Shared<'_>,
+    journal: &SharedJournal<'_>,
     mut snapshotted: SnapshotState,
     clients: Option<&mut Clients>,
     reporter: &Reporter,
@@ -384,14 +384,14 @@ async fn create(
     let mut clients = clients.filter(|clients| clients.is_significant());
     // The creation of indexes cannot be throttled as the copy of rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
-    let dump = journal.lock().make_dump(number)?;
+    let dump = journal.lock().create_dump(number)?;
     let major = major(&options.target).await?;
     let from = self::major(&options.source).await?;
     definitions::dump(&options.source, from, major, &snapshotted.snapshot, &dump).await?;
-    journal.lock().reached(number, Phase::Copying)?;
+    journal.lock().record_phase(number, Phase::Copying)?;
     if options.roles == Roles::Create {
         let made = journal.lock().record.roles_of(number).to_vec();
-        roles::bring(&options.source, &options.target, &made, |made| journal.lock().makes_roles(number, made)).await?;
+        roles::bring(&options.source, &options.target, &made, |made| journal.lock().record_roles(number, made)).await?;
     }
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
@@ -404,7 +404,7 @@ async fn create(
     let SnapshotState { store, mut locks, inventory, definitions, .. } = snapshotted;
     locks.query("COMMIT").await?;
     reach(&options.faults, FaultPoint::Copied)?;
-    let behind = Behind::read(major, &dump).await?;
+    let deferred = DeferredDefinitions::read(major, &dump).await?;
     let controller = match clients.filter(|_| gently) {
         Some(clients) => {
             let nothing = Arc::new(Throttle::unlimited());
@@ -413,14 +413,14 @@ async fn create(
         None => None,
     };
     let weight = controller.as_ref().map(|controller| &*controller.weight);
-    let indexes = behind.complete(&options.target, major, &dump, options.copy_jobs, horizon == 0, gently);
-    let makers = definitions::makers(&options.target);
+    let indexes = deferred.complete(&options.target, major, &dump, options.copy_jobs, horizon == 0, gently);
+    let makers = definitions::makers_condition(&options.target);
     reporter.phase("indexes", run_with_weight(&options.target, &makers, weight, reporter, indexes)).await?;
     let ours = format!("pid = {}", target.pid);
     let statistics = statistics(&mut target);
     reporter.phase("statistics", run_with_weight(&options.target, &ours, weight, reporter, statistics)).await?;
     flush_target(&mut target).await?;
-    journal.lock().follows(number, &definitions, horizon)?;
+    journal.lock().record_following(number, &definitions, horizon)?;
     let captured = if let ChangeStore::Proxy(recording, seen) = store { Some((recording, seen)) } else { None };
     Ok(CreatedTarget { inventory, definitions, captured, horizon })
 }
@@ -506,7 +506,7 @@ async fn copy_rows(
                 last = (Instant::now(), bytes);
                 let bytes_total = inventory.bytes();
                 let (estimate_s, bytes_per_s) = (estimate.left(last.0, copied.of_tables().await, bytes_total), per_s as u64);
-                let told = Copying { bytes, bytes_total, bytes_per_s, estimate_s };
+                let told = CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s };
                 journal::publish_copying(&options.state, &options.source.database, reporter.number(), &told);
                 reporter.report(EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s });
             }
@@ -523,8 +523,10 @@ async fn wait_until_seen(snapshot: &SourceSnapshot, link: &mut Link, limit: Dura
             return Ok(());
         }
         if begun.elapsed() > limit {
-            let (what, who) =
-                ("waiting for commits that the log tells of".into(), replication_objects::running_transactions(link).await?);
+            let (what, who) = (
+                "waiting for commits that the log tells of".into(),
+                replication_objects::running_transactions(link).await?,
+            );
             return Err(Error::TimedOut { what, limit, who });
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -545,16 +547,29 @@ async fn horizon(source: &Server) -> Result<Lsn, Error> {
 }
 
 /// Creates foreign keys: every row is present by now, and the replay is stopped meanwhile at a position where they hold.
-async fn create_foreign_keys(options: &Options, following: &mut FollowState, dump: &Path, reporter: &Reporter) -> Result<(), Error> {
+async fn create_foreign_keys(
+    options: &Options,
+    following: &mut FollowState,
+    dump: &Path,
+    reporter: &Reporter,
+) -> Result<(), Error> {
     let major = major(&options.target).await?;
-    let behind = Behind::read(major, dump).await?;
+    let deferred = DeferredDefinitions::read(major, dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
-    if behind.has_foreign_keys() {
+    if deferred.has_foreign_keys() {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         let gently = following.controller.is_some() && options.source.shares_machine_with(&options.target);
         let weight = following.controller.as_ref().filter(|_| gently).map(|controller| Arc::clone(&controller.weight));
-        let makers = definitions::makers(&options.target);
-        let created = create_foreign_keys_while_paused(options, following, &behind, (dump, major), gently, &mut source, &mut target);
+        let makers = definitions::makers_condition(&options.target);
+        let created = create_foreign_keys_while_paused(
+            options,
+            following,
+            &deferred,
+            (dump, major),
+            gently,
+            &mut source,
+            &mut target,
+        );
         let created = run_with_weight(&options.target, &makers, weight.as_deref(), reporter, created);
         reporter.phase("foreign keys", created).await?;
         catch_up(following, &mut source, reporter).await?;
@@ -565,14 +580,14 @@ async fn create_foreign_keys(options: &Options, following: &mut FollowState, dum
 async fn create_foreign_keys_while_paused(
     options: &Options,
     following: &mut FollowState,
-    behind: &Behind,
+    deferred: &DeferredDefinitions,
     (dump, major): (&Path, u32),
     gently: bool,
     source: &mut Link,
     target: &mut Link,
 ) -> Result<(), Error> {
     // Sessions of a command that was killed.
-    definitions::end(&options.target, target).await?;
+    definitions::terminate_makers(&options.target, target).await?;
     let there = format!(
         "SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f' AND {NOT_OF_EXTENSION}"
     );
@@ -580,12 +595,12 @@ async fn create_foreign_keys_while_paused(
         return Ok(());
     }
     let created = async {
-        following.follower.stand_at(source, BARRIER_TIMEOUT).await?;
+        following.follower.pause_at_snapshot(source, BARRIER_TIMEOUT).await?;
         source.query("ROLLBACK").await?;
-        behind.tie(&options.target, major, dump, gently).await
+        deferred.create_foreign_keys(&options.target, major, dump, gently).await
     };
     let created = created.await;
-    let gone_on = following.follower.go_on().await;
+    let gone_on = following.follower.resume().await;
     created.and(gone_on)
 }
 
@@ -627,8 +642,8 @@ async fn follow(
     .await?;
     let controller = match clients {
         Some(clients) => {
-            let standing = (!follower.is_of_proxy()).then(|| follower.watch());
-            Some(SpeedController::start(clients, options, pace, standing, reporter.clone()).await?)
+            let status = (!follower.is_by_proxy()).then(|| follower.watch());
+            Some(SpeedController::start(clients, options, pace, status, reporter.clone()).await?)
         }
         None => None,
     };
@@ -641,22 +656,22 @@ async fn follow(
 
 /// Waits until the replay's lag is short, and reports its progress.
 pub(crate) async fn catch_up(following: &mut FollowState, source: &mut Link, reporter: &Reporter) -> Result<(), Error> {
-    let mut told = (Instant::now(), following.follower.standing().applied, 0.0);
+    let mut told = (Instant::now(), following.follower.status().applied, 0.0);
     let mut warned = false;
     loop {
         let (begun, wanted) = (Instant::now(), following.follower.mark().await?);
-        while following.follower.standing().position < wanted && begun.elapsed() < CAUGHT_UP_LAG {
+        while following.follower.status().position < wanted && begun.elapsed() < CAUGHT_UP_LAG {
             if let Some(error) = following.follower.failure().await {
                 return Err(error);
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let standing = following.follower.standing();
-        let caught_up = standing.position >= wanted;
+        let status = following.follower.status();
+        let caught_up = status.position >= wanted;
         if told.0.elapsed() >= PROGRESS_INTERVAL || caught_up {
-            let lag_bytes = following.follower.behind(source).await?;
+            let lag_bytes = following.follower.lag_bytes(source).await?;
             let seconds = told.0.elapsed().as_secs_f64().max(0.001);
-            let tps = ((standing.applied - told.1) as f64 / seconds) as u64;
+            let tps = ((status.applied - told.1) as f64 / seconds) as u64;
             let gained = (told.2 - lag_bytes as f64) / seconds;
             let estimate_s = (gained > 0.0 && told.2 > 0.0).then(|| (lag_bytes as f64 / gained) as u64);
             let lag_ms = begun.elapsed().as_millis() as u64;
@@ -667,7 +682,7 @@ pub(crate) async fn catch_up(following: &mut FollowState, source: &mut Link, rep
                     "the source outruns the target: {lag_bytes} bytes behind, {tps} transactions a second applied"
                 ));
             }
-            told = (Instant::now(), standing.applied, lag_bytes as f64);
+            told = (Instant::now(), status.applied, lag_bytes as f64);
         }
         if caught_up {
             return Ok(());
@@ -697,8 +712,10 @@ pub(crate) async fn compare_between(
     let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
     // Changes since it had caught up may be more than a barrier waits for.
     catch_up(&mut following, &mut link, reporter).await?;
-    let reading =
-        following.controller.as_ref().map_or_else(|| Arc::new(Throttle::unlimited()), |controller| Arc::clone(&controller.reading));
+    let reading = following
+        .controller
+        .as_ref()
+        .map_or_else(|| Arc::new(Throttle::unlimited()), |controller| Arc::clone(&controller.reading));
     let in_turn = following.controller.is_some() && from.shares_machine_with(to);
     let comparison = Comparison::between(from, to, &mut following.follower, &reading, in_turn).await?;
     let compared = comparison.run(&following.inventory).await.map_err(|error| match error.sqlstate() {

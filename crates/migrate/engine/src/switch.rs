@@ -174,7 +174,7 @@ pub(crate) async fn prepare(
 /// Creates or updates the source's present roles on the target.
 async fn bring_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let (number, made) = (journal.record.number, journal.record.made_roles.clone());
-    roles::bring(&options.source, &options.target, &made, |made| journal.makes_roles(number, made)).await
+    roles::bring(&options.source, &options.target, &made, |made| journal.record_roles(number, made)).await
 }
 
 /// Pauses clients and moves them to the other side, with several attempts if necessary. Returns how long they were paused, and
@@ -190,7 +190,7 @@ pub(crate) async fn switch(
     let mut attempt = 1;
     let (begun, drained, left) = loop {
         match stand_still(options, journal, &mut prepared, direction, reporter).await {
-            Ok(standing) => break standing,
+            Ok(status) => break status,
             Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_) | Error::LockLost { .. }))
                 if attempt < options.pause_attempts =>
             {
@@ -287,7 +287,8 @@ async fn in_pause(
     let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, .. } = prepared;
     let database = &direction.from.database;
     let begun = Instant::now();
-    let (found, proxied) = tokio::join!(fence::disable_connections_unless_changed(beside, database, grants), proxy.backends());
+    let (found, proxied) =
+        tokio::join!(fence::disable_connections_unless_changed(beside, database, grants), proxy.backends());
     if let Some(found) = found? {
         *grants = found;
         return Err(Error::CatalogsChanged(vec!["pg_database".into()]));
@@ -296,7 +297,7 @@ async fn in_pause(
     proxy.check_backends_at(&proxied, beside, &direction.from).await?;
     let shut = begun.elapsed();
     for who in fence::terminate_direct_sessions(beside, database, &proxied, limit).await? {
-        if follower.is_of_proxy() {
+        if follower.is_by_proxy() {
             return Err(Error::Capture(format!("{who} does not come through the proxy: what it wrote is not seen")));
         }
         reporter.warn(format!("{who} does not come through the proxy, and was ended"));

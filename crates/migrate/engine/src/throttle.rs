@@ -123,7 +123,8 @@ impl Throttle {
     /// Adjusts the rate to the clients' throughput in the last `window`: `kept` is its share of the usual throughput, and
     /// `share` the part that they must keep. Returns the new rate; `None` if nothing was moved.
     pub(crate) fn adjust(&self, kept: f64, share: f64, window: Duration) -> Option<u64> {
-        let (spent, had_to_wait) = (self.spent.swap(0, Ordering::Relaxed), self.had_to_wait.swap(false, Ordering::Relaxed));
+        let (spent, had_to_wait) =
+            (self.spent.swap(0, Ordering::Relaxed), self.had_to_wait.swap(false, Ordering::Relaxed));
         if spent == 0 {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use crate::fault::{FaultPoint, reach};
 use crate::inventory::{number, text};
-use crate::journal::{self, Copying, Journal, Phase, Record};
+use crate::journal::{self, CopyProgress, Journal, Phase, Record};
 use crate::link::{Link, Purpose, identifier, literal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock, Owner};
@@ -36,7 +36,7 @@ pub struct Status {
     /// `source` or `target`: the side from which the proxy serves the tenant; `None` if the proxy cannot be asked.
     pub serving: Option<&'static str>,
     /// Progress of the copy of rows, by server, while a command copies.
-    pub copying: BTreeMap<String, Copying>,
+    pub copying: BTreeMap<String, CopyProgress>,
     /// Log that the source keeps for other targets, in bytes, by server.
     pub kept_for_others: BTreeMap<String, u64>,
     /// Log that the slot in use keeps on its server, in bytes.
@@ -210,7 +210,7 @@ async fn clean_source(options: &Options, record: &Record) -> Result<(), Error> {
 pub(crate) async fn drop_database(target: &Server, record: &Record, number: usize) -> Result<(), Error> {
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     replication_objects::drop_slot(&mut link, &record.back_slot()).await?;
-    definitions::end(target, &mut link).await?;
+    definitions::terminate_makers(target, &mut link).await?;
     let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
     roles::drop_made(&mut link, record.roles_of(number)).await
@@ -223,7 +223,9 @@ const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(120);
 /// interrupted.
 pub async fn abort(options: &Options) -> Result<State, Failure> {
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some();
-    journal::interrupt(&options.state, &options.source.database, INTERRUPT_TIMEOUT).await.map_err(Failure::untouched)?;
+    journal::interrupt(&options.state, &options.source.database, INTERRUPT_TIMEOUT)
+        .await
+        .map_err(Failure::untouched)?;
     let options = &options.recorded().map_err(Failure::untouched)?;
     let journal = match Journal::open(&options.state, &options.source.database) {
         Ok(journal) => journal,

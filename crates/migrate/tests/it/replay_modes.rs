@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;
-use stillpoint_migrate_tests::recording::{Front, Target, Way, record};
+use stillpoint_migrate_tests::recording::{Front, ReplaySettings, Target, record};
 use stillpoint_testing::postgresql::available;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -17,7 +17,7 @@ async fn every_mode_ends_in_what_the_source_holds() {
     assert!(recording.writing > 0);
     let target = Target::new(&front.target);
     for mode in Mode::ALL {
-        let replayed = target.replay(&recording, Way { mode, players: 4, synchronous: true }).await;
+        let replayed = target.replay(&recording, ReplaySettings { mode, players: 4, synchronous: true }).await;
         println!("{}: {replayed:?}", mode.name());
         let wanted = if mode == Mode::BAll { recording.transactions } else { recording.writing };
         assert_eq!(replayed.transactions, wanted, "{}", mode.name());

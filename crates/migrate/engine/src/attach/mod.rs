@@ -69,7 +69,7 @@ pub struct DetachOptions {
 
 /// Result of [`attach`]: connections are redirected to the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Attached {
+pub struct AttachReport {
     /// True if they were redirected before.
     pub already: bool,
     /// Address at which the proxy accepts them.
@@ -86,7 +86,7 @@ pub struct Attached {
 
 /// Result of [`detach`]: connections go to the server itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Detached {
+pub struct DetachReport {
     /// True if they did before.
     pub already: bool,
     /// Number of connections redirected to the proxy since the last [`attach`].
@@ -122,7 +122,7 @@ impl Direct {
 
 /// Redirects new connections of clients to the proxy, then waits until direct ones have ended. An error leaves everything
 /// unchanged.
-pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
+pub async fn attach(options: &AttachOptions) -> Result<AttachReport, Error> {
     let file = File::read(&options.config)?;
     let proxy = running(&file.config).await?;
     let lead = lead(options, &file.config, proxy.user).await?;
@@ -135,7 +135,7 @@ pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
     if !wrong.is_empty() {
         return Err(Error::Attach(wrong));
     }
-    let mut attached = Attached {
+    let mut attached = AttachReport {
         already: rules::led(lead.port).await?.is_some(),
         proxy: lead.to.to_string(),
         rules: lead.script(),
@@ -165,7 +165,7 @@ pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
 }
 
 /// Stops the redirection of new connections. Needs neither the server nor the proxy.
-pub async fn detach(options: &DetachOptions) -> Result<Detached, Error> {
+pub async fn detach(options: &DetachOptions) -> Result<DetachReport, Error> {
     let file = File::read(&options.config)?;
     let (_, port) = options.source.host_and_port();
     let sessions = running(&file.config).await.map_or(0, |proxy| proxy.status.sessions.len());
@@ -173,7 +173,7 @@ pub async fn detach(options: &DetachOptions) -> Result<Detached, Error> {
         if sessions == 0 && !options.dry_run {
             rules::remove(port).await?;
         }
-        return Ok(Detached { already: true, led: 0, sessions });
+        return Ok(DetachReport { already: true, led: 0, sessions });
     };
     let mut wrong = under_way(options)?;
     if !options.moved {
@@ -188,7 +188,7 @@ pub async fn detach(options: &DetachOptions) -> Result<Detached, Error> {
             rules::remove(port).await?;
         }
     }
-    Ok(Detached { already: false, led, sessions })
+    Ok(DetachReport { already: false, led, sessions })
 }
 
 async fn running(config: &Config) -> Result<Running, Error> {

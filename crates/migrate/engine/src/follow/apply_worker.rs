@@ -15,7 +15,7 @@
 //!                           +--> one fails again: it and all behind it go back to the conductor
 //! ```
 
-use super::bulk::{ManyShape, Step, steps};
+use super::bulk::{BulkShape, Step, steps};
 use super::statement::Shape;
 use super::transaction::{Transaction, Write};
 use crate::link::{Frame, Link, Purpose};
@@ -44,7 +44,7 @@ pub(crate) enum Outcome {
 }
 
 /// Number of transactions in a batch from which on another batch may be sent behind it.
-pub(crate) const LONG: usize = 256;
+pub(crate) const PIPELINE_MIN: usize = 256;
 
 /// Transactions that the conductor hands to an apply worker together.
 #[derive(Debug)]
@@ -56,11 +56,11 @@ pub(crate) struct Batch {
 }
 
 /// An apply worker; it runs until the channel of batches is closed.
-pub(crate) struct Player {
+pub(crate) struct ApplyWorker {
     link: Link,
-    prepared: HashMap<Prepared, String>,
+    prepared: HashMap<StatementKey, String>,
     names: u64,
-    under_way: VecDeque<UnderWay>,
+    in_flight: VecDeque<InFlightBatch>,
     /// Number of Syncs that have not been answered.
     syncs: usize,
     retries: u64,
@@ -68,34 +68,34 @@ pub(crate) struct Player {
 
 /// A batch that was sent and is not answered.
 #[derive(Debug)]
-struct UnderWay {
+struct InFlightBatch {
     batch: Batch,
-    asked: Asked,
+    pending: PendingAnswers,
 }
 
 /// Key of a prepared statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Prepared {
+enum StatementKey {
     One(Shape),
-    Many(ManyShape),
+    Many(BulkShape),
 }
 
 /// Requests that are not answered, up to the next Sync.
 #[derive(Debug, Default)]
-struct Asked {
+struct PendingAnswers {
     /// Number of rows that each statement must write, if known.
     rows: VecDeque<Option<u64>>,
     /// Statements that these requests prepare.
-    parsed: Vec<Prepared>,
+    parsed: Vec<StatementKey>,
 }
 
-const BEGIN: &str = "begin";
-const COMMIT: &str = "commit";
-const STAMPS: &str = "stamps";
+const BEGIN_NAME: &str = "begin";
+const COMMIT_NAME: &str = "commit";
+const STAMPS_NAME: &str = "stamps";
 
-impl Player {
+impl ApplyWorker {
     /// Connects; with `search_path` the server finds the operators of the user's types.
-    pub(crate) async fn connect(target: &Server, search_path: &str) -> Result<Player, Error> {
+    pub(crate) async fn connect(target: &Server, search_path: &str) -> Result<ApplyWorker, Error> {
         let settings = [
             ("session_replication_role", "replica"),
             ("synchronous_commit", "off"),
@@ -105,7 +105,7 @@ impl Player {
         ];
         let mut link = Link::connect(target, Purpose::Statements, &settings).await?;
         let stamps = "INSERT INTO stillpoint.applied (stamps) VALUES ($1::bigint[])";
-        let fixed = [(BEGIN, "BEGIN"), (COMMIT, "COMMIT"), (STAMPS, stamps)];
+        let fixed = [(BEGIN_NAME, "BEGIN"), (COMMIT_NAME, "COMMIT"), (STAMPS_NAME, stamps)];
         for (name, sql) in fixed {
             link.sender.put(|buffer| frontend::parse(name, sql, [], buffer))?;
         }
@@ -119,7 +119,7 @@ impl Player {
                 _ => {}
             }
         }
-        Ok(Player { link, prepared: HashMap::new(), names: 0, under_way: VecDeque::new(), syncs: 0, retries: 0 })
+        Ok(ApplyWorker { link, prepared: HashMap::new(), names: 0, in_flight: VecDeque::new(), syncs: 0, retries: 0 })
     }
 
     /// Takes batches and reports each.
@@ -130,13 +130,13 @@ impl Player {
         reports: mpsc::Sender<(u32, Outcome)>,
         pace: Arc<Throttle>,
     ) {
-        if let Err(error) = self.play(number, batches, &reports, &pace).await {
+        if let Err(error) = self.run_batches(number, batches, &reports, &pace).await {
             // If the receiver is gone, the error is not needed.
             let _ = reports.send((number, Outcome::Fatal(error))).await;
         }
     }
 
-    async fn play(
+    async fn run_batches(
         &mut self,
         number: u32,
         mut batches: mpsc::Receiver<Batch>,
@@ -151,7 +151,7 @@ impl Player {
             // Sends and receives at the same time: a batch may be larger than the buffers of both sides.
             let outcome = tokio::select! {
                 biased;
-                frame = receiver.frame(), if !self.under_way.is_empty() || self.syncs > 0 => self.answer(&frame?).await?,
+                frame = receiver.frame(), if !self.in_flight.is_empty() || self.syncs > 0 => self.answer(&frame?).await?,
                 sent = sender.flush(), if sender.is_due() => sent.map(|()| None)?,
                 () = tokio::time::sleep_until(due), if next.is_some() => {
                     if let Some((batch, _)) = next.take() {
@@ -181,14 +181,14 @@ impl Player {
 
     /// Buffers a batch as one transaction.
     fn send(&mut self, batch: Batch) -> Result<(), Error> {
-        let mut asked = Asked::default();
-        self.group(&batch.transactions, &mut asked)?;
-        if batch.transactions.len() < LONG {
+        let mut pending = PendingAnswers::default();
+        self.buffer_group(&batch.transactions, &mut pending)?;
+        if batch.transactions.len() < PIPELINE_MIN {
             self.sync();
         } else {
             frontend::flush(&mut self.link.sender.buffer);
         }
-        self.under_way.push_back(UnderWay { batch, asked });
+        self.in_flight.push_back(InFlightBatch { batch, pending });
         Ok(())
     }
 
@@ -200,15 +200,15 @@ impl Player {
     /// Takes the next answer; returns an outcome if it was the last of a batch.
     async fn answer(&mut self, frame: &Frame) -> Result<Option<Outcome>, Error> {
         let receiver = &self.link.receiver;
-        match (frame.tag, self.under_way.front_mut()) {
+        match (frame.tag, self.in_flight.front_mut()) {
             (b'C', Some(first)) => {
-                first.asked.answered(frame)?;
-                if !first.asked.rows.is_empty() {
+                first.pending.take_answer(frame)?;
+                if !first.pending.rows.is_empty() {
                     return Ok(None);
                 }
                 let done = first.batch.transactions.len();
-                self.under_way.pop_front();
-                if self.under_way.is_empty() && self.syncs == 0 {
+                self.in_flight.pop_front();
+                if self.in_flight.is_empty() && self.syncs == 0 {
                     // A Sync lets the server process do here what it does between transactions, such as reporting its
                     // statistics.
                     self.sync();
@@ -217,7 +217,7 @@ impl Player {
             }
             (b'E', Some(_)) => {
                 let error = receiver.sql_error(&frame.body, "replaying transactions");
-                self.one_by_one(error).await.map(Some)
+                self.replay_one_by_one(error).await.map(Some)
             }
             (b'E', None) => Err(receiver.sql_error(&frame.body, "waiting for transactions to replay")),
             (b'Z', _) => {
@@ -231,26 +231,26 @@ impl Player {
 
     /// Handles a failure of the first batch under way, after which the server skips everything sent behind it: repeats the
     /// batch's transactions in turn, and then sends the later batches again.
-    async fn one_by_one(&mut self, error: Error) -> Result<Outcome, Error> {
+    async fn replay_one_by_one(&mut self, error: Error) -> Result<Outcome, Error> {
         if self.syncs == 0 {
             self.sync();
         }
         self.until_ready().await?;
-        let mut failed = std::mem::take(&mut self.under_way);
+        let mut failed = std::mem::take(&mut self.in_flight);
         // Statements that were to be prepared after the failure were not.
         failed
             .iter_mut()
-            .flat_map(|each| each.asked.parsed.drain(..))
+            .flat_map(|each| each.pending.parsed.drain(..))
             .for_each(|shape| drop(self.prepared.remove(&shape)));
         self.link.query("ROLLBACK").await?;
-        if !can_be_mended(&error) {
+        if !can_be_retried(&error) {
             return Err(error);
         }
-        let Some(UnderWay { batch: Batch { transactions, .. }, .. }) = failed.pop_front() else {
+        let Some(InFlightBatch { batch: Batch { transactions, .. }, .. }) = failed.pop_front() else {
             return Err(error);
         };
         let (committed, failure) =
-            if transactions.len() == 1 { (0, Some(error)) } else { self.each(&transactions).await? };
+            if transactions.len() == 1 { (0, Some(error)) } else { self.replay_each(&transactions).await? };
         if let Some(error) = failure {
             tracing::debug!(%error, "a replayed transaction is tried again");
             self.retries += 1;
@@ -278,29 +278,29 @@ impl Player {
 
     /// Sends transactions one after another under one Sync. Returns how many were committed, and the failure after them if a
     /// retry can resolve it; other failures are errors.
-    async fn each(&mut self, transactions: &[Arc<Transaction>]) -> Result<(usize, Option<Error>), Error> {
-        let mut asked = Asked::default();
+    async fn replay_each(&mut self, transactions: &[Arc<Transaction>]) -> Result<(usize, Option<Error>), Error> {
+        let mut pending = PendingAnswers::default();
         for one in transactions {
-            self.group(std::slice::from_ref(one), &mut asked)?;
+            self.buffer_group(std::slice::from_ref(one), &mut pending)?;
         }
         frontend::sync(&mut self.link.sender.buffer);
         let Link { sender, receiver, .. } = &mut self.link;
-        let (sent, answered) = tokio::join!(sender.flush(), answers(receiver, &mut asked, transactions.len()));
+        let (sent, answered) = tokio::join!(sender.flush(), read_answers(receiver, &mut pending, transactions.len()));
         sent?;
         let (committed, failure) = answered?;
         let Some(error) = failure else { return Ok((committed, None)) };
-        asked.parsed.into_iter().for_each(|shape| drop(self.prepared.remove(&shape)));
+        pending.parsed.into_iter().for_each(|shape| drop(self.prepared.remove(&shape)));
         self.link.query("ROLLBACK").await?;
-        if can_be_mended(&error) { Ok((committed, Some(error))) } else { Err(error) }
+        if can_be_retried(&error) { Ok((committed, Some(error))) } else { Err(error) }
     }
 
     /// Buffers transactions that are to be committed together, with their stamps.
-    fn group(&mut self, group: &[Arc<Transaction>], asked: &mut Asked) -> Result<(), Error> {
-        self.bind(BEGIN, &[])?;
-        asked.rows.push_back(None);
+    fn buffer_group(&mut self, group: &[Arc<Transaction>], pending: &mut PendingAnswers) -> Result<(), Error> {
+        self.bind(BEGIN_NAME, &[])?;
+        pending.rows.push_back(None);
         let early = group.iter().any(|transaction| transaction.early);
         for step in steps(group) {
-            self.step(&step, early, asked)?;
+            self.buffer_step(&step, early, pending)?;
         }
         let mut stamps = String::with_capacity(2 + 21 * group.len());
         for transaction in group {
@@ -308,36 +308,36 @@ impl Player {
             stamps.push_str(&transaction.stamp.to_string());
         }
         stamps.push('}');
-        self.bind(STAMPS, &[&Value::Text(stamps.into())])?;
-        asked.rows.push_back(Some(1));
-        self.bind(COMMIT, &[])?;
-        asked.rows.push_back(None);
+        self.bind(STAMPS_NAME, &[&Value::Text(stamps.into())])?;
+        pending.rows.push_back(Some(1));
+        self.bind(COMMIT_NAME, &[])?;
+        pending.rows.push_back(None);
         Ok(())
     }
 
-    fn step(&mut self, step: &Step<'_>, early: bool, asked: &mut Asked) -> Result<(), Error> {
+    fn buffer_step(&mut self, step: &Step<'_>, early: bool, pending: &mut PendingAnswers) -> Result<(), Error> {
         match step {
             Step::One(write) => {
-                let (shape, parameters) = (write.shape().map(Prepared::One), write.parameters());
+                let (shape, parameters) = (write.shape().map(StatementKey::One), write.parameters());
                 let sure = !matches!(write, Write::Delete { table, .. } if early && table.brings());
                 // TRUNCATE reports no number.
-                asked.rows.push_back((shape.is_some() && sure).then_some(1));
-                self.execute(shape, || write.sql(), &parameters, asked)
+                pending.rows.push_back((shape.is_some() && sure).then_some(1));
+                self.execute(shape, || write.sql(), &parameters, pending)
             }
             Step::Many(many) => {
-                asked.rows.push_back(many.is_sure(early).then_some(many.rows));
+                pending.rows.push_back(many.has_known_row_count(early).then_some(many.rows));
                 let parameters: Vec<&Value> = many.arrays.iter().collect();
-                self.execute(Some(Prepared::Many(many.shape.clone())), || many.sql(), &parameters, asked)
+                self.execute(Some(StatementKey::Many(many.shape.clone())), || many.sql(), &parameters, pending)
             }
         }
     }
 
     fn execute(
         &mut self,
-        shape: Option<Prepared>,
+        shape: Option<StatementKey>,
         sql: impl Fn() -> String,
         parameters: &[&Value],
-        asked: &mut Asked,
+        pending: &mut PendingAnswers,
     ) -> Result<(), Error> {
         let Some(shape) = shape else {
             self.link.sender.put(|buffer| frontend::parse("", &sql(), [], buffer))?;
@@ -351,7 +351,7 @@ impl Player {
         let name = format!("w{}", self.names);
         self.link.sender.put(|buffer| frontend::parse(&name, &sql(), [], buffer))?;
         self.prepared.insert(shape.clone(), name.clone());
-        asked.parsed.push(shape);
+        pending.parsed.push(shape);
         self.bind(&name, parameters)
     }
 
@@ -373,9 +373,9 @@ impl Player {
     }
 }
 
-impl Asked {
+impl PendingAnswers {
     /// Takes the answer to a statement.
-    fn answered(&mut self, frame: &Frame) -> Result<(), Error> {
+    fn take_answer(&mut self, frame: &Frame) -> Result<(), Error> {
         let wanted = self.rows.pop_front().flatten();
         let tag = String::from_utf8_lossy(&frame.body);
         let tag = tag.trim_end_matches('\0');
@@ -389,14 +389,14 @@ impl Asked {
 }
 
 /// Returns true if a retry can help, once everything before the transaction is applied.
-pub(super) fn can_be_mended(error: &Error) -> bool {
+pub(super) fn can_be_retried(error: &Error) -> bool {
     matches!(error.sqlstate(), Some("23505" | "23P01" | "40P01" | "40001" | "55P03"))
 }
 
 /// Reads the answers up to a Sync; returns how many transactions were committed, and the failure if there was one.
-async fn answers(
+async fn read_answers(
     receiver: &mut crate::link::Receiver,
-    asked: &mut Asked,
+    pending: &mut PendingAnswers,
     expected: usize,
 ) -> Result<(usize, Option<Error>), Error> {
     let (mut committed, mut failure, mut missed) = (0, None, Ok(()));
@@ -405,7 +405,7 @@ async fn answers(
         match frame.tag {
             b'C' => {
                 committed += usize::from(&frame.body[..] == b"COMMIT\0");
-                missed = missed.and(asked.answered(&frame));
+                missed = missed.and(pending.take_answer(&frame));
             }
             b'E' => failure = Some(receiver.sql_error(&frame.body, "replaying a transaction")),
             b'Z' => break,
@@ -430,7 +430,7 @@ mod tests {
 
     /// An apply worker at a server with a table `t` that has a unique index unknown to the source, so that the target rejects
     /// some rows.
-    struct Stage {
+    struct Target {
         cluster: Cluster,
         table: Arc<Table>,
         batches: mpsc::Sender<Batch>,
@@ -438,8 +438,8 @@ mod tests {
         stamp: u64,
     }
 
-    impl Stage {
-        async fn with(rows: &str) -> Stage {
+    impl Target {
+        async fn with(rows: &str) -> Target {
             let cluster = Cluster::start(&[]);
             cluster.sql("postgres", "CREATE DATABASE shop");
             cluster.sql("shop", "CREATE TABLE t (id text PRIMARY KEY, mail text UNIQUE, note text)");
@@ -451,13 +451,13 @@ mod tests {
             )
             .await
             .unwrap();
-            let player = Player::connect(&target, "pg_catalog").await.unwrap();
+            let worker = ApplyWorker::connect(&target, "pg_catalog").await.unwrap();
             let ((batches, receiver), (report, reports)) = (mpsc::channel(4), mpsc::channel(4));
-            tokio::spawn(player.run(0, receiver, report, Arc::new(Throttle::unlimited())));
+            tokio::spawn(worker.run(0, receiver, report, Arc::new(Throttle::unlimited())));
             let mut def = table_def(true);
             def.uniques.clear();
             let table = Arc::new(Table { key: def.key.clone(), def });
-            Stage { cluster, table, batches, reports, stamp: 0 }
+            Target { cluster, table, batches, reports, stamp: 0 }
         }
 
         fn transaction(&mut self, write: impl Fn(Arc<Table>) -> Write) -> Arc<Transaction> {
@@ -477,7 +477,7 @@ mod tests {
 
         /// Makes a batch long enough that others are sent behind it.
         fn inserts(&mut self) -> Vec<Arc<Transaction>> {
-            (0..LONG).map(|_| self.insert(&format!("mail {}", self.stamp))).collect()
+            (0..PIPELINE_MIN).map(|_| self.insert(&format!("mail {}", self.stamp))).collect()
         }
 
         async fn send(&self, transactions: &[Arc<Transaction>], retries: u64) {
@@ -506,29 +506,29 @@ mod tests {
         if !available() {
             return;
         }
-        let mut stage = Stage::with("INSERT INTO t VALUES ('strange', 'taken', 'x')").await;
-        let (first, mut second, third) = (stage.inserts(), stage.inserts(), stage.inserts());
+        let mut target = Target::with("INSERT INTO t VALUES ('strange', 'taken', 'x')").await;
+        let (first, mut second, third) = (target.inserts(), target.inserts(), target.inserts());
         let Write::Insert { new, .. } = &second[9].writes[0] else { panic!("an insert") };
         let Value::Text(id) = &new[0] else { panic!("a text") };
         let new = row(std::str::from_utf8(id).unwrap(), "taken");
-        let writes = vec![Write::Insert { table: Arc::clone(&stage.table), new }];
+        let writes = vec![Write::Insert { table: Arc::clone(&target.table), new }];
         second[9] =
             Arc::new(Transaction { stamp: second[9].stamp, xid: 1, writes, bytes: 1, told: None, early: false });
         for batch in [&first, &second, &third] {
-            stage.send(batch, 0).await;
+            target.send(batch, 0).await;
         }
-        let outcome = stage.report().await;
-        assert!(matches!(outcome, Outcome::Done(LONG)), "{outcome:?}");
-        let outcome = stage.report().await;
+        let outcome = target.report().await;
+        assert!(matches!(outcome, Outcome::Done(PIPELINE_MIN)), "{outcome:?}");
+        let outcome = target.report().await;
         assert!(matches!(outcome, Outcome::Retry(9)), "{outcome:?}");
-        stage.cluster.sql("shop", "DELETE FROM t WHERE id = 'strange'");
-        stage.send(&second[9..], 1).await;
-        stage.send(&third, 1).await;
-        for expected in [LONG - 9, LONG] {
-            let outcome = stage.report().await;
+        target.cluster.sql("shop", "DELETE FROM t WHERE id = 'strange'");
+        target.send(&second[9..], 1).await;
+        target.send(&third, 1).await;
+        for expected in [PIPELINE_MIN - 9, PIPELINE_MIN] {
+            let outcome = target.report().await;
             assert!(matches!(outcome, Outcome::Done(done) if done == expected), "{outcome:?}");
         }
-        stage.is_complete(3 * LONG as u64);
+        target.is_complete(3 * PIPELINE_MIN as u64);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -536,19 +536,19 @@ mod tests {
         if !available() {
             return;
         }
-        let mut stage = Stage::with("INSERT INTO t VALUES ('1', 'a', 'x'), ('2', 'b', 'x')").await;
+        let mut target = Target::with("INSERT INTO t VALUES ('1', 'a', 'x'), ('2', 'b', 'x')").await;
         // In one statement, row 1 is written first, and conflicts with the value that row 2 still has.
-        let mut first = vec![stage.update("2", "c"), stage.update("1", "b")];
-        first.extend(stage.inserts());
-        let second = stage.inserts();
+        let mut first = vec![target.update("2", "c"), target.update("1", "b")];
+        first.extend(target.inserts());
+        let second = target.inserts();
         for batch in [&first, &second] {
-            stage.send(batch, 0).await;
+            target.send(batch, 0).await;
         }
-        for expected in [LONG + 2, LONG] {
-            let outcome = stage.report().await;
+        for expected in [PIPELINE_MIN + 2, PIPELINE_MIN] {
+            let outcome = target.report().await;
             assert!(matches!(outcome, Outcome::Done(done) if done == expected), "{outcome:?}");
         }
-        stage.is_complete(2 * LONG as u64 + 2);
-        assert_eq!(stage.cluster.sql("shop", "SELECT string_agg(mail, ' ' ORDER BY id) FROM t WHERE id < '3'"), "b c");
+        target.is_complete(2 * PIPELINE_MIN as u64 + 2);
+        assert_eq!(target.cluster.sql("shop", "SELECT string_agg(mail, ' ' ORDER BY id) FROM t WHERE id < '3'"), "b c");
     }
 }

@@ -32,7 +32,7 @@ impl Markers {
         self.changed.notify_one();
     }
 
-    fn reached<T>(&self, stamp: Lsn) -> Vec<Item<T>> {
+    fn take_reached<T>(&self, stamp: Lsn) -> Vec<Item<T>> {
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let reached = wanted.extract_if(.., |(behind, _)| *behind <= stamp);
         reached.map(|(end, text)| Item::Marker { text, end }).collect()
@@ -42,10 +42,10 @@ impl Markers {
 /// Converts lines of a capture to items.
 pub(super) trait Translate: Send {
     /// Type of the transactions.
-    type Of: Send;
+    type Transaction: Send;
 
     /// Takes a line.
-    fn take(&mut self, line: &[u8]) -> Result<Option<Item<Self::Of>>, Error>;
+    fn take(&mut self, line: &[u8]) -> Result<Option<Item<Self::Transaction>>, Error>;
 
     /// The stamp of the last transaction taken.
     fn received(&self) -> Lsn;
@@ -72,12 +72,12 @@ pub(super) struct Translator {
 #[derive(Debug)]
 pub(super) struct Tables {
     inventory: HashMap<u32, TableDef>,
-    known: HashMap<u32, Known>,
+    known: HashMap<u32, TableLayout>,
 }
 
 /// A table, and the position of each column's value.
 #[derive(Debug)]
-struct Known {
+struct TableLayout {
     table: Arc<Table>,
     places: Vec<usize>,
 }
@@ -88,14 +88,14 @@ impl<T: Translate> Reader<T> {
     }
 
     /// Reads until the receiver of items is gone; an error that ends it is sent on the same channel.
-    pub(super) async fn run(mut self, items: Items<T::Of>) {
+    pub(super) async fn run(mut self, items: Items<T::Transaction>) {
         if let Err(error) = self.pump(&items).await {
             // If the receiver is gone, the error is not needed.
             let _ = items.send(Err(error)).await;
         }
     }
 
-    async fn pump(&mut self, items: &Items<T::Of>) -> Result<(), Error> {
+    async fn pump(&mut self, items: &Items<T::Transaction>) -> Result<(), Error> {
         let mut bytes = Vec::new();
         loop {
             tokio::select! {
@@ -112,7 +112,7 @@ impl<T: Translate> Reader<T> {
                 }
             }
             bytes.drain(..whole);
-            chunk.extend(self.markers.reached(self.translator.received()));
+            chunk.extend(self.markers.take_reached(self.translator.received()));
             if !chunk.is_empty() && items.send(Ok(chunk)).await.is_err() {
                 return Ok(());
             }
@@ -132,11 +132,11 @@ impl Translator {
             return Ok(Item::Position(stamp));
         }
         // 32 bits, like the server's own numbers in its log.
-        let xid = xid_of(&xid)? as u32;
+        let xid = parse_xid(&xid)? as u32;
         if self.seen.sees(xid) {
             return Ok(Item::Position(stamp));
         }
-        let bytes = rows.iter().map(size).sum();
+        let bytes = rows.iter().map(row_bytes).sum();
         let writes = self.tables.writes(rows)?;
         let told = Some(tokens.into_iter().map(Token::from).collect());
         Ok(Item::Transaction(Transaction { stamp, xid, writes, bytes, told, early: false }))
@@ -144,7 +144,7 @@ impl Translator {
 }
 
 impl Translate for Translator {
-    type Of = Transaction;
+    type Transaction = Transaction;
 
     fn take(&mut self, line: &[u8]) -> Result<Option<Item>, Error> {
         match reply(line)? {
@@ -177,7 +177,7 @@ impl Tables {
         let places = places.ok_or_else(|| other_columns(def))?;
         let key: Option<Vec<usize>> = shape.key.iter().map(|at| places.iter().position(|place| place == at)).collect();
         let key = key.filter(|key| !key.is_empty());
-        self.known.insert(shape.table, Known { table: Arc::new(Table { def: def.clone(), key }), places });
+        self.known.insert(shape.table, TableLayout { table: Arc::new(Table { def: def.clone(), key }), places });
         Ok(())
     }
 
@@ -187,7 +187,7 @@ impl Tables {
 
     fn write(&self, row: Row) -> Result<Write, Error> {
         let unknown = || Error::Capture(format!("a row of relation {}, of which nothing was said", row.table));
-        let Known { table, places } = self.known.get(&row.table).ok_or_else(unknown)?;
+        let TableLayout { table, places } = self.known.get(&row.table).ok_or_else(unknown)?;
         let table = Arc::clone(table);
         let mut values = row.values;
         if values.len() != places.len() {
@@ -213,12 +213,12 @@ pub(super) fn unexpected(reply: &Reply) -> Error {
 }
 
 /// Parses the number of a transaction as the proxy writes it.
-pub(super) fn xid_of(text: &str) -> Result<u64, Error> {
+pub(super) fn parse_xid(text: &str) -> Result<u64, Error> {
     text.parse().map_err(|_| Error::Capture(format!("`{text}` is no number of a transaction")))
 }
 
 /// Size of a row in bytes.
-pub(super) fn size(row: &Row) -> u64 {
+pub(super) fn row_bytes(row: &Row) -> u64 {
     row.values.iter().map(|value| 8 + value.as_ref().map_or(0, String::len) as u64).sum()
 }
 
@@ -313,8 +313,12 @@ mod tests {
         let markers = Markers::default();
         markers.put(3, "drain".into());
         markers.put(0, "mark".into());
-        assert!(matches!(&markers.reached::<Transaction>(2)[..], [Item::Marker { text, end: 0 }] if text == "mark"));
-        assert!(matches!(&markers.reached::<Transaction>(3)[..], [Item::Marker { text, end: 3 }] if text == "drain"));
-        assert!(markers.reached::<Transaction>(9).is_empty());
+        assert!(
+            matches!(&markers.take_reached::<Transaction>(2)[..], [Item::Marker { text, end: 0 }] if text == "mark")
+        );
+        assert!(
+            matches!(&markers.take_reached::<Transaction>(3)[..], [Item::Marker { text, end: 3 }] if text == "drain")
+        );
+        assert!(markers.take_reached::<Transaction>(9).is_empty());
     }
 }

@@ -68,13 +68,13 @@ async fn a_held_replay_keeps_the_source_waiting_and_not_all_in_memory() {
     pair.source.sql("shop", &format!("DO $$ BEGIN FOR i IN 1 .. {ROWS} LOOP {each}; END LOOP; END $$"));
     let mut looks = 0;
     until("the source to wait for us", || {
-        assert!(follower.standing().waiting_bytes <= HELD_BYTES_MAX, "{:?}", follower.standing());
+        assert!(follower.status().waiting_bytes <= HELD_BYTES_MAX, "{:?}", follower.status());
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'WalSenderWriteData'";
         looks = if pair.source.sql("shop", waits) == "1" { looks + 1 } else { 0 };
         (looks == 5).then_some(())
     });
-    assert!(follower.standing().waiting_bytes > 0, "{:?}", follower.standing());
-    assert_eq!(follower.standing().applied, 0, "nothing is applied while it is held");
+    assert!(follower.status().waiting_bytes > 0, "{:?}", follower.status());
+    assert_eq!(follower.status().applied, 0, "nothing is applied while it is held");
     // The snapshot sees what was committed before it, so that is applied and makes room.
     let mut source = Link::connect(&pair.from, Purpose::Statements, &[]).await.unwrap();
     let mut target = Link::connect(&pair.to, Purpose::Statements, &[]).await.unwrap();

@@ -6,7 +6,7 @@ use crate::engine::support::{Bench, proxy, sums};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{Accepted, Error, Observer, Options, State, check, run};
+use stillpoint_migrate_engine::{AcceptedRestrictions, Error, Observer, Options, State, check, run};
 use stillpoint_testing::postgresql::{Cluster, Load, available};
 
 /// Times at which a line is written to.
@@ -338,7 +338,7 @@ async fn every_line_of_the_manual_page_arrives() {
     round(&bench.source, bench.source.port(), &scripts);
     bench.front.lock().unwrap().loads.push(load(&bench.source, bench.source.port(), &scripts));
     let mut options = bench.options("shop");
-    options.accepted = Accepted { unlogged_empty: true, ..Accepted::default() };
+    options.accepted = AcceptedRestrictions { unlogged_empty: true, ..AcceptedRestrictions::default() };
 
     let (rounds, writing) = (Arc::new(Mutex::new(0)), Arc::clone(&bench));
     let counted = Arc::clone(&rounds);

@@ -1,7 +1,9 @@
 //! Definitions made on the target since the switch: the way back does not drop them without a warning.
 
 use crate::engine::support::{Bench, observer};
-use stillpoint_migrate_engine::{Accepted, Error, Options, State, defined_since, fallback, run, status};
+use stillpoint_migrate_engine::{
+    AcceptedRestrictions, Error, Options, State, definitions_since_switch, fallback, run, status,
+};
 use stillpoint_testing::postgresql::available;
 
 /// Statements of a server, or of an ordinary client, that define nothing.
@@ -48,7 +50,7 @@ async fn definitions_made_since_the_switch_are_named_and_kept() {
     for sql in HOUSEKEEPING {
         bench.target.sql("shop", sql);
     }
-    assert_eq!(defined_since((&options).await.unwrap(), Vec::<String>::new(), "nothing was defined");
+    assert_eq!(definitions_since_switch(&options).await.unwrap(), Vec::<String>::new(), "nothing was defined");
     for (sql, _) in DEFINED {
         bench.target.sql("shop", sql);
     }
@@ -64,7 +66,7 @@ async fn definitions_made_since_the_switch_are_named_and_kept() {
     assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
     assert!(bench.source.try_sql("shop", "SELECT 1").is_err(), "the source is shut");
 
-    let accepted = Accepted { definitions_dropped: true, ..Accepted::default() };
+    let accepted = AcceptedRestrictions { definitions_dropped: true, ..AcceptedRestrictions::default() };
     let knowingly = Options { accepted, compare: true, ..options };
     bench.target.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (7)");
     fallback(&knowingly, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));

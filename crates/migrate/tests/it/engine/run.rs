@@ -4,7 +4,7 @@ use crate::engine::support::{Bench, FakeClients, observer, sums};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use stillpoint_events::EventKind;
-use stillpoint_migrate_engine::{Copying, Observer, Outcome, fallback, finish, run, status};
+use stillpoint_migrate_engine::{CopyProgress, Observer, Outcome, fallback, finish, run, status};
 use stillpoint_testing::postgresql::available;
 
 /// Tables of every kind that needs its own way of copying and replaying.
@@ -186,7 +186,7 @@ async fn how_long_the_copy_takes_is_told_to_whoever_asks() {
             runtime.block_on(status(&asked)).expect("a status")
         });
         let status = status.join().expect("the other thread does not panic");
-        let copying = Copying { bytes, bytes_total, bytes_per_s, estimate_s };
+        let copying = CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s };
         assert_eq!(status.copying, BTreeMap::from([(target.clone(), copying)]));
         *counted.lock().unwrap() += i32::from(estimate_s.is_some());
     });

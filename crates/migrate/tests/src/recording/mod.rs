@@ -12,4 +12,4 @@ pub use load::{Busy, busy};
 pub use record::{Recording, record};
 pub use replay::{Replayed, Target};
 pub use servers::Front;
-pub use stillpoint_migrate_engine::statement_replay::Way;
+pub use stillpoint_migrate_engine::statement_replay::ReplaySettings;

@@ -5,7 +5,7 @@ use super::servers::Front;
 use std::process::Stdio;
 use std::time::Duration;
 use stillpoint_migrate_engine::Server;
-use stillpoint_migrate_engine::statement_replay::{Happened, Reader};
+use stillpoint_migrate_engine::statement_replay::{Reader, SourceEvent};
 use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 
 /// Limit for a request to the proxy, and for the rest of a capture to arrive.
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// A recorded load.
 #[derive(Debug)]
 pub struct Recording {
-    pub(super) happened: Vec<Happened>,
+    pub(super) events: Vec<SourceEvent>,
     /// Checksums of the source's tables after it.
     pub(super) sums: String,
     /// Transactions that were committed, as clients and the proxy agree.
@@ -45,15 +45,15 @@ pub async fn record(front: &Front, clients: usize, think: Duration, seconds: f64
     let source = Server::parse("source", &front.source.conninfo("shop"), None).expect("a connection string");
     let mut reader = Reader::of(&source).await.expect("read the tables");
     let reading = tokio::spawn(async move {
-        let mut happened = Vec::new();
+        let mut events = Vec::new();
         loop {
             if wanted.borrow().is_some_and(|last| reader.stamp() >= last) && reader.is_quiet() {
-                return happened;
+                return events;
             }
             tokio::select! {
                 line = capture.next() => {
                     let line = line.expect("a line of the capture");
-                    happened.extend(reader.take(line).unwrap_or_else(|error| panic!("the capture ended: {error}")));
+                    events.extend(reader.take(line).unwrap_or_else(|error| panic!("the capture ended: {error}")));
                 }
                 _ = wanted.changed(), if wanted.borrow().is_none() => {}
             }
@@ -68,18 +68,18 @@ pub async fn record(front: &Front, clients: usize, think: Duration, seconds: f64
     let reply = control.ask(&Request::Captured { tenant: "shop".into() }).await.expect("an answer");
     let Reply::Captured { stamp, over: None } = reply else { panic!("{reply:?}") };
     last.send_replace(Some(stamp));
-    let happened =
+    let events =
         tokio::time::timeout(PATIENCE, reading).await.expect("the capture comes to its end").expect("a reader");
     let committed = || {
-        happened.iter().filter_map(|happened| match happened {
-            Happened::Committed(transaction) => Some(transaction),
+        events.iter().filter_map(|events| match events {
+            SourceEvent::Committed(transaction) => Some(transaction),
             _ => None,
         })
     };
     let writing = committed().filter(|transaction| transaction.wrote()).count() as u64;
     let all = committed().count() as u64;
     assert_eq!((writing, all), (ordered, transactions), "every transaction is captured once");
-    Recording { sums: front.source.sql("shop", SUMS), happened, transactions, writing, seconds }
+    Recording { sums: front.source.sql("shop", SUMS), events, transactions, writing, seconds }
 }
 
 fn copy(front: &Front) {

@@ -24,5 +24,5 @@ mod replay;
 
 pub(super) use conductor::Conductor;
 pub(super) use reader::Translator;
-pub use reader::{Happened, Reader, Transaction};
-pub use replay::{Replay, Way};
+pub use reader::{Reader, SourceEvent, Transaction};
+pub use replay::{Replay, ReplaySettings};

@@ -1,6 +1,6 @@
 //! Converts the proxy's reports to events of the source.
 
-use super::super::rows::{Tables, Translate, reply, size, unexpected, xid_of};
+use super::super::rows::{Tables, Translate, parse_xid, reply, row_bytes, unexpected};
 use super::super::transaction::{Item, Write};
 use crate::inventory::Inventory;
 use crate::link::{Link, Purpose};
@@ -38,7 +38,7 @@ impl Transaction {
 
 /// An event that the proxy reports, in the order of its reports.
 #[derive(Debug, Clone)]
-pub enum Happened {
+pub enum SourceEvent {
     /// A transaction is about to send its first operation.
     Begins(RunningId),
     /// A transaction has its snapshot.
@@ -94,52 +94,52 @@ impl Reader {
     ///
     /// # Errors
     /// [`Error::Capture`] if the report does not belong to a capture of statements; [`Error::SchemaChanged`].
-    pub fn take(&mut self, reply: Reply) -> Result<Option<Happened>, Error> {
+    pub fn take(&mut self, reply: Reply) -> Result<Option<SourceEvent>, Error> {
         match reply {
             Reply::Table(shape) => self.tables.learn(&shape).map(|()| None),
             Reply::Begins { running } => {
                 self.running.insert(running);
-                Ok(Some(Happened::Begins(RunningId(running))))
+                Ok(Some(SourceEvent::Begins(RunningId(running))))
             }
             Reply::Began { running, snapshot } => {
                 let snapshot = snapshot.parse().map_err(Error::Capture)?;
-                Ok(Some(Happened::Began(RunningId(running), snapshot)))
+                Ok(Some(SourceEvent::Began(RunningId(running), snapshot)))
             }
             Reply::Ended { running } => {
                 self.running.remove(&running);
-                Ok(Some(Happened::Ended(RunningId(running))))
+                Ok(Some(SourceEvent::Ended(RunningId(running))))
             }
-            Reply::Syncset(set) => self.committed(set),
+            Reply::Syncset(set) => self.take_commit(set),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn committed(&mut self, set: Syncset) -> Result<Option<Happened>, Error> {
+    fn take_commit(&mut self, set: Syncset) -> Result<Option<SourceEvent>, Error> {
         self.stamp = set.stamp;
         let wrote = !set.rows.is_empty();
-        let Some(said) = set.statements else {
+        let Some(statements) = set.statements else {
             // Its COMMIT was sent, but it was rolled back.
             return if wrote { Err(Error::Capture("rows came without their statements".into())) } else { Ok(None) };
         };
-        if let Some(running) = said.running {
+        if let Some(running) = statements.running {
             self.running.remove(&running);
         } else if wrote {
             return Err(Error::Capture("it is not known what a transaction that wrote has seen".into()));
         }
-        if *said.settings != *self.settings {
-            self.settings = said.settings.into();
+        if *statements.settings != *self.settings {
+            self.settings = statements.settings.into();
         }
-        if *said.role != *self.role {
-            self.role = said.role.into();
+        if *statements.role != *self.role {
+            self.role = statements.role.into();
         }
-        let texts: usize = said.operations.iter().map(|operation| 64 + operation.text.len()).sum();
-        let rows: u64 = set.rows.iter().map(size).sum();
-        Ok(Some(Happened::Committed(Arc::new(Transaction {
+        let texts: usize = statements.operations.iter().map(|operation| 64 + operation.text.len()).sum();
+        let rows: u64 = set.rows.iter().map(row_bytes).sum();
+        Ok(Some(SourceEvent::Committed(Arc::new(Transaction {
             stamp: set.stamp,
-            xid: if wrote { Some(Xid(xid_of(&set.xid)?)) } else { None },
-            running: said.running.map(RunningId),
+            xid: if wrote { Some(Xid(parse_xid(&set.xid)?)) } else { None },
+            running: statements.running.map(RunningId),
             tokens: set.tokens.into_iter().map(Token::from).collect(),
-            operations: said.operations,
+            operations: statements.operations,
             settings: Arc::clone(&self.settings),
             role: Arc::clone(&self.role),
             bytes: rows + texts as u64,
@@ -161,18 +161,18 @@ impl Translator {
 }
 
 impl Translate for Translator {
-    type Of = Happened;
+    type Transaction = SourceEvent;
 
-    fn take(&mut self, line: &[u8]) -> Result<Option<Item<Happened>>, Error> {
-        let happened = self.reader.take(reply(line)?)?;
-        Ok(happened.map(|happened| match happened {
-            Happened::Committed(transaction) if transaction.xid.is_some_and(|xid| self.seen.sees(xid)) => {
+    fn take(&mut self, line: &[u8]) -> Result<Option<Item<SourceEvent>>, Error> {
+        let event = self.reader.take(reply(line)?)?;
+        Ok(event.map(|event| match event {
+            SourceEvent::Committed(transaction) if transaction.xid.is_some_and(|xid| self.seen.sees(xid)) => {
                 match transaction.running {
-                    Some(running) => Item::Transaction(Happened::Ended(running)),
+                    Some(running) => Item::Transaction(SourceEvent::Ended(running)),
                     None => Item::Position(transaction.stamp),
                 }
             }
-            happened => Item::Transaction(happened),
+            event => Item::Transaction(event),
         }))
     }
 

@@ -1,7 +1,7 @@
 //! The players, and the steps that each of them may send now.
 
-use super::apply_worker::{Job, Manner, Part, Player, Reached, Report};
-use super::reader::{Happened, Transaction};
+use super::player::{Job, PlayedTransaction, Player, PlayerSettings, Report, StepProgress};
+use super::reader::{SourceEvent, Transaction};
 use crate::link::literal;
 use crate::throttle::Throttle;
 use crate::{Error, Server};
@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 /// Options of a replay of statements.
 #[derive(Debug, Clone, Copy)]
-pub struct Way {
+pub struct ReplaySettings {
     /// Order of the replay; [`Mode::Rows`] repeats the rows instead.
     pub mode: Mode,
     /// Minimum number of connections; modes that need more open more.
@@ -28,9 +28,9 @@ pub struct Way {
 /// A replay of statements. Dropping it ends it.
 #[derive(Debug)]
 pub struct Replay {
-    scheduler: Scheduler<Arc<Part>>,
+    scheduler: Scheduler<Arc<PlayedTransaction>>,
     target: Server,
-    manner: Manner,
+    player_settings: PlayerSettings,
     /// Snapshot that the target held in the beginning; `None` if no transaction ran then.
     base: Option<Snapshot>,
     running: HashMap<RunningId, Running>,
@@ -47,7 +47,7 @@ struct Running {
     snapshot: Option<Snapshot>,
     since: Instant,
     /// True if no commit waits for it any more: it will be repeated by its rows.
-    renounced: bool,
+    by_rows: bool,
 }
 
 impl Replay {
@@ -56,13 +56,13 @@ impl Replay {
     ///
     /// # Errors
     /// The target cannot be reached.
-    pub async fn start(way: Way, target: &Server) -> Result<Replay, Error> {
-        Replay::with(way, target, None, "", Arc::new(Throttle::unlimited())).await
+    pub async fn start(settings: ReplaySettings, target: &Server) -> Result<Replay, Error> {
+        Replay::connect(settings, target, None, "", Arc::new(Throttle::unlimited())).await
     }
 
     /// Connects the players for a migration: the target holds what this snapshot saw, and each transaction writes its stamp.
-    pub(crate) async fn with(
-        way: Way,
+    pub(crate) async fn connect(
+        settings: ReplaySettings,
         target: &Server,
         base: Option<Snapshot>,
         search_path: &str,
@@ -76,11 +76,17 @@ impl Replay {
             format!("pg_catalog.set_config('search_path', {}, false)", literal(search_path))
         };
         let stamps = base.is_some();
-        let manner = Manner { mode: way.mode, synchronous: way.synchronous, stamps, blind: blind.into(), pace };
+        let player_settings = PlayerSettings {
+            mode: settings.mode,
+            synchronous: settings.synchronous,
+            stamps,
+            blind: blind.into(),
+            pace,
+        };
         let mut replay = Replay {
-            scheduler: Scheduler::new(way.mode, 0, limits),
+            scheduler: Scheduler::new(settings.mode, 0, limits),
             target: target.clone(),
-            manner,
+            player_settings,
             base,
             running: HashMap::new(),
             players: Vec::new(),
@@ -88,14 +94,14 @@ impl Replay {
             report,
             reports,
         };
-        for _ in 0..way.players {
+        for _ in 0..settings.players {
             replay.add_player().await?;
         }
         Ok(replay)
     }
 
     async fn add_player(&mut self) -> Result<(), Error> {
-        let player = Player::connect(&self.target, self.manner.clone()).await?;
+        let player = Player::connect(&self.target, self.player_settings.clone()).await?;
         let PlayerId(number) = self.scheduler.add_player();
         let (jobs, given) = mpsc::unbounded_channel();
         self.tasks.spawn(player.run(number, given, self.report.clone()));
@@ -122,66 +128,66 @@ impl Replay {
     ///
     /// # Errors
     /// [`Error::Replay`] for an event that the scheduler refuses.
-    pub fn hand_in(&mut self, happened: Happened) -> Result<Option<Happened>, Error> {
-        match happened {
-            Happened::Begins(running) => {
-                self.running.insert(running, Running { snapshot: None, since: Instant::now(), renounced: false });
-                if self.by_snapshot() {
+    pub fn hand_in(&mut self, event: SourceEvent) -> Result<Option<SourceEvent>, Error> {
+        match event {
+            SourceEvent::Begins(running) => {
+                self.running.insert(running, Running { snapshot: None, since: Instant::now(), by_rows: false });
+                if self.needs_snapshots() {
                     self.scheduler.begins(running);
                 }
             }
-            Happened::Began(running, snapshot) => self.began(running, snapshot),
-            Happened::Ended(running) => self.ended(running),
-            Happened::Committed(transaction) => return self.committed(transaction),
+            SourceEvent::Began(running, snapshot) => self.record_began(running, snapshot),
+            SourceEvent::Ended(running) => self.record_ended(running),
+            SourceEvent::Committed(transaction) => return self.hand_in_commit(transaction),
         }
         Ok(None)
     }
 
-    fn began(&mut self, id: RunningId, snapshot: Snapshot) {
+    fn record_began(&mut self, id: RunningId, snapshot: Snapshot) {
         let straddles = self.base.as_ref().is_some_and(|base| !snapshot.includes(base));
         let Some(running) = self.running.get_mut(&id) else { return };
         running.snapshot = Some(snapshot.clone());
-        running.renounced |= straddles;
-        if running.renounced {
+        running.by_rows |= straddles;
+        if running.by_rows {
             self.scheduler.ended(id);
-        } else if self.by_snapshot() {
+        } else if self.needs_snapshots() {
             self.scheduler.began(id, snapshot);
         }
     }
 
-    fn by_snapshot(&self) -> bool {
-        self.manner.mode.needs_snapshots()
+    fn needs_snapshots(&self) -> bool {
+        self.player_settings.mode.needs_snapshots()
     }
 
-    fn ended(&mut self, id: RunningId) {
+    fn record_ended(&mut self, id: RunningId) {
         self.running.remove(&id);
         self.scheduler.ended(id);
     }
 
-    fn committed(&mut self, transaction: Arc<Transaction>) -> Result<Option<Happened>, Error> {
-        let mode = self.manner.mode;
+    fn hand_in_commit(&mut self, transaction: Arc<Transaction>) -> Result<Option<SourceEvent>, Error> {
+        let mode = self.player_settings.mode;
         if !transaction.wrote() && mode != Mode::BAll {
             if let Some(running) = transaction.running {
-                self.ended(running);
+                self.record_ended(running);
             }
             return Ok(None);
         }
         let known = transaction.running.and_then(|id| self.running.get(&id));
-        let renounced = known.is_some_and(|running| running.renounced);
-        let blind = mode == Mode::Rows || renounced;
+        let by_rows = known.is_some_and(|running| running.by_rows);
+        let blind = mode == Mode::Rows || by_rows;
         if let (true, Some(id), Some(snapshot)) =
-            (renounced && self.by_snapshot(), transaction.running, known.and_then(|known| known.snapshot.clone()))
+            (by_rows && self.needs_snapshots(), transaction.running, known.and_then(|known| known.snapshot.clone()))
         {
             // From here on, other transactions have to wait for it again.
             self.scheduler.began(id, snapshot);
         }
-        let statement = transaction.xid.zip(transaction.running).filter(|_| self.by_snapshot());
+        let statement = transaction.xid.zip(transaction.running).filter(|_| self.needs_snapshots());
         let syncset = Syncset {
             stamp: Stamp(transaction.stamp),
             tokens: transaction.tokens.clone(),
             statement: statement.map(|(xid, running)| Statement { running, xid }),
             bytes: transaction.bytes,
-            payload: Arc::new(Part { transaction: Arc::clone(&transaction), blind }),
+            payload: Arc::new(PlayedTransaction { transaction: Arc::clone(&transaction), blind }),
         };
         match self.scheduler.push_next(syncset) {
             Ok(()) => {
@@ -191,10 +197,10 @@ impl Replay {
                 Ok(None)
             }
             Err(refused) if matches!(refused.error, stillpoint_migrate_replay::Error::Full { .. }) => {
-                if let Some(running) = transaction.running.filter(|_| renounced) {
+                if let Some(running) = transaction.running.filter(|_| by_rows) {
                     self.scheduler.ended(running);
                 }
-                Ok(Some(Happened::Committed(transaction)))
+                Ok(Some(SourceEvent::Committed(transaction)))
             }
             Err(refused) => Err(Error::Replay(refused.error)),
         }
@@ -236,10 +242,10 @@ impl Replay {
     }
 
     /// Stops waiting for transactions that have run for at least this time.
-    pub(super) fn renounce(&mut self, after: Duration) {
+    pub(super) fn stop_waiting(&mut self, after: Duration) {
         for (id, running) in &mut self.running {
-            if !running.renounced && running.since.elapsed() >= after {
-                running.renounced = true;
+            if !running.by_rows && running.since.elapsed() >= after {
+                running.by_rows = true;
                 self.scheduler.ended(*id);
             }
         }
@@ -249,24 +255,24 @@ impl Replay {
     ///
     /// # Errors
     /// An error of a player that a retry does not resolve.
-    pub async fn reported(&mut self) -> Result<(), Error> {
+    pub async fn take_reports(&mut self) -> Result<(), Error> {
         let Some(report) = self.reports.recv().await else { return Ok(()) };
-        self.take(report)?;
+        self.take_report(report)?;
         while let Ok(report) = self.reports.try_recv() {
-            self.take(report)?;
+            self.take_report(report)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, (number, reached): Report) -> Result<(), Error> {
+    fn take_report(&mut self, (number, progress): Report) -> Result<(), Error> {
         let player = PlayerId(number);
-        if matches!(reached, Ok(Reached::Read)) {
+        if matches!(progress, Ok(StepProgress::Read)) {
             return self.scheduler.read_done(player).map_err(Error::Replay);
         }
         self.players[number as usize].1 = false;
-        match reached {
+        match progress {
             Ok(_) => self.scheduler.done(player).map(drop).map_err(Error::Replay),
-            Err(error) if super::super::apply_worker::can_be_mended(&error) => {
+            Err(error) if super::super::apply_worker::can_be_retried(&error) => {
                 tracing::debug!(%error, "a repeated transaction is tried again");
                 self.scheduler.failed(player).map(drop).map_err(Error::Replay)
             }

@@ -10,7 +10,7 @@ mod chart;
 use std::process::ExitCode;
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;
-use stillpoint_migrate_tests::recording::{Front, Recording, Replayed, Target, Way, record};
+use stillpoint_migrate_tests::recording::{Front, Recording, ReplaySettings, Replayed, Target, record};
 use stillpoint_testing::postgresql::available;
 
 /// Default settings, with memory for this machine.
@@ -135,7 +135,7 @@ async fn measure(seconds: f64, rounds: usize) -> Vec<Line> {
 
 async fn replay(target: &Target<'_>, recording: &Recording, column: &Column, clients: usize) -> Replayed {
     let players = if column.product { PRODUCT_PLAYERS } else { clients };
-    target.replay(recording, Way { mode: column.mode, players, synchronous: !column.product }).await
+    target.replay(recording, ReplaySettings { mode: column.mode, players, synchronous: !column.product }).await
 }
 
 fn median(results: &[Replayed], of: impl Fn(&Replayed) -> f64) -> f64 {
