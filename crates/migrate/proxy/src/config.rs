@@ -6,7 +6,7 @@ mod secrets;
 mod tests;
 
 pub(crate) use access::Origin;
-pub use access::{Action, Rule, TlsNeed};
+pub use access::{Action, Rule, TlsRequirement};
 pub(crate) use secrets::warnings as secrets_warnings;
 
 use crate::error::ConfigError;

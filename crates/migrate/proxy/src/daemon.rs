@@ -21,13 +21,13 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 /// Most connections that are accepted and not yet among the unnamed.
-const ARRIVALS: usize = 32;
+const ARRIVALS_MAX: usize = 32;
 /// Time until the next try when accepting fails (no more file descriptors).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for which an address may still be in use: the kernel closes a dead process's sockets one after the other, its
 /// lock among them.
-const CLOSING: Duration = Duration::from_secs(5);
-const BINDING_AGAIN: Duration = Duration::from_millis(5);
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Serves until a signal ends it: SIGTERM lets transactions end, SIGINT does not. SIGHUP reloads the file. Calls
 /// `started` once clients can connect.
@@ -49,7 +49,7 @@ pub fn stand_by(
     runtime()?.block_on(async {
         let mut signals = Signals::install()?;
         match standby::wait(&mut settings, &mut signals, standing_by).await? {
-            Some(lock) => serve(path, settings, lock, signals, CLOSING, started).await,
+            Some(lock) => serve(path, settings, lock, signals, BIND_TIMEOUT, started).await,
             None => Ok(()),
         }
     })
@@ -83,9 +83,9 @@ async fn serve(
     surprises.for_each(|warning| tracing::warn!("{warning}"));
     let proxy = Arc::new(Proxy::new(settings, lock)?);
     let until = Instant::now() + patience;
-    let Listening { control, clients, metrics } = loop {
-        match Listening::bind(&config).await {
-            Err(error) if error.is_in_use() && Instant::now() < until => tokio::time::sleep(BINDING_AGAIN).await,
+    let Listeners { control, clients, metrics } = loop {
+        match Listeners::bind(&config).await {
+            Err(error) if error.is_in_use() && Instant::now() < until => tokio::time::sleep(BIND_RETRY_INTERVAL).await,
             bound => break bound?,
         }
     };
@@ -104,8 +104,8 @@ async fn serve(
 
     let patiently = loop {
         match signals.next().await {
-            Told::Reload => reload(path, &proxy),
-            Told::End { patiently } => break patiently,
+            SignalRequest::Reload => reload(path, &proxy),
+            SignalRequest::End { patiently } => break patiently,
         }
     };
     // From here on no client can connect, and no command is answered. Then a successor may serve.
@@ -134,14 +134,14 @@ async fn serve(
 }
 
 /// All sockets that clients, commands and scrapers connect to.
-struct Listening {
+struct Listeners {
     control: (UnixListener, SocketFile),
     clients: Vec<Listener>,
     metrics: Option<TcpListener>,
 }
 
-impl Listening {
-    async fn bind(config: &Config) -> Result<Listening, StartError> {
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Listeners, StartError> {
         let control = listen::unix(&config.control, 0o600).map_err(|source| match source.kind() {
             ErrorKind::AddrInUse => StartError::Taken(config.control.clone()),
             _ => StartError::Listen { at: config.control.display().to_string(), source },
@@ -155,13 +155,13 @@ impl Listening {
             }
             None => None,
         };
-        Ok(Listening { control, clients, metrics })
+        Ok(Listeners { control, clients, metrics })
     }
 }
 
 /// Request to the process by a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum SignalRequest {
     /// Reload the configuration.
     Reload,
     /// End: patiently, so that transactions may finish, or at once.
@@ -188,11 +188,11 @@ impl Signals {
     }
 
     /// Waits for the next request.
-    pub(crate) async fn next(&mut self) -> Told {
+    pub(crate) async fn next(&mut self) -> SignalRequest {
         tokio::select! {
-            _ = self.hangup.recv() => Told::Reload,
-            _ = self.terminate.recv() => Told::End { patiently: true },
-            _ = self.interrupt.recv() => Told::End { patiently: false },
+            _ = self.hangup.recv() => SignalRequest::Reload,
+            _ = self.terminate.recv() => SignalRequest::End { patiently: true },
+            _ = self.interrupt.recv() => SignalRequest::End { patiently: false },
         }
     }
 }
@@ -224,14 +224,14 @@ fn processors() -> usize {
 /// Accepts no faster than workers take connections over: accepted connections hold open files, and the limit on unnamed
 /// connections does not count them yet.
 async fn accept(listener: Listener, workers: Arc<Workers>) {
-    let arrivals = Arc::new(Semaphore::new(ARRIVALS));
+    let arrivals = Arc::new(Semaphore::new(ARRIVALS_MAX));
     // The semaphore is never closed.
     while let Ok(arrival) = arrivals.clone().acquire_owned().await {
         match listener.accept().await {
             Ok((raw, origin)) => workers.serve(raw, origin, arrival),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
             }
         }
     }
@@ -245,7 +245,7 @@ async fn accept_control((listener, _file): (UnixListener, SocketFile), proxy: Ar
             Ok((stream, _)) => drop(connections.spawn(control::server::serve(stream, proxy.clone()))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
             }
         }
         while connections.try_join_next().is_some() {}

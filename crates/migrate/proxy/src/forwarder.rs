@@ -19,8 +19,8 @@
 use crate::batch::Batch;
 use crate::entry::Command;
 use crate::error::SessionError;
-use crate::polled_stream::Loose;
-use crate::session::{Event, Pump, Standing};
+use crate::polled_stream::PolledStream;
+use crate::session::{Event, NextStep, Pump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -35,19 +35,19 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
 /// Most events from one system call.
-const EVENTS: usize = 1024;
+const EVENTS_MAX: usize = 1024;
 /// Sessions whose bytes are passed on together. Each may hold two buffers meanwhile: as many as a thread keeps.
-const GROUP: usize = crate::buffer::KEPT_MAX / 2;
+const GROUP_SESSIONS: usize = crate::buffer::KEPT_MAX / 2;
 /// Event data of the bell; events of sessions have the session's number and the side of the connection.
-const BELL: u64 = u64::MAX;
+const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Reason why a session came back.
-type Happened = Result<Event, SessionError>;
+type SessionOutcome = Result<Event, SessionError>;
 
 /// A session that was lent to the thread.
-struct Lent {
-    pump: Pump<Loose>,
-    back: oneshot::Sender<(Pump<Loose>, Happened)>,
+struct ForwardedSession {
+    pump: Pump<PolledStream>,
+    back: oneshot::Sender<(Pump<PolledStream>, SessionOutcome)>,
     /// The kernel also reports when one of its connections takes bytes again.
     watches_room: bool,
     /// The session is in the list of ready sessions.
@@ -56,9 +56,9 @@ struct Lent {
     failed: Option<SessionError>,
 }
 
-enum Order {
+enum ForwarderCommand {
     /// Pass its bytes on.
-    Lend(Box<Lent>),
+    Forward(Box<ForwardedSession>),
     /// Give the session of this number back, for this command.
     Recall(u32, Command),
     /// End the thread, with all its sessions.
@@ -67,67 +67,67 @@ enum Order {
 
 /// The thread, for tasks that lend it sessions.
 #[derive(Debug)]
-pub(crate) struct Steady {
-    orders: Sender<Order>,
-    bell: OwnedFd,
+pub(crate) struct Forwarder {
+    commands_in: Sender<ForwarderCommand>,
+    wake_fd: OwnedFd,
 }
 
-impl Steady {
+impl Forwarder {
     /// Starts a thread.
-    pub(crate) fn start(number: usize) -> io::Result<(Steady, JoinHandle<()>)> {
-        let (orders, receiver) = channel();
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    pub(crate) fn start(number: usize) -> io::Result<(Forwarder, JoinHandle<()>)> {
+        let (commands_in, receiver) = channel();
+        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
+        epoll::add(&epoll, &wake_fd, EventData::new_u64(WAKE_TOKEN), EventFlags::IN | EventFlags::ET)?;
         let thread =
-            Thread { epoll, orders: receiver, sessions: HashMap::new(), ready: Vec::new(), batch: Batch::new() };
-        let thread = std::thread::Builder::new().name(format!("steady-{number}")).spawn(|| thread.run())?;
-        Ok((Steady { orders, bell }, thread))
+            Thread { epoll, commands_in: receiver, sessions: HashMap::new(), ready: Vec::new(), batch: Batch::new() };
+        let thread = std::thread::Builder::new().name(format!("forwarder-{number}")).spawn(|| thread.run())?;
+        Ok((Forwarder { commands_in, wake_fd }, thread))
     }
 
     /// Ends the thread.
     pub(crate) fn end(&self) {
-        self.tell(Order::End);
+        self.send(ForwarderCommand::End);
     }
 
     /// Lends a session to the thread until an event, for example a command. Commands that were sent before come before
     /// every byte: a session that begins under a capture begins no transaction without it.
-    pub(crate) async fn pass(
+    pub(crate) async fn forward(
         &self,
         pump: Pump,
         commands: &mut UnboundedReceiver<Command>,
-    ) -> Result<(Pump, Happened), SessionError> {
+    ) -> Result<(Pump, SessionOutcome), SessionError> {
         if let Ok(command) = commands.try_recv() {
             return Ok((pump, Ok(Event::Command(command))));
         }
         let number = pump.number();
         let (back, mut returned) = oneshot::channel();
-        let pump = pump.loosen().map_err(SessionError::Lent)?;
-        let lent = Lent { pump, back, watches_room: false, is_ready: false, failed: None };
-        self.tell(Order::Lend(Box::new(lent)));
+        let pump = pump.unregister().map_err(SessionError::Handover)?;
+        let session = ForwardedSession { pump, back, watches_room: false, is_ready: false, failed: None };
+        self.send(ForwarderCommand::Forward(Box::new(session)));
         let returned = tokio::select! {
             returned = &mut returned => returned,
             Some(command) = commands.recv() => {
-                self.tell(Order::Recall(number, command));
+                self.send(ForwarderCommand::Recall(number, command));
                 returned.await
             }
         };
         // The thread failed in this session.
-        let (pump, happened) = returned.map_err(|gone| SessionError::Lent(io::Error::other(gone)))?;
-        Ok((pump.settle().map_err(SessionError::Lent)?, happened))
+        let (pump, happened) = returned.map_err(|gone| SessionError::Handover(io::Error::other(gone)))?;
+        Ok((pump.register().map_err(SessionError::Handover)?, happened))
     }
 
-    fn tell(&self, order: Order) {
+    fn send(&self, order: ForwarderCommand) {
         // A thread that has ended has dropped its sessions, and each task that waits for one notices that.
-        let _ = self.orders.send(order);
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = self.commands_in.send(order);
+        let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
 }
 
 struct Thread {
     epoll: OwnedFd,
-    orders: Receiver<Order>,
-    sessions: HashMap<u32, Box<Lent>>,
+    commands_in: Receiver<ForwarderCommand>,
+    sessions: HashMap<u32, Box<ForwardedSession>>,
     /// Numbers of ready sessions.
     ready: Vec<u32>,
     batch: Batch,
@@ -135,7 +135,7 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
-        let mut events = Vec::with_capacity(EVENTS);
+        let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
             let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
             let limit = (!self.ready.is_empty()).then_some(&at_once);
@@ -146,17 +146,19 @@ impl Thread {
             let mut rung = false;
             for event in events.drain(..) {
                 match event.data.u64() {
-                    BELL => rung = true,
-                    data => self.note((data >> 1) as u32, data & 1 == 0, event.flags),
+                    WAKE_TOKEN => rung = true,
+                    data => self.record_event((data >> 1) as u32, data & 1 == 0, event.flags),
                 }
             }
-            self.pass();
+            self.forward();
             // Orders come after the events: those of a session that is given back end here.
-            while rung && let Ok(order) = self.orders.try_recv() {
+            while rung && let Ok(order) = self.commands_in.try_recv() {
                 match order {
-                    Order::Lend(lent) => self.lend(lent),
-                    Order::Recall(number, command) => self.give_back(number, Ok(Event::Command(command))),
-                    Order::End => return,
+                    ForwarderCommand::Forward(session) => self.add_session(session),
+                    ForwarderCommand::Recall(number, command) => {
+                        self.return_session(number, Ok(Event::Command(command)))
+                    }
+                    ForwarderCommand::End => return,
                 }
             }
         }
@@ -164,52 +166,52 @@ impl Thread {
 
     /// Records an event at one end of a session.
     #[inline]
-    fn note(&mut self, number: u32, of_client: bool, flags: EventFlags) {
-        let Some(lent) = self.sessions.get_mut(&number) else { return };
-        lent.pump.end_mut(of_client).note(flags);
-        if !std::mem::replace(&mut lent.is_ready, true) {
+    fn record_event(&mut self, number: u32, of_client: bool, flags: EventFlags) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        session.pump.end_mut(of_client).record_event(flags);
+        if !std::mem::replace(&mut session.is_ready, true) {
             self.ready.push(number);
         }
     }
 
     /// Passes on the bytes of all ready sessions.
-    fn pass(&mut self) {
+    fn forward(&mut self) {
         let mut left = self.ready.len();
         while left > 0 {
-            let group: Vec<u32> = self.ready.drain(..left.min(GROUP)).collect();
+            let group: Vec<u32> = self.ready.drain(..left.min(GROUP_SESSIONS)).collect();
             left -= group.len();
-            self.pass_group(group);
+            self.forward_group(group);
         }
     }
 
     /// Reads what has arrived for each session of the group, then makes all their writes.
-    fn pass_group(&mut self, mut group: Vec<u32>) {
-        group.retain(|number| self.attend(*number, |lent| lent.failed = lent.pump.take_in().err()));
-        let (mut places, mut writes) = (Vec::with_capacity(2 * GROUP), Vec::with_capacity(2 * GROUP));
+    fn forward_group(&mut self, mut group: Vec<u32>) {
+        group.retain(|number| self.handle_ready(*number, |session| session.failed = session.pump.read_all().err()));
+        let (mut places, mut writes) = (Vec::with_capacity(2 * GROUP_SESSIONS), Vec::with_capacity(2 * GROUP_SESSIONS));
         for number in &group {
-            let Some(lent) = self.sessions.get(number) else { continue };
-            for (to_client, write) in [true, false].into_iter().zip(lent.pump.writes()) {
+            let Some(session) = self.sessions.get(number) else { continue };
+            for (to_client, write) in [true, false].into_iter().zip(session.pump.writes()) {
                 places.extend(write.map(|_| (*number, to_client)));
                 writes.extend(write);
             }
         }
         let taken = self.batch.write(&writes);
         for ((number, to_client), taken) in places.into_iter().zip(taken) {
-            let Some(lent) = self.sessions.get_mut(&number) else { continue };
-            if let Err(error) = lent.pump.wrote(to_client, *taken) {
-                lent.failed.get_or_insert(error);
+            let Some(session) = self.sessions.get_mut(&number) else { continue };
+            if let Err(error) = session.pump.record_write(to_client, *taken) {
+                session.failed.get_or_insert(error);
             }
         }
         for number in group {
-            self.go_on(number);
+            self.requeue(number);
         }
     }
 
     /// Runs `what` on a session; returns true if the session still exists afterwards.
     #[inline]
-    fn attend(&mut self, number: u32, what: impl FnOnce(&mut Lent)) -> bool {
-        let Some(lent) = self.sessions.get_mut(&number) else { return false };
-        let done = catch_unwind(AssertUnwindSafe(|| what(lent)));
+    fn handle_ready(&mut self, number: u32, what: impl FnOnce(&mut ForwardedSession)) -> bool {
+        let Some(session) = self.sessions.get_mut(&number) else { return false };
+        let done = catch_unwind(AssertUnwindSafe(|| what(session)));
         if done.is_err() {
             // Its connections are closed; the other sessions are not affected.
             self.sessions.remove(&number);
@@ -218,58 +220,58 @@ impl Thread {
     }
 
     #[inline]
-    fn go_on(&mut self, number: u32) {
-        let Some(lent) = self.sessions.get_mut(&number) else { return };
-        lent.is_ready = false;
-        if let Some(error) = lent.failed.take() {
-            return self.give_back(number, Err(error));
+    fn requeue(&mut self, number: u32) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        session.is_ready = false;
+        if let Some(error) = session.failed.take() {
+            return self.return_session(number, Err(error));
         }
-        match lent.pump.standing() {
-            Standing::Happened(event) => return self.give_back(number, Ok(event)),
-            Standing::More => {
-                lent.is_ready = true;
+        match session.pump.next_step() {
+            NextStep::Event(event) => return self.return_session(number, Ok(event)),
+            NextStep::Continue => {
+                session.is_ready = true;
                 self.ready.push(number);
             }
-            Standing::Rest => {}
+            NextStep::Wait => {}
         }
-        if !lent.watches_room && lent.pump.ends().into_iter().any(|end| !end.is_writable()) {
-            lent.watches_room = true;
-            if let Err(error) = watch(&self.epoll, lent) {
-                self.give_back(number, Err(SessionError::Lent(error.into())));
+        if !session.watches_room && session.pump.ends().into_iter().any(|end| !end.is_writable()) {
+            session.watches_room = true;
+            if let Err(error) = update_events(&self.epoll, session) {
+                self.return_session(number, Err(SessionError::Handover(error.into())));
             }
         }
     }
 
-    fn lend(&mut self, mut lent: Box<Lent>) {
-        let number = lent.pump.number();
-        let watched = watch(&self.epoll, &lent);
+    fn add_session(&mut self, mut session: Box<ForwardedSession>) {
+        let number = session.pump.number();
+        let watched = update_events(&self.epoll, &session);
         // Its buffers may already hold bytes.
-        lent.is_ready = true;
-        self.sessions.insert(number, lent);
+        session.is_ready = true;
+        self.sessions.insert(number, session);
         self.ready.push(number);
         if let Err(error) = watched {
-            self.give_back(number, Err(SessionError::Lent(error.into())));
+            self.return_session(number, Err(SessionError::Handover(error.into())));
         }
     }
 
-    fn give_back(&mut self, number: u32, happened: Happened) {
+    fn return_session(&mut self, number: u32, happened: SessionOutcome) {
         // A recall may come too late: the session has then come back already.
-        let Some(lent) = self.sessions.remove(&number) else { return };
-        for end in lent.pump.ends() {
+        let Some(session) = self.sessions.remove(&number) else { return };
+        for end in session.pump.ends() {
             let _ = epoll::delete(&self.epoll, end);
         }
-        let _ = lent.back.send((lent.pump, happened));
+        let _ = session.back.send((session.pump, happened));
     }
 }
 
 /// Lets the kernel report events at both connections of a session. Events about room for writes are requested only
 /// after there was none: a socket in the file system would report one after every message.
-fn watch(epoll: &OwnedFd, lent: &Lent) -> rustix::io::Result<()> {
+fn update_events(epoll: &OwnedFd, session: &ForwardedSession) -> rustix::io::Result<()> {
     const CHANGES: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
-    let number = u64::from(lent.pump.number());
-    for (side, end) in lent.pump.ends().into_iter().enumerate() {
+    let number = u64::from(session.pump.number());
+    for (side, end) in session.pump.ends().into_iter().enumerate() {
         let data = EventData::new_u64(number << 1 | side as u64);
-        match lent.watches_room {
+        match session.watches_room {
             false => epoll::add(epoll, end, data, CHANGES)?,
             true => epoll::modify(epoll, end, data, CHANGES | EventFlags::OUT)?,
         }
@@ -281,7 +283,7 @@ fn watch(epoll: &OwnedFd, lent: &Lent) -> rustix::io::Result<()> {
 mod tests {
     use super::*;
     use crate::entry::{Entry, Who};
-    use crate::session::{CustomNames, Notes};
+    use crate::session::{CustomNames, StateTracker};
     use crate::stream::{Raw, Stream};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream as StdUnixStream;
@@ -311,7 +313,7 @@ mod tests {
         let who = Who { tenant: text(), user: text(), database: text(), origin: text() };
         let (entry, commands) = Entry::new(number, who, vec![], Arc::default());
         let (entry, (ours, client), (theirs, server)) = (Arc::new(entry), stream(), stream());
-        let pump = Pump::new(ours, theirs, entry.clone(), Notes::new(CustomNames::default()));
+        let pump = Pump::new(ours, theirs, entry.clone(), StateTracker::new(CustomNames::default()));
         Session { pump, entry, commands, client, server }
     }
 
@@ -334,7 +336,7 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_session_comes_back_for_each_command_and_with_its_end_and_goes_on_between() {
-        let (steady, thread) = Steady::start(0).unwrap();
+        let (forwarder, thread) = Forwarder::start(0).unwrap();
         let Session { mut pump, entry, mut commands, mut client, mut server } = session(7);
         for _ in 0..3 {
             let talk = tokio::task::spawn_blocking({
@@ -345,33 +347,33 @@ mod tests {
                     (client, server)
                 }
             });
-            let (back, happened) = steady.pass(pump, &mut commands).await.unwrap();
+            let (back, happened) = forwarder.forward(pump, &mut commands).await.unwrap();
             assert!(matches!(happened, Ok(Event::Command(Command::Abandon))), "{happened:?}");
             (pump, (client, server)) = (back, talk.await.unwrap());
         }
         assert_eq!(entry.counters.statements.load(Ordering::Relaxed), 3);
         drop(client);
-        let (_, happened) = steady.pass(pump, &mut commands).await.unwrap();
+        let (_, happened) = forwarder.forward(pump, &mut commands).await.unwrap();
         assert!(matches!(happened, Ok(Event::ClientLeft)), "{happened:?}");
-        steady.end();
+        forwarder.end();
         thread.join().unwrap();
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn what_was_asked_for_before_comes_before_every_byte() {
-        let (steady, thread) = Steady::start(0).unwrap();
+        let (forwarder, thread) = Forwarder::start(0).unwrap();
         // A thread that has ended takes no sessions.
-        steady.end();
+        forwarder.end();
         thread.join().unwrap();
         let Session { pump, entry, mut commands, .. } = session(7);
         entry.send(Command::Abandon);
-        let (_, happened) = steady.pass(pump, &mut commands).await.unwrap();
+        let (_, happened) = forwarder.forward(pump, &mut commands).await.unwrap();
         assert!(matches!(happened, Ok(Event::Command(Command::Abandon))), "{happened:?}");
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_flood_that_nobody_takes_waits_and_keeps_nobody_else() {
-        let (steady, thread) = Steady::start(0).unwrap();
+        let (forwarder, thread) = Forwarder::start(0).unwrap();
         let (mut flooded, mut other) = (session(1), session(2));
         let (taken, end) = std::sync::mpsc::channel::<()>();
         // Far more than sockets and buffers hold.
@@ -389,8 +391,8 @@ mod tests {
             (0..ROWS).for_each(|_| receive(&mut flooded.client, &expected));
         });
         let (one, two) = tokio::join!(
-            steady.pass(flooded.pump, &mut flooded.commands),
-            steady.pass(other.pump, &mut other.commands)
+            forwarder.forward(flooded.pump, &mut flooded.commands),
+            forwarder.forward(other.pump, &mut other.commands)
         );
         for (_, happened) in [one.unwrap(), two.unwrap()] {
             assert!(matches!(happened, Ok(Event::ClientLeft | Event::ServerLeft)), "{happened:?}");
@@ -398,13 +400,13 @@ mod tests {
         for thread in [flood, talk, take] {
             thread.join().unwrap();
         }
-        steady.end();
+        forwarder.end();
         thread.join().unwrap();
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn sessions_that_talk_at_the_same_time_get_what_is_theirs() {
-        let (steady, thread) = Steady::start(0).unwrap();
+        let (forwarder, thread) = Forwarder::start(0).unwrap();
         let mut sessions: Vec<_> = (1..=8).map(session).collect();
         let talks: Vec<_> = sessions.iter().map(|session| (clone(&session.client), clone(&session.server))).collect();
         let begin = Arc::new(std::sync::Barrier::new(talks.len()));
@@ -424,11 +426,11 @@ mod tests {
         };
         let talks: Vec<_> = talks.into_iter().enumerate().map(talk).collect();
         let mut passes = tokio::task::JoinSet::new();
-        let steady = Arc::new(steady);
+        let forwarder = Arc::new(forwarder);
         for Session { pump, mut commands, entry, client, server } in sessions.drain(..) {
-            let steady = steady.clone();
+            let forwarder = forwarder.clone();
             passes.spawn(async move {
-                let happened = steady.pass(pump, &mut commands).await.unwrap().1;
+                let happened = forwarder.forward(pump, &mut commands).await.unwrap().1;
                 drop((entry, client, server));
                 happened
             });
@@ -437,7 +439,7 @@ mod tests {
             assert!(matches!(happened.unwrap(), Ok(Event::ClientLeft)));
         }
         talks.into_iter().for_each(|talk| talk.join().unwrap());
-        steady.end();
+        forwarder.end();
         thread.join().unwrap();
     }
 
@@ -447,19 +449,19 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn bytes_that_are_not_the_protocol_end_their_session() {
-        let (steady, thread) = Steady::start(0).unwrap();
+        let (forwarder, thread) = Forwarder::start(0).unwrap();
         let (mut wrong, mut other) = (session(1), session(2));
         wrong.client.write_all(b"\0GET / HTTP").unwrap();
-        let (_, happened) = steady.pass(wrong.pump, &mut wrong.commands).await.unwrap();
+        let (_, happened) = forwarder.forward(wrong.pump, &mut wrong.commands).await.unwrap();
         assert!(matches!(happened, Err(SessionError::ClientProtocol(_))), "{happened:?}");
         let talk = std::thread::spawn(move || {
             pair(&mut other.client, &mut other.server);
             (other.client, drop(other.server)).0
         });
-        let (_, happened) = steady.pass(other.pump, &mut other.commands).await.unwrap();
+        let (_, happened) = forwarder.forward(other.pump, &mut other.commands).await.unwrap();
         assert!(matches!(happened, Ok(Event::ServerLeft)), "{happened:?}");
         drop(talk.join().unwrap());
-        steady.end();
+        forwarder.end();
         thread.join().unwrap();
     }
 }

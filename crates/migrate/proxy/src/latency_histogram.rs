@@ -9,15 +9,15 @@ const CLASSES: usize = 4 * 22;
 /// Counts of statements by duration. Of statements that a client sends without waiting for answers, only the first
 /// counts.
 #[derive(Debug)]
-pub(crate) struct Waits([AtomicU64; CLASSES]);
+pub(crate) struct LatencyHistogram([AtomicU64; CLASSES]);
 
-impl Default for Waits {
+impl Default for LatencyHistogram {
     fn default() -> Self {
-        Waits([const { AtomicU64::new(0) }; CLASSES])
+        LatencyHistogram([const { AtomicU64::new(0) }; CLASSES])
     }
 }
 
-impl Waits {
+impl LatencyHistogram {
     #[inline]
     pub(crate) fn count(&self, us: u64) {
         self.0[class(us)].fetch_add(1, Ordering::Relaxed);
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_told() {
-        let waits = Waits::default();
+        let waits = LatencyHistogram::default();
         for us in [3, 100, 100, 7000] {
             waits.count(us);
         }

@@ -90,7 +90,7 @@ mod verifiers;
 mod workers;
 
 pub use capture::facts::{Capturable, Limit, capturable, capturable_question};
-pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsNeed};
+pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsRequirement};
 pub use daemon::{check, run, stand_by};
 pub use error::{ConfigError, StartError};
 pub use session::SESSION_SETTINGS;

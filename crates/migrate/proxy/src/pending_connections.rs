@@ -30,7 +30,7 @@ impl State {
     }
 
     /// The oldest connection of the address that has the most.
-    fn longest(&self) -> Option<(Origin, u64)> {
+    fn oldest(&self) -> Option<(Origin, u64)> {
         let first = |(host, of_host): (&Origin, &BTreeMap<u64, _>)| Some((*host, *of_host.first_key_value()?.0));
         self.waiting.iter().max_by_key(|(_, of_host)| of_host.len()).and_then(first)
     }
@@ -38,37 +38,37 @@ impl State {
 
 /// All such connections.
 #[derive(Debug, Default)]
-pub(crate) struct Unnamed {
+pub(crate) struct PendingConnections {
     state: Mutex<State>,
-    turned_away: AtomicU64,
+    evictions: AtomicU64,
 }
 
 /// The place of one connection; free again when dropped.
 #[derive(Debug)]
 pub(crate) struct Place<'u> {
-    of: &'u Unnamed,
+    of: &'u PendingConnections,
     host: Origin,
     number: u64,
-    called: Arc<Notify>,
+    notify: Arc<Notify>,
 }
 
-impl Unnamed {
+impl PendingConnections {
     /// Enters a place among `most`.
     pub(crate) fn enter(&self, origin: Origin, most: usize) -> Place<'_> {
-        let (host, called) = (origin.host(), Arc::new(Notify::new()));
+        let (host, notify) = (origin.host(), Arc::new(Notify::new()));
         let mut state = lock(&self.state);
         state.last += 1;
         let number = state.last;
-        state.waiting.entry(host).or_default().insert(number, called.clone());
+        state.waiting.entry(host).or_default().insert(number, notify.clone());
         state.count += 1;
         while state.count > most
-            && let Some((host, number)) = state.longest()
-            && let Some(longest) = state.remove(host, number)
+            && let Some((host, number)) = state.oldest()
+            && let Some(oldest) = state.remove(host, number)
         {
-            self.turned_away.fetch_add(1, Ordering::Relaxed);
-            longest.notify_one();
+            self.evictions.fetch_add(1, Ordering::Relaxed);
+            oldest.notify_one();
         }
-        Place { of: self, host, number, called }
+        Place { of: self, host, number, notify }
     }
 
     /// Number of such connections.
@@ -77,15 +77,15 @@ impl Unnamed {
     }
 
     /// Number of connections that had to make way.
-    pub(crate) fn turned_away(&self) -> u64 {
-        self.turned_away.load(Ordering::Relaxed)
+    pub(crate) fn evictions(&self) -> u64 {
+        self.evictions.load(Ordering::Relaxed)
     }
 }
 
 impl Place<'_> {
     /// Returns when this connection must make way.
-    pub(crate) async fn makes_way(&self) {
-        self.called.notified().await;
+    pub(crate) async fn evicted(&self) {
+        self.notify.notified().await;
     }
 }
 
@@ -101,26 +101,26 @@ mod tests {
 
     #[tokio::test]
     async fn the_longest_waiting_makes_way() {
-        let unnamed = Unnamed::default();
+        let unnamed = PendingConnections::default();
         let enter = |most| unnamed.enter(Origin::Local, most);
         let (first, second) = (enter(2), enter(2));
-        assert_eq!((unnamed.count(), unnamed.turned_away()), (2, 0));
+        assert_eq!((unnamed.count(), unnamed.evictions()), (2, 0));
         let third = enter(2);
-        first.makes_way().await;
+        first.evicted().await;
         drop((first, third));
-        assert_eq!((unnamed.count(), unnamed.turned_away()), (1, 1));
+        assert_eq!((unnamed.count(), unnamed.evictions()), (1, 1));
         let _fourth = enter(1);
-        second.makes_way().await;
+        second.evicted().await;
     }
 
     #[tokio::test]
     async fn of_the_address_that_has_the_most() {
-        let unnamed = Unnamed::default();
+        let unnamed = PendingConnections::default();
         let enter = |address: &str| unnamed.enter(Origin::Address(address.parse().unwrap()), 3);
         let alone = enter("10.0.0.1");
         let (first, _second, _third) = (enter("10.0.0.2"), enter("10.0.0.2"), enter("10.0.0.2"));
-        first.makes_way().await;
-        let made_way = tokio::time::timeout(std::time::Duration::from_millis(1), alone.makes_way());
+        first.evicted().await;
+        let made_way = tokio::time::timeout(std::time::Duration::from_millis(1), alone.evicted());
         assert!(made_way.await.is_err());
         assert_eq!(unnamed.count(), 3);
     }

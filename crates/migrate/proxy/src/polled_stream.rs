@@ -18,7 +18,7 @@ enum Socket {
 
 /// A connection between two runtimes, or without any.
 #[derive(Debug)]
-pub(crate) struct Loose {
+pub(crate) struct PolledStream {
     socket: Socket,
     /// A read may return something.
     readable: bool,
@@ -28,18 +28,18 @@ pub(crate) struct Loose {
     writable: bool,
 }
 
-impl Loose {
+impl PolledStream {
     /// Takes a connection out of the runtime.
-    pub(crate) fn from(raw: Raw) -> io::Result<Loose> {
+    pub(crate) fn from(raw: Raw) -> io::Result<PolledStream> {
         let socket = match raw {
             Raw::Tcp(stream) => Socket::Tcp(stream.into_std()?),
             Raw::Unix(stream) => Socket::Unix(stream.into_std()?),
         };
-        Ok(Loose { socket, readable: false, ended: false, writable: true })
+        Ok(PolledStream { socket, readable: false, ended: false, writable: true })
     }
 
     /// Puts the connection into the runtime of the calling task.
-    pub(crate) fn settle(self) -> io::Result<Raw> {
+    pub(crate) fn register(self) -> io::Result<Raw> {
         Ok(match self.socket {
             Socket::Tcp(stream) => Raw::Tcp(TcpStream::from_std(stream)?),
             Socket::Unix(stream) => Raw::Unix(UnixStream::from_std(stream)?),
@@ -48,7 +48,7 @@ impl Loose {
 
     /// Records an event that the kernel reported.
     #[inline]
-    pub(crate) fn note(&mut self, flags: EventFlags) {
+    pub(crate) fn record_event(&mut self, flags: EventFlags) {
         self.ended |= flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
         self.readable |= self.ended || flags.contains(EventFlags::IN);
         self.writable |= flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR);
@@ -62,7 +62,7 @@ impl Loose {
 
     /// Records that a write had no room.
     #[inline]
-    pub(crate) fn fill_up(&mut self) {
+    pub(crate) fn mark_full(&mut self) {
         self.writable = false;
     }
 
@@ -73,7 +73,7 @@ impl Loose {
     }
 }
 
-impl AsFd for Loose {
+impl AsFd for PolledStream {
     #[inline]
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.socket {
@@ -85,7 +85,7 @@ impl AsFd for Loose {
 
 /// No task is woken: the owner itself waits for the kernel. System calls bypass libc, whose calls are cancellation
 /// points and cost more for that.
-impl End for Loose {
+impl End for PolledStream {
     #[inline]
     fn poll_fill(&mut self, _: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
         if !self.readable {

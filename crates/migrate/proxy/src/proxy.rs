@@ -5,7 +5,7 @@ use crate::config::{ANY, Config, Server};
 use crate::entry::{Command, Counters, Directory, lock};
 use crate::error::{ConfigError, StartError};
 use crate::logins::Logins;
-use crate::pending_connections::Unnamed;
+use crate::pending_connections::PendingConnections;
 use crate::routes::{Lock, Routes};
 use crate::secret::MockSecret;
 use crate::standby::Place;
@@ -55,7 +55,7 @@ pub(crate) struct Proxy {
     /// Number of times that the configuration was reloaded.
     pub(crate) reloads: watch::Sender<u64>,
     /// Connections that have not named their user.
-    pub(crate) unnamed: Unnamed,
+    pub(crate) unnamed: PendingConnections,
     /// Clients that have not proved their identity.
     pub(crate) logins: Arc<Logins>,
     /// Secret from which mock exchanges are built.
@@ -80,7 +80,7 @@ impl Proxy {
             totals: Counters::default(),
             held: Arc::default(),
             reloads: watch::Sender::new(0),
-            unnamed: Unnamed::default(),
+            unnamed: PendingConnections::default(),
             logins: Arc::default(),
             mock_secret,
             standby: Place::default(),
@@ -150,7 +150,7 @@ impl Proxy {
 
     /// Memory that captured sessions may hold for messages.
     pub(crate) fn memory(&self) -> Memory {
-        Memory { held: self.held.clone(), most: self.settings().config.limits.memory_mib << 20 }
+        Memory { held: self.held.clone(), max_bytes: self.settings().config.limits.memory_mib << 20 }
     }
 
     /// Sums over all sessions so far.

@@ -16,7 +16,7 @@
 
 use crate::config::Config;
 use crate::control::{Client, ControlError, Reply, Request};
-use crate::daemon::{Signals, Told};
+use crate::daemon::{SignalRequest, Signals};
 use crate::entry::lock;
 use crate::error::StartError;
 use crate::proxy::{Proxy, Settings};
@@ -28,11 +28,11 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 /// Interval at which the lock is tried, once it may be free.
-const LOOKING: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest time until the end of an earlier standby is noticed.
-const LEAVING: Duration = Duration::from_millis(500);
+const STANDBY_END_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time in which the proxy with the lock answers; if it does not, it is not the one in the configuration.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Place of the standby, of which there is at most one.
 #[derive(Debug, Default)]
@@ -44,20 +44,20 @@ impl Place {
         *lock(&self.0)
     }
 
-    fn take(&self, process: i32) -> Result<Taken<'_>, String> {
+    fn take(&self, process: i32) -> Result<TakenPlace<'_>, String> {
         let mut taken = lock(&self.0);
         if let Some(other) = *taken {
             return Err(format!("process {other} stands by already"));
         }
         *taken = Some(process);
-        Ok(Taken(self))
+        Ok(TakenPlace(self))
     }
 }
 
 /// A place that is taken; dropping it frees it.
-struct Taken<'p>(&'p Place);
+struct TakenPlace<'p>(&'p Place);
 
-impl Drop for Taken<'_> {
+impl Drop for TakenPlace<'_> {
     fn drop(&mut self) {
         *lock(&self.0.0) = None;
     }
@@ -75,7 +75,7 @@ pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text
     let _taken = loop {
         match proxy.standby.take(process) {
             // The earlier standby may be gone, and its end not yet noticed.
-            Err(_) if begun.elapsed() < LEAVING => tokio::time::sleep(LOOKING).await,
+            Err(_) if begun.elapsed() < STANDBY_END_TIMEOUT => tokio::time::sleep(POLL_INTERVAL).await,
             taken => break taken?,
         }
     };
@@ -105,12 +105,12 @@ pub(crate) async fn wait(
     signals: &mut Signals,
     standing_by: impl FnOnce(&Config),
 ) -> Result<Option<Lock>, StartError> {
-    let (begun, mut unheard, mut seen) = (Instant::now(), Some(standing_by), None);
+    let (begun, mut on_registered, mut seen) = (Instant::now(), Some(standing_by), None);
     loop {
         let config = &settings.config;
         let served = match Lock::take(&config.routes, &config.control) {
             Err(StartError::Served { routes, control })
-                if unheard.is_some() && control != config.control && !control.as_os_str().is_empty() =>
+                if on_registered.is_some() && control != config.control && !control.as_os_str().is_empty() =>
             {
                 return Err(StartError::Served { routes, control });
             }
@@ -123,7 +123,7 @@ pub(crate) async fn wait(
                 return taken.map(Some);
             }
         };
-        let waiting = follow(settings, &mut unheard);
+        let waiting = follow(settings, &mut on_registered);
         let heard = tokio::select! {
             heard = waiting => heard,
             () = ended(signals) => return Ok(None),
@@ -135,15 +135,15 @@ pub(crate) async fn wait(
             Err(ControlError::Refused(why)) => {
                 return Err(StartError::StandBy { control: settings.config.control.clone(), why });
             }
-            Err(_) if unheard.is_some() && begun.elapsed() >= ANSWER_LIMIT => return Err(served),
+            Err(_) if on_registered.is_some() && begun.elapsed() >= REPLY_TIMEOUT => return Err(served),
             Err(_) => {}
         }
-        tokio::time::sleep(LOOKING).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Registers with the proxy that serves, and takes over its configuration until the connection ends.
-async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Config)>) -> Result<(), ControlError> {
+async fn follow(settings: &mut Settings, on_registered: &mut Option<impl FnOnce(&Config)>) -> Result<(), ControlError> {
     let request = Request::StandBy { config: settings.config.text.clone() };
     let answering = async {
         let mut client = Client::connect(&settings.config.control).await?;
@@ -151,8 +151,8 @@ async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Confi
         Ok::<_, ControlError>((client, reply))
     };
     let (mut client, mut reply) =
-        tokio::time::timeout(ANSWER_LIMIT, answering).await.unwrap_or(Err(ControlError::Closed))?;
-    if let Some(standing_by) = unheard.take() {
+        tokio::time::timeout(REPLY_TIMEOUT, answering).await.unwrap_or(Err(ControlError::Closed))?;
+    if let Some(standing_by) = on_registered.take() {
         standing_by(&settings.config);
     }
     tracing::info!("standing by");
@@ -174,7 +174,7 @@ async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Confi
 
 /// Returns when a signal requests the end.
 async fn ended(signals: &mut Signals) {
-    while signals.next().await == Told::Reload {
+    while signals.next().await == SignalRequest::Reload {
         tracing::info!("the configuration is that of the proxy that serves: it is told to read it anew, not this one");
     }
 }

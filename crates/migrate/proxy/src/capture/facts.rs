@@ -1,18 +1,18 @@
 //! Facts of a database that capture needs. The captured session itself asks the server for them: with its rights, its
 //! search path and its temporary tables.
 
-use super::Meant;
+use super::SessionContext;
 use std::collections::HashMap;
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 
 /// Functions of the server itself that write rows, or that run texts that may write.
-const WRITE: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
+const WRITING_FUNCTIONS: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
     lo_truncate64,query_to_xml,query_to_xmlschema,query_to_xml_and_xmlschema,cursor_to_xml,cursor_to_xmlschema,ts_stat,\
     ts_rewrite,database_to_xml,schema_to_xml,table_to_xml}'";
 
 /// Settings, beside `search_path`, that change the meaning of a text.
-const SAID: &str = "'{TimeZone,timezone_abbreviations,DateStyle,IntervalStyle,bytea_output,extra_float_digits,\
+const MEANING_SETTINGS: &str = "'{TimeZone,timezone_abbreviations,DateStyle,IntervalStyle,bytea_output,extra_float_digits,\
     standard_conforming_strings,array_nulls,transform_null_equals,xmlbinary,xmloption}'";
 
 /// Builds the question. Every row of the answer: its subject, and seven texts. Lists of columns are numbers with
@@ -34,7 +34,7 @@ fn question() -> String {
            pg_catalog.getdatabaseencoding()::text, NULL::text, NULL::text, NULL::text, NULL::text \
          UNION ALL SELECT 'said', pg_catalog.string_agg(pg_catalog.format('pg_catalog.set_config(%L, %L, false)', s.name, \
              coalesce(s.value, pg_catalog.current_setting(s.name))), ', ' ORDER BY s.name), CURRENT_USER::text, NULL, NULL, NULL, NULL, NULL \
-           FROM (SELECT name, NULL::text AS value FROM pg_catalog.unnest({SAID}::text[]) name UNION ALL \
+           FROM (SELECT name, NULL::text AS value FROM pg_catalog.unnest({MEANING_SETTINGS}::text[]) name UNION ALL \
              SELECT 'search_path', pg_catalog.array_to_string(ARRAY(SELECT pg_catalog.quote_ident(x.s) \
                FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY x(s, p) ORDER BY p), ', ')) s \
          UNION ALL SELECT 'path', s, p::text, NULL, NULL, NULL, NULL, NULL \
@@ -85,7 +85,7 @@ fn question() -> String {
          UNION ALL SELECT 'function', p.proname, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.pg_proc p \
            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace \
            WHERE p.provolatile = 'v' AND p.prokind <> 'p' AND {user} \
-         UNION ALL SELECT 'function', f, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.unnest({WRITE}::text[]) f \
+         UNION ALL SELECT 'function', f, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.unnest({WRITING_FUNCTIONS}::text[]) f \
          UNION ALL SELECT 'statement', s.name, s.statement, \
            pg_catalog.array_to_string(s.parameter_types::pg_catalog.oid[], ' '), NULL, NULL, NULL, NULL \
            FROM pg_catalog.pg_prepared_statements s WHERE NOT s.from_sql AND s.name !~ '^stillpoint_'",
@@ -112,17 +112,17 @@ pub(crate) struct Facts {
     /// Reason why nothing of this session can be captured.
     pub(crate) refused: Option<String>,
     /// Settings and role that give this session's texts their meaning.
-    pub(crate) meant: Meant,
+    pub(crate) context: SessionContext,
 }
 
-struct Raw {
+struct TableFacts {
     table: Table,
     /// Attribute number to position.
     positions: HashMap<i16, usize>,
     counted: bool,
 }
 
-impl Raw {
+impl TableFacts {
     fn place(&self, numbers: &str) -> Option<Vec<usize>> {
         numbers.split_whitespace().map(|n| self.positions.get(&n.parse().ok()?).copied()).collect()
     }
@@ -152,7 +152,7 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
     });
     facts.catalogue.may_write = of("function").map(|row| text(row, 1)).collect();
     facts.defers = of("deferrable").next().is_some();
-    let mut tables: HashMap<u32, Raw> = of("table").map(|row| (number(row, 1), raw(row))).collect();
+    let mut tables: HashMap<u32, TableFacts> = of("table").map(|row| (number(row, 1), raw(row))).collect();
     for row in of("column") {
         let Some(raw) = tables.get_mut(&number(row, 1)) else { continue };
         let Ok(at) = text(row, 2).parse::<i16>() else { continue };
@@ -185,7 +185,8 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
         raw.table.writes_more.push(WritesMore { what: text(row, 2), insert: is(3), update: is(4), delete: is(5) });
     }
     facts.statements = of("statement").map(statement).collect();
-    facts.meant = of("said").map(|row| Meant { settings: text(row, 1), role: text(row, 2) }).next().unwrap_or_default();
+    facts.context =
+        of("said").map(|row| SessionContext { settings: text(row, 1), role: text(row, 2) }).next().unwrap_or_default();
     let counted: Vec<String> = tables.values().filter(|raw| raw.counted).map(|raw| raw.table.oid.to_string()).collect();
     facts.audited = format!("{{{}}}", counted.join(","));
     facts.uncovered = tables.values().filter_map(|raw| uncovered(&raw.table)).collect();
@@ -193,7 +194,7 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
     facts
 }
 
-fn raw(row: &Row) -> Raw {
+fn raw(row: &Row) -> TableFacts {
     let kind =
         ["view", "materialized view", "foreign table", "partition"].into_iter().find(|kind| *kind == text(row, 4));
     let reasons =
@@ -208,10 +209,10 @@ fn raw(row: &Row) -> Raw {
         unreadable: reasons.into_iter().find(|reason| *reason == text(row, 6)),
         ..Table::default()
     };
-    Raw { table, positions: HashMap::new(), counted: !temporary && text(row, 7) == "r" }
+    TableFacts { table, positions: HashMap::new(), counted: !temporary && text(row, 7) == "r" }
 }
 
-fn index(raw: &mut Raw, row: &Row, referred: &[u32]) {
+fn index(raw: &mut TableFacts, row: &Row, referred: &[u32]) {
     let (oid, why_not, is_key) = (number(row, 2), text(row, 5), text(row, 6) == "true");
     let keys = text(row, 4).parse().unwrap_or(0);
     let columns: Vec<String> = text(row, 3).split_whitespace().take(keys).map(str::to_owned).collect();
@@ -243,7 +244,7 @@ pub fn capturable(rows: &[Vec<Option<String>>]) -> Capturable {
     let bytes = |row: &Vec<Option<String>>| row.iter().map(|value| value.clone().map(String::into_bytes)).collect();
     let rows: Vec<Row> = rows.iter().map(bytes).collect();
     let Facts { refused, uncovered, catalogue, .. } = read(&rows);
-    let limit = |(table, why): (String, String)| Limit { added_to: why == ADDED_ONLY, table, why };
+    let limit = |(table, why): (String, String)| Limit { added_to: why == INSERT_ONLY_REASON, table, why };
     let of_the_moment = |table: &Arc<Table>| {
         let open = table.columns.iter().find(|column| column.computed_default)?;
         Some((format!("{}.{}", table.schema, table.name), open.name.clone()))
@@ -275,7 +276,7 @@ pub struct Limit {
     pub added_to: bool,
 }
 
-const ADDED_ONLY: &str = "rows can only be added: it has no key whose values can be hashed";
+const INSERT_ONLY_REASON: &str = "rows can only be added: it has no key whose values can be hashed";
 
 /// Returns the table and the reason if not all writes of it can be captured.
 fn uncovered(table: &Table) -> Option<(String, String)> {
@@ -284,7 +285,7 @@ fn uncovered(table: &Table) -> Option<(String, String)> {
     }
     let why = match (table.unreadable, &table.key) {
         (Some(why), _) => why.to_owned(),
-        (None, None) => ADDED_ONLY.to_owned(),
+        (None, None) => INSERT_ONLY_REASON.to_owned(),
         (None, Some(_)) => table.writes_more.first()?.what.clone(),
     };
     Some((format!("{}.{}", table.schema, table.name), why))

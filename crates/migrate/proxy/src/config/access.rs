@@ -23,7 +23,7 @@ pub struct Rule {
     pub from: Vec<Network>,
     /// Encryption that the rule needs to match.
     #[serde(default)]
-    pub tls: TlsNeed,
+    pub tls: TlsRequirement,
 }
 
 /// Result of a rule.
@@ -40,7 +40,7 @@ pub enum Action {
 /// Connections that a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum TlsNeed {
+pub enum TlsRequirement {
     /// All connections.
     #[default]
     Any,
@@ -158,7 +158,7 @@ impl Rule {
     /// Returns true if it matches every connection, so that no rule after it has an effect.
     pub(crate) fn fits_all(&self) -> bool {
         let everywhere = self.from.is_empty() || Network::EVERYWHERE.iter().all(|network| self.from.contains(network));
-        self.databases.is_empty() && self.users.is_empty() && everywhere && self.tls == TlsNeed::Any
+        self.databases.is_empty() && self.users.is_empty() && everywhere && self.tls == TlsRequirement::Any
     }
 
     fn fits(&self, database: &str, user: &str, origin: Origin, tls: bool) -> bool {
@@ -166,7 +166,7 @@ impl Rule {
         among(&self.databases, database)
             && among(&self.users, user)
             && (self.from.is_empty() || self.from.iter().any(|network| network.contains(origin)))
-            && (self.tls == TlsNeed::Any || tls || origin == Origin::Local)
+            && (self.tls == TlsRequirement::Any || tls || origin == Origin::Local)
     }
 }
 

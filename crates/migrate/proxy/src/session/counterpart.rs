@@ -4,7 +4,7 @@
 use crate::error::SessionError;
 use crate::link::{self, Answers, Ready};
 use crate::secret::Credential;
-use crate::session::session_state::{self, Carried};
+use crate::session::session_state::{self, SessionState};
 use crate::target::Target;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 /// Time for which a lock is retried that another session is just handing over.
-const LOCK_LIMIT: Duration = Duration::from_secs(2);
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Time after which a target that does not answer counts as gone.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Order to a counterpart.
-enum Order {
+enum CounterpartCommand {
     /// Carry this state; the answer is success or an error.
-    Carry(Box<Carried>, oneshot::Sender<Result<(), String>>),
+    Carry(Box<SessionState>, oneshot::Sender<Result<(), String>>),
     /// Report if the counterpart carries the state of the last order.
     Verdict(oneshot::Sender<Result<(), String>>),
     /// Become the session: with the body of the Parse of an unnamed statement.
@@ -34,7 +34,7 @@ enum Order {
 }
 
 /// Access to the target for a login.
-pub(crate) struct Access {
+pub(crate) struct TargetLogin {
     pub(crate) target: Arc<Target>,
     pub(crate) packet: Vec<u8>,
     pub(crate) user: String,
@@ -44,35 +44,35 @@ pub(crate) struct Access {
 
 /// A counterpart; it has a task of its own and ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Shadow {
-    orders: mpsc::UnboundedSender<Order>,
+pub(crate) struct Counterpart {
+    commands: mpsc::UnboundedSender<CounterpartCommand>,
     task: JoinHandle<()>,
     failed: Arc<AtomicBool>,
     /// State that it carries or is about to carry.
-    pub(crate) carried: Option<Carried>,
+    pub(crate) state: Option<SessionState>,
 }
 
-impl Drop for Shadow {
+impl Drop for Counterpart {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// Answer that comes later.
-pub(crate) type Later<T> = oneshot::Receiver<Result<T, String>>;
+pub(crate) type PendingAnswer<T> = oneshot::Receiver<Result<T, String>>;
 
 /// Waits for an answer; an error if the counterpart is gone.
-pub(crate) async fn answer<T>(later: Later<T>) -> Result<T, String> {
+pub(crate) async fn answer<T>(later: PendingAnswer<T>) -> Result<T, String> {
     later.await.unwrap_or_else(|_| Err("the session at the target is gone".into()))
 }
 
-impl Shadow {
+impl Counterpart {
     /// Begins to log in.
-    pub(crate) fn open(access: Access) -> Shadow {
-        let (orders, receiver) = mpsc::unbounded_channel();
+    pub(crate) fn open(login: TargetLogin) -> Counterpart {
+        let (commands, receiver) = mpsc::unbounded_channel();
         let failed = Arc::new(AtomicBool::new(false));
-        let task = tokio::task::spawn_local(live(access, receiver, failed.clone()));
-        Shadow { orders, task, failed, carried: None }
+        let task = tokio::task::spawn_local(run_counterpart(login, receiver, failed.clone()));
+        Counterpart { commands, task, failed, state: None }
     }
 
     /// Returns true if it has failed; a new one may succeed.
@@ -81,53 +81,57 @@ impl Shadow {
     }
 
     /// Orders it to carry the session's state.
-    pub(crate) fn carry(&mut self, carried: Carried) -> Later<()> {
+    pub(crate) fn carry(&mut self, state: SessionState) -> PendingAnswer<()> {
         let (sender, later) = oneshot::channel();
-        self.carried = Some(carried.clone());
-        let _ = self.orders.send(Order::Carry(Box::new(carried), sender));
+        self.state = Some(state.clone());
+        let _ = self.commands.send(CounterpartCommand::Carry(Box::new(state), sender));
         later
     }
 
     /// Asks if it carries the state of the last order.
-    pub(crate) fn verdict(&self) -> Later<()> {
+    pub(crate) fn verdict(&self) -> PendingAnswer<()> {
         let (sender, later) = oneshot::channel();
-        let _ = self.orders.send(Order::Verdict(sender));
+        let _ = self.commands.send(CounterpartCommand::Verdict(sender));
         later
     }
 
     /// Takes it over as the session.
-    pub(crate) fn hand_over(&self, unnamed: Vec<u8>) -> Later<Box<Ready>> {
+    pub(crate) fn hand_over(&self, unnamed: Vec<u8>) -> PendingAnswer<Box<Ready>> {
         let (sender, later) = oneshot::channel();
-        let _ = self.orders.send(Order::HandOver(unnamed, sender));
+        let _ = self.commands.send(CounterpartCommand::HandOver(unnamed, sender));
         later
     }
 }
 
-async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>, failed: Arc<AtomicBool>) {
-    let mut ready = log_in(&access).await;
+async fn run_counterpart(
+    login: TargetLogin,
+    mut commands: mpsc::UnboundedReceiver<CounterpartCommand>,
+    failed: Arc<AtomicBool>,
+) {
+    let mut ready = log_in(&login).await;
     failed.store(ready.is_err(), Ordering::Relaxed);
-    let (mut used, mut verdict) = (false, Ok(()));
-    while let Some(order) = orders.recv().await {
-        match order {
-            Order::Carry(carried, sender) => {
+    let (mut has_state, mut verdict) = (false, Ok(()));
+    while let Some(command) = commands.recv().await {
+        match command {
+            CounterpartCommand::Carry(state, sender) => {
                 let result = match &mut ready {
-                    Ok(ready) => carry(ready, &access, &carried, used).await,
+                    Ok(ready) => carry(ready, &login, &state, has_state).await,
                     Err(why) => Err(why.clone()),
                 };
-                used = true;
+                has_state = true;
                 failed.store(result.is_err(), Ordering::Relaxed);
                 verdict.clone_from(&result);
                 let _ = sender.send(result);
             }
-            Order::Verdict(sender) => {
+            CounterpartCommand::Verdict(sender) => {
                 let _ = sender.send(match &ready {
                     Ok(_) => verdict.clone(),
                     Err(why) => Err(why.clone()),
                 });
             }
-            Order::HandOver(unnamed, sender) => {
+            CounterpartCommand::HandOver(unnamed, sender) => {
                 let result = match ready {
-                    Ok(mut ready) => settle(&mut ready, &unnamed).await.map(|()| ready),
+                    Ok(mut ready) => finish_hand_over(&mut ready, &unnamed).await.map(|()| ready),
                     Err(why) => Err(why),
                 };
                 let _ = sender.send(result);
@@ -138,10 +142,9 @@ async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>, failed
 }
 
 /// Logs in, and lets the server process load the catalogue entries of the tables.
-async fn log_in(access: &Access) -> Result<Box<Ready>, String> {
-    let _place = access.target.place().await;
-    let login =
-        link::login(&access.target.server, &access.packet, &access.user, &access.credential, access.limit).await;
+async fn log_in(login: &TargetLogin) -> Result<Box<Ready>, String> {
+    let _place = login.target.place().await;
+    let login = link::login(&login.target.server, &login.packet, &login.user, &login.credential, login.limit).await;
     let mut ready = login.map(Box::new).map_err(|error| error_chain(&error))?;
     warm_up(&mut ready).await?;
     Ok(ready)
@@ -157,8 +160,8 @@ fn error_chain(error: &SessionError) -> String {
     text
 }
 
-async fn ask(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, String> {
-    let exchange = tokio::time::timeout(ANSWER_LIMIT, link::exchange(&mut ready.stream, bytes, syncs));
+async fn exchange(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, String> {
+    let exchange = tokio::time::timeout(REPLY_TIMEOUT, link::exchange(&mut ready.stream, bytes, syncs));
     let answers = exchange.await.unwrap_or(Err(SessionError::TimedOut("an answer of the target")));
     let answers = answers.map_err(|error| error_chain(&error))?;
     note_parameters(&mut ready.parameters, &answers.aside);
@@ -193,7 +196,7 @@ UNION ALL SELECT pg_catalog.format('EXPLAIN INSERT INTO %1$s SELECT * FROM %1$s'
 async fn warm_up(ready: &mut Ready) -> Result<(), String> {
     let mut question = Vec::new();
     stillpoint_migrate_wire::frontend::put_query(&mut question, WARM_UP);
-    let statements = ask(ready, &question, 1).await?.rows;
+    let statements = exchange(ready, &question, 1).await?.rows;
     let first = |row: Vec<Option<Vec<u8>>>| String::from_utf8(row.into_iter().next()??).ok();
     let statements: Vec<String> = statements.into_iter().filter_map(first).collect();
     question.clear();
@@ -201,22 +204,22 @@ async fn warm_up(ready: &mut Ready) -> Result<(), String> {
         // Each is a query of its own: if one fails, the others are still planned.
         stillpoint_migrate_wire::frontend::put_query(&mut question, statement);
     }
-    if statements.is_empty() { Ok(()) } else { ask(ready, &question, statements.len()).await.map(drop) }
+    if statements.is_empty() { Ok(()) } else { exchange(ready, &question, statements.len()).await.map(drop) }
 }
 
-async fn carry(ready: &mut Ready, access: &Access, carried: &Carried, used: bool) -> Result<(), String> {
-    let _place = access.target.place().await;
-    if used {
+async fn carry(ready: &mut Ready, login: &TargetLogin, state: &SessionState, has_state: bool) -> Result<(), String> {
+    let _place = login.target.place().await;
+    if has_state {
         let batch = session_state::discard();
-        taken_over(&ask(ready, &batch.bytes, batch.syncs).await?)?;
+        check_replay(&exchange(ready, &batch.bytes, batch.syncs).await?)?;
     }
-    inherit(ready, carried).await?;
-    let batch = carried.replay(&access.user);
-    taken_over(&ask(ready, &batch.bytes, batch.syncs).await?)?;
-    take_locks(ready, carried).await
+    set_inherited_settings(ready, state).await?;
+    let batch = state.replay(&login.user);
+    check_replay(&exchange(ready, &batch.bytes, batch.syncs).await?)?;
+    take_locks(ready, state).await
 }
 
-fn taken_over(answers: &Answers) -> Result<(), String> {
+fn check_replay(answers: &Answers) -> Result<(), String> {
     match &answers.error {
         Some((code, message)) => {
             let message = backend::without_values(code, message, "");
@@ -228,14 +231,14 @@ fn taken_over(answers: &Answers) -> Result<(), String> {
 
 /// Gives the session the settings that the source gave it and the target does not. A value that the target does not
 /// know (a locale, a tablespace) does not stop the move: the check has reported it.
-async fn inherit(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
-    let Some(question) = carried.ask_inherited() else { return Ok(()) };
-    let different = ask(ready, &question.bytes, question.syncs).await?;
-    taken_over(&different)?;
+async fn set_inherited_settings(ready: &mut Ready, state: &SessionState) -> Result<(), String> {
+    let Some(question) = state.inherited_query() else { return Ok(()) };
+    let different = exchange(ready, &question.bytes, question.syncs).await?;
+    check_replay(&different)?;
     for row in different.rows {
         let [Some(name), Some(value)] = &row[..] else { continue };
         let batch = session_state::set(name, value);
-        if let Some((code, _)) = ask(ready, &batch.bytes, batch.syncs).await?.error {
+        if let Some((code, _)) = exchange(ready, &batch.bytes, batch.syncs).await?.error {
             let name = String::from_utf8_lossy(name);
             tracing::warn!(%name, code, "the target does not take a setting that a session has at the source");
         }
@@ -244,37 +247,37 @@ async fn inherit(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
 }
 
 /// Takes all of its advisory locks, or none.
-async fn take_locks(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
-    if carried.lock_count() == 0 {
+async fn take_locks(ready: &mut Ready, state: &SessionState) -> Result<(), String> {
+    if state.lock_count() == 0 {
         return Ok(());
     }
-    let limit = tokio::time::Instant::now() + LOCK_LIMIT;
+    let limit = tokio::time::Instant::now() + LOCK_TIMEOUT;
     loop {
-        let batch = carried.take_locks();
-        let answers = ask(ready, &batch.bytes, batch.syncs).await?;
+        let batch = state.take_locks();
+        let answers = exchange(ready, &batch.bytes, batch.syncs).await?;
         let taken = answers.rows.iter().filter(|row| row.first() == Some(&Some(b"t".to_vec()))).count();
         if taken == batch.syncs {
             return Ok(());
         }
         let mut release = Vec::new();
         stillpoint_migrate_wire::frontend::put_query(&mut release, "SELECT pg_catalog.pg_advisory_unlock_all()");
-        ask(ready, &release, 1).await?;
+        exchange(ready, &release, 1).await?;
         if tokio::time::Instant::now() >= limit {
             return Err("somebody else holds its advisory lock at the target".into());
         }
-        tokio::time::sleep(LOCK_PAUSE).await;
+        tokio::time::sleep(LOCK_RETRY_INTERVAL).await;
     }
 }
 
 /// Creates the unnamed statement, and proves that the server answers.
-async fn settle(ready: &mut Ready, unnamed: &[u8]) -> Result<(), String> {
+async fn finish_hand_over(ready: &mut Ready, unnamed: &[u8]) -> Result<(), String> {
     let mut bytes = Vec::new();
     if !unnamed.is_empty() {
         put(&mut bytes, b'P', |body| body.extend_from_slice(unnamed));
     }
     put_sync(&mut bytes);
     // A statement that was wrong at the source is wrong here too; then neither side has one.
-    let answers = ask(ready, &bytes, 1).await?;
+    let answers = exchange(ready, &bytes, 1).await?;
     ready.leftover.extend_from_slice(&answers.aside);
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use stillpoint_migrate_wire::frontend::{put_bind, put_close_statement, put_execute, put_parse, put_query, put_sync};
 
 /// Name of the question's own statement and portal. The unnamed ones belong to the client.
-const NAME: &[u8] = b"stillpoint_carried";
+const STATEMENT_NAME: &[u8] = b"stillpoint_carried";
 
 /// Settings that change the effect of a session's statements: a session keeps their values from any source. Other
 /// settings control how a server works, and stay the server's own. (The categories of `pg_settings` would separate the
@@ -56,18 +56,18 @@ pub const SESSION_SETTINGS: [&str; 37] = [
 ];
 
 /// Question for one round trip. Every row of the answer: its subject, and three texts.
-static QUESTION: LazyLock<String> =
-    LazyLock::new(|| format!("{SETTINGS_QUESTION}'{}'))){REST}", SESSION_SETTINGS.join("', '")));
+static STATE_QUERY: LazyLock<String> =
+    LazyLock::new(|| format!("{SETTINGS_QUERY}'{}'))){OTHER_STATE_QUERY}", SESSION_SETTINGS.join("', '")));
 
 /// Settings that the client gave the session, and settings that it has from its server, read together.
-const SETTINGS_QUESTION: &str = "\
+const SETTINGS_QUERY: &str = "\
 SELECT CASE source WHEN 'session' THEN 'setting' ELSE 'inherited' END, name, setting, '' FROM pg_catalog.pg_settings \
   WHERE name !~ '^transaction_(isolation|read_only|deferrable)$' AND (source = 'session' \
   OR source <> 'client' AND context IN ('user', 'superuser') \
   AND (source IN ('global', 'database', 'user', 'database user') OR name IN (";
 
 /// Rest of the question; custom settings of ALTER ROLE and ALTER DATABASE are in no list of settings.
-const REST: &str = " \
+const OTHER_STATE_QUERY: &str = " \
 UNION ALL SELECT 'inherited', n, pg_catalog.current_setting(n, true), '' FROM (SELECT DISTINCT pg_catalog.split_part(s, '=', 1) \
   FROM pg_catalog.pg_db_role_setting d, pg_catalog.unnest(d.setconfig) s \
   WHERE d.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) \
@@ -101,10 +101,10 @@ pub(crate) struct Statement {
 }
 
 /// Object identifiers of the types `text` and `text[]`.
-const TEXT: u32 = 25;
-const TEXTS: u32 = 1009;
+const TEXT_OID: u32 = 25;
+const TEXT_ARRAY_OID: u32 = 1009;
 
-const SET: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
+const SET_CONFIG: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
 
 /// A statement that clears the state of a session at another server.
 pub(crate) fn discard() -> Batch {
@@ -116,7 +116,7 @@ pub(crate) fn discard() -> Batch {
 /// A statement that gives a session a setting.
 pub(crate) fn set(name: &[u8], value: &[u8]) -> Batch {
     let mut batch = Batch::default();
-    put_parse(&mut batch.bytes, b"", SET, &[TEXT, TEXT]);
+    put_parse(&mut batch.bytes, b"", SET_CONFIG, &[TEXT_OID, TEXT_OID]);
     put_bind(&mut batch.bytes, b"", b"", &[name, value]);
     put_execute(&mut batch.bytes, b"");
     batch.sync();
@@ -140,7 +140,7 @@ fn array<'t>(texts: impl Iterator<Item = &'t Vec<u8>>) -> Vec<u8> {
 
 /// State that a session carries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Carried {
+pub(crate) struct SessionState {
     settings: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Settings that its server gave it: those of ALTER ROLE and ALTER DATABASE, and [`SESSION_SETTINGS`].
     inherited: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -174,21 +174,21 @@ impl Batch {
 }
 
 /// Builds the question; `custom` are names of settings that no catalogue lists.
-pub(crate) fn question<'a>(custom: impl Iterator<Item = &'a str>) -> Batch {
+pub(crate) fn state_query<'a>(custom: impl Iterator<Item = &'a str>) -> Batch {
     let quoted: Vec<String> = custom.map(|name| format!("\"{}\"", name.replace(['"', '\\'], ""))).collect();
     let names = format!("{{{}}}", quoted.join(","));
     let mut batch = Batch::default();
-    put_parse(&mut batch.bytes, NAME, QUESTION.as_bytes(), &[]);
-    put_bind(&mut batch.bytes, NAME, NAME, &[names.as_bytes()]);
-    put_execute(&mut batch.bytes, NAME);
-    put_close_statement(&mut batch.bytes, NAME);
+    put_parse(&mut batch.bytes, STATEMENT_NAME, STATE_QUERY.as_bytes(), &[]);
+    put_bind(&mut batch.bytes, STATEMENT_NAME, STATEMENT_NAME, &[names.as_bytes()]);
+    put_execute(&mut batch.bytes, STATEMENT_NAME);
+    put_close_statement(&mut batch.bytes, STATEMENT_NAME);
     batch.sync();
     batch
 }
 
 /// Reads the answer. Rows of an unknown form are left out; the question returns none.
-pub(crate) fn answer(rows: Vec<Vec<Option<Vec<u8>>>>) -> Carried {
-    let mut carried = Carried::default();
+pub(crate) fn parse_state(rows: Vec<Vec<Option<Vec<u8>>>>) -> SessionState {
+    let mut carried = SessionState::default();
     for row in rows {
         let mut row = row.into_iter();
         let mut next = || row.next().flatten();
@@ -223,7 +223,7 @@ fn portable(oid: u32) -> u32 {
     if oid < FIRST_OWN_OID { oid } else { 0 }
 }
 
-impl Carried {
+impl SessionState {
     /// Returns true if notifications may be under way.
     pub(crate) fn listens(&self) -> bool {
         !self.channels.is_empty()
@@ -232,8 +232,8 @@ impl Carried {
     /// Asks a session at another server which inherited settings differ there, with the values that they must get, as
     /// far as the session may set them. `None` if nothing was inherited. Names and values are in the session's
     /// encoding, which the caller must set before.
-    pub(crate) fn ask_inherited(&self) -> Option<Batch> {
-        const DIFFERENT: &[u8] =
+    pub(crate) fn inherited_query(&self) -> Option<Batch> {
+        const DIFFERENT_SETTINGS: &[u8] =
             b"SELECT w.name, w.value FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) w (name, value) \
             LEFT JOIN pg_catalog.pg_settings s ON s.name = w.name WHERE CASE WHEN s.name IS NULL \
             THEN w.name LIKE '%.%' AND pg_catalog.current_setting(w.name, true) IS DISTINCT FROM w.value \
@@ -248,7 +248,7 @@ impl Carried {
             batch.bytes.extend(set(encoding, value).bytes);
             batch.syncs += 1;
         }
-        put_parse(&mut batch.bytes, b"", DIFFERENT, &[TEXTS, TEXTS]);
+        put_parse(&mut batch.bytes, b"", DIFFERENT_SETTINGS, &[TEXT_ARRAY_OID, TEXT_ARRAY_OID]);
         put_bind(&mut batch.bytes, b"", b"", &[&array(self.inherited.keys()), &array(self.inherited.values())]);
         put_execute(&mut batch.bytes, b"");
         batch.sync();
@@ -256,7 +256,7 @@ impl Carried {
     }
 
     /// Statements that give a session at another server, logged in as `user`, the same state, except for
-    /// [`Carried::ask_inherited`].
+    /// [`SessionState::inherited_query`].
     pub(crate) fn replay(&self, user: &str) -> Batch {
         let mut batch = Batch::default();
         self.replay_settings(user, &mut batch);
@@ -295,7 +295,7 @@ impl Carried {
         if settings.is_empty() {
             return;
         }
-        put_parse(&mut batch.bytes, b"", SET, &[TEXT, TEXT]);
+        put_parse(&mut batch.bytes, b"", SET_CONFIG, &[TEXT_OID, TEXT_OID]);
         for (name, value) in settings {
             put_bind(&mut batch.bytes, b"", b"", &[name, value]);
             put_execute(&mut batch.bytes, b"");
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn what_was_answered_is_made_anew() {
-        let carried = answer(vec![
+        let carried = parse_state(vec![
             row(["setting", "work_mem", "4096", ""]),
             row(["setting", "client_encoding", "LATIN1", ""]),
             row(["custom", "app.tenant", "7", ""]),
@@ -391,11 +391,11 @@ mod tests {
 
     #[test]
     fn a_session_that_carries_nothing_needs_nothing() {
-        let carried = answer(vec![row(["role", "alice", "none", ""])]);
+        let carried = parse_state(vec![row(["role", "alice", "none", ""])]);
         assert_eq!(carried.replay("alice").syncs, 0);
-        assert!(carried.ask_inherited().is_none());
+        assert!(carried.inherited_query().is_none());
         assert_eq!(carried.take_locks().syncs, 0);
-        let pinned = answer(vec![row(["pin", "temporary relation t", "", ""])]);
+        let pinned = parse_state(vec![row(["pin", "temporary relation t", "", ""])]);
         assert_eq!(pinned.pins, ["temporary relation t"]);
     }
 
@@ -441,7 +441,7 @@ mod tests {
             [row(["inherited", "DateStyle", "SQL, DMY", ""]), row(["inherited", "search_path", "\"a\\b\"", ""])];
         let encoding = row(["setting", "client_encoding", "LATIN1", ""]);
         for (rows, syncs) in [(inherited.to_vec(), 1), ([&inherited[..], &[encoding]].concat(), 2)] {
-            let batch = answer(rows).ask_inherited().unwrap();
+            let batch = parse_state(rows).inherited_query().unwrap();
             let told = told(&batch);
             assert_eq!((batch.syncs, told.iter().filter(|message| *message == "S").count()), (syncs, syncs));
             assert_eq!(told.iter().any(|message| message.contains("client_encoding")), syncs == 2, "{told:?}");
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn names_are_quoted_in_the_question() {
-        let batch = question(["a.b", "c\".d"].into_iter());
+        let batch = state_query(["a.b", "c\".d"].into_iter());
         assert!(told(&batch).iter().any(|message| message.contains("{\"a.b\",\"c.d\"}")));
         assert_eq!(batch.syncs, 1);
     }

@@ -1,11 +1,11 @@
 //! The beginning of a connection: encryption, requests to cancel, the client's user and database.
 
-use super::{LAST_WORDS, Session, login};
+use super::{CLOSE_TIMEOUT, Session, login};
 use crate::config::Origin;
 use crate::config::access;
-use crate::entry::{Command, Who};
+use crate::entry::{Command, SessionIdentity};
 use crate::error::{Refusal, SessionError};
-use crate::forwarder::Steady;
+use crate::forwarder::Forwarder;
 use crate::link;
 use crate::logins;
 use crate::pending_connections;
@@ -25,18 +25,18 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// Type of the TLS record that begins a handshake: the client did not ask for TLS first.
 const TLS_HANDSHAKE: u8 = 0x16;
 /// Length of the secrets in the proxy's cancel keys, in bytes: by protocol 3.2 and by 3.0.
-const LONG_SECRET: usize = 32;
-const SHORT_SECRET: usize = 4;
+const SECRET_LEN_3_2: usize = 32;
+const SECRET_LEN_3_0: usize = 4;
 
 /// Serves a connection from its first byte to its last.
-pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc<Proxy>, steady: Arc<Steady>) {
+pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc<Proxy>, forwarder: Arc<Forwarder>) {
     let settings = proxy.settings();
     let waiting = proxy.unnamed.enter(origin, settings.config.limits.unnamed);
     drop(arrival);
     let opening = tokio::time::timeout(settings.config.limits.startup(), open(raw, origin, &settings));
     let opened = tokio::select! {
         opened = opening => opened,
-        () = waiting.makes_way() => return tracing::debug!("a connection that said nothing makes way"),
+        () = waiting.evicted() => return tracing::debug!("a connection that said nothing makes way"),
     };
     let (mut client, opening) = match opened {
         Ok(Ok(opened)) => opened,
@@ -46,11 +46,13 @@ pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc
     match opening {
         Opening::Cancel(key) => {
             drop(waiting);
-            cancel(&proxy, &key).await;
+            pass_cancel(&proxy, &key).await;
             // libpq reports a failure if an encrypted connection ends without TLS's close_notify.
-            let _ = tokio::time::timeout(LAST_WORDS, client.shutdown()).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, client.shutdown()).await;
         }
-        Opening::Startup(startup) => session(client, startup, origin, &proxy, steady, &settings, waiting).await,
+        Opening::Startup(startup) => {
+            serve_session(client, startup, origin, &proxy, forwarder, &settings, waiting).await
+        }
         Opening::Ssl | Opening::GssEnc => {}
     }
 }
@@ -65,40 +67,40 @@ async fn open(raw: Raw, origin: Origin, settings: &Settings) -> Result<(Stream, 
             let tls::Encrypted { mut stream, names_protocol } =
                 tls::accept(raw, tls).await.map_err(SessionError::Client)?;
             if !names_protocol {
-                return Err(tell(&mut stream, SessionError::ClientProtocol(WireError::NoAlpn)).await);
+                return Err(send_refusal(&mut stream, SessionError::ClientProtocol(WireError::NoAlpn)).await);
             }
-            return first_message(stream, Asked { tls: true, gssenc: true }, origin, settings).await;
+            return first_message(stream, RequestedEncryption { tls: true, gssenc: true }, origin, settings).await;
         }
     }
-    first_message(Stream::Plain(raw), Asked::default(), origin, settings).await
+    first_message(Stream::Plain(raw), RequestedEncryption::default(), origin, settings).await
 }
 
 /// Encryption that a client has asked for before its session.
 #[derive(Debug, Default)]
-struct Asked {
+struct RequestedEncryption {
     tls: bool,
     gssenc: bool,
 }
 
 async fn first_message(
     mut stream: Stream,
-    mut asked: Asked,
+    mut requested: RequestedEncryption,
     origin: Origin,
     settings: &Settings,
 ) -> Result<(Stream, Opening), SessionError> {
     loop {
-        match packet(&mut stream).await? {
-            Opening::Ssl if !asked.tls => {
+        match read_packet(&mut stream).await? {
+            Opening::Ssl if !requested.tls => {
                 stream = encrypt(stream, origin, settings).await?;
-                asked = Asked { tls: true, gssenc: asked.gssenc || stream.is_tls() };
+                requested = RequestedEncryption { tls: true, gssenc: requested.gssenc || stream.is_tls() };
             }
-            Opening::GssEnc if !asked.gssenc => {
-                asked.gssenc = true;
+            Opening::GssEnc if !requested.gssenc => {
+                requested.gssenc = true;
                 decline(&mut stream).await?;
             }
             Opening::Ssl | Opening::GssEnc => {
                 let error = SessionError::ClientProtocol(WireError::Malformed("sequence of startup packets"));
-                return Err(tell(&mut stream, error).await);
+                return Err(send_refusal(&mut stream, error).await);
             }
             opening => return Ok((stream, opening)),
         }
@@ -122,23 +124,23 @@ async fn decline(stream: &mut Stream) -> Result<(), SessionError> {
 }
 
 /// Reads exactly one packet: the bytes after it may belong to another layer.
-async fn packet(stream: &mut Stream) -> Result<Opening, SessionError> {
+async fn read_packet(stream: &mut Stream) -> Result<Opening, SessionError> {
     let mut bytes = vec![0; 4];
     stream.read_exact(&mut bytes).await.map_err(SessionError::Client)?;
     let len = match startup::packet_len(&bytes) {
         Ok(len) => len.unwrap_or(bytes.len()),
-        Err(error) => return Err(tell(stream, SessionError::ClientProtocol(error)).await),
+        Err(error) => return Err(send_refusal(stream, SessionError::ClientProtocol(error)).await),
     };
     bytes.resize(len, 0);
     stream.read_exact(&mut bytes[4..]).await.map_err(SessionError::Client)?;
     match startup::decode(&bytes) {
         Ok(opening) => Ok(opening),
-        Err(error) => Err(tell(stream, SessionError::ClientProtocol(error)).await),
+        Err(error) => Err(send_refusal(stream, SessionError::ClientProtocol(error)).await),
     }
 }
 
 /// Sends the client the reason, and returns the error.
-async fn tell(client: &mut Stream, error: SessionError) -> SessionError {
+async fn send_refusal(client: &mut Stream, error: SessionError) -> SessionError {
     if let Some(refusal) = Refusal::of(&error) {
         let mut bytes = Vec::new();
         put_fatal(&mut bytes, refusal.code, refusal.message.as_str(), refusal.hint);
@@ -147,14 +149,14 @@ async fn tell(client: &mut Stream, error: SessionError) -> SessionError {
             let _ = client.flush().await;
             let _ = client.shutdown().await;
         };
-        let _ = tokio::time::timeout(LAST_WORDS, say).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, say).await;
     }
     error
 }
 
 /// Passes a request to cancel on to the session's present server. The client does not learn if there was such a
 /// session.
-async fn cancel(proxy: &Proxy, key: &CancelKey) {
+async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
     let Some((server, theirs)) = proxy.directory.get(key.pid).and_then(|entry| entry.canceller(key)) else {
         return tracing::debug!(session = key.pid, "a request to cancel has no key of ours");
     };
@@ -176,16 +178,16 @@ async fn cancel(proxy: &Proxy, key: &CancelKey) {
 }
 
 /// Contents of the client's startup packet, checked.
-pub(super) struct Wish {
+pub(super) struct StartupRequest {
     pub(super) startup: Startup,
-    pub(super) who: Who,
+    pub(super) who: SessionIdentity,
     /// Minor version that the proxy speaks with the client.
     pub(super) minor: u16,
     pub(super) secret_len: usize,
     served: bool,
 }
 
-impl Wish {
+impl StartupRequest {
     /// Returns a refusal if the database is not served; only for a client that has proved its identity.
     ///
     /// Any other client of such a database is asked by the rules of the first tenant by name, and gets the same answers
@@ -195,7 +197,7 @@ impl Wish {
     }
 }
 
-fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Result<Wish, Refusal> {
+fn check_startup(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Result<StartupRequest, Refusal> {
     let (user, database) = (startup.user().to_owned(), startup.database().to_owned());
     if !access::allows(&settings.config.allow, &database, &user, origin, tls) {
         let from = match origin {
@@ -212,21 +214,22 @@ fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Res
     let stand_in = if served { Some(&database) } else { settings.config.tenants.keys().next() };
     let tenant = stand_in.ok_or_else(|| not_served(&database))?.clone();
     let is_new = startup.version().minor >= Version::V3_2.minor;
-    let (minor, secret_len) = if is_new { (Version::V3_2.minor, LONG_SECRET) } else { (0, SHORT_SECRET) };
-    let who = Who { tenant, user, database, origin: origin.to_string() };
-    Ok(Wish { startup, who, minor, secret_len, served })
+    let (minor, secret_len) = if is_new { (Version::V3_2.minor, SECRET_LEN_3_2) } else { (0, SECRET_LEN_3_0) };
+    let who = SessionIdentity { tenant, user, database, origin: origin.to_string() };
+    Ok(StartupRequest { startup, who, minor, secret_len, served })
 }
 
-async fn session(
+async fn serve_session(
     client: Stream,
     startup: Startup,
     origin: Origin,
     proxy: &Arc<Proxy>,
-    steady: Arc<Steady>,
+    forwarder: Arc<Forwarder>,
     settings: &Settings,
     waiting: pending_connections::Place<'_>,
 ) {
-    let Some((session, guard, mut commands)) = log_in(client, startup, origin, proxy, steady, settings, waiting).await
+    let Some((session, guard, mut commands)) =
+        log_in(client, startup, origin, proxy, forwarder, settings, waiting).await
     else {
         return;
     };
@@ -253,40 +256,40 @@ async fn log_in(
     startup: Startup,
     origin: Origin,
     proxy: &Arc<Proxy>,
-    steady: Arc<Steady>,
+    forwarder: Arc<Forwarder>,
     settings: &Settings,
     waiting: pending_connections::Place<'_>,
 ) -> Option<(Session, tenant::Place, UnboundedReceiver<Command>)> {
     let limit = tokio::time::Instant::now() + settings.config.limits.startup();
     let entering = async {
-        let wish = wish(startup, origin, client.is_tls(), settings)?;
+        let request = check_startup(startup, origin, client.is_tls(), settings)?;
         let login = tokio::select! {
-            login = login_place(&wish, origin, proxy, settings, limit) => login?,
-            () = waiting.makes_way() => return Err(too_many_logins()),
+            login = login_place(&request, origin, proxy, settings, limit) => login?,
+            () = waiting.evicted() => return Err(too_many_logins()),
         };
-        let (guard, commands) = enter(&wish, proxy, settings)?;
-        Ok((wish, login, guard, commands))
+        let (guard, commands) = register_session(&request, proxy, settings)?;
+        Ok((request, login, guard, commands))
     };
-    let (wish, login, guard, commands) = match entering.await {
+    let (request, login, guard, commands) = match entering.await {
         Ok(entered) => entered,
         Err(refusal) => {
             tracing::info!(%refusal, "a client was refused");
-            tell(&mut client, SessionError::Refused(refusal)).await;
+            send_refusal(&mut client, SessionError::Refused(refusal)).await;
             return None;
         }
     };
     drop(waiting);
-    let logging_in = login::log_in(&mut client, &login, &wish, &guard, proxy);
+    let logging_in = login::log_in(&mut client, &login, &request, &guard, proxy);
     let logged_in = tokio::time::timeout_at(limit, logging_in).await;
     drop(login);
     match logged_in.unwrap_or(Err(SessionError::TimedOut("logging in"))) {
         Ok(logged_in) => {
-            let session = Session::begin(client, wish, logged_in, &guard, proxy.clone(), steady);
+            let session = Session::begin(client, request, logged_in, &guard, proxy.clone(), forwarder);
             Some((session, guard, commands))
         }
         Err(error) => {
-            tracing::info!(session = guard.entry.id, user = wish.who.user, database = wish.who.database, %error, "no session");
-            tell(&mut client, error).await;
+            tracing::info!(session = guard.entry.id, user = request.who.user, database = request.who.database, %error, "no session");
+            send_refusal(&mut client, error).await;
             None
         }
     }
@@ -294,13 +297,13 @@ async fn log_in(
 
 /// Waits in line until the client may log in.
 async fn login_place(
-    wish: &Wish,
+    request: &StartupRequest,
     origin: Origin,
     proxy: &Proxy,
     settings: &Settings,
     limit: tokio::time::Instant,
 ) -> Result<logins::Place, Refusal> {
-    let Who { tenant, database, .. } = &wish.who;
+    let SessionIdentity { tenant, database, .. } = &request.who;
     let (path, places) = logins::places(&settings.config, tenant, origin).ok_or_else(|| not_served(database))?;
     let entering = proxy.logins.enter(path, places);
     tokio::time::timeout_at(limit, entering).await.map_err(|_| too_many_logins())
@@ -315,17 +318,17 @@ fn not_served(database: &str) -> Refusal {
 }
 
 /// Gives the session its number and its place in its tenant.
-fn enter(
-    wish: &Wish,
+fn register_session(
+    request: &StartupRequest,
     proxy: &Arc<Proxy>,
     settings: &Settings,
 ) -> Result<(tenant::Place, UnboundedReceiver<Command>), Refusal> {
-    let who = &wish.who;
+    let who = &request.who;
     let tenant = proxy.tenant(&who.tenant).ok_or_else(|| not_served(&who.database))?;
     let most = settings.config.limits.connections;
     let full =
         || Refusal::new("53300", "sorry, too many clients already").hint("The proxy serves no more connections.");
-    let entered = proxy.directory.enter(who.clone(), wish.secret_len, most, tenant.waits.clone());
+    let entered = proxy.directory.enter(who.clone(), request.secret_len, most, tenant.waits.clone());
     let (entry, commands) = entered.ok_or_else(full)?;
     Ok((tenant::Place::new(proxy.clone(), tenant, entry), commands))
 }

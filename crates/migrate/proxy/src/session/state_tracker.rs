@@ -15,7 +15,7 @@ pub(crate) type CustomNames = Arc<Mutex<BTreeSet<String>>>;
 
 /// Notes on one session.
 #[derive(Debug)]
-pub(crate) struct Notes {
+pub(crate) struct StateTracker {
     /// The session's state may differ from its state when this was last cleared.
     pub(crate) dirty: bool,
     /// A prepared statement exists that changes the session's state at each execution.
@@ -27,9 +27,9 @@ pub(crate) struct Notes {
     custom: CustomNames,
 }
 
-impl Notes {
-    pub(crate) fn new(custom: CustomNames) -> Notes {
-        Notes { dirty: false, changing_prepared: false, unnamed: Vec::new(), unnamed_lost: false, custom }
+impl StateTracker {
+    pub(crate) fn new(custom: CustomNames) -> StateTracker {
+        StateTracker { dirty: false, changing_prepared: false, unnamed: Vec::new(), unnamed_lost: false, custom }
     }
 
     /// Records a client's message that passes.
@@ -92,18 +92,18 @@ mod tests {
     use super::*;
     use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step};
 
-    fn after(write: impl FnOnce(&mut Vec<u8>)) -> Notes {
-        let mut notes = Notes::new(CustomNames::default());
-        feed(&mut notes, write);
-        notes
+    fn after(write: impl FnOnce(&mut Vec<u8>)) -> StateTracker {
+        let mut tracker = StateTracker::new(CustomNames::default());
+        feed(&mut tracker, write);
+        tracker
     }
 
-    fn feed(notes: &mut Notes, write: impl FnOnce(&mut Vec<u8>)) {
+    fn feed(tracker: &mut StateTracker, write: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = Vec::new();
         write(&mut bytes);
         let (mut scanner, mut at) = (Scanner::new(1 << 20), 0);
         while let Ok(Step::Message(message)) = scanner.peek(&bytes[at..]) {
-            notes.frontend(&message);
+            tracker.frontend(&message);
             at += scanner.take(&message);
         }
         assert!(at == bytes.len() && at > HEADER_LEN);
@@ -121,25 +121,25 @@ mod tests {
         assert!(after(|to| frontend::put_query(to, "set work_mem = 1")).dirty);
         assert!(after(|to| frontend::put_parse(to, b"s", b"select 1", &[])).dirty);
         assert!(after(|to| frontend::put_close_statement(to, b"s")).dirty);
-        let mut notes = after(|to| frontend::put_parse(to, b"s", b"set work_mem = 1", &[]));
-        notes.dirty = false;
-        feed(&mut notes, |to| frontend::put_bind(to, b"", b"", &[]));
-        assert!(!notes.dirty);
-        feed(&mut notes, |to| frontend::put_bind(to, b"", b"s", &[]));
-        assert!(notes.dirty);
+        let mut tracker = after(|to| frontend::put_parse(to, b"s", b"set work_mem = 1", &[]));
+        tracker.dirty = false;
+        feed(&mut tracker, |to| frontend::put_bind(to, b"", b"", &[]));
+        assert!(!tracker.dirty);
+        feed(&mut tracker, |to| frontend::put_bind(to, b"", b"s", &[]));
+        assert!(tracker.dirty);
     }
 
     #[test]
     fn the_unnamed_statement_lives_until_the_next_query() {
-        let mut notes = after(|to| frontend::put_parse(to, b"", b"select 1", &[]));
-        assert_eq!(notes.unnamed, b"\0select 1\0\0\0");
-        feed(&mut notes, |to| frontend::put_query(to, "select 2"));
-        assert!(notes.unnamed.is_empty());
+        let mut tracker = after(|to| frontend::put_parse(to, b"", b"select 1", &[]));
+        assert_eq!(tracker.unnamed, b"\0select 1\0\0\0");
+        feed(&mut tracker, |to| frontend::put_query(to, "select 2"));
+        assert!(tracker.unnamed.is_empty());
     }
 
     #[test]
     fn names_of_custom_settings_are_kept_for_the_tenant() {
-        let notes = after(|to| frontend::put_query(to, "select set_config('app.tenant', '7', false)"));
-        assert_eq!(crate::entry::lock(&notes.custom).iter().collect::<Vec<_>>(), ["app.tenant"]);
+        let tracker = after(|to| frontend::put_query(to, "select set_config('app.tenant', '7', false)"));
+        assert_eq!(crate::entry::lock(&tracker.custom).iter().collect::<Vec<_>>(), ["app.tenant"]);
     }
 }

@@ -1,6 +1,6 @@
 //! Messages for which there is no memory: they are passed on as they arrive, and their contents are not captured.
 
-use super::{Captured, Expected, Manner, SENT_AT};
+use super::{CapturedSession, ExpectedReply, QueryProtocol, SEND_THRESHOLD_BYTES};
 use crate::entry::Counters;
 use crate::error::SessionError;
 use crate::session::pump::Pump;
@@ -8,7 +8,7 @@ use stillpoint_migrate_wire::frame::{self, HEADER_LEN};
 use stillpoint_migrate_wire::hidden_column::put_beginning_without_first;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-impl Captured {
+impl CapturedSession {
     /// Ends the capture, if it runs, for lack of memory.
     fn too_large(&self, pump: &Pump, total: usize) {
         if self.capture.is_live() {
@@ -29,14 +29,14 @@ impl Captured {
 
     /// Passes a client's message on as it arrives. From here on nothing is captured.
     pub(super) async fn large_request(&mut self, pump: &mut Pump, tag: u8, total: usize) -> Result<(), SessionError> {
-        self.manner = Manner::Extended;
+        self.protocol = QueryProtocol::Extended;
         // The server reads a whole message before it answers, if the proxy takes its earlier answers first.
         if !self.expected.is_empty() {
             self.flush(pump).await?;
         }
         let body = self.from_client.beginning();
         let name = body.split(|b| *b == 0).next().unwrap_or_default().to_vec();
-        pump.notes.frontend(&frame::Message { tag, body, len: total - HEADER_LEN });
+        pump.tracker.frontend(&frame::Message { tag, body, len: total - HEADER_LEN });
         pump.conversation.frontend(tag);
         let skipped = self.skipping;
         self.pass_up(pump, total, !skipped).await?;
@@ -44,16 +44,16 @@ impl Captured {
             _ if skipped => {}
             b'P' => {
                 self.statements.remove(&name);
-                self.expected.push_back(Expected::Complete);
+                self.expected.push_back(ExpectedReply::Complete);
             }
             b'B' => {
                 self.portals.remove(&name);
                 self.bound.remove(&name);
-                self.expected.push_back(Expected::Complete);
+                self.expected.push_back(ExpectedReply::Complete);
             }
             b'Q' | b'F' => {
                 self.statements.remove(&b""[..]);
-                self.expected.push_back(Expected::Query { mute: false });
+                self.expected.push_back(ExpectedReply::Query { mute: false });
                 self.drain(pump).await?;
                 if !self.block {
                     self.transaction_over();
@@ -78,7 +78,7 @@ impl Captured {
                 return pump.server.flush().await.map_err(SessionError::Server);
             }
             self.from_client.rest();
-            self.from_client.bytes.reserve(SENT_AT);
+            self.from_client.bytes.reserve(SEND_THRESHOLD_BYTES);
             let n = pump.client.read_buf(&mut self.from_client.bytes).await.map_err(SessionError::Client)?;
             Counters::add(&pump.entry.counters.bytes_up, n as u64);
             if n == 0 {
@@ -91,8 +91,8 @@ impl Captured {
     pub(super) async fn large_reply(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
         let Some((tag @ (b'D' | b'd'), total)) = self.from_server.large() else { return Ok(false) };
         let seen = match self.expected.front() {
-            Some(Expected::Own) => return Ok(false),
-            Some(Expected::Execute(Some(rewritten))) if tag == b'D' => Some(rewritten.client_sees_rows),
+            Some(ExpectedReply::Own) => return Ok(false),
+            Some(ExpectedReply::Execute(Some(rewritten))) if tag == b'D' => Some(rewritten.client_sees_rows),
             _ => None,
         };
         let Some(seen) = seen else { return self.pass_down(pump, total, true).await.map(|()| true) };
@@ -128,7 +128,7 @@ impl Captured {
                 return pump.client.flush().await.map_err(SessionError::Client);
             }
             self.from_server.rest();
-            self.from_server.bytes.reserve(SENT_AT);
+            self.from_server.bytes.reserve(SEND_THRESHOLD_BYTES);
             let n = pump.server.read_buf(&mut self.from_server.bytes).await.map_err(SessionError::Server)?;
             self.count_down(pump, n)?;
         }

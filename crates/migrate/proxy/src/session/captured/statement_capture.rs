@@ -4,22 +4,23 @@
 //! which then sees that snapshot. So no other session has to wait meanwhile, as it does in Algorithm 1 of the paper.
 //! The follower gets the report of the transaction before any message is sent that could take the snapshot.
 
-use super::statements::{Judged, What};
-use super::{Captured, Expected, Manner};
+use super::statements::{StatementEffect, StatementFacts};
+use super::{CapturedSession, ExpectedReply, QueryProtocol};
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use stillpoint_migrate_capture::{Control, only_reads, repeatable};
 use stillpoint_migrate_wire::frontend::put_sync;
 
 /// Asks for a transaction's snapshot, and if the transaction sees it to its end.
-const SNAPSHOT: &str = "SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text, \
+const SNAPSHOT_QUERY: &str = "SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text, \
     pg_catalog.current_setting('transaction_isolation') IN ('repeatable read', 'serializable')";
 
 /// First words of statements that take no snapshot and read no row.
-const SILENT: [&str; 9] = ["SET", "RESET", "SHOW", "LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE", "CHECKPOINT", ""];
+const NO_SNAPSHOT_WORDS: [&str; 9] =
+    ["SET", "RESET", "SHOW", "LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE", "CHECKPOINT", ""];
 
 /// First words of statements that count as an operation that reads.
-const READS: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
+const READ_WORDS: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
 
 fn first_word(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned();
@@ -28,28 +29,28 @@ fn first_word(text: &[u8]) -> String {
 }
 
 /// Returns true if sending the statement takes the transaction's snapshot.
-fn takes_snapshot(text: &[u8], judged: &Judged) -> bool {
-    !matches!(judged.what, What::Control(_)) && !SILENT.contains(&first_word(text).as_str())
+fn takes_snapshot(text: &[u8], judged: &StatementFacts) -> bool {
+    !matches!(judged.what, StatementEffect::Control(_)) && !NO_SNAPSHOT_WORDS.contains(&first_word(text).as_str())
 }
 
-impl Captured {
-    fn speaks(&self) -> bool {
+impl CapturedSession {
+    fn captures_statements(&self) -> bool {
         self.capture.of_statements() && self.capture.is_live() && !self.failed && !self.skipping
     }
 
     /// Reports the transaction's snapshot to the follower; the caller must send nothing of the statement before. False
     /// if the question failed; the client has then got the error.
-    pub(super) async fn know_snapshot(
+    pub(super) async fn report_snapshot(
         &mut self,
         pump: &mut Pump,
         text: &[u8],
-        judged: &Judged,
+        judged: &StatementFacts,
     ) -> Result<bool, SessionError> {
-        if !self.speaks() || self.transaction.running.is_some() || !takes_snapshot(text, judged) {
+        if !self.captures_statements() || self.transaction.running.is_some() || !takes_snapshot(text, judged) {
             return Ok(true);
         }
         self.transaction.running = Some(self.capture.begins());
-        if !self.ask(pump, SNAPSHOT).await? {
+        if !self.ask(pump, SNAPSHOT_QUERY).await? {
             return Ok(false);
         }
         let row = self.own_rows.first();
@@ -68,39 +69,45 @@ impl Captured {
 
     /// Reports the snapshot before a Query that is sent unchanged. On failure the query is over, and the client has the
     /// error. A single statement that does not write has no place in any order.
-    pub(super) async fn know_snapshot_before_query(
+    pub(super) async fn report_snapshot_before_query(
         &mut self,
         pump: &mut Pump,
         text: &[u8],
-        judged: &Judged,
+        judged: &StatementFacts,
     ) -> Result<bool, SessionError> {
-        if !self.block || !self.speaks() || self.transaction.running.is_some() || !takes_snapshot(text, judged) {
+        if !self.block
+            || !self.captures_statements()
+            || self.transaction.running.is_some()
+            || !takes_snapshot(text, judged)
+        {
             return Ok(true);
         }
-        self.manner = Manner::Simple;
-        let good = self.know_snapshot(pump, text, judged).await?;
+        self.protocol = QueryProtocol::Simple;
+        let good = self.report_snapshot(pump, text, judged).await?;
         put_sync(&mut self.to_server);
-        self.expected.push_back(Expected::Sync { mute: good });
+        self.expected.push_back(ExpectedReply::Sync { mute: good });
         self.drain(pump).await?;
-        self.manner = Manner::Extended;
+        self.protocol = QueryProtocol::Extended;
         Ok(good)
     }
 
     /// Records a statement, which is sent next.
-    pub(super) fn speak(&mut self, pump: &Pump, text: &[u8], judged: &Judged, parameters: bool) {
-        if !self.speaks() {
+    pub(super) fn record_statement(&mut self, pump: &Pump, text: &[u8], judged: &StatementFacts, parameters: bool) {
+        if !self.captures_statements() {
             return;
         }
         let word = first_word(text);
         let writes = match &judged.what {
-            What::Control(Control::Savepoint(_)) => return self.break_off(pump, "statements: a savepoint"),
-            What::Control(_) | What::Beyond(_) => return,
-            What::Writes(_) => true,
-            What::Nothing if judged.touches && !text.to_ascii_uppercase().starts_with(b"SET TRANSACTION") => {
+            StatementEffect::Control(Control::Savepoint(_)) => return self.break_off(pump, "statements: a savepoint"),
+            StatementEffect::Control(_) | StatementEffect::Beyond(_) => return,
+            StatementEffect::Writes(_) => true,
+            StatementEffect::Nothing
+                if judged.touches && !text.to_ascii_uppercase().starts_with(b"SET TRANSACTION") =>
+            {
                 return self.break_off(pump, &format!("statements: {word} changes what those behind it do"));
             }
-            What::Nothing if READS.contains(&word.as_str()) => false,
-            What::Nothing => return,
+            StatementEffect::Nothing if READ_WORDS.contains(&word.as_str()) => false,
+            StatementEffect::Nothing => return,
         };
         let Ok(text) = std::str::from_utf8(text) else { return };
         if parameters && writes {
@@ -117,7 +124,7 @@ impl Captured {
             // The statement wrote nothing; repeating it would repeat its effect on the server or on its session.
             return;
         }
-        self.transaction.speak(writes, text);
+        self.transaction.record_statement(writes, text);
     }
 }
 
@@ -142,12 +149,12 @@ mod tests {
 
     #[test]
     fn what_reads_takes_a_snapshot() {
-        let judged = |what| Judged { what, touches: false };
+        let judged = |what| StatementFacts { what, touches: false };
         for (text, takes) in
             [("select 1", true), (" (SELECT 1)", true), ("set x = 1", false), ("LOCK TABLE t", true), ("", false)]
         {
-            assert_eq!(takes_snapshot(text.as_bytes(), &judged(What::Nothing)), takes, "{text}");
+            assert_eq!(takes_snapshot(text.as_bytes(), &judged(StatementEffect::Nothing)), takes, "{text}");
         }
-        assert!(!takes_snapshot(b"COMMIT", &judged(What::Control(Control::Commit { chain: false }))));
+        assert!(!takes_snapshot(b"COMMIT", &judged(StatementEffect::Control(Control::Commit { chain: false }))));
     }
 }
