@@ -1,15 +1,17 @@
 //! `stillpoint migrate attach` and `detach`: redirect direct connections of a server to the proxy, and undo this.
 
-use super::servers::quietly;
+use super::servers::block_on;
 use crate::output::{Exit, Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
-use stillpoint_migrate_engine::{AttachOptions, AttachReport, DetachOptions, DetachReport, Error, Server, attach, detach};
+use stillpoint_migrate_engine::{
+    AttachOptions, AttachReport, DetachOptions, DetachReport, Error, Server, attach, detach,
+};
 
 /// Server and proxy.
 #[derive(clap::Args)]
-struct Place {
+struct ProxyArgs {
     /// The server that clients connect to, at the address that they connect to: libpq's connection string. Its database is the
     /// one that is to be moved.
     #[arg(long, value_name = "CONNINFO")]
@@ -22,7 +24,7 @@ struct Place {
     dry_run: bool,
 }
 
-impl Place {
+impl ProxyArgs {
     fn source(&self) -> Result<Server, Failure> {
         Server::parse("source", &self.source, None).map_err(|error| Failure::refused(error).hint("--help"))
     }
@@ -32,7 +34,7 @@ impl Place {
 #[derive(clap::Args)]
 pub(crate) struct AttachArgs {
     #[command(flatten)]
-    place: Place,
+    place: ProxyArgs,
     /// How long to wait for sessions that are connected directly to end.
     #[arg(long, value_parser = crate::patch::duration, default_value = "60s", value_name = "TIME")]
     wait: Duration,
@@ -45,7 +47,7 @@ pub(crate) struct AttachArgs {
 #[derive(clap::Args)]
 pub(crate) struct DetachArgs {
     #[command(flatten)]
-    place: Place,
+    place: ProxyArgs,
     /// Where the journal of migrations lies.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/stillpoint/migrate")]
     state: PathBuf,
@@ -68,7 +70,7 @@ pub(crate) fn run(args: &AttachArgs, output: &Output) -> Result<(), Failure> {
     let (place, wait, end_idle) = (&args.place, args.wait, args.end_idle);
     let (source, config, dry_run) = (place.source()?, place.config.clone(), place.dry_run);
     let options = AttachOptions { source, config, wait, end_idle, dry_run };
-    let attached = quietly(attach(&options))?.map_err(failure)?;
+    let attached = block_on(attach(&options))?.map_err(failure)?;
     output.json(&Line { v: stillpoint_events::VERSION, event: "attached", dry_run: options.dry_run, what: &attached });
     if !output.is_json() {
         show(&options, &attached, output);
@@ -100,7 +102,7 @@ pub(crate) fn run_detach(args: &DetachArgs, output: &Output) -> Result<(), Failu
     let (place, state, moved) = (&args.place, args.state.clone(), args.moved);
     let (source, config, dry_run) = (place.source()?, place.config.clone(), place.dry_run);
     let options = DetachOptions { source, config, state, moved, dry_run };
-    let detached = quietly(detach(&options))?.map_err(failure)?;
+    let detached = block_on(detach(&options))?.map_err(failure)?;
     output.json(&Line { v: stillpoint_events::VERSION, event: "detached", dry_run: options.dry_run, what: &detached });
     let DetachReport { already, led, sessions } = detached;
     let source = &options.source;

@@ -1,6 +1,6 @@
 //! `stillpoint migrate check`: contents of the database, and the effects of a migration on them.
 
-use super::servers::{REACH, Servers, quietly};
+use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Sources of changes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Where {
+enum CaptureSource {
     /// The source's log.
     Log,
     /// What statements write, as they pass through the proxy.
@@ -20,7 +20,7 @@ enum Where {
 
 /// Orders in which statements are repeated.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Order {
+enum ScheduleOrder {
     /// First reads and commits keep the order that each could see (Madeus' LSIR).
     Lsir,
     /// As lsir, and one commit at a time.
@@ -33,7 +33,7 @@ enum Order {
 
 /// Handling of roles.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum OfRoles {
+enum RoleHandling {
     /// Make those on the target that it lacks, with attributes, password, memberships and settings.
     Create,
     /// Compare them, and name what differs.
@@ -44,7 +44,7 @@ enum OfRoles {
 
 /// Data to move and accepted losses: the arguments of `stillpoint migrate check`, and of `run`.
 #[derive(clap::Args)]
-pub(crate) struct What {
+pub(crate) struct MigrationArgs {
     #[command(flatten)]
     pub(super) servers: Servers,
     /// Unlogged tables arrive empty.
@@ -54,46 +54,49 @@ pub(crate) struct What {
     /// and needs no wal_level=logical, or by the statements themselves: at REPEATABLE READ, without parameters, and nothing
     /// of the moment. Without it: the log, where that tells of rows, else rows.
     #[arg(long, value_enum, value_name = "WHERE")]
-    capture: Option<Where>,
+    capture: Option<CaptureSource>,
     /// With `--capture statements`: the order in which they are repeated; lsir without it.
     #[arg(long, value_enum, value_name = "ORDER")]
-    schedule: Option<Order>,
+    schedule: Option<ScheduleOrder>,
     /// Roles that go with the database: those that own or may use something in it, those that may log in and connect, and those of
     /// which these are members.
     #[arg(long, value_enum, value_name = "HOW", default_value = "check")]
-    roles: OfRoles,
+    roles: RoleHandling,
     /// Do without a way back, for a target that keeps no logical log.
     #[arg(long)]
     no_fallback: bool,
 }
 
-impl What {
+impl MigrationArgs {
     /// Converts these arguments to options.
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let mut options = self.servers.options()?;
         options.capture = self.capture.map(|at| match at {
-            Where::Log => Capture::Log,
-            Where::Rows => Capture::Rows,
-            Where::Statements => Capture::Statements,
+            CaptureSource::Log => Capture::Log,
+            CaptureSource::Rows => Capture::Rows,
+            CaptureSource::Statements => Capture::Statements,
         });
         if let Some(order) = self.schedule {
             if options.capture != Some(Capture::Statements) {
                 return Err(Failure::usage("--schedule is for --capture statements"));
             }
             options.schedule = match order {
-                Order::Lsir => Schedule::Lsir,
-                Order::BCon => Schedule::BCon,
-                Order::BMin => Schedule::BMin,
-                Order::BAll => Schedule::BAll,
+                ScheduleOrder::Lsir => Schedule::Lsir,
+                ScheduleOrder::BCon => Schedule::BCon,
+                ScheduleOrder::BMin => Schedule::BMin,
+                ScheduleOrder::BAll => Schedule::BAll,
             };
         }
         options.roles = match self.roles {
-            OfRoles::Create => Roles::Create,
-            OfRoles::Check => Roles::Check,
-            OfRoles::Ignore => Roles::Ignore,
+            RoleHandling::Create => Roles::Create,
+            RoleHandling::Check => Roles::Check,
+            RoleHandling::Ignore => Roles::Ignore,
         };
-        options.accepted =
-            AcceptedRestrictions { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback, ..AcceptedRestrictions::default() };
+        options.accepted = AcceptedRestrictions {
+            unlogged_empty: self.unlogged_empty,
+            no_fallback: self.no_fallback,
+            ..AcceptedRestrictions::default()
+        };
         Ok(options)
     }
 }
@@ -102,7 +105,7 @@ impl What {
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    what: What,
+    what: MigrationArgs,
     /// Do not make the definitions on the target for a trial, nor look into rows: what is not looked at is named.
     #[arg(long)]
     no_rehearsal: bool,
@@ -118,13 +121,13 @@ struct Line<'a> {
 
 /// Runs `stillpoint migrate check`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    look(&args.what, !args.no_rehearsal, output)
+    examine(&args.what, !args.no_rehearsal, output)
 }
 
 /// Checks, and prints the findings. Ctrl-C and SIGTERM end it without any remains.
-pub(super) fn look(what: &What, rehearse: bool, output: &Output) -> Result<(), Failure> {
+pub(super) fn examine(what: &MigrationArgs, rehearse: bool, output: &Output) -> Result<(), Failure> {
     let options = Options { rehearse, ..what.options()? };
-    let report = quietly(async {
+    let report = block_on(async {
         let interrupt = Arc::clone(&options.interrupt);
         if let (Ok(mut interrupted), Ok(mut terminated)) =
             (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
@@ -137,8 +140,8 @@ pub(super) fn look(what: &What, rehearse: bool, output: &Output) -> Result<(), F
         check(&options).await
     })?;
     let report = report.map_err(|error| match error.is_refusal() {
-        true => Failure::refused(error).hint(REACH),
-        false => Failure::failed(error, "nothing was touched").hint(REACH),
+        true => Failure::refused(error).hint(REACHABILITY_HINT),
+        false => Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT),
     })?;
     show(&report, output);
     report.accepted().map_err(|error| Failure::refused(error).hint("change what is named, then check again"))

@@ -1,7 +1,7 @@
 //! `stillpoint migrate fallback`, `finish` and `abort`: commands that end a migration.
 
-use super::run::How;
-use super::servers::{REACH, Servers, failure, guarded, quietly, watched};
+use super::run::MoveArgs;
+use super::servers::{REACHABILITY_HINT, Servers, block_on, failure, run_guarded, run_watched};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use stillpoint_migrate_engine as engine;
@@ -12,7 +12,7 @@ pub(crate) struct FallbackArgs {
     #[command(flatten)]
     servers: Servers,
     #[command(flatten)]
-    how: How,
+    how: MoveArgs,
     /// Drop, with the target's database, what was defined there since the switch: tables with their rows, indexes, views,
     /// rights and whatever else is named without this.
     #[arg(long)]
@@ -56,12 +56,12 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
     args.how.apply(&mut options)?;
     options.accepted.definitions_dropped = args.drop_definitions;
     if args.dry_run {
-        dry(
+        show_dry_run(
             &options,
             output,
             "what was committed on the target would be repeated on the source, and clients sent there",
         )?;
-        let lost = quietly(engine::definitions_since_switch(&options))?.map_err(Failure::refused)?;
+        let lost = block_on(engine::definitions_since_switch(&options))?.map_err(Failure::refused)?;
         for what in &lost {
             output.line(format_args!("would be dropped: {what}"));
         }
@@ -70,7 +70,7 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
             || failure(engine::Failure { error: engine::Error::DefinedSince(lost), state: engine::State::Untouched });
         return if refused { Err(error()) } else { Ok(()) };
     }
-    let outcome = watched(&args.servers, &options, output, |observer| engine::fallback(&options, observer))?;
+    let outcome = run_watched(&args.servers, &options, output, |observer| engine::fallback(&options, observer))?;
     let database = options.source.database_name();
     let paused_us = match outcome {
         engine::Outcome::Switched { paused } => Some(paused.as_micros() as u64),
@@ -93,9 +93,13 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
 pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
     let options = args.servers.options()?;
     if args.dry_run {
-        return dry(&options, output, "slot, publications and schema of the migration would be dropped: no way back");
+        return show_dry_run(
+            &options,
+            output,
+            "slot, publications and schema of the migration would be dropped: no way back",
+        );
     }
-    guarded(&args.servers, || quietly(engine::finish(&options))?.map_err(failure))?;
+    run_guarded(&args.servers, || block_on(engine::finish(&options))?.map_err(failure))?;
     let database = options.source.database_name();
     output.json(&Line { v: stillpoint_events::VERSION, event: "finished", database, paused_us: None });
     output.line(format_args!("{database}: finished; the source keeps its rows and stays shut"));
@@ -108,24 +112,27 @@ pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
     options.without_journal.clone_from(&args.migration);
     let args = &args.end;
     if args.dry_run {
-        return dry(&options, output, "slots, publications, schema and the target's database would be dropped");
+        return show_dry_run(
+            &options,
+            output,
+            "slots, publications, schema and the target's database would be dropped",
+        );
     }
-    let state = quietly(engine::abort(&options))?.map_err(failure)?;
+    let state = block_on(engine::abort(&options))?.map_err(failure)?;
     let database = options.source.database_name();
     output.json(&Line { v: stillpoint_events::VERSION, event: "aborted", database, paused_us: None });
     output.line(format_args!("{database}: {state}"));
     Ok(())
 }
 
-fn dry(options: &engine::Options, output: &Output, what: &str) -> Result<(), Failure> {
-    let status = quietly(engine::status(options))?.map_err(Failure::refused)?;
+fn show_dry_run(options: &engine::Options, output: &Output, what: &str) -> Result<(), Failure> {
+    let status = block_on(engine::status(options))?.map_err(Failure::refused)?;
     match status.record {
         Some(record) => output.line(format_args!("migration {} ({:?}): {what}", record.migration, record.phase)),
         None if !status.is_known() => {
             let why = status.unasked.unwrap_or_default();
-            return Err(
-                Failure::refused(anyhow::anyhow!("whether there is a migration is not known: {why}")).hint(REACH)
-            );
+            return Err(Failure::refused(anyhow::anyhow!("whether there is a migration is not known: {why}"))
+                .hint(REACHABILITY_HINT));
         }
         None => match status.owner {
             Some(owner) => output.line(format_args!("{}: {owner}, which is not here", options.source.database_name())),

@@ -1,8 +1,8 @@
 //! `stillpoint migrate`: one file per subcommand.
 
 mod attach;
-mod fallback;
 mod check;
+mod fallback;
 mod guardian;
 mod proxy;
 mod run;

@@ -1,7 +1,7 @@
 //! `stillpoint migrate run`: moves a database and its clients.
 
 use super::check;
-use super::servers::watched;
+use super::servers::run_watched;
 use crate::output::{Failure, Output};
 use std::time::Duration;
 use stillpoint_migrate_engine::{Outcome, run as migrate};
@@ -10,9 +10,9 @@ use stillpoint_migrate_engine::{Outcome, run as migrate};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    what: check::What,
+    what: check::MigrationArgs,
     #[command(flatten)]
-    how: How,
+    how: MoveArgs,
     /// Tables that are copied, and indexes that are made, at the same time.
     #[arg(long, default_value_t = 2, value_name = "N")]
     copy_jobs: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Args {
 
 /// Options for moving clients from one side to the other.
 #[derive(clap::Args)]
-pub(super) struct How {
+pub(super) struct MoveArgs {
     /// Connections that replay at the same time.
     #[arg(long, default_value_t = 4, value_name = "N")]
     players: usize,
@@ -45,7 +45,7 @@ pub(super) struct How {
     no_compare: bool,
 }
 
-impl How {
+impl MoveArgs {
     pub(super) fn apply(&self, options: &mut stillpoint_migrate_engine::Options) -> Result<(), Failure> {
         if self.players == 0 || self.players > 64 || self.pause_attempts == 0 {
             return Err(Failure::usage("--players is 1 to 64, --pause-attempts at least 1"));
@@ -68,9 +68,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     (options.copy_jobs, options.share) = (args.copy_jobs, args.share);
     options.snapshot_limit = args.snapshot_timeout;
     if args.dry_run {
-        return check::look(&args.what, false, output);
+        return check::examine(&args.what, false, output);
     }
-    match watched(&args.what.servers, &options, output, |observer| migrate(&options, observer))? {
+    match run_watched(&args.what.servers, &options, output, |observer| migrate(&options, observer))? {
         Outcome::Switched { paused } => output.line(format_args!(
             "{}: clients are on the target; they were paused for {:.1} ms. `fallback` returns, `finish` ends the migration",
             options.source.database_name(),

@@ -11,7 +11,8 @@ use stillpoint_migrate_engine::{self as engine, Error, Observer, Options, Server
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Hint for a server that cannot be reached.
-pub(super) const REACH: &str = "see that both servers run, and that --source and --target say how they are reached";
+pub(super) const REACHABILITY_HINT: &str =
+    "see that both servers run, and that --source and --target say how they are reached";
 
 /// Database, source and target.
 #[derive(Clone, clap::Args, Serialize, Deserialize)]
@@ -62,17 +63,17 @@ impl Servers {
 
 /// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM request its end. If this
 /// process is killed, a guardian enables connections again.
-pub(super) fn watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
+pub(super) fn run_watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     servers: &Servers,
     options: &Options,
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
 ) -> Result<T, Failure> {
-    guarded(servers, || shown(options, output, work))
+    run_guarded(servers, || run_with_progress(options, output, work))
 }
 
 /// Runs `work` with a guardian beside it.
-pub(super) fn guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+pub(super) fn run_guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let guardian = Guardian::start(servers)?;
     let result = work();
     // A server may become reachable later: without the dismissal the guardian then enables the connections that are still disabled.
@@ -83,7 +84,7 @@ pub(super) fn guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Fai
     result
 }
 
-fn shown<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
+fn run_with_progress<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     options: &Options,
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
@@ -118,7 +119,7 @@ fn shown<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
 }
 
 /// Runs `work` without any display of progress.
-pub(super) fn quietly<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+pub(super) fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
     Ok(runtime.block_on(work))
 }

@@ -1,6 +1,6 @@
 //! `stillpoint migrate status`: progress and state of a migration.
 
-use super::servers::{REACH, Servers, quietly};
+use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Exit, Failure, Output, copied};
 use serde::Serialize;
 use stillpoint_migrate_engine::{CopyProgress, Phase, Status, status};
@@ -23,8 +23,8 @@ struct Line<'a> {
 /// Runs `stillpoint migrate status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let options = args.servers.options()?;
-    let status =
-        quietly(status(&options))?.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
+    let status = block_on(status(&options))?
+        .map_err(|error| Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT))?;
     output.json(&Line { v: stillpoint_events::VERSION, event: "migration", status: &status });
     let database = options.source.database_name();
     if let Some(why) = &status.unasked
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         let dir = options.state.display();
         let error = anyhow::anyhow!("{database}: there is no journal in {dir}, and its server cannot be asked: {why}");
         let state = "nothing was touched; whether a migration is under way is not known".into();
-        return Err(Failure { exit: Exit::Unknown, error, state, hint: Some(REACH.into()) });
+        return Err(Failure { exit: Exit::Unknown, error, state, hint: Some(REACHABILITY_HINT.into()) });
     }
     match &status.record {
         None => match &status.owner {

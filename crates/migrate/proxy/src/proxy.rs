@@ -85,12 +85,12 @@ impl Proxy {
             mock_secret,
             standby: Place::default(),
         };
-        proxy.know_the_named();
+        proxy.register_configured_tenants();
         Ok(proxy)
     }
 
     /// Registers the tenants that the configuration names, before any client asks for them.
-    fn know_the_named(&self) {
+    fn register_configured_tenants(&self) {
         let named: Vec<String> = self.settings().config.tenants.keys().filter(|name| *name != ANY).cloned().collect();
         named.iter().for_each(|name| drop(self.tenant(name)));
     }
@@ -144,7 +144,7 @@ impl Proxy {
                 tenant.reload(config.clone(), server);
             }
         }
-        self.know_the_named();
+        self.register_configured_tenants();
         self.reloads.send_modify(|reloads| *reloads += 1);
     }
 

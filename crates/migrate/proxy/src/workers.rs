@@ -72,10 +72,10 @@ impl Workers {
 
     /// Gives a connection to the thread that serves the fewest.
     pub(crate) fn serve(&self, raw: Raw, origin: Origin, arrival: Arrival) {
-        let Ok(loose) = PolledStream::from(raw) else { return };
+        let Ok(stream) = PolledStream::from(raw) else { return };
         if let Some(worker) = self.all.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) {
             worker.load.fetch_add(1, Ordering::Relaxed);
-            let _ = worker.connections.send((loose, origin, arrival));
+            let _ = worker.connections.send((stream, origin, arrival));
         }
     }
 
@@ -105,10 +105,10 @@ async fn work(
     load: Arc<AtomicUsize>,
     forwarder: Arc<Forwarder>,
 ) {
-    while let Some((loose, origin, arrival)) = connections.recv().await {
+    while let Some((stream, origin, arrival)) = connections.recv().await {
         let (proxy, load, forwarder) = (proxy.clone(), load.clone(), forwarder.clone());
         tokio::task::spawn_local(async move {
-            match loose.settle() {
+            match stream.register() {
                 Ok(raw) => session::serve(raw, origin, arrival, proxy, forwarder).await,
                 Err(error) => tracing::warn!(%error, "a connection cannot be served"),
             }

@@ -5,7 +5,7 @@
 use rustix::process::Signal;
 use std::time::Duration;
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_tests::{Ended, Fault, Moment, Random, Stage, Trial};
+use stillpoint_migrate_tests::{CommandResult, Fault, Moment, Random, Testbed, Trial};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,
@@ -23,18 +23,18 @@ fn quiet(back: bool) -> Trial {
 }
 
 #[track_caller]
-fn succeeds(stage: &Stage, words: &[&str]) -> Ended {
-    let ended = stage.run(words);
+fn succeeds(testbed: &Testbed, words: &[&str]) -> CommandResult {
+    let ended = testbed.run(words);
     assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
     ended
 }
 
 /// Kills a command, each time later, until it ends before that; returns how often it was killed.
 #[track_caller]
-fn killed_ever_later(stage: &Stage, words: &[&str], after_each: impl Fn(&Stage)) -> usize {
+fn killed_ever_later(testbed: &Testbed, words: &[&str], after_each: impl Fn(&Testbed)) -> usize {
     let mut after = Duration::from_millis(1);
     for killed in 0.. {
-        let tool = stage.tool(words);
+        let tool = testbed.tool(words);
         std::thread::sleep(after);
         tool.signal(Signal::KILL);
         let ended = tool.end();
@@ -44,7 +44,7 @@ fn killed_ever_later(stage: &Stage, words: &[&str], after_each: impl Fn(&Stage))
         }
         assert!(ended.code.is_none(), "{words:?}: {ended:?}");
         assert!(after < Duration::from_secs(60), "{words:?} does not come to its end");
-        after_each(stage);
+        after_each(testbed);
         after = after * 6 / 5;
     }
     unreachable!("it comes to its end, or is not waited for")
@@ -63,26 +63,26 @@ fn run_is_killed_while_it_settles() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
     let mut cut_off = 0;
     for (round, ms) in [0, 3, 8, 15, 25, 40].into_iter().enumerate() {
         let trial = Trial { fault: Fault::KillTool, ..quiet(false) };
-        cut_off += trial.under_load(&mut stage, |stage| {
-            let mut tool = stage.tool(&RUN);
+        cut_off += trial.under_load(&mut testbed, |testbed| {
+            let mut tool = testbed.tool(&RUN);
             Moment { phase: Some("settle"), after: Duration::from_millis(ms) }.come(&mut tool);
             tool.signal(Signal::KILL);
             tool.end();
-            assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
-            let cut_off = count(&stage.source, "postgres", "pg_replication_slots") == "1";
+            assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
+            let cut_off = count(&testbed.source, "postgres", "pg_replication_slots") == "1";
             if round % 2 == 0 {
-                succeeds(stage, &RUN);
-                assert_eq!(count(&stage.source, "postgres", "pg_replication_slots"), "0", "it settles again");
+                succeeds(testbed, &RUN);
+                assert_eq!(count(&testbed.source, "postgres", "pg_replication_slots"), "0", "it settles again");
             }
-            until("the source to be shut", || is_shut(&stage.source).then_some(()));
+            until("the source to be shut", || is_shut(&testbed.source).then_some(()));
             // With the commits of clients on the target, also if no `run` has settled.
-            succeeds(stage, &FALLBACK);
-            stage.assert_clean();
+            succeeds(testbed, &FALLBACK);
+            testbed.assert_clean();
             usize::from(cut_off)
         });
     }
@@ -94,33 +94,33 @@ fn finish_is_killed() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
-    let killed = quiet(false).under_load(&mut stage, |stage| {
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    let killed = quiet(false).under_load(&mut testbed, |testbed| {
         // It also removes what a killed `run` has left.
-        let mut tool = stage.tool(&RUN);
+        let mut tool = testbed.tool(&RUN);
         Moment { phase: Some("settle"), after: Duration::ZERO }.come(&mut tool);
         tool.signal(Signal::KILL);
         tool.end();
-        killed_ever_later(stage, &["finish"], |stage| {
-            until("the source to be shut", || is_shut(&stage.source).then_some(()));
-            assert!(!is_shut(&stage.target));
-            let (phase, serving) = stage.standing();
+        killed_ever_later(testbed, &["finish"], |testbed| {
+            until("the source to be shut", || is_shut(&testbed.source).then_some(()));
+            assert!(!is_shut(&testbed.target));
+            let (phase, serving) = testbed.standing();
             assert_eq!(serving.as_deref(), Some("target"));
             let Some(phase) = phase else { return };
             assert_eq!(phase, "switched");
-            if count(&stage.target, "postgres", "pg_replication_slots") == "0" {
-                let refused = stage.run(&FALLBACK);
+            if count(&testbed.target, "postgres", "pg_replication_slots") == "0" {
+                let refused = testbed.run(&FALLBACK);
                 assert!(refused.code == Some(3) && refused.complaints.contains("no way back"), "{refused:?}");
             }
         })
     });
     println!("killed {killed} times");
     assert!(killed > 3, "{killed}");
-    assert_eq!(stage.standing().0, None);
-    assert!(is_shut(&stage.source));
-    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
-    for cluster in [&stage.source, &stage.target] {
+    assert_eq!(testbed.standing().0, None);
+    assert!(is_shut(&testbed.source));
+    testbed.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
+    for cluster in [&testbed.source, &testbed.target] {
         for what in ["pg_replication_slots", "pg_publication", "pg_namespace WHERE nspname = 'stillpoint'"] {
             assert_eq!(count(cluster, "shop", what), "0", "{what}");
         }
@@ -132,25 +132,25 @@ fn abort_is_killed() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
     for phase in ["copy", "indexes", "catch-up"] {
-        let killed = Trial { fault: Fault::KillTool, ..quiet(false) }.under_load(&mut stage, |stage| {
-            let mut tool = stage.tool(&RUN);
+        let killed = Trial { fault: Fault::KillTool, ..quiet(false) }.under_load(&mut testbed, |testbed| {
+            let mut tool = testbed.tool(&RUN);
             Moment { phase: Some(phase), after: Duration::ZERO }.come(&mut tool);
             tool.signal(Signal::KILL);
             tool.end();
-            killed_ever_later(stage, &["abort"], |stage| {
-                assert_eq!(stage.standing().1.as_deref(), Some("source"), "{phase}");
-                until("the source to be open", || (!is_shut(&stage.source)).then_some(()));
+            killed_ever_later(testbed, &["abort"], |testbed| {
+                assert_eq!(testbed.standing().1.as_deref(), Some("source"), "{phase}");
+                until("the source to be open", || (!is_shut(&testbed.source)).then_some(()));
             })
         });
         println!("{phase}: killed {killed} times");
         assert!(killed > 1, "{phase}: {killed}");
-        assert_eq!(stage.standing().0, None);
-        stage.assert_clean();
+        assert_eq!(testbed.standing().0, None);
+        testbed.assert_clean();
     }
-    quiet(false).run(&mut stage);
+    quiet(false).run(&mut testbed);
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn something_fails_between_the_switch_and_the_way_back() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
     let mut random = Random::new(23);
     for fault in [
         Fault::KillProxy,
@@ -169,19 +169,19 @@ fn something_fails_between_the_switch_and_the_way_back() {
         Fault::CutTarget,
         Fault::StallTarget,
     ] {
-        Trial { fault, ..quiet(true) }.under_load(&mut stage, |stage| {
-            succeeds(stage, &RUN);
-            let bystander = stage.tool(&["status"]);
-            fault.strike(stage, &bystander, &mut random);
+        Trial { fault, ..quiet(true) }.under_load(&mut testbed, |testbed| {
+            succeeds(testbed, &RUN);
+            let bystander = testbed.tool(&["status"]);
+            fault.strike(testbed, &bystander, &mut random);
             drop(bystander);
             let back = (0..ATTEMPTS).any(|_| {
-                let ended = stage.run(&FALLBACK);
+                let ended = testbed.run(&FALLBACK);
                 println!("  {:?} {}", ended.code, ended.complaints.trim());
                 ended.code == Some(0)
             });
             assert!(back, "{fault:?}: no way back");
-            assert_eq!(stage.standing(), (None, Some("source".into())));
-            stage.assert_clean();
+            assert_eq!(testbed.standing(), (None, Some("source".into())));
+            testbed.assert_clean();
         });
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Stage, Trial, is_soak, rounds};
+use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Testbed, Trial, is_soak, rounds};
 use stillpoint_testing::postgresql::{Load, available};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -65,8 +65,8 @@ const LAST: &str = "
     INSERT INTO things (owner, n) SELECT id, id + random() FROM owners;
 ";
 
-fn churn(stage: &Stage, level: &str) -> Load {
-    let dir = stage.source.socket_dir();
+fn churn(testbed: &Testbed, level: &str) -> Load {
+    let dir = testbed.source.socket_dir();
     let mut arguments: Vec<String> =
         ["-n", "-c", "6", "-R", "150", "-T", "600", "--max-tries", "1000"].map(str::to_owned).into();
     for (number, script) in SCRIPTS.iter().enumerate() {
@@ -83,7 +83,7 @@ fn churn(stage: &Stage, level: &str) -> Load {
         arguments.extend(["-f".to_owned(), path.display().to_string()]);
     }
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    stage.source.pgbench_load("shop", stage.port(), &arguments)
+    testbed.source.pgbench_load("shop", testbed.port(), &arguments)
 }
 
 #[test]
@@ -91,15 +91,15 @@ fn both_sides_are_equal_at_every_level() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
-    stage.source.sql("shop", TABLES);
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    testbed.source.sql("shop", TABLES);
     let (rounds, mut random) = (rounds(2, 102), Random::new(if is_soak() { Random::seed() } else { 1 }));
     for round in 0..rounds {
         println!("migration {round} of {rounds}");
         // A way there and the way back have the same level.
         let number = round / 2 % 3;
-        let mut load = churn(&stage, NAMES[number]);
+        let mut load = churn(&testbed, NAMES[number]);
         let moment = Moment { phase: None, after: Duration::ZERO };
         let trial = Trial {
             back: round % 2 == 1,
@@ -108,7 +108,7 @@ fn both_sides_are_equal_at_every_level() {
             isolation: LEVELS[number],
             seed: random.number(),
         };
-        let ended = trial.run(&mut stage);
+        let ended = trial.run(&mut testbed);
         let compared = |event: &Event| matches!(event.kind, EventKind::Compared { tables, .. } if tables >= 8);
         assert!(ended.events.iter().any(compared), "both sides were compared: {:?}", ended.events);
         assert!(load.running(), "clients went on to the end: {}", load.finish().text);
@@ -136,11 +136,11 @@ fn a_session_sees_the_same_rows_behind_the_switch_at_every_level() {
     if !available() {
         return;
     }
-    let stage = Stage::start();
-    stage.source.sql("shop", TABLES);
+    let testbed = Testbed::start();
+    testbed.source.sql("shop", TABLES);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let last = runtime.block_on(async {
-        let (client, connection) = tokio_postgres::connect(&stage.conninfo(), NoTls).await.expect("connect");
+        let (client, connection) = tokio_postgres::connect(&testbed.conninfo(), NoTls).await.expect("connect");
         tokio::spawn(connection);
         client
     });
@@ -150,11 +150,11 @@ fn a_session_sees_the_same_rows_behind_the_switch_at_every_level() {
     for round in 0..rounds {
         let level = NAMES[round / 2 % 3];
         println!("migration {round} of {rounds}, {level}");
-        let load = churn(&stage, level);
+        let load = churn(&testbed, level);
         // It takes no snapshot yet, and no client is moved while it is open.
         say(&format!("BEGIN ISOLATION LEVEL {level}"));
         let words = [&["run", "--share", "0", "--snapshot-timeout", "20s"][..], &["fallback"]][round % 2];
-        let mut tool = stage.tool(&[words, &["--pause-timeout", "3s"]].concat());
+        let mut tool = testbed.tool(&[words, &["--pause-timeout", "3s"]].concat());
         let prepares =
             |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "prepare");
         let reached = tool.await_event(prepares);
@@ -168,12 +168,12 @@ fn a_session_sees_the_same_rows_behind_the_switch_at_every_level() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let after = runtime.block_on(rows(&last));
         assert!(before.len() == 4 && before == after, "{before:#?} {after:#?}");
-        let serves = if round % 2 == 0 { &stage.target } else { &stage.source };
+        let serves = if round % 2 == 0 { &testbed.target } else { &testbed.source };
         let port = runtime.block_on(last.query_one("SELECT inet_server_port()", &[])).expect("ask for the port");
         assert_eq!(port.get::<_, i32>(0), i32::from(serves.port()), "it has gone over");
     }
     if rounds.is_multiple_of(2) {
-        stage.assert_clean();
+        testbed.assert_clean();
     }
     println!("COUNT migrations compared behind the switch {rounds}");
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;
-use stillpoint_migrate_tests::recording::{Front, ReplaySettings, Target, record};
+use stillpoint_migrate_tests::recording::{ProxiedServers, ReplaySettings, Target, record};
 use stillpoint_testing::postgresql::available;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -11,11 +11,11 @@ async fn every_mode_ends_in_what_the_source_holds() {
     if !available() {
         return;
     }
-    let front = Front::start(&[]);
-    let recording = record(&front, 8, Duration::from_millis(10), 3.0).await;
+    let servers = ProxiedServers::start(&[]);
+    let recording = record(&servers, 8, Duration::from_millis(10), 3.0).await;
     println!("{} transactions, {} of which wrote", recording.transactions, recording.writing);
     assert!(recording.writing > 0);
-    let target = Target::new(&front.target);
+    let target = Target::new(&servers.target);
     for mode in Mode::ALL {
         let replayed = target.replay(&recording, ReplaySettings { mode, players: 4, synchronous: true }).await;
         println!("{}: {replayed:?}", mode.name());

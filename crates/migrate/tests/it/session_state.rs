@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_tests::Stage;
-use stillpoint_migrate_tests::ring_session::{COMMITS, TABLES, Teller, WRONG_BALANCES, channel, connect, heard_by};
+use stillpoint_migrate_tests::Testbed;
+use stillpoint_migrate_tests::ring_session::{
+    COMMITS, RingSession, TABLES, WRONG_BALANCES, channel, connect, heard_by,
+};
 use stillpoint_testing::{postgresql::available, wait::until};
 use tokio::task::JoinSet;
 
@@ -58,23 +60,23 @@ fn everything_that_sessions_hold_goes_along_under_load() {
     if !available() {
         return;
     }
-    let stage = Stage::start();
-    for cluster in [&stage.source, &stage.target] {
+    let testbed = Testbed::start();
+    for cluster in [&testbed.source, &testbed.target] {
         cluster.sql("postgres", "CREATE ROLE teller");
     }
-    stage.source.sql("shop", TABLES);
-    stage.source.sql("shop", BALLAST);
+    testbed.source.sql("shop", TABLES);
+    testbed.source.sql("shop", BALLAST);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (conninfo, shared) = (stage.conninfo(), Arc::new(Shared::new()));
+    let (conninfo, shared) = (testbed.conninfo(), Arc::new(Shared::new()));
     let (mut work, silent, hears) = runtime.block_on(async {
         let (silent, hears) = connect(&conninfo).await.expect("connect");
         let listens: String = (0..SESSIONS).map(|number| format!("LISTEN \"{}\";", channel(number))).collect();
         silent.batch_execute(&listens).await.expect("listen to all");
         let mut tellers = Vec::new();
         for number in 0..SESSIONS {
-            tellers.push(Teller::open(&conninfo, number, SESSIONS).await.expect("open a session"));
+            tellers.push(RingSession::open(&conninfo, number, SESSIONS).await.expect("open a session"));
         }
-        let mut work: JoinSet<Result<Option<Teller>, String>> = JoinSet::new();
+        let mut work: JoinSet<Result<Option<RingSession>, String>> = JoinSet::new();
         for mut teller in tellers {
             let shared = Arc::clone(&shared);
             work.spawn(async move {
@@ -106,22 +108,22 @@ fn everything_that_sessions_hold_goes_along_under_load() {
 
     shared.more();
     for way in [&["run", "--share", "0", "--snapshot-timeout", "20s"][..], &["fallback"]] {
-        let ended = stage.run(&[way, &["--pause-timeout", "3s"]].concat());
+        let ended = testbed.run(&[way, &["--pause-timeout", "3s"]].concat());
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let attempts =
             |event: &&Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "switch-over");
         println!("{}: paused {} times", way[0], ended.events.iter().filter(attempts).count());
         shared.more();
-        let serves = if way[0] == "run" { &stage.target } else { &stage.source };
+        let serves = if way[0] == "run" { &testbed.target } else { &testbed.source };
         let held =
             "SELECT classid, count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted GROUP BY 1 ORDER BY 1";
         assert_eq!(serves.sql("shop", held), format!("1|{SESSIONS}\n2|{SESSIONS}"));
     }
     shared.stop.store(true, Ordering::Relaxed);
-    let tellers: Vec<Teller> = runtime.block_on(async {
+    let tellers: Vec<RingSession> = runtime.block_on(async {
         let ended = std::mem::take(&mut work).join_all().await;
         let ended = ended.into_iter().map(|ended| ended.unwrap_or_else(|error| panic!("{error}")));
-        let mut tellers: Vec<Teller> = ended.flatten().collect();
+        let mut tellers: Vec<RingSession> = ended.flatten().collect();
         tellers.sort_by_key(|teller| teller.number);
         tellers
     });
@@ -131,10 +133,10 @@ fn everything_that_sessions_hold_goes_along_under_load() {
     drop(silent);
     let commits: i32 = tellers.iter().map(|teller| teller.commits).sum();
     println!("{commits} commits of {SESSIONS} sessions");
-    assert_eq!(stage.source.sql("shop", COMMITS), format!("{commits}|{commits}"), "every commit exactly once");
+    assert_eq!(testbed.source.sql("shop", COMMITS), format!("{commits}|{commits}"), "every commit exactly once");
     let of_session = "SELECT string_agg(n::text, ' ' ORDER BY session) FROM (SELECT session, max(n) AS n FROM bank.history GROUP BY 1) h";
     let last: Vec<String> = tellers.iter().map(|teller| teller.commits.to_string()).collect();
-    assert_eq!(stage.source.sql("shop", of_session), last.join(" "));
-    assert_eq!(stage.source.sql("shop", WRONG_BALANCES), "0");
-    stage.assert_clean();
+    assert_eq!(testbed.source.sql("shop", of_session), last.join(" "));
+    assert_eq!(testbed.source.sql("shop", WRONG_BALANCES), "0");
+    testbed.assert_clean();
 }

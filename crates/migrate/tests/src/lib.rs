@@ -22,7 +22,7 @@ mod trial;
 pub use fault::{Fault, Moment};
 pub use stillpoint_testing::binary::stillpoint;
 pub use stillpoint_testing::random::Random;
-pub use testbed::{Ended, Proxy, Stage, Tool};
+pub use testbed::{CommandResult, Proxy, Testbed, Tool};
 pub use trial::{LEVELS, Trial};
 
 /// Returns true if the long form is requested.

@@ -7,9 +7,9 @@ use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Statement};
 
 const ACCOUNTS: i32 = 16;
 /// Last payload on each channel.
-const END: &str = "end";
+const END_PAYLOAD: &str = "end";
 /// Time until all notifications must have arrived.
-const PATIENCE: Duration = Duration::from_secs(30);
+const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Tables that sessions write to; the role `teller` must exist.
 pub const TABLES: &str = "
@@ -30,9 +30,9 @@ pub const WRONG_BALANCES: &str = "SELECT count(*) FROM bank.account a WHERE bala
 
 /// Channel and payload, in the order of arrival.
 #[derive(Debug, Clone, Default)]
-pub struct Heard(Arc<Mutex<Vec<(String, String)>>>);
+pub struct Notifications(Arc<Mutex<Vec<(String, String)>>>);
 
-impl Heard {
+impl Notifications {
     fn on(&self, channel: &str) -> Vec<String> {
         let heard = self.0.lock().expect("nobody panics with it");
         heard.iter().filter(|(on, _)| on == channel).map(|(_, what)| what.clone()).collect()
@@ -43,9 +43,9 @@ impl Heard {
 ///
 /// # Errors
 /// Fails if the server or the network does.
-pub async fn connect(conninfo: &str) -> Result<(Client, Heard), Error> {
+pub async fn connect(conninfo: &str) -> Result<(Client, Notifications), Error> {
     let (client, mut connection) = tokio_postgres::connect(conninfo, NoTls).await?;
-    let heard = Heard::default();
+    let heard = Notifications::default();
     let hears = heard.clone();
     tokio::spawn(async move {
         while let Some(Ok(message)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
@@ -62,12 +62,12 @@ pub async fn connect(conninfo: &str) -> Result<(Client, Heard), Error> {
 }
 
 /// A session that writes, with the state that it holds.
-pub struct Teller {
+pub struct RingSession {
     /// Place in the ring.
     pub number: usize,
     of: usize,
     client: Client,
-    heard: Heard,
+    heard: Notifications,
     insert: Statement,
     tell: Statement,
     look: Statement,
@@ -77,12 +77,12 @@ pub struct Teller {
     pub longest: Duration,
 }
 
-impl Teller {
+impl RingSession {
     /// Opens the session in place `number` of a ring of `of`, and sets up its whole state.
     ///
     /// # Errors
     /// Fails if the server or the network does.
-    pub async fn open(conninfo: &str, number: usize, of: usize) -> Result<Teller, Error> {
+    pub async fn open(conninfo: &str, number: usize, of: usize) -> Result<RingSession, Error> {
         let (client, heard) = connect(conninfo).await?;
         let holds = format!(
             "SET search_path = bank; SET work_mem = '{}kB'; SET TimeZone = 'Asia/Tokyo'; \
@@ -98,7 +98,7 @@ impl Teller {
         let look = "SELECT concat_ws(' ', current_setting('app.teller'), current_setting('work_mem'), \
                     current_setting('TimeZone'), current_user, current_setting('search_path'))";
         let look = client.prepare(look).await?;
-        Ok(Teller { number, of, client, heard, insert, tell, look, commits: 0, longest: Duration::ZERO })
+        Ok(RingSession { number, of, client, heard, insert, tell, look, commits: 0, longest: Duration::ZERO })
     }
 
     /// Executes one transaction, which uses the session's state and notifies the next session.
@@ -138,17 +138,19 @@ impl Teller {
 ///
 /// # Errors
 /// Fails with a text about the first difference.
-pub async fn heard_by(tellers: &[Teller], others: &[&Heard]) -> Result<(), String> {
+pub async fn heard_by(tellers: &[RingSession], others: &[&Notifications]) -> Result<(), String> {
     for teller in tellers {
-        teller.tell(END).await.map_err(|error| format!("session {}: {error:?}", teller.number))?;
+        teller.tell(END_PAYLOAD).await.map_err(|error| format!("session {}: {error:?}", teller.number))?;
     }
     for teller in tellers {
         let next = (teller.number + 1) % teller.of;
-        let told: Vec<String> = (1..=teller.commits).map(|n| n.to_string()).chain([END.to_owned()]).collect();
+        let told: Vec<String> = (1..=teller.commits).map(|n| n.to_string()).chain([END_PAYLOAD.to_owned()]).collect();
         let listeners = tellers.iter().filter(|other| other.number == next).map(|other| &other.heard);
         for heard in listeners.chain(others.iter().copied()) {
             let begun = Instant::now();
-            while heard.on(&channel(next)).last().is_none_or(|last| last != END) && begun.elapsed() < PATIENCE {
+            while heard.on(&channel(next)).last().is_none_or(|last| last != END_PAYLOAD)
+                && begun.elapsed() < NOTIFICATION_TIMEOUT
+            {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             let heard = heard.on(&channel(next));

@@ -18,11 +18,11 @@ use stillpoint_testing::{
 /// The database that is moved.
 const DATABASE: &str = "shop";
 /// Time after which a tool that still runs counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// All parts of a migration, and a directory for its files.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Testbed {
     /// The server that holds the database at first.
     pub source: Cluster,
     /// The other server.
@@ -58,7 +58,7 @@ pub struct Tool {
 
 /// Result of a command.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandResult {
     /// Exit code; none if a signal ended the command.
     pub code: Option<i32>,
     /// Events that it printed.
@@ -67,60 +67,60 @@ pub struct Ended {
     pub complaints: String,
 }
 
-impl Stage {
+impl Testbed {
     /// Starts everything, with an empty database `shop`.
     #[track_caller]
-    pub fn start() -> Stage {
+    pub fn start() -> Testbed {
         let settings = ["wal_level=logical", "deadlock_timeout=100ms"];
-        Stage::of(Cluster::start(&settings), Cluster::start(&settings))
+        Testbed::of(Cluster::start(&settings), Cluster::start(&settings))
     }
 
     /// Starts a stage whose source's log has no row changes: the proxy captures them.
     #[track_caller]
-    pub fn without_logical_log() -> Stage {
+    pub fn without_logical_log() -> Testbed {
         let deadlocks = "deadlock_timeout=100ms";
         let source = Cluster::start(&["wal_level=replica", "max_replication_slots=0", deadlocks]);
-        Stage::of(source, Cluster::start(&["wal_level=logical", deadlocks]))
+        Testbed::of(source, Cluster::start(&["wal_level=logical", deadlocks]))
     }
 
     /// Starts a stage with servers that run.
     #[track_caller]
-    pub fn of(source: Cluster, target: Cluster) -> Stage {
-        Stage::reached(source, target, false, &[DATABASE])
+    pub fn of(source: Cluster, target: Cluster) -> Testbed {
+        Testbed::reached(source, target, false, &[DATABASE])
     }
 
     /// Starts a stage for measurements: proxy and tool reach the servers directly, and the networks have no effect.
     #[track_caller]
-    pub fn direct(source: Cluster, target: Cluster) -> Stage {
-        Stage::reached(source, target, true, &[DATABASE])
+    pub fn direct(source: Cluster, target: Cluster) -> Testbed {
+        Testbed::reached(source, target, true, &[DATABASE])
     }
 
     /// Starts a stage with several databases, each of which can be moved.
     #[track_caller]
-    pub fn of_tenants(source: Cluster, target: Cluster, databases: &[&str]) -> Stage {
-        Stage::reached(source, target, true, databases)
+    pub fn of_tenants(source: Cluster, target: Cluster, databases: &[&str]) -> Testbed {
+        Testbed::reached(source, target, true, databases)
     }
 
     #[track_caller]
-    fn reached(source: Cluster, target: Cluster, directly: bool, databases: &[&str]) -> Stage {
+    fn reached(source: Cluster, target: Cluster, directly: bool, databases: &[&str]) -> Testbed {
         databases.iter().for_each(|name| drop(source.sql("postgres", &format!("CREATE DATABASE {name}"))));
         let (to_source, to_target) = (Relay::to(source.port()), Relay::to(target.port()));
         let ports = if directly { [source.port(), target.port()] } else { [to_source.port(), to_target.port()] };
         let dir = tempfile::TempDir::with_prefix("stillpoint-trial-").expect("make a directory");
-        let mut stage =
-            Stage { source, target, to_source, to_target, ports, proxy: None, standby: None, port: free_port(), dir };
+        let mut testbed =
+            Testbed { source, target, to_source, to_target, ports, proxy: None, standby: None, port: free_port(), dir };
         let tenants: String = databases.iter().map(|name| format!("[tenants.{name}]\nserver = \"old\"\n")).collect();
         let text = format!(
             "listen = [\"127.0.0.1:{}\"]\ncontrol = {:?}\nroutes = {:?}\nworkers = 2\n[servers.old]\n\
              host = \"127.0.0.1\"\nport = {}\n{tenants}",
-            stage.port,
-            stage.path("proxy.sock"),
-            stage.path("routes.json"),
-            stage.ports[0]
+            testbed.port,
+            testbed.path("proxy.sock"),
+            testbed.path("routes.json"),
+            testbed.ports[0]
         );
-        std::fs::write(stage.path("proxy.toml"), text).expect("write the proxy's configuration");
-        stage.start_proxy();
-        stage
+        std::fs::write(testbed.path("proxy.toml"), text).expect("write the proxy's configuration");
+        testbed.start_proxy();
+        testbed
     }
 
     /// Path of a file in the directory of this stage.
@@ -252,7 +252,7 @@ impl Stage {
 
     /// Runs such a command to its end.
     #[track_caller]
-    pub fn run(&self, words: &[&str]) -> Ended {
+    pub fn run(&self, words: &[&str]) -> CommandResult {
         self.tool(words).end()
     }
 
@@ -289,7 +289,7 @@ impl Proxy {
     /// Waits until it reports an event; false if it ended before.
     fn tells(&self, event: &str) -> bool {
         let wanted = format!("\"event\":\"{event}\"");
-        std::iter::from_fn(|| self.told.recv_timeout(PATIENCE).ok()).any(|line| line.contains(&wanted))
+        std::iter::from_fn(|| self.told.recv_timeout(WAIT_TIMEOUT).ok()).any(|line| line.contains(&wanted))
     }
 
     fn signal(&self, signal: Signal) {
@@ -312,7 +312,7 @@ impl Drop for Proxy {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Testbed {
     fn drop(&mut self) {
         self.kill_standby();
         self.kill_proxy();
@@ -349,7 +349,7 @@ impl Tool {
 
     /// Waits for an event; false if the tool ended before it.
     pub fn await_event(&mut self, wanted: impl Fn(&Event) -> bool) -> bool {
-        while let Ok(event) = self.events.recv_timeout(PATIENCE) {
+        while let Ok(event) = self.events.recv_timeout(WAIT_TIMEOUT) {
             let found = wanted(&event);
             self.seen.push(event);
             if found {
@@ -374,13 +374,13 @@ impl Tool {
 
     /// Waits for its end; panics if it hangs.
     #[track_caller]
-    pub fn end(self) -> Ended {
-        self.end_within(PATIENCE)
+    pub fn end(self) -> CommandResult {
+        self.end_within(WAIT_TIMEOUT)
     }
 
     /// Waits for its end as [`Tool::end`] does, with a limit of its own.
     #[track_caller]
-    pub fn end_within(mut self, limit: Duration) -> Ended {
+    pub fn end_within(mut self, limit: Duration) -> CommandResult {
         let begun = Instant::now();
         let status = within(limit, || self.ended());
         let status = status.unwrap_or_else(|| {
@@ -392,7 +392,7 @@ impl Tool {
             self.seen.push(event);
         }
         let complaints = self.complaints.take().map(|reader| reader.join().unwrap_or_default()).unwrap_or_default();
-        Ended { code: status.code(), events: std::mem::take(&mut self.seen), complaints }
+        CommandResult { code: status.code(), events: std::mem::take(&mut self.seen), complaints }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::history::{Event, Profile, random_history};
 use super::random::Random;
-use super::target::{Happened, Setting, replay};
+use super::target::{Setting, TargetEvent, replay};
 use crate::{
     Error, Limits, Mode, Operation, Part, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Step, Syncset,
     Token, Xid,
@@ -129,7 +129,7 @@ fn appendix_c_with_serial_commits() {
 }
 
 /// Time at which each event of each transaction happened on the target.
-fn times(happened: &[Happened]) -> HashMap<Happened, usize> {
+fn times(happened: &[TargetEvent]) -> HashMap<TargetEvent, usize> {
     let mut times = HashMap::new();
     for (at, happened) in happened.iter().enumerate() {
         // If an event was retried, the last time counts.
@@ -151,14 +151,14 @@ fn definition_3_holds_for_every_pair() {
             .events
             .iter()
             .filter_map(Event::committed)
-            .filter(|committed| times.contains_key(&Happened::CommitDone(committed.stamp)))
+            .filter(|committed| times.contains_key(&TargetEvent::CommitDone(committed.stamp)))
             .collect();
         for i in &committed {
             let writes: Vec<usize> = replayed
                 .happened
                 .iter()
                 .filter_map(|happened| match happened {
-                    Happened::Write(stamp, nth) if *stamp == i.stamp => Some(*nth),
+                    TargetEvent::Write(stamp, nth) if *stamp == i.stamp => Some(*nth),
                     _ => None,
                 })
                 .collect();
@@ -169,8 +169,9 @@ fn definition_3_holds_for_every_pair() {
                     continue;
                 }
                 let (commit_sent, commit_done) =
-                    (times[&Happened::CommitSent(i.stamp)], times[&Happened::CommitDone(i.stamp)]);
-                let (read_sent, read_done) = (times[&Happened::ReadSent(j.stamp)], times[&Happened::ReadDone(j.stamp)]);
+                    (times[&TargetEvent::CommitSent(i.stamp)], times[&TargetEvent::CommitDone(i.stamp)]);
+                let (read_sent, read_done) =
+                    (times[&TargetEvent::ReadSent(j.stamp)], times[&TargetEvent::ReadDone(j.stamp)]);
                 if saw {
                     assert!(commit_done < read_sent, "(1-a) seed {seed}: {} before {}", i.stamp, j.stamp);
                 } else {

@@ -2,7 +2,7 @@
 //! small stack.
 
 use stillpoint_migrate_capture::{
-    Action, Catalogue, Column, Refusal, Seen, Table, only_reads, repeatable, rewrite, split,
+    Action, Catalogue, Column, Effect, Refusal, Table, check_repeatable, only_reads, rewrite, split,
 };
 
 /// Bytes of stack of the thread that asks: an eighth of a usual thread's.
@@ -24,7 +24,7 @@ fn on_small_stack<T: Send>(ask: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-fn judged(text: &str) -> Result<Seen, Refusal> {
+fn judged(text: &str) -> Result<Effect, Refusal> {
     on_small_stack(|| rewrite(text, &catalogue()))
 }
 
@@ -77,7 +77,7 @@ fn chains(levels: usize) -> Vec<(&'static str, String)> {
 
 #[test]
 fn what_is_too_deep_is_refused_by_name() {
-    let too_deep = |answer: Result<Seen, Refusal>| matches!(answer, Err(Refusal::TooDeep(_)));
+    let too_deep = |answer: Result<Effect, Refusal>| matches!(answer, Err(Refusal::TooDeep(_)));
     for (what, text) in [
         ("sum", format!("select 1{}", "+1".repeat(39_999))),
         ("or", format!("SELECT FROM item WHERE id = 1{}", " OR id = 1".repeat(60_000))),
@@ -90,7 +90,7 @@ fn what_is_too_deep_is_refused_by_name() {
         assert!(too_deep(judged(&text)), "{what}");
     }
     let update = format!("UPDATE item SET v = 1{} WHERE id = 1 RETURNING v", "+1".repeat(40_000));
-    assert!(matches!(on_small_stack(|| repeatable(&update, &catalogue())), Err(Refusal::TooDeep(_))));
+    assert!(matches!(on_small_stack(|| check_repeatable(&update, &catalogue())), Err(Refusal::TooDeep(_))));
     let select = format!("SELECT 1{}", "+1".repeat(40_000));
     assert!(!on_small_stack(|| only_reads(&select, &catalogue())));
     assert_eq!(on_small_stack(|| split(&format!("{update}; {select}"))).map(|pieces| pieces.len()), Some(2));
@@ -103,7 +103,7 @@ fn what_is_as_deep_as_may_be_has_stack_enough() {
     let mut taken = Vec::new();
     for (what, text) in chains(9_900) {
         match judged(&text) {
-            Ok(Seen::Nothing) => taken.push(what),
+            Ok(Effect::Nothing) => taken.push(what),
             // The parser's own limit applies to nesting, and is reached sooner.
             Err(Refusal::Unparsable(_)) => {}
             other => panic!("{what}: {other:?}"),
@@ -118,9 +118,9 @@ fn what_is_as_deep_as_may_be_has_stack_enough() {
 fn a_deep_write_is_captured() {
     for (n, more) in [(9_980, "+1"), (4_980, "::int"), (4_980, " AND v"), (4_980, " IS NULL"), (9_980, "||'v'")] {
         let text = format!("UPDATE item SET v = v{} WHERE id = 1 RETURNING v", more.repeat(n));
-        let Ok(Seen::Writes(rewritten)) = judged(&text) else { panic!("{more}") };
+        let Ok(Effect::Writes(rewritten)) = judged(&text) else { panic!("{more}") };
         assert!(rewritten.client_sees_rows && rewritten.action == Action::Update);
-        assert_eq!(on_small_stack(|| repeatable(&text, &catalogue())), Ok(()), "{more}");
+        assert_eq!(on_small_stack(|| check_repeatable(&text, &catalogue())), Ok(()), "{more}");
     }
 }
 
@@ -133,19 +133,19 @@ fn what_is_wide_is_captured() {
     let cases = format!("UPDATE item SET v = CASE{} END", " WHEN id = 1 THEN 2".repeat(2_000));
     let pairs = format!("DELETE FROM item WHERE (id = 1 AND v = 2){}", " OR (id = 1 AND v = 2)".repeat(4_900));
     for text in [&insert, &delete, &array, &cases, &pairs] {
-        assert!(matches!(judged(text), Ok(Seen::Writes(_))), "{}", &text[..60]);
+        assert!(matches!(judged(text), Ok(Effect::Writes(_))), "{}", &text[..60]);
     }
     let columns = format!("SELECT {} FROM item", list("coalesce(id, 1) AS one", 5_000));
-    assert_eq!(judged(&columns), Ok(Seen::Nothing));
+    assert_eq!(judged(&columns), Ok(Effect::Nothing));
     let union = format!("SELECT {0} UNION ALL SELECT {0}", list("1", 5_000));
-    assert_eq!(judged(&union), Ok(Seen::Nothing));
+    assert_eq!(judged(&union), Ok(Effect::Nothing));
 }
 
 #[test]
 fn what_is_too_long_is_refused_by_name_and_a_long_value_is_not() {
     let value = "{\"a\": [1, 2, 'x']}, ".repeat(100_000).replace('\'', "''");
     let insert = format!("INSERT INTO item (id, v) VALUES (1, '{value}')");
-    assert!(matches!(judged(&insert), Ok(Seen::Writes(_))));
+    assert!(matches!(judged(&insert), Ok(Effect::Writes(_))));
     let rows = format!("INSERT INTO item (id, v) VALUES (1, 2){}", ", (1, 2)".repeat(200_000));
     assert!(matches!(judged(&rows), Err(Refusal::TooLong(_))));
     assert_eq!(split(&format!("{rows};")), None);
@@ -163,7 +163,7 @@ fn what_only_looks_deep_is_nothing_to_the_parser() {
         format!("SELECT 1 /* {quoted} */"),
         format!("SELECT {nested} 1"),
     ] {
-        assert_eq!(judged(&text), Ok(Seen::Nothing), "{}", &text[..20]);
+        assert_eq!(judged(&text), Ok(Effect::Nothing), "{}", &text[..20]);
     }
 }
 
@@ -171,7 +171,7 @@ fn what_only_looks_deep_is_nothing_to_the_parser() {
 fn a_text_with_many_words_returning_ends() {
     let text = format!("DELETE FROM item WHERE id = 1 RETURNING v{}", ", v AS returning".repeat(2_000));
     // The parser does not search without end for the one that is meant.
-    assert!(matches!(judged(&text), Err(Refusal::Unparsable(_)) | Ok(Seen::Writes(_))));
+    assert!(matches!(judged(&text), Err(Refusal::Unparsable(_)) | Ok(Effect::Writes(_))));
     let few = format!("DELETE FROM item WHERE id = 1 RETURNING v{}", ", v AS returning".repeat(5));
-    assert!(matches!(judged(&few), Ok(Seen::Writes(_))));
+    assert!(matches!(judged(&few), Ok(Effect::Writes(_))));
 }

@@ -1,7 +1,8 @@
 //! Rewritten statements on a real server: they keep their effect, and return what they wrote.
 
 use stillpoint_migrate_capture::{
-    Action, Catalogue, Column, Hash, Image, Reference, Refusal, Rewritten, Seen, Table, Unique, WritesMore, rewrite,
+    Action, Catalogue, Column, Effect, Hash, Image, Reference, Refusal, RewrittenStatement, Table, Unique, WritesMore,
+    rewrite,
 };
 use stillpoint_migrate_replay::Token;
 use stillpoint_testing::postgresql::{Cluster, available};
@@ -42,9 +43,9 @@ fn catalogue() -> Catalogue {
     catalogue
 }
 
-fn writes(text: &str) -> Rewritten {
+fn writes(text: &str) -> RewrittenStatement {
     match rewrite(text, &catalogue()) {
-        Ok(Seen::Writes(rewritten)) => rewritten,
+        Ok(Effect::Writes(rewritten)) => rewritten,
         other => panic!("{text}: {other:?}"),
     }
 }
@@ -144,7 +145,7 @@ fn what_is_not_returned_becomes_a_token_of_the_whole_index() {
 #[test]
 fn barriers_are_told_with_their_tokens() {
     let barrier = |text: &str| match rewrite(text, &catalogue()) {
-        Ok(Seen::Barrier(tokens)) => tokens,
+        Ok(Effect::Barrier(tokens)) => tokens,
         other => panic!("{text}: {other:?}"),
     };
     assert_eq!(barrier("TRUNCATE item"), [Token::Table(2), Token::Index { table: 1, index: 11 }]);
@@ -164,7 +165,7 @@ fn what_writes_nothing_goes_as_it_is() {
         "SET search_path = x",
         "COPY item TO STDOUT",
     ] {
-        assert_eq!(rewrite(text, &catalogue()), Ok(Seen::Nothing), "{text}");
+        assert_eq!(rewrite(text, &catalogue()), Ok(Effect::Nothing), "{text}");
     }
 }
 

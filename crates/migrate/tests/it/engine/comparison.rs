@@ -86,7 +86,7 @@ async fn no_snapshot_is_held_until_all_is_compared() {
     }
     let bench = Bench::start();
     bench.fill_big(ROWS);
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
+    bench.fake_proxy.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
     let bench = Arc::new(bench);
     let (begun, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (looking, comparing, compared) = (Arc::clone(&bench), Arc::clone(&begun), Arc::clone(&over));
@@ -108,11 +108,11 @@ async fn no_snapshot_is_held_until_all_is_compared() {
         }
         moments
     });
-    let (front, rows) = (Arc::clone(&bench.front), Arc::new(Mutex::new(0)));
+    let (fake_proxy, rows) = (Arc::clone(&bench.fake_proxy), Arc::new(Mutex::new(0)));
     let counted = Arc::clone(&rows);
     let observer: Observer = Arc::new(move |event: Event| {
         println!("{:?}", event.kind);
-        let suffer = |rate: f64, wait| front.lock().unwrap().clients.as_mut().expect("some").go_at(rate, wait);
+        let suffer = |rate: f64, wait| fake_proxy.lock().unwrap().clients.as_mut().expect("some").go_at(rate, wait);
         match &event.kind {
             EventKind::PhaseStarted { phase, .. } if phase == "compare" => {
                 suffer(100.0, 30_000);

@@ -109,7 +109,7 @@ fn bench() -> Bench {
     let bench = Bench::start();
     bench.source.sql("postgres", "CREATE DATABASE shop");
     bench.source.sql("shop", SCHEMA);
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
+    bench.fake_proxy.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
     writes(&bench, "changes.sql", CHANGES, &["-c", "4", "-R", "40"]);
     writes(&bench, "nested.sql", NESTED, &["-c", "2"]);
     bench
@@ -122,7 +122,7 @@ fn writes(bench: &Bench, name: &str, text: &str, how: &[&str]) {
     std::fs::write(&path, text).unwrap();
     let arguments = [&["-n", "-T", "600", "-f", path.to_str().unwrap()], how].concat();
     let load = bench.source.pgbench_load("shop", bench.source.port(), &arguments);
-    bench.front.lock().unwrap().loads.push(load);
+    bench.fake_proxy.lock().unwrap().loads.push(load);
 }
 
 fn quick(bench: &Bench) -> Options {
@@ -324,7 +324,7 @@ async fn nobody_holds_a_snapshot_while_rows_are_copied() {
     bench.fill_big(220_000);
     bench.source.sql("shop", "CREATE TABLE ticks (n int PRIMARY KEY); INSERT INTO ticks VALUES (1)");
     writes(&bench, "tick.sql", "UPDATE ticks SET n = n + 1;", &["-c", "1", "-R", "200"]);
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
+    bench.fake_proxy.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
     let bench = Arc::new(bench);
     let (looking, seen) = (Arc::clone(&bench), Arc::new(Mutex::new(Vec::new())));
     let found = Arc::clone(&seen);

@@ -336,7 +336,7 @@ async fn every_line_of_the_manual_page_arrives() {
     bench.source.sql("shop", "CREATE UNLOGGED TABLE scratch (a int); INSERT INTO scratch VALUES (1)");
     let scripts: Vec<Script> = MOVED.iter().map(|line| Script::of(&bench.source, line, line.write)).collect();
     round(&bench.source, bench.source.port(), &scripts);
-    bench.front.lock().unwrap().loads.push(load(&bench.source, bench.source.port(), &scripts));
+    bench.fake_proxy.lock().unwrap().loads.push(load(&bench.source, bench.source.port(), &scripts));
     let mut options = bench.options("shop");
     options.accepted = AcceptedRestrictions { unlogged_empty: true, ..AcceptedRestrictions::default() };
 

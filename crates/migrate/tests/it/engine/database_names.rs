@@ -20,7 +20,7 @@ async fn a_name_leads_to_no_other_server_and_to_a_file_of_its_own() {
     bench.source.sql("postgres", &format!("CREATE DATABASE \"{name}\""));
     let rows = "INSERT INTO item SELECT i, i FROM generate_series(1, 9) i";
     bench.source.sql(&there, &format!("CREATE TABLE item (id int PRIMARY KEY, of int REFERENCES item); {rows}"));
-    bench.front.lock().unwrap().serving = ("127.0.0.1".into(), bench.source.port());
+    bench.fake_proxy.lock().unwrap().serving = ("127.0.0.1".into(), bench.source.port());
     let options = bench.options_as("user=postgres password=secret", Some(&name));
     let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");

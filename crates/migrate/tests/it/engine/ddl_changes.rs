@@ -63,7 +63,7 @@ async fn definitions_made_since_the_switch_are_named_and_kept() {
     wanted.sort();
     told.sort();
     assert_eq!(told, wanted);
-    assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
+    assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.target.port());
     assert!(bench.source.try_sql("shop", "SELECT 1").is_err(), "the source is shut");
 
     let accepted = AcceptedRestrictions { definitions_dropped: true, ..AcceptedRestrictions::default() };

@@ -110,7 +110,7 @@ async fn bytes_that_are_no_text_arrive_as_they_are() {
     );
     let changes = "UPDATE odd SET note = E'\\xfd' || note WHERE id < 4; INSERT INTO odd VALUES (10, E'\\xe9', '{}'); \
                    DELETE FROM odd WHERE id = 9";
-    bench.front.lock().unwrap().at_pause = vec![changes];
+    bench.fake_proxy.lock().unwrap().at_pause = vec![changes];
     let options = bench.options("shop");
     let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");

@@ -79,7 +79,8 @@ async fn there_and_back(bench: Arc<Bench>) {
             acting.source.sql("postgres", "ALTER ROLE staff CREATEROLE CONNECTION LIMIT 3");
         }
     });
-    bench.front.lock().unwrap().at_pause = vec!["ALTER ROLE bob PASSWORD 'four' CREATEDB; GRANT pg_monitor TO bob"];
+    bench.fake_proxy.lock().unwrap().at_pause =
+        vec!["ALTER ROLE bob PASSWORD 'four' CREATEDB; GRANT pg_monitor TO bob"];
     run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(told(&bench.target), told(&bench.source));
     assert!(told(&bench.target).contains("SCRAM-SHA-256$"));

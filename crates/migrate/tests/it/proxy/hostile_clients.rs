@@ -1,6 +1,6 @@
 //! Clients that break the protocol, or are too slow, lose their own connection and harm no other.
 
-use crate::proxy::support::repeated_capture::Armed;
+use crate::proxy::support::repeated_capture::RepeatedCapture;
 use crate::proxy::support::{Proxy, ask, certificate, log_in, ran_elsewhere, raw, server, session, startup};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -299,7 +299,7 @@ fn each_way(top: &str, hostile: impl Fn(&Cluster, &Proxy, bool, &mut Bystander))
     for (tls, captured) in WAYS {
         cluster.sql("postgres", "TRUNCATE kept");
         let mut bystander = Bystander { stream: session(&proxy), written: 0 };
-        let armed = captured.then(|| Armed::start(&proxy, "postgres"));
+        let armed = captured.then(|| RepeatedCapture::start(&proxy, "postgres"));
         hostile(&cluster, &proxy, tls, &mut bystander);
         bystander.works();
         let Some(armed) = armed else { continue };

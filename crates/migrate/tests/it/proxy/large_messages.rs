@@ -1,7 +1,7 @@
 //! Messages for which there is no memory end a capture, but not the session, and the proxy does not run out of memory.
 
 use crate::proxy::support;
-use crate::proxy::support::repeated_capture::Armed;
+use crate::proxy::support::repeated_capture::RepeatedCapture;
 use crate::proxy::support::{Proxy, ask, ran_elsewhere, server, session};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -131,7 +131,7 @@ fn messages_without_room_end_the_capture_alone() {
     let tables = format!("{}[tenants.postgres]\nserver = \"a\"\n", server("a", &cluster));
     let proxy = Proxy::start("limits = { memory_mib = 16, connections = 16 }", &tables);
     let mut streams: Vec<TcpStream> = (0..3).map(|_| session(&proxy)).collect();
-    let armed_for = Armed::start(&proxy, "postgres");
+    let armed_for = RepeatedCapture::start(&proxy, "postgres");
     peak_mib();
     let before = peak_mib();
     std::thread::scope(|scope| {

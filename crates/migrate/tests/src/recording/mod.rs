@@ -8,8 +8,8 @@ mod servers;
 
 use load::Shop;
 
-pub use load::{Busy, busy};
+pub use load::{LoadClients, busy};
 pub use record::{Recording, record};
-pub use replay::{Replayed, Target};
-pub use servers::Front;
+pub use replay::{ReplayResult, Target};
+pub use servers::ProxiedServers;
 pub use stillpoint_migrate_engine::statement_replay::ReplaySettings;

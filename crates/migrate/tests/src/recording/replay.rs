@@ -8,11 +8,11 @@ use stillpoint_migrate_engine::{Error, Server};
 use stillpoint_testing::{postgresql::Cluster, wait::until};
 
 /// Time without a report after which a replay counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Result of a replay.
 #[derive(Debug, Clone, Copy)]
-pub struct Replayed {
+pub struct ReplayResult {
     /// Time from the first operation to the last commit.
     pub seconds: f64,
     /// Flushes of the target's log meanwhile.
@@ -50,7 +50,7 @@ impl<'a> Target<'a> {
     }
 
     /// Replays a recording on a copy of `base`, and panics unless that ends with the rows of the source.
-    pub async fn replay(&self, recording: &Recording, settings: ReplaySettings) -> Replayed {
+    pub async fn replay(&self, recording: &Recording, settings: ReplaySettings) -> ReplayResult {
         let cluster = self.cluster;
         cluster.sql("postgres", "DROP DATABASE IF EXISTS replayed");
         cluster.sql("postgres", "CREATE DATABASE replayed TEMPLATE base");
@@ -68,7 +68,7 @@ impl<'a> Target<'a> {
         let flushes = self.flushes().saturating_sub(before);
         assert_eq!(cluster.sql("replayed", SUMS), recording.sums, "{settings:?} ends in another state");
         cluster.sql("postgres", "DROP DATABASE replayed");
-        Replayed { seconds, flushes, retries: progress.retries, players, transactions: progress.done }
+        ReplayResult { seconds, flushes, retries: progress.retries, players, transactions: progress.done }
     }
 
     fn flushes(&self) -> u64 {
@@ -88,7 +88,7 @@ async fn run(recording: &Recording, settings: ReplaySettings, target: &Server) -
         if replay.is_drained() {
             return Ok((replay, begun.elapsed().as_secs_f64()));
         }
-        let reported = tokio::time::timeout(PATIENCE, replay.take_reports()).await;
+        let reported = tokio::time::timeout(REPLY_TIMEOUT, replay.take_reports()).await;
         reported.unwrap_or_else(|_| panic!("{settings:?} hangs: {:?}", replay.progress()))?;
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use stillpoint_testing::{port::free_port, postgresql::Cluster};
 
 /// Two servers and a proxy; the proxy ends with the process.
-pub struct Front {
+pub struct ProxiedServers {
     /// The server with the database `shop`.
     pub source: Cluster,
     /// The server on which recordings are replayed.
@@ -14,7 +14,7 @@ pub struct Front {
     dir: tempfile::TempDir,
 }
 
-impl Front {
+impl ProxiedServers {
     /// A directory for the files of a measurement.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
@@ -22,20 +22,20 @@ impl Front {
 
     /// Starts both servers with these settings, and the proxy; the shop has its tables and no clients.
     #[track_caller]
-    pub fn start(settings: &[&str]) -> Front {
+    pub fn start(settings: &[&str]) -> ProxiedServers {
         let (source, target) = (Cluster::start(settings), Cluster::start(settings));
         source.sql("postgres", "CREATE DATABASE shop");
         super::Shop::open(&source);
         let dir = tempfile::tempdir().expect("make a directory");
-        let front = Front { source, target, port: free_port(), dir };
-        let (control, routes) = (front.control(), front.dir.path().join("routes.json"));
+        let servers = ProxiedServers { source, target, port: free_port(), dir };
+        let (control, routes) = (servers.control(), servers.dir.path().join("routes.json"));
         let text = format!(
             "listen = [\"127.0.0.1:{}\"]\ncontrol = {control:?}\nroutes = {routes:?}\n[servers.old]\n\
              host = \"127.0.0.1\"\nport = {}\n[tenants.shop]\nserver = \"old\"\n",
-            front.port,
-            front.source.port()
+            servers.port,
+            servers.source.port()
         );
-        let path = front.dir.path().join("proxy.toml");
+        let path = servers.dir.path().join("proxy.toml");
         std::fs::write(&path, &text).expect("write the proxy's configuration");
         let (ready, started) = mpsc::channel();
         std::thread::spawn(move || {
@@ -45,7 +45,7 @@ impl Front {
             }
         });
         assert_eq!(started.recv().expect("the proxy starts or says why not"), None, "{text}");
-        front
+        servers
     }
 
     /// The proxy's control socket.

@@ -7,7 +7,7 @@ use super::{CapturedSession, ExpectedReply, QueryProtocol, SEND_THRESHOLD_BYTES,
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Control, Rewritten, split};
+use stillpoint_migrate_capture::{Control, RewrittenStatement, split};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{self, put, put_cstr};
 use stillpoint_migrate_wire::frontend::{self, put_bind, put_close_statement, put_execute, put_parse, put_sync};
@@ -208,7 +208,7 @@ impl CapturedSession {
         &mut self,
         pump: &mut Pump,
         judged: &StatementFacts,
-        writes: Option<Arc<Rewritten>>,
+        writes: Option<Arc<RewrittenStatement>>,
         put_execute: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), SessionError> {
         let savepoint = matches!(judged.what, StatementEffect::Control(Control::Savepoint(_)));
@@ -243,7 +243,7 @@ impl CapturedSession {
         &mut self,
         pump: &mut Pump,
         judged: &StatementFacts,
-        writes: Option<Arc<Rewritten>>,
+        writes: Option<Arc<RewrittenStatement>>,
         put_execute: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), SessionError> {
         let asks = self.transaction.needs_baseline();

@@ -33,7 +33,7 @@ use statements::{Statement, StatementFacts};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use stillpoint_migrate_capture::{Catalogue, Rewritten};
+use stillpoint_migrate_capture::{Catalogue, RewrittenStatement};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frontend::{
     self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
@@ -61,8 +61,8 @@ enum ExpectedReply {
     /// BindComplete, CloseComplete.
     Complete,
     /// A description; its rows may have a hidden column.
-    Describe(Option<Arc<Rewritten>>),
-    Execute(Option<Arc<Rewritten>>),
+    Describe(Option<Arc<RewrittenStatement>>),
+    Execute(Option<Arc<RewrittenStatement>>),
     /// Rows for the proxy itself.
     Own,
     /// Completions that only the proxy needs.

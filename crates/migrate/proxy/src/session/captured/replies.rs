@@ -6,7 +6,7 @@ use crate::entry::{Activity, Counters};
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use std::sync::Arc;
-use stillpoint_migrate_capture::Rewritten;
+use stillpoint_migrate_capture::RewrittenStatement;
 use stillpoint_migrate_wire::hidden_column::{
     first_value, put_description_without_first, put_error_moved, put_row_without_first,
 };
@@ -146,7 +146,7 @@ impl CapturedSession {
     fn captured_row(
         &mut self,
         pump: &Pump,
-        rewritten: &Rewritten,
+        rewritten: &RewrittenStatement,
         message: &Message,
     ) -> Result<(), stillpoint_migrate_wire::WireError> {
         let (first, others) = first_value(message.body())?;

@@ -8,7 +8,7 @@ use super::statements::{StatementEffect, StatementFacts};
 use super::{CapturedSession, ExpectedReply, QueryProtocol};
 use crate::error::SessionError;
 use crate::session::pump::Pump;
-use stillpoint_migrate_capture::{Control, only_reads, repeatable};
+use stillpoint_migrate_capture::{Control, check_repeatable, only_reads};
 use stillpoint_migrate_wire::frontend::put_sync;
 
 /// Asks for a transaction's snapshot, and if the transaction sees it to its end.
@@ -117,7 +117,7 @@ impl CapturedSession {
             if !self.transaction.one_snapshot {
                 return self.break_off(pump, "statements: a transaction that writes is not REPEATABLE READ");
             }
-            if let Err(refusal) = repeatable(text, &self.catalogue) {
+            if let Err(refusal) = check_repeatable(text, &self.catalogue) {
                 return self.break_off(pump, &format!("statements: {refusal}"));
             }
         } else if !only_reads(text, &self.catalogue) {

@@ -4,7 +4,7 @@ use super::CapturedSession;
 use super::inbox::SMALL_MESSAGE_BYTES;
 use super::replies::beginning;
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Control, Rewritten, Seen, rewrite};
+use stillpoint_migrate_capture::{Control, Effect, RewrittenStatement, rewrite};
 use stillpoint_migrate_wire::touch;
 
 /// Most texts that are remembered.
@@ -32,7 +32,7 @@ pub(super) fn types(oids: &[u32]) -> Vec<u8> {
 #[derive(Debug)]
 pub(super) enum StatementEffect {
     Nothing,
-    Writes(Arc<Rewritten>),
+    Writes(Arc<RewrittenStatement>),
     Control(Control),
     /// A write that cannot be captured, with the reason.
     Beyond(String),
@@ -46,7 +46,7 @@ pub(super) struct StatementFacts {
 }
 
 impl StatementFacts {
-    pub(super) fn writes(&self) -> Option<&Arc<Rewritten>> {
+    pub(super) fn writes(&self) -> Option<&Arc<RewrittenStatement>> {
         match &self.what {
             StatementEffect::Writes(rewritten) => Some(rewritten),
             _ => None,
@@ -61,10 +61,10 @@ impl CapturedSession {
             return known.clone();
         }
         let what = match std::str::from_utf8(text).map(|text| rewrite(text, &self.catalogue)) {
-            Ok(Ok(Seen::Nothing)) => StatementEffect::Nothing,
-            Ok(Ok(Seen::Writes(rewritten))) => StatementEffect::Writes(Arc::new(rewritten)),
-            Ok(Ok(Seen::Control(control))) => StatementEffect::Control(control),
-            Ok(Ok(Seen::Barrier(_))) => StatementEffect::Beyond(format!("{} is not captured", named(text))),
+            Ok(Ok(Effect::Nothing)) => StatementEffect::Nothing,
+            Ok(Ok(Effect::Writes(rewritten))) => StatementEffect::Writes(Arc::new(rewritten)),
+            Ok(Ok(Effect::Control(control))) => StatementEffect::Control(control),
+            Ok(Ok(Effect::Barrier(_))) => StatementEffect::Beyond(format!("{} is not captured", named(text))),
             Ok(Err(refusal)) => StatementEffect::Beyond(format!("{}: {refusal}", named(text))),
             Err(_) => StatementEffect::Beyond("a statement is not UTF-8".into()),
         };

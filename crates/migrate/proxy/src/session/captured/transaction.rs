@@ -2,7 +2,7 @@
 
 use crate::capture::{Capture, Change, MemoryShare, Running, SessionContext, StatementList, TransactionChanges};
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Action, Control, Refusal, Rewritten};
+use stillpoint_migrate_capture::{Action, Control, Refusal, RewrittenStatement};
 
 /// Rows of a transaction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Transaction {
     }
 
     /// Records a row that came back.
-    pub(super) fn row(&mut self, rewritten: &Rewritten, hidden: &str) -> Result<(), Refusal> {
+    pub(super) fn row(&mut self, rewritten: &RewrittenStatement, hidden: &str) -> Result<(), Refusal> {
         let image = rewritten.read(hidden)?;
         match rewritten.action {
             Action::Insert | Action::Upsert | Action::Update => self.counted.written += 1,
@@ -175,9 +175,9 @@ impl Transaction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stillpoint_migrate_capture::{Catalogue, Column, Seen, Table, rewrite};
+    use stillpoint_migrate_capture::{Catalogue, Column, Effect, Table, rewrite};
 
-    fn delete() -> Rewritten {
+    fn delete() -> RewrittenStatement {
         let mut catalogue = Catalogue::new(["s".to_owned()]);
         let columns = vec![Column { name: "id".into(), ..Column::default() }];
         catalogue.add(Table {
@@ -189,7 +189,7 @@ mod tests {
             ..Table::default()
         });
         match rewrite("DELETE FROM t", &catalogue) {
-            Ok(Seen::Writes(rewritten)) => rewritten,
+            Ok(Effect::Writes(rewritten)) => rewritten,
             other => panic!("{other:?}"),
         }
     }

@@ -97,7 +97,7 @@ pub(crate) struct Servers {
 
 /// Result of one file.
 #[derive(Debug, Clone)]
-pub(crate) struct Carried {
+pub(crate) struct FileResult {
     pub(crate) name: String,
     /// Statements that ran while the target followed; then the number of those that wrote rows, and of those that
     /// failed.
@@ -140,7 +140,7 @@ impl fmt::Display for Outcome {
 
 /// Counts of the statements that ran while the target followed.
 #[derive(Debug, Default)]
-struct Ran {
+struct ScriptRun {
     wrote: usize,
     failed: usize,
 }
@@ -159,7 +159,7 @@ impl Servers {
     }
 
     /// Runs one file in a database of its own, after the files that it needs, and moves the database.
-    pub(crate) async fn carry(self: &Arc<Servers>, name: &str, needed: &[&str]) -> Carried {
+    pub(crate) async fn carry(self: &Arc<Servers>, name: &str, needed: &[&str]) -> FileResult {
         let database = format!("r_{}", name.replace('.', "_"));
         let (source, target) = (&self.bench.source, &self.bench.target);
         source.sql("postgres", &format!("CREATE DATABASE {database} TEMPLATE {BASE}"));
@@ -187,22 +187,26 @@ impl Servers {
                 dropped.lines().for_each(|sql| drop(server.try_sql("postgres", sql)));
             }
         }
-        let Ran { wrote, failed } = ran;
-        Carried { name: name.into(), statements: during.len(), wrote, failed, taken_away, outcome }
+        let ScriptRun { wrote, failed } = ran;
+        FileResult { name: name.into(), statements: during.len(), wrote, failed, taken_away, outcome }
     }
 
     /// Migrates the database, with these statements while the target follows; an error has the counts of what ran
     /// before it.
-    async fn move_it(self: &Arc<Servers>, database: &str, during: Vec<Statement>) -> Result<Ran, (String, Ran)> {
+    async fn move_it(
+        self: &Arc<Servers>,
+        database: &str,
+        during: Vec<Statement>,
+    ) -> Result<ScriptRun, (String, ScriptRun)> {
         let ours = self.bench.options(database);
         let options = Options { proxy: self.control.clone(), capture: Some(self.capture), share: 0.0, ..ours };
-        let report = check(&options).await.map_err(|error| (error.to_string(), Ran::default()))?;
+        let report = check(&options).await.map_err(|error| (error.to_string(), ScriptRun::default()))?;
         let refusals = report.refusals();
         if !refusals.is_empty() {
-            return Err((format!("refused: {}", refusals.join("; ")), Ran::default()));
+            return Err((format!("refused: {}", refusals.join("; ")), ScriptRun::default()));
         }
         let (told, _events) = observer();
-        let ran = Arc::new(Mutex::new(Ran::default()));
+        let ran = Arc::new(Mutex::new(ScriptRun::default()));
         let (counted, servers, at) = (Arc::clone(&ran), Arc::clone(self), database.to_owned());
         let observer: Observer = Arc::new(move |event| {
             // The target follows, and nothing else runs in this thread.
@@ -210,7 +214,7 @@ impl Servers {
                 let failed = servers.run_part((&at, servers.port), &during);
                 let has_failed = |at: usize| failed.iter().any(|(other, _)| *other == at);
                 let wrote = during.iter().enumerate().filter(|(at, statement)| statement.writes() && !has_failed(*at));
-                *counted.lock().unwrap() = Ran { wrote: wrote.count(), failed: failed.len() };
+                *counted.lock().unwrap() = ScriptRun { wrote: wrote.count(), failed: failed.len() };
             }
             told(event);
         });

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 /// Result of all captures.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct CapturedRows {
     /// Number of transactions.
     pub(crate) transactions: usize,
     /// Number of rows that they wrote.
@@ -18,15 +18,15 @@ pub(crate) struct Seen {
 }
 
 /// A tenant that is captured as long as this exists.
-pub(crate) struct Armed {
+pub(crate) struct RepeatedCapture {
     stop: watch::Sender<bool>,
     rows: Arc<AtomicUsize>,
-    thread: std::thread::JoinHandle<Seen>,
+    thread: std::thread::JoinHandle<CapturedRows>,
 }
 
-impl Armed {
+impl RepeatedCapture {
     /// Begins; from here on every transaction is captured, or the capture's end is recorded.
-    pub(crate) fn start(proxy: &Proxy, tenant: &str) -> Armed {
+    pub(crate) fn start(proxy: &Proxy, tenant: &str) -> RepeatedCapture {
         let (stop, mut stopped) = watch::channel(false);
         let (begun, first) = std::sync::mpsc::channel();
         let (control, tenant) = (proxy.control.clone(), tenant.to_owned());
@@ -34,7 +34,7 @@ impl Armed {
         let counted = Arc::clone(&rows);
         let thread = std::thread::spawn(move || {
             runtime().block_on(async move {
-                let mut seen = Seen::default();
+                let mut seen = CapturedRows::default();
                 while !*stopped.borrow() {
                     let mut client = Client::connect(&control).await.expect("reach the proxy");
                     let request = Request::Capture { tenant: tenant.clone(), limit_ms: 2_000, statements: false };
@@ -70,7 +70,7 @@ impl Armed {
             })
         });
         first.recv().expect("a capture begins");
-        Armed { stop, rows, thread }
+        RepeatedCapture { stop, rows, thread }
     }
 
     /// Number of rows so far.
@@ -79,7 +79,7 @@ impl Armed {
     }
 
     /// Ends the captures and returns their result.
-    pub(crate) fn finish(self) -> Seen {
+    pub(crate) fn finish(self) -> CapturedRows {
         self.stop.send_replace(true);
         self.thread.join().expect("the follower works")
     }

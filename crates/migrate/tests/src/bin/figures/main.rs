@@ -33,7 +33,7 @@ pub(crate) struct Page {
     pub(crate) drawings: Vec<(&'static str, String)>,
 }
 
-const PLACES: &str =
+const PROCESSOR_LAYOUT: &str =
     "The source has the first processor to itself; clients, the proxy, the target and the tool share the others.";
 
 fn main() -> ExitCode {
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     };
     print!("{}", page.text);
     if figure != "fig6" {
-        println!("\n{PLACES}");
+        println!("\n{PROCESSOR_LAYOUT}");
     }
     let written =
         std::fs::write(Path::new(files).with_extension("json"), format!("{}\n", page.values)).and_then(|()| {

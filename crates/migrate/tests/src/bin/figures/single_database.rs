@@ -3,22 +3,22 @@
 use crate::Page;
 use crate::chart::{Panel, draw};
 use crate::series::{Answers, values};
-use crate::testbed::{Scene, line};
+use crate::testbed::{Bench, line};
 use std::time::Duration;
 
 /// Load as a part of the source's capacity.
 const HEAVY: f64 = 0.7;
-const SETTLING: Duration = Duration::from_secs(3);
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
-    let scene = Scene::start(&["shop"], items);
-    let capacity = scene.capacity("shop", items);
-    let size = scene.mebibytes("shop");
-    let browsers = scene.browsers("shop", items, capacity * HEAVY);
-    std::thread::sleep(SETTLING);
+    let bench = Bench::start(&["shop"], items);
+    let capacity = bench.capacity("shop", items);
+    let size = bench.mebibytes("shop");
+    let browsers = bench.browsers("shop", items, capacity * HEAVY);
+    std::thread::sleep(SETTLE_TIME);
     let from = stillpoint_measure::clock::now_ns();
     std::thread::sleep(stretch);
-    let migration = scene.migrate("shop");
+    let migration = bench.migrate("shop");
     std::thread::sleep(stretch);
     let to = stillpoint_measure::clock::now_ns();
     let answers = browsers.end();

@@ -9,7 +9,7 @@ use stillpoint_events::EventKind;
 use stillpoint_measure::postgres::{PostgresLoad, PostgresPlan, Work, prepare};
 use stillpoint_measure::record::Record;
 use stillpoint_migrate_tests::processors::{pin, processors};
-use stillpoint_migrate_tests::{Ended, Stage};
+use stillpoint_migrate_tests::{CommandResult, Testbed};
 use stillpoint_testing::postgresql::Cluster;
 
 /// Default settings, with memory for this machine.
@@ -19,15 +19,15 @@ const SETTINGS: [&str; 5] =
 const THINK: Duration = Duration::from_millis(200);
 /// Browsers with which the source's capacity is measured: about as many as there will be. With few browsers the
 /// capacity is twice that with hundreds.
-const CROWD: u32 = 250;
+const CAPACITY_BROWSERS: u32 = 250;
 /// Most browsers of one tenant.
 const BROWSERS_MAX: u32 = 350;
 /// Time after which a migration is aborted.
-const PATIENCE: Duration = Duration::from_secs(420);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(420);
 
 /// All parts of a measurement.
-pub(crate) struct Scene {
-    pub(crate) stage: Stage,
+pub(crate) struct Bench {
+    pub(crate) testbed: Testbed,
     records: tempfile::TempDir,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Browsers {
 
 /// A migration, with its beginning and end by the clock of records.
 pub(crate) struct Migration {
-    ended: Ended,
+    ended: CommandResult,
     given_up: bool,
     pub(crate) from_ns: u64,
     pub(crate) to_ns: u64,
@@ -59,20 +59,20 @@ fn node(first: bool) -> Cluster {
     cluster
 }
 
-impl Scene {
+impl Bench {
     /// Starts it with these databases, each with this many items on sale.
-    pub(crate) fn start(databases: &[&str], items: u32) -> Scene {
+    pub(crate) fn start(databases: &[&str], items: u32) -> Bench {
         if processors() > 1 {
             // All processes that this one starts are pinned too.
             pin(std::process::id(), &format!("1-{}", processors() - 1));
         }
-        let stage = Stage::of_tenants(node(true), node(false), databases);
-        let scene = Scene { stage, records: tempfile::tempdir().expect("make a directory") };
+        let testbed = Testbed::of_tenants(node(true), node(false), databases);
+        let bench = Bench { testbed, records: tempfile::tempdir().expect("make a directory") };
         for database in databases {
-            prepare(&scene.plan(database, items, 1)).unwrap_or_else(|error| panic!("make {database}: {error}"));
+            prepare(&bench.plan(database, items, 1)).unwrap_or_else(|error| panic!("make {database}: {error}"));
         }
-        scene.stage.source.sql("postgres", "CHECKPOINT");
-        scene
+        bench.testbed.source.sql("postgres", "CHECKPOINT");
+        bench
     }
 
     fn plan(&self, database: &str, items: u32, clients: u32) -> PostgresPlan {
@@ -81,13 +81,13 @@ impl Scene {
             clients,
             think: THINK,
             duration: Duration::from_secs(3600),
-            ..PostgresPlan::ordering(self.stage.conninfo_of(database))
+            ..PostgresPlan::ordering(self.testbed.conninfo_of(database))
         }
     }
 
     /// Interactions a second that the source can do, almost without think time.
     pub(crate) fn capacity(&self, database: &str, items: u32) -> f64 {
-        let plan = PostgresPlan { think: Duration::from_millis(1), ..self.plan(database, items, CROWD) };
+        let plan = PostgresPlan { think: Duration::from_millis(1), ..self.plan(database, items, CAPACITY_BROWSERS) };
         let browsers = self.begin(plan);
         std::thread::sleep(Duration::from_secs(2));
         let from = stillpoint_measure::clock::now_ns();
@@ -112,15 +112,15 @@ impl Scene {
     /// Moves a database, with the product's defaults.
     pub(crate) fn migrate(&self, database: &str) -> Migration {
         let (begun, from_ns) = (Instant::now(), stillpoint_measure::clock::now_ns());
-        let mut tool = self.stage.tool_of(database, &["run"]);
-        while tool.ended().is_none() && begun.elapsed() < PATIENCE {
+        let mut tool = self.testbed.tool_of(database, &["run"]);
+        while tool.ended().is_none() && begun.elapsed() < WAIT_TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
         let (given_up, to_ns) = (tool.ended().is_none(), stillpoint_measure::clock::now_ns());
         if given_up {
             tool.signal(Signal::INT);
         }
-        let migration = Migration { ended: tool.end_within(PATIENCE), given_up, from_ns, to_ns };
+        let migration = Migration { ended: tool.end_within(WAIT_TIMEOUT), given_up, from_ns, to_ns };
         for (phase, from, to) in migration.phases() {
             eprintln!("  {phase} took {:.1} s", (to - from) as f64 / 1e9);
         }
@@ -129,7 +129,7 @@ impl Scene {
 
     pub(crate) fn mebibytes(&self, database: &str) -> f64 {
         let bytes: f64 = self
-            .stage
+            .testbed
             .source
             .sql("postgres", &format!("SELECT pg_database_size('{database}')"))
             .parse()

@@ -7,19 +7,19 @@ use crate::{Raw, Size, against, cluster, of_rounds, spread};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use stillpoint_events::EventKind;
-use stillpoint_migrate_tests::Stage;
+use stillpoint_migrate_tests::Testbed;
 use stillpoint_testing::postgresql::{Cluster, Load};
 
 /// Sessions, and transactions a second of all together: the machine is not fully loaded.
 const SESSIONS: u32 = 64;
 const LOAD: [&str; 10] = ["-n", "-l", "-c", "64", "-j", "2", "-R", "400", "-T", "600"];
 /// Seconds in which each session has asked again; together they ask some six times a second each.
-const LAST: f64 = 3.0;
+const AFTER_S: f64 = 3.0;
 /// Time before and after the switch-over, for comparison.
-const REST: Duration = Duration::from_secs(4);
+const SETTLE_TIME: Duration = Duration::from_secs(4);
 
 /// One switch-over, as clients saw it.
-struct Seen {
+struct ClientReport {
     /// The longest latency from a transaction's due time, in ms, around the switch-over.
     gap_ms: f64,
     /// The 99th percentile of all the others, in ms.
@@ -45,8 +45,8 @@ pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
         "| | longest gap of any client, ms | stillpoint / this | pause by its own account, ms | p99 otherwise, ms | failed |"
     );
     println!("|---|---|---|---|---|---|");
-    let gaps = |seen: &[Seen]| seen.iter().map(|seen| seen.gap_ms).collect::<Vec<_>>();
-    let p99s = |seen: &[Seen]| seen.iter().map(|seen| seen.p99_ms).collect::<Vec<_>>();
+    let gaps = |seen: &[ClientReport]| seen.iter().map(|seen| seen.gap_ms).collect::<Vec<_>>();
+    let p99s = |seen: &[ClientReport]| seen.iter().map(|seen| seen.p99_ms).collect::<Vec<_>>();
     let times = against(&gaps(&ours), &gaps(&theirs));
     for (name, times, seen) in
         [("stillpoint migrate", "", &ours), ("logical replication + pgbouncer", &times[..], &theirs)]
@@ -67,7 +67,7 @@ pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
 }
 
 /// Prints the effect of each phase on clients, over all rounds.
-fn print_phases(seen: &[Seen]) {
+fn print_phases(seen: &[ClientReport]) {
     println!("| phase of `stillpoint migrate run` | took, s | p50, ms | p99, ms | longest, ms |");
     println!("|---|---|---|---|---|");
     for (phase, ..) in seen.first().map(|first| &first.phases[..]).unwrap_or_default() {
@@ -80,12 +80,12 @@ fn print_phases(seen: &[Seen]) {
     println!();
 }
 
-fn stillpoint(size: &Size) -> Seen {
-    let stage = Stage::direct(cluster(), cluster());
-    stage.source.pgbench("shop", &["-i", "-s", size.scale, "-q"]);
-    let load = stage.source.pgbench_load("shop", stage.port(), &[&LOAD[..], &["-M", "simple"]].concat());
-    std::thread::sleep(REST);
-    let mut tool = stage.tool(&["run"]);
+fn stillpoint(size: &Size) -> ClientReport {
+    let testbed = Testbed::direct(cluster(), cluster());
+    testbed.source.pgbench("shop", &["-i", "-s", size.scale, "-q"]);
+    let load = testbed.source.pgbench_load("shop", testbed.port(), &[&LOAD[..], &["-M", "simple"]].concat());
+    std::thread::sleep(SETTLE_TIME);
+    let mut tool = testbed.tool(&["run"]);
     let switches = |event: &stillpoint_events::Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "switch-over");
     assert!(tool.await_event(switches), "it ended before the switch-over: {:?}", tool.seen);
     let at = now_s();
@@ -97,13 +97,13 @@ fn stillpoint(size: &Size) -> Seen {
     });
     // It holds only the output that STILLPOINT_LOG asked for.
     eprint!("{}", ended.complaints);
-    std::thread::sleep(REST);
-    let seen = seen(&stage.source, load, at);
-    let phases = Phases::of(&ended.events).table(&answers(&stage.source));
-    Seen { paused_ms: paused, phases, ..seen }
+    std::thread::sleep(SETTLE_TIME);
+    let seen = seen(&testbed.source, load, at);
+    let phases = Phases::of(&ended.events).table(&answers(&testbed.source));
+    ClientReport { paused_ms: paused, phases, ..seen }
 }
 
-fn rival(size: &Size) -> Seen {
+fn rival(size: &Size) -> ClientReport {
     let (source, target) = (cluster(), cluster());
     source.sql("postgres", "CREATE DATABASE shop");
     source.pgbench("shop", &["-i", "-s", size.scale, "-q"]);
@@ -111,30 +111,30 @@ fn rival(size: &Size) -> Seen {
     source.sql("shop", "ALTER TABLE pgbench_history REPLICA IDENTITY FULL");
     let pgbouncer = Pgbouncer::start(&source);
     let load = source.pgbench_load("shop", pgbouncer.port(), &[&LOAD[..], &["-M", "simple"]].concat());
-    std::thread::sleep(REST);
+    std::thread::sleep(SETTLE_TIME);
     native::subscribe(&source, &target);
-    std::thread::sleep(REST);
+    std::thread::sleep(SETTLE_TIME);
     let at = now_s();
     pgbouncer.pause_to(&source, &target, || native::await_target(&source));
-    std::thread::sleep(REST);
+    std::thread::sleep(SETTLE_TIME);
     seen(&source, load, at)
 }
 
 /// Reads pgbench's logs, which give latencies from a transaction's due time.
-fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> Seen {
+fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> ClientReport {
     let ran = load.running();
     let ended_s = now_s();
     load.end();
     let all = answers(at_server);
     // pgbench goes on without a session that has failed.
     let alive: BTreeSet<u32> =
-        all.iter().filter(|answer| answer.at_s > ended_s - LAST).map(|answer| answer.client).collect();
+        all.iter().filter(|answer| answer.at_s > ended_s - AFTER_S).map(|answer| answer.client).collect();
     let failed = if ran { u64::from(SESSIONS) - alive.len() as u64 } else { u64::from(SESSIONS) };
     // From shortly before the first pause until its queue is worked off.
-    let around = |answer: &Answer| (-0.2..REST.as_secs_f64() / 2.0).contains(&(answer.at_s - switched_s));
+    let around = |answer: &Answer| (-0.2..SETTLE_TIME.as_secs_f64() / 2.0).contains(&(answer.at_s - switched_s));
     let (during, otherwise): (Vec<Answer>, Vec<Answer>) = all.into_iter().partition(around);
     let longest = during.iter().map(|answer| answer.latency_ms).fold(0.0, f64::max);
     let otherwise: Vec<f64> = otherwise.iter().map(|answer| answer.latency_ms).collect();
     let p99_ms = percentile(&otherwise, 99);
-    Seen { gap_ms: longest, p99_ms, failed, paused_ms: None, phases: Vec::new() }
+    ClientReport { gap_ms: longest, p99_ms, failed, paused_ms: None, phases: Vec::new() }
 }

@@ -5,7 +5,7 @@ use crate::pgbench::{answers, now_s, of_event_s};
 use crate::{Raw, cluster};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_tests::Stage;
+use stillpoint_migrate_tests::Testbed;
 use stillpoint_migrate_tests::processors::{pin, processors};
 use stillpoint_testing::postgresql::Cluster;
 
@@ -14,16 +14,16 @@ const SCALE: &str = "30";
 /// Each client sends its next transaction when it has the answer: it cannot make up for waiting time.
 const LOAD: [&str; 9] = ["-n", "-l", "-c", "8", "-j", "2", "-T", "600", "-Msimple"];
 /// Time before the migration that is measured, once the load has settled.
-const BEFORE: Duration = Duration::from_secs(8);
-const SETTLING: Duration = Duration::from_secs(3);
+const BASELINE_TIME: Duration = Duration::from_secs(8);
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 /// Time for which a server without a migration is measured.
-const ALONE: Duration = Duration::from_secs(60);
+const UNDISTURBED_TIME: Duration = Duration::from_secs(60);
 /// Longest time of a whole migration, beside clients that leave it no idle processor.
-const LIMIT: Duration = Duration::from_secs(580);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(580);
 
 /// Throughput before, and the parts of it that were kept.
 #[derive(Default)]
-struct Kept {
+struct KeptThroughput {
     before: Vec<f64>,
     copy: Vec<f64>,
     indexes: Vec<f64>,
@@ -33,7 +33,7 @@ struct Kept {
 }
 
 pub(crate) fn measure(rounds: usize) -> Raw {
-    let mut all: [Kept; 6] = Default::default();
+    let mut all: [KeptThroughput; 6] = Default::default();
     for _ in 0..rounds {
         let [alone, snapshot, with, apart, without, native] = &mut all;
         left_alone(alone, false);
@@ -106,55 +106,55 @@ fn times(at_server: &Cluster) -> Vec<f64> {
 
 /// Measures the same load alone: its tables get old row versions, which are cleaned up meanwhile, or not while a
 /// snapshot is held. A copy that moves nothing does no more than hold one.
-fn left_alone(kept: &mut Kept, held: bool) {
-    let stage = Stage::direct(cluster(), cluster());
-    stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
-    let load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
-    std::thread::sleep(SETTLING + BEFORE);
+fn left_alone(kept: &mut KeptThroughput, held: bool) {
+    let testbed = Testbed::direct(cluster(), cluster());
+    testbed.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    let load = testbed.source.pgbench_load("shop", testbed.port(), &LOAD);
+    std::thread::sleep(SETTLE_TIME + BASELINE_TIME);
     let begun = now_s();
     if held {
         let hold = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pgbench_branches";
-        let rest = format!("SELECT pg_sleep({})", ALONE.as_secs());
+        let rest = format!("SELECT pg_sleep({})", UNDISTURBED_TIME.as_secs());
         let arguments = ["-q", "-d", "shop", "-c", hold, "-c", &rest];
-        let output = stage.source.client("psql").args(arguments).output().expect("run psql");
+        let output = testbed.source.client("psql").args(arguments).output().expect("run psql");
         assert!(output.status.success(), "{output:?}");
     } else {
-        std::thread::sleep(ALONE);
+        std::thread::sleep(UNDISTURBED_TIME);
     }
     load.end();
-    let answered = times(&stage.source);
-    let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));
+    let answered = times(&testbed.source);
+    let before = rate(&answered, (begun - BASELINE_TIME.as_secs_f64(), begun));
     kept.before.push(before);
-    kept.copy.push(rate(&answered, (begun, begun + ALONE.as_secs_f64())) / before);
-    kept.took_s.push(ALONE.as_secs_f64());
+    kept.copy.push(rate(&answered, (begun, begun + UNDISTURBED_TIME.as_secs_f64())) / before);
+    kept.took_s.push(UNDISTURBED_TIME.as_secs_f64());
 }
 
-fn stillpoint(words: &[&str], kept: &mut Kept) {
-    move_it(&Stage::direct(cluster(), cluster()), words, kept, || ());
+fn stillpoint(words: &[&str], kept: &mut KeptThroughput) {
+    move_it(&Testbed::direct(cluster(), cluster()), words, kept, || ());
 }
 
 /// Measures as if the target were another machine: source, proxy and clients share the first processor, and no other
 /// process uses it.
-fn stillpoint_apart(kept: &mut Kept) {
+fn stillpoint_apart(kept: &mut KeptThroughput) {
     // Child processes run on the processors of this process.
     let us = std::process::id();
     let others = format!("1-{}", processors() - 1);
     pin(us, &others);
     let target = cluster();
     pin(us, "0");
-    let stage = Stage::direct(cluster(), target);
-    move_it(&stage, &["run"], kept, || pin(us, &others));
+    let testbed = Testbed::direct(cluster(), target);
+    move_it(&testbed, &["run"], kept, || pin(us, &others));
     pin(us, &format!("0-{}", processors() - 1));
 }
 
 /// Runs a whole migration beside a load; calls `before_it` once the load runs.
-fn move_it(stage: &Stage, words: &[&str], kept: &mut Kept, before_it: impl FnOnce()) {
-    stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
-    let mut load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
-    std::thread::sleep(SETTLING + BEFORE);
+fn move_it(testbed: &Testbed, words: &[&str], kept: &mut KeptThroughput, before_it: impl FnOnce()) {
+    testbed.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    let mut load = testbed.source.pgbench_load("shop", testbed.port(), &LOAD);
+    std::thread::sleep(SETTLE_TIME + BASELINE_TIME);
     before_it();
     let begun = now_s();
-    let ended = stage.tool(words).end_within(LIMIT);
+    let ended = testbed.tool(words).end_within(ROUND_TIMEOUT);
     assert!(ended.code == Some(0) && load.running(), "{ended:?}");
     load.end();
     let at = |wanted: fn(&Event, &str) -> bool, phase: &str| {
@@ -165,10 +165,10 @@ fn move_it(stage: &Stage, words: &[&str], kept: &mut Kept, before_it: impl FnOnc
         |event: &Event, wanted: &str| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted);
     let ends =
         |event: &Event, wanted: &str| matches!(&event.kind, EventKind::PhaseEnded { phase, .. } if phase == wanted);
-    let answered = times(&stage.source);
-    let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));
+    let answered = times(&testbed.source);
+    let before = rate(&answered, (begun - BASELINE_TIME.as_secs_f64(), begun));
     kept.before.push(before);
-    let mut part = |values: fn(&mut Kept) -> &mut Vec<f64>, from: f64, to: f64, name: &str| {
+    let mut part = |values: fn(&mut KeptThroughput) -> &mut Vec<f64>, from: f64, to: f64, name: &str| {
         let part = rate(&answered, (from, to)) / before;
         eprintln!("{}: {name} took {:.1} s, {:.0} % kept", words.join(" "), to - from, part * 100.0);
         values(kept).push(part);
@@ -180,14 +180,14 @@ fn move_it(stage: &Stage, words: &[&str], kept: &mut Kept, before_it: impl FnOnc
     kept.took_s.push(at(ends, "switch-over") - begun);
 }
 
-fn rival(kept: &mut Kept) {
+fn rival(kept: &mut KeptThroughput) {
     let (source, target) = (cluster(), cluster());
     source.sql("postgres", "CREATE DATABASE shop");
     source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     source.sql("shop", "ALTER TABLE pgbench_history REPLICA IDENTITY FULL");
     let pgbouncer = Pgbouncer::start(&source);
     let load = source.pgbench_load("shop", pgbouncer.port(), &LOAD);
-    std::thread::sleep(SETTLING + BEFORE);
+    std::thread::sleep(SETTLE_TIME + BASELINE_TIME);
     let begun = now_s();
     native::subscribe(&source, &target);
     let copied = now_s();
@@ -196,7 +196,7 @@ fn rival(kept: &mut Kept) {
     let followed = now_s();
     load.end();
     let answered = times(&source);
-    let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));
+    let before = rate(&answered, (begun - BASELINE_TIME.as_secs_f64(), begun));
     kept.before.push(before);
     kept.copy.push(rate(&answered, (begun, copied)) / before);
     kept.following.push(rate(&answered, (copied, followed)) / before);

@@ -4,16 +4,16 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::BinaryOperator;
 use sqlparser::ast::{
-    Expr, Ident, ObjectName, Query, Statement, TableFactor, TableObject, Value, ValueWithSpan, Visit, Visitor,
+    Expr, ObjectName, Query, Statement, TableFactor, TableObject, Value, ValueWithSpan, Visit, Visitor,
 };
 
 use crate::catalogue::Catalogue;
 use crate::error::Refusal;
-use crate::parse::parsed;
+use crate::parse::{fold_case, parsed};
 
 /// Server functions whose value depends only on their arguments, in any order of rows. A function that is not in this list
 /// counts as not pure.
-const PURE: [&str; 40] = [
+const IMMUTABLE_FUNCTIONS: [&str; 40] = [
     "abs",
     "btrim",
     "ceil",
@@ -57,14 +57,14 @@ const PURE: [&str; 40] = [
 ];
 
 /// Texts that mean a different moment each time the server reads them as a time.
-const MOMENTS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
+const CURRENT_TIME_TEXTS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
 
 /// Refuses a write (INSERT, UPDATE, DELETE) that may have another effect when it is repeated on the same rows.
 ///
 /// # Errors
 /// [`Refusal::NotRepeatable`] with the part that may differ; [`Refusal::Unparsable`], [`Refusal::TooLong`] and
 /// [`Refusal::TooDeep`].
-pub fn repeatable(text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
+pub fn check_repeatable(text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
     parsed(text, |statements| match &statements[..] {
         [statement] => may_be_repeated(statement, text, catalogue),
         several => Err(Refusal::Several(several.len())),
@@ -81,7 +81,7 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
             }
             let TableObject::TableName(name) = &insert.table else { return refuse("its table".into()) };
             let given: Vec<String> = insert.columns.iter().filter_map(last_part).collect();
-            if let Some(column) = default_of_the_moment(name, &given, catalogue)? {
+            if let Some(column) = computed_default(name, &given, catalogue)? {
                 return refuse(format!("the default of column {column}"));
             }
         }
@@ -92,14 +92,14 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
             let TableFactor::Table { name, .. } = &update.table.relation else { return refuse("its table".into()) };
             let all: Vec<String> = Vec::new();
             let sets_default = text.to_ascii_uppercase().contains("DEFAULT");
-            if sets_default && let Some(column) = default_of_the_moment(name, &all, catalogue)? {
+            if sets_default && let Some(column) = computed_default(name, &all, catalogue)? {
                 return refuse(format!("the default of column {column}"));
             }
         }
         Statement::Delete(_) => {}
         _ => return refuse("what it is".into()),
     }
-    match statement.visit(&mut Differing { rows: Rows::of(catalogue) }) {
+    match statement.visit(&mut DeterminismVisitor { rows: ReadRelations::of(catalogue) }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(why) => refuse(why),
     }
@@ -110,7 +110,7 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
 pub fn only_reads(text: &str, catalogue: &Catalogue) -> bool {
     let reads = parsed(text, |statements| match &statements[..] {
         [statement @ Statement::Query(_)] => {
-            Ok(statement.visit(&mut Doing { rows: Rows::of(catalogue) }).is_continue())
+            Ok(statement.visit(&mut ReadOnlyVisitor { rows: ReadRelations::of(catalogue) }).is_continue())
         }
         _ => Ok(false),
     });
@@ -118,20 +118,12 @@ pub fn only_reads(text: &str, catalogue: &Catalogue) -> bool {
 }
 
 fn last_part(name: &ObjectName) -> Option<String> {
-    name.0.last().and_then(|part| part.as_ident()).map(folded)
-}
-
-fn folded(ident: &Ident) -> String {
-    if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
+    name.0.last().and_then(|part| part.as_ident()).map(fold_case)
 }
 
 /// Finds a column that is not given and whose default is computed again at each write.
-fn default_of_the_moment(
-    name: &ObjectName,
-    given: &[String],
-    catalogue: &Catalogue,
-) -> Result<Option<String>, Refusal> {
-    let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+fn computed_default(name: &ObjectName, given: &[String], catalogue: &Catalogue) -> Result<Option<String>, Refusal> {
+    let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
     let table = match &parts[..] {
         [name] => catalogue.table(None, name),
         [schema, name] => catalogue.table(Some(schema), name),
@@ -143,21 +135,21 @@ fn default_of_the_moment(
 }
 
 /// Checks the relations whose rows a statement reads.
-struct Rows<'c> {
+struct ReadRelations<'c> {
     catalogue: &'c Catalogue,
     /// Names that are not relations: names from WITH, and functions.
     names: Vec<String>,
 }
 
-impl Rows<'_> {
-    fn of(catalogue: &Catalogue) -> Rows<'_> {
-        Rows { catalogue, names: Vec::new() }
+impl ReadRelations<'_> {
+    fn of(catalogue: &Catalogue) -> ReadRelations<'_> {
+        ReadRelations { catalogue, names: Vec::new() }
     }
 
     /// A statement that locks rows may wait for a transaction that waits for it, or may skip rows.
     fn query(&mut self, query: &Query) -> ControlFlow<String> {
         let with = query.with.iter().flat_map(|with| &with.cte_tables);
-        self.names.extend(with.map(|table| folded(&table.alias.name)));
+        self.names.extend(with.map(|table| fold_case(&table.alias.name)));
         if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break("a lock of rows".into()) }
     }
 
@@ -168,7 +160,7 @@ impl Rows<'_> {
     }
 
     fn relation(&self, name: &ObjectName) -> ControlFlow<String> {
-        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
         let table = match &parts[..] {
             [name] if self.names.contains(name) => return ControlFlow::Continue(()),
             [name] => self.catalogue.table(None, name),
@@ -187,11 +179,11 @@ impl Rows<'_> {
 }
 
 /// Stops at the first part that may differ when the statement is repeated.
-struct Differing<'c> {
-    rows: Rows<'c>,
+struct DeterminismVisitor<'c> {
+    rows: ReadRelations<'c>,
 }
 
-impl Visitor for Differing<'_> {
+impl Visitor for DeterminismVisitor<'_> {
     type Break = String;
 
     fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<String> {
@@ -232,7 +224,9 @@ impl Visitor for Differing<'_> {
     fn pre_visit_value(&mut self, value: &ValueWithSpan) -> ControlFlow<String> {
         match &value.value {
             Value::Placeholder(name) => ControlFlow::Break(format!("parameter {name}")),
-            Value::SingleQuotedString(text) if MOMENTS.contains(&text.trim().to_ascii_lowercase().as_str()) => {
+            Value::SingleQuotedString(text)
+                if CURRENT_TIME_TEXTS.contains(&text.trim().to_ascii_lowercase().as_str()) =>
+            {
                 ControlFlow::Break(format!("'{text}'"))
             }
             _ => ControlFlow::Continue(()),
@@ -241,11 +235,11 @@ impl Visitor for Differing<'_> {
 }
 
 /// Stops at the first part that does more than read.
-struct Doing<'c> {
-    rows: Rows<'c>,
+struct ReadOnlyVisitor<'c> {
+    rows: ReadRelations<'c>,
 }
 
-impl Visitor for Doing<'_> {
+impl Visitor for ReadOnlyVisitor<'_> {
     type Break = String;
 
     fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<String> {
@@ -279,8 +273,8 @@ impl Visitor for Doing<'_> {
     }
 }
 
-/// Server functions that have no side effect but are not in [`PURE`].
-const READING: [&str; 12] = [
+/// Server functions that have no side effect but are not in [`IMMUTABLE_FUNCTIONS`].
+const SIDE_EFFECT_FREE_FUNCTIONS: [&str; 12] = [
     "array_agg",
     "array_length",
     "avg",
@@ -297,16 +291,18 @@ const READING: [&str; 12] = [
 
 fn reading(name: &ObjectName) -> ControlFlow<String> {
     match last_part(name) {
-        Some(last) if name.0.len() == 1 && READING.contains(&last.as_str()) => ControlFlow::Continue(()),
+        Some(last) if name.0.len() == 1 && SIDE_EFFECT_FREE_FUNCTIONS.contains(&last.as_str()) => {
+            ControlFlow::Continue(())
+        }
         _ => function(name),
     }
 }
 
 fn function(name: &ObjectName) -> ControlFlow<String> {
-    let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+    let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
     let pure = match &parts[..] {
-        [name] => PURE.contains(&name.as_str()),
-        [schema, name] => schema == "pg_catalog" && PURE.contains(&name.as_str()),
+        [name] => IMMUTABLE_FUNCTIONS.contains(&name.as_str()),
+        [schema, name] => schema == "pg_catalog" && IMMUTABLE_FUNCTIONS.contains(&name.as_str()),
         _ => false,
     };
     if pure { ControlFlow::Continue(()) } else { ControlFlow::Break(format!("function {}", parts.join("."))) }
@@ -366,7 +362,7 @@ mod tests {
             "INSERT INTO t (id, v, made) SELECT i, 'x', '2020-01-01' FROM generate_series(1, 3) i",
             "UPDATE t SET v = CASE WHEN v IS NULL THEN 'x' ELSE v END",
         ] {
-            assert_eq!(repeatable(text, &catalogue()), Ok(()), "{text}");
+            assert_eq!(check_repeatable(text, &catalogue()), Ok(()), "{text}");
         }
     }
 
@@ -392,7 +388,7 @@ mod tests {
             ("DELETE FROM t WHERE id IN (SELECT id FROM look)", "look, which is a view"),
             ("DELETE FROM t WHERE id IN (SELECT oid FROM pg_class)", "pg_class, which is no table of the user"),
         ] {
-            match repeatable(text, &catalogue()) {
+            match check_repeatable(text, &catalogue()) {
                 Err(Refusal::NotRepeatable(told)) => assert!(told.starts_with(why), "{text}: {told}"),
                 other => panic!("{text}: {other:?}"),
             }
