@@ -12,16 +12,16 @@ use tokio::signal::unix::{SignalKind, signal};
 enum CaptureSource {
     /// The source's log.
     Log,
-    /// What statements write, as they pass through the proxy.
+    /// Rows that statements write, captured by the proxy.
     Rows,
-    /// The statements themselves.
+    /// The statements themselves, captured by the proxy.
     Statements,
 }
 
 /// Orders in which statements are repeated.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum ScheduleOrder {
-    /// First reads and commits keep the order that each could see (Madeus' LSIR).
+    /// First reads and commits keep the order that transactions could observe (Madeus' LSIR).
     Lsir,
     /// As lsir, and one commit at a time.
     BCon,
@@ -34,11 +34,11 @@ enum ScheduleOrder {
 /// Handling of roles.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum RoleHandling {
-    /// Make those on the target that it lacks, with attributes, password, memberships and settings.
+    /// Create the roles that the target lacks, with attributes, password, memberships and settings.
     Create,
-    /// Compare them, and name what differs.
+    /// Compare roles, and report differences.
     Check,
-    /// Look only at those without which definitions cannot be made.
+    /// Check only roles that definitions require.
     Ignore,
 }
 
@@ -47,22 +47,22 @@ enum RoleHandling {
 pub(crate) struct MigrationArgs {
     #[command(flatten)]
     pub(super) servers: Servers,
-    /// Unlogged tables arrive empty.
+    /// Accept that unlogged tables are moved empty.
     #[arg(long)]
     unlogged_empty: bool,
-    /// Where changes are captured: the source's log by pgoutput, or the proxy by images of rows, which takes clients' time
-    /// and needs no wal_level=logical, or by the statements themselves: at REPEATABLE READ, without parameters, and nothing
-    /// of the moment. Without it: the log, where that tells of rows, else rows.
+    /// Source of changes: the source's log by pgoutput; row images captured by the proxy, which takes clients' time and
+    /// does not require wal_level=logical; or the statements themselves, at REPEATABLE READ, without parameters and
+    /// without values that depend on the time. Default: the log if wal_level is logical, else rows.
     #[arg(long, value_enum, value_name = "WHERE")]
     capture: Option<CaptureSource>,
-    /// With `--capture statements`: the order in which they are repeated; lsir without it.
+    /// With `--capture statements`: the order in which they are replayed; default lsir.
     #[arg(long, value_enum, value_name = "ORDER")]
     schedule: Option<ScheduleOrder>,
-    /// Roles that go with the database: those that own or may use something in it, those that may log in and connect, and those of
-    /// which these are members.
+    /// Handling of the roles that the database needs: those that own objects or have rights in it, those that may log
+    /// in and connect, and those of which these are members.
     #[arg(long, value_enum, value_name = "HOW", default_value = "check")]
     roles: RoleHandling,
-    /// Do without a way back, for a target that keeps no logical log.
+    /// Accept that `fallback` is not possible, for a target without a logical log.
     #[arg(long)]
     no_fallback: bool,
 }
@@ -78,7 +78,7 @@ impl MigrationArgs {
         });
         if let Some(order) = self.schedule {
             if options.capture != Some(Capture::Statements) {
-                return Err(Failure::usage("--schedule is for --capture statements"));
+                return Err(Failure::usage("--schedule requires --capture statements"));
             }
             options.schedule = match order {
                 ScheduleOrder::Lsir => Schedule::Lsir,
@@ -106,7 +106,7 @@ impl MigrationArgs {
 pub(crate) struct Args {
     #[command(flatten)]
     what: MigrationArgs,
-    /// Do not make the definitions on the target for a trial, nor look into rows: what is not looked at is named.
+    /// Do not create the definitions on the target as a trial, and do not read rows; unchecked objects are listed.
     #[arg(long)]
     no_rehearsal: bool,
 }
@@ -144,7 +144,9 @@ pub(super) fn examine(what: &MigrationArgs, rehearse: bool, output: &Output) -> 
         false => Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT),
     })?;
     show(&report, output);
-    report.accepted().map_err(|error| Failure::refused(error).hint("change what is named, then check again"))
+    report
+        .accepted()
+        .map_err(|error| Failure::refused(error).hint("correct the causes named above, then run `check` again"))
 }
 
 fn show(report: &Report, output: &Output) {
@@ -160,7 +162,7 @@ fn show(report: &Report, output: &Output) {
             Verdict::Changed => "changed",
             Verdict::NotMoved => "not moved",
             Verdict::Refused => "REFUSED",
-            Verdict::NotLookedAt => "not looked at",
+            Verdict::NotLookedAt => "not checked",
         };
         output.line(format_args!("{verdict:13}  {:kinds$}  {:names$}  {}", finding.kind, finding.name, finding.note));
     }

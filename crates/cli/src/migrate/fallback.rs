@@ -13,11 +13,11 @@ pub(crate) struct FallbackArgs {
     servers: Servers,
     #[command(flatten)]
     how: MoveArgs,
-    /// Drop, with the target's database, what was defined there since the switch: tables with their rows, indexes, views,
-    /// rights and whatever else is named without this.
+    /// Drop definitions made on the target since the switch-over, with the target's database: tables with their rows,
+    /// indexes, views, rights, and everything else that the command lists without this option.
     #[arg(long)]
     drop_definitions: bool,
-    /// Tell what would be done.
+    /// Report what would be done, and change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -27,7 +27,8 @@ pub(crate) struct FallbackArgs {
 pub(crate) struct AbortArgs {
     #[command(flatten)]
     end: EndArgs,
-    /// Number of a migration whose journal is lost, as `status` tells: what it left on the source is removed without.
+    /// Number of a migration whose journal is lost, as `status` shows it: its objects on the source are removed without
+    /// the journal.
     #[arg(long, value_name = "NUMBER")]
     migration: Option<String>,
 }
@@ -37,7 +38,7 @@ pub(crate) struct AbortArgs {
 pub(crate) struct EndArgs {
     #[command(flatten)]
     servers: Servers,
-    /// Tell what would be done.
+    /// Report what would be done, and change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -59,11 +60,11 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
         show_dry_run(
             &options,
             output,
-            "what was committed on the target would be repeated on the source, and clients sent there",
+            "would replay on the source what was committed on the target, and move clients there",
         )?;
         let lost = block_on(engine::definitions_since_switch(&options))?.map_err(Failure::refused)?;
         for what in &lost {
-            output.line(format_args!("would be dropped: {what}"));
+            output.line(format_args!("would drop: {what}"));
         }
         let refused = !lost.is_empty() && !args.drop_definitions;
         let error =
@@ -79,11 +80,12 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
     output.json(&Line { v: stillpoint_events::VERSION, event: "returned", database, paused_us });
     match paused_us {
         Some(us) => output.line(format_args!(
-            "{database}: clients are on the source again; they were paused for {:.1} ms, nothing of the migration is left",
+            "{database}: clients are on the source again, and were paused for {:.1} ms; nothing of the migration is \
+             left",
             us as f64 / 1e3
         )),
         None => output.line(format_args!(
-            "{database}: clients were on the source already; what was left of the migration is gone"
+            "{database}: clients were already on the source; the remains of the migration were removed"
         )),
     }
     Ok(())
@@ -96,13 +98,13 @@ pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
         return show_dry_run(
             &options,
             output,
-            "slot, publications and schema of the migration would be dropped: no way back",
+            "would drop slot, publications and schema of the migration; `fallback` would no longer be possible",
         );
     }
     run_guarded(&args.servers, || block_on(engine::finish(&options))?.map_err(failure))?;
     let database = options.source.database_name();
     output.json(&Line { v: stillpoint_events::VERSION, event: "finished", database, paused_us: None });
-    output.line(format_args!("{database}: finished; the source keeps its rows and stays shut"));
+    output.line(format_args!("{database}: finished; the source keeps its rows, and connections to it stay disabled"));
     Ok(())
 }
 
@@ -112,11 +114,7 @@ pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
     options.without_journal.clone_from(&args.migration);
     let args = &args.end;
     if args.dry_run {
-        return show_dry_run(
-            &options,
-            output,
-            "slots, publications, schema and the target's database would be dropped",
-        );
+        return show_dry_run(&options, output, "would drop slots, publications, schema and the target's database");
     }
     let state = block_on(engine::abort(&options))?.map_err(failure)?;
     let database = options.source.database_name();
@@ -131,11 +129,13 @@ fn show_dry_run(options: &engine::Options, output: &Output, what: &str) -> Resul
         Some(record) => output.line(format_args!("migration {} ({:?}): {what}", record.migration, record.phase)),
         None if !status.is_known() => {
             let why = status.unasked.unwrap_or_default();
-            return Err(Failure::refused(anyhow::anyhow!("whether there is a migration is not known: {why}"))
+            return Err(Failure::refused(anyhow::anyhow!("cannot find out if there is a migration: {why}"))
                 .hint(REACHABILITY_HINT));
         }
         None => match status.owner {
-            Some(owner) => output.line(format_args!("{}: {owner}, which is not here", options.source.database_name())),
+            Some(owner) => {
+                output.line(format_args!("{}: {owner}, which is not in this directory", options.source.database_name()))
+            }
             None => output.line(format_args!("{}: there is no migration", options.source.database_name())),
         },
     }

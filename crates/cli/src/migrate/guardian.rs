@@ -36,7 +36,7 @@ struct Task {
 impl Guardian {
     /// Starts a guardian for a command with these arguments.
     pub(super) fn start(servers: &Servers) -> Result<Guardian, Failure> {
-        let failed = |error: std::io::Error| Failure::refused(error).hint("a process could not be started");
+        let failed = |error: std::io::Error| Failure::refused(error).hint("the guardian process could not be started");
         // This path works even if the file has been replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
         command.args(["migrate", "guardian"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());

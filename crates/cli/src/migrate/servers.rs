@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Hint for a server that cannot be reached.
 pub(super) const REACHABILITY_HINT: &str =
-    "see that both servers run, and that --source and --target say how they are reached";
+    "check that both servers run, and that --source and --target have the correct addresses";
 
 /// Database, source and target.
 #[derive(Clone, clap::Args, Serialize, Deserialize)]
@@ -21,20 +21,20 @@ pub(super) struct Servers {
     /// `sslmode=require` or `verify-full` for TLS. Passwords are better given in PGPASSWORD.
     #[arg(long, value_name = "CONNINFO")]
     source: String,
-    /// The server that it goes to. Of several, each with a `--target` of its own, all are brought up, one that fails is dropped,
-    /// and clients go to the first that is left; the others are emptied again.
+    /// The server to which the database moves. With several `--target` options all are brought up; a target that fails
+    /// is dropped. Clients move to the first one that is left, and the others are restored.
     #[arg(long, value_name = "CONNINFO", required = true)]
     target: Vec<String>,
     /// The database, unless the source's connection string names it.
     #[arg(long, value_name = "NAME")]
     database: Option<String>,
-    /// The proxy's name for it, if it differs.
+    /// The proxy's name for the database, if it differs.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     /// The proxy's control socket.
     #[arg(long, value_name = "SOCKET", default_value = "/run/stillpoint/proxy.sock")]
     proxy: PathBuf,
-    /// Where the journal of migrations lies.
+    /// Directory of the journals of migrations.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/stillpoint/migrate")]
     state: PathBuf,
 }
@@ -51,7 +51,7 @@ impl Servers {
             Server::parse("target", conninfo, (!named).then_some(database)).map_err(refused)
         };
         let mut targets: VecDeque<Server> = self.target.iter().map(target).collect::<Result<_, _>>()?;
-        let first = targets.pop_front().ok_or_else(|| Failure::usage("--target is needed"))?;
+        let first = targets.pop_front().ok_or_else(|| Failure::usage("--target is required"))?;
         let mut options = Options::new(source, first, self.proxy.clone(), self.state.clone());
         options.others = targets.into();
         if let Some(tenant) = &self.tenant {
@@ -61,8 +61,8 @@ impl Servers {
     }
 }
 
-/// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM request its end. If this
-/// process is killed, a guardian enables connections again.
+/// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM request
+/// its end. If this process is killed, a guardian enables connections again.
 pub(super) fn run_watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     servers: &Servers,
     options: &Options,

@@ -79,7 +79,7 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
                 // A conflict may be with transactions that the statement's snapshot does not show.
                 return refuse("ON CONFLICT".into());
             }
-            let TableObject::TableName(name) = &insert.table else { return refuse("its table".into()) };
+            let TableObject::TableName(name) = &insert.table else { return refuse("the table".into()) };
             let given: Vec<String> = insert.columns.iter().filter_map(last_part).collect();
             if let Some(column) = computed_default(name, &given, catalogue)? {
                 return refuse(format!("the default of column {column}"));
@@ -89,7 +89,7 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
             if update.from.is_some() {
                 return refuse("UPDATE ... FROM, which takes one of several rows".into());
             }
-            let TableFactor::Table { name, .. } = &update.table.relation else { return refuse("its table".into()) };
+            let TableFactor::Table { name, .. } = &update.table.relation else { return refuse("the table".into()) };
             let all: Vec<String> = Vec::new();
             let sets_default = text.to_ascii_uppercase().contains("DEFAULT");
             if sets_default && let Some(column) = computed_default(name, &all, catalogue)? {
@@ -97,7 +97,7 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
             }
         }
         Statement::Delete(_) => {}
-        _ => return refuse("what it is".into()),
+        _ => return refuse("this kind of statement".into()),
     }
     match statement.visit(&mut DeterminismVisitor { rows: ReadRelations::of(catalogue) }) {
         ControlFlow::Continue(()) => Ok(()),
@@ -150,7 +150,7 @@ impl ReadRelations<'_> {
     fn query(&mut self, query: &Query) -> ControlFlow<String> {
         let with = query.with.iter().flat_map(|with| &with.cte_tables);
         self.names.extend(with.map(|table| fold_case(&table.alias.name)));
-        if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break("a lock of rows".into()) }
+        if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break("a row lock".into()) }
     }
 
     fn factor(&mut self, table: &TableFactor) {
@@ -173,7 +173,7 @@ impl ReadRelations<'_> {
                 None | Some("partition") => ControlFlow::Continue(()),
                 Some(kind) => ControlFlow::Break(format!("{name}, which is a {kind}")),
             },
-            None => ControlFlow::Break(format!("{name}, which is no table of the user")),
+            None => ControlFlow::Break(format!("{name}, which is not a user table")),
         }
     }
 }
@@ -193,7 +193,7 @@ impl Visitor for DeterminismVisitor<'_> {
     fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<String> {
         self.rows.query(query)?;
         if query.limit_clause.is_some() || query.fetch.is_some() {
-            return ControlFlow::Break("LIMIT, whose rows nobody orders for sure".into());
+            return ControlFlow::Break("LIMIT, whose order of rows is not certain".into());
         }
         ControlFlow::Continue(())
     }
@@ -215,7 +215,7 @@ impl Visitor for DeterminismVisitor<'_> {
                 ControlFlow::Break("DEFAULT".into())
             }
             Expr::BinaryOp { op: BinaryOperator::PGCustomBinaryOperator(_), .. } => {
-                ControlFlow::Break("an operator of its own".into())
+                ControlFlow::Break("a custom operator".into())
             }
             _ => ControlFlow::Continue(()),
         }
@@ -383,10 +383,10 @@ mod tests {
             ("INSERT INTO t (id, v, made) VALUES (1, 'x', 'y') ON CONFLICT DO NOTHING", "ON CONFLICT"),
             ("DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1)", "LIMIT"),
             ("INSERT INTO t (id, v, made) SELECT id, v, made FROM t TABLESAMPLE bernoulli (1)", "TABLESAMPLE"),
-            ("DELETE FROM t WHERE id IN (SELECT id FROM t FOR UPDATE SKIP LOCKED)", "a lock of rows"),
+            ("DELETE FROM t WHERE id IN (SELECT id FROM t FOR UPDATE SKIP LOCKED)", "a row lock"),
             ("INSERT INTO t (id, v, made) SELECT id, v, made FROM mine", "mine, which is temporary"),
             ("DELETE FROM t WHERE id IN (SELECT id FROM look)", "look, which is a view"),
-            ("DELETE FROM t WHERE id IN (SELECT oid FROM pg_class)", "pg_class, which is no table of the user"),
+            ("DELETE FROM t WHERE id IN (SELECT oid FROM pg_class)", "pg_class, which is not a user table"),
         ] {
             match check_repeatable(text, &catalogue()) {
                 Err(Refusal::NotRepeatable(told)) => assert!(told.starts_with(why), "{text}: {told}"),

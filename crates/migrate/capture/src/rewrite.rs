@@ -413,7 +413,7 @@ impl<'a> Target<'a> {
         // One column of type text, because it looks the same in every format that the client may ask for. It is the first, so
         // that its end is known before the whole row has arrived.
         let hidden = format!("ROW({})::pg_catalog.text", columns.join(", "));
-        let unclear = || Refusal::Unparsable(": which RETURNING is meant".into());
+        let unclear = || Refusal::Unparsable(": the position of RETURNING is ambiguous".into());
         let has_returning = has_returning(statement);
         let text = match has_returning {
             true => with_first(text, statement, &hidden).ok_or_else(unclear)?,

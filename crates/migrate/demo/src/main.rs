@@ -99,7 +99,7 @@ impl Demo {
         let target = if newer_available() {
             Cluster::of_major(NEWER, &settings)
         } else {
-            println!("PostgreSQL {NEWER} cannot be had here: the target is of the same version");
+            println!("PostgreSQL {NEWER} is not installed: the target has the source's version");
             Cluster::start(&settings)
         };
         let dir = tempfile::TempDir::with_prefix("stillpoint-demo-").expect("make a directory");

@@ -121,7 +121,8 @@ static SETTINGS: LazyLock<String> = LazyLock::new(|| {
     let is_of_fence = |setting: &str| format!("starts_with({setting}, '{of_fence}')");
     format!(
         "ARRAY(SELECT own FROM unnest(x.setconfig) s, LATERAL (SELECT CASE WHEN {} THEN '{name}' || \
-         nullif(substr(s, {}), '') WHEN starts_with(s, '{name}=') AND EXISTS (SELECT FROM unnest(x.setconfig) f WHERE {}) \
+         nullif(substr(s, {}), '') WHEN starts_with(s, '{name}=') AND EXISTS (SELECT FROM unnest(x.setconfig) f \
+         WHERE {}) \
          THEN NULL ELSE s END) o (own) WHERE own IS NOT NULL ORDER BY 1)",
         is_of_fence("s"),
         of_fence.len() + 1,
@@ -179,7 +180,8 @@ impl Catalog {
             .query(
                 "SELECT c.relname, c.relisshared, a.attname, coalesce(k.pktable::text, ''), \
                  a.atttypid = 'regproc'::regtype FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid \
-                 LEFT JOIN pg_get_catalog_foreign_keys() k ON k.fktable = c.oid AND k.fkcols = ARRAY[a.attname::text] \
+                 LEFT JOIN pg_get_catalog_foreign_keys() k ON k.fktable = c.oid AND k.fkcols = \
+                 ARRAY[a.attname::text] \
                  WHERE c.relkind = 'r' AND c.oid < 16384 AND c.relnamespace = 'pg_catalog'::regnamespace \
                  AND a.attnum > 0 AND NOT a.attisdropped ORDER BY c.relname, a.attnum",
             )
@@ -310,7 +312,8 @@ impl Catalog {
             "pg_database" => {
                 let kinds = if with_connect { "" } else { " WHERE a.privilege_type <> 'CONNECT'" };
                 columns.push(format!(
-                    "ARRAY(SELECT a::text FROM aclexplode(coalesce(x.datacl, acldefault('d', x.datdba))) a{kinds} ORDER BY 1)"
+                    "ARRAY(SELECT a::text FROM aclexplode(coalesce(x.datacl, acldefault('d', x.datdba))) a{kinds} \
+                     ORDER BY 1)"
                 ));
             }
             "pg_db_role_setting" => columns.push(SETTINGS.clone()),
@@ -401,11 +404,13 @@ async fn definitions(link: &mut Link, catalogs: &[Catalog]) -> Result<Definition
     let named = classes(&|catalog| NAMED.contains(&catalog.name.as_str()));
     let cluster = classes(&|catalog| catalog.shared && !OF_DATABASE.contains(&catalog.name.as_str()));
     let sql = format!(
-        "{with} SELECT concat_ws(' ', coalesce(n.type, t.class::regclass::text), coalesce(n.identity, t.object::text)), \
+        "{with} SELECT concat_ws(' ', coalesce(n.type, t.class::regclass::text), coalesce(n.identity, \
+         t.object::text)), \
          t.sum, CASE WHEN t.class = {role} THEN 'role' WHEN t.class IN ({cluster}) THEN 'cluster' WHEN EXISTS \
          (SELECT FROM pg_depend d WHERE d.classid = t.class AND d.objid = t.object AND d.deptype = 'e') \
          THEN 'extension' ELSE 'database' END \
-         FROM (SELECT class, object, sum(said)::text FROM ({rows}) AS r (class, object, said) GROUP BY class, object) \
+         FROM (SELECT class, object, sum(said)::text FROM ({rows}) AS r (class, object, said) GROUP BY class, \
+         object) \
          AS t (class, object, sum), \
          LATERAL pg_identify_object(CASE WHEN t.class IN ({named}) THEN t.class END, t.object, 0) AS n ORDER BY 1, 2",
         role = class("pg_authid")
@@ -486,7 +491,7 @@ impl Look {
         // older than the oldest running transaction is compared one by one.
         let oldest = link.text("SELECT pg_snapshot_xmin(pg_current_snapshot())").await?;
         let oldest =
-            oldest.parse::<u64>().map_err(|_| link.receiver.protocol(format!("`{oldest}` as a transaction")))?;
+            oldest.parse::<u64>().map_err(|_| link.receiver.protocol(format!("`{oldest}` as a transaction number")))?;
         let (with, marks) = of_all(&catalogs, TEMPORARY, |catalog| catalog.mark(oldest as u32));
         link.query(&format!("PREPARE stillpoint_marks AS {with} {marks}")).await?;
         let marks = link.query(MARKS).await?;
@@ -510,10 +515,12 @@ mod tests {
     use std::collections::BTreeSet;
     use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
 
-    const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE tickets; \
+    const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE \
+                         tickets; \
          CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
          CREATE FUNCTION t() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
-         CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; CREATE TABLE parts (a int) PARTITION BY LIST (a)";
+         CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; CREATE TABLE parts (a int) PARTITION BY \
+         LIST (a)";
 
     /// Statements that define something, and the message expected for each.
     const DEFINING: &[(&str, &str)] = &[
@@ -605,17 +612,20 @@ mod tests {
         ),
         // Definitions that need a module of the server, or another server.
         (
-            "SET allow_system_table_mods = on; INSERT INTO pg_seclabel VALUES ('goods'::regclass, 'pg_class'::regclass, \
+            "SET allow_system_table_mods = on; INSERT INTO pg_seclabel VALUES ('goods'::regclass, \
+             'pg_class'::regclass, \
              0, 'p', 'x')",
             "changed table public.goods",
         ),
         (
-            "SET allow_system_table_mods = on; INSERT INTO pg_shseclabel SELECT oid, 'pg_database'::regclass, 'p', 'x' \
+            "SET allow_system_table_mods = on; INSERT INTO pg_shseclabel SELECT oid, 'pg_database'::regclass, 'p', \
+             'x' \
              FROM pg_database WHERE datname = 'shop'",
             "changed database shop",
         ),
         (
-            "SET allow_system_table_mods = on; INSERT INTO pg_init_privs VALUES ('goods'::regclass, 'pg_class'::regclass, \
+            "SET allow_system_table_mods = on; INSERT INTO pg_init_privs VALUES ('goods'::regclass, \
+             'pg_class'::regclass, \
              0, 'e', '{=r/postgres}'); INSERT INTO pg_subscription_rel SELECT oid, 'goods'::regclass, 'r' FROM \
              pg_subscription",
             "changed table public.goods",
@@ -629,9 +639,11 @@ mod tests {
         "VACUUM",
         "TRUNCATE goods",
         "SELECT nextval('tickets')",
-        "CREATE TEMP TABLE passing (a serial PRIMARY KEY, b text DEFAULT 'x' CHECK (b <> '')); COMMENT ON TABLE passing IS 'x'",
+        "CREATE TEMP TABLE passing (a serial PRIMARY KEY, b text DEFAULT 'x' CHECK (b <> '')); COMMENT ON TABLE \
+         passing IS 'x'",
         "CREATE TEMP VIEW passing AS SELECT 1 AS a",
-        "CREATE TYPE pg_temp.passing AS ENUM ('x'); CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "CREATE TYPE pg_temp.passing AS ENUM ('x'); CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT \
+         1'",
         "SET ROLE other; CREATE TEMP TABLE passing (a int)",
         "INSERT INTO goods (note) VALUES ('x'); BEGIN; CREATE TABLE passing (a int); ROLLBACK",
     ];
@@ -693,7 +705,8 @@ mod tests {
             let mut psql = cluster.client("psql");
             psql.args(["-X", "-q", "-d", "shop", "-c", sql, "-c", "SELECT 'ready', pg_sleep(600)"]);
             let mut session = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
-            let slept = "SELECT pid FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() AND state = 'active'";
+            let slept = "SELECT pid FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() AND \
+                         state = 'active'";
             let pid = stillpoint_testing::wait::until("a session to be done", || {
                 let pid = cluster.sql("postgres", slept);
                 assert!(session.try_wait().unwrap().is_none(), "{sql} fails");

@@ -163,7 +163,7 @@ pub(crate) async fn copy(
     }
     while let Some(ended) = workers.join_next().await {
         // The other workers end with the set.
-        ended.unwrap_or_else(|panic| Err(Error::WrongPhase(format!("a copy ended: {panic}"))))?;
+        ended.unwrap_or_else(|panic| Err(Error::WrongPhase(format!("a copy task failed: {panic}"))))?;
     }
     Ok(())
 }

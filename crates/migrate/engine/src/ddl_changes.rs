@@ -10,7 +10,7 @@ use crate::{Error, Options};
 /// Returns definitions now on this migration's target that the way back would not bring to the source, as messages.
 pub(crate) fn since_switch(options: &Options, now: &Definitions) -> Result<Vec<String>, Error> {
     let Some(then) = journal::definitions(&options.state, &options.source.database)? else {
-        return Ok(vec!["whatever it was: the journal does not tell what there was at the switch".into()]);
+        return Ok(vec!["unknown definitions: the journal has no record of the definitions at the switch-over".into()]);
     };
     Ok(catalogs::made_since(&then, now))
 }

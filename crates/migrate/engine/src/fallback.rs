@@ -37,7 +37,8 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         let is_finished = journal.record.phase == Phase::Switched;
         journal.end().map_err(Failure::untouched)?;
         if is_finished {
-            let text = "the migration was finished: clients are on the target, and there is no way back";
+            let text = "the migration was finished: clients are on the target, and cannot be rolled back to the \
+                        source";
             return Err(Failure::untouched(Error::WrongPhase(text.into())));
         }
         return Ok(Some(Outcome::AlreadyThere));
@@ -46,11 +47,12 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         Phase::Returned => return remove_all(options, journal, Outcome::AlreadyThere).await.map(Some),
         Phase::Switched | Phase::Returning if journal.record.way_back => {}
         Phase::Switched | Phase::Returning => {
-            let text = "this migration keeps no way back: it was told so (--no-fallback), or `finish` has begun";
+            let text = "this migration cannot be rolled back: it was started with --no-fallback, or `finish` has \
+                        begun";
             return Err(Failure::untouched(Error::WrongPhase(text.into())));
         }
         _ => {
-            let text = "clients are on the source: there is nothing to return from";
+            let text = "clients are on the source: there is nothing to roll back";
             return Err(Failure::untouched(Error::WrongPhase(text.into())));
         }
     }
@@ -89,7 +91,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
     match (ended, returned) {
         (Ok(paused), _) => remove_all(options, journal, Outcome::Switched { paused }).await.map(Some),
         (Err(error), Ok(true)) => {
-            let state = State::OnSourceWithRemains("the migration's own things".into());
+            let state = State::OnSourceWithRemains("objects that the migration created".into());
             Err(Failure { error, state })
         }
         (Err(error), Ok(false)) => {
@@ -97,7 +99,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
             reporter.report(EventKind::FellBack { transition: 0, reason: error.to_string() });
             stay_on_target(options, &mut journal).await.map_err(Failure::on_target)?;
             if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(options).await {
-                reporter.warn("another proxy serves in its place: it begins anew".into());
+                reporter.warn("another proxy has taken over: the rollback starts again".into());
                 return Ok(None);
             }
             Err(Failure::on_target(error))
@@ -115,7 +117,10 @@ fn is_over(lock: Option<&CommandLock>, journal: &Journal) -> Result<bool, Error>
 async fn remove_all(options: &Options, journal: Journal, outcome: Outcome) -> Result<Outcome, Failure> {
     match undo::undo(options, journal).await {
         State::OnSource => Ok(outcome),
-        state => Err(Failure { error: Error::WrongPhase("not everything could be removed".into()), state }),
+        state => Err(Failure {
+            error: Error::WrongPhase("some objects of the migration could not be removed".into()),
+            state,
+        }),
     }
 }
 
@@ -126,7 +131,9 @@ async fn check_definitions_kept(options: &Options, reporter: &Reporter) -> Resul
     let lost = ddl_changes::since_switch(options, &definitions)?;
     match (lost.is_empty(), options.accepted.definitions_dropped) {
         (true, _) => {}
-        (false, true) => reporter.warn(format!("with the target's database will be dropped: {}", lost.join("; "))),
+        (false, true) => {
+            reporter.warn(format!("the following will be dropped with the target's database: {}", lost.join("; ")))
+        }
         (false, false) => return Err(Error::DefinedSince(lost)),
     }
     Ok(definitions)
@@ -228,7 +235,10 @@ async fn remove_return_path(options: &Options, journal: &mut Journal) -> Result<
     // Targets that remain from a `run` that was interrupted directly after the switch.
     let left = multi_target::remove_others(options, journal, &mut source).await?;
     if !left.is_empty() {
-        return Err(Error::WrongPhase(format!("{}; `finish` goes on without", left.join("; "))));
+        return Err(Error::WrongPhase(format!(
+            "{}; run `finish` again to continue without these targets",
+            left.join("; ")
+        )));
     }
     replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
     replication_objects::uninstall(&mut source).await?;

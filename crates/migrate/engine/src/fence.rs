@@ -46,7 +46,8 @@ pub(crate) async fn connect_for_fencing(server: &Server) -> Result<Link, Error> 
     let name = literal(&server.database);
     let earlier = format!(
         "SELECT pg_terminate_backend(l.pid, {}) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-         WHERE l.locktype = 'advisory' AND l.classid = {CONNECTIONS_LOCK_KEY} AND l.objid = (hashtext({name})::bigint & 4294967295)::oid \
+         WHERE l.locktype = 'advisory' AND l.classid = {CONNECTIONS_LOCK_KEY} AND l.objid = \
+         (hashtext({name})::bigint & 4294967295)::oid \
          AND l.pid <> pg_backend_pid() AND a.application_name = {} AND a.datname = current_database()",
         SESSION_END_TIMEOUT.as_millis(),
         literal(APPLICATION)
@@ -54,7 +55,7 @@ pub(crate) async fn connect_for_fencing(server: &Server) -> Result<Link, Error> 
     link.query(&earlier).await?;
     match link.text(&format!("SELECT pg_try_advisory_lock({CONNECTIONS_LOCK_KEY}, hashtext({name}))")).await?.as_str() {
         "t" => Ok(link),
-        _ => Err(Error::WrongPhase(format!("another command is at the door of {server}"))),
+        _ => Err(Error::WrongPhase(format!("another command is enabling or disabling connections on {server}"))),
     }
 }
 
@@ -190,7 +191,8 @@ async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, Er
 /// Query for the database's read-only settings: name and value.
 fn read_only_settings_sql(database: &str) -> String {
     format!(
-        "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) s \
+        "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) \
+         s \
          WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = {}) \
          AND split_part(s, '=', 1) IN ('default_transaction_read_only', '{OWN_READ_ONLY}')",
         literal(database)
@@ -238,7 +240,7 @@ pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<Str
     }
     beside.query(&sql).await?;
     let told = format!(
-        "{server}: CONNECT is not given back to {}: the role, or who gave it the right, was dropped or renamed",
+        "{server}: CONNECT could not be granted again to {}: the role or its grantor was dropped or renamed",
         lost.join(", ")
     );
     Ok((!lost.is_empty()).then_some(told))
@@ -333,7 +335,7 @@ pub(crate) async fn terminate_direct_sessions(
         }
         if begun.elapsed() >= limit {
             let who = ended.into_iter().map(|(_, who)| who).collect();
-            return Err(Error::TimedOut { what: "ending sessions that bypass the proxy".into(), limit, who });
+            return Err(Error::TimedOut { what: "terminating direct sessions".into(), limit, who });
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -365,6 +367,6 @@ pub(crate) async fn check_prepared_transactions(
 ) -> Result<(), Error> {
     let sql = format!("SELECT gid FROM pg_prepared_xacts WHERE database = {}", literal(database));
     let who: Vec<String> = beside.query(&sql).await?.iter().map(|row| text(row, 0)).collect();
-    let what = "deciding prepared transactions".into();
+    let what = "waiting for prepared transactions to be committed or rolled back".into();
     if who.is_empty() { Ok(()) } else { Err(Error::TimedOut { what, limit, who }) }
 }

@@ -375,7 +375,7 @@ fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
             told.map_err(|source| Error::Journal { path: path.clone(), source })?;
             Ok((path, lock))
         }
-        None => Err(Error::WrongPhase(format!("another process is at work on the migration of {database}"))),
+        None => Err(Error::WrongPhase(format!("another process is working on the migration of {database}"))),
     }
 }
 
@@ -433,7 +433,7 @@ pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> 
         }
         if begun.elapsed() > limit {
             let who = asked.map(|pid| format!("process {}", pid.as_raw_nonzero())).into_iter().collect();
-            return Err(Error::TimedOut { what: "interrupting the command that is at work".into(), limit, who });
+            return Err(Error::TimedOut { what: "interrupting the running command".into(), limit, who });
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -446,7 +446,7 @@ impl Journal {
         let (path, lock) = lock(state, &record.database)?;
         if let Some(there) = peek(state, &record.database)? {
             return Err(Error::WrongPhase(format!(
-                "a migration of {} is there already ({:?}); `stillpoint migrate status` tells more",
+                "a migration of {} already exists ({:?}); `stillpoint migrate status` shows it",
                 there.database, there.phase
             )));
         }
@@ -884,7 +884,7 @@ mod tests {
         assert!(peek(state, "a'b").unwrap().is_some());
         let mut journal = Journal::open(state, "a'b").unwrap();
         journal.update(|record| record.phase = Phase::Following).unwrap();
-        assert!(Journal::try_open(state, "a'b").unwrap().is_none(), "another process is at work");
+        assert!(Journal::try_open(state, "a'b").unwrap().is_none(), "another process is working");
         let other = Journal::begin(state, of("a\"b")).unwrap();
         assert!(path.exists(), "it keeps its name while it lasts");
         journal.end().unwrap();

@@ -255,7 +255,7 @@ impl Link {
                 b'K' if frame.body.len() >= 4 => self.pid = (&frame.body[..4]).get_i32(),
                 b'Z' => break,
                 b'E' => return Err(self.receiver.sql_error(&frame.body, "")),
-                tag => return Err(self.receiver.protocol(format!("`{}` at log-in", char::from(tag)))),
+                tag => return Err(self.receiver.protocol(format!("`{}` during login", char::from(tag)))),
             }
         }
         match session_settings::after_login(major, superuser, is_bytes, own) {
@@ -272,7 +272,7 @@ impl Link {
     ) -> Result<(), Error> {
         let broken = |error: io::Error| Error::Protocol { server: server.to_string(), what: error.to_string() };
         let unsupported = |method: &str| Error::Authentication { server: server.to_string(), method: method.into() };
-        let password = || server.password.clone().ok_or_else(|| unsupported("password (and none is given)"));
+        let password = || server.password.clone().ok_or_else(|| unsupported("password (and no password was given)"));
         let mut rest = body.clone();
         if rest.len() < 4 {
             return Err(self.receiver.protocol("a short authentication request".into()));
@@ -298,13 +298,13 @@ impl Link {
                 self.sender.put(|buffer| frontend::sasl_initial_response(sasl::SCRAM_SHA_256, &first, buffer))?;
             }
             11 => {
-                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of turn"))?;
+                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of order"))?;
                 exchange.update(&rest).map_err(broken)?;
                 let response = exchange.message().to_vec();
                 self.sender.put(|buffer| frontend::sasl_response(&response, buffer))?;
             }
             12 => {
-                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of turn"))?;
+                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of order"))?;
                 return exchange.finish(&rest).map_err(broken);
             }
             7 | 8 => return Err(unsupported("GSSAPI")),
@@ -356,7 +356,7 @@ impl Link {
     /// Returns the first column of the first row; it is an error if there is none.
     pub(crate) async fn text(&mut self, sql: &str) -> Result<String, Error> {
         let value = self.value(sql).await?;
-        value.ok_or_else(|| self.receiver.protocol(format!("nothing in answer to {sql}")))
+        value.ok_or_else(|| self.receiver.protocol(format!("no row in answer to {sql}")))
     }
 
     /// Begins a COPY (in either direction), or the stream of changes.

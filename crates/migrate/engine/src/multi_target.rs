@@ -198,7 +198,7 @@ async fn candidates(options: &Options, journal: &mut Journal, reporter: &Reporte
         let Some(server) = options.others.iter().find(|server| server.to_string() == other.server) else {
             let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
             replication_objects::drop_slot(&mut source, &journal.record.slot_of(other.number)).await?;
-            let reason = "it is not named with --target any more; a database of its own it keeps".to_owned();
+            let reason = "no --target names it any more; its database stays there".to_owned();
             reporter.report(EventKind::TargetDropped { target: other.server, reason: reason.clone() });
             journal.drop_target(other.number, reason)?;
             continue;
@@ -244,7 +244,7 @@ async fn remove_target(of: &Candidate, journal: &SharedJournal<'_>, reporter: &R
 }
 
 fn leftover_message(server: &str, error: &Error) -> String {
-    format!("the database is left at {server}, to be dropped by hand: {error}")
+    format!("the database on {server} could not be dropped; drop it by hand: {error}")
 }
 
 /// Removes, after the switch, what was made for the targets to which clients did not go. Returns messages for the
@@ -260,7 +260,7 @@ pub(crate) async fn remove_others(
         let gone = match options.others.iter().find(|server| server.to_string() == other.server) {
             _ if !other.made_database => Ok(()),
             Some(server) => undo::drop_database(server, &journal.record, other.number).await,
-            None => Err(Error::WrongPhase("it is not named with --target".into())),
+            None => Err(Error::WrongPhase("no --target names it".into())),
         };
         match gone {
             Ok(()) => journal.record_removal(other.number)?,

@@ -56,11 +56,12 @@ pub struct Owner {
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "migration {}, begun {}, with its journal in {}", self.migration, self.since, self.journal)
+        write!(f, "migration {}, started {}, with its journal in {}", self.migration, self.since, self.journal)
     }
 }
 
-/// Returns the owner of the server's database; `None` if it has none. `connect_beside` is a connection to another database of the
+/// Returns the owner of the server's database; `None` if it has none. `beside` is a connection to another database
+/// of the
 /// server.
 ///
 /// # Errors
@@ -102,7 +103,8 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
     let sql = format!(
         "SET client_min_messages = error; {BEGIN}({TABLE_LOCK_KEY}); \
          CREATE SCHEMA IF NOT EXISTS stillpoint_migrations; \
-         CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT NULL, \
+         CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT \
+         NULL, \
          journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
     );
     link.query(&sql).await?;
@@ -157,7 +159,8 @@ impl Witness {
     pub(crate) async fn check_held(&self, link: &mut Link) -> Result<(), Error> {
         let Session { pid, since } = self.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sql = format!(
-            "SELECT 1 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE {} AND l.pid = {pid} AND a.backend_start = {}",
+            "SELECT 1 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE {} AND l.pid = {pid} AND \
+             a.backend_start = {}",
             lock_condition(&self.server.database),
             literal(&since)
         );
@@ -203,7 +206,7 @@ impl CommandLock {
             Phase::Returned => Ok(true),
             Phase::Switched if !record.way_back => Ok(true),
             _ => Err(Error::WrongPhase(format!(
-                "migration {} was removed by its number: `stillpoint migrate abort` removes its journal",
+                "migration {} was removed by its number: run `stillpoint migrate abort` to remove its journal",
                 record.migration
             ))),
         }
@@ -228,10 +231,11 @@ impl CommandLock {
                     *self.witness.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
                     (self.link, self.owner) = (lock.link, lock.owner);
                     reporter.warn(format!(
-                        "{error}: the command's lock on {server} is held again, and no other command had it in between"
+                        "{error}: the command has taken its lock on {server} again, and no other command held it \
+                         meanwhile"
                     ));
                 }
-                Ok(_) => return lost("another command has ended the migration since".into()),
+                Ok(_) => return lost("another command has ended the migration meanwhile".into()),
                 Err(why) => return lost(format!("{error}; {why}")),
             }
         }
@@ -289,13 +293,14 @@ pub(crate) async fn acquire_lock_if_reachable(server: &Server, migration: &str) 
         Ok(lock) => Ok(Some(lock)),
         Err(error @ (Error::AtWork { .. } | Error::Owned { .. })) => Err(error),
         Err(error) => {
-            tracing::debug!(%error, "no command is kept from the database");
+            tracing::debug!(%error, "other commands are not excluded from the database");
             Ok(None)
         }
     }
 }
 
-/// Describes the session of a command that [`acquire_lock`]s a database, for messages; `connect_beside` is a connection to another database of
+/// Describes the session of a command that [`acquire_lock`]s a database, for messages; `beside` is a connection to
+/// another database of
 /// the server.
 ///
 /// # Errors

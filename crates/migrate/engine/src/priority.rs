@@ -127,7 +127,7 @@ pub(crate) fn restore_priority(lowered: &LoweredProcesses) {
         if let Err(error) = set_weight(pid, 0)
             && error.kind() != std::io::ErrorKind::NotFound
         {
-            tracing::warn!(pid, %error, "a session keeps less weight than those of clients");
+            tracing::warn!(pid, %error, "cannot restore the weight of a session; it stays below that of clients");
         }
     }
 }

@@ -97,7 +97,7 @@ impl ProxyClient {
         let begun = tokio::time::Instant::now();
         while self.tenant_status().await?.is_some_and(|tenant| tenant.phase == Phase::Paused) {
             if begun.elapsed() > REPLY_TIMEOUT {
-                return Err(Error::Proxy(format!("tenant {} is paused by somebody else", self.tenant)));
+                return Err(Error::Proxy(format!("tenant {} is paused by another connection", self.tenant)));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -238,7 +238,7 @@ pub(crate) fn proxy_error(error: &ControlError) -> Error {
 }
 
 fn unexpected_reply(reply: &Reply) -> Error {
-    Error::Proxy(format!("answered {reply:?} out of turn"))
+    Error::Proxy(format!("unexpected reply {reply:?}"))
 }
 
 /// Describes a session and the remark about it, for messages.

@@ -100,7 +100,7 @@ impl Recording {
         let request = Request::Capture { tenant: options.tenant.clone(), limit_ms, statements };
         match client.ask(&request).await.map_err(|error| proxy_error(&error))? {
             Reply::Capturing { .. } => {}
-            reply => return Err(Error::Proxy(format!("answered {reply:?} to a request to capture"))),
+            reply => return Err(Error::Proxy(format!("unexpected reply {reply:?} to a capture request"))),
         }
         let (taking, watching) = (Arc::clone(&spool), Arc::clone(&spool));
         let tasks = [
@@ -153,7 +153,7 @@ impl Stamps {
         match self.client.ask(&request).await.map_err(|error| proxy_error(&error))? {
             Reply::Captured { stamp, over: None } => Ok(stamp),
             Reply::Captured { over: Some(why), .. } => Err(Error::Capture(why)),
-            reply => Err(Error::Proxy(format!("answered {reply:?} when asked for the last stamp"))),
+            reply => Err(Error::Proxy(format!("unexpected reply {reply:?} to a request for the last stamp"))),
         }
     }
 }
@@ -168,12 +168,12 @@ async fn store_lines(mut client: Client, spool: &Spool) -> CaptureEnd {
         if line.starts_with(END_PREFIX) {
             return CaptureEnd::Missed(match Reply::of_line(&line) {
                 Ok(Reply::CaptureOver { why }) => why,
-                Ok(reply) => format!("the proxy said {reply:?}"),
+                Ok(reply) => format!("the proxy replied {reply:?}"),
                 Err(error) => error.to_string(),
             });
         }
         if let Err(error) = spool.put(&line) {
-            return CaptureEnd::Missed(format!("what is captured cannot be written down: {error}"));
+            return CaptureEnd::Missed(format!("cannot store captured changes: {error}"));
         }
     }
 }
@@ -201,9 +201,7 @@ impl DirectSessionSearch {
             match self.search().await {
                 Ok(None) => {}
                 Ok(Some(who)) => {
-                    return CaptureEnd::Missed(format!(
-                        "{who} does not come through the proxy: what it writes is not seen"
-                    ));
+                    return CaptureEnd::Missed(format!("{who} is a direct session: its writes are not captured"));
                 }
                 Err(error) => return error.into(),
             }
@@ -249,7 +247,7 @@ impl Spool {
                 (state.read, (state.written - state.read).min(READ_BYTES_MAX) as usize)
             };
             if length > 0 {
-                let wrong = |error: io::Error| Error::Capture(format!("what was written down cannot be read: {error}"));
+                let wrong = |error: io::Error| Error::Capture(format!("cannot read stored changes: {error}"));
                 let at = into.len();
                 into.resize(at + length, 0);
                 self.file.read_exact_at(&mut into[at..], from).map_err(wrong)?;

@@ -43,9 +43,9 @@ pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(
     let missing =
         |finding: &Finding| finding.verdict == Verdict::Refused && BLOCKING_KINDS.contains(&&finding.kind[..]);
     let reason = if !options.rehearse {
-        Some("no rehearsal was asked for: whether the target takes all definitions is not known")
+        Some("no rehearsal was requested (--no-rehearsal): it is not known if the target accepts all definitions")
     } else if report.findings.iter().any(missing) {
-        Some("not rehearsed on the target before it has what is refused here")
+        Some("not rehearsed: the target lacks objects that are refused here")
     } else {
         None
     };
@@ -95,7 +95,7 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
     let mut locker = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let lock = format!("SELECT pg_try_advisory_lock({REHEARSAL_LOCK_KEY}, hashtext({}))", literal(name));
     if locker.text(&lock).await? != "t" {
-        return Ok(vec![unchecked_finding(DEFINITIONS_KIND, name, "another command rehearses them on the target")]);
+        return Ok(vec![unchecked_finding(DEFINITIONS_KIND, name, "another command is rehearsing them on the target")]);
     }
     drop_scratch(&scratch).await?;
     let mut findings = Vec::new();
@@ -117,7 +117,7 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
         Ok(Err(error)) => return Err(error),
         Err(_) => {
             let why =
-                format!("the rehearsal took longer than {} s: the rest was not looked at", REHEARSAL_TIMEOUT.as_secs());
+                format!("the rehearsal took longer than {} s: the rest was not checked", REHEARSAL_TIMEOUT.as_secs());
             findings.push(unchecked_finding(DEFINITIONS_KIND, name, why));
         }
     }
@@ -221,7 +221,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
         ));
     }
     let of_fault = |RejectedDefinition { of, why }: &RejectedDefinition| {
-        refused_finding("definition", of, format!("the target does not take it: {why}"))
+        refused_finding("definition", of, format!("the target rejects it: {why}"))
     };
     findings.extend(rejections.iter().map(of_fault));
     report_untried_functions(&mut holder, &untried, findings).await
@@ -267,7 +267,7 @@ async fn create_database(
             Ok(_) => is_made |= statement.starts_with("CREATE DATABASE "),
             Err(error @ Error::Sql { .. }) => {
                 let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
-                let note = format!("the target does not take it: {}", short_message(&error));
+                let note = format!("the target rejects it: {}", short_message(&error));
                 findings.push(refused_finding("definition", &statement, note));
             }
             Err(error) => return Err(error),
@@ -346,15 +346,16 @@ fn rows_finding(table: &TableDef, error: &Error) -> Option<Finding> {
     Some(match error.sqlstate()? {
         // The query took too long, or the table is gone.
         "57014" | "42P01" if is_of_source => {
-            unchecked_finding("rows", &name, format!("none were tried: {}", short_message(error)))
+            unchecked_finding("rows", &name, format!("no row was tested: {}", short_message(error)))
         }
         // No function, table, type or schema has that name.
         "42883" | "42P01" | "42704" | "3F000" => {
-            let why = "what its constraints and columns call must find all that it names without a search path";
+            let why = "functions in its constraints and columns must qualify all names, because they run without a \
+                       search path";
             refused_finding(
                 "rows",
                 &name,
-                format!("they cannot be brought to the target: {}; {why}", short_message(error)),
+                format!("they cannot be copied to the target: {}; {why}", short_message(error)),
             )
         }
         _ => refused_finding("rows", &name, format!("they cannot be copied: {}", short_message(error))),
@@ -374,13 +375,14 @@ async fn report_untried_functions(link: &mut Link, tables: &[u32], findings: &mu
          SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = c.oid) AS part (class, oid) \
          JOIN pg_depend x ON x.classid = part.class AND x.objid = part.oid AND x.refclassid = 'pg_proc'::regclass \
          JOIN pg_proc p ON p.oid = x.refobjid JOIN pg_language l ON l.oid = p.prolang \
-         WHERE c.oid = ANY ('{{{}}}') AND {USER_SCHEMA} AND l.lanname NOT IN ('internal', 'c') AND p.prosqlbody IS NULL \
+         WHERE c.oid = ANY ('{{{}}}') AND {USER_SCHEMA} AND l.lanname NOT IN ('internal', 'c') AND p.prosqlbody IS \
+         NULL \
          AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS s WHERE s LIKE 'search_path=%') ORDER BY 1, 2",
         tables.join(",")
     );
     for row in link.query(&sql).await? {
         let note = format!(
-            "no row is there to try {} with, which must find what it names without a search path",
+            "there is no row to test {} with; it must qualify all names, because it runs without a search path",
             text(&row, 1)
         );
         findings.push(unchecked_finding("rows", &text(&row, 0), note));
@@ -395,8 +397,10 @@ mod tests {
     #[test]
     fn a_script_is_taken_apart_and_names_another_database() {
         let script = "--\n-- PostgreSQL database dump; x\n--\n\\restrict abc\n\nSET client_encoding = 'UTF8';\n\
-                      CREATE DATABASE \"my shop\" WITH TEMPLATE = template0;\n\n\\connect -reuse-previous=on \"dbname='my shop'\"\n\
-                      ALTER DATABASE \"my shop\" SET x.y TO 'a;b';\nCOMMENT ON DATABASE \"my shop\" IS 'it''s\n-- here; \"';\n\
+                      CREATE DATABASE \"my shop\" WITH TEMPLATE = template0;\n\n\\connect -reuse-previous=on \
+                      \"dbname='my shop'\"\n\
+                      ALTER DATABASE \"my shop\" SET x.y TO 'a;b';\nCOMMENT ON DATABASE \"my shop\" IS 'it''s\n-- \
+                      here; \"';\n\
                       ALTER ROLE me IN DATABASE \"my shop\" SET x.y TO '1';\n";
         let there: Vec<String> =
             statements(script).iter().filter_map(|statement| renamed(statement, "my shop", "s")).collect();

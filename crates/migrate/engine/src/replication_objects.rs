@@ -28,11 +28,13 @@ pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error>
     let made = "BEGIN; CREATE SCHEMA IF NOT EXISTS stillpoint; \
          CREATE TABLE IF NOT EXISTS stillpoint.applied (stamps bigint[] NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.position (position bigint NOT NULL); \
-         CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT NULL)";
+         CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT \
+         NULL)";
     link.query(made).await?;
     check_ownership(link, SCHEMA).await?;
     let filled = format!(
-        "TRUNCATE stillpoint.applied, stillpoint.position; INSERT INTO stillpoint.position VALUES ({position}); COMMIT"
+        "TRUNCATE stillpoint.applied, stillpoint.position; INSERT INTO stillpoint.position VALUES ({position}); \
+         COMMIT"
     );
     link.query(&filled).await.map(drop)
 }
@@ -49,7 +51,8 @@ pub(crate) const SCHEMA: &str = "stillpoint";
 pub(crate) async fn check_ownership(link: &mut Link, schema: &str) -> Result<(), Error> {
     let sql = format!(
         "SELECT r.rolname, current_database() FROM pg_namespace n CROSS JOIN LATERAL (SELECT n.nspowner UNION ALL \
-         SELECT c.relowner FROM pg_class c WHERE c.relnamespace = n.oid) AS part (owner) JOIN pg_roles r ON r.oid = part.owner \
+         SELECT c.relowner FROM pg_class c WHERE c.relnamespace = n.oid) AS part (owner) JOIN pg_roles r ON r.oid = \
+         part.owner \
          WHERE n.nspname = {} AND NOT r.rolsuper AND r.rolname <> current_user",
         literal(schema)
     );
@@ -57,7 +60,8 @@ pub(crate) async fn check_ownership(link: &mut Link, schema: &str) -> Result<(),
     let (role, database) = (text(&row, 0), text(&row, 1));
     link.query("ROLLBACK").await?;
     Err(Error::Refused(vec![format!(
-        "schema {schema} of database {database} has things of role {role}, and must be a superuser's: drop or rename it"
+        "schema {schema} of database {database} has objects of role {role}, which is not a superuser: drop or rename \
+         the schema"
     )]))
 }
 
@@ -118,7 +122,8 @@ pub(crate) async fn publish(link: &mut Link, inventory: &Inventory) -> Result<()
     let [rows, stamps] = PUBLICATIONS;
     withdraw(link).await?;
     link.query(&format!(
-        "CREATE PUBLICATION {rows}{tables}; CREATE PUBLICATION {stamps} FOR TABLE stillpoint.applied WITH (publish = 'insert')"
+        "CREATE PUBLICATION {rows}{tables}; CREATE PUBLICATION {stamps} FOR TABLE stillpoint.applied WITH (publish = \
+         'insert')"
     ))
     .await
     .map(drop)
@@ -129,7 +134,8 @@ pub(crate) async fn check_all_published(link: &mut Link, inventory: &Inventory) 
     let [rows, _] = PUBLICATIONS.map(literal);
     let published = link
         .query(&format!(
-            "SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = {rows}"
+            "SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = \
+             {rows}"
         ))
         .await?;
     let published: Vec<u32> = published.iter().map(|row| number(row, 0)).collect();
@@ -179,7 +185,8 @@ async fn set_identity(link: &mut Link, table: &str, identity: &str, limit: Durat
     let begun = Instant::now();
     loop {
         let sql = format!(
-            "BEGIN; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; ALTER TABLE {table} REPLICA IDENTITY {identity}; COMMIT"
+            "BEGIN; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; ALTER TABLE {table} REPLICA IDENTITY {identity}; \
+             COMMIT"
         );
         match link.query(&sql).await {
             Ok(_) => return Ok(()),
@@ -265,7 +272,8 @@ pub(crate) async fn running_transactions(link: &mut Link) -> Result<Vec<String>,
 
 /// SQL expression that describes a row of `pg_stat_activity` for messages: process, state, duration, and the kind of its last
 /// command. It never shows the command's text, which may hold a secret, and neither a first word that is not a command.
-pub(crate) const SESSION_DESCRIPTION: &str = "format('process %s (%s, %s), %s for %s s, %s', pid, coalesce(usename, '-'), \
+pub(crate) const SESSION_DESCRIPTION: &str = "format('process %s (%s, %s), %s for %s s, %s', pid, coalesce(usename, \
+                                              '-'), \
      coalesce(nullif(application_name, ''), '-'), coalesce(state, '-'), \
      coalesce(extract(epoch FROM clock_timestamp() - xact_start)::int, 0), coalesce(upper(substring(query FROM \
      '(?i)^\\s*(abort|alter|analyze|begin|call|checkpoint|close|cluster|comment|commit|copy|create|deallocate|declare|delete\

@@ -120,9 +120,11 @@ fn question(database: &str) -> String {
          UNION SELECT m.roleid FROM pg_auth_members m JOIN goes ON goes.oid = m.member) \
          SELECT r.rolname, concat_ws(' ', {}, {}, {}, {}, {}, {}, {}), r.rolconnlimit, \
          coalesce(r.rolvaliduntil, '{FOR_EVER}'), r.rolpassword, \
-         (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) AS admin, \
+         (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) \
+         AS admin, \
          bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
-         bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = m.roleid \
+         bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = \
+         m.roleid \
          WHERE m.member = r.oid GROUP BY g.rolname) x), \
          (SELECT coalesce(json_agg(s ORDER BY s), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) s \
          WHERE d.setrole = r.oid AND d.setdatabase = 0), shobj_description(r.oid, 'pg_authid'), \
@@ -145,7 +147,8 @@ fn keyword(column: &str, word: &str) -> String {
 
 /// Query for marks of the catalogs that hold roles: a different mark means that a row was added, removed or changed.
 const MARKS: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_authid \
-     UNION ALL SELECT 'pg_auth_members', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_auth_members \
+     UNION ALL SELECT 'pg_auth_members', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM \
+     pg_auth_members \
      UNION ALL SELECT 'pg_db_role_setting', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) \
      FROM pg_db_role_setting WHERE setdatabase = 0";
 
@@ -206,7 +209,7 @@ impl Role {
         }
         differ("settings ", &listed(&self.settings), &listed(&there.settings));
         if self.password != there.password {
-            each.push("another password".into());
+            each.push("a different password".into());
         }
         each
     }
@@ -325,7 +328,7 @@ pub(crate) async fn compare(
         match (wanted, of(&theirs, &role.name)) {
             (Roles::Create, None) if role.goes => {
                 let note = format!(
-                    "made on the target with its attributes, password, memberships ({}) and settings",
+                    "created on the target with its attributes, password, memberships ({}) and settings",
                     listed(&role.memberships)
                 );
                 find(role, Verdict::Moved, note);
@@ -339,18 +342,18 @@ pub(crate) async fn compare(
                 find(
                     role,
                     Verdict::NotMoved,
-                    "a superuser that no definition names: it is not made on the target".into(),
+                    "a superuser that no definition names: it is not created on the target".into(),
                 );
             }
             (_, None) if role.is_named => {
-                let note = "it owns or may use something, and is not on the target; --roles create makes it";
+                let note = "it owns objects or has rights on them, and the target lacks it; --roles create creates it";
                 find(role, Verdict::Refused, note.into());
             }
             (Roles::Check, None) if role.connects => {
                 find(
                     role,
                     Verdict::NotMoved,
-                    "it may log in, and is not on the target; --roles create makes it".into(),
+                    "it may log in, and the target lacks it; --roles create creates it".into(),
                 );
             }
             (Roles::Create | Roles::Check, Some(other)) if role.goes || role.connects => {
@@ -409,7 +412,7 @@ pub(crate) async fn bring(
     keep(&all)?;
     let names = missing.iter().chain(changed.iter().map(|(role, _)| role)).map(|role| role.name.as_str());
     let doing =
-        format!("making roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
+        format!("creating roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
     // One transaction: all statements take effect, or none.
     let done = there.query_secret(&sql, &doing).await;
     if let Err(Error::Sql { .. }) = done {
@@ -439,7 +442,7 @@ pub(crate) async fn drop_made(link: &mut Link, made: &[String]) -> Result<(), Er
     for role in made {
         let dropped = link.query(&statement(std::slice::from_ref(role))).await;
         match is_needed(&dropped) {
-            true => tracing::warn!(role, "a role that the migration made stays: something else depends on it"),
+            true => tracing::warn!(role, "a role that the migration created is kept: another object depends on it"),
             false => drop(dropped?),
         }
     }

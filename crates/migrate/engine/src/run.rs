@@ -140,7 +140,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
             return Ok(Some(Outcome::AlreadyThere));
         }
         Some(Phase::Returning) => {
-            let text = "clients are on their way back: `fallback` goes on with it";
+            let text = "a rollback is under way: run `fallback` to continue it";
             return Err(Failure::on_target(Error::WrongPhase(text.into())));
         }
         Some(_) => match undo::recover(options, reporter).await? {
@@ -175,7 +175,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
     match switched {
         Ok(true) => Err(Failure::on_target(error)),
         Ok(false) if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(options).await => {
-            reporter.warn(format!("{error}; another one serves in its place"));
+            reporter.warn(format!("{error}; another proxy has taken over"));
             Ok(None)
         }
         Ok(false) => {
@@ -262,7 +262,7 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
     report.accepted()?;
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let Some(served_from) = proxy.serving().await? else {
-        return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
+        return Err(Error::Proxy(format!("it has no tenant {}", options.tenant)));
     };
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let backends = proxy.backends().await?;
@@ -430,10 +430,12 @@ async fn create(
 pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
     let names = link
         .value(
-            "WITH RECURSIVE apart (oid) AS (SELECT i.inhparent FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+            "WITH RECURSIVE apart (oid) AS (SELECT i.inhparent FROM pg_inherits i JOIN pg_class c ON c.oid = \
+             i.inhrelid \
              WHERE c.relkind = 'f' UNION SELECT i.inhparent FROM pg_inherits i JOIN apart ON apart.oid = i.inhrelid) \
              SELECT string_agg(format('%I.%I', n.nspname, c.relname), ', ') FROM pg_class c \
-             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'm', 'p') AND c.relpersistence <> 't' \
+             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'm', 'p') AND c.relpersistence \
+             <> 't' \
              AND c.oid NOT IN (SELECT oid FROM apart)",
         )
         .await?;
@@ -524,7 +526,7 @@ async fn wait_until_seen(snapshot: &SourceSnapshot, link: &mut Link, limit: Dura
         }
         if begun.elapsed() > limit {
             let (what, who) = (
-                "waiting for commits that the log tells of".into(),
+                "waiting until commits in the log become visible".into(),
                 replication_objects::running_transactions(link).await?,
             );
             return Err(Error::TimedOut { what, limit, who });
@@ -538,9 +540,7 @@ async fn horizon(source: &Server) -> Result<Lsn, Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let snapshot = SourceSnapshot::parse(&link.text("SELECT pg_current_snapshot()").await?)?;
     if snapshot.end > u64::from(u32::MAX) {
-        return Err(Error::WrongPhase(
-            "the source has given out all numbers of transactions while rows were copied".into(),
-        ));
+        return Err(Error::WrongPhase("the source used up its transaction numbers while rows were copied".into()));
     }
     let message = format!("SELECT pg_logical_emit_message(true, {}, 'mark')", literal(MARKER_PREFIX));
     Ok(replication_objects::lsn(&link.text(&message).await?))
@@ -589,7 +589,8 @@ async fn create_foreign_keys_while_paused(
     // Sessions of a command that was killed.
     definitions::terminate_makers(&options.target, target).await?;
     let there = format!(
-        "SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f' AND {NOT_OF_EXTENSION}"
+        "SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f' AND \
+         {NOT_OF_EXTENSION}"
     );
     if target.value(&there).await?.is_some() {
         return Ok(());

@@ -48,7 +48,7 @@ impl Server {
         };
         let config: Config = rest.parse().map_err(|error: tokio_postgres::Error| wrong(error.to_string()))?;
         if config.get_hosts().len() > 1 {
-            return Err(wrong("several hosts: name the one server".into()));
+            return Err(wrong("several hosts: name one server".into()));
         }
         let port = config.get_ports().first().copied().unwrap_or(5432);
         let address = match config.get_hosts().first() {
@@ -57,7 +57,7 @@ impl Server {
             None => Address::Unix(PathBuf::from(format!("/var/run/postgresql/.s.PGSQL.{port}"))),
         };
         if tls != ServerTls::Disable && matches!(address, Address::Unix(_)) {
-            return Err(wrong("it is reached by a socket, where there is no TLS".into()));
+            return Err(wrong("it is a Unix socket, which does not support TLS".into()));
         }
         let database = database.or(config.get_dbname()).filter(|name| !name.is_empty());
         let database = database.ok_or_else(|| wrong("no database is named".into()))?.to_owned();

@@ -13,11 +13,13 @@ const SETTINGS: &str = "WITH files AS MATERIALIZED (SELECT DISTINCT ON (name) na
      WHERE applied ORDER BY name, seqno DESC) SELECT s.name, CASE WHEN s.source IN ('client', 'session', 'user', \
      'database', 'database user') THEN coalesce(f.setting, s.boot_val) ELSE s.reset_val END \
      FROM pg_settings s LEFT JOIN files f ON lower(f.name) = lower(s.name) WHERE s.context IN ('user', 'superuser') \
-     AND s.category ~ '^(Client Connection Defaults|Error Handling|Lock Management|Version and Platform|Write-Ahead Log / S)' \
+     AND s.category ~ '^(Client Connection Defaults|Error Handling|Lock Management|Version and Platform|Write-Ahead \
+     Log / S)' \
      AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
 
 /// Query for limits that clients may reach.
-const LIMITS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('max_connections', 'max_prepared_transactions', \
+const LIMITS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('max_connections', \
+                      'max_prepared_transactions', \
      'max_locks_per_transaction', 'max_worker_processes') ORDER BY 1";
 
 /// Compares both servers; `here` and `there` are sessions of superusers on them.
@@ -37,11 +39,11 @@ pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Ve
             match kind {
                 "setting" if value != other => {
                     let whose = if !SESSION_SETTINGS.contains(&name.as_str()) {
-                        "sessions get it that set none themselves"
+                        "sessions that do not set it themselves get the target's value"
                     } else if is_taken(there, &name, &value).await? {
-                        "new sessions get it, those that go over keep theirs"
+                        "new sessions get the target's value; sessions that are moved keep theirs"
                     } else {
-                        "sessions get it, as the target does not take the source's"
+                        "all sessions get the target's value, because the target rejects the source's value"
                     };
                     note(kind, &name, format!("{value:?} on the source, and {other:?} on the target: {whose}"));
                 }

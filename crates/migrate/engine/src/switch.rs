@@ -194,7 +194,7 @@ pub(crate) async fn switch(
             Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_) | Error::LockLost { .. }))
                 if attempt < options.pause_attempts =>
             {
-                reporter.warn(format!("pause {attempt} of {}: {error}; clients go on", options.pause_attempts));
+                reporter.warn(format!("pause {attempt} of {}: {error}; clients continue", options.pause_attempts));
             }
             Err(error) => return Err(error),
         }
@@ -298,9 +298,9 @@ async fn in_pause(
     let shut = begun.elapsed();
     for who in fence::terminate_direct_sessions(beside, database, &proxied, limit).await? {
         if follower.is_by_proxy() {
-            return Err(Error::Capture(format!("{who} does not come through the proxy: what it wrote is not seen")));
+            return Err(Error::Capture(format!("{who} is a direct session: its writes were not captured")));
         }
-        reporter.warn(format!("{who} does not come through the proxy, and was ended"));
+        reporter.warn(format!("{who} is a direct session, and was terminated"));
     }
     let emptied = begun.elapsed();
     reach(&options.faults, FaultPoint::Fenced)?;
@@ -358,12 +358,13 @@ async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction:
 pub(crate) async fn serves(options: &Options, record: &Record, side: Side) -> Result<bool, Error> {
     let serving = || async { ProxyClient::connect(&options.proxy, &options.tenant).await?.serving_after_pause().await };
     let Some(now) = retry_until_takeover(serving).await? else {
-        return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
+        return Err(Error::Proxy(format!("it has no tenant {}", options.tenant)));
     };
     match side_of(options, record, &now) {
         Some(found) => Ok(found == side),
         None => Err(Error::Proxy(format!(
-            "it serves tenant {} from {}:{}, which is neither {} nor {}: name the servers as the proxy knows them",
+            "it serves tenant {} from {}:{}, which is neither {} nor {}: give the addresses that the proxy's \
+             configuration uses",
             options.tenant, now.0, now.1, options.source, options.target
         ))),
     }

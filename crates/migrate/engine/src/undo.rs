@@ -65,16 +65,16 @@ impl Status {
         let record = self.record.as_ref()?;
         Some(match record.phase {
             Phase::Begun | Phase::Snapshotted | Phase::Copying => {
-                "unless a command is at it: `run` takes it away and begins anew, `abort` takes it away"
+                "unless a command is running: `run` removes this migration and starts again, `abort` removes it"
             }
             Phase::Following | Phase::Switching => {
-                "unless a command is at it: `run` goes on with it, `abort` takes it away"
+                "unless a command is running: `run` continues the migration, `abort` removes it"
             }
-            Phase::Switched if record.way_back => "`fallback` brings clients back, `finish` ends the migration",
-            Phase::Switched => "`finish` ends the migration; there is no way back",
-            Phase::Returning => "unless a command is at it: `fallback` goes on with it",
+            Phase::Switched if record.way_back => "`fallback` rolls back to the source, `finish` ends the migration",
+            Phase::Switched => "`finish` ends the migration; `fallback` is not possible",
+            Phase::Returning => "unless a command is running: `fallback` continues the rollback",
             Phase::Returned => {
-                "unless a command is at it: `fallback` or `abort` removes what is left, `run` does and begins anew"
+                "unless a command is running: `fallback` or `abort` removes what is left, `run` also starts again"
             }
         })
     }
@@ -117,18 +117,21 @@ pub(crate) async fn recover(options: &Options, reporter: &Reporter) -> Result<Re
     if journal.record.phase == Phase::Following && has_slot_log(options, &journal.record.slot()).await {
         let lock = lock.map_err(Failure::untouched)?;
         owner::claim(options, &mut journal).await.map_err(Failure::untouched)?;
-        reporter.warn("a migration was cut off: it goes on from where the target follows".into());
+        reporter.warn("an interrupted migration continues from the point where the target follows".into());
         return Ok(Recovery::Following(Box::new((journal, lock))));
     }
     reporter.warn(match phase {
         Phase::Returned => {
-            "a migration was given up, and something of it is left: that is removed, and it begins anew".into()
+            "an aborted migration left objects behind: they are removed, and the migration starts again".into()
         }
-        _ => "a migration was cut off before the target was complete: it begins anew".into(),
+        _ => "a migration was interrupted before the target was complete: it starts again".into(),
     });
     match undo(options, journal).await {
         State::OnSource => Ok(Recovery::Nothing),
-        state => Err(Failure { error: Error::WrongPhase("what is left of a migration is in the way".into()), state }),
+        state => Err(Failure {
+            error: Error::WrongPhase("objects of an earlier migration could not be removed".into()),
+            state,
+        }),
     }
 }
 
@@ -248,22 +251,25 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
         journal.end().map_err(Failure::untouched)?;
         if over {
             let text =
-                "clients are on the target, and the migration has ended: only its journal was left, and is removed";
+                "clients are on the target, and the migration has ended: only its journal was left, and was removed";
             return Err(Failure { error: Error::WrongPhase(text.into()), state: State::OnTargetForGood });
         }
         return Ok(State::OnSource);
     }
     if over {
         let text = if journal.record.way_back {
-            "clients are on the target already: `fallback` brings them back, `finish` ends the migration"
+            "clients are already on the target: `fallback` rolls back to the source, `finish` ends the migration"
         } else {
-            "clients are on the target already, and there is no way back: `finish` ends the migration"
+            "clients are already on the target, and `fallback` is not possible: `finish` ends the migration"
         };
         return Err(Failure::after_switch(&journal.record, Error::WrongPhase(text.into())));
     }
     match undo(options, journal).await {
         State::OnSource => Ok(State::OnSource),
-        state => Err(Failure { error: Error::WrongPhase("not everything could be removed".into()), state }),
+        state => Err(Failure {
+            error: Error::WrongPhase("some objects of the migration could not be removed".into()),
+            state,
+        }),
     }
 }
 

@@ -67,7 +67,7 @@ fn report_unchecked(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
     }
     let named = left.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = if left.len() > NAMED_MAX { format!(" and {} more", left.len() - NAMED_MAX) } else { String::new() };
-    let note = format!("not in the {} s that a look takes at most: {named}{more}", CHECK_TIMEOUT.as_secs());
+    let note = format!("not checked within the limit of {} s: {named}{more}", CHECK_TIMEOUT.as_secs());
     findings.push(unchecked_finding(kind, &format!("{} tables", left.len()), note));
 }
 
@@ -96,7 +96,7 @@ async fn check_encoding(
             // Class 22: data exceptions.
             Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("22")) => {
                 let note = format!(
-                    "{}; the database's encoding is {encoding}, and all is copied as UTF8",
+                    "{}; the database's encoding is {encoding}, and rows are copied as UTF8",
                     short_message(&error)
                 );
                 let (name, verdict) = (table.display(), Verdict::Refused);
@@ -123,11 +123,13 @@ struct LengthExpressions {
 async fn length_expressions(link: &mut Link) -> Result<HashMap<u32, LengthExpressions>, Error> {
     let rows = link
         .query(&format!(
-            "SELECT c.oid, a.attname, CASE coalesce(nullif(t.typbasetype, 0), t.oid) WHEN 'bytea'::regtype THEN 'bytes' \
+            "SELECT c.oid, a.attname, CASE coalesce(nullif(t.typbasetype, 0), t.oid) WHEN 'bytea'::regtype THEN \
+             'bytes' \
              WHEN 'text'::regtype THEN 'text' WHEN 'varchar'::regtype THEN 'text' WHEN 'bpchar'::regtype THEN 'text' \
              WHEN 'json'::regtype THEN 'text' WHEN 'xml'::regtype THEN 'text' ELSE 'other' END \
              FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid \
-             WHERE c.relkind = 'r' AND c.reltoastrelid <> 0 AND pg_relation_size(c.reltoastrelid) > {STORED_BYTES_MIN} \
+             WHERE c.relkind = 'r' AND c.reltoastrelid <> 0 AND pg_relation_size(c.reltoastrelid) > \
+             {STORED_BYTES_MIN} \
              AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND t.typlen = -1"
         ))
         .await?;
@@ -176,7 +178,8 @@ async fn check_long_values(
         };
         let sql = format!(
             "SELECT count(*) FILTER (WHERE text > {ROW_BYTES_MAX}), count(*) FILTER (WHERE bytes > {ROW_BYTES_MAX}), \
-             coalesce(max(others), 0) FROM (SELECT {} AS text, {} AS bytes, {others} AS others FROM ONLY {}) AS lengths",
+             coalesce(max(others), 0) FROM (SELECT {} AS text, {} AS bytes, {others} AS others FROM ONLY {}) AS \
+             lengths",
             sum(&expression.text),
             sum(&expression.bytes),
             table.qualified()
@@ -193,18 +196,19 @@ async fn check_long_values(
         if uncopied > 0 {
             find(
                 Verdict::Refused,
-                format!("{uncopied} rows do not fit into the gigabyte of a message, and cannot be copied"),
+                format!("{uncopied} rows are longer than 1 GiB, the maximum of a message, and cannot be copied"),
             );
         } else if long > 0 {
-            let note = "rows are copied whose text is longer than a gigabyte; no log tells of them: one that is written before the \
-                        migration is finished ends it, or keeps `fallback` from succeeding";
+            let note = "rows have a text longer than 1 GiB: they are copied, but the log cannot report changes of \
+                        them; such a change ends the migration before the switch-over, and makes `fallback` fail \
+                        after it";
             find(Verdict::Moved, format!("{long} {note}"));
         }
         if others > SUSPECT_STORED_BYTES {
             let stored = others >> 20;
             find(
                 Verdict::NotLookedAt,
-                format!("values of up to {stored} MiB: how long their text is was not looked at"),
+                format!("values of up to {stored} MiB: the length of their text was not checked"),
             );
         }
     }

@@ -61,7 +61,7 @@ pub(crate) async fn run_with_weight<T>(
                         Err(error) if warned || error.kind() == io::ErrorKind::NotFound => {}
                         Err(error) => {
                             warned = true;
-                            reporter.warn(format!("indexes at the target are not held back for clients: {error}"));
+                            reporter.warn(format!("cannot lower the weight of index builds on the target: {error}"));
                         }
                     }
                 }
@@ -85,7 +85,7 @@ pub(crate) fn check_local_process(pid: i32, age_s: f64) -> io::Result<()> {
     if age.is_some_and(|age| (age - age_s).abs() < START_TOLERANCE_S) {
         return Ok(());
     }
-    Err(io::Error::other("its processes are not to be seen from here"))
+    Err(io::Error::other("its processes are not visible on this machine"))
 }
 
 /// Age in seconds of a process, if it is PostgreSQL's.
@@ -130,6 +130,6 @@ mod tests {
         let absent = i32::MAX;
         assert_eq!(check_local_process(absent, 1.0).unwrap_err().kind(), io::ErrorKind::NotFound);
         let we = std::process::id() as i32;
-        assert!(check_local_process(we, 1.0).unwrap_err().to_string().contains("not to be seen"));
+        assert!(check_local_process(we, 1.0).unwrap_err().to_string().contains("not visible"));
     }
 }

@@ -273,7 +273,7 @@ impl Config {
     fn check(&self) -> Result<(), ConfigError> {
         let invalid = |text: String| Err(ConfigError::Invalid(text));
         if self.listen.is_empty() {
-            return invalid("`listen` names no address".into());
+            return invalid("`listen` is empty".into());
         }
         if self.tenants.is_empty() {
             return invalid("there is no tenant: add `[tenants.NAME]`, or `[tenants.\"*\"]` for every database".into());
@@ -281,20 +281,20 @@ impl Config {
         for (name, tenant) in &self.tenants {
             if !self.servers.contains_key(&tenant.server) {
                 return invalid(format!(
-                    "tenant `{name}` is on server `{}`, which is not in `[servers]`",
+                    "tenant `{name}` names server `{}`, which is not in `[servers]`",
                     tenant.server
                 ));
             }
             if name == ANY && tenant.database.is_some() {
-                return invalid("tenant `*` stands for many databases and cannot have one `database`".into());
+                return invalid("tenant `*` stands for many databases and cannot have `database`".into());
             }
         }
         for (name, server) in &self.servers {
             if server.tls == ServerTls::VerifyFull && server.ca.is_none() {
-                return invalid(format!("server `{name}` has tls = \"verify-full\" and no `ca`"));
+                return invalid(format!("server `{name}` has tls = \"verify-full\" but no `ca`"));
             }
             if server.tls != ServerTls::Disable && server.host.starts_with('/') {
-                return invalid(format!("server `{name}` is reached by a socket, where there is no TLS"));
+                return invalid(format!("server `{name}` is a Unix socket, which does not support TLS"));
             }
         }
         if self.workers == Some(0) {
@@ -344,13 +344,13 @@ impl Config {
         for (name, server) in &self.servers {
             if server.host.starts_with('/') {
                 warnings.push(format!(
-                    "server `{name}` is reached by its socket: a `peer` line of its pg_hba.conf would judge the user of the \
-                     proxy, not that of the client"
+                    "server `{name}` is a Unix socket: a `peer` line of its pg_hba.conf would check the \
+                     operating-system user of the proxy, not of the client"
                 ));
             }
         }
         if self.tls.is_none() && self.listen.iter().any(|at| matches!(at, Endpoint::Tcp(a) if !a.ip().is_loopback())) {
-            warnings.push("clients of other machines connect without TLS: there is no `[tls]`".into());
+            warnings.push("clients on other machines connect without TLS: there is no `[tls]`".into());
         }
         warnings.extend(access::warnings(&self.allow));
         warnings

@@ -113,7 +113,7 @@ async fn serve(
     proxy.retire();
     if patiently {
         let limit = proxy.settings().config.limits.drain();
-        tracing::info!(connections = workers.load(), "ending: transactions may finish");
+        tracing::info!(connections = workers.load(), "shutting down: open transactions may finish");
         proxy.end_sessions();
         let drained = async {
             while workers.load() > 0 {
@@ -121,7 +121,10 @@ async fn serve(
             }
         };
         if tokio::time::timeout(limit, drained).await.is_err() {
-            tracing::warn!(connections = workers.load(), "the limit is reached: the others are broken off");
+            tracing::warn!(
+                connections = workers.load(),
+                "the time limit is reached: the remaining sessions are terminated"
+            );
         }
     }
     tracing::info!("ended");
@@ -211,9 +214,9 @@ fn reload(path: &Path, proxy: &Proxy) {
             let surprises = config.warnings().into_iter().chain(secrets_warnings(config));
             surprises.for_each(|warning| tracing::warn!("{warning}"));
             proxy.reload(settings);
-            tracing::info!("configuration read anew");
+            tracing::info!("configuration reloaded");
         }
-        Err(error) => tracing::error!(%error, "the configuration cannot be used, the old one stays in force"),
+        Err(error) => tracing::error!(%error, "the new configuration is invalid; the old one stays in force"),
     }
 }
 

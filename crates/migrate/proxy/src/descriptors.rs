@@ -34,8 +34,8 @@ fn needed(config: &Config) -> u64 {
 fn shortage(needed: u64, most: u64, connections: usize) -> Option<String> {
     (most < needed).then(|| {
         format!(
-            "{most} files may be open, which is enough for {} connections during a migration, not for {connections}: \
-             raise the limit (LimitNOFILE, `ulimit -Hn`) to {needed}",
+            "the limit of {most} open files allows {} connections during a migration, not {connections}: raise it \
+             (LimitNOFILE, `ulimit -Hn`) to {needed}",
             most.saturating_sub(needed - connections as u64 * FILES_PER_SESSION) / FILES_PER_SESSION
         )
     })

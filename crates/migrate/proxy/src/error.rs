@@ -143,7 +143,7 @@ pub(crate) enum SessionError {
         why: UntrustedText,
     },
     /// The session could not be handed to the thread that passes bytes on, or back.
-    #[error("the session is lost between two threads")]
+    #[error("the session could not be handed to another thread")]
     Handover(#[source] std::io::Error),
     /// A time limit was reached.
     #[error("{0} took too long")]
@@ -184,7 +184,7 @@ impl Refusal {
                 Some(Refusal::new("28000", "the proxy cannot log in at the server as this role"))
             }
             SessionError::Unreachable { .. } => Some(Refusal::new("08001", "the server cannot be reached")),
-            SessionError::Handover(_) => Some(Refusal::new("58000", "the proxy cannot serve the session any longer")),
+            SessionError::Handover(_) => Some(Refusal::new("58000", "the proxy can no longer serve this session")),
             SessionError::TimedOut(what) => Some(Refusal::new("57014", format!("{what} took too long"))),
         }
     }

@@ -141,7 +141,7 @@ impl Thread {
             let limit = (!self.ready.is_empty()).then_some(&at_once);
             match epoll::wait(&self.epoll, spare_capacity(&mut events), limit) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!(%error, "a thread of sessions cannot wait for them"),
+                Err(error) => return tracing::error!(%error, "a thread cannot wait for events of its sessions"),
             }
             let mut rung = false;
             for event in events.drain(..) {

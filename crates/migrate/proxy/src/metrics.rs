@@ -52,7 +52,8 @@ async fn answer(mut stream: TcpStream, proxy: &Proxy) -> std::io::Result<()> {
         _ => ("404 Not Found", "see /metrics\n".into()),
     };
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: \
+         close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;
@@ -73,18 +74,24 @@ fn text(proxy: &Proxy) -> String {
     counter("bytes_from_clients_total", "Bytes received from clients.", load(bytes_up));
     counter("bytes_to_clients_total", "Bytes received for clients.", load(bytes_down));
     let turned_away = proxy.unnamed.evictions();
-    counter("unnamed_turned_away_total", "Connections that said nothing and made way for others.", turned_away);
+    counter("unnamed_turned_away_total", "Connections closed before login to admit other clients.", turned_away);
     let turned_away = proxy.logins.evictions();
-    counter("logins_turned_away_total", "Logins whose clients did not answer and made way for others.", turned_away);
-    text += "# HELP stillpoint_proxy_logins Clients that have said who they are and not proved it.\n";
+    counter(
+        "logins_turned_away_total",
+        "Logins ended to admit other clients, because their clients did not answer.",
+        turned_away,
+    );
+    text += "# HELP stillpoint_proxy_logins Unauthenticated clients that have named their user.\n";
     let _ = writeln!(text, "# TYPE stillpoint_proxy_logins gauge\nstillpoint_proxy_logins {}", proxy.logins.count());
-    text += "# HELP stillpoint_proxy_unnamed Connections that have not said who they are.\n";
+    text += "# HELP stillpoint_proxy_unnamed Connections that have not named their user.\n";
     let _ = writeln!(text, "# TYPE stillpoint_proxy_unnamed gauge\nstillpoint_proxy_unnamed {}", proxy.unnamed.count());
     let standby = u8::from(proxy.standby.taken_by().is_some());
-    text += "# HELP stillpoint_proxy_standby Whether another proxy stands by.\n# TYPE stillpoint_proxy_standby gauge\n";
+    text += "# HELP stillpoint_proxy_standby 1 if another proxy is on standby, else 0.\n# TYPE \
+             stillpoint_proxy_standby gauge\n";
     let _ = writeln!(text, "stillpoint_proxy_standby {standby}");
     let entries = proxy.directory.all();
-    text += "# HELP stillpoint_proxy_sessions Sessions by tenant and what they do.\n# TYPE stillpoint_proxy_sessions gauge\n";
+    text +=
+        "# HELP stillpoint_proxy_sessions Sessions by tenant and activity.\n# TYPE stillpoint_proxy_sessions gauge\n";
     for tenant in proxy.tenants() {
         for (name, activity) in [
             ("starting", Activity::Starting),

@@ -69,7 +69,7 @@ impl Proxy {
         let routes = Routes::load(lock)?;
         let path = settings.config.routes.clone();
         let mock_secret = MockSecret::load(&path).map_err(|error| {
-            let why = format!("cannot keep the secret beside it: {error}");
+            let why = format!("cannot store the secret in its directory: {error}");
             StartError::Routes { path, why }
         })?;
         let proxy = Proxy {

@@ -80,7 +80,7 @@ impl Routes {
         if held.is_some()
             && let Err(error) = self.sync()
         {
-            tracing::error!(%error, "the routes are in force, and may not outlive a crash of the machine");
+            tracing::error!(%error, "the routes are in force, but may be lost if the machine crashes");
         }
     }
 
@@ -88,7 +88,7 @@ impl Routes {
     fn held(&self) -> Result<std::sync::MutexGuard<'_, Option<Lock>>, StartError> {
         let held = lock(&self.lock);
         if held.is_none() {
-            return Err(StartError::Routes { path: self.path.clone(), why: "this proxy is ending".into() });
+            return Err(StartError::Routes { path: self.path.clone(), why: "this proxy is shutting down".into() });
         }
         Ok(held)
     }

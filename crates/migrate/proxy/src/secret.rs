@@ -123,11 +123,13 @@ impl Credential {
             Login::Password(password) => Ok(Secret::Password(password.clone())),
             Login::Keys(keys) => Ok(Secret::Keys(keys.clone())),
             Login::Observed(transcript) => {
-                let stored = self.stored.as_ref().ok_or("the verifier of this role was not given")?;
+                let stored = self.stored.as_ref().ok_or("no verifier for this role was given")?;
                 let verifier = Verifier::parse(stored).map_err(|error| error.to_string())?;
                 transcript.recover(&verifier).map(Secret::Keys).map_err(|error| error.to_string())
             }
-            Login::Trusted | Login::Md5 => Err("it asks for a password, and the client gave none by SCRAM".into()),
+            Login::Trusted | Login::Md5 => {
+                Err("it requires a password, and a client that logs in by SCRAM does not send one".into())
+            }
         }
     }
 }

@@ -47,7 +47,7 @@ impl Place {
     fn take(&self, process: i32) -> Result<TakenPlace<'_>, String> {
         let mut taken = lock(&self.0);
         if let Some(other) = *taken {
-            return Err(format!("process {other} stands by already"));
+            return Err(format!("process {other} is already on standby"));
         }
         *taken = Some(process);
         Ok(TakenPlace(self))
@@ -66,10 +66,10 @@ impl Drop for TakenPlace<'_> {
 /// Keeps a standby informed until it is gone, in the proxy that serves; an error is the reason why it is refused.
 pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text: &str) -> Result<(), String> {
     let process = stream.get_ref().peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
-    let theirs = Config::parse(text).map_err(|error| format!("its configuration is not understood: {error}"))?;
+    let theirs = Config::parse(text).map_err(|error| format!("cannot parse its configuration: {error}"))?;
     let differs = proxy.settings().config.differences(&theirs);
     if !differs.is_empty() {
-        return Err(format!("its configuration is another one: `{}` differs", differs.join("`, `")));
+        return Err(format!("its configuration differs in `{}`", differs.join("`, `")));
     }
     let begun = Instant::now();
     let _taken = loop {
@@ -79,7 +79,7 @@ pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text
             taken => break taken?,
         }
     };
-    tracing::info!(process, "another proxy stands by");
+    tracing::info!(process, "another proxy is on standby");
     let (mut reloads, mut nothing) = (proxy.reloads.subscribe(), String::new());
     loop {
         let reply = Reply::StandingBy { config: proxy.settings().config.text.clone() };
@@ -94,7 +94,7 @@ pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text
             _ = stream.read_line(&mut nothing) => break,
         }
     }
-    tracing::warn!(process, "nobody stands by any more");
+    tracing::warn!(process, "the standby proxy has ended");
     Ok(())
 }
 
@@ -118,7 +118,7 @@ pub(crate) async fn wait(
             taken => {
                 if let Ok(Some(gone)) = taken.as_ref().map(|_| seen) {
                     let after: Duration = Instant::now() - gone;
-                    tracing::warn!(?after, "the proxy that served is gone: this one serves in its place");
+                    tracing::warn!(?after, "the active proxy has ended: this standby takes over");
                 }
                 return taken.map(Some);
             }
@@ -155,7 +155,7 @@ async fn follow(settings: &mut Settings, on_registered: &mut Option<impl FnOnce(
     if let Some(standing_by) = on_registered.take() {
         standing_by(&settings.config);
     }
-    tracing::info!("standing by");
+    tracing::info!("on standby");
     loop {
         let Reply::StandingBy { config } = reply else {
             return Err(ControlError::NotUnderstood(format!("{reply:?}")));
@@ -163,7 +163,7 @@ async fn follow(settings: &mut Settings, on_registered: &mut Option<impl FnOnce(
         let theirs = Config::parse(&config).map(|theirs| theirs.started_as(&settings.config));
         match theirs.and_then(Settings::new) {
             Ok(theirs) => *settings = theirs,
-            Err(error) => tracing::error!(%error, "the other proxy's configuration cannot be used here"),
+            Err(error) => tracing::error!(%error, "cannot use the active proxy's configuration here"),
         }
         match client.next().await {
             Ok(next) => reply = next,
@@ -175,7 +175,7 @@ async fn follow(settings: &mut Settings, on_registered: &mut Option<impl FnOnce(
 /// Returns when a signal requests the end.
 async fn ended(signals: &mut Signals) {
     while signals.next().await == SignalRequest::Reload {
-        tracing::info!("the configuration is that of the proxy that serves: it is told to read it anew, not this one");
+        tracing::info!("a standby uses the configuration of the active proxy: send SIGHUP to that process");
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
     fn there_is_one_place() {
         let place = Place::default();
         let taken = place.take(7).unwrap();
-        assert_eq!(place.take(8).err().unwrap(), "process 7 stands by already");
+        assert_eq!(place.take(8).err().unwrap(), "process 7 is already on standby");
         drop(taken);
         assert_eq!(place.taken_by(), None);
         let _taken = place.take(8).unwrap();

@@ -181,7 +181,7 @@ impl Tenant {
         let there: Vec<u32> = lock(&self.state).sessions.keys().copied().collect();
         for entry in sessions.iter().filter(|entry| there.contains(&entry.id)) {
             let why = match entry.activity() {
-                Activity::Idle => "its session at the target is not ready yet",
+                Activity::Idle => "its session on the target is not ready yet",
                 busy => busy.blocking_reason(),
             };
             results.entry(entry.id).or_insert_with(|| Err(format!("waiting: {why}")));
@@ -201,7 +201,7 @@ impl Tenant {
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
             if state.capture.as_ref().is_some_and(|capture| capture.is_live()) {
-                return Err(format!("tenant `{}` is captured already", self.name));
+                return Err(format!("tenant `{}` is already captured", self.name));
             }
             if state.service == Service::Paused {
                 return Err(format!("tenant `{}` is paused", self.name));
@@ -230,7 +230,7 @@ impl Tenant {
             return Ok((capture, armed.len()));
         }
         let why = failed.join(", ");
-        capture.break_off(format!("not begun: {why}"));
+        capture.break_off(format!("the capture did not start: {why}"));
         Err(format!("not every session can be captured: {why}"))
     }
 
@@ -264,7 +264,7 @@ impl Tenant {
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
             if state.service == Service::Paused {
-                return Err(format!("tenant `{}` is paused already", self.name));
+                return Err(format!("tenant `{}` is already paused", self.name));
             }
             state.service = Service::Paused;
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
@@ -329,7 +329,7 @@ impl Pause {
         let missing: Vec<u32> =
             self.tenant.sessions().iter().filter(|entry| !entry.is_prepared()).map(|entry| entry.id).collect();
         if !missing.is_empty() {
-            return Err(format!("sessions {missing:?} have no counterpart at {}", target.server));
+            return Err(format!("sessions {missing:?} have no counterpart on {}", target.server));
         }
         proxy.routes.commit(staged).map_err(|error| error.to_string())?;
         self.over = true;
@@ -339,7 +339,7 @@ impl Pause {
             state.target = None;
             state.service = Service::Open;
             if let Some(capture) = state.capture.take() {
-                capture.break_off("the tenant was switched over".into());
+                capture.break_off("the tenant was moved to another server".into());
             }
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
             let reports = Tenant::ask_all(&sessions, Command::Switch);
@@ -352,7 +352,7 @@ impl Pause {
             results.insert(id, result);
         }
         if let Err(error) = proxy.routes.sync() {
-            tracing::error!(%error, "the new route is in force, and may not outlive a crash of the machine");
+            tracing::error!(%error, "the new route is in force, but may be lost if the machine crashes");
         }
         tracing::info!(tenant = self.tenant.name, server = %target.server, sessions = sessions.len(), "switched over");
         Ok((sessions.len(), results))

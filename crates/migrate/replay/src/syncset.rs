@@ -86,7 +86,7 @@ impl std::str::FromStr for Mode {
 
     fn from_str(text: &str) -> Result<Mode, String> {
         let found = Mode::ALL.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| format!("`{text}` is no mode: b-all, b-min, b-con, lsir, rows"))
+        found.ok_or_else(|| format!("`{text}` is not a mode: b-all, b-min, b-con, lsir, rows"))
     }
 }
 

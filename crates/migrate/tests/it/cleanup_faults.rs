@@ -111,7 +111,7 @@ fn finish_is_killed() {
             assert_eq!(phase, "switched");
             if count(&testbed.target, "postgres", "pg_replication_slots") == "0" {
                 let refused = testbed.run(&FALLBACK);
-                assert!(refused.code == Some(3) && refused.complaints.contains("no way back"), "{refused:?}");
+                assert!(refused.code == Some(3) && refused.complaints.contains("cannot be rolled back"), "{refused:?}");
             }
         })
     });

@@ -155,9 +155,9 @@ fn wrong_credentials_are_told_before_anything_is_touched() {
     testbed.source.sql("postgres", "SELECT pg_reload_conf()");
     for (who, needle) in [
         ("user=mover password=wrong", "password authentication failed"),
-        ("user=mover", "none is given"),
+        ("user=mover", "no password was given"),
         ("user=nobody", "role \"nobody\" does not exist"),
-        ("user=weak", "must be superuser"),
+        ("user=weak", "must be a superuser"),
     ] {
         let mut command = Command::new(stillpoint());
         let place = |port: u16, who: &str| format!("host=127.0.0.1 port={port} dbname=shop {who}");
@@ -192,7 +192,7 @@ fn a_source_that_the_proxy_does_not_serve_is_refused() {
     command.arg("--proxy").arg(testbed.path("proxy.sock")).arg("--state").arg(testbed.path("other state"));
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(3) && said.contains("another server is served"), "{output:?}");
+    assert!(output.status.code() == Some(3) && said.contains("the proxy serves another server"), "{output:?}");
     assert_eq!(clone.sql("shop", "SELECT count(*) FROM pg_replication_slots"), "0");
     drop(client.stdin.take());
     assert!(client.wait().unwrap().success());

@@ -231,7 +231,7 @@ fn no_secret_is_told_or_written_down() {
     told.run(&["status"]);
     testbed.to_target.slow_down(0);
     let said = told.end(failing, 4);
-    assert!(said.contains("duplicate key value") && said.contains("tried again"), "{said}");
+    assert!(said.contains("duplicate key value") && said.contains("retrying"), "{said}");
 
     let ran = told.run(&["run", "--share", "0", "--pause-attempts", "20"]);
     assert!(ran.contains("fenced and drained"), "everything is told: {ran}");

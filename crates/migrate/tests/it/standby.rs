@@ -67,11 +67,11 @@ fn one_serves_and_one_stands_by() {
     Trial::prepare(&testbed);
     testbed.start_standby();
 
-    assert!(refused(testbed.proxy_command(&["--standby"])).contains("stands by already"));
+    assert!(refused(testbed.proxy_command(&["--standby"])).contains("is already on standby"));
     assert!(refused(testbed.proxy_command(&[])).contains("another proxy uses the routes file"));
     let own = std::fs::read_to_string(testbed.config()).unwrap();
     std::fs::write(testbed.config(), format!("{own}connections = 7\n")).unwrap();
-    assert!(refused(testbed.proxy_command(&["--standby"])).contains("`tenants` differs"));
+    assert!(refused(testbed.proxy_command(&["--standby"])).contains("differs in `tenants`"));
     std::fs::write(testbed.config(), own.replace("proxy.sock", "another.sock")).unwrap();
     assert!(refused(testbed.proxy_command(&["--standby"])).contains("proxy.sock"));
     std::fs::write(testbed.config(), own).unwrap();

@@ -201,7 +201,7 @@ impl Client {
         let mut parts = server_first.split(',');
         let nonce = attribute(&mut parts, 'r')?;
         if !nonce.starts_with(&self.nonce) || nonce.len() <= self.nonce.len() {
-            return Err(WireError::Scram("the server's nonce does not go on from ours"));
+            return Err(WireError::Scram("the server's nonce does not begin with the client's"));
         }
         let salt = decode64(attribute(&mut parts, 's')?).ok_or(WireError::Scram("the salt is not base64"))?;
         let iterations = attribute(&mut parts, 'i')?.parse().ok().filter(|n| (1..=ITERATIONS_MAX).contains(n));
@@ -280,7 +280,7 @@ fn bare_of(client_first: &str) -> Result<&str, WireError> {
     match (binding, identity, bare) {
         (Some("n" | "y"), Some(""), Some(bare)) => Ok(bare),
         (Some("n" | "y"), _, _) => Err(WireError::Scram("authorisation identities are not supported")),
-        _ => Err(WireError::Scram("channel binding cannot pass a proxy")),
+        _ => Err(WireError::Scram("a proxy cannot relay channel binding")),
     }
 }
 

@@ -159,7 +159,7 @@ pub async fn attach(options: &AttachOptions) -> Result<AttachReport, Error> {
     // From here on connections are redirected, so a failure while waiting is reported as a warning and not as an error.
     match wait_for_direct(&mut link, &file.config, options).await {
         Ok(left) => attached.direct = left,
-        Err(error) => attached.warnings.push(format!("which sessions are still direct is not known: {error}")),
+        Err(error) => attached.warnings.push(format!("cannot list the remaining direct sessions: {error}")),
     }
     Ok(attached)
 }
@@ -199,7 +199,7 @@ async fn running(config: &Config) -> Result<Running, Error> {
     let mut client = Client::connect(&config.control).await.map_err(|error| wrong(&error))?;
     match client.ask(&Request::Status).await {
         Ok(Reply::Status(status)) => Ok(Running { status, user: owner.uid(), process: owner.pid() }),
-        Ok(reply) => Err(wrong(&format!("answered {reply:?} out of turn"))),
+        Ok(reply) => Err(wrong(&format!("unexpected reply {reply:?}"))),
         Err(error) => Err(wrong(&error)),
     }
 }
@@ -208,11 +208,10 @@ async fn running(config: &Config) -> Result<Running, Error> {
 async fn lead(options: &AttachOptions, config: &Config, proxy_user: u32) -> Result<Lead, Error> {
     let refused = |why: String| Error::Attach(vec![why]);
     let Address::Tcp(host, port) = &options.source.address else {
-        return Err(refused("the source is named by its socket: name the address that clients connect to".into()));
+        return Err(refused("--source names a Unix socket: give the TCP address that clients connect to".into()));
     };
-    let to = rules::place(&config.listen).ok_or_else(|| {
-        refused("the proxy listens at sockets of the file system only: add an address to `listen`".into())
-    })?;
+    let to = rules::place(&config.listen)
+        .ok_or_else(|| refused("the proxy listens only on Unix sockets: add a TCP address to `listen`".into()))?;
     let found = tokio::net::lookup_host((host.as_str(), *port)).await;
     let found = found.map_err(|source| Error::Connect { server: options.source.to_string(), source })?;
     let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
@@ -224,7 +223,9 @@ async fn lead(options: &AttachOptions, config: &Config, proxy_user: u32) -> Resu
         addresses.clear();
     }
     if here && to.port() == *port {
-        return Err(refused(format!("proxy and server both have port {port} of this machine: give the proxy another")));
+        return Err(refused(format!(
+            "proxy and server both use port {port} of this machine: give the proxy another port"
+        )));
     }
     let mut exempt = vec![proxy_user, rustix::process::geteuid().as_raw()];
     exempt.sort_unstable();
@@ -254,8 +255,10 @@ async fn direct(link: &mut Link, status: &Status) -> Result<Vec<Direct>, Error> 
     let proxied: Vec<String> =
         status.sessions.iter().filter_map(|session| session.backend).map(|process| process.to_string()).collect();
     let sql = format!(
-        "SELECT a.pid, a.datname, a.usename, host(a.client_addr), coalesce(s.ssl, false) OR coalesce(g.encrypted, false), \
-         a.state = 'idle' FROM pg_stat_activity a LEFT JOIN pg_stat_ssl s USING (pid) LEFT JOIN pg_stat_gssapi g USING (pid) \
+        "SELECT a.pid, a.datname, a.usename, host(a.client_addr), coalesce(s.ssl, false) OR coalesce(g.encrypted, \
+         false), \
+         a.state = 'idle' FROM pg_stat_activity a LEFT JOIN pg_stat_ssl s USING (pid) LEFT JOIN pg_stat_gssapi g \
+         USING (pid) \
          WHERE a.backend_type = 'client backend' AND a.datname IS NOT NULL AND a.pid <> ALL ('{{{}}}') \
          AND a.application_name <> '{APPLICATION}' AND a.pid <> pg_backend_pid() ORDER BY a.backend_start",
         proxied.join(",")
@@ -280,22 +283,22 @@ fn turned_away(config: &Config, lead: &Lead, session: &Direct) -> Option<String>
     }
     // The redirection keeps the client's own address.
     if !config.admits(&session.database, &session.user, from, session.encrypted) {
-        return Some(format!("{who} is not let in by the proxy's `[[allow]]` rules"));
+        return Some(format!("{who} is not allowed by the proxy's `[[allow]]` rules"));
     }
     let here = UdpSocket::bind((from, 0)).is_ok();
     (!here && !lead.leads_outsiders())
-        .then(|| format!("{who} comes from outside, and the proxy listens at {} only", lead.to))
+        .then(|| format!("{who} connects from another machine, and the proxy listens only on {}", lead.to))
 }
 
 fn warnings(config: &Config, lead: &Lead) -> Vec<String> {
     let mut warnings = Vec::new();
     if !lead.leads_outsiders() {
-        warnings.push(format!("clients of other machines are not led: the proxy listens at {} only", lead.to));
+        warnings.push(format!("clients on other machines are not redirected: the proxy listens only on {}", lead.to));
     } else if config.allow.is_empty() {
-        warnings.push("clients of other machines will be turned away: the proxy has no `[[allow]]` rules".into());
+        warnings.push("clients on other machines will be rejected: the proxy has no `[[allow]]` rules".into());
     }
     if lead.exempt.contains(&0) {
-        warnings.push("clients that run as root on this machine are not led".into());
+        warnings.push("clients that run as root on this machine are not redirected".into());
     }
     warnings
 }
@@ -312,7 +315,7 @@ async fn extend(file: &File, added: &str, proxy: &Running) -> Result<(), Error> 
                 return Ok(());
             }
         }
-        Err(Error::Proxy("it does not take its changed file; its log says why".into()))
+        Err(Error::Proxy("it did not reload the changed configuration file; its log shows the reason".into()))
     };
     let served = serving.await;
     if served.is_err() {
@@ -324,8 +327,8 @@ async fn extend(file: &File, added: &str, proxy: &Running) -> Result<(), Error> 
 
 fn tell_to_reload(proxy: &Running) -> Result<(), Error> {
     let process = proxy.process.and_then(Pid::from_raw);
-    let process = process.ok_or_else(|| Error::Proxy("its process cannot be told from here; send it SIGHUP".into()))?;
-    kill_process(process, Signal::HUP).map_err(|error| Error::Proxy(format!("cannot be sent SIGHUP: {error}")))
+    let process = process.ok_or_else(|| Error::Proxy("its process id is not known; send it SIGHUP".into()))?;
+    kill_process(process, Signal::HUP).map_err(|error| Error::Proxy(format!("cannot send it SIGHUP: {error}")))
 }
 
 /// Returns sessions that are still direct when the wait is over; idle ones are terminated first if `end_idle` is set.
@@ -368,7 +371,7 @@ fn moved_away(options: &DetachOptions, config: &Config) -> Result<Vec<String>, E
     Ok(moved
         .map(|(name, server)| {
             format!(
-                "database {name} has moved to {}:{}: clients that still come here for it find it shut",
+                "database {name} has moved to {}:{}: clients that still connect here for it are refused",
                 server.host, server.port
             )
         })

@@ -158,7 +158,7 @@ async fn nft(arguments: &[&str], script: &str) -> Result<String, Error> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(failed(said.lines().next().unwrap_or("it ended without a word").to_owned()))
+    Err(failed(said.lines().next().unwrap_or("it ended without a message").to_owned()))
 }
 
 #[cfg(test)]

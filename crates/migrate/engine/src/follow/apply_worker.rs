@@ -114,7 +114,7 @@ impl ApplyWorker {
         loop {
             let frame = link.receiver.frame().await?;
             match frame.tag {
-                b'E' => return Err(link.receiver.sql_error(&frame.body, "preparing a player")),
+                b'E' => return Err(link.receiver.sql_error(&frame.body, "preparing an apply worker")),
                 b'Z' => break,
                 _ => {}
             }
@@ -252,7 +252,7 @@ impl ApplyWorker {
         let (committed, failure) =
             if transactions.len() == 1 { (0, Some(error)) } else { self.replay_each(&transactions).await? };
         if let Some(error) = failure {
-            tracing::debug!(%error, "a replayed transaction is tried again");
+            tracing::debug!(%error, "retrying a replayed transaction");
             self.retries += 1;
             return Ok(Outcome::Retry(committed));
         }
@@ -382,7 +382,9 @@ impl PendingAnswers {
         let written = tag.rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
         if wanted.is_some() && wanted != written {
             // A blind write that finds no row: the two sides differ.
-            return Err(Error::Differs(vec![format!("a row that a replayed change did not find (`{tag}`)")]));
+            return Err(Error::Differs(vec![format!(
+                "a row that a replayed change did not find on the target (`{tag}`)"
+            )]));
         }
         Ok(())
     }

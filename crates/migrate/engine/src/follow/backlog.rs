@@ -47,7 +47,7 @@ impl Backlog {
     /// is a list of names.
     pub(crate) async fn open(source: &Server, slot: &str, publications: &str, from: Lsn) -> Option<Backlog> {
         let opened = Backlog::open_copy(source, slot, publications, from).await;
-        opened.inspect_err(|error| tracing::debug!(%error, "the backlog is left to the stream")).ok().flatten()
+        opened.inspect_err(|error| tracing::debug!(%error, "the backlog is read by the stream instead")).ok().flatten()
     }
 
     async fn open_copy(source: &Server, slot: &str, publications: &str, from: Lsn) -> Result<Option<Backlog>, Error> {
@@ -121,7 +121,9 @@ pub(crate) async fn advance_slot(source: &Server, slot: &str, from: Lsn, confirm
         match link.query(&sql).await {
             Ok(_) => at = safe,
             // The server may not have noticed yet that the previous reader is gone.
-            Err(error) if error.sqlstate() == Some("55006") => tracing::debug!(%error, "the slot is left behind"),
+            Err(error) if error.sqlstate() == Some("55006") => {
+                tracing::debug!(%error, "the slot is still in use and is not advanced")
+            }
             Err(error) => return error,
         }
     }

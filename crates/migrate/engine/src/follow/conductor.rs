@@ -76,7 +76,7 @@ impl SourceSnapshot {
             let in_progress = parts.next()?.split(',').filter(|xid| !xid.is_empty()).map(str::parse);
             Some(SourceSnapshot { end, in_progress: in_progress.collect::<Result<_, _>>().ok()? })
         };
-        parts().ok_or_else(|| Error::Pgoutput(format!("`{text}` is no snapshot")))
+        parts().ok_or_else(|| Error::Pgoutput(format!("`{text}` is not a snapshot")))
     }
 
     /// Returns true if it sees everything that an earlier one saw.
@@ -193,7 +193,7 @@ impl Conductor {
                 biased;
                 report = reports.recv() => match report {
                     Some((worker, outcome)) => self.handle_report(worker, outcome)?,
-                    None => return Err(Error::WrongPhase("all players are gone".into())),
+                    None => return Err(Error::WrongPhase("all apply workers have ended".into())),
                 },
                 command = commands.recv() => match command {
                     Some(command) => self.handle_command(command),
@@ -201,7 +201,7 @@ impl Conductor {
                 },
                 item = items.recv(), if room => match item {
                     Some(items) => items?.into_iter().for_each(|item| self.receive(item)),
-                    None => return Err(Error::WrongPhase("the stream is gone".into())),
+                    None => return Err(Error::WrongPhase("the stream of changes has ended".into())),
                 },
             }
             self.hand_in()?;

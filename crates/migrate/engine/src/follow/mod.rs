@@ -262,7 +262,7 @@ impl Follower {
     pub(crate) async fn pause_at_snapshot(&mut self, source: &mut Link, limit: Duration) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Hold(answer)).await?;
-        self.await_answer(limit, "holding the replay", answered).await?;
+        self.await_answer(limit, "pausing the replay", answered).await?;
         for _ in 0..50 {
             source.query(BEGIN).await?;
             let snapshot = SourceSnapshot::parse(&source.text("SELECT pg_current_snapshot()").await?)?;

@@ -186,12 +186,12 @@ impl Tables {
     }
 
     fn write(&self, row: Row) -> Result<Write, Error> {
-        let unknown = || Error::Capture(format!("a row of relation {}, of which nothing was said", row.table));
+        let unknown = || Error::Capture(format!("a row of relation {}, which was not described", row.table));
         let TableLayout { table, places } = self.known.get(&row.table).ok_or_else(unknown)?;
         let table = Arc::clone(table);
         let mut values = row.values;
         if values.len() != places.len() {
-            return Err(Error::Capture(format!("{} values of {}", values.len(), table.def.display())));
+            return Err(Error::Capture(format!("{} values for a row of {}", values.len(), table.def.display())));
         }
         let mut value = |at: &usize| values[*at].take().map_or(Value::Null, |text| Value::Text(text.into()));
         let tuple: Tuple = places.iter().map(&mut value).collect();
@@ -209,12 +209,12 @@ pub(super) fn reply(line: &[u8]) -> Result<Reply, Error> {
 }
 
 pub(super) fn unexpected(reply: &Reply) -> Error {
-    Error::Capture(format!("the proxy said {reply:?} among what it captured"))
+    Error::Capture(format!("the proxy sent {reply:?} in the captured stream"))
 }
 
 /// Parses the number of a transaction as the proxy writes it.
 pub(super) fn parse_xid(text: &str) -> Result<u64, Error> {
-    text.parse().map_err(|_| Error::Capture(format!("`{text}` is no number of a transaction")))
+    text.parse().map_err(|_| Error::Capture(format!("`{text}` is not a transaction number")))
 }
 
 /// Size of a row in bytes.
@@ -271,7 +271,8 @@ mod tests {
             (RowChange::Delete, r#"DELETE FROM ONLY "public"."t" WHERE "id" = $1"#),
             (
                 RowChange::Upsert,
-                "INSERT INTO \"public\".\"t\" (\"id\", \"mail\", \"note\") OVERRIDING SYSTEM VALUE VALUES ($1, $2, $3) \
+                "INSERT INTO \"public\".\"t\" (\"id\", \"mail\", \"note\") OVERRIDING SYSTEM VALUE VALUES ($1, $2, \
+                 $3) \
                  ON CONFLICT (\"id\") DO UPDATE SET \"id\" = EXCLUDED.\"id\", \"mail\" = EXCLUDED.\"mail\", \
                  \"note\" = EXCLUDED.\"note\"",
             ),
@@ -302,7 +303,7 @@ mod tests {
         other.columns.push("more".into());
         let mut new = shape();
         new.table = 6;
-        for (shape, what) in [(other, "other columns"), (new, "is new")] {
+        for (shape, what) in [(other, "different columns"), (new, "is new")] {
             let error = translator().take(&line(&Reply::Table(shape))).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
         }

@@ -180,7 +180,7 @@ impl Stream {
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, "the rest of the backlog is left to the stream");
+                tracing::debug!(%error, "the rest of the backlog is read by the stream");
                 self.pump(&mut self.begin().await?, items).await
             }
         }

@@ -63,7 +63,7 @@ async fn a_held_replay_keeps_the_source_waiting_and_not_all_in_memory() {
     let mut follower = follower(&pair).await;
     let (answer, answered) = oneshot::channel();
     follower.send(Command::Hold(answer)).await.unwrap();
-    follower.within(LIMIT, "holding the replay", answered).await.unwrap();
+    follower.within(LIMIT, "pausing the replay", answered).await.unwrap();
     let each = format!("INSERT INTO wide VALUES (i, repeat('x', {ROW_BYTES})); COMMIT");
     pair.source.sql("shop", &format!("DO $$ BEGIN FOR i IN 1 .. {ROWS} LOOP {each}; END LOOP; END $$"));
     let mut looks = 0;

@@ -250,7 +250,7 @@ pub(super) fn described<'i>(
 
 /// Makes the error for a table whose columns have changed.
 pub(super) fn other_columns(def: &TableDef) -> Error {
-    Error::SchemaChanged(format!("table {} has other columns", def.display()))
+    Error::SchemaChanged(format!("table {} has different columns", def.display()))
 }
 
 fn whole_indexes(table: &Table, tokens: &mut Vec<Token>) {
@@ -427,7 +427,7 @@ pub(crate) mod tests {
         let mut assembler = assembler(&table_def(true));
         let mut other = relation(&table_def(true));
         other.columns.pop();
-        assert!(assembler.take(Message::Relation(other), 0).unwrap_err().to_string().contains("other columns"));
+        assert!(assembler.take(Message::Relation(other), 0).unwrap_err().to_string().contains("different columns"));
         let mut new = relation(&table_def(true));
         new.oid = 6;
         assert!(assembler.take(Message::Relation(new), 0).unwrap_err().to_string().contains("is new"));

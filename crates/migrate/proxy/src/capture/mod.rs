@@ -151,7 +151,7 @@ impl MemoryShare {
         if all <= WAITING_BYTES_MAX {
             return Ok(());
         }
-        Err(format!("changes that are not committed yet come to more than {} MiB", WAITING_BYTES_MAX >> 20))
+        Err(format!("uncommitted changes exceed {} MiB", WAITING_BYTES_MAX >> 20))
     }
 }
 
@@ -303,7 +303,7 @@ impl PendingCommit {
         drop(state);
         self.capture.changed.notify_one();
         if too_much {
-            self.capture.break_off(format!("the follower is {} MiB behind", WAITING_BYTES_MAX >> 20));
+            self.capture.break_off(format!("the follower's backlog exceeds {} MiB", WAITING_BYTES_MAX >> 20));
         }
     }
 }
@@ -340,7 +340,7 @@ impl Drop for Running {
 impl Drop for PendingCommit {
     fn drop(&mut self) {
         if !self.resolved {
-            self.capture.break_off("a COMMIT was sent and its reply never came".into());
+            self.capture.break_off("a COMMIT was sent, and no reply arrived".into());
         }
     }
 }

@@ -24,7 +24,7 @@ pub enum ControlError {
     #[error("control connection")]
     Io(#[from] std::io::Error),
     /// The proxy is of another version.
-    #[error("the proxy's reply is not understood: {0}")]
+    #[error("cannot parse the proxy's reply: {0}")]
     NotUnderstood(String),
     /// The proxy refused the request; nothing has changed.
     #[error("{0}")]

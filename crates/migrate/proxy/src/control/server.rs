@@ -31,7 +31,7 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
         peer.uid() == own || peer.uid() == 0
     });
     if !permitted {
-        return tracing::warn!("somebody else's process connected to the control socket");
+        return tracing::warn!("rejected a control connection from a process of another user");
     }
     let mut stream = BufReader::new(stream);
     let mut pause: Option<Pause> = None;
@@ -88,7 +88,10 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
 
 fn end_pause(pause: &mut Option<Pause>) {
     if let Some(held) = pause.take() {
-        tracing::warn!(tenant = held.tenant().name, "the pause reached its limit: sessions go on at the source");
+        tracing::warn!(
+            tenant = held.tenant().name,
+            "the pause reached its time limit: sessions continue on the source"
+        );
     }
 }
 
@@ -111,10 +114,10 @@ async fn capture(
     Ok((capture, Reply::Capturing { sessions, uncovered }))
 }
 
-/// Sends the captured transactions until the capture is over or the follower is gone.
+/// Sends the captured transactions until the capture is over or the follower disconnected.
 async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply: &Reply) {
     if send_reply(stream.get_mut(), reply).await.is_err() {
-        return capture.break_off("the follower is gone".into());
+        return capture.break_off("the follower disconnected".into());
     }
     let mut known = BTreeMap::new();
     let mut nothing = String::new();
@@ -122,7 +125,7 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
         let next = tokio::select! {
             next = capture.next() => next,
             // The follower sends nothing more: any read is its end.
-            _ = stream.read_line(&mut nothing) => return capture.break_off("the follower is gone".into()),
+            _ = stream.read_line(&mut nothing) => return capture.break_off("the follower disconnected".into()),
         };
         let lines = match next {
             Next::Written(stamp, written) => rows::lines(stamp, written, &mut known),
@@ -136,7 +139,7 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
         };
         for line in &lines {
             if send_reply(stream.get_mut(), line).await.is_err() {
-                return capture.break_off("the follower is gone".into());
+                return capture.break_off("the follower disconnected".into());
             }
         }
     }
@@ -156,8 +159,10 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
             prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
         }
         // The task that reads the connection answers these two.
-        Request::Capture { tenant, .. } => Err(format!("tenant `{tenant}` is captured by another way")),
-        Request::StandBy { .. } => Err("it is not asked this way".into()),
+        Request::Capture { tenant, .. } => {
+            Err(format!("a capture of tenant `{tenant}` requires a connection of its own"))
+        }
+        Request::StandBy { .. } => Err("this request requires a connection of its own".into()),
         Request::Captured { tenant } => match proxy.tenant(&tenant) {
             Some(found) => match found.captured() {
                 Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.over() }),

@@ -63,7 +63,7 @@ pub(crate) type PendingAnswer<T> = oneshot::Receiver<Result<T, String>>;
 
 /// Waits for an answer; an error if the counterpart is gone.
 pub(crate) async fn answer<T>(later: PendingAnswer<T>) -> Result<T, String> {
-    later.await.unwrap_or_else(|_| Err("the session at the target is gone".into()))
+    later.await.unwrap_or_else(|_| Err("the session on the target has ended".into()))
 }
 
 impl Counterpart {
@@ -223,7 +223,7 @@ fn check_replay(answers: &Answers) -> Result<(), String> {
     match &answers.error {
         Some((code, message)) => {
             let message = backend::without_values(code, message, "");
-            Err(format!("the target does not take over its state: {code}: {message}"))
+            Err(format!("the target rejects the session's state: {code}: {message}"))
         }
         None => Ok(()),
     }
@@ -240,7 +240,7 @@ async fn set_inherited_settings(ready: &mut Ready, state: &SessionState) -> Resu
         let batch = session_state::set(name, value);
         if let Some((code, _)) = exchange(ready, &batch.bytes, batch.syncs).await?.error {
             let name = String::from_utf8_lossy(name);
-            tracing::warn!(%name, code, "the target does not take a setting that a session has at the source");
+            tracing::warn!(%name, code, "the target rejects a setting that a session has on the source");
         }
     }
     Ok(())
@@ -263,7 +263,7 @@ async fn take_locks(ready: &mut Ready, state: &SessionState) -> Result<(), Strin
         stillpoint_migrate_wire::frontend::put_query(&mut release, "SELECT pg_catalog.pg_advisory_unlock_all()");
         exchange(ready, &release, 1).await?;
         if tokio::time::Instant::now() >= limit {
-            return Err("somebody else holds its advisory lock at the target".into());
+            return Err("another session holds its advisory lock on the target".into());
         }
         tokio::time::sleep(LOCK_RETRY_INTERVAL).await;
     }

@@ -98,7 +98,7 @@ impl UnauthenticatedClient<'_> {
         let answer = tokio::select! {
             answer = read_answer(self.stream) => answer,
             () = self.place.evicted() => {
-                let message = "no answer came in time, and others wait to log in";
+                let message = "no answer arrived in time, and other clients wait to log in";
                 Err(SessionError::Refused(Refusal::new("53300", message)))
             }
         };
@@ -171,7 +171,8 @@ pub(super) async fn log_in(
                 let credential = Credential { login: observed.login, stored };
                 let again = log_in_again(admitted.server, request, credential, limit).await;
                 again.map_err(|error| {
-                    tracing::info!(session = place.entry.id, %error, "a login began at a server that was left");
+                    tracing::info!(session = place.entry.id, %error, "a login was interrupted, because the database \
+                                                                      moved to another server");
                     let message = "the database was moved to another server during the login";
                     SessionError::Refused(Refusal::new("57P03", message).hint("Connect again."))
                 })?
@@ -395,7 +396,7 @@ fn without_binding(mechanisms: &[&str]) -> Result<Vec<u8>, SessionError> {
 /// The client could bind its login to TLS and reports that. A server that speaks TLS too concludes that a third party
 /// hid its offer, which is true.
 fn downgrade_refusal() -> Refusal {
-    Refusal::new("28000", "SCRAM between a client and a server that both speak TLS cannot pass the proxy")
+    Refusal::new("28000", "the proxy cannot relay SCRAM between a client and a server that both use TLS")
         .hint("Set `verifiers` for this database in the proxy's configuration.")
 }
 
@@ -408,6 +409,6 @@ fn unsupported_method(method: u32) -> Refusal {
         10 => "this SASL",
         _ => "this kind of",
     };
-    Refusal::new("28000", format!("{name} authentication cannot pass the proxy"))
+    Refusal::new("28000", format!("the proxy cannot relay {name} authentication"))
         .hint("Use scram-sha-256 in the server's pg_hba.conf for connections of the proxy.")
 }

@@ -333,9 +333,11 @@ impl Session {
 
     async fn move_to_target(&mut self) -> Result<(), String> {
         if self.pump.admission != Admission::Closed {
-            return Err("it is not parked".into());
+            return Err("the session is not parked".into());
         }
-        let Some((counterpart, target)) = self.counterpart.take() else { return Err("it was not prepared".into()) };
+        let Some((counterpart, target)) = self.counterpart.take() else {
+            return Err("the session was not prepared".into());
+        };
         let unnamed = std::mem::take(&mut self.pump.tracker.unnamed);
         let listens = counterpart.state.as_ref().is_some_and(SessionState::listens);
         let locks = counterpart.state.as_ref().map_or(0, SessionState::lock_count);
@@ -391,7 +393,7 @@ async fn query_state(pump: &mut Pump, tenant: &Tenant) -> Result<Result<SessionS
     let answers = link::exchange(&mut pump.server, &question.bytes, question.syncs).await?;
     pump.inject(&answers.aside);
     Ok(match answers.error {
-        Some((code, message)) => Err(format!("what it carries cannot be asked: {code}: {message}")),
+        Some((code, message)) => Err(format!("cannot query the session's state: {code}: {message}")),
         None => Ok(session_state::parse_state(answers.rows)),
     })
 }

@@ -36,12 +36,13 @@ pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc
     let opening = tokio::time::timeout(settings.config.limits.startup(), open(raw, origin, &settings));
     let opened = tokio::select! {
         opened = opening => opened,
-        () = waiting.evicted() => return tracing::debug!("a connection that said nothing makes way"),
+        () = waiting.evicted() => return tracing::debug!("a connection before login was closed to admit another \
+                                                          client"),
     };
     let (mut client, opening) = match opened {
         Ok(Ok(opened)) => opened,
-        Ok(Err(error)) => return tracing::debug!(%error, "a connection began wrongly"),
-        Err(_) => return tracing::debug!("a connection said nothing in time"),
+        Ok(Err(error)) => return tracing::debug!(%error, "a connection broke the protocol before login"),
+        Err(_) => return tracing::debug!("a connection reached the startup time limit"),
     };
     match opening {
         Opening::Cancel(key) => {
@@ -158,7 +159,7 @@ async fn send_refusal(client: &mut Stream, error: SessionError) -> SessionError 
 /// session.
 async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
     let Some((server, theirs)) = proxy.directory.get(key.pid).and_then(|entry| entry.canceller(key)) else {
-        return tracing::debug!(session = key.pid, "a request to cancel has no key of ours");
+        return tracing::debug!(session = key.pid, "a cancel request has an unknown key");
     };
     let limit = proxy.settings().config.limits.connect();
     let pass = async {
@@ -173,7 +174,7 @@ async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
         Ok::<(), SessionError>(())
     };
     if let Err(error) = tokio::time::timeout(limit, pass).await.unwrap_or(Err(SessionError::TimedOut("cancelling"))) {
-        tracing::info!(session = key.pid, %error, "a request to cancel could not be passed on");
+        tracing::info!(session = key.pid, %error, "cannot forward a cancel request");
     }
 }
 
@@ -206,7 +207,8 @@ fn check_startup(startup: Startup, origin: Origin, tls: bool, settings: &Setting
         };
         let encrypted = if tls { "with" } else { "without" };
         let message = format!(
-            "no rule of the proxy allows user \"{user}\", database \"{database}\", from {from}, {encrypted} encryption"
+            "no rule of the proxy allows user \"{user}\", database \"{database}\", from {from}, {encrypted} \
+             encryption"
         );
         return Err(Refusal::new("28000", message));
     }
@@ -245,7 +247,8 @@ async fn serve_session(
         Ok(()) => tracing::debug!(session = entry.id, "session ends"),
         Err(error) => {
             let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::info!(session = entry.id, user = entry.user, database = entry.database, %error, cause, "session broken off");
+            tracing::info!(session = entry.id, user = entry.user, database = entry.database, %error, cause, "session \
+                                                                                                             failed");
         }
     }
 }
@@ -288,7 +291,7 @@ async fn log_in(
             Some((session, guard, commands))
         }
         Err(error) => {
-            tracing::info!(session = guard.entry.id, user = request.who.user, database = request.who.database, %error, "no session");
+            tracing::info!(session = guard.entry.id, user = request.who.user, database = request.who.database, %error, "login failed");
             send_refusal(&mut client, error).await;
             None
         }

@@ -95,7 +95,7 @@ fn what_is_too_deep_is_refused_by_name() {
     assert!(!on_small_stack(|| only_reads(&select, &catalogue())));
     assert_eq!(on_small_stack(|| split(&format!("{update}; {select}"))).map(|pieces| pieces.len()), Some(2));
     let said = judged(&update).unwrap_err().to_string();
-    assert_eq!(said, "the statement is too deep: more than 10000 words and operators without a comma between them");
+    assert_eq!(said, "the statement is too deep: more than 10000 tokens without a comma between them");
 }
 
 #[test]

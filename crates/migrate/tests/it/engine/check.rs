@@ -76,7 +76,7 @@ async fn settings_and_servers_are_looked_at() {
     let source = Cluster::start(&["wal_level=replica"]);
     source.sql("postgres", "CREATE DATABASE shop");
     let refusals = report(&source, &source, "shop", AcceptedRestrictions::default()).await.refusals().join("\n");
-    for needle in ["same cluster", "exists on the target already"] {
+    for needle in ["same cluster", "already exists on the target"] {
         assert!(refusals.contains(needle), "{needle}: {refusals}");
     }
     let log = report_by(&source, &source, "shop", AcceptedRestrictions::default(), Some(Capture::Log))
@@ -122,7 +122,7 @@ async fn what_gives_no_images_of_rows_is_refused_by_name() {
     let report = report(&source, &target, "shop", AcceptedRestrictions::default()).await;
     assert_eq!((report.source, report.refusals()), (Capture::Rows, Vec::new()), "chosen, as the log tells of no rows");
     let note = |name: &str| &report.findings.iter().find(|finding| finding.name == name).expect("a table").note;
-    assert!(note("public.keyed").contains("A (images of rows)"), "{}", note("public.keyed"));
+    assert!(note("public.keyed").contains("A (row images)"), "{}", note("public.keyed"));
     assert!(note("public.keyless").contains("new rows are captured"), "{}", note("public.keyless"));
     source.sql(
         "shop",
@@ -185,10 +185,7 @@ async fn each_table_is_told_its_sources() {
         report.findings.iter().find(|finding| finding.name == name).expect("a table").note.clone()
     };
     let cost = note(&report, "public.cost");
-    assert!(
-        cost.contains("then C (pgoutput)") && cost.ends_with(&format!("not by A (images of rows): {money}")),
-        "{cost}"
-    );
+    assert!(cost.contains("then C (pgoutput)") && cost.ends_with(&format!("not by A (row images): {money}")), "{cost}");
     assert!(!note(&report, "public.keyed").contains("not by"));
     let new_rows = serde_json::json!({"carries": "new-rows", "why": only});
     let wanted = serde_json::json!({"table": "public.keyless", "by": "log", "log": {"carries": "all"},
@@ -229,11 +226,11 @@ async fn statements_are_possible_and_taken_only_when_asked_for() {
     let asked = report_by(&source, &target, "shop", AcceptedRestrictions::default(), Some(Capture::Statements)).await;
     assert_eq!(asked.source, Capture::Statements);
     assert!(
-        asked.capture.starts_with("B (statements, by the proxy, repeated in the schedule lsir)"),
+        asked.capture.starts_with("B (statements, by the proxy, replayed in the schedule lsir)"),
         "{}",
         asked.capture
     );
-    let why = "a statement that leaves column at to its default cannot be repeated";
+    let why = "a statement that leaves column at to its default cannot be replayed";
     let wanted = [(Coverage::Nothing, "the text of money"), (Coverage::All, ""), (Coverage::Given, why)];
     for (table, (carries, why)) in asked.tables.iter().zip(wanted) {
         let told = table.statements.why.clone().unwrap_or_default();
@@ -326,7 +323,9 @@ async fn what_clients_find_changed_is_said_before() {
     let settings = ["TimeZone", "default_transaction_isolation", "lock_timeout", "search_path"];
     assert_eq!(names, [&["max_connections", "alice", "bob"], &settings[..]].concat(), "{found:?}");
     let note = |name: &str| &found.iter().find(|(known, _)| known == name).expect("it is found").1;
-    for part in ["NOLOGIN instead of LOGIN", "another password", "memberships none instead of staff", "work_mem=5MB"] {
+    for part in
+        ["NOLOGIN instead of LOGIN", "a different password", "memberships none instead of staff", "work_mem=5MB"]
+    {
         assert!(note("alice").contains(part), "{part}: {}", note("alice"));
     }
     assert!(note("TimeZone").contains("\"Asia/Tokyo\" on the target"), "{}", note("TimeZone"));

@@ -364,7 +364,7 @@ async fn who_waits_behind_the_copy_is_named_without_his_statement() {
     });
     let failure = run(&options, observer).await.unwrap_err();
     let told = failure.error.to_string();
-    assert!(told.contains("in the way of process") && told.contains("(postgres, psql), active for"), "{told}");
+    assert!(told.contains("locks block process") && told.contains("(postgres, psql), active for"), "{told}");
     assert!(told.ends_with("ALTER") && !format!("{failure:?}").contains("hunter2"), "{failure:?}");
     let altered = waiting.1.lock().unwrap().take().unwrap().wait().unwrap();
     assert!(altered.success(), "he got his lock");
@@ -432,7 +432,7 @@ async fn a_role_that_is_dropped_behind_the_switch_keeps_nobody_else_out() {
     fallback(&options(&bench), observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     let told = events.lock().unwrap();
     let warned = told.iter().find_map(|event| match &event.kind {
-        EventKind::Warning { text } if text.contains("CONNECT is not given back") => Some(text.clone()),
+        EventKind::Warning { text } if text.contains("CONNECT could not be granted again") => Some(text.clone()),
         _ => None,
     });
     let warned = warned.unwrap_or_else(|| panic!("{told:?}"));

@@ -52,7 +52,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("object_address", "refused: subscription"),
     ("subscription", "refused: subscription"),
     // Once split, it leaves transactions prepared.
-    ("temp", "deciding prepared transactions"),
+    ("temp", "waiting for prepared transactions"),
     // The output of `pg_dump` cannot be restored.
     ("alter_generic", "extension \"alt_lang2\" is not available"),
     ("foreign_data", "invalid option"),

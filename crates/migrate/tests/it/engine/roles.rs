@@ -155,7 +155,7 @@ async fn what_becomes_of_roles_is_said_before() {
     let wanted = ["alice Moved", "bob NotMoved", "dba NotMoved", "keeper Moved", "staff Moved"];
     assert_eq!(verdicts(&created), wanted, "{created:?}");
     assert!(created[0].2.contains("(pg_monitor, staff with admin option)"), "{created:?}");
-    assert!(created[1].2.contains("NOBYPASSRLS instead of BYPASSRLS; another password"), "{created:?}");
+    assert!(created[1].2.contains("NOBYPASSRLS instead of BYPASSRLS; a different password"), "{created:?}");
     let checked = found(Roles::Check).await;
     let wanted = ["alice Refused", "bob NotMoved", "dba NotMoved", "keeper Refused", "staff Refused"];
     assert_eq!(verdicts(&checked), wanted, "{checked:?}");

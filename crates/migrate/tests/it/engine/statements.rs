@@ -244,7 +244,7 @@ async fn what_cannot_be_repeated_ends_the_migration_by_name() {
             "BEGIN ISOLATION LEVEL REPEATABLE READ; UPDATE item SET cost = (random() * 9)::int WHERE id = 2; COMMIT",
             "function random",
         ),
-        (shop.port, "UPDATE item SET cost = 7 WHERE id = 3", "a transaction that writes is not REPEATABLE READ"),
+        (shop.port, "UPDATE item SET cost = 7 WHERE id = 3", "a transaction that writes is not at REPEATABLE READ"),
         (shop.bench.source.port(), "UPDATE item SET cost = 7 WHERE id = 4", "stranger of postgres"),
     ] {
         let (observer, reached) = telling("catch-up");
@@ -316,7 +316,7 @@ async fn a_killed_run_begins_anew() {
     let (observer, events) = observer();
     let outcome = run(&shop.options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
-    let anew = |event: &Event| matches!(&event.kind, EventKind::Warning { text } if text.contains("begins anew"));
+    let anew = |event: &Event| matches!(&event.kind, EventKind::Warning { text } if text.contains("starts again"));
     assert!(events.lock().expect("no test thread panicked").iter().any(anew), "a capture ends with its follower");
     assert!(loads.iter_mut().all(Load::running), "clients went on");
     shop.both_sides_are_equal();

@@ -303,7 +303,7 @@ async fn a_second_target_that_will_not_do_is_refused() {
     let options = options(&bench, &second);
     let refusals = check(&options).await.unwrap().refusals().join("\n");
     assert!(refusals.contains(&options.others[0].to_string()), "it is named: {refusals}");
-    assert!(refusals.contains("exists on the target already"), "{refusals}");
+    assert!(refusals.contains("already exists on the target"), "{refusals}");
     let failure = run(&options, support::observer().0).await.unwrap_err();
     assert!(matches!(failure.error, Error::Refused(_)) && failure.state == State::Untouched, "{failure:?}");
     let twice = Options { others: vec![options.target.clone()], ..options.clone() };

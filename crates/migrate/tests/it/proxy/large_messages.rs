@@ -178,6 +178,6 @@ fn messages_without_room_end_the_capture_alone() {
     assert_eq!(cluster.sql("postgres", &whole), "7", "everything went through");
     assert!(ask(&mut streams[0], "SELECT 'still here'").contains("still here"));
     let seen = armed_for.finish();
-    let named = seen.over.iter().filter(|why| why.contains("a message of 48 MiB is more than there is memory for"));
+    let named = seen.over.iter().filter(|why| why.contains("a message of 48 MiB exceeds the available memory"));
     assert!(named.count() >= 4, "{:?}", seen.over);
 }

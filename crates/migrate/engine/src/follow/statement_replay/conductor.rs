@@ -77,7 +77,7 @@ impl Conductor {
                 },
                 item = items.recv(), if room => match item {
                     Some(items) => items?.into_iter().for_each(|item| self.receive(item)),
-                    None => return Err(Error::WrongPhase("the capture is gone".into())),
+                    None => return Err(Error::WrongPhase("the capture has ended".into())),
                 },
                 _ = poll.tick(), if stuck => self.replay.stop_waiting(if self.on_hold { Duration::ZERO } else { FIRST_READ_TIMEOUT }),
             }

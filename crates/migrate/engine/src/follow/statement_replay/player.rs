@@ -177,7 +177,8 @@ impl Player {
         let wanted = transaction.rows.iter().filter(|write| !*blind || write.has_effect()).count() as u64;
         if writes && pending.written != wanted {
             let (written, stamp) = (pending.written, transaction.stamp);
-            let what = format!("transaction {stamp}, which wrote {wanted} rows on the source and {written} there");
+            let what =
+                format!("transaction {stamp}, which wrote {wanted} rows on the source and {written} on the target");
             return Err(Error::Differs(vec![what]));
         }
         Ok(())
@@ -238,7 +239,7 @@ impl Player {
                 match frame.tag {
                     b'C' if pending.take_answer(&frame) == Some(Answer::Awaited) => read(),
                     b'C' => {}
-                    b'E' => failure = Some(receiver.sql_error(&frame.body, "repeating statements")),
+                    b'E' => failure = Some(receiver.sql_error(&frame.body, "replaying statements")),
                     b'Z' => return Ok(failure),
                     b'1' | b'2' | b'D' | b'n' | b'I' => {}
                     tag => return Err(receiver.protocol(format!("`{}` in answer to a step", char::from(tag)))),

@@ -119,12 +119,12 @@ impl Reader {
         let wrote = !set.rows.is_empty();
         let Some(statements) = set.statements else {
             // Its COMMIT was sent, but it was rolled back.
-            return if wrote { Err(Error::Capture("rows came without their statements".into())) } else { Ok(None) };
+            return if wrote { Err(Error::Capture("rows arrived without their statements".into())) } else { Ok(None) };
         };
         if let Some(running) = statements.running {
             self.running.remove(&running);
         } else if wrote {
-            return Err(Error::Capture("it is not known what a transaction that wrote has seen".into()));
+            return Err(Error::Capture("a transaction that wrote has no snapshot".into()));
         }
         if *statements.settings != *self.settings {
             self.settings = statements.settings.into();

@@ -232,7 +232,7 @@ impl Replay {
         let part = Arc::clone(self.scheduler.payload(operation.syncset));
         *busy = true;
         let sent = jobs.send(Job { step: operation.step, awaited: operation.awaited, part });
-        sent.map_err(|_| Error::WrongPhase(format!("player {number} is gone")))
+        sent.map_err(|_| Error::WrongPhase(format!("player {number} has ended")))
     }
 
     /// Returns true if no step is under way although some are pending: they wait for transactions that run on the source.
@@ -273,7 +273,7 @@ impl Replay {
         match progress {
             Ok(_) => self.scheduler.done(player).map(drop).map_err(Error::Replay),
             Err(error) if super::super::apply_worker::can_be_retried(&error) => {
-                tracing::debug!(%error, "a repeated transaction is tried again");
+                tracing::debug!(%error, "retrying a replayed transaction");
                 self.scheduler.failed(player).map(drop).map_err(Error::Replay)
             }
             Err(error) => Err(error),

@@ -12,7 +12,7 @@ impl CapturedSession {
     /// Ends the capture, if it runs, for lack of memory.
     fn too_large(&self, pump: &Pump, total: usize) {
         if self.capture.is_live() {
-            self.break_off(pump, &format!("a message of {} MiB is more than there is memory for", total >> 20));
+            self.break_off(pump, &format!("a message of {} MiB exceeds the available memory", total >> 20));
         }
     }
 

@@ -52,7 +52,7 @@ impl CapturedSession {
             b'H' => self.flush(pump).await,
             b'S' => self.sync(pump).await,
             b'F' => {
-                self.break_off(pump, "a function was called by its number");
+                self.break_off(pump, "a function was called by its object identifier");
                 self.forward(&message, ExpectedReply::Query { mute: false });
                 self.drain(pump).await
             }

@@ -152,7 +152,7 @@ impl CapturedSession {
         let answers = link::exchange(&mut pump.server, &question, 1).await?;
         pump.inject(&answers.aside);
         if let Some((code, message)) = answers.error {
-            return Ok(Err(format!("the catalogue cannot be asked: {code}: {message}")));
+            return Ok(Err(format!("cannot query the catalogue: {code}: {message}")));
         }
         let mut captured = CapturedSession {
             capture,
@@ -506,7 +506,7 @@ impl CapturedSession {
                 }
                 self.transaction.audited = true;
             }
-            None => self.break_off(pump, "the server's counters cannot be read"),
+            None => self.break_off(pump, "cannot read the server's counters"),
         }
     }
 

@@ -72,7 +72,7 @@ impl CapturedSession {
         if let Some(ExpectedReply::Twin(key)) = self.expected.front() {
             // The client's own text was parsed before: the server refuses the proxy's text.
             let beginning = beginning(&String::from_utf8_lossy(&key.text));
-            self.break_off(pump, &format!("the server does not take the rewritten form of `{beginning} ...`"));
+            self.break_off(pump, &format!("the server rejects the rewritten form of `{beginning} ...`"));
         }
         while let Some(owed) = self.expected.front() {
             match owed {

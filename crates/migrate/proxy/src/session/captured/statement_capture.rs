@@ -62,7 +62,7 @@ impl CapturedSession {
                     running.began(snapshot.into_owned());
                 }
             }
-            _ => self.break_off(pump, "what a transaction sees cannot be read"),
+            _ => self.break_off(pump, "cannot read the snapshot of a transaction"),
         }
         Ok(true)
     }
@@ -104,18 +104,18 @@ impl CapturedSession {
             StatementEffect::Nothing
                 if judged.touches && !text.to_ascii_uppercase().starts_with(b"SET TRANSACTION") =>
             {
-                return self.break_off(pump, &format!("statements: {word} changes what those behind it do"));
+                return self.break_off(pump, &format!("statements: {word} changes the effect of later statements"));
             }
             StatementEffect::Nothing if READ_WORDS.contains(&word.as_str()) => false,
             StatementEffect::Nothing => return,
         };
         let Ok(text) = std::str::from_utf8(text) else { return };
         if parameters && writes {
-            return self.break_off(pump, "statements: one has parameters");
+            return self.break_off(pump, "statements: a statement has parameters");
         }
         if writes {
             if !self.transaction.one_snapshot {
-                return self.break_off(pump, "statements: a transaction that writes is not REPEATABLE READ");
+                return self.break_off(pump, "statements: a transaction that writes is not at REPEATABLE READ");
             }
             if let Err(refusal) = check_repeatable(text, &self.catalogue) {
                 return self.break_off(pump, &format!("statements: {refusal}"));
