@@ -123,6 +123,10 @@ impl Report {
     }
 
     /// Returns an error if anything is refused.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with the texts of all refusals.
     pub fn accepted(&self) -> Result<(), Error> {
         let refusals = self.refusals();
         if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }

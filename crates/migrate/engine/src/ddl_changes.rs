@@ -26,6 +26,10 @@ pub(crate) async fn changes_of(options: &Options, record: &Record) -> Result<Vec
 
 /// Returns what was defined, changed or dropped on the target since clients went there. [`crate::fallback`] refuses to lose it,
 /// unless [`crate::AcceptedRestrictions::definitions_dropped`]. Empty if there is no way back.
+///
+/// # Errors
+///
+/// [`Error::Journal`] if the journal cannot be read, and errors of the connection to the target.
 pub async fn definitions_since_switch(options: &Options) -> Result<Vec<String>, Error> {
     let options = &options.recorded()?;
     match journal::peek(&options.state, &options.source.database)? {

@@ -22,6 +22,10 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Repeats on the source what was committed on the target since the switch, and moves clients back. A failure before that
 /// leaves clients on the target and the way back open. If clients are on the source already, it removes what an earlier command
 /// left. If the proxy is lost and another one serves in its place, it begins again.
+///
+/// # Errors
+///
+/// A [`Failure`] with its reason and the state of the service; [`State::OnTarget`] if clients stay on the target.
 pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let reporter = Reporter::new(observer, "fallback");
     retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await
@@ -207,6 +211,10 @@ pub(crate) async fn fence_source(options: &Options, record: &Record) -> Result<(
 
 /// Ends a migration after its switch: removes everything of it from the target, so that there is no way back. The source keeps
 /// its rows and stays fenced.
+///
+/// # Errors
+///
+/// A [`Failure`] with its reason and the state of the service: nothing is touched unless clients are on the target.
 pub async fn finish(options: &Options) -> Result<(), Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;

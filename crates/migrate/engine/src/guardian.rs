@@ -21,6 +21,11 @@ use crate::{Error, fallback, fence};
 
 /// Enables connections to the side that serves and disables those to the other, if a dead command has left them otherwise. It
 /// is harmless at any time and can be repeated; a failure changes nothing, and a retry is possible.
+///
+/// # Errors
+///
+/// [`Error::Journal`] if the journal cannot be read or written, [`Error::Proxy`] or [`Error::ProxyGone`] if the proxy
+/// does not report which side serves, and errors of the connections to the servers.
 pub async fn repair_interrupted(options: &Options) -> Result<(), Error> {
     let Some(mut journal) = Journal::try_open(&options.state, &options.source.database)? else { return Ok(()) };
     let options = &options.recorded_in(&journal.record)?;

@@ -110,6 +110,10 @@ pub(crate) struct FollowState {
 ///
 /// If the proxy is lost and another one serves in its place, the migration continues as if it were called again: from where the
 /// target follows, or else from its first step.
+///
+/// # Errors
+///
+/// A [`Failure`] with its reason and the state of the service.
 pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let reporter = Reporter::new(observer, "migrate");
     retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await

@@ -34,6 +34,10 @@ impl Server {
     /// Parses a connection string in either form of libpq; `side` is the server's name in messages. The default user is
     /// `postgres`, and the default password is that of `PGPASSWORD`. If the string has no database, `database` must be given.
     /// `sslmode` is `require` or `verify-full` (with `sslrootcert`); without one of these the connection is not encrypted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Conninfo`] if the string cannot be parsed, or uses something that is not supported.
     pub fn parse(side: &str, conninfo: &str, database: Option<&str>) -> Result<Server, Error> {
         let wrong = |why: String| Error::Conninfo { side: side.into(), why };
         let (rest, mode) = take(conninfo, "sslmode");

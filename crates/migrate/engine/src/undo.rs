@@ -224,6 +224,11 @@ const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Ends a migration before its switch: clients stay on the source, and both sides are restored. A command that is at work is
 /// interrupted.
+///
+/// # Errors
+///
+/// A [`Failure`] with its reason and the state of the service: clients are on the target already, a command does not end,
+/// or something could not be removed.
 pub async fn abort(options: &Options) -> Result<State, Failure> {
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some();
     journal::interrupt(&options.state, &options.source.database, INTERRUPT_TIMEOUT)
@@ -298,6 +303,11 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
 }
 
 /// Reports the state of a migration. It changes nothing, and leaves out what cannot be asked.
+///
+/// # Errors
+///
+/// [`Error::Journal`] or [`Error::ForeignJournal`] if the journal cannot be used; a server that cannot be reached is not
+/// an error ([`Status::unasked`]).
 pub async fn status(options: &Options) -> Result<Status, Error> {
     let options = &options.recorded()?;
     let record = journal::peek(&options.state, &options.source.database)?;

@@ -229,12 +229,21 @@ pub(crate) const ANY: &str = "*";
 
 impl Config {
     /// Reads and checks a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Read`] if the file cannot be read, and the errors of [`Config::parse`].
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
         Config::parse(&text)
     }
 
     /// Reads and checks a text.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Syntax`] if the text is not a configuration, [`ConfigError::Invalid`] if its parts do not fit
+    /// together.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let mut config: Config = toml::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
         for (name, server) in &mut config.servers {

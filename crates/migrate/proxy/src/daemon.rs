@@ -31,6 +31,11 @@ const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Serves until a signal ends it: SIGTERM lets transactions end, SIGINT does not. SIGHUP reloads the file. Calls
 /// `started` once clients can connect.
+///
+/// # Errors
+///
+/// [`StartError`] if the proxy cannot start: the configuration, an address, the routes file or a system resource cannot
+/// be used.
 pub fn run(path: &Path, started: impl FnOnce(&Config)) -> Result<(), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     runtime()?.block_on(async {
@@ -40,6 +45,10 @@ pub fn run(path: &Path, started: impl FnOnce(&Config)) -> Result<(), StartError>
 }
 
 /// Serves as [`run`] does, as soon as no other proxy serves. Calls `standing_by` if one does and has accepted this one.
+///
+/// # Errors
+///
+/// The errors of [`run`], and [`StartError::StandBy`] if the active proxy refuses this one.
 pub fn stand_by(
     path: &Path,
     standing_by: impl FnOnce(&Config),
@@ -61,6 +70,10 @@ fn runtime() -> Result<Runtime, StartError> {
 }
 
 /// Checks a configuration file and the files that it names; returns it with the warnings about it.
+///
+/// # Errors
+///
+/// [`StartError::Config`] if the configuration or a file that it names cannot be used.
 pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     let mut warnings = settings.config.warnings();

@@ -6,6 +6,10 @@ use crate::body_reader::Reader;
 use crate::frame::{put, put_cstr};
 
 /// Appends a RowDescription without its first field.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a RowDescription with at least one field.
 pub fn put_description_without_first(into: &mut Vec<u8>, body: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "row description");
     let kept = reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
@@ -21,6 +25,10 @@ pub fn put_description_without_first(into: &mut Vec<u8>, body: &[u8]) -> Result<
 }
 
 /// The first value of a DataRow, and the bytes of the others unchanged.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a DataRow with at least one value.
 pub fn first_value(body: &[u8]) -> Result<(Option<&[u8]>, &[u8]), WireError> {
     let mut reader = Reader::new(body, "data row");
     reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
@@ -33,6 +41,10 @@ pub fn first_value(body: &[u8]) -> Result<(Option<&[u8]>, &[u8]), WireError> {
 
 /// Appends the beginning of a DataRow of `len` bytes without its first value, up to the second; the caller appends the
 /// rest. Returns how many bytes of the row come before the second value, or `None` if too few bytes are here.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the bytes do not begin a DataRow with at least one value.
 pub fn put_beginning_without_first(
     into: &mut Vec<u8>,
     beginning: &[u8],
@@ -54,6 +66,10 @@ pub fn put_beginning_without_first(
 }
 
 /// Appends a DataRow without its first value; `others` are the bytes of the other values.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the row has no first value.
 pub fn put_row_without_first(into: &mut Vec<u8>, body: &[u8], others: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "data row");
     let kept = reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
@@ -66,6 +82,10 @@ pub fn put_row_without_first(into: &mut Vec<u8>, body: &[u8], others: &[u8]) -> 
 
 /// Appends a Bind for another statement, whose first column the client does not know. That column is a text, which
 /// looks the same in both formats.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a Bind.
 pub fn put_bind_elsewhere(into: &mut Vec<u8>, body: &[u8], statement: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "bind");
     let portal = reader.cstr()?;
@@ -103,6 +123,10 @@ pub fn put_bind_elsewhere(into: &mut Vec<u8>, body: &[u8], statement: &[u8]) -> 
 }
 
 /// Appends an error whose position is moved by `by` characters.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not an ErrorResponse.
 pub fn put_error_moved(into: &mut Vec<u8>, body: &[u8], by: usize) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "error response");
     let mut moved = Vec::with_capacity(body.len() + 8);

@@ -122,6 +122,11 @@ impl Direct {
 
 /// Redirects new connections of clients to the proxy, then waits until direct ones have ended. An error leaves everything
 /// unchanged.
+///
+/// # Errors
+///
+/// [`Error::Attach`] if clients cannot be redirected, [`Error::Proxy`] if the proxy cannot be reached or does not reload
+/// its file, [`Error::Program`] if `nft` fails, and errors of the connection to the server.
 pub async fn attach(options: &AttachOptions) -> Result<AttachReport, Error> {
     let file = File::read(&options.config)?;
     let proxy = running(&file.config).await?;
@@ -165,6 +170,11 @@ pub async fn attach(options: &AttachOptions) -> Result<AttachReport, Error> {
 }
 
 /// Stops the redirection of new connections. Needs neither the server nor the proxy.
+///
+/// # Errors
+///
+/// [`Error::Detach`] while a migration is under way or a database has moved, [`Error::Attach`] if the configuration file
+/// cannot be used, [`Error::Program`] if `nft` fails.
 pub async fn detach(options: &DetachOptions) -> Result<DetachReport, Error> {
     let file = File::read(&options.config)?;
     let (_, port) = options.source.host_and_port();
