@@ -664,7 +664,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn whatever_is_defined_is_told_by_name_and_no_catalog_is_left_out() {
+    async fn every_definition_is_reported_by_name_and_no_catalog_is_left_out() {
         if !available() {
             return;
         }

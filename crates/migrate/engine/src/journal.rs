@@ -716,7 +716,7 @@ mod tests {
         assert_eq!((copying(dir.path(), "a/b", 1), copying(dir.path(), "a/b", 0)), (Some(told), None));
         let file = File::options().append(true).open(copying_path(dir.path(), "a/b", 1).unwrap()).unwrap();
         file.set_modified(std::time::SystemTime::now() - PROGRESS_AGE_MAX).unwrap();
-        assert_eq!(copying(dir.path(), "a/b", 1), None, "whoever told it has died");
+        assert_eq!(copying(dir.path(), "a/b", 1), None, "the process that wrote it has died");
         remove_copying(dir.path(), "a/b", 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn sessions_and_programs_have_what_is_pinned_whatever_their_role_is_given() {
+    async fn sessions_and_programs_have_what_is_pinned_against_settings_of_their_role() {
         if !available() {
             return;
         }

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rate_that_holds_nobody_does_not_rise() {
+    async fn a_rate_that_holds_no_worker_does_not_rise() {
         let throttle = Throttle::new(COPY_BOUNDS);
         assert_eq!(throttle.adjust(1.0, 0.85, WINDOW), None, "nothing was moved");
         assert_eq!(adjust(&throttle, 1, 1.0).await, COPY_BOUNDS.initial);

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_nothing_and_who_is_gone_keep_nobody_waiting() {
+    fn peers_that_take_nothing_or_are_gone_keep_no_other_waiting() {
         both(|batch| {
             let (full, _slow) = pair();
             let much = vec![7; 1 << 16];

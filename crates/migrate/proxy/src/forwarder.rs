@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_flood_that_nobody_takes_waits_and_keeps_nobody_else() {
+    async fn a_flood_that_no_client_takes_waits_and_holds_up_no_other() {
         let (forwarder, thread) = Forwarder::start(0).unwrap();
         let (mut flooded, mut other) = (session(1), session(2));
         let (taken, end) = std::sync::mpsc::channel::<()>();

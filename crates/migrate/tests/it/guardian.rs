@@ -94,7 +94,7 @@ fn the_door_is_opened_when_the_command_is_killed() {
     until("the guardian to shut the source again", || {
         (testbed.standing() == (Some("switched".into()), Some("target".into()))).then_some(())
     });
-    assert!(!is_open(&testbed.source), "nobody is to write there");
+    assert!(!is_open(&testbed.source), "no session may write there");
     assert_eq!(testbed.target.sql("shop", "SHOW default_transaction_read_only"), "off");
     succeeds(&mut testbed, true);
 }
@@ -133,7 +133,7 @@ fn who_is_interrupted_behind_the_door_opens_it() {
         assert!(is_open(left), "{ended:?}");
         if back {
             assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
-            assert!(!is_open(&testbed.source), "nobody is to write there");
+            assert!(!is_open(&testbed.source), "no session may write there");
         } else {
             testbed.assert_clean();
         }

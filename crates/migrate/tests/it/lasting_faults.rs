@@ -156,7 +156,7 @@ fn wrong_credentials_are_told_before_anything_is_touched() {
     for (who, needle) in [
         ("user=mover password=wrong", "password authentication failed"),
         ("user=mover", "no password was given"),
-        ("user=nobody", "role \"nobody\" does not exist"),
+        ("user=absent", "role \"absent\" does not exist"),
         ("user=weak", "must be a superuser"),
     ] {
         let mut command = Command::new(stillpoint());

@@ -34,7 +34,7 @@ pub struct Notifications(Arc<Mutex<Vec<(String, String)>>>);
 
 impl Notifications {
     fn on(&self, channel: &str) -> Vec<String> {
-        let heard = self.0.lock().expect("nobody panics with it");
+        let heard = self.0.lock().expect("no thread panics with it");
         heard.iter().filter(|(on, _)| on == channel).map(|(_, what)| what.clone()).collect()
     }
 }
@@ -53,7 +53,7 @@ pub async fn connect(conninfo: &str) -> Result<(Client, Notifications), Error> {
                 hears
                     .0
                     .lock()
-                    .expect("nobody panics with it")
+                    .expect("no thread panics with it")
                     .push((told.channel().to_owned(), told.payload().to_owned()));
             }
         }

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_of_this_machine_alone_leads_nobody_from_outside() {
+    fn a_proxy_of_this_machine_alone_redirects_no_client_from_outside() {
         let lead = lead("127.0.0.1:6432", &[]);
         assert!(!lead.leads_outsiders());
         assert!(!lead.script().contains("prerouting meta"));

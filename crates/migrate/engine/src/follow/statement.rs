@@ -103,8 +103,8 @@ impl Write {
         };
         let values = |row: &Tuple| key_values(&table, row).cloned().collect::<Vec<_>>();
         let moves = old.as_ref().is_some_and(|old| values(old) != values(&new));
-        let anew = moves || replaces(&table, old.as_ref(), &new) || !settable(&table, &new).contains(&true);
-        let writes = if anew {
+        let as_new_row = moves || replaces(&table, old.as_ref(), &new) || !settable(&table, &new).contains(&true);
+        let writes = if as_new_row {
             let old = old.unwrap_or_else(|| new.clone());
             [Some(Write::Delete { table: Arc::clone(&table), old }), Some(Write::Insert { table, new })]
         } else {

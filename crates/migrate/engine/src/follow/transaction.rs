@@ -405,8 +405,11 @@ pub(crate) mod tests {
         assert!(matches!(keyless[..], [Write::Update { .. }]), "{keyless:?}");
         let mut numbered = table_def(true);
         numbered.columns[1].identity_always = true;
-        let anew = brought(&numbered, 12, None, whole());
-        assert!(matches!(anew[..], [Write::Delete { .. }, Write::Insert { .. }]), "no update can set it: {anew:?}");
+        let replaced = brought(&numbered, 12, None, whole());
+        assert!(
+            matches!(replaced[..], [Write::Delete { .. }, Write::Insert { .. }]),
+            "no update can set it: {replaced:?}"
+        );
     }
 
     #[test]

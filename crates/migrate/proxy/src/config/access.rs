@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_let_nobody_in_or_never_decide_are_named() {
+    fn rules_that_let_no_client_in_or_never_decide_are_named() {
         let (reject, allow) = ("[[allow]]\naction = 'reject'\n", "[[allow]]\n");
         for (text, count) in [
             (allow.to_owned(), 0),

@@ -126,7 +126,7 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test]
-    async fn an_answer_that_nobody_waited_for_is_not_taken_for_the_next() {
+    async fn an_answer_that_no_caller_waited_for_is_not_taken_for_the_next() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut client = Client { stream: BufReader::new(ours), line: Vec::new(), owed: 0, broken: false };
         let pause = Request::Pause { tenant: "t".into(), limit_ms: 1 };

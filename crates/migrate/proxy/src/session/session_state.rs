@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_answered_is_made_anew() {
+    fn what_was_answered_is_made_again() {
         let carried = parse_state(vec![
             row(["setting", "work_mem", "4096", ""]),
             row(["setting", "client_encoding", "LATIN1", ""]),

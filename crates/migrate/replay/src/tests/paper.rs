@@ -45,7 +45,7 @@ fn appendix_c() {
     scheduler.done(i).unwrap();
     assert_eq!(given(&mut scheduler, i), None, "the first read of T_j is not done");
     scheduler.read_done(j).unwrap();
-    assert_eq!(given(&mut scheduler, i), Some((3, COMMIT)), "whatever T_j writes meanwhile");
+    assert_eq!(given(&mut scheduler, i), Some((3, COMMIT)), "with any write of T_j meanwhile");
     scheduler.done(j).unwrap();
     assert_eq!(given(&mut scheduler, j), Some((4, COMMIT)), "both commits at once: group commit");
     scheduler.done(j).unwrap();

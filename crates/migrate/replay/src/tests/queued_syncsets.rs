@@ -32,7 +32,7 @@ fn who_comes_later_may_still_go_behind() {
 }
 
 #[test]
-fn nobody_goes_behind_two_players() {
+fn no_syncset_goes_behind_two_players() {
     let mut scheduler = scheduler();
     scheduler.push_next(syncset(1, &[7])).unwrap();
     scheduler.push_next(syncset(2, &[8])).unwrap();
@@ -57,7 +57,7 @@ fn what_was_behind_a_failure_is_given_again_in_order() {
     let retry = scheduler.failed(FIRST).unwrap();
     assert_eq!((retry.stamp, retry.given_back), (Stamp(2), 2));
     for stamp in 2..=6 {
-        assert_eq!(given(&mut scheduler, SECOND), Some(stamp), "whoever asks first");
+        assert_eq!(given(&mut scheduler, SECOND), Some(stamp), "the first player that asks");
     }
     for _ in 2..=6 {
         scheduler.done(SECOND).unwrap();

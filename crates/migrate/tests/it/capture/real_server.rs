@@ -115,7 +115,7 @@ fn every_written_row_is_shown_with_its_tokens() {
 }
 
 #[test]
-fn the_hidden_column_stands_first_whatever_else_bears_the_word_s_name() {
+fn the_hidden_column_stands_first_if_other_things_bear_the_word_s_name() {
     for text in [
         "DELETE FROM item RETURNING *",
         "delete from item returning id as returning, code",

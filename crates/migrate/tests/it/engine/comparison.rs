@@ -128,10 +128,10 @@ async fn no_snapshot_is_held_until_all_is_compared() {
         }
     });
     let outcome = run(&bench.options("shop"), observer).await;
-    let moments = moments.join().expect("whoever looks");
+    let moments = moments.join().expect("the observer");
     outcome.unwrap_or_else(|failure| panic!("{failure:?}"));
     println!("{moments:?}");
-    assert!(moments.len() >= 3, "both sides were looked at anew: {moments:?}");
+    assert!(moments.len() >= 3, "both sides were looked at again: {moments:?}");
     // Rows that moved from the front to the back, where they had not been compared, were counted twice.
     let rows = *rows.lock().unwrap() as u32;
     assert!((ROWS - 10_000..=ROWS + 30_000).contains(&rows), "{rows}");

@@ -244,14 +244,14 @@ async fn waits_for_a_standby(source: &Cluster) {
     second.batch_execute("COMMIT").await.expect("a commit");
     told(source, "exported logical decoding snapshot").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(source.sql("shop", "SELECT count(*) FROM t WHERE n = 1"), "0", "nobody has seen it");
+    assert_eq!(source.sql("shop", "SELECT count(*) FROM t WHERE n = 1"), "0", "no session has seen it");
     source.sql("shop", "ALTER SYSTEM RESET synchronous_standby_names");
     source.sql("shop", "SELECT pg_reload_conf()");
     waiting.await.expect("the client's task").expect("a commit");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_log_tells_before_anybody_sees_it_is_copied() {
+async fn what_the_log_tells_before_any_session_sees_it_is_copied() {
     if !available() {
         return;
     }
@@ -260,7 +260,7 @@ async fn what_the_log_tells_before_anybody_sees_it_is_copied() {
     bench.source.sql("postgres", "ALTER DATABASE shop SET synchronous_commit = local");
     let table = "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i";
     bench.source.sql("shop", table);
-    bench.source.sql("shop", "ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    bench.source.sql("shop", "ALTER SYSTEM SET synchronous_standby_names = 'absent'");
     bench.source.sql("shop", "SELECT pg_reload_conf()");
     let options = quick(&bench);
     let (outcome, ()) = tokio::join!(run(&options, observer().0), waits_for_a_standby(&bench.source));
@@ -316,7 +316,7 @@ async fn what_commits_while_the_slot_is_made_is_copied() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_holds_a_snapshot_while_rows_are_copied() {
+async fn no_session_holds_a_snapshot_while_rows_are_copied() {
     if !available() {
         return;
     }
@@ -386,8 +386,8 @@ async fn goes_on(bench: &Bench) {
     assert_eq!(record.phase, Phase::Following);
     let (observer, events) = observer();
     run(&quick(bench), observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    let anew = |event: &Event| begins("snapshot")(&event.kind);
-    assert!(!events.lock().unwrap().iter().any(anew), "it goes on");
+    let restarts = |event: &Event| begins("snapshot")(&event.kind);
+    assert!(!events.lock().unwrap().iter().any(restarts), "it goes on");
     holds_the_same(bench);
 }
 

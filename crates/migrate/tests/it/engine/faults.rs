@@ -107,7 +107,7 @@ async fn a_table_that_is_being_made_when_the_slot_is_made_is_not_left_behind() {
 
 /// A server continues a statement after its client is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_being_made_when_somebody_interrupts_does_not_come() {
+async fn a_database_that_is_being_made_at_an_interrupt_does_not_come() {
     if !available() {
         return;
     }
@@ -131,7 +131,7 @@ async fn a_database_that_is_being_made_when_somebody_interrupts_does_not_come() 
     assert!(matches!(failure.error, Error::Interrupted) && failure.state == State::OnSource, "{failure:?}");
     holder.batch_execute("ROLLBACK").await.unwrap();
     const LEFT: &str = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE DATABASE%'";
-    assert_eq!(bench.target.sql("postgres", LEFT), "0", "nobody makes it");
+    assert_eq!(bench.target.sql("postgres", LEFT), "0", "no session makes it");
     bench.assert_clean("shop");
     attempt(&options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
 }
@@ -217,7 +217,7 @@ async fn finish_clean_up(which: &str, options: &Options) {
     match which {
         "fallback" => {
             let outcome = fallback(options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-            assert_eq!(outcome, Outcome::AlreadyThere, "nobody is moved");
+            assert_eq!(outcome, Outcome::AlreadyThere, "no client is moved");
         }
         "abort" => {
             let state = abort(options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
@@ -405,7 +405,7 @@ async fn rights_that_were_passed_on_are_given_back_as_they_were() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_role_that_is_dropped_behind_the_switch_keeps_nobody_else_out() {
+async fn a_role_that_is_dropped_behind_the_switch_keeps_no_other_role_out() {
     if !available() {
         return;
     }

@@ -166,7 +166,7 @@ async fn parts_of_one_table_are_copied_at_the_same_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn how_long_the_copy_takes_is_told_to_whoever_asks() {
+async fn how_long_the_copy_takes_is_reported_by_status() {
     if !available() {
         return;
     }

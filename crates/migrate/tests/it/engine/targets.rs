@@ -125,7 +125,7 @@ async fn the_second_takes_the_place_of_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_to_which_nobody_goes_are_emptied_again() {
+async fn targets_to_which_no_client_goes_are_emptied_again() {
     if !available() {
         return;
     }
@@ -164,7 +164,7 @@ async fn a_migration_that_was_killed_is_taken_away_from_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_migration_that_was_killed_in_the_copy_begins_anew() {
+async fn a_migration_that_was_killed_in_the_copy_starts_again() {
     if !available() {
         return;
     }

@@ -78,7 +78,7 @@ async fn indexes_are_made_with_less_weight_than_clients_have() {
     });
     let outcome = run(&bench.options("shop"), observer).await;
     over.store(true, Ordering::Release);
-    let (nices, weights) = (nices.join().expect("whoever looks"), weights.lock().unwrap());
+    let (nices, weights) = (nices.join().expect("the observer"), weights.lock().unwrap());
     assert!(matches!(outcome, Ok(Outcome::Switched { .. })), "{outcome:?}");
     assert!(weights.iter().any(|weight| *weight < 30), "less, as clients suffer: {weights:?}");
     assert!(nices.iter().any(|nice| *nice > 5), "by its nice value: {nices:?}");

@@ -97,8 +97,9 @@ fn who_says_nothing_or_says_it_slowly_is_not_waited_for() {
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
-    if ran_elsewhere("proxy::hostile::a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory") || !available()
+fn a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory() {
+    if ran_elsewhere("proxy::hostile::a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory")
+        || !available()
     {
         return;
     }
@@ -119,7 +120,7 @@ fn a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
         assert!(ask(&mut other, &format!("select 'n' || {i}")).contains(&format!("n{i}")));
     }
     let grown = resident_kib().saturating_sub(before);
-    assert!(grown < 50 << 10, "{grown} KiB for 200 MB that nobody reads");
+    assert!(grown < 50 << 10, "{grown} KiB for 200 MB that the client does not read");
     // The session gets everything once it reads.
     let stream = &mut greedy[0];
     let (mut total, mut last) = (0_usize, Vec::new());
@@ -403,7 +404,7 @@ fn behind_the_login_who_leaves_in_the_middle_leaves_nothing_behind() {
 }
 
 #[test]
-fn behind_the_login_who_is_slow_is_served_and_holds_up_nobody() {
+fn behind_the_login_a_slow_client_is_served_and_holds_up_no_other() {
     if !available() {
         return;
     }
@@ -437,9 +438,10 @@ fn behind_the_login_who_is_slow_is_served_and_holds_up_nobody() {
 }
 
 #[test]
-fn behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory() {
-    if ran_elsewhere("proxy::hostile::behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory")
-        || !available()
+fn behind_the_login_a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory() {
+    if ran_elsewhere(
+        "proxy::hostile::behind_the_login_a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory",
+    ) || !available()
     {
         return;
     }
@@ -456,7 +458,7 @@ fn behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory() {
             bystander.works();
         }
         let grown = resident_kib().saturating_sub(before);
-        assert!(grown < 50 << 10, "TLS: {tls}: {grown} KiB for 800 MB that nobody reads");
+        assert!(grown < 50 << 10, "TLS: {tls}: {grown} KiB for 800 MB that the client does not read");
     });
 }
 

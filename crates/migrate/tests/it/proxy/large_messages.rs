@@ -109,7 +109,7 @@ fn insert_and_see(stream: &mut TcpStream, id: usize) {
 fn peak_mib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("read the status");
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("a line");
-    std::fs::write("/proc/self/clear_refs", "5").expect("begin anew");
+    std::fs::write("/proc/self/clear_refs", "5").expect("reset the peak");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") >> 10
 }
 

@@ -414,7 +414,7 @@ fn names_come_back_as_they_were_sent() {
 }
 
 #[test]
-fn a_configuration_that_lets_no_client_in_or_everybody_read_is_not_good() {
+fn a_configuration_that_lets_no_client_in_or_every_user_read_is_not_good() {
     let dir = TempDir::with_prefix("stillpoint-proxy-").expect("make a directory");
     certificate(dir.path());
     let file = |name: &str| dir.path().join(name);

@@ -40,7 +40,7 @@ impl ProxiedServers {
         let (ready, started) = mpsc::channel();
         std::thread::spawn(move || {
             let failed = ready.clone();
-            if let Err(error) = stillpoint_migrate_proxy::run(&path, |_| ready.send(None).expect("somebody waits")) {
+            if let Err(error) = stillpoint_migrate_proxy::run(&path, |_| ready.send(None).expect("the starter waits")) {
                 let _ = failed.send(Some(error.to_string()));
             }
         });

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_nobody_saw_is_found() {
+    fn a_row_that_was_not_captured_is_found() {
         let (delete, mut transaction) = (delete(), Transaction::default());
         transaction.set_baseline(Counts::default());
         transaction.row(&delete, "(1,11)").unwrap();

@@ -274,7 +274,7 @@ impl FakeProxy {
             Request::Resume { .. } => "resume",
             Request::Abandon { .. } => "abandon",
             // The proxy has more requests than the manager uses.
-            #[allow(unreachable_patterns, reason = "whatever else there is")]
+            #[allow(unreachable_patterns, reason = "other requests")]
             _ => return Reply::Error { message: "the stand-in knows nothing of it".into() },
         };
         self.asked.push(kind.to_owned());

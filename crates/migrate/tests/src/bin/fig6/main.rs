@@ -61,8 +61,8 @@ on average.
 - `rows, lazy`: the same by four players, commits that do not wait for the disk, as `migrate run` has its players. It sends
   batches besides, which is not done here.
 
-The time of a flush: as the machine's disk has it (0 ms more), and with the target's `commit_delay`, for which whoever flushes
-sleeps before it, and others wait meanwhile (`commit_siblings = 0`: also when nobody else is at work). What comes to be
+The time of a flush: as the machine's disk has it (0 ms more), and with the target's `commit_delay`, for which the process that flushes
+sleeps before it, and others wait meanwhile (`commit_siblings = 0`: also when no other process is at work). What comes to be
 committed while it sleeps goes with that flush, and not with the next one, as it would on a slow disk.
 ";
 

@@ -44,7 +44,7 @@ pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
         text += &line(&[name.clone(), took, response, rate, seen.failed.to_string()]);
         seen_in.push(serde_json::json!({ "stretch": name, "seen": seen.json() }));
     }
-    text += "\nA response counts from when its interaction was due, whatever it waited for. Values second by second are in the \
+    text += "\nA response counts from when its interaction was due, including all waits. Values second by second are in the \
              drawing, the migration in grey.\n";
     let marked = Some(((migration.from_ns - from) as f64 / 1e9, (migration.to_ns - from) as f64 / 1e9));
     let points = answers.points(from, to);
