@@ -259,7 +259,7 @@ impl<'j> SharedJournal<'j> {
 /// Progress of the copy of rows to one target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyProgress {
-    /// Bytes copied so far.
+    /// Size of the copied rows so far, in bytes.
     pub bytes: u64,
     /// Size in bytes of the tables on the source; the copy may take fewer or more.
     pub bytes_total: u64,

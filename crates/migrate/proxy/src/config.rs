@@ -30,7 +30,7 @@ pub struct Config {
     /// Address that serves Prometheus metrics at `/metrics`.
     #[serde(default)]
     pub metrics: Option<SocketAddr>,
-    /// Pairs of threads that serve sessions; by default one for every two processors.
+    /// Number of pairs of threads that serve sessions; by default one for every two processors.
     #[serde(default)]
     pub workers: Option<usize>,
     /// Permissions of the sockets in `listen`, as octal digits.
@@ -101,16 +101,16 @@ pub struct TlsFiles {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Sessions at a time, all tenants together.
+    /// Maximum number of sessions at a time, all tenants together.
     pub connections: usize,
     /// Memory for bytes under way between clients and servers, in MiB.
     pub memory_mib: usize,
-    /// Connections at a time that have not named their user, or wait in line for their login. At the limit the proxy
+    /// Maximum number of connections that have not named their user, or wait in line for their login. At the limit the proxy
     /// looks for the address that has the most and closes its connection that waits longest.
     pub unnamed: usize,
-    /// Logins at a time of one tenant, and no more than half of the sessions that it may have.
+    /// Maximum number of logins at a time of one tenant, and no more than half of the sessions that it may have.
     pub logins_per_tenant: usize,
-    /// Logins at a time of one tenant from one address, and no more than a quarter of the sessions that it may have.
+    /// Maximum number of logins at a time of one tenant from one address, and no more than a quarter of the sessions that it may have.
     /// All IPv6 addresses of a /64 network count as one.
     pub logins_per_address: usize,
     /// Time from a client's first byte to its session, in milliseconds.
@@ -207,7 +207,7 @@ pub struct TenantConfig {
     /// Name of the database on that server, if it differs.
     #[serde(default)]
     pub database: Option<String>,
-    /// Sessions at a time.
+    /// Maximum number of sessions at a time.
     #[serde(default)]
     pub connections: Option<usize>,
     /// File with lines `USER VERIFIER` (`rolname` and `rolpassword` of `pg_authid`). With it the proxy checks passwords

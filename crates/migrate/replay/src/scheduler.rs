@@ -20,7 +20,7 @@ const ATTEMPTS_MAX: u8 = 3;
 /// Limits of the pending syncsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all pending syncsets.
+    /// Maximum memory of all pending syncsets, in bytes.
     pub bytes: u64,
     /// Number of pending syncsets.
     pub syncsets: usize,
@@ -35,11 +35,11 @@ impl Default for Limits {
 /// Progress of the replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Syncsets handed in and not done.
+    /// Number of syncsets handed in and not done.
     pub pending: usize,
-    /// Bytes that they hold.
+    /// Memory that they hold, in bytes.
     pub bytes: u64,
-    /// Pending syncsets that wait until all lower stamps have been handed in.
+    /// Number of pending syncsets that wait until all lower stamps have been handed in.
     pub unordered: usize,
     /// Operations that players were given and have not reported.
     pub under_way: usize,
@@ -47,9 +47,9 @@ pub struct Progress {
     pub applied: Stamp,
     /// The caller hands in no more syncsets up to this stamp.
     pub closed: Stamp,
-    /// Syncsets done.
+    /// Number of syncsets done.
     pub done: u64,
-    /// Failures that were retried.
+    /// Number of failures that were retried.
     pub retries: u64,
 }
 

@@ -26,7 +26,7 @@ pub struct Syncset<P> {
     pub tokens: Vec<Token>,
     /// Its position among first reads and commits; [`Mode::BCon`] and [`Mode::Lsir`] need it.
     pub statement: Option<Statement>,
-    /// Bytes that it holds in memory.
+    /// Memory that it holds, in bytes.
     pub bytes: u64,
     /// Data that the player sends; the scheduler does not read it.
     pub payload: P,

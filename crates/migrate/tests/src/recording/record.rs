@@ -17,11 +17,11 @@ pub struct Recording {
     pub(super) events: Vec<SourceEvent>,
     /// Checksums of the source's tables after it.
     pub(super) sums: String,
-    /// Transactions that were committed, as clients and the proxy agree.
+    /// Number of transactions that were committed, as clients and the proxy agree.
     pub transactions: u64,
-    /// Transactions that wrote.
+    /// Number of transactions that wrote.
     pub writing: u64,
-    /// Duration of the load.
+    /// Duration of the load, in seconds.
     pub seconds: f64,
 }
 

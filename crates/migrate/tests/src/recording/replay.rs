@@ -13,15 +13,15 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Result of a replay.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplayResult {
-    /// Time from the first operation to the last commit.
+    /// Time from the first operation to the last commit, in seconds.
     pub seconds: f64,
-    /// Flushes of the target's log meanwhile.
+    /// Number of flushes of the target's log meanwhile.
     pub flushes: u64,
-    /// Transactions that were retried.
+    /// Number of transactions that were retried.
     pub retries: u64,
     /// Number of players at the end.
     pub players: u32,
-    /// Transactions that were sent.
+    /// Number of transactions that were sent.
     pub transactions: u64,
 }
 
