@@ -118,7 +118,7 @@ impl<'a> Comparison<'a> {
         let columns = self.columns(&name).await?;
         let mut cutter = Cutter::new(std::slice::from_ref(table));
         while let Some(piece) = cutter.next(PIECE_PAGES) {
-            let [here, there] = self.sums(&name, &columns, &piece.place()).await?;
+            let [here, there] = self.sums(&name, &columns, &piece.condition()).await?;
             sums.add(here, there);
             self.reading.spend(PIECE_PAGES.min(table.pages) * PAGE_BYTES).await;
         }

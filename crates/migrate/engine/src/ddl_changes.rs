@@ -12,7 +12,7 @@ pub(crate) fn since_switch(options: &Options, now: &Definitions) -> Result<Vec<S
     let Some(then) = journal::definitions(&options.state, &options.source.database)? else {
         return Ok(vec!["unknown definitions: the journal has no record of the definitions at the switch-over".into()]);
     };
-    Ok(catalogs::made_since(&then, now))
+    Ok(catalogs::changes_since(&then, now))
 }
 
 /// Returns the same if there is a way back, and nothing otherwise.

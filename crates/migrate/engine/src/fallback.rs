@@ -112,7 +112,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
     }
 }
 
-/// Calls [`Held::is_over`]; false if the source could not be asked.
+/// Calls [`CommandLock::is_over`]; false if the source could not be asked.
 fn is_over(lock: Option<&CommandLock>, journal: &Journal) -> Result<bool, Error> {
     lock.map_or(Ok(false), |lock| lock.is_over(journal))
 }
@@ -176,12 +176,12 @@ async fn follow_target(
     let mut inventory = Inventory::read(&mut target).await?;
     if options.accepted.definitions_dropped {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-        inventory.keep_those_of(&Inventory::read(&mut source).await?);
+        inventory.retain_tables_of(&Inventory::read(&mut source).await?);
     }
     let slot = journal.record.back_slot();
     let follower = Follower::start(Plan {
-        source: &options.target.called("target"),
-        target: &options.source.called("source"),
+        source: &options.target.with_side("target"),
+        target: &options.source.with_side("source"),
         feed: Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: journal.record.back_from, horizon: 0 },
         inventory: &inventory,
         players: options.players,

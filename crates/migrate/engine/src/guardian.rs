@@ -3,7 +3,7 @@
 //! A command that is killed between disabling connections and the switch would leave the side that clients are on refusing new
 //! sessions, until the next command. A command that is killed after the switch, while it works on the side that clients left,
 //! would leave connections to that side enabled. A guardian is another process: it notices that the command is gone (a pipe
-//! between them ends) and calls [`repair`].
+//! between them ends) and calls [`repair_interrupted`].
 //!
 //! ```text
 //! Switching, proxy serves the source --> connections enabled, Following    Switching, proxy serves the target --> Switched

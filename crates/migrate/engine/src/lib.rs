@@ -8,7 +8,7 @@
 //! publications, slots, replica identities, the target's database; [`State`] reports success or what is left. After that,
 //! clients are on the target, and [`fallback`] brings them back with everything that was committed since, until [`finish`]. A
 //! process that is killed leaves a journal: the next [`run`] continues from it, or [`abort`] removes everything. If the killed
-//! process left connections to the serving side disabled, [`repair`], called by a process that outlives it, enables them
+//! process left connections to the serving side disabled, [`repair_interrupted`], called by a process that outlives it, enables them
 //! immediately. A committed transaction is on the side in service exactly once: it is repeated together with its stamp in one
 //! transaction on the target, and the source gets a confirmation only when the target has flushed it. If changes come from the
 //! log, no snapshot is held while rows are copied, except for tables that require it.

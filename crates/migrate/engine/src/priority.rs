@@ -75,7 +75,7 @@ impl SessionPriority {
         lowered: &LoweredProcesses,
     ) -> Result<Option<SessionPriority>, Error> {
         let Options { source, target, others, .. } = options;
-        if !(source.is_here() && target.is_here() && others.is_empty() && can_restore_priority()) {
+        if !(source.is_local() && target.is_local() && others.is_empty() && can_restore_priority()) {
             return Ok(None);
         }
         let mut links = Vec::new();

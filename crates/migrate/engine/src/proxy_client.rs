@@ -158,7 +158,7 @@ impl ProxyClient {
         loop {
             let request = Request::Prepare {
                 tenant: self.tenant.clone(),
-                target: TargetSpec::Server(target.as_the_proxy_has_it()),
+                target: TargetSpec::Server(target.to_proxy_server()),
                 verifiers: verifiers.clone(),
                 limit_ms: limit.saturating_sub(begun.elapsed()).max(PREPARE_TIMEOUT_MIN).as_millis() as u64,
                 again: std::mem::replace(&mut again, true),

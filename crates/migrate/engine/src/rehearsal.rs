@@ -9,7 +9,7 @@
 //! The name is derived from the database's name, so the next command finds and drops what a killed command left.
 
 use crate::check::{Finding, Report, Verdict};
-use crate::copy::{filling, sample};
+use crate::copy::{connect_for_copy, sample};
 use crate::definitions::{self, DeferredDefinitions, RejectedDefinition};
 use crate::inventory::{Inventory, TableDef, USER_SCHEMA, text};
 use crate::link::{Link, Purpose, identifier, literal};
@@ -200,7 +200,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let untried = copy_samples(&options.source, scratch, &inventory, all_there, findings).await?;
     let deferred = DeferredDefinitions::read(to, &dump).await?;
     rejections.extend(deferred.attempt_most(scratch, to, &dump).await?);
-    let mut link = filling(scratch).await?;
+    let mut link = connect_for_copy(scratch).await?;
     if deferred.has_foreign_keys() {
         // Rows that a sample refers to may be missing.
         for table in &inventory.tables {
@@ -322,7 +322,7 @@ async fn copy_samples(
     findings: &mut Vec<Finding>,
 ) -> Result<Vec<u32>, Error> {
     let mut from = Link::connect(source, Purpose::Statements, &[("statement_timeout", SAMPLE_TIMEOUT_MS)]).await?;
-    let mut to = filling(scratch).await?;
+    let mut to = connect_for_copy(scratch).await?;
     let mut untried = Vec::new();
     for table in &inventory.tables {
         let there = format!("SELECT to_regclass({})", literal(&table.qualified()));

@@ -12,7 +12,7 @@
 use crate::catalogs::{self, Definitions};
 use crate::checksum::Comparison;
 use crate::clients::{Clients, SpeedController};
-use crate::copy::{Copied, View, copy, tells_apart};
+use crate::copy::{CopiedAmount, View, copy, distinguishes_versions};
 use crate::definitions::{self, DeferredDefinitions};
 use crate::estimate::Estimate;
 use crate::fault::{FaultPoint, reach};
@@ -140,7 +140,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
     let (mut journal, mut lock) = match there.map(|record| record.phase) {
         None => begin(options, reporter).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
-            switch::settle_again(options, reporter).await.map_err(Failure::on_target)?;
+            switch::resume_settle(options, reporter).await.map_err(Failure::on_target)?;
             return Ok(Some(Outcome::AlreadyThere));
         }
         Some(Phase::Returning) => {
@@ -357,7 +357,7 @@ async fn snapshot(options: &Options, number: usize, journal: &SharedJournal<'_>)
         locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
     let definitions = catalogs::read(&mut holder).await?;
-    catalogs::changed(catalogs::changes(&definitions, &catalogs::read(&mut locks).await?))?;
+    catalogs::fail_if_changed(catalogs::changes(&definitions, &catalogs::read(&mut locks).await?))?;
     if capture == Capture::Log {
         replication_objects::check_all_published(&mut locks, &inventory).await?;
     }
@@ -367,7 +367,7 @@ async fn snapshot(options: &Options, number: usize, journal: &SharedJournal<'_>)
         ChangeStore::Slot(_) => {
             let seen = SourceSnapshot::parse(&holder.text("SELECT pg_current_snapshot()").await?)?;
             let without = inventory.tables.iter().filter(|table| table.upserts() && plain.contains(&table.oid));
-            tells_apart(&seen).then(|| (seen, without.cloned().collect()))
+            distinguishes_versions(&seen).then(|| (seen, without.cloned().collect()))
         }
         ChangeStore::Proxy(..) => None,
     };
@@ -395,7 +395,10 @@ async fn create(
     journal.lock().record_phase(number, Phase::Copying)?;
     if options.roles == Roles::Create {
         let made = journal.lock().record.roles_of(number).to_vec();
-        roles::bring(&options.source, &options.target, &made, |made| journal.lock().record_roles(number, made)).await?;
+        roles::create_and_update(&options.source, &options.target, &made, |made| {
+            journal.lock().record_roles(number, made)
+        })
+        .await?;
     }
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
@@ -473,7 +476,7 @@ async fn copy_rows(
         ChangeStore::Slot(slot) => (Some(slot), None),
         ChangeStore::Proxy(recording, _) => (None, Some(&*recording)),
     };
-    let copied = Arc::new(Copied::default());
+    let copied = Arc::new(CopiedAmount::default());
     let throttle = Arc::new(if clients.is_some() { Throttle::new(COPY_BOUNDS) } else { Throttle::unlimited() });
     let mut watch = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let (source, target, locker) = (&options.source, &options.target, locks.pid);
@@ -483,14 +486,14 @@ async fn copy_rows(
     let with: Vec<TableDef> = with.cloned().collect();
     let copying = async {
         let copy = |view, tables| copy(source, target, view, tables, options.copy_jobs, &copied, &throttle);
-        copy(View::Held(snapshot.clone()), &with).await?;
+        copy(View::Snapshot(snapshot.clone()), &with).await?;
         holder.query("COMMIT").await?;
         if let Some(slot) = slot {
             slot.link.query("IDENTIFY_SYSTEM").await?;
         }
         let Some(seen) = seen else { return Ok(0) };
         wait_until_seen(seen, locks, options.snapshot_limit).await?;
-        copy(View::Since(seen.clone()), without).await?;
+        copy(View::Unchanged(seen.clone()), without).await?;
         horizon(source).await
     };
     tokio::pin!(copying);
@@ -511,7 +514,7 @@ async fn copy_rows(
                 let per_s = (bytes - last.1) as f64 / last.0.elapsed().as_secs_f64().max(0.001);
                 last = (Instant::now(), bytes);
                 let bytes_total = inventory.bytes();
-                let (estimate_s, bytes_per_s) = (estimate.left(last.0, copied.of_tables().await, bytes_total), per_s as u64);
+                let (estimate_s, bytes_per_s) = (estimate.remaining_s(last.0, copied.table_bytes().await, bytes_total), per_s as u64);
                 let told = CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s };
                 journal::publish_copying(&options.state, &options.source.database, reporter.number(), &told);
                 reporter.report(EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s });

@@ -80,7 +80,7 @@ impl Server {
     }
 
     /// Returns the same server under another name in messages: source and target are exchanged on the way back.
-    pub(crate) fn called(&self, side: &str) -> Server {
+    pub(crate) fn with_side(&self, side: &str) -> Server {
         Server { side: side.into(), ..self.clone() }
     }
 
@@ -122,11 +122,11 @@ impl Server {
             Address::Unix(_) => None,
             Address::Tcp(host, _) => Some(host.clone()),
         };
-        self.is_here() && other.is_here() || host(self).is_some() && host(self) == host(other)
+        self.is_local() && other.is_local() || host(self).is_some() && host(self) == host(other)
     }
 
     /// Returns true if it runs on this machine, judged by its address.
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_local(&self) -> bool {
         match &self.address {
             Address::Unix(_) => true,
             Address::Tcp(host, _) => {
@@ -141,7 +141,7 @@ impl Server {
     }
 
     /// Returns the same server as the proxy describes it, so that the proxy's sessions are as secure as ours.
-    pub(crate) fn as_the_proxy_has_it(&self) -> stillpoint_migrate_proxy::Server {
+    pub(crate) fn to_proxy_server(&self) -> stillpoint_migrate_proxy::Server {
         let (host, port) = self.host_and_port();
         let (tls, ca) = (self.tls, self.ca.clone());
         stillpoint_migrate_proxy::Server { name: String::new(), host, port, database: None, tls, ca }
@@ -236,7 +236,7 @@ mod tests {
             let environment = server.environment();
             assert!(environment.contains(&("PGSSLMODE", "verify-full".into())), "{environment:?}");
             assert!(environment.contains(&("PGSSLROOTCERT", "/etc/a b.pem".into())), "{environment:?}");
-            let proxied = server.as_the_proxy_has_it();
+            let proxied = server.to_proxy_server();
             assert_eq!((proxied.tls, proxied.ca), (ServerTls::VerifyFull, Some("/etc/a b.pem".into())));
         }
         assert!(!Server::parse("target", "host=a dbname=x sslmode=prefer", None).unwrap().is_encrypted());

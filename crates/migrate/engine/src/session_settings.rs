@@ -6,7 +6,7 @@
 
 /// Condition under which a setting can be sent to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum When {
+enum Availability {
     /// Always: every supported server accepts it from every role.
     AtLogin,
     /// The server has this major version or a newer one.
@@ -16,47 +16,47 @@ enum When {
 }
 
 /// A setting, with the value that our sessions use.
-struct Pinned {
+struct PinnedSetting {
     name: &'static str,
     value: &'static str,
-    when: When,
+    when: Availability,
 }
 
-const fn pinned(name: &'static str, value: &'static str, when: When) -> Pinned {
-    Pinned { name, value, when }
+const fn pinned(name: &'static str, value: &'static str, when: Availability) -> PinnedSetting {
+    PinnedSetting { name, value, when }
 }
 
 /// Settings that could end a session, make a statement fail, or change its effect.
-const BEHAVIOUR: [Pinned; 22] = [
-    pinned("statement_timeout", "0", When::AtLogin),
-    pinned("lock_timeout", "0", When::AtLogin),
-    pinned("idle_session_timeout", "0", When::AtLogin),
-    pinned("idle_in_transaction_session_timeout", "0", When::AtLogin),
-    pinned("transaction_timeout", "0", When::Since(17)),
-    pinned("tcp_user_timeout", "0", When::AtLogin),
+const BEHAVIOUR_SETTINGS: [PinnedSetting; 22] = [
+    pinned("statement_timeout", "0", Availability::AtLogin),
+    pinned("lock_timeout", "0", Availability::AtLogin),
+    pinned("idle_session_timeout", "0", Availability::AtLogin),
+    pinned("idle_in_transaction_session_timeout", "0", Availability::AtLogin),
+    pinned("transaction_timeout", "0", Availability::Since(17)),
+    pinned("tcp_user_timeout", "0", Availability::AtLogin),
     // PostgreSQL's default: without a time-out, a sender whose reader is gone would keep its slot.
-    pinned("wal_sender_timeout", "60s", When::AtLogin),
-    pinned("exit_on_error", "off", When::AtLogin),
-    pinned("temp_file_limit", "-1", When::AsSuperuser),
-    pinned("default_transaction_isolation", "read committed", When::AtLogin),
+    pinned("wal_sender_timeout", "60s", Availability::AtLogin),
+    pinned("exit_on_error", "off", Availability::AtLogin),
+    pinned("temp_file_limit", "-1", Availability::AsSuperuser),
+    pinned("default_transaction_isolation", "read committed", Availability::AtLogin),
     // A database or a role with this default (a fenced one) must still accept what is replayed.
-    pinned("default_transaction_read_only", "off", When::AtLogin),
-    pinned("default_transaction_deferrable", "off", When::AtLogin),
-    pinned("role", "none", When::AtLogin),
-    pinned("row_security", "off", When::AtLogin),
-    pinned("session_replication_role", "origin", When::AsSuperuser),
-    pinned("default_tablespace", "", When::AtLogin),
-    pinned("default_table_access_method", "heap", When::AtLogin),
-    pinned("xmloption", "content", When::AtLogin),
-    pinned("icu_validation_level", "warning", When::Since(16)),
+    pinned("default_transaction_read_only", "off", Availability::AtLogin),
+    pinned("default_transaction_deferrable", "off", Availability::AtLogin),
+    pinned("role", "none", Availability::AtLogin),
+    pinned("row_security", "off", Availability::AtLogin),
+    pinned("session_replication_role", "origin", Availability::AsSuperuser),
+    pinned("default_tablespace", "", Availability::AtLogin),
+    pinned("default_table_access_method", "heap", Availability::AtLogin),
+    pinned("xmloption", "content", Availability::AtLogin),
+    pinned("icu_validation_level", "warning", Availability::Since(16)),
     // The time to compile would be part of the pause.
-    pinned("jit", "off", When::AtLogin),
-    pinned("zero_damaged_pages", "off", When::AsSuperuser),
-    pinned("ignore_checksum_failure", "off", When::AsSuperuser),
+    pinned("jit", "off", Availability::AtLogin),
+    pinned("zero_damaged_pages", "off", Availability::AsSuperuser),
+    pinned("ignore_checksum_failure", "off", Availability::AsSuperuser),
 ];
 
 /// Settings for the text form of values, the same on both servers. Programs of PostgreSQL set their own.
-const FORM: [(&str, &str); 13] = [
+const OUTPUT_SETTINGS: [(&str, &str); 13] = [
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),
     ("IntervalStyle", "postgres"),
@@ -74,8 +74,8 @@ const FORM: [(&str, &str); 13] = [
 
 /// Settings for the login of one of our sessions; those in `own` take precedence over pinned ones.
 pub(crate) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)> {
-    let behaviour = BEHAVIOUR.iter().filter(|pinned| pinned.when == When::AtLogin);
-    let all = FORM.into_iter().chain(behaviour.map(|pinned| (pinned.name, pinned.value)));
+    let behaviour = BEHAVIOUR_SETTINGS.iter().filter(|pinned| pinned.when == Availability::AtLogin);
+    let all = OUTPUT_SETTINGS.into_iter().chain(behaviour.map(|pinned| (pinned.name, pinned.value)));
     let mut settings: Vec<(&'s str, &'s str)> = all.filter(|(name, _)| !is_among(own, name)).collect();
     settings.extend_from_slice(own);
     settings
@@ -85,12 +85,12 @@ pub(crate) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)
 /// statement, because a session that sends changes accepts only one at a time. A database whose text may be bytes in any
 /// encoding (`is_bytes`) would otherwise reject its own text that is not UTF-8.
 pub(crate) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&str, &str)]) -> Option<String> {
-    let may = |pinned: &&Pinned| match pinned.when {
-        When::AtLogin => false,
-        When::Since(first) => major >= first,
-        When::AsSuperuser => superuser,
+    let may = |pinned: &&PinnedSetting| match pinned.when {
+        Availability::AtLogin => false,
+        Availability::Since(first) => major >= first,
+        Availability::AsSuperuser => superuser,
     };
-    let due = BEHAVIOUR.iter().filter(may).filter(|pinned| !is_among(own, pinned.name));
+    let due = BEHAVIOUR_SETTINGS.iter().filter(may).filter(|pinned| !is_among(own, pinned.name));
     let due = due.map(|pinned| (pinned.name, pinned.value)).chain(is_bytes.then_some(("client_encoding", "SQL_ASCII")));
     let each: Vec<String> = due.map(|(name, value)| format!("set_config('{name}', '{value}', false)")).collect();
     (!each.is_empty()).then(|| format!("SELECT {}", each.join(", ")))
@@ -99,7 +99,8 @@ pub(crate) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&
 /// `PGOPTIONS` of a program that connects to a server of this major version as a superuser; `own` takes precedence over pinned
 /// settings.
 pub(crate) fn options(major: u32, own: &[(&str, &str)]) -> String {
-    let known = BEHAVIOUR.iter().filter(|pinned| !matches!(pinned.when, When::Since(first) if major < first));
+    let known =
+        BEHAVIOUR_SETTINGS.iter().filter(|pinned| !matches!(pinned.when, Availability::Since(first) if major < first));
     let known = known.map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
     let option = |(name, value): (&str, &str)| format!("-c {name}={}", value.replace('\\', "\\\\").replace(' ', "\\ "));
     known.chain(own.iter().copied()).map(option).collect::<Vec<_>>().join(" ")
@@ -233,7 +234,8 @@ mod tests {
     async fn compared(cluster: &Cluster) {
         let server = Server::parse("source", &cluster.conninfo("postgres"), None).unwrap();
         let mut link = Link::connect(&server, Purpose::Statements, &[]).await.unwrap();
-        let ours = BEHAVIOUR.iter().map(|pinned| pinned.name).chain(FORM.iter().map(|(name, _)| *name));
+        let ours =
+            BEHAVIOUR_SETTINGS.iter().map(|pinned| pinned.name).chain(OUTPUT_SETTINGS.iter().map(|(name, _)| *name));
         let ours: BTreeSet<&str> = ours.collect();
         let mut unknown = Vec::new();
         for row in link.query(SESSIONS_OWN).await.unwrap() {
@@ -259,7 +261,7 @@ mod tests {
 
     async fn have_what_is_pinned(cluster: &Cluster, major: u32) {
         cluster.sql("postgres", "CREATE ROLE mover SUPERUSER LOGIN; CREATE ROLE guest; CREATE ROLE plain LOGIN");
-        let other = |pinned: &Pinned| match pinned.name {
+        let other = |pinned: &PinnedSetting| match pinned.name {
             "default_transaction_isolation" => "serializable",
             "role" => "guest",
             "session_replication_role" => "replica",
@@ -274,8 +276,10 @@ mod tests {
             },
         };
         cluster.sql("postgres", "CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler");
-        let known: Vec<&Pinned> =
-            BEHAVIOUR.iter().filter(|pinned| !matches!(pinned.when, When::Since(first) if major < first)).collect();
+        let known: Vec<&PinnedSetting> = BEHAVIOUR_SETTINGS
+            .iter()
+            .filter(|pinned| !matches!(pinned.when, Availability::Since(first) if major < first))
+            .collect();
         for pinned in &known {
             cluster.sql("postgres", &format!("ALTER ROLE mover SET {} = '{}'", pinned.name, other(pinned)));
         }

@@ -13,7 +13,7 @@
 //! and large values, the check in the pause takes 0.2 to 0.4 s of one processor (of two with other work to do), beside the
 //! drain. If roles are moved, their changes are moved before each pause too, and checked in the pause in the same way.
 
-use crate::catalogs::{self, Look};
+use crate::catalogs::{self, CatalogState};
 use crate::fault::{FaultPoint, reach};
 use crate::fence::Grant;
 use crate::inventory::{Inventory, text};
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
 /// Time between two pauses for clients to work off their queued statements.
-const BETWEEN_PAUSES: Duration = Duration::from_millis(500);
+const PAUSE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// One of the two servers of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,40 +101,41 @@ pub(crate) struct Prepared {
 }
 
 /// Connections that a pause needs. They are opened before it and used only once, because a limit may cut off an answer.
-struct Hands {
+struct PauseConnections {
     /// Connection to another database of the server that clients leave.
     beside: Link,
     from: Link,
     /// Connection that checks definitions while the others are busy.
-    looking: Link,
-    look: Look,
+    checker: Link,
+    catalog_state: CatalogState,
     /// Marks of roles; empty if roles are not moved.
     roles: Vec<Row>,
     to: Link,
 }
 
-impl Hands {
-    async fn open(direction: &Direction, inventory: &Inventory, with_roles: bool) -> Result<Hands, Error> {
+impl PauseConnections {
+    async fn open(direction: &Direction, inventory: &Inventory, with_roles: bool) -> Result<PauseConnections, Error> {
         // A parallel worker would count as a new session, and connections are disabled then.
         let settings = [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0")];
-        let mut looking = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
-        let look = Look::take(&mut looking).await?;
-        let roles = if with_roles { roles::marks(&mut looking).await? } else { Vec::new() };
-        let mut hands = Hands {
+        let mut checker = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
+        let catalog_state = CatalogState::take(&mut checker).await?;
+        let roles = if with_roles { roles::marks(&mut checker).await? } else { Vec::new() };
+        let mut connections = PauseConnections {
             beside: fence::connect_for_fencing(&direction.from).await?,
             from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
-            looking,
-            look,
+            checker,
+            catalog_state,
             roles,
             to: Link::connect(&direction.to, Purpose::Statements, &settings).await?,
         };
         // Run once without use: a server process that runs it again has its catalog cache filled.
-        hands.beside.query(&fence::direct_sessions_sql(&direction.from.database, &[])).await?;
+        connections.beside.query(&fence::direct_sessions_sql(&direction.from.database, &[])).await?;
         // Transactions that it finds now may be decided by the time of the pause.
-        let _ = fence::check_prepared_transactions(&mut hands.beside, &direction.from.database, Duration::ZERO).await;
-        sequences(&mut hands.from, inventory).await?;
-        hands.to.query("SELECT FROM stillpoint.epoch").await?;
-        Ok(hands)
+        let _ =
+            fence::check_prepared_transactions(&mut connections.beside, &direction.from.database, Duration::ZERO).await;
+        sequences(&mut connections.from, inventory).await?;
+        connections.to.query("SELECT FROM stillpoint.epoch").await?;
+        Ok(connections)
     }
 }
 
@@ -174,7 +175,7 @@ pub(crate) async fn prepare(
 /// Creates or updates the source's present roles on the target.
 async fn bring_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let (number, made) = (journal.record.number, journal.record.made_roles.clone());
-    roles::bring(&options.source, &options.target, &made, |made| journal.record_roles(number, made)).await
+    roles::create_and_update(&options.source, &options.target, &made, |made| journal.record_roles(number, made)).await
 }
 
 /// Pauses clients and moves them to the other side, with several attempts if necessary. Returns how long they were paused, and
@@ -189,7 +190,7 @@ pub(crate) async fn switch(
 ) -> Result<(Duration, Link), Error> {
     let mut attempt = 1;
     let (begun, drained, left) = loop {
-        match stand_still(options, journal, &mut prepared, direction, reporter).await {
+        match pause_and_fence(options, journal, &mut prepared, direction, reporter).await {
             Ok(status) => break status,
             Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_) | Error::LockLost { .. }))
                 if attempt < options.pause_attempts =>
@@ -199,7 +200,7 @@ pub(crate) async fn switch(
             Err(error) => return Err(error),
         }
         attempt += 1;
-        tokio::time::sleep(BETWEEN_PAUSES).await;
+        tokio::time::sleep(PAUSE_INTERVAL).await;
         let mut link = Link::connect(&direction.from, Purpose::Statements, &[]).await?;
         catch_up(&mut prepared.following, &mut link, reporter).await?;
     };
@@ -208,7 +209,7 @@ pub(crate) async fn switch(
     if let Err(error) = switched {
         // The switch may have happened before the connection broke: the proxy knows.
         if !serves(options, &journal.record, direction.side()).await? {
-            back_to_work(journal, &mut prepared, direction).await?;
+            resume_clients(journal, &mut prepared, direction).await?;
             return Err(error);
         }
     }
@@ -225,7 +226,7 @@ pub(crate) async fn switch(
 /// Does one pause. If it succeeds, clients are paused, and the other side holds every commit of this side, where no session can
 /// write any more. If it fails, clients continue where they were. Returns its start, how long transactions took to end, and a
 /// connection.
-async fn stand_still(
+async fn pause_and_fence(
     options: &Options,
     journal: &mut Journal,
     prepared: &mut Prepared,
@@ -233,18 +234,18 @@ async fn stand_still(
     reporter: &Reporter,
 ) -> Result<(Instant, Duration, Link), Error> {
     let brings_roles = direction.brings_roles(options);
-    let mut hands = Hands::open(direction, &prepared.following.inventory, brings_roles).await?;
-    let mut changes = catalogs::changes(&prepared.following.definitions, &hands.look.definitions);
+    let mut connections = PauseConnections::open(direction, &prepared.following.inventory, brings_roles).await?;
+    let mut changes = catalogs::changes(&prepared.following.definitions, &connections.catalog_state.definitions);
     if brings_roles {
         bring_roles(options, journal).await?;
         let brought = journal.record.made_roles.iter().flat_map(|role| [role.clone(), identifier(role)]);
         let brought: Vec<String> = brought.map(|role| format!("changed role {role}")).collect();
         changes.retain(|change| !brought.contains(change));
     }
-    catalogs::changed(changes)?;
+    catalogs::fail_if_changed(changes)?;
     // Refusals of the pause are found before it. This also fills the catalog cache of the server process that it asks.
     let backends = prepared.proxy.backends().await?;
-    prepared.proxy.check_backends_at(&backends, &mut hands.beside, &direction.from).await?;
+    prepared.proxy.check_backends_at(&backends, &mut connections.beside, &direction.from).await?;
     let grants = prepared.grants.clone();
     journal.update(|record| {
         record.phase = direction.during;
@@ -261,29 +262,29 @@ async fn stand_still(
     let drained = begun.elapsed();
     // The rest of the limit is for lifting the fence before the proxy resumes clients by itself.
     let limit = options.pause_limit.mul_f64(0.8).saturating_sub(drained);
-    let work = in_pause(options, journal, prepared, &mut hands, direction, reporter, limit);
+    let work = work_in_pause(options, journal, prepared, &mut connections, direction, reporter, limit);
     let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         Err(Error::TimedOut { what: "the pause".into(), limit: options.pause_limit, who: Vec::new() })
     });
     if let Err(error) = done {
-        back_to_work(journal, prepared, direction).await?;
+        resume_clients(journal, prepared, direction).await?;
         return Err(error);
     }
-    Ok((begun, drained, hands.from))
+    Ok((begun, drained, connections.from))
 }
 
 /// Does everything that is possible only while clients are paused: fence, last changes, sequences, a last check of definitions,
 /// and the flush of all of it to disk.
-async fn in_pause(
+async fn work_in_pause(
     options: &Options,
     journal: &Journal,
     prepared: &mut Prepared,
-    hands: &mut Hands,
+    connections: &mut PauseConnections,
     direction: &Direction,
     reporter: &Reporter,
     limit: Duration,
 ) -> Result<(), Error> {
-    let Hands { beside, from, looking, look, roles, to } = hands;
+    let PauseConnections { beside, from, checker, catalog_state, roles, to } = connections;
     let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, .. } = prepared;
     let database = &direction.from.database;
     let begun = Instant::now();
@@ -306,9 +307,9 @@ async fn in_pause(
     reach(&options.faults, FaultPoint::Fenced)?;
     // No session is left that could use a sequence, decide a transaction or define an object.
     let outdated = async {
-        let mut outdated = look.outdated(looking).await?;
+        let mut outdated = catalog_state.outdated(checker).await?;
         if !roles.is_empty() {
-            outdated.extend(roles::outdated(roles, &roles::marks(looking).await?));
+            outdated.extend(roles::outdated(roles, &roles::marks(checker).await?));
         }
         Ok::<_, Error>((outdated, begun.elapsed()))
     };
@@ -340,7 +341,7 @@ async fn in_pause(
 }
 
 /// Undoes the work of the pause; clients continue where they were.
-async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
+async fn resume_clients(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
     // This comes first: a client that connects when the pause is over must be able to.
     let lifted = fence::lift(&direction.from, &prepared.grants).await;
     // The proxy may have reached the limit itself, or be gone; then clients have continued already.
@@ -382,7 +383,7 @@ pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) ->
 }
 
 /// Completes [`settle`] if it was interrupted: the slot on the source shows that, or the journal if there is no slot.
-pub(crate) async fn settle_again(options: &Options, reporter: &Reporter) -> Result<(), Error> {
+pub(crate) async fn resume_settle(options: &Options, reporter: &Reporter) -> Result<(), Error> {
     let mut journal = Journal::open(&options.state, &options.source.database)?;
     let settled = match journal.record.capture {
         Capture::Rows | Capture::Statements => journal.record.settled,

@@ -216,7 +216,7 @@ pub(crate) async fn drop_database(target: &Server, record: &Record, number: usiz
     definitions::terminate_makers(target, &mut link).await?;
     let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
-    roles::drop_made(&mut link, record.roles_of(number)).await
+    roles::drop_created(&mut link, record.roles_of(number)).await
 }
 
 /// Time for an interrupted command to remove what it made; enough to drop the copy of a large database.

@@ -41,7 +41,7 @@ pub(crate) async fn run_with_weight<T>(
     reporter: &Reporter,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let Some(weight) = weight.filter(|_| target.is_here()) else { return work.await };
+    let Some(weight) = weight.filter(|_| target.is_local()) else { return work.await };
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let which = format!(
         "SELECT pid, extract(epoch FROM clock_timestamp() - backend_start) FROM pg_stat_activity WHERE {sessions}"

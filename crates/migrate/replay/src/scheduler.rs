@@ -22,7 +22,7 @@ const ATTEMPTS_MAX: u8 = 3;
 pub struct Limits {
     /// Maximum memory of all pending syncsets, in bytes.
     pub bytes: u64,
-    /// Number of pending syncsets.
+    /// Maximum number of pending syncsets.
     pub syncsets: usize,
 }
 

@@ -152,7 +152,7 @@ impl ApplyWorker {
             let outcome = tokio::select! {
                 biased;
                 frame = receiver.frame(), if !self.in_flight.is_empty() || self.syncs > 0 => self.answer(&frame?).await?,
-                sent = sender.flush(), if sender.is_due() => sent.map(|()| None)?,
+                sent = sender.flush(), if sender.has_unsent() => sent.map(|()| None)?,
                 () = tokio::time::sleep_until(due), if next.is_some() => {
                     if let Some((batch, _)) = next.take() {
                         self.send(batch)?;

@@ -251,7 +251,7 @@ impl Stream {
                 messages += 1;
                 chunk.extend(self.item(link, frame).await?);
             }
-            let sleep = self.sleep_time(messages).filter(|_| link.receiver.is_dry());
+            let sleep = self.sleep_time(messages).filter(|_| link.receiver.needs_read());
             if !chunk.is_empty() {
                 // The conductor may be busy for longer than the source's time-out.
                 let permit = loop {
