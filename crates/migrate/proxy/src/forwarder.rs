@@ -282,7 +282,7 @@ fn update_events(epoll: &OwnedFd, session: &ForwardedSession) -> rustix::io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::{Entry, Who};
+    use crate::entry::{Entry, SessionIdentity};
     use crate::session::{CustomNames, StateTracker};
     use crate::stream::{Raw, Stream};
     use std::io::{Read, Write};
@@ -310,7 +310,7 @@ mod tests {
             (Stream::Plain(Raw::Unix(UnixStream::from_std(ours).unwrap())), theirs)
         };
         let text = || "x".to_owned();
-        let who = Who { tenant: text(), user: text(), database: text(), origin: text() };
+        let who = SessionIdentity { tenant: text(), user: text(), database: text(), origin: text() };
         let (entry, commands) = Entry::new(number, who, vec![], Arc::default());
         let (entry, (ours, client), (theirs, server)) = (Arc::new(entry), stream(), stream());
         let pump = Pump::new(ours, theirs, entry.clone(), StateTracker::new(CustomNames::default()));

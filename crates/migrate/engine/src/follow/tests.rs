@@ -63,7 +63,7 @@ async fn a_held_replay_keeps_the_source_waiting_and_not_all_in_memory() {
     let mut follower = follower(&pair).await;
     let (answer, answered) = oneshot::channel();
     follower.send(Command::Hold(answer)).await.unwrap();
-    follower.within(LIMIT, "pausing the replay", answered).await.unwrap();
+    follower.await_answer(LIMIT, "pausing the replay", answered).await.unwrap();
     let each = format!("INSERT INTO wide VALUES (i, repeat('x', {ROW_BYTES})); COMMIT");
     pair.source.sql("shop", &format!("DO $$ BEGIN FOR i IN 1 .. {ROWS} LOOP {each}; END LOOP; END $$"));
     let mut looks = 0;
@@ -78,7 +78,7 @@ async fn a_held_replay_keeps_the_source_waiting_and_not_all_in_memory() {
     // The snapshot sees what was committed before it, so that is applied and makes room.
     let mut source = Link::connect(&pair.from, Purpose::Statements, &[]).await.unwrap();
     let mut target = Link::connect(&pair.to, Purpose::Statements, &[]).await.unwrap();
-    follower.hold_at(&mut source, &mut target, LIMIT).await.unwrap();
+    follower.snapshot_both(&mut source, &mut target, LIMIT).await.unwrap();
     pair.source.sql("shop", "INSERT INTO wide VALUES (-1, 'later')");
     let sums = "SELECT count(*) || ' ' || sum(length(v)) FROM public.wide";
     let seen = (source.text(sums).await.unwrap(), target.text(sums).await.unwrap());

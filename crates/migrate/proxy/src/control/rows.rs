@@ -1,7 +1,7 @@
 //! Messages to the follower of a capture.
 
 use super::Reply;
-use crate::capture::Written;
+use crate::capture::TransactionChanges;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -329,7 +329,7 @@ async fn read_greeting(
 }
 
 /// Asks the client the server's question. The answer for the server is built from the parsed message, not copied.
-async fn answer(
+async fn relay_question(
     client: &mut UnauthenticatedClient<'_>,
     question: &Authentication<'_>,
     bytes: &[u8],

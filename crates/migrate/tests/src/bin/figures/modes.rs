@@ -5,7 +5,7 @@ use crate::chart::{Panel, draw};
 use crate::testbed::line;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use stillpoint_migrate_tests::recording::{Front, busy};
+use stillpoint_migrate_tests::recording::{ProxiedServers, busy};
 use stillpoint_migrate_tests::stillpoint;
 
 const SETTINGS: [&str; 5] =
@@ -84,23 +84,23 @@ source's log. The last one looks at clients undisturbed for 2 s, and spares them
 of them, as they do in the paper: what that is worth is measured by `madeus-fig6`. All on the same processors.
 ";
 
-fn start(items: u32) -> Front {
-    let front = Front::start(&SETTINGS);
+fn start(items: u32) -> ProxiedServers {
+    let servers = ProxiedServers::start(&SETTINGS);
     let rows = items / 1000 * FILLER_ROWS;
-    front.source.sql(
+    servers.source.sql(
         "shop",
         &format!(
             "CREATE TABLE ballast (id int PRIMARY KEY, v text); \
              INSERT INTO ballast SELECT i, repeat(md5(i::text), 10) FROM generate_series(1, {rows}) i; ANALYZE ballast"
         ),
     );
-    front.source.sql("postgres", "CHECKPOINT");
-    front
+    servers.source.sql("postgres", "CHECKPOINT");
+    servers
 }
 
 async fn migrate(words: &[&str], clients: usize, limit: Duration, items: u32) -> MigrationTime {
-    let front = start(items);
-    let busy = busy(&front, clients, THINK).await;
+    let servers = start(items);
+    let busy = busy(&servers, clients, THINK).await;
     tokio::time::sleep(SETTLE_TIME).await;
     let mut tool = tokio::process::Command::new(stillpoint());
     tool.args(["--json", "migrate", "run"]).args(words);
@@ -108,8 +108,8 @@ async fn migrate(words: &[&str], clients: usize, limit: Duration, items: u32) ->
         tool.args(["--players", &clients.to_string()]);
     }
     tool.stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    tool.arg("--source").arg(front.source.conninfo("shop")).arg("--target").arg(front.target.conninfo("shop"));
-    tool.arg("--proxy").arg(front.control()).arg("--state").arg(front.dir().join("state"));
+    tool.arg("--source").arg(servers.source.conninfo("shop")).arg("--target").arg(servers.target.conninfo("shop"));
+    tool.arg("--proxy").arg(servers.control()).arg("--state").arg(servers.dir().join("state"));
     let begun = Instant::now();
     let output = tokio::time::timeout(limit, tool.output()).await;
     let whole_s = begun.elapsed().as_secs_f64();
