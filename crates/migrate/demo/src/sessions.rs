@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_migrate_tests::ring_session::{Notifications, RingSession, channel, connect, heard_by};
+use stillpoint_migrate_tests::ring_session::{Notifications, RingSession, channel, check_notifications, connect};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
@@ -72,7 +72,7 @@ impl Sessions {
             }
         }
         if wrong.is_none() {
-            wrong = runtime.block_on(heard_by(&tellers, &[&silent.1])).err();
+            wrong = runtime.block_on(check_notifications(&tellers, &[&silent.1])).err();
         }
         let commits = tellers.iter().map(|teller| teller.commits as u64).sum();
         SessionReport { commits, samples, wrong }

@@ -356,7 +356,7 @@ impl Catalog {
 
     /// Query for catalog and number of objects that are not compared, in `schemas` or our own; `None` if the catalog has no
     /// such objects.
-    fn left_out(&self, schemas: &str) -> Option<String> {
+    fn uncompared_query(&self, schemas: &str) -> Option<String> {
         let schemas = format!("(SELECT oid FROM pg_namespace WHERE nspname ~ '{schemas}' OR nspname = 'stillpoint')");
         let name = &self.name;
         let condition = match name.as_str() {
@@ -379,7 +379,7 @@ const TEMPORARY_OR_TOAST: &str = "^pg_(temp_|toast)";
 
 /// Combines a query about each catalog into one that sees all at the same moment. Returns its WITH part and the rest.
 fn of_all(catalogs: &[Catalog], left_out: &str, question: impl Fn(&Catalog) -> String) -> (String, String) {
-    let left_out: Vec<String> = catalogs.iter().filter_map(|catalog| catalog.left_out(left_out)).collect();
+    let left_out: Vec<String> = catalogs.iter().filter_map(|catalog| catalog.uncompared_query(left_out)).collect();
     let with = format!(
         "WITH here (oid) AS MATERIALIZED (SELECT oid FROM pg_database WHERE datname = current_database()), \
          left_out (class, object) AS MATERIALIZED ({}), \

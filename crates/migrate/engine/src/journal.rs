@@ -523,7 +523,7 @@ impl Journal {
     /// # Errors
     ///
     /// An error if there is no such file, or it cannot be read.
-    pub(crate) fn made_of(&self, number: usize) -> Result<Definitions, Error> {
+    pub(crate) fn definitions_of(&self, number: usize) -> Result<Definitions, Error> {
         let path = self.definitions_path(number);
         let missing = || Error::Journal { path: path.clone(), source: std::io::ErrorKind::NotFound.into() };
         read(&path)?.ok_or_else(missing)
@@ -687,9 +687,9 @@ mod tests {
             record.others.iter().map(|other| (&other.server[..], other.dropped.as_deref().unwrap())).collect();
         assert_eq!(dropped, [("t", "gone"), ("t1", "slow")]);
         assert_eq!(peek(dir.path(), "a/b").unwrap().as_ref(), Some(record), "all of it is on disk");
-        assert!(journal.made_of(2).is_err(), "it is not told of what it is made");
+        assert!(journal.definitions_of(2).is_err(), "it is not told of what it is made");
         journal.record_following(2, &made_of, 0).unwrap();
-        assert_eq!((journal.record.phase, journal.made_of(2).unwrap()), (Phase::Following, made_of));
+        assert_eq!((journal.record.phase, journal.definitions_of(2).unwrap()), (Phase::Following, made_of));
     }
 
     #[test]

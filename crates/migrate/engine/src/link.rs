@@ -105,9 +105,9 @@ impl Receiver {
             }
             self.buffer.reserve(64 << 10);
             match self.stream.read_buf(&mut self.buffer).await {
-                Ok(0) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(self.connection_lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(_) => {}
-                Err(error) => return Err(self.lost(error)),
+                Err(error) => return Err(self.connection_lost(error)),
             }
         }
     }
@@ -134,7 +134,7 @@ impl Receiver {
         Error::Protocol { server: self.server.clone(), what }
     }
 
-    fn lost(&self, source: io::Error) -> Error {
+    fn connection_lost(&self, source: io::Error) -> Error {
         Error::Lost { server: self.server.clone(), doing: "reading".into(), source }
     }
 
@@ -327,7 +327,7 @@ impl Link {
     /// An error if the server answers with one, or cannot be asked.
     pub(crate) async fn query_secret(&mut self, sql: &str, doing: &str) -> Result<Vec<Row>, Error> {
         if std::mem::replace(&mut self.is_busy, true) {
-            return Err(self.receiver.lost(io::ErrorKind::Interrupted.into()));
+            return Err(self.receiver.connection_lost(io::ErrorKind::Interrupted.into()));
         }
         self.sender.put(|buffer| frontend::query(sql, buffer))?;
         self.sender.flush().await?;
@@ -369,7 +369,7 @@ impl Link {
             b'G' | b'H' | b'W' => Ok(()),
             b'E' => {
                 let error = self.receiver.sql_error(&frame.body, sql);
-                self.until_ready().await?;
+                self.read_until_ready().await?;
                 Err(error)
             }
             tag => Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
@@ -386,7 +386,7 @@ impl Link {
                 b'Z' => return Ok(None),
                 b'E' => {
                     let error = self.receiver.sql_error(&frame.body, "COPY");
-                    self.until_ready().await?;
+                    self.read_until_ready().await?;
                     return Err(error);
                 }
                 tag => return Err(self.receiver.protocol(format!("`{}` in a COPY", char::from(tag)))),
@@ -419,7 +419,7 @@ impl Link {
         }
     }
 
-    async fn until_ready(&mut self) -> Result<(), Error> {
+    async fn read_until_ready(&mut self) -> Result<(), Error> {
         while self.receiver.frame().await?.tag != b'Z' {}
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::Reporter;
 use crate::proxy_client::ProxyClient;
-use crate::run::{FollowState, bring_up, prepare_source};
+use crate::run::{FollowState, prepare_source, set_up_target};
 use crate::switch::{self, Direction};
 use crate::undo::has_slot_log;
 use crate::{Error, replication_objects, undo};
@@ -66,7 +66,7 @@ pub(crate) async fn migrate_clients(
     if journal.record.phase != Phase::Following {
         prepare_source(options, journal).await?;
     }
-    let mut ready = bring_all_up(candidates, journal, clients, reporter).await?;
+    let mut ready = set_up_targets(candidates, journal, clients, reporter).await?;
     ready.sort_by_key(|ready| ready.of.number);
     let mut ready = ready.into_iter();
     while let Some(ReadyTarget { of, following }) = ready.next() {
@@ -112,7 +112,7 @@ async fn is_of_target(error: &Error, of: &Options) -> bool {
 }
 
 /// Brings all targets up; returns those for which that succeeded.
-async fn bring_all_up(
+async fn set_up_targets(
     candidates: Vec<Candidate>,
     journal: &mut Journal,
     clients: Option<Clients>,
@@ -133,7 +133,7 @@ async fn bring_all_up(
     for (Candidate { number, options }, clients) in candidates.into_iter().zip(loads) {
         let (journal, reporter) = (&journal, reporter.of_target(number));
         work.push(Box::pin(async move {
-            let result = bring_up(&options, number, journal, clients, &reporter).await;
+            let result = set_up_target(&options, number, journal, clients, &reporter).await;
             WorkResult::BringUp(Box::new((Candidate { number, options }, result)))
         }));
     }

@@ -215,7 +215,7 @@ async fn steps(options: &Options, journal: &mut Journal, reporter: &Reporter) ->
 }
 
 /// Does steps 1 to 3 for one target: when it returns, the target follows and holds the same data as the source.
-pub(crate) async fn bring_up(
+pub(crate) async fn set_up_target(
     options: &Options,
     number: usize,
     journal: &SharedJournal<'_>,
@@ -226,7 +226,7 @@ pub(crate) async fn bring_up(
         let journal = journal.lock();
         let follows = journal.record.is_followed_by(number);
         follows
-            .then(|| journal.made_of(number).map(|made_of| (made_of, journal.record.horizon_of(number))))
+            .then(|| journal.definitions_of(number).map(|made_of| (made_of, journal.record.horizon_of(number))))
             .transpose()?
     };
     let CreatedTarget { inventory, definitions, captured, horizon } = if let Some((definitions, horizon)) = followed {

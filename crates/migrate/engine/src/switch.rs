@@ -77,7 +77,7 @@ impl Direction {
     }
 
     /// Returns true if roles that the target lacks are created there.
-    fn brings_roles(&self, options: &Options) -> bool {
+    fn creates_roles(&self, options: &Options) -> bool {
         self.side() == Side::Target && options.roles == Roles::Create
     }
 
@@ -159,8 +159,8 @@ pub(crate) async fn prepare(
         journal.update(|record| record.back_from = position)?;
         journal.keep_definitions(&catalogs::read(&mut to).await?)?;
     }
-    if direction.brings_roles(options) {
-        bring_roles(options, journal).await?;
+    if direction.creates_roles(options) {
+        create_roles(options, journal).await?;
     }
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
@@ -173,7 +173,7 @@ pub(crate) async fn prepare(
 }
 
 /// Creates or updates the source's present roles on the target.
-async fn bring_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+async fn create_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let (number, made) = (journal.record.number, journal.record.made_roles.clone());
     roles::create_and_update(&options.source, &options.target, &made, |made| journal.record_roles(number, made)).await
 }
@@ -233,11 +233,11 @@ async fn pause_and_fence(
     direction: &Direction,
     reporter: &Reporter,
 ) -> Result<(Instant, Duration, Link), Error> {
-    let brings_roles = direction.brings_roles(options);
+    let brings_roles = direction.creates_roles(options);
     let mut connections = PauseConnections::open(direction, &prepared.following.inventory, brings_roles).await?;
     let mut changes = catalogs::changes(&prepared.following.definitions, &connections.catalog_state.definitions);
     if brings_roles {
-        bring_roles(options, journal).await?;
+        create_roles(options, journal).await?;
         let brought = journal.record.made_roles.iter().flat_map(|role| [role.clone(), identifier(role)]);
         let brought: Vec<String> = brought.map(|role| format!("changed role {role}")).collect();
         changes.retain(|change| !brought.contains(change));

@@ -49,7 +49,7 @@ async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error>
 }
 
 /// Runs a query about a table in the time that is left; the inner error is the reason why it has no answer.
-async fn ask(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
+async fn run_check_query(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
     let left = CHECK_TIMEOUT.saturating_sub(begun.elapsed()).as_millis().max(1);
     link.query(&format!("SET statement_timeout = {left}")).await?;
     match link.query(sql).await {
@@ -91,7 +91,7 @@ async fn check_encoding(
             "SELECT count(convert_to(_stillpoint_row::text, 'UTF8')) FROM ONLY {} AS _stillpoint_row",
             table.qualified()
         );
-        match ask(link, &sql, begun).await? {
+        match run_check_query(link, &sql, begun).await? {
             Ok(_) => {}
             // Class 22: data exceptions.
             Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("22")) => {
@@ -184,7 +184,7 @@ async fn check_long_values(
             sum(&expression.bytes),
             table.qualified()
         );
-        let Ok(row) = ask(link, &sql, begun).await? else {
+        let Ok(row) = run_check_query(link, &sql, begun).await? else {
             left.push(table.display());
             continue;
         };

@@ -126,7 +126,7 @@ pub(crate) async fn wait(
         let waiting = follow(settings, &mut on_registered);
         let heard = tokio::select! {
             heard = waiting => heard,
-            () = ended(signals) => return Ok(None),
+            () = wait_for_end_signal(signals) => return Ok(None),
         };
         match heard {
             Ok(()) => {
@@ -173,7 +173,7 @@ async fn follow(settings: &mut Settings, on_registered: &mut Option<impl FnOnce(
 }
 
 /// Returns when a signal requests the end.
-async fn ended(signals: &mut Signals) {
+async fn wait_for_end_signal(signals: &mut Signals) {
     while signals.next().await == SignalRequest::Reload {
         tracing::info!("a standby uses the configuration of the active proxy: send SIGHUP to that process");
     }

@@ -35,7 +35,7 @@ pub struct Syncset<P> {
 /// A transaction that is replayed by its statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statement {
-    /// Number under which its snapshot was reported ([`crate::Scheduler::began`]).
+    /// Number under which its snapshot was reported ([`crate::Scheduler::record_snapshot`]).
     pub running: RunningId,
     /// Its transaction number; the snapshots of other transactions show by it if they saw this one.
     pub xid: Xid,

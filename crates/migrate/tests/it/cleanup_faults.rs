@@ -70,7 +70,7 @@ fn run_is_killed_while_it_settles() {
         let trial = Trial { fault: Fault::KillTool, ..quiet(false) };
         cut_off += trial.under_load(&mut testbed, |testbed| {
             let mut tool = testbed.tool(&RUN);
-            Moment { phase: Some("settle"), after: Duration::from_millis(ms) }.come(&mut tool);
+            Moment { phase: Some("settle"), after: Duration::from_millis(ms) }.wait(&mut tool);
             tool.signal(Signal::KILL);
             tool.end();
             assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
@@ -99,7 +99,7 @@ fn finish_is_killed() {
     let killed = quiet(false).under_load(&mut testbed, |testbed| {
         // It also removes what a killed `run` has left.
         let mut tool = testbed.tool(&RUN);
-        Moment { phase: Some("settle"), after: Duration::ZERO }.come(&mut tool);
+        Moment { phase: Some("settle"), after: Duration::ZERO }.wait(&mut tool);
         tool.signal(Signal::KILL);
         tool.end();
         killed_ever_later(testbed, &["finish"], |testbed| {
@@ -137,7 +137,7 @@ fn abort_is_killed() {
     for phase in ["copy", "indexes", "catch-up"] {
         let killed = Trial { fault: Fault::KillTool, ..quiet(false) }.under_load(&mut testbed, |testbed| {
             let mut tool = testbed.tool(&RUN);
-            Moment { phase: Some(phase), after: Duration::ZERO }.come(&mut tool);
+            Moment { phase: Some(phase), after: Duration::ZERO }.wait(&mut tool);
             tool.signal(Signal::KILL);
             tool.end();
             killed_ever_later(testbed, &["abort"], |testbed| {

@@ -193,7 +193,7 @@ fn the_side_that_was_left_is_shut_again_when_a_command_is_killed() {
 #[track_caller]
 fn killed_with_an_open_door(testbed: &Testbed, words: &[&str]) {
     let mut tool = testbed.tool(words);
-    until("the source to be opened", || (is_open(&testbed.source) || tool.ended().is_some()).then_some(()));
+    until("the source to be opened", || (is_open(&testbed.source) || tool.exit_status().is_some()).then_some(()));
     std::thread::sleep(Duration::from_millis(300));
     assert!(is_open(&testbed.source), "it is still at it: {:?}", tool.end());
     tool.signal(Signal::KILL);

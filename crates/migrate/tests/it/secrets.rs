@@ -152,7 +152,7 @@ impl OutputSearch<'_> {
         let mode = |path: &Path| std::fs::metadata(path).expect("look at a file").permissions().mode() & 0o7777;
         assert_eq!(mode(&state), 0o700);
         let mut names = Vec::new();
-        look(&state, &mut |path| {
+        visit_files(&state, &mut |path| {
             assert_eq!(mode(path), 0o600, "{}", path.display());
             names.extend(path.extension().map(|kind| kind.to_string_lossy().into_owned()));
         });
@@ -162,7 +162,7 @@ impl OutputSearch<'_> {
     /// Searches all files so far for the secrets.
     fn search(&self, secrets: &[String]) {
         let mut found = Vec::new();
-        look(&self.testbed.path("told"), &mut |path| search_file(path, secrets, &mut found));
+        visit_files(&self.testbed.path("told"), &mut |path| search_file(path, secrets, &mut found));
         search_file(&self.testbed.path("routes.json"), secrets, &mut found);
         assert!(found.is_empty(), "{found:#?}");
     }
@@ -175,9 +175,9 @@ impl Drop for OutputSearch<'_> {
     }
 }
 
-fn look(directory: &Path, each: &mut impl FnMut(&Path)) {
+fn visit_files(directory: &Path, each: &mut impl FnMut(&Path)) {
     for entry in std::fs::read_dir(directory).expect("read a directory").flatten() {
-        if entry.path().is_dir() { look(&entry.path(), each) } else { each(&entry.path()) }
+        if entry.path().is_dir() { visit_files(&entry.path(), each) } else { each(&entry.path()) }
     }
 }
 

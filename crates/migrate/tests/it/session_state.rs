@@ -8,7 +8,7 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_tests::Testbed;
 use stillpoint_migrate_tests::ring_session::{
-    COMMITS, RingSession, TABLES, WRONG_BALANCES, channel, connect, heard_by,
+    COMMITS, RingSession, TABLES, WRONG_BALANCES, channel, check_notifications, connect,
 };
 use stillpoint_testing::{postgresql::available, wait::until};
 use tokio::task::JoinSet;
@@ -129,7 +129,7 @@ fn everything_that_sessions_hold_goes_along_under_load() {
     });
     println!("longest transaction of any session: {:?}", tellers.iter().map(|teller| teller.longest).max());
 
-    runtime.block_on(heard_by(&tellers, &[&hears])).unwrap_or_else(|wrong| panic!("{wrong}"));
+    runtime.block_on(check_notifications(&tellers, &[&hears])).unwrap_or_else(|wrong| panic!("{wrong}"));
     drop(silent);
     let commits: i32 = tellers.iter().map(|teller| teller.commits).sum();
     println!("{commits} commits of {SESSIONS} sessions");

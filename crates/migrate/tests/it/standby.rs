@@ -96,11 +96,11 @@ fn one_serves_and_one_stands_by() {
     let mut retired = testbed.retire_proxy_before_standby();
     assert_eq!(Psql::at(&testbed).asks("INSERT INTO held VALUES ('the next proxy') RETURNING 3;"), "3");
     until("an idle session to end", || old.asks("SELECT 4;").is_empty().then_some(()));
-    assert!(retired.ended().is_none(), "a transaction is open");
+    assert!(retired.exit_status().is_none(), "a transaction is open");
     assert_eq!(held.asks("INSERT INTO held VALUES ('the same one') RETURNING 5;"), "5");
     // The session ends with its transaction; psql then prints 6 by itself.
     assert_eq!(held.asks("COMMIT;\n\\echo 6"), "6");
-    assert!(until("the old proxy to end", || retired.ended()).success());
+    assert!(until("the old proxy to end", || retired.exit_status()).success());
     assert_eq!(testbed.source.sql("shop", "SELECT count(*) FROM held"), "3");
 }
 

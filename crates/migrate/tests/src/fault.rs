@@ -118,7 +118,7 @@ impl Moment {
     }
 
     /// Waits for the moment; the tool may end before.
-    pub fn come(self, tool: &mut Tool) {
+    pub fn wait(self, tool: &mut Tool) {
         if let Some(wanted) = self.phase {
             tool.await_event(
                 |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted),

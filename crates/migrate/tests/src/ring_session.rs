@@ -123,13 +123,13 @@ impl RingSession {
         self.client.batch_execute("BEGIN").await?;
         let holds = self.client.query_one(&self.look, &[]).await?.get(0);
         self.client.execute(&self.insert, &[&(self.number as i32), &n, &account, &delta]).await?;
-        self.tell(&n.to_string()).await?;
+        self.send(&n.to_string()).await?;
         self.client.batch_execute(&format!("EXECUTE pay({account}, {delta})")).await?;
         self.client.batch_execute("COMMIT").await?;
         Ok(holds)
     }
 
-    async fn tell(&self, what: &str) -> Result<(), Error> {
+    async fn send(&self, what: &str) -> Result<(), Error> {
         self.client.query(&self.tell, &[&channel((self.number + 1) % self.of), &what]).await.map(drop)
     }
 }
@@ -138,9 +138,9 @@ impl RingSession {
 ///
 /// # Errors
 /// Fails with a text about the first difference.
-pub async fn heard_by(tellers: &[RingSession], others: &[&Notifications]) -> Result<(), String> {
+pub async fn check_notifications(tellers: &[RingSession], others: &[&Notifications]) -> Result<(), String> {
     for teller in tellers {
-        teller.tell(END_PAYLOAD).await.map_err(|error| format!("session {}: {error:?}", teller.number))?;
+        teller.send(END_PAYLOAD).await.map_err(|error| format!("session {}: {error:?}", teller.number))?;
     }
     for teller in tellers {
         let next = (teller.number + 1) % teller.of;

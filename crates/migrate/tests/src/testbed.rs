@@ -133,7 +133,7 @@ impl Testbed {
     pub fn start_proxy(&mut self) {
         if self.proxy.is_none() {
             let proxy = self.spawn_proxy(&[]);
-            assert!(proxy.tells("proxy-started"), "the proxy ended");
+            assert!(proxy.wait_for_event("proxy-started"), "the proxy ended");
             self.proxy = Some(proxy);
         }
     }
@@ -142,7 +142,7 @@ impl Testbed {
     #[track_caller]
     pub fn start_standby(&mut self) {
         let standby = self.spawn_proxy(&["--standby"]);
-        assert!(standby.tells("proxy-stands-by"), "the standby ended");
+        assert!(standby.wait_for_event("proxy-stands-by"), "the standby ended");
         self.standby = Some(standby);
     }
 
@@ -205,7 +205,7 @@ impl Testbed {
     #[track_caller]
     fn standby_serves(&mut self) {
         let standby = self.standby.take().expect("a proxy stands by");
-        assert!(standby.tells("proxy-started"), "the standby ended");
+        assert!(standby.wait_for_event("proxy-started"), "the standby ended");
         self.proxy = Some(standby);
     }
 
@@ -287,7 +287,7 @@ impl Testbed {
 
 impl Proxy {
     /// Waits until it reports an event; false if it ended before.
-    fn tells(&self, event: &str) -> bool {
+    fn wait_for_event(&self, event: &str) -> bool {
         let wanted = format!("\"event\":\"{event}\"");
         std::iter::from_fn(|| self.told.recv_timeout(WAIT_TIMEOUT).ok()).any(|line| line.contains(&wanted))
     }
@@ -300,7 +300,7 @@ impl Proxy {
     }
 
     /// Exit status, if it has ended.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 }
@@ -368,7 +368,7 @@ impl Tool {
     }
 
     /// Exit status, if it has ended.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
@@ -382,7 +382,7 @@ impl Tool {
     #[track_caller]
     pub fn end_within(mut self, limit: Duration) -> CommandResult {
         let begun = Instant::now();
-        let status = within(limit, || self.ended());
+        let status = within(limit, || self.exit_status());
         let status = status.unwrap_or_else(|| {
             self.seen.extend(self.events.try_iter());
             panic!("the tool hangs for {:?}; events: {:#?}", begun.elapsed(), self.seen)

@@ -72,7 +72,7 @@ impl Trial {
     #[track_caller]
     fn move_it(self, testbed: &mut Testbed, random: &mut Random) -> CommandResult {
         let mut tool = self.tool(testbed);
-        self.moment.come(&mut tool);
+        self.moment.wait(&mut tool);
         self.fault.strike(testbed, &tool, random);
         let first = tool.end();
         println!("  ended with {:?} {}", first.code, first.complaints.trim());

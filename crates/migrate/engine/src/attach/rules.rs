@@ -165,14 +165,14 @@ async fn nft(arguments: &[&str], script: &str) -> Result<String, Error> {
 mod tests {
     use super::*;
 
-    fn lead(to: &str, addresses: &[&str]) -> Redirection {
+    fn redirection(to: &str, addresses: &[&str]) -> Redirection {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
         Redirection { port: 5432, addresses, to: to.parse().unwrap(), exempt: vec![0, 998] }
     }
 
     #[test]
     fn the_exempt_come_before_those_who_are_led_and_each_hook_has_its_rule() {
-        let script = lead("0.0.0.0:6432", &[]).script();
+        let script = redirection("0.0.0.0:6432", &[]).script();
         let rules: Vec<&str> = script.lines().filter(|line| line.starts_with("add rule")).collect();
         let led =
             format!("meta nfproto ipv4 fib daddr type local tcp dport 5432 {FIRST_PACKET} counter redirect to :6432");
@@ -189,17 +189,17 @@ mod tests {
 
     #[test]
     fn a_proxy_of_this_machine_alone_redirects_no_client_from_outside() {
-        let redirection = lead("127.0.0.1:6432", &[]);
+        let redirection = redirection("127.0.0.1:6432", &[]);
         assert!(!redirection.reaches_other_machines());
         assert!(!redirection.script().contains("prerouting meta"));
     }
 
     #[test]
     fn families_are_kept_apart() {
-        let script = lead("[::]:6432", &["10.0.0.7", "fd00::7"]).script();
+        let script = redirection("[::]:6432", &["10.0.0.7", "fd00::7"]).script();
         assert!(script.contains("output ip daddr { 10.0.0.7 } tcp dport 5432"), "{script}");
         assert!(script.contains("output ip6 daddr { fd00::7 } tcp dport 5432"), "{script}");
-        let script = lead("10.0.0.9:6432", &["10.0.0.7", "fd00::7"]).script();
+        let script = redirection("10.0.0.9:6432", &["10.0.0.7", "fd00::7"]).script();
         assert!(script.contains("counter dnat ip to 10.0.0.9:6432") && !script.contains("ip6"), "{script}");
     }
 

@@ -235,7 +235,7 @@ impl ApplyWorker {
         if self.syncs == 0 {
             self.sync();
         }
-        self.until_ready().await?;
+        self.flush_until_ready().await?;
         let mut failed = std::mem::take(&mut self.in_flight);
         // Statements that were to be prepared after the failure were not.
         failed
@@ -263,7 +263,7 @@ impl ApplyWorker {
     }
 
     /// Sends the buffered requests, and reads until all are answered; the contents of the answers are known.
-    async fn until_ready(&mut self) -> Result<(), Error> {
+    async fn flush_until_ready(&mut self) -> Result<(), Error> {
         let Link { sender, receiver, .. } = &mut self.link;
         let syncs = &mut self.syncs;
         let answers = async {
@@ -319,7 +319,7 @@ impl ApplyWorker {
         match step {
             Step::One(write) => {
                 let (shape, parameters) = (write.shape().map(StatementKey::One), write.parameters());
-                let sure = !matches!(write, Write::Delete { table, .. } if early && table.brings());
+                let sure = !matches!(write, Write::Delete { table, .. } if early && table.can_upsert());
                 // TRUNCATE reports no number.
                 pending.rows.push_back((shape.is_some() && sure).then_some(1));
                 self.execute(shape, || write.sql(), &parameters, pending)

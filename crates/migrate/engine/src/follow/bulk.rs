@@ -293,7 +293,7 @@ fn array<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
 impl BulkStatement {
     /// Returns true if it must find or create each of its rows; rows that early transactions delete may be missing.
     pub(crate) fn has_known_row_count(&self, early: bool) -> bool {
-        self.each && !(early && self.table.brings() && matches!(self.shape, BulkShape::Delete(_)))
+        self.each && !(early && self.table.can_upsert() && matches!(self.shape, BulkShape::Delete(_)))
     }
 
     /// Text of the statement.

@@ -148,7 +148,7 @@ impl Translate for Translator {
 
     fn take(&mut self, line: &[u8]) -> Result<Option<Item>, Error> {
         match reply(line)? {
-            Reply::Table(shape) => self.tables.learn(&shape).map(|()| None),
+            Reply::Table(shape) => self.tables.register_table(&shape).map(|()| None),
             Reply::Syncset(rows) => {
                 self.received = rows.stamp;
                 self.transaction(rows).map(Some)
@@ -169,7 +169,7 @@ impl Tables {
     }
 
     /// Takes the description of a table, which the proxy sends before its rows.
-    pub(super) fn learn(&mut self, shape: &TableShape) -> Result<(), Error> {
+    pub(super) fn register_table(&mut self, shape: &TableShape) -> Result<(), Error> {
         let def = described(&self.inventory, shape.table, &shape.schema, &shape.name)?;
         let place = |name: &String| shape.columns.iter().position(|column| column == name);
         let places: Option<Vec<usize>> = def.columns.iter().map(|column| place(&column.name)).collect();

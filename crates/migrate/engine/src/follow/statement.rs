@@ -96,7 +96,7 @@ impl Write {
     /// [`TableDef::upserts`]: crate::inventory::TableDef::upserts
     pub(super) fn found_or_not(self) -> impl Iterator<Item = Write> {
         let (table, old, new) = match self {
-            Write::Update { table, old, new } if table.brings() && !new.contains(&Value::Unchanged) => {
+            Write::Update { table, old, new } if table.can_upsert() && !new.contains(&Value::Unchanged) => {
                 (table, old, new)
             }
             other => return [Some(other), None].into_iter().flatten(),

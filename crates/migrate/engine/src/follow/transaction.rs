@@ -23,7 +23,7 @@ pub(crate) struct Table {
 
 impl Table {
     /// Returns true if a row can be written that may be present or not.
-    pub(crate) fn brings(&self) -> bool {
+    pub(crate) fn can_upsert(&self) -> bool {
         self.def.upserts() && self.key.as_ref().is_some_and(|key| !key.is_empty())
     }
 }

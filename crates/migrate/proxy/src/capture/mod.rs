@@ -235,7 +235,7 @@ impl Capture {
     }
 
     /// Reason why the capture is over.
-    pub(crate) fn over(&self) -> Option<String> {
+    pub(crate) fn end_reason(&self) -> Option<String> {
         lock(&self.state).over.clone()
     }
 
@@ -318,7 +318,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Reports its snapshot.
-    pub(crate) fn began(&self, snapshot: String) {
+    pub(crate) fn report_snapshot(&self, snapshot: String) {
         self.capture.report(RunningReport::Began(self.id, snapshot));
     }
 
@@ -402,7 +402,7 @@ mod tests {
     async fn what_transactions_do_comes_in_one_order_with_what_was_committed() {
         let capture = Arc::new(new(true));
         let (one, other) = (capture.begins(), capture.begins());
-        one.began("3:3:".into());
+        one.report_snapshot("3:3:".into());
         let stamp = capture.stamp();
         let late = capture.begins();
         let statements_run = StatementList {

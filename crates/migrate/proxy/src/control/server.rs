@@ -165,7 +165,7 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
         Request::StandBy { .. } => Err("this request requires a connection of its own".into()),
         Request::Captured { tenant } => match proxy.tenant(&tenant) {
             Some(found) => match found.captured() {
-                Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.over() }),
+                Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.end_reason() }),
                 None => Err(format!("tenant `{tenant}` is not captured")),
             },
             None => Err(unknown_tenant(&tenant)),

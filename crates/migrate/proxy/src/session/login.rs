@@ -143,12 +143,12 @@ pub(super) async fn log_in(
         Some(verifier) => {
             // The proof comes first: a client without it takes none of the tenant's sessions, and does not hold up a
             // pause.
-            let credential = ask(&mut client, verifier, &request.who.user).await?;
+            let credential = request_proof(&mut client, verifier, &request.who.user).await?;
             request.must_be_served().map_err(SessionError::Refused)?;
             let server = place.admit().await.map_err(SessionError::Refused)?.server;
             match log_in_again(server, request, credential, limit).await {
                 Ok(ready) => ready,
-                Err(error) => return Err(pass_on(&mut client, error).await),
+                Err(error) => return Err(report_refusal(&mut client, error).await),
             }
         }
         None => {
@@ -191,7 +191,7 @@ pub(super) async fn log_in(
 }
 
 /// Sends a client that has proved its identity the server's refusal, and returns the error.
-async fn pass_on(client: &mut UnauthenticatedClient<'_>, error: SessionError) -> SessionError {
+async fn report_refusal(client: &mut UnauthenticatedClient<'_>, error: SessionError) -> SessionError {
     if let SessionError::ServerRefused { code, message } = &error {
         let mut bytes = Vec::new();
         backend::put_fatal(&mut bytes, code.as_str(), message.as_str(), None);
@@ -201,7 +201,7 @@ async fn pass_on(client: &mut UnauthenticatedClient<'_>, error: SessionError) ->
 }
 
 /// Asks for the proof that belongs to `verifier`.
-async fn ask(
+async fn request_proof(
     client: &mut UnauthenticatedClient<'_>,
     verifier: Verifier,
     user: &str,

@@ -146,7 +146,7 @@ impl Session {
         let mut bytes = Vec::new();
         put_fatal(&mut bytes, refusal.code, refusal.message.as_str(), refusal.hint);
         // The wait for a client that does not read is limited.
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pump.tell_client(&bytes)).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pump.send_last_message(&bytes)).await;
     }
 
     async fn handle_command(&mut self, command: Command) -> Result<Option<Refusal>, SessionError> {

@@ -262,8 +262,8 @@ impl Pump {
                 return Poll::Ready(Ok(event));
             }
             if !moved {
-                self.up.buffer.rest();
-                self.down.buffer.rest();
+                self.up.buffer.release_memory();
+                self.down.buffer.release_memory();
                 return Poll::Pending;
             }
         }
@@ -272,7 +272,7 @@ impl Pump {
     }
 
     /// Sends the client a last message, unless that would be in the middle of another message.
-    pub(crate) async fn tell_client(&mut self, bytes: &[u8]) {
+    pub(crate) async fn send_last_message(&mut self, bytes: &[u8]) {
         use tokio::io::AsyncWriteExt;
         if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
             let _ = self.client.write_all(bytes).await;
@@ -325,8 +325,8 @@ impl Pump<PolledStream> {
         if self.down.can_continue(&self.server, &self.client) || self.up.can_continue(&self.client, &self.server) {
             return NextStep::Continue;
         }
-        self.up.buffer.rest();
-        self.down.buffer.rest();
+        self.up.buffer.release_memory();
+        self.down.buffer.release_memory();
         NextStep::Wait
     }
 }

@@ -345,7 +345,7 @@ mod tests {
     }
 
     /// Types of the messages and the text of queries.
-    fn told(batch: &Batch) -> Vec<String> {
+    fn summarize(batch: &Batch) -> Vec<String> {
         let (mut scanner, mut at, mut told) = (Scanner::new(1 << 20), 0, Vec::new());
         while let Ok(Step::Message(message)) = scanner.peek(&batch.bytes[at..]) {
             let text = match message.tag {
@@ -372,13 +372,13 @@ mod tests {
             row(["lock", "ShareLock", "1,4294967295,2", ""]),
         ]);
         let replay = carried.replay("alice");
-        let told = told(&replay);
+        let told = summarize(&replay);
         let binds: Vec<&String> = told.iter().filter(|message| message.starts_with('B')).collect();
         assert_eq!(binds.len(), 4, "{told:?}");
         assert!(binds[0].contains("client_encoding") && binds[3].contains("reader"), "{binds:?}");
         assert!(told.contains(&"Qprepare p as select 1".to_owned()) && told.contains(&"QLISTEN \"a\"\"b\"".to_owned()));
         assert_eq!(replay.syncs, told.iter().filter(|message| message.starts_with(['Q', 'S'])).count());
-        let locks = self::told(&carried.take_locks());
+        let locks = self::summarize(&carried.take_locks());
         assert_eq!(
             locks,
             [
@@ -442,7 +442,7 @@ mod tests {
         let encoding = row(["setting", "client_encoding", "LATIN1", ""]);
         for (rows, syncs) in [(inherited.to_vec(), 1), ([&inherited[..], &[encoding]].concat(), 2)] {
             let batch = parse_state(rows).inherited_query().unwrap();
-            let told = told(&batch);
+            let told = summarize(&batch);
             assert_eq!((batch.syncs, told.iter().filter(|message| *message == "S").count()), (syncs, syncs));
             assert_eq!(told.iter().any(|message| message.contains("client_encoding")), syncs == 2, "{told:?}");
             let asked = told.iter().rfind(|message| message.starts_with('B')).unwrap();
@@ -454,7 +454,7 @@ mod tests {
     #[test]
     fn names_are_quoted_in_the_question() {
         let batch = state_query(["a.b", "c\".d"].into_iter());
-        assert!(told(&batch).iter().any(|message| message.contains("{\"a.b\",\"c.d\"}")));
+        assert!(summarize(&batch).iter().any(|message| message.contains("{\"a.b\",\"c.d\"}")));
         assert_eq!(batch.syncs, 1);
     }
 }

@@ -14,7 +14,7 @@ fn syncset(stamp: u64, keys: &[u64]) -> Syncset<()> {
     Syncset { stamp: Stamp(stamp), tokens, statement: None, bytes: 1, payload: () }
 }
 
-fn given(scheduler: &mut Scheduler<()>, player: Player) -> Option<u64> {
+fn next_step(scheduler: &mut Scheduler<()>, player: Player) -> Option<u64> {
     scheduler.next(player).unwrap().map(|operation| operation.stamp.0)
 }
 
@@ -22,13 +22,13 @@ fn given(scheduler: &mut Scheduler<()>, player: Player) -> Option<u64> {
 fn who_comes_later_may_still_go_behind() {
     let mut scheduler = scheduler();
     scheduler.push_next(syncset(1, &[7])).unwrap();
-    assert_eq!(given(&mut scheduler, FIRST), Some(1));
+    assert_eq!(next_step(&mut scheduler, FIRST), Some(1));
     scheduler.push_next(syncset(2, &[7])).unwrap();
     scheduler.push_next(syncset(3, &[7])).unwrap();
-    assert_eq!(given(&mut scheduler, SECOND), None);
-    assert_eq!(given(&mut scheduler, FIRST), Some(2));
+    assert_eq!(next_step(&mut scheduler, SECOND), None);
+    assert_eq!(next_step(&mut scheduler, FIRST), Some(2));
     scheduler.done(FIRST).unwrap();
-    assert_eq!(given(&mut scheduler, FIRST), Some(3), "also when the first of them is done");
+    assert_eq!(next_step(&mut scheduler, FIRST), Some(3), "also when the first of them is done");
 }
 
 #[test]
@@ -36,12 +36,12 @@ fn no_syncset_goes_behind_two_players() {
     let mut scheduler = scheduler();
     scheduler.push_next(syncset(1, &[7])).unwrap();
     scheduler.push_next(syncset(2, &[8])).unwrap();
-    assert_eq!((given(&mut scheduler, FIRST), given(&mut scheduler, SECOND)), (Some(1), Some(2)));
+    assert_eq!((next_step(&mut scheduler, FIRST), next_step(&mut scheduler, SECOND)), (Some(1), Some(2)));
     scheduler.push_next(syncset(3, &[7, 8])).unwrap();
-    assert_eq!((given(&mut scheduler, FIRST), given(&mut scheduler, SECOND)), (None, None));
+    assert_eq!((next_step(&mut scheduler, FIRST), next_step(&mut scheduler, SECOND)), (None, None));
     scheduler.done(FIRST).unwrap();
     scheduler.done(SECOND).unwrap();
-    assert_eq!(given(&mut scheduler, FIRST), Some(3));
+    assert_eq!(next_step(&mut scheduler, FIRST), Some(3));
 }
 
 #[test]
@@ -51,13 +51,13 @@ fn what_was_behind_a_failure_is_given_again_in_order() {
         scheduler.push_next(syncset(stamp, &[7])).unwrap();
     }
     for stamp in 1..=4 {
-        assert_eq!(given(&mut scheduler, FIRST), Some(stamp));
+        assert_eq!(next_step(&mut scheduler, FIRST), Some(stamp));
     }
     scheduler.done(FIRST).unwrap();
     let retry = scheduler.failed(FIRST).unwrap();
     assert_eq!((retry.stamp, retry.given_back), (Stamp(2), 2));
     for stamp in 2..=6 {
-        assert_eq!(given(&mut scheduler, SECOND), Some(stamp), "the first player that asks");
+        assert_eq!(next_step(&mut scheduler, SECOND), Some(stamp), "the first player that asks");
     }
     for _ in 2..=6 {
         scheduler.done(SECOND).unwrap();
@@ -74,7 +74,7 @@ fn a_batch_on_one_row_is_given_at_once() {
         scheduler.push_next(syncset(stamp, &[7])).unwrap();
     }
     for stamp in 1..=MANY {
-        assert_eq!(given(&mut scheduler, FIRST), Some(stamp));
+        assert_eq!(next_step(&mut scheduler, FIRST), Some(stamp));
     }
     for _ in 1..=MANY {
         scheduler.done(FIRST).unwrap();

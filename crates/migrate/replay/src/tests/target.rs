@@ -165,8 +165,8 @@ impl Target<'_> {
     fn feed(&mut self, event: &Event) -> Result<bool, String> {
         match event {
             Event::Begins(running) => self.scheduler.begins(*running),
-            Event::Began(running, snapshot) => self.scheduler.began(*running, snapshot.clone()),
-            Event::Ended(running) => self.scheduler.ended(*running),
+            Event::Began(running, snapshot) => self.scheduler.record_snapshot(*running, snapshot.clone()),
+            Event::Ended(running) => self.scheduler.record_end(*running),
             Event::Closed(stamp) => self.scheduler.close(*stamp),
             Event::Committed(committed) => return self.push(committed),
         }
@@ -181,7 +181,7 @@ impl Target<'_> {
             _ => statements.is_empty() || (minimal && committed.images.is_empty()),
         };
         if nothing {
-            self.scheduler.ended(committed.running);
+            self.scheduler.record_end(committed.running);
             return Ok(true);
         }
         let statement = committed.xid.map(|xid| crate::Statement { running: committed.running, xid });

@@ -149,7 +149,7 @@ async fn session(source: &Cluster) -> Client {
 }
 
 /// Waits until the server has logged this text.
-async fn told(source: &Cluster, what: &str) {
+async fn wait_for_log(source: &Cluster, what: &str) {
     while !source.log_text().contains(what) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -162,10 +162,10 @@ async fn straddles(source: &Cluster) {
     let [first, second, under_way] = [session(source).await, session(source).await, session(source).await];
     const WRITES: &str = "BEGIN; UPDATE nested SET n = n WHERE id =";
     first.batch_execute(&format!("{WRITES} 1997")).await.expect("a transaction");
-    told(source, "logical decoding found initial starting point").await;
+    wait_for_log(source, "logical decoding found initial starting point").await;
     second.batch_execute(&format!("{WRITES} 1998")).await.expect("a transaction");
     first.batch_execute("COMMIT").await.expect("a commit");
-    told(source, "logical decoding found initial consistent point").await;
+    wait_for_log(source, "logical decoding found initial consistent point").await;
     under_way
         .batch_execute(
             "BEGIN; UPDATE nested SET n = 7 WHERE id = 1990; INSERT INTO nested VALUES (3000, 7); \
@@ -177,7 +177,7 @@ async fn straddles(source: &Cluster) {
     // A later transaction number is committed.
     first.batch_execute("UPDATE nested SET n = 7 WHERE id = 1997").await.expect("a change");
     second.batch_execute("COMMIT").await.expect("a commit");
-    told(source, "exported logical decoding snapshot").await;
+    wait_for_log(source, "exported logical decoding snapshot").await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     under_way.batch_execute("COMMIT").await.expect("a commit");
 }
@@ -230,10 +230,10 @@ async fn waits_for_a_standby(source: &Cluster) {
     let [first, second, waits] = [session(source).await, session(source).await, session(source).await];
     const WRITES: &str = "BEGIN; UPDATE t SET n = n WHERE id =";
     first.batch_execute(&format!("{WRITES} 997")).await.expect("a transaction");
-    told(source, "logical decoding found initial starting point").await;
+    wait_for_log(source, "logical decoding found initial starting point").await;
     second.batch_execute(&format!("{WRITES} 998")).await.expect("a transaction");
     first.batch_execute("COMMIT").await.expect("a commit");
-    told(source, "logical decoding found initial consistent point").await;
+    wait_for_log(source, "logical decoding found initial consistent point").await;
     let writes =
         "SET synchronous_commit = on; BEGIN; UPDATE t SET n = 1 WHERE id = 1; INSERT INTO t VALUES (2000, 1); COMMIT";
     let waiting = tokio::spawn(async move { waits.batch_execute(writes).await });
@@ -242,7 +242,7 @@ async fn waits_for_a_standby(source: &Cluster) {
         (source.sql("shop", waiting) == "1").then_some(())
     });
     second.batch_execute("COMMIT").await.expect("a commit");
-    told(source, "exported logical decoding snapshot").await;
+    wait_for_log(source, "exported logical decoding snapshot").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(source.sql("shop", "SELECT count(*) FROM t WHERE n = 1"), "0", "no session has seen it");
     source.sql("shop", "ALTER SYSTEM RESET synchronous_standby_names");
@@ -278,15 +278,15 @@ async fn commits_while_the_slot_is_made(source: &Cluster) {
         [session(source).await, session(source).await, session(source).await, session(source).await];
     const WRITES: &str = "BEGIN; UPDATE t SET n = n WHERE id =";
     first.batch_execute(&format!("{WRITES} 997")).await.expect("a transaction");
-    told(source, "logical decoding found initial starting point").await;
+    wait_for_log(source, "logical decoding found initial starting point").await;
     let changes = "INSERT INTO t VALUES (2000, 1); UPDATE t SET n = 1 WHERE id = 1; DELETE FROM t WHERE id = 2";
     commits.batch_execute(changes).await.expect("a commit");
     second.batch_execute(&format!("{WRITES} 998")).await.expect("a transaction");
     first.batch_execute("COMMIT").await.expect("a commit");
-    told(source, "logical decoding found initial consistent point").await;
+    wait_for_log(source, "logical decoding found initial consistent point").await;
     third.batch_execute(&format!("{WRITES} 999")).await.expect("a transaction");
     second.batch_execute("ROLLBACK").await.expect("a rollback");
-    told(source, "exported logical decoding snapshot").await;
+    wait_for_log(source, "exported logical decoding snapshot").await;
     let exported = std::fs::read_dir(source.data_dir().join("pg_snapshots")).expect("exported snapshots").next();
     let exported = std::fs::read_to_string(exported.expect("one").expect("its name").path()).expect("a snapshot");
     let number = |name: &str| {

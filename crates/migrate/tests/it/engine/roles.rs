@@ -37,7 +37,7 @@ fn creating(bench: &Bench) -> Options {
 }
 
 /// All properties of the database's roles.
-fn told(cluster: &stillpoint_testing::postgresql::Cluster) -> String {
+fn role_properties(cluster: &stillpoint_testing::postgresql::Cluster) -> String {
     cluster.sql(
         "postgres",
         &format!(
@@ -82,8 +82,8 @@ async fn there_and_back(bench: Arc<Bench>) {
     bench.fake_proxy.lock().unwrap().at_pause =
         vec!["ALTER ROLE bob PASSWORD 'four' CREATEDB; GRANT pg_monitor TO bob"];
     run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    assert_eq!(told(&bench.target), told(&bench.source));
-    assert!(told(&bench.target).contains("SCRAM-SHA-256$"));
+    assert_eq!(role_properties(&bench.target), role_properties(&bench.source));
+    assert!(role_properties(&bench.target).contains("SCRAM-SHA-256$"));
     assert_eq!(present(&bench.target), "alice bob keeper staff", "no superuser, and none that may not connect");
     assert_secret(&bench);
     fallback(&options, crate::engine::support::observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));

@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 /// Reads until the connection ends.
-fn rest(stream: &mut impl Read) -> String {
+fn read_to_end(stream: &mut impl Read) -> String {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
         Ok(_) => {}
@@ -53,7 +53,7 @@ fn what_is_not_the_protocol_is_answered_and_closed() {
     ] {
         let mut stream = raw(&proxy);
         stream.write_all(&packet).expect("write");
-        let answer = rest(&mut stream);
+        let answer = read_to_end(&mut stream);
         assert!(answer.starts_with('E') && answer.contains(expected), "{packet:?}: {answer:?}");
     }
     for (message, expected) in [
@@ -64,7 +64,7 @@ fn what_is_not_the_protocol_is_answered_and_closed() {
     ] {
         let mut stream = session(&proxy);
         stream.write_all(message).expect("write");
-        let answer = rest(&mut stream);
+        let answer = read_to_end(&mut stream);
         assert!(answer.contains(expected) && answer.contains("08P01"), "{message:?}: {answer:?}");
     }
     // Cut off in the middle of a message: there is nothing to answer, and nothing is left behind.
@@ -90,8 +90,8 @@ fn who_says_nothing_or_says_it_slowly_is_not_waited_for() {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert!(!rest(&mut slow).contains("server_version"));
-    assert_eq!(rest(&mut silent), "");
+    assert!(!read_to_end(&mut slow).contains("server_version"));
+    assert_eq!(read_to_end(&mut silent), "");
     assert!(begun.elapsed() < Duration::from_secs(60));
     assert!(ask(&mut session(&proxy), "select 'fine'").contains("fine"));
 }
@@ -150,7 +150,7 @@ fn limits_on_connections_hold_and_free_places_are_given_again() {
     let packet = startup(&[("user", "postgres"), ("database", "postgres")], 196_608);
     let mut stream = raw(&proxy);
     stream.write_all(&packet).expect("write");
-    let answer = rest(&mut stream);
+    let answer = read_to_end(&mut stream);
     assert!(
         answer.contains("53300") && answer.contains("too many connections for database \"postgres\""),
         "{answer:?}"
@@ -194,11 +194,11 @@ fn a_server_that_hangs_or_dies_harms_its_own_sessions_only() {
     for i in 0..20 {
         assert!(ask(&mut fine, &format!("select 'n' || {i}")).contains(&format!("n{i}")));
     }
-    assert!(rest(&mut hanging).contains("took too long"));
+    assert!(read_to_end(&mut hanging).contains("took too long"));
     bad.thaw();
     bad.crash();
-    rest(&mut doomed);
-    let answer = rest(&mut open(&proxy));
+    read_to_end(&mut doomed);
+    let answer = read_to_end(&mut open(&proxy));
     assert!(answer.contains("08001") && !answer.contains("127.0.0.1"), "{answer:?}");
     assert!(ask(&mut fine, "select 'still here'").contains("still here"));
 }
@@ -334,7 +334,7 @@ fn behind_the_login_what_is_not_the_protocol_is_answered_and_closed() {
                 }
                 stream.write_all(message).expect("write");
                 stream.flush().expect("write");
-                let answer = rest(&mut stream);
+                let answer = read_to_end(&mut stream);
                 assert!(answer.contains(expected) && answer.contains("08P01"), "{message:?}: {answer:?}");
                 bystander.works();
             }
@@ -473,14 +473,14 @@ fn what_is_not_tls_is_closed() {
     // Bytes before the proxy agrees to encrypt do not belong to a session.
     let mut stream = raw(&proxy);
     stream.write_all(&[TLS_WANTED, &packet].concat()).expect("write");
-    let answer = rest(&mut stream);
+    let answer = read_to_end(&mut stream);
     assert!(answer.starts_with('S') && !answer.contains("server_version"), "{answer:?}");
     bystander.works();
     let hello = b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03";
     for wrong in [&packet[..], b"\x16\x03\x01\xff\xff", b"\x17\x03\x03\0\x04abcd", b"\x15\x03\x01\0\x02\x02\x28"] {
         let mut stream = raw_for_tls(&proxy);
         stream.write_all(wrong).expect("write");
-        assert!(!rest(&mut stream).contains("server_version"), "{wrong:?}");
+        assert!(!read_to_end(&mut stream).contains("server_version"), "{wrong:?}");
         bystander.works();
     }
     // A handshake without an end, after a request for TLS and without one.
@@ -491,7 +491,7 @@ fn what_is_not_tls_is_closed() {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(rest(&mut stream), "");
+        assert_eq!(read_to_end(&mut stream), "");
         assert!(begun.elapsed() < Duration::from_secs(60));
         bystander.works();
     }
@@ -504,7 +504,7 @@ fn what_is_not_tls_is_closed() {
         if wrong.ends_with(b"half") {
             stream.sock.shutdown(std::net::Shutdown::Write).expect("leave");
         }
-        rest(&mut &stream.sock);
+        read_to_end(&mut &stream.sock);
         bystander.works();
         gone(&cluster, 1);
     }

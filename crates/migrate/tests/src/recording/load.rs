@@ -115,7 +115,7 @@ impl Customer {
         begin.wait().await;
         while !stop.load(Ordering::Relaxed) {
             let orders = self.random.below(2) == 0;
-            let statements = if orders { self.order() } else { self.look() };
+            let statements = if orders { self.order() } else { self.browse() };
             self.commit(&statements).await;
             all.fetch_add(1, Ordering::Relaxed);
             ordered.fetch_add(u64::from(orders), Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl Customer {
         }
     }
 
-    fn look(&mut self) -> Vec<String> {
+    fn browse(&mut self) -> Vec<String> {
         let (customer, first) = (self.random.below(CUSTOMERS) + 1, self.random.below(ITEMS - 20) + 1);
         vec![
             format!("SELECT name, balance FROM customer WHERE id = {customer}"),

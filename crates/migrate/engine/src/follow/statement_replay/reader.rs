@@ -96,7 +96,7 @@ impl Reader {
     /// [`Error::Capture`] if the report does not belong to a capture of statements; [`Error::SchemaChanged`].
     pub fn take(&mut self, reply: Reply) -> Result<Option<SourceEvent>, Error> {
         match reply {
-            Reply::Table(shape) => self.tables.learn(&shape).map(|()| None),
+            Reply::Table(shape) => self.tables.register_table(&shape).map(|()| None),
             Reply::Begins { running } => {
                 self.running.insert(running);
                 Ok(Some(SourceEvent::Begins(RunningId(running))))

@@ -149,9 +149,9 @@ impl Replay {
         running.snapshot = Some(snapshot.clone());
         running.by_rows |= straddles;
         if running.by_rows {
-            self.scheduler.ended(id);
+            self.scheduler.record_end(id);
         } else if self.needs_snapshots() {
-            self.scheduler.began(id, snapshot);
+            self.scheduler.record_snapshot(id, snapshot);
         }
     }
 
@@ -161,7 +161,7 @@ impl Replay {
 
     fn record_ended(&mut self, id: RunningId) {
         self.running.remove(&id);
-        self.scheduler.ended(id);
+        self.scheduler.record_end(id);
     }
 
     fn hand_in_commit(&mut self, transaction: Arc<Transaction>) -> Result<Option<SourceEvent>, Error> {
@@ -179,7 +179,7 @@ impl Replay {
             (by_rows && self.needs_snapshots(), transaction.running, known.and_then(|known| known.snapshot.clone()))
         {
             // From here on, other transactions have to wait for it again.
-            self.scheduler.began(id, snapshot);
+            self.scheduler.record_snapshot(id, snapshot);
         }
         let statement = transaction.xid.zip(transaction.running).filter(|_| self.needs_snapshots());
         let syncset = Syncset {
@@ -198,7 +198,7 @@ impl Replay {
             }
             Err(refused) if matches!(refused.error, stillpoint_migrate_replay::Error::Full { .. }) => {
                 if let Some(running) = transaction.running.filter(|_| by_rows) {
-                    self.scheduler.ended(running);
+                    self.scheduler.record_end(running);
                 }
                 Ok(Some(SourceEvent::Committed(transaction)))
             }
@@ -246,7 +246,7 @@ impl Replay {
         for (id, running) in &mut self.running {
             if !running.by_rows && running.since.elapsed() >= after {
                 running.by_rows = true;
-                self.scheduler.ended(*id);
+                self.scheduler.record_end(*id);
             }
         }
     }

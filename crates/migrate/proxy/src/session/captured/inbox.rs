@@ -87,7 +87,7 @@ impl Inbox {
     }
 
     /// Returns true if the large message that has begun may be held whole: the capture still runs, and there is memory.
-    pub(super) fn may_hold(&mut self, capture: &Capture) -> bool {
+    pub(super) fn may_buffer(&mut self, capture: &Capture) -> bool {
         let Some((tag, total)) = self.large() else { return true };
         if !capture.is_live() {
             self.held = None;
@@ -113,7 +113,7 @@ impl Inbox {
     }
 
     /// Takes all bytes that are left.
-    pub(super) fn rest(&mut self) -> Vec<u8> {
+    pub(super) fn take_rest(&mut self) -> Vec<u8> {
         let rest = self.bytes.split_off(self.start);
         *self = Inbox::default();
         rest

@@ -20,7 +20,7 @@ impl CapturedSession {
     /// over.
     pub(super) fn passes_large(&mut self, pump: &Pump) -> Option<(u8, usize)> {
         let large = self.from_client.large()?;
-        if self.from_client.may_hold(&self.capture) {
+        if self.from_client.may_buffer(&self.capture) {
             return None;
         }
         self.too_large(pump, large.1);
@@ -77,7 +77,7 @@ impl CapturedSession {
             if left == 0 {
                 return pump.server.flush().await.map_err(SessionError::Server);
             }
-            self.from_client.rest();
+            self.from_client.take_rest();
             self.from_client.bytes.reserve(SEND_THRESHOLD_BYTES);
             let n = pump.client.read_buf(&mut self.from_client.bytes).await.map_err(SessionError::Client)?;
             Counters::add(&pump.entry.counters.bytes_up, n as u64);
@@ -96,7 +96,7 @@ impl CapturedSession {
             _ => None,
         };
         let Some(seen) = seen else { return self.pass_down(pump, total, true).await.map(|()| true) };
-        if self.from_server.may_hold(&self.capture) {
+        if self.from_server.may_buffer(&self.capture) {
             return Ok(false);
         }
         let mut hidden = total;
@@ -127,7 +127,7 @@ impl CapturedSession {
             if left == 0 {
                 return pump.client.flush().await.map_err(SessionError::Client);
             }
-            self.from_server.rest();
+            self.from_server.take_rest();
             self.from_server.bytes.reserve(SEND_THRESHOLD_BYTES);
             let n = pump.server.read_buf(&mut self.from_server.bytes).await.map_err(SessionError::Server)?;
             self.count_down(pump, n)?;

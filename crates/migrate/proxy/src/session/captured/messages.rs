@@ -252,12 +252,12 @@ impl CapturedSession {
         self.transaction.may_conflict |= writes.as_ref().is_some_and(|writes| writes.may_conflict);
         self.own_rows.clear();
         if asks {
-            self.put_own(&self.counters());
+            self.send_own_query(&self.counters());
         }
         put_execute(&mut self.to_server);
         self.expected.push_back(ExpectedReply::Execute(writes));
         if ends {
-            self.put_own(&self.counters());
+            self.send_own_query(&self.counters());
         }
         self.flush(pump).await?;
         if asks && let Some((count, _)) = self.count(0) {

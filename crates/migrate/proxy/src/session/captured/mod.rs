@@ -237,7 +237,7 @@ impl CapturedSession {
         self.twins.values().chain(&self.forgotten).for_each(|twin| put_close_statement(&mut bytes, twin));
         put_sync(&mut bytes);
         let answers = link::exchange(&mut pump.server, &bytes, 1).await?;
-        pump.return_lanes(&self.from_client.rest(), &self.to_client);
+        pump.return_lanes(&self.from_client.take_rest(), &self.to_client);
         pump.inject(&answers.aside);
         Ok(())
     }
@@ -444,14 +444,14 @@ impl CapturedSession {
 
     /// Asks a question of the proxy's own; its rows are in `own_rows`. False if it failed; the client has then got the
     /// error.
-    async fn ask(&mut self, pump: &mut Pump, sql: &str) -> Result<bool, SessionError> {
+    async fn query_server(&mut self, pump: &mut Pump, sql: &str) -> Result<bool, SessionError> {
         self.own_rows.clear();
-        self.put_own(sql);
+        self.send_own_query(sql);
         self.flush(pump).await?;
         Ok(!self.skipping)
     }
 
-    fn put_own(&mut self, sql: &str) {
+    fn send_own_query(&mut self, sql: &str) {
         put_parse(&mut self.to_server, OWN_STATEMENT, sql.as_bytes(), &[]);
         put_bind(&mut self.to_server, OWN_STATEMENT, OWN_STATEMENT, &[]);
         put_execute(&mut self.to_server, OWN_STATEMENT);
@@ -466,7 +466,7 @@ impl CapturedSession {
         if !self.stale || self.failed || self.skipping || !self.capture.is_live() {
             return Ok(!self.skipping);
         }
-        if !self.ask(pump, &facts::QUESTION).await? {
+        if !self.query_server(pump, &facts::QUESTION).await? {
             return Ok(false);
         }
         let facts = facts::read(&std::mem::take(&mut self.own_rows));
@@ -515,7 +515,7 @@ impl CapturedSession {
         if self.transaction.audited {
             return Ok(true);
         }
-        if !self.ask(pump, &self.counters()).await? {
+        if !self.query_server(pump, &self.counters()).await? {
             return Ok(false);
         }
         self.compare(pump, 0);
@@ -528,7 +528,7 @@ impl CapturedSession {
         if !self.transaction.wrote || self.failed || self.skipping || !self.capture.is_live() {
             return Ok(Some(None));
         }
-        if self.defers && !self.ask(pump, "SET CONSTRAINTS ALL IMMEDIATE").await? {
+        if self.defers && !self.query_server(pump, "SET CONSTRAINTS ALL IMMEDIATE").await? {
             return Ok(None);
         }
         if !self.audit(pump).await? {

@@ -153,7 +153,7 @@ impl CapturedSession {
         let hidden = first.and_then(|hidden| std::str::from_utf8(hidden).ok()).unwrap_or_default();
         if self.capture.is_live() {
             let taken = self.transaction.row(rewritten, hidden).map_err(|refusal| refusal.to_string());
-            if let Err(why) = taken.and_then(|()| self.transaction.hold(&self.capture)) {
+            if let Err(why) = taken.and_then(|()| self.transaction.reserve_memory(&self.capture)) {
                 self.break_off(pump, &why);
             }
         }

@@ -50,7 +50,7 @@ impl CapturedSession {
             return Ok(true);
         }
         self.transaction.running = Some(self.capture.begins());
-        if !self.ask(pump, SNAPSHOT_QUERY).await? {
+        if !self.query_server(pump, SNAPSHOT_QUERY).await? {
             return Ok(false);
         }
         let row = self.own_rows.first();
@@ -59,7 +59,7 @@ impl CapturedSession {
             (Some(snapshot), Some(one)) => {
                 self.transaction.one_snapshot = one == "t";
                 if let Some(running) = &self.transaction.running {
-                    running.began(snapshot.into_owned());
+                    running.report_snapshot(snapshot.into_owned());
                 }
             }
             _ => self.break_off(pump, "cannot read the snapshot of a transaction"),

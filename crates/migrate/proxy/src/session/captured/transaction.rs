@@ -84,7 +84,7 @@ impl Transaction {
     }
 
     /// Counts the bytes that wait for the commit; an error if they are too many.
-    pub(super) fn hold(&mut self, capture: &Capture) -> Result<(), String> {
+    pub(super) fn reserve_memory(&mut self, capture: &Capture) -> Result<(), String> {
         self.held.set(capture, self.written.bytes)
     }
 

@@ -113,10 +113,10 @@ impl Bench {
     pub(crate) fn migrate(&self, database: &str) -> Migration {
         let (begun, from_ns) = (Instant::now(), stillpoint_measure::clock::now_ns());
         let mut tool = self.testbed.tool_of(database, &["run"]);
-        while tool.ended().is_none() && begun.elapsed() < WAIT_TIMEOUT {
+        while tool.exit_status().is_none() && begun.elapsed() < WAIT_TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
-        let (given_up, to_ns) = (tool.ended().is_none(), stillpoint_measure::clock::now_ns());
+        let (given_up, to_ns) = (tool.exit_status().is_none(), stillpoint_measure::clock::now_ns());
         if given_up {
             tool.signal(Signal::INT);
         }

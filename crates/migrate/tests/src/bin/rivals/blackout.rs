@@ -98,7 +98,7 @@ fn stillpoint(size: &Size) -> ClientReport {
     // It holds only the output that STILLPOINT_LOG asked for.
     eprint!("{}", ended.complaints);
     std::thread::sleep(SETTLE_TIME);
-    let seen = seen(&testbed.source, load, at);
+    let seen = client_report(&testbed.source, load, at);
     let phases = Phases::of(&ended.events).table(&answers(&testbed.source));
     ClientReport { paused_ms: paused, phases, ..seen }
 }
@@ -117,11 +117,11 @@ fn rival(size: &Size) -> ClientReport {
     let at = now_s();
     pgbouncer.pause_to(&source, &target, || native::await_target(&source));
     std::thread::sleep(SETTLE_TIME);
-    seen(&source, load, at)
+    client_report(&source, load, at)
 }
 
 /// Reads pgbench's logs, which give latencies from a transaction's due time.
-fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> ClientReport {
+fn client_report(at_server: &Cluster, mut load: Load, switched_s: f64) -> ClientReport {
     let ran = load.running();
     let ended_s = now_s();
     load.end();

@@ -25,7 +25,7 @@ pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
         ours.push(stillpoint(size, &mut mib));
         natives.push(logical_replication(size));
         match &rival {
-            Ok(rival) => theirs.push(rival.takes(size)),
+            Ok(rival) => theirs.push(rival.copy_seconds(size)),
             Err(why) => eprintln!("no pgcopydb: {why}"),
         }
     }
@@ -97,7 +97,7 @@ impl Pgcopydb {
     }
 
     /// Runs a copy; returns its seconds.
-    fn takes(&self, size: &Size) -> f64 {
+    fn copy_seconds(&self, size: &Size) -> f64 {
         let library_path = format!("dynamic_library_path=$libdir:{}", self.plugins.display());
         let source = Cluster::start(&[&SETTINGS[..], &[&library_path]].concat());
         let target = cluster();

@@ -36,8 +36,8 @@ pub(crate) fn measure(rounds: usize) -> Raw {
     let mut all: [KeptThroughput; 6] = Default::default();
     for _ in 0..rounds {
         let [alone, snapshot, with, apart, without, native] = &mut all;
-        left_alone(alone, false);
-        left_alone(snapshot, true);
+        measure_without_copy(alone, false);
+        measure_without_copy(snapshot, true);
         stillpoint(&["run"], with);
         if processors() > 1 {
             stillpoint_apart(apart);
@@ -106,7 +106,7 @@ fn times(at_server: &Cluster) -> Vec<f64> {
 
 /// Measures the same load alone: its tables get old row versions, which are cleaned up meanwhile, or not while a
 /// snapshot is held. A copy that moves nothing does no more than hold one.
-fn left_alone(kept: &mut KeptThroughput, held: bool) {
+fn measure_without_copy(kept: &mut KeptThroughput, held: bool) {
     let testbed = Testbed::direct(cluster(), cluster());
     testbed.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     let load = testbed.source.pgbench_load("shop", testbed.port(), &LOAD);
