@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use stillpoint_migrate_capture::{Catalogue, Column, Seen, Table, Unique, only_reads, repeatable, rewrite, split};
+use stillpoint_migrate_capture::{Catalogue, Column, Effect, Table, Unique, only_reads, check_repeatable, rewrite, split};
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let Ok(text) = std::str::from_utf8(input) else { return Corpus::Reject };
@@ -16,7 +16,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
             end = piece.end;
         }
     }
-    if let Ok(Seen::Writes(rewritten)) = rewrite(statement, &catalogue) {
+    if let Ok(Effect::Writes(rewritten)) = rewrite(statement, &catalogue) {
         // the client's own text stays complete
         assert!(rewritten.text.len() > statement.trim_end().len());
         if let Ok(image) = rewritten.read(column) {
@@ -24,7 +24,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
             assert!(image.tokens.len() <= rewritten.hashes.len());
         }
     }
-    let _ = (repeatable(statement, &catalogue), only_reads(statement, &catalogue));
+    let _ = (check_repeatable(statement, &catalogue), only_reads(statement, &catalogue));
     Corpus::Keep
 });
 

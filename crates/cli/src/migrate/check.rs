@@ -1,27 +1,27 @@
 //! `stillpoint migrate check`: contents of the database, and the effects of a migration on them.
 
-use super::servers::{REACH, Servers, quietly};
+use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::sync::Arc;
-use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Roles, Schedule, Verdict, check};
+use stillpoint_migrate_engine::{AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Verdict, check};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Sources of changes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Where {
+enum CaptureSource {
     /// The source's log.
     Log,
-    /// What statements write, as they pass through the proxy.
+    /// Rows that statements write, captured by the proxy.
     Rows,
-    /// The statements themselves.
+    /// The statements themselves, captured by the proxy.
     Statements,
 }
 
 /// Orders in which statements are repeated.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Order {
-    /// First reads and commits keep the order that each could see (Madeus' LSIR).
+enum ScheduleOrder {
+    /// First reads and commits keep the order that transactions could observe (Madeus' LSIR).
     Lsir,
     /// As lsir, and one commit at a time.
     BCon,
@@ -33,67 +33,70 @@ enum Order {
 
 /// Handling of roles.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum OfRoles {
-    /// Make those on the target that it lacks, with attributes, password, memberships and settings.
+enum RoleHandling {
+    /// Create the roles that the target lacks, with attributes, password, memberships and settings.
     Create,
-    /// Compare them, and name what differs.
+    /// Compare roles, and report differences.
     Check,
-    /// Look only at those without which definitions cannot be made.
+    /// Check only roles that definitions require.
     Ignore,
 }
 
 /// Data to move and accepted losses: the arguments of `stillpoint migrate check`, and of `run`.
 #[derive(clap::Args)]
-pub(crate) struct What {
+pub(crate) struct MigrationArgs {
     #[command(flatten)]
     pub(super) servers: Servers,
-    /// Unlogged tables arrive empty.
+    /// Accept that unlogged tables are moved empty.
     #[arg(long)]
     unlogged_empty: bool,
-    /// Where changes are captured: the source's log by pgoutput, or the proxy by images of rows, which takes clients' time
-    /// and needs no wal_level=logical, or by the statements themselves: at REPEATABLE READ, without parameters, and nothing
-    /// of the moment. Without it: the log, where that tells of rows, else rows.
+    /// Source of changes: the source's log by pgoutput; row images captured by the proxy, which takes clients' time and
+    /// does not require wal_level=logical; or the statements themselves, at REPEATABLE READ, without parameters and
+    /// without values that depend on the time. Default: the log if wal_level is logical, else rows.
     #[arg(long, value_enum, value_name = "WHERE")]
-    capture: Option<Where>,
-    /// With `--capture statements`: the order in which they are repeated; lsir without it.
+    capture: Option<CaptureSource>,
+    /// With `--capture statements`: the order in which they are replayed; default lsir.
     #[arg(long, value_enum, value_name = "ORDER")]
-    schedule: Option<Order>,
-    /// Roles that go with the database: those that own or may use something in it, those that may log in and connect, and those of
-    /// which these are members.
+    schedule: Option<ScheduleOrder>,
+    /// Handling of the roles that the database needs: those that own objects or have rights in it, those that may log
+    /// in and connect, and those of which these are members.
     #[arg(long, value_enum, value_name = "HOW", default_value = "check")]
-    roles: OfRoles,
-    /// Do without a way back, for a target that keeps no logical log.
+    roles: RoleHandling,
+    /// Accept that `fallback` is not possible, for a target without a logical log.
     #[arg(long)]
     no_fallback: bool,
 }
 
-impl What {
+impl MigrationArgs {
     /// Converts these arguments to options.
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let mut options = self.servers.options()?;
         options.capture = self.capture.map(|at| match at {
-            Where::Log => Capture::Log,
-            Where::Rows => Capture::Rows,
-            Where::Statements => Capture::Statements,
+            CaptureSource::Log => Capture::Log,
+            CaptureSource::Rows => Capture::Rows,
+            CaptureSource::Statements => Capture::Statements,
         });
         if let Some(order) = self.schedule {
             if options.capture != Some(Capture::Statements) {
-                return Err(Failure::usage("--schedule is for --capture statements"));
+                return Err(Failure::usage("--schedule requires --capture statements"));
             }
             options.schedule = match order {
-                Order::Lsir => Schedule::Lsir,
-                Order::BCon => Schedule::BCon,
-                Order::BMin => Schedule::BMin,
-                Order::BAll => Schedule::BAll,
+                ScheduleOrder::Lsir => Schedule::Lsir,
+                ScheduleOrder::BCon => Schedule::BCon,
+                ScheduleOrder::BMin => Schedule::BMin,
+                ScheduleOrder::BAll => Schedule::BAll,
             };
         }
         options.roles = match self.roles {
-            OfRoles::Create => Roles::Create,
-            OfRoles::Check => Roles::Check,
-            OfRoles::Ignore => Roles::Ignore,
+            RoleHandling::Create => Roles::Create,
+            RoleHandling::Check => Roles::Check,
+            RoleHandling::Ignore => Roles::Ignore,
         };
-        options.accepted =
-            Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback, ..Accepted::default() };
+        options.accepted = AcceptedRestrictions {
+            unlogged_empty: self.unlogged_empty,
+            no_fallback: self.no_fallback,
+            ..AcceptedRestrictions::default()
+        };
         Ok(options)
     }
 }
@@ -102,8 +105,8 @@ impl What {
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    what: What,
-    /// Do not make the definitions on the target for a trial, nor look into rows: what is not looked at is named.
+    what: MigrationArgs,
+    /// Do not create the definitions on the target as a trial, and do not read rows; unchecked objects are listed.
     #[arg(long)]
     no_rehearsal: bool,
 }
@@ -118,13 +121,13 @@ struct Line<'a> {
 
 /// Runs `stillpoint migrate check`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    look(&args.what, !args.no_rehearsal, output)
+    examine(&args.what, !args.no_rehearsal, output)
 }
 
 /// Checks, and prints the findings. Ctrl-C and SIGTERM end it without any remains.
-pub(super) fn look(what: &What, rehearse: bool, output: &Output) -> Result<(), Failure> {
+pub(super) fn examine(what: &MigrationArgs, rehearse: bool, output: &Output) -> Result<(), Failure> {
     let options = Options { rehearse, ..what.options()? };
-    let report = quietly(async {
+    let report = block_on(async {
         let interrupt = Arc::clone(&options.interrupt);
         if let (Ok(mut interrupted), Ok(mut terminated)) =
             (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
@@ -137,11 +140,13 @@ pub(super) fn look(what: &What, rehearse: bool, output: &Output) -> Result<(), F
         check(&options).await
     })?;
     let report = report.map_err(|error| match error.is_refusal() {
-        true => Failure::refused(error).hint(REACH),
-        false => Failure::failed(error, "nothing was touched").hint(REACH),
+        true => Failure::refused(error).hint(REACHABILITY_HINT),
+        false => Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT),
     })?;
     show(&report, output);
-    report.accepted().map_err(|error| Failure::refused(error).hint("change what is named, then check again"))
+    report
+        .accepted()
+        .map_err(|error| Failure::refused(error).hint("correct the causes named above, then run `check` again"))
 }
 
 fn show(report: &Report, output: &Output) {
@@ -157,7 +162,7 @@ fn show(report: &Report, output: &Output) {
             Verdict::Changed => "changed",
             Verdict::NotMoved => "not moved",
             Verdict::Refused => "REFUSED",
-            Verdict::NotLookedAt => "not looked at",
+            Verdict::NotLookedAt => "not checked",
         };
         output.line(format_args!("{verdict:13}  {:kinds$}  {:names$}  {}", finding.kind, finding.name, finding.note));
     }

@@ -2,7 +2,7 @@
 //!
 //! It waits at a pipe that is closed when the command ends in any way. A command that ends in order writes `dismissed` before.
 
-use super::servers::{Servers, quietly};
+use super::servers::{Servers, block_on};
 use crate::output::Failure;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -11,16 +11,16 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stillpoint_migrate_engine::{Options, heal};
+use stillpoint_migrate_engine::{Options, repair_interrupted};
 
 /// Message of a command that has ended in order.
 const DISMISSED: &[u8] = b"dismissed";
 /// Time limit of one repair; after it, the repair is retried, since other commands wait for the journal's lock.
-const ATTEMPT: Duration = Duration::from_secs(6);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Pause between two attempts.
-const BETWEEN: Duration = Duration::from_millis(500);
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit for servers and proxy to become reachable.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Running guardian. Dropping it without [`Guardian::dismiss`] counts as the death of the command.
 pub(super) struct Guardian {
@@ -36,7 +36,7 @@ struct Task {
 impl Guardian {
     /// Starts a guardian for a command with these arguments.
     pub(super) fn start(servers: &Servers) -> Result<Guardian, Failure> {
-        let failed = |error: std::io::Error| Failure::refused(error).hint("a process could not be started");
+        let failed = |error: std::io::Error| Failure::refused(error).hint("the guardian process could not be started");
         // This path works even if the file has been replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
         command.args(["migrate", "guardian"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -72,12 +72,14 @@ pub(crate) fn run() -> Result<(), Failure> {
     let mut rest = Vec::new();
     // An error is an end, too.
     let _ = pipe.read_to_end(&mut rest);
-    if rest == DISMISSED { Ok(()) } else { quietly(keep_healing(&options)) }
+    if rest == DISMISSED { Ok(()) } else { block_on(keep_repairing(&options)) }
 }
 
-async fn keep_healing(options: &Options) {
+async fn keep_repairing(options: &Options) {
     let begun = Instant::now();
-    while !matches!(tokio::time::timeout(ATTEMPT, heal(options)).await, Ok(Ok(()))) && begun.elapsed() < PATIENCE {
-        tokio::time::sleep(BETWEEN).await;
+    while !matches!(tokio::time::timeout(ATTEMPT_TIMEOUT, repair_interrupted(options)).await, Ok(Ok(())))
+        && begun.elapsed() < REPAIR_TIMEOUT
+    {
+        tokio::time::sleep(ATTEMPT_INTERVAL).await;
     }
 }

@@ -1,8 +1,8 @@
 //! `stillpoint migrate`: one file per subcommand.
 
 mod attach;
-mod back;
 mod check;
+mod fallback;
 mod guardian;
 mod proxy;
 mod run;
@@ -16,23 +16,23 @@ use crate::output::{Failure, Output};
 pub(crate) enum Command {
     /// Serve clients of PostgreSQL servers, so that their sessions can be moved.
     Proxy(proxy::Args),
-    /// Lead clients that connect to a server directly to the proxy, without restarting them.
+    /// Redirect clients that connect to a server directly to the proxy, without restarting them.
     Attach(attach::AttachArgs),
-    /// Lead new connections to the server itself again.
+    /// Stop redirecting new connections to the proxy.
     Detach(attach::DetachArgs),
-    /// What a database holds, what will become of it, and whether it can be moved.
+    /// List the contents of a database and the effects of a migration, and check if it can be moved.
     Check(check::Args),
     /// Move a database to another server.
     Run(Box<run::Args>),
-    /// Where a migration stands.
+    /// Show the progress and state of a migration.
     Status(status::Args),
-    /// End a migration before clients change sides; both servers are as before.
-    Abort(back::AbortArgs),
-    /// After a migration: bring clients back to the source, with all that was committed since.
-    Fallback(back::FallbackArgs),
-    /// After a migration: give up the way back.
-    Finish(back::EndArgs),
-    /// Outlive the command that starts it, and open what its death would leave shut.
+    /// End a migration before clients change sides, and restore both servers.
+    Abort(fallback::AbortArgs),
+    /// After a migration: roll clients back to the source, with everything committed meanwhile.
+    Fallback(fallback::FallbackArgs),
+    /// After a migration: make it final, so that `fallback` is no longer possible.
+    Finish(fallback::EndArgs),
+    /// Outlive the command that starts it, and enable connections if that command is killed.
     #[command(hide = true)]
     Guardian,
 }
@@ -46,9 +46,9 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Check(args) => check::run(&args, output),
         Command::Run(args) => run::run(&args, output),
         Command::Status(args) => status::run(&args, output),
-        Command::Abort(args) => back::abort(&args, output),
-        Command::Fallback(args) => back::fallback(&args, output),
-        Command::Finish(args) => back::finish(&args, output),
+        Command::Abort(args) => fallback::abort(&args, output),
+        Command::Fallback(args) => fallback::fallback(&args, output),
+        Command::Finish(args) => fallback::finish(&args, output),
         Command::Guardian => guardian::run(),
     }
 }

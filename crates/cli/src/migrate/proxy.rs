@@ -10,7 +10,7 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
 
   listen  = ["0.0.0.0:6432", "/run/stillpoint/.s.PGSQL.6432"]   # where clients connect
   control = "/run/stillpoint/proxy.sock"                        # for `stillpoint migrate ...`; mode 0600
-  routes  = "/var/lib/stillpoint/routes.json"                   # where tenants have moved; outranks `server` below
+  routes  = "/var/lib/stillpoint/routes.json"                   # servers that tenants have moved to; overrides `server` below
   metrics = "127.0.0.1:9187"                                    # Prometheus, at /metrics
   workers = 2                                                   # pairs of threads; default: one for every two processors
   socket_mode = "0666"                                          # of the sockets in `listen`; default 0600
@@ -18,12 +18,12 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   [limits]                 # defaults
   connections = 1000       # sessions at a time
   memory_mib  = 256        # must be enough for them: 64 KiB each
-  unnamed     = 512        # connections at a time that have not said who they are, or wait for a place below
-  logins_per_tenant  = 64  # clients at a time that have not proved it: of a tenant, at most half of its connections
-  logins_per_address = 16  # of these from one address, at most a quarter of its connections
+  unnamed     = 512        # connections at a time that have not named their user, or wait for a login
+  logins_per_tenant  = 64  # unauthenticated clients at a time of one tenant; at most half of its connections
+  logins_per_address = 16  # of these from one address; at most a quarter of its connections
   startup_ms  = 10000      # from a client's first byte to its session
-  connect_ms  = 5000       # until a server accepts
-  drain_ms    = 30000      # after SIGTERM transactions may finish
+  connect_ms  = 5000       # until a server accepts a connection
+  drain_ms    = 30000      # time to finish transactions after SIGTERM
 
   [tls]                    # for clients
   certificate = "/etc/stillpoint/proxy.crt"
@@ -35,13 +35,13 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   tls  = "verify-full"     # disable (default), require, verify-full
   ca   = "/etc/stillpoint/ca.crt"
 
-  [tenants.shop]           # databases as clients ask for them; "*" is every other one
+  [tenants.shop]           # databases by the name that clients use; "*" is every other one
   server      = "old"
   database    = "shop_v2"  # its name there, if it differs
   connections = 200
   verifiers   = "/etc/stillpoint/shop.verifiers"   # lines `USER SCRAM-SHA-256$...`: the proxy checks passwords itself
 
-  [[allow]]                # first rule that fits decides; without rules only this machine may connect
+  [[allow]]                # the first rule that matches decides; without rules only this machine may connect
   action = "reject"        # or "allow", the default
   users  = ["postgres"]
   from   = ["0.0.0.0/0", "::/0"]
@@ -50,24 +50,24 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   from = ["10.1.0.0/16", "local"]
   tls  = "required"
 
-With --standby on the same machine, with the same configuration, a second proxy waits, and serves as soon as the first is gone.
+With --standby, a second proxy with the same configuration waits on the same machine, and takes over when the first one ends.
 
-Signals: SIGHUP reads the file anew, SIGTERM lets transactions finish, SIGINT does not.
-STILLPOINT_LOG=info (debug, ...) says what is logged to stderr; passwords and keys never are.
-Servers see the proxy's address: give it a line in pg_hba.conf with scram-sha-256, md5 or trust (not peer, ldap or gss)."#;
+Signals: SIGHUP reloads the file, SIGTERM lets transactions finish, SIGINT does not.
+STILLPOINT_LOG=info (debug, ...) sets the level of the log on stderr, which never contains passwords or keys.
+Servers see the proxy's address: add a line for it to pg_hba.conf with scram-sha-256, md5 or trust (not peer, ldap or gss)."#;
 
 /// Arguments of `stillpoint migrate proxy`.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLE)]
 pub(crate) struct Args {
-    /// The configuration file; `--help` shows one.
+    /// Configuration file; `--help` shows an example.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Serve when no other proxy with this configuration does: at once, or as soon as the one that does is gone. Of those that
-    /// wait there is one.
+    /// Serve when no other proxy with this configuration serves: immediately, or when that proxy ends. At most one
+    /// proxy can wait.
     #[arg(long)]
     standby: bool,
-    /// Check the file and the files that it names, say what is surprising, and end.
+    /// Check the file and the files that it names, print warnings, and exit.
     #[arg(long, visible_alias = "dry-run")]
     check_config: bool,
 }
@@ -113,7 +113,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let places = |config: &Config| config.listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let standing_by = |config: &Config| {
         let control = config.control.display();
-        output.line(format_args!("standing by for the proxy at {control}, to serve at {}", places(config)));
+        output.line(format_args!("on standby for the proxy at {control}, to serve at {}", places(config)));
         output.json(&line("proxy-stands-by", config, config.warnings()));
     };
     let started = |config: &Config| {
@@ -132,10 +132,14 @@ fn refused(error: StartError, args: &Args) -> Failure {
     let hint = match &error {
         StartError::Config(_) => format!("stillpoint migrate proxy --config {} --check-config", args.config.display()),
         StartError::Taken(_) | StartError::Served { .. } => {
-            "stop the other proxy with SIGTERM, or give this one `control` and `routes` of its own; --standby waits for its end".into()
+            "stop the other proxy with SIGTERM, or give this one its own `control` and `routes`; --standby waits \
+             until the other ends"
+                .into()
         }
         StartError::StandBy { .. } => {
-            "start it with the file of the proxy that serves (after SIGHUP there, if that was changed), once".into()
+            "start only one standby, with the configuration file of the active proxy (send that proxy SIGHUP first \
+             if the file was changed)"
+                .into()
         }
         _ => "stillpoint migrate proxy --help".into(),
     };

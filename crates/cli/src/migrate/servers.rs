@@ -11,7 +11,8 @@ use stillpoint_migrate_engine::{self as engine, Error, Observer, Options, Server
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Hint for a server that cannot be reached.
-pub(super) const REACH: &str = "see that both servers run, and that --source and --target say how they are reached";
+pub(super) const REACHABILITY_HINT: &str =
+    "check that both servers run, and that --source and --target have the correct addresses";
 
 /// Database, source and target.
 #[derive(Clone, clap::Args, Serialize, Deserialize)]
@@ -20,20 +21,20 @@ pub(super) struct Servers {
     /// `sslmode=require` or `verify-full` for TLS. Passwords are better given in PGPASSWORD.
     #[arg(long, value_name = "CONNINFO")]
     source: String,
-    /// The server that it goes to. Of several, each with a `--target` of its own, all are brought up, one that fails is dropped,
-    /// and clients go to the first that is left; the others are emptied again.
+    /// The server to which the database moves. With several `--target` options all are brought up; a target that fails
+    /// is dropped. Clients move to the first one that is left, and the others are restored.
     #[arg(long, value_name = "CONNINFO", required = true)]
     target: Vec<String>,
     /// The database, unless the source's connection string names it.
     #[arg(long, value_name = "NAME")]
     database: Option<String>,
-    /// The proxy's name for it, if it differs.
+    /// The proxy's name for the database, if it differs.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     /// The proxy's control socket.
     #[arg(long, value_name = "SOCKET", default_value = "/run/stillpoint/proxy.sock")]
     proxy: PathBuf,
-    /// Where the journal of migrations lies.
+    /// Directory of the journals of migrations.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/stillpoint/migrate")]
     state: PathBuf,
 }
@@ -50,7 +51,7 @@ impl Servers {
             Server::parse("target", conninfo, (!named).then_some(database)).map_err(refused)
         };
         let mut targets: VecDeque<Server> = self.target.iter().map(target).collect::<Result<_, _>>()?;
-        let first = targets.pop_front().ok_or_else(|| Failure::usage("--target is needed"))?;
+        let first = targets.pop_front().ok_or_else(|| Failure::usage("--target is required"))?;
         let mut options = Options::new(source, first, self.proxy.clone(), self.state.clone());
         options.others = targets.into();
         if let Some(tenant) = &self.tenant {
@@ -60,19 +61,19 @@ impl Servers {
     }
 }
 
-/// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM request its end. If this
-/// process is killed, a guardian enables connections again.
-pub(super) fn watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
+/// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM request
+/// its end. If this process is killed, a guardian enables connections again.
+pub(super) fn run_watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     servers: &Servers,
     options: &Options,
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
 ) -> Result<T, Failure> {
-    guarded(servers, || shown(options, output, work))
+    run_guarded(servers, || run_with_progress(options, output, work))
 }
 
 /// Runs `work` with a guardian beside it.
-pub(super) fn guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+pub(super) fn run_guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let guardian = Guardian::start(servers)?;
     let result = work();
     // A server may become reachable later: without the dismissal the guardian then enables the connections that are still disabled.
@@ -83,7 +84,7 @@ pub(super) fn guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Fai
     result
 }
 
-fn shown<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
+fn run_with_progress<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     options: &Options,
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
@@ -118,7 +119,7 @@ fn shown<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
 }
 
 /// Runs `work` without any display of progress.
-pub(super) fn quietly<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+pub(super) fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
     Ok(runtime.block_on(work))
 }

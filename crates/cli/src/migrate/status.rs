@@ -1,9 +1,9 @@
 //! `stillpoint migrate status`: progress and state of a migration.
 
-use super::servers::{REACH, Servers, quietly};
+use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Exit, Failure, Output, copied};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Copying, Phase, Status, status};
+use stillpoint_migrate_engine::{CopyProgress, Phase, Status, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
@@ -23,23 +23,24 @@ struct Line<'a> {
 /// Runs `stillpoint migrate status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let options = args.servers.options()?;
-    let status =
-        quietly(status(&options))?.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
+    let status = block_on(status(&options))?
+        .map_err(|error| Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT))?;
     output.json(&Line { v: stillpoint_events::VERSION, event: "migration", status: &status });
     let database = options.source.database_name();
     if let Some(why) = &status.unasked
         && !status.is_known()
     {
         let dir = options.state.display();
-        let error = anyhow::anyhow!("{database}: there is no journal in {dir}, and its server cannot be asked: {why}");
-        let state = "nothing was touched; whether a migration is under way is not known".into();
-        return Err(Failure { exit: Exit::Unknown, error, state, hint: Some(REACH.into()) });
+        let error =
+            anyhow::anyhow!("{database}: there is no journal in {dir}, and the source cannot be reached: {why}");
+        let state = "nothing was touched; it is not known if a migration is under way".into();
+        return Err(Failure { exit: Exit::Unknown, error, state, hint: Some(REACHABILITY_HINT.into()) });
     }
     match &status.record {
         None => match &status.owner {
             Some(owner) => output.line(format_args!(
-                "{database}: {owner}, which is not here: commands that are given that journal work on it, \
-                 `stillpoint migrate abort --migration {}` removes it where the journal is lost",
+                "{database}: {owner}, which is not in this directory: run commands with that journal; if it is lost, \
+                 `stillpoint migrate abort --migration {}` removes the migration",
                 owner.migration
             )),
             None => output.line(format_args!("{database}: no migration")),
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 record.migration, record.source, record.target, record.phase
             ));
             for (server, copying) in &status.copying {
-                let Copying { bytes, bytes_total, bytes_per_s, estimate_s } = *copying;
+                let CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s } = *copying;
                 let far = copied(bytes, bytes_total, bytes_per_s, estimate_s);
                 output.line(format_args!("rows are copied to {server}: {far}"));
             }
@@ -62,27 +63,28 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 output.line(match &other.dropped {
                     Some(reason) => format!("{server} was dropped: {reason}"),
                     None if record.phase > Phase::Switching => format!("{server} was not needed{kept}"),
-                    None if other.is_following() => format!("{server} follows too, and may take its place{kept}"),
-                    None => format!("{server} may take its place once it follows{kept}"),
+                    None if other.is_following() => format!("{server} also follows, and may replace it{kept}"),
+                    None => format!("{server} may replace it once it follows{kept}"),
                 });
             }
         }
     }
     match status.serving {
         Some(side) => output.line(format_args!("clients are on the {side}")),
-        None => output.line("the proxy does not say where clients are"),
+        None => output.line("the proxy does not report which side serves clients"),
     }
     if let Some(who) = &status.at_work {
-        output.line(format_args!("a command is at work on it: {who}"));
+        output.line(format_args!("a command is working on it: {who}"));
     }
     if let Some(why) = &status.unasked {
-        output.line(format_args!("its server cannot be asked: {why}"));
+        output.line(format_args!("the server cannot be reached: {why}"));
     }
     if let Some(advice) = status.advice() {
         output.line(advice);
     }
     for what in &status.defined_since {
-        output.line(format_args!("`fallback` would drop what was defined on the target since: {what}"));
+        output
+            .line(format_args!("`fallback` would drop a definition made on the target since the switch-over: {what}"));
     }
     for orphan in &status.orphans {
         output.line(format_args!(

@@ -1,10 +1,10 @@
 //! Statements recognized by their first words: transaction control, and statements that touch no row.
 
 use crate::error::Refusal;
-use crate::rewrite::{Control, Seen};
+use crate::rewrite::{Control, Effect};
 
 /// First words of statements that change no row of any table.
-const HARMLESS: [&str; 21] = [
+const ROWLESS_WORDS: [&str; 21] = [
     "VACUUM",
     "ANALYZE",
     "ANALYSE",
@@ -29,23 +29,23 @@ const HARMLESS: [&str; 21] = [
 ];
 
 /// First words of statements whose writes the server does not return.
-const HIDDEN: [&str; 4] = ["CALL", "DO", "EXECUTE", "REFRESH"];
+const OPAQUE_WORDS: [&str; 4] = ["CALL", "DO", "EXECUTE", "REFRESH"];
 
 /// Judges `text` by its first words; `None` if the statement needs the parser.
-pub(crate) fn by_first_words(text: &str) -> Option<Result<Seen, Refusal>> {
+pub(crate) fn by_first_words(text: &str) -> Option<Result<Effect, Refusal>> {
     let body = without_comments(text)?.trim_end_matches(|c: char| c == ';' || c.is_whitespace());
     let words: Vec<String> = body.split_whitespace().take(6).map(str::to_ascii_uppercase).collect();
     let word = |at: usize| words.get(at).map_or("", String::as_str);
-    let control = |control| Some(Ok(Seen::Control(control)));
+    let control = |control| Some(Ok(Effect::Control(control)));
     let chain = words.windows(2).any(|pair| pair[0] == "AND" && pair[1] == "CHAIN");
-    if let Some(hidden) = HIDDEN.iter().find(|hidden| **hidden == word(0)) {
+    if let Some(hidden) = OPAQUE_WORDS.iter().find(|hidden| **hidden == word(0)) {
         return Some(Err(Refusal::NoReturning(hidden)));
     }
     if body.contains(';') {
         return None;
     }
     match (word(0), word(1)) {
-        ("", _) => Some(Ok(Seen::Nothing)),
+        ("", _) => Some(Ok(Effect::Nothing)),
         ("COMMIT" | "ROLLBACK", "PREPARED") | ("PREPARE", "TRANSACTION") => {
             Some(Err(Refusal::NoReturning("a two-phase commit")))
         }
@@ -57,7 +57,7 @@ pub(crate) fn by_first_words(text: &str) -> Option<Result<Seen, Refusal>> {
         ("ROLLBACK" | "ABORT", _) => control(Control::Rollback { chain }),
         ("SAVEPOINT", _) => control(Control::Savepoint(last_name(body))),
         ("RELEASE", _) => control(Control::Release(last_name(body))),
-        (first, _) => HARMLESS.contains(&first).then_some(Ok(Seen::Nothing)),
+        (first, _) => ROWLESS_WORDS.contains(&first).then_some(Ok(Effect::Nothing)),
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
 
     fn control(text: &str) -> Control {
         match by_first_words(text) {
-            Some(Ok(Seen::Control(control))) => control,
+            Some(Ok(Effect::Control(control))) => control,
             other => panic!("{text}: {other:?}"),
         }
     }
@@ -114,8 +114,8 @@ mod tests {
 
     #[test]
     fn the_rest_is_told_apart() {
-        assert_eq!(by_first_words("SET a = 1"), Some(Ok(Seen::Nothing)));
-        assert_eq!(by_first_words("  "), Some(Ok(Seen::Nothing)));
+        assert_eq!(by_first_words("SET a = 1"), Some(Ok(Effect::Nothing)));
+        assert_eq!(by_first_words("  "), Some(Ok(Effect::Nothing)));
         assert_eq!(by_first_words("BEGIN; DELETE FROM t"), None);
         assert_eq!(by_first_words("/* a /* b */ c */ select 1"), None);
         assert_eq!(by_first_words("update t set a = 1"), None);

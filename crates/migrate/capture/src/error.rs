@@ -8,10 +8,10 @@ pub enum Refusal {
     #[error("the statement cannot be parsed{0}")]
     Unparsable(String),
     /// The statement has more tokens than the parser takes. Holds the limit.
-    #[error("the statement is too long: more than {0} words and signs")]
+    #[error("the statement is too long: more than {0} tokens")]
     TooLong(usize),
     /// Operators in a row, set operations or brackets may make a tree that is too deep to walk. Holds the limit in levels.
-    #[error("the statement is too deep: more than {0} words and operators without a comma between them")]
+    #[error("the statement is too deep: more than {0} tokens without a comma between them")]
     TooDeep(usize),
     /// The text has several statements; the caller must split it first. Holds their number.
     #[error("{0} statements in one text")]
@@ -51,10 +51,10 @@ pub enum Refusal {
     #[error("function {0} may write")]
     Function(String),
     /// The text may have another effect when it is repeated.
-    #[error("{0} may differ when the statement is repeated")]
+    #[error("{0} may differ when the statement is replayed")]
     NotRepeatable(String),
     /// A statement inside WITH writes.
-    #[error("WITH holds a statement that writes")]
+    #[error("WITH contains a statement that writes")]
     WritingWith,
     /// The hidden column does not hold what was asked for. Holds the table's object identifier.
     #[error("an image of a row of table {0} is malformed")]

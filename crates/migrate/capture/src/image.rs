@@ -3,18 +3,18 @@
 use stillpoint_migrate_replay::Token;
 
 use crate::error::Refusal;
-use crate::rewrite::{Hash, Rewritten};
+use crate::rewrite::{Hash, RewrittenStatement};
 
 /// A row that was written, with its tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Values of the columns of [`Rewritten::image`], as text.
+    /// Values of the columns of [`RewrittenStatement::image`], as text.
     pub values: Vec<Option<String>>,
     /// Tokens that the row touched.
     pub tokens: Vec<Token>,
 }
 
-impl Rewritten {
+impl RewrittenStatement {
     /// Reads the hidden column of one row.
     ///
     /// # Errors

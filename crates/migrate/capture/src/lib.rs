@@ -3,7 +3,7 @@
 //!
 //! **The caller must** fill the [`Catalogue`] from the database as it is when the statement runs, split texts of several
 //! statements, and take the hidden column out of what the client gets: the first field of every row, or all rows when
-//! [`Rewritten::client_sees_rows`] is false.
+//! [`RewrittenStatement::client_sees_rows`] is false.
 //!
 //! **Guaranteed:** the statement's own text is unchanged; text is only added after its RETURNING or its end. So its effect, its
 //! parameters and their numbers stay the same. Every row that it writes comes back with its image and with the hashes of its
@@ -31,7 +31,7 @@
 //! | INSERT; INSERT ... ON CONFLICT, UPDATE, DELETE of a table with a key; with or without RETURNING | row images |
 //! | the same of a temporary table; COPY FROM into a temporary table | nothing |
 //! | SELECT, SET, cursors, COPY TO, VACUUM, EXPLAIN without ANALYZE | nothing |
-//! | BEGIN, COMMIT, ROLLBACK, SAVEPOINT, RELEASE, ROLLBACK TO | [`Seen::Control`] |
+//! | BEGIN, COMMIT, ROLLBACK, SAVEPOINT, RELEASE, ROLLBACK TO | [`Effect::Control`] |
 //! | TRUNCATE, DDL, SELECT INTO | a barrier |
 //! | COPY FROM, MERGE, CALL, DO, EXECUTE, two-phase commit, writes inside WITH, EXPLAIN ANALYZE of a write | refused |
 //! | UPDATE of a key; UPDATE and DELETE of a table without one; functions that may write | refused |
@@ -58,16 +58,16 @@
 
 mod catalogue;
 mod control;
+mod determinism;
 mod error;
 mod image;
 mod parse;
-mod repeatable;
 mod rewrite;
 mod split;
 
 pub use catalogue::{Catalogue, Column, Reference, Table, Unique, WritesMore};
+pub use determinism::{check_repeatable, only_reads};
 pub use error::Refusal;
 pub use image::Image;
-pub use repeatable::{only_reads, repeatable};
-pub use rewrite::{Action, Control, Hash, Rewritten, Seen, rewrite};
+pub use rewrite::{Action, Control, Effect, Hash, RewrittenStatement, rewrite};
 pub use split::split;

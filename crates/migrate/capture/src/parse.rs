@@ -9,7 +9,7 @@
 //! (`SELECT 1, 2 UNION SELECT 3, 4`), so they count until their bracket closes. So memory alone limits the length of a list,
 //! and this bound limits the length of a chain.
 
-use sqlparser::ast::Statement;
+use sqlparser::ast::{Ident, Statement};
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::Parser;
@@ -26,6 +26,11 @@ const TOKENS_MAX: usize = 1 << 20;
 /// unoptimized build (measured). The parser's own recursion has limits of its own and grows its stack by itself.
 const STACK_BASE: usize = 512 << 10;
 const STACK_PER_LEVEL: usize = 8 << 10;
+
+/// Returns the identifier as the server reads it: in lower case unless it is quoted.
+pub(crate) fn fold_case(ident: &Ident) -> String {
+    if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
+}
 
 /// Parses `text` and passes its statements to `judge`. They are dropped before this returns: no other stack may walk them.
 ///

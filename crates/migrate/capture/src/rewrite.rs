@@ -14,18 +14,18 @@ use stillpoint_migrate_replay::Token;
 use crate::catalogue::{Catalogue, Table};
 use crate::control::by_first_words;
 use crate::error::Refusal;
-use crate::parse::{self, Places, parsed};
+use crate::parse::{self, Places, fold_case, parsed};
 
 /// Maximum number of RETURNING words that are tried in one text, from the last one backwards.
 const RETURNING_TRIED_MAX: usize = 16;
 
 /// Effect of a statement, as far as capture needs to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub enum Effect {
     /// It writes nothing and is sent unchanged.
     Nothing,
     /// It writes rows and returns them.
-    Writes(Rewritten),
+    Writes(RewrittenStatement),
     /// It begins or ends a transaction or a part of one.
     Control(Control),
     /// It changes whole tables or the schema: it is replayed as text, and conflicts with these tokens.
@@ -89,7 +89,7 @@ pub enum Hash {
 
 /// A statement as the proxy sends it to the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rewritten {
+pub struct RewrittenStatement {
     /// SQL text with the hidden column.
     pub text: String,
     /// The table that it writes.
@@ -113,21 +113,21 @@ pub struct Rewritten {
 ///
 /// # Errors
 /// [`Refusal`]: the caller must treat the statement as a barrier, or capture its tables in another way.
-pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
+pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Effect, Refusal> {
     if let Some(judged) = by_first_words(text) {
         return judged;
     }
     parsed(text, |statements| match &statements[..] {
-        [] => Ok(Seen::Nothing),
+        [] => Ok(Effect::Nothing),
         [statement] => judge(statement, text, catalogue),
         several => Err(Refusal::Several(several.len())),
     })
 }
 
-fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
+fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Effect, Refusal> {
     if changes_schema(text) {
-        let barrier = Seen::Barrier(vec![Token::Everything]);
-        return Ok(if is_temporary(statement, catalogue) { Seen::Nothing } else { barrier });
+        let barrier = Effect::Barrier(vec![Token::Everything]);
+        return Ok(if is_temporary(statement, catalogue) { Effect::Nothing } else { barrier });
     }
     only_harmless_functions(statement, catalogue)?;
     match statement {
@@ -148,7 +148,9 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<See
             };
             let seen = target.returning(text, statement, action, &changed)?;
             Ok(match seen {
-                Seen::Writes(rewritten) => Seen::Writes(Rewritten { may_conflict: insert.on.is_some(), ..rewritten }),
+                Effect::Writes(rewritten) => {
+                    Effect::Writes(RewrittenStatement { may_conflict: insert.on.is_some(), ..rewritten })
+                }
                 other => other,
             })
         }
@@ -174,11 +176,11 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<See
                 let parents = target.table.references.iter();
                 tokens.extend(parents.map(|parent| Token::Index { table: parent.table, index: parent.index }));
             }
-            Ok(Seen::Barrier(tokens))
+            Ok(Effect::Barrier(tokens))
         }
         Statement::Query(query) if writes_inside(query) => Err(Refusal::WritingWith),
-        Statement::Query(query) if makes_table(query) => Ok(Seen::Barrier(vec![Token::Everything])),
-        Statement::Query(_) => Ok(Seen::Nothing),
+        Statement::Query(query) if makes_table(query) => Ok(Effect::Barrier(vec![Token::Everything])),
+        Statement::Query(_) => Ok(Effect::Nothing),
         Statement::Explain { analyze: true, statement, .. } if !matches!(**statement, Statement::Query(_)) => {
             Err(Refusal::NoReturning("EXPLAIN ANALYZE"))
         }
@@ -186,11 +188,11 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<See
         Statement::Copy { source: CopySource::Table { table_name, .. }, to: false, .. }
             if Target::find(table_name, None, catalogue).is_ok_and(|target| target.table.temporary) =>
         {
-            Ok(Seen::Nothing)
+            Ok(Effect::Nothing)
         }
         Statement::Copy { to: false, .. } => Err(Refusal::NoReturning("COPY FROM")),
-        statement if is_harmless(statement) => Ok(Seen::Nothing),
-        _ => Ok(Seen::Barrier(vec![Token::Everything])),
+        statement if is_harmless(statement) => Ok(Effect::Nothing),
+        _ => Ok(Effect::Barrier(vec![Token::Everything])),
     }
 }
 
@@ -235,7 +237,7 @@ fn only_harmless_functions(statement: &Statement, catalogue: &Catalogue) -> Resu
     struct Functions<'a>(&'a Catalogue);
     impl Functions<'_> {
         fn judge(&self, name: &ObjectName) -> ControlFlow<String> {
-            let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+            let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
             match parts.last() {
                 Some(last) if self.0.may_write.contains(last) => ControlFlow::Break(parts.join(".")),
                 _ => ControlFlow::Continue(()),
@@ -275,11 +277,6 @@ fn only_table<'a>(
         }
         _ => Err(Refusal::NoReturning(statement)),
     }
-}
-
-/// The identifier as the server reads it.
-fn folded(ident: &Ident) -> String {
-    if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
 }
 
 fn quoted(name: &str) -> String {
@@ -357,7 +354,7 @@ struct Target<'a> {
 impl<'a> Target<'a> {
     fn find(name: &ObjectName, alias: Option<&Ident>, catalogue: &'a Catalogue) -> Result<Target<'a>, Refusal> {
         let unknown = || Refusal::UnknownTable(name.to_string());
-        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
         let table = match &parts[..] {
             [name] => catalogue.table(None, name),
             [schema, name] => catalogue.table(Some(schema), name),
@@ -367,7 +364,7 @@ impl<'a> Target<'a> {
         if let Some(kind) = table.kind {
             return Err(Refusal::NotATable(table.name.clone(), kind));
         }
-        let qualifier = quoted(&alias.map_or_else(|| table.name.clone(), folded));
+        let qualifier = quoted(&alias.map_or_else(|| table.name.clone(), fold_case));
         Ok(Target { table, qualifier })
     }
 
@@ -381,7 +378,7 @@ impl<'a> Target<'a> {
             };
             for name in names {
                 // A field of a composite column is written `column.field`: only the first part counts.
-                let column = name.0.first().and_then(|part| part.as_ident()).map(folded).unwrap_or_default();
+                let column = name.0.first().and_then(|part| part.as_ident()).map(fold_case).unwrap_or_default();
                 let position = self.table.columns.iter().position(|other| other.name == column);
                 positions.push(position.ok_or_else(|| Refusal::UnknownTable(format!("{}.{column}", self.table.name)))?);
             }
@@ -389,9 +386,15 @@ impl<'a> Target<'a> {
         Ok(positions)
     }
 
-    fn returning(&self, text: &str, statement: &Statement, action: Action, changed: &[usize]) -> Result<Seen, Refusal> {
+    fn returning(
+        &self,
+        text: &str,
+        statement: &Statement,
+        action: Action,
+        changed: &[usize],
+    ) -> Result<Effect, Refusal> {
         if self.table.temporary {
-            return Ok(Seen::Nothing);
+            return Ok(Effect::Nothing);
         }
         let key = self.may_capture(action, changed)?;
         let image: Vec<usize> = (0..self.table.columns.len()).filter(|at| !self.table.columns[*at].generated).collect();
@@ -410,13 +413,13 @@ impl<'a> Target<'a> {
         // One column of type text, because it looks the same in every format that the client may ask for. It is the first, so
         // that its end is known before the whole row has arrived.
         let hidden = format!("ROW({})::pg_catalog.text", columns.join(", "));
-        let unclear = || Refusal::Unparsable(": which RETURNING is meant".into());
+        let unclear = || Refusal::Unparsable(": the position of RETURNING is ambiguous".into());
         let has_returning = has_returning(statement);
         let text = match has_returning {
             true => with_first(text, statement, &hidden).ok_or_else(unclear)?,
             false => format!("{text}\nRETURNING {hidden}"),
         };
-        Ok(Seen::Writes(Rewritten {
+        Ok(Effect::Writes(RewrittenStatement {
             text,
             table: Arc::clone(self.table),
             action,

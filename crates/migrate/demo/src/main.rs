@@ -10,7 +10,7 @@
 mod record;
 mod sessions;
 
-use sessions::{HELD, SESSIONS, Seen, Sessions};
+use sessions::{SESSION_CONTENTS, SESSIONS, SessionReport, Sessions};
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
-use stillpoint_migrate_tests::teller::{COMMITS, TABLES, WRONG_BALANCES};
+use stillpoint_migrate_tests::ring_session::{COMMITS, TABLES, WRONG_BALANCES};
 use stillpoint_testing::{
     port::free_port,
     postgresql::{Cluster, LoadOutcome, NEWER_MAJOR, available, newer_available},
@@ -79,7 +79,7 @@ fn demonstrate(demo: Demo, size: &Size) -> bool {
     let arguments = ["-n", "-M", "prepared", "-c", size.clients, "-j", "2", "-R", size.rate, "-T", size.load_s, "-l"];
     println!("\npgbench through the proxy: {} clients, {} transactions a second", size.clients, size.rate);
     let mut load = demo.source.pgbench_load("shop", demo.port, &arguments);
-    println!("beside it {SESSIONS} sessions that hold {HELD}, and one that listens to them");
+    println!("beside it {SESSIONS} sessions that hold {SESSION_CONTENTS}, and one that listens to them");
     let sessions = Sessions::open(demo.port);
     std::thread::sleep(size.rest);
     let events = demo.dir.path().join("events");
@@ -99,7 +99,7 @@ impl Demo {
         let target = if newer_available() {
             Cluster::of_major(NEWER_MAJOR, &settings)
         } else {
-            println!("PostgreSQL {NEWER_MAJOR} cannot be had here: the target is of the same version");
+            println!("PostgreSQL {NEWER_MAJOR} is not installed: the target has the source's version");
             Cluster::start(&settings)
         };
         let dir = tempfile::TempDir::with_prefix("stillpoint-demo-").expect("make a directory");
@@ -164,8 +164,8 @@ fn show(event: &Event) {
 }
 
 /// Prints the table and writes the page. Returns true if all checks pass.
-fn report(demo: &Demo, outcome: &LoadOutcome, seen: Seen, events: &Path, there: bool, back: bool) -> bool {
-    let called = format!("of sessions that hold {HELD}");
+fn report(demo: &Demo, outcome: &LoadOutcome, seen: SessionReport, events: &Path, there: bool, back: bool) -> bool {
+    let called = format!("of sessions that hold {SESSION_CONTENTS}");
     let record = record::of_logs(demo.source.socket_dir(), demo.port, seen.samples, called);
     let failed = outcome.failed + u64::from(!outcome.success);
     let committed: u64 = demo.source.sql("shop", "SELECT count(*) FROM pgbench_history").parse().unwrap_or(0);
@@ -177,7 +177,10 @@ fn report(demo: &Demo, outcome: &LoadOutcome, seen: Seen, events: &Path, there: 
     println!("\n  transactions {:>9}   failed {failed}", outcome.transactions);
     println!("  in the history {:>7}   every commit exactly once: {}", committed, committed == outcome.transactions);
     println!("  balances agree with the history: {balanced}");
-    println!("  {SESSIONS} sessions that hold {HELD}: {} transactions, each exactly once: {theirs}", seen.commits);
+    println!(
+        "  {SESSIONS} sessions that hold {SESSION_CONTENTS}: {} transactions, each exactly once: {theirs}",
+        seen.commits
+    );
     match &seen.wrong {
         None => println!("  they kept all of it, and every notification came once and in order"),
         Some(wrong) => println!("  of what they hold: {wrong}"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_migrate_tests::teller::{Heard, Teller, channel, connect, heard_by};
+use stillpoint_migrate_tests::ring_session::{Notifications, RingSession, channel, check_notifications, connect};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
@@ -14,19 +14,19 @@ pub(crate) const SESSIONS: usize = 8;
 /// Think time of one session; all sessions together make some 80 transactions a second.
 const THINK: Duration = Duration::from_millis(100);
 /// Objects that the sessions hold, as text for the output.
-pub(crate) const HELD: &str = "prepared statements, settings, a role, a channel and advisory locks";
+pub(crate) const SESSION_CONTENTS: &str = "prepared statements, settings, a role, a channel and advisory locks";
 
 /// Sessions that execute transactions.
 pub(crate) struct Sessions {
     runtime: Runtime,
     stop: Arc<AtomicBool>,
-    work: JoinSet<Result<(Teller, Vec<Sample>), String>>,
+    work: JoinSet<Result<(RingSession, Vec<Sample>), String>>,
     /// Writes nothing, and listens to all channels.
-    silent: (Client, Heard),
+    silent: (Client, Notifications),
 }
 
 /// Result of all sessions.
-pub(crate) struct Seen {
+pub(crate) struct SessionReport {
     pub(crate) commits: u64,
     pub(crate) samples: Vec<Sample>,
     /// First thing that was lost, or received twice.
@@ -45,7 +45,7 @@ impl Sessions {
             silent.0.batch_execute(&listens).await.expect("listen to all");
             let mut tellers = Vec::new();
             for number in 0..SESSIONS {
-                tellers.push(Teller::open(&conninfo, number, SESSIONS).await.expect("open a session"));
+                tellers.push(RingSession::open(&conninfo, number, SESSIONS).await.expect("open a session"));
             }
             // From here on every session listens.
             let mut work = JoinSet::new();
@@ -58,7 +58,7 @@ impl Sessions {
     }
 
     /// Stops the sessions after their current transactions, and checks the notifications that they received.
-    pub(crate) fn finish(self) -> Seen {
+    pub(crate) fn finish(self) -> SessionReport {
         let Sessions { runtime, stop, work, silent } = self;
         stop.store(true, Ordering::Relaxed);
         let (mut tellers, mut samples, mut wrong) = (Vec::new(), Vec::new(), None);
@@ -72,14 +72,14 @@ impl Sessions {
             }
         }
         if wrong.is_none() {
-            wrong = runtime.block_on(heard_by(&tellers, &[&silent.1])).err();
+            wrong = runtime.block_on(check_notifications(&tellers, &[&silent.1])).err();
         }
         let commits = tellers.iter().map(|teller| teller.commits as u64).sum();
-        Seen { commits, samples, wrong }
+        SessionReport { commits, samples, wrong }
     }
 }
 
-async fn transact(mut teller: Teller, stop: Arc<AtomicBool>) -> Result<(Teller, Vec<Sample>), String> {
+async fn transact(mut teller: RingSession, stop: Arc<AtomicBool>) -> Result<(RingSession, Vec<Sample>), String> {
     let mut samples = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let scheduled_ns = now_ns();

@@ -4,12 +4,12 @@
 //! A row of a catalog counts as part of an object: a column as part of its table, a comment as part of the object it describes.
 //! [`read`] computes a checksum for each object, by name. That takes about a second for ten thousand tables, which is too long
 //! for a pause. For the pause there are marks, one for each catalog: they show that a row was added, removed or changed since a
-//! [`Look`], but not of which object.
+//! [`CatalogState`], but not of which object.
 //!
 //! ```text
 //!  snapshot of the copy        before the pause                     in the pause, connections disabled
-//!  read: names, checksums ==   Look: names, checksums, marks   ==   marks
-//!                          |  differs: ends by name            |  differs: clients go on, and another Look reports
+//!  read: names, checksums ==   State: names, checksums, marks   ==   marks
+//!                          |  differs: ends by name            |  differs: clients go on, and another one reports
 //! ```
 //!
 //! Not compared: temporary and TOAST relations, our own schema and publications, columns that the server changes in its own
@@ -19,7 +19,7 @@ use crate::Error;
 use crate::fence::OWN_READ_ONLY;
 use crate::inventory::text;
 use crate::link::{Link, Row};
-use crate::outfit::PUBLICATIONS;
+use crate::replication_objects::PUBLICATIONS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -36,7 +36,7 @@ const NO_DEFINITIONS: [&str; 4] = [
 ];
 
 /// Columns that change while the definition stays: the server's own bookkeeping, and those that our fence changes and restores.
-const PASSING: [(&str, &[&str]); 7] = [
+const BOOKKEEPING_COLUMNS: [(&str, &[&str]); 7] = [
     (
         "pg_class",
         &[
@@ -64,11 +64,11 @@ const PASSING: [(&str, &[&str]); 7] = [
 ];
 
 /// Columns that name the object a row is part of, in catalogs whose rows have numbers of their own.
-const PART_OF: [&str; 9] =
+const OWNER_COLUMNS: [&str; 9] =
     ["adrelid", "tgrelid", "ev_class", "polrelid", "enumtypid", "prpubid", "pnpubid", "amopfamily", "amprocfamily"];
 
 /// Catalogs of objects that `pg_identify_object` can name.
-const NAMED: [&str; 36] = [
+const NAMEABLE_CATALOGS: [&str; 36] = [
     "pg_am",
     "pg_attrdef",
     "pg_authid",
@@ -109,19 +109,20 @@ const NAMED: [&str; 36] = [
 
 /// Catalogs whose rows the fence or a TRUNCATE writes again without a new definition: their marks are made from the contents of
 /// the rows.
-const REWRITTEN: [&str; 3] = ["pg_class", "pg_database", "pg_db_role_setting"];
+const CONTENT_MARKED_CATALOGS: [&str; 3] = ["pg_class", "pg_database", "pg_db_role_setting"];
 
 /// Shared catalogs whose objects belong to one database.
 const OF_DATABASE: [&str; 2] = ["pg_database", "pg_subscription"];
 
 /// SQL expression for settings without the effect of a fence: a fence keeps the database's own `default_transaction_read_only`
 /// under another name.
-static SETTINGS: LazyLock<String> = LazyLock::new(|| {
+static SETTINGS_SQL: LazyLock<String> = LazyLock::new(|| {
     let (name, of_fence) = ("default_transaction_read_only", format!("{OWN_READ_ONLY}="));
     let is_of_fence = |setting: &str| format!("starts_with({setting}, '{of_fence}')");
     format!(
         "ARRAY(SELECT own FROM unnest(x.setconfig) s, LATERAL (SELECT CASE WHEN {} THEN '{name}' || \
-         nullif(substr(s, {}), '') WHEN starts_with(s, '{name}=') AND EXISTS (SELECT FROM unnest(x.setconfig) f WHERE {}) \
+         nullif(substr(s, {}), '') WHEN starts_with(s, '{name}=') AND EXISTS (SELECT FROM unnest(x.setconfig) f \
+         WHERE {}) \
          THEN NULL ELSE s END) o (own) WHERE own IS NOT NULL ORDER BY 1)",
         is_of_fence("s"),
         of_fence.len() + 1,
@@ -179,7 +180,8 @@ impl Catalog {
             .query(
                 "SELECT c.relname, c.relisshared, a.attname, coalesce(k.pktable::text, ''), \
                  a.atttypid = 'regproc'::regtype FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid \
-                 LEFT JOIN pg_get_catalog_foreign_keys() k ON k.fktable = c.oid AND k.fkcols = ARRAY[a.attname::text] \
+                 LEFT JOIN pg_get_catalog_foreign_keys() k ON k.fktable = c.oid AND k.fkcols = \
+                 ARRAY[a.attname::text] \
                  WHERE c.relkind = 'r' AND c.oid < 16384 AND c.relnamespace = 'pg_catalog'::regnamespace \
                  AND a.attnum > 0 AND NOT a.attisdropped ORDER BY c.relname, a.attnum",
             )
@@ -203,7 +205,7 @@ impl Catalog {
     /// The column that names the object a row is part of.
     fn owner(&self) -> Option<&Column> {
         let first = self.columns.first().filter(|first| !self.has("oid") && !first.refers_to.is_empty());
-        self.columns.iter().find(|column| PART_OF.contains(&column.name.as_str())).or(first)
+        self.columns.iter().find(|column| OWNER_COLUMNS.contains(&column.name.as_str())).or(first)
     }
 
     /// The column that names the schema of the objects.
@@ -212,7 +214,7 @@ impl Catalog {
     }
 
     /// SQL expressions for the object that a row is part of: the number of its catalog, and its number there.
-    fn thing(&self) -> [String; 2] {
+    fn object_sql(&self) -> [String; 2] {
         let of = |catalog: &str, column: &str| [class(catalog), format!("x.{column}::oid")];
         match self.name.as_str() {
             // Row types of tables and array types belong to their table or element type.
@@ -253,7 +255,7 @@ impl Catalog {
     }
 
     /// SQL conditions for the rows that are definitions.
-    fn conditions(&self) -> String {
+    fn conditions_sql(&self) -> String {
         let roles = "(SELECT role FROM roles)";
         let here = "(SELECT oid FROM here)";
         let mut conditions = match self.name.as_str() {
@@ -263,7 +265,7 @@ impl Catalog {
             "pg_subscription" => vec![format!("x.subdbid = {here}")],
             "pg_db_role_setting" => vec![
                 format!("(x.setdatabase = {here} OR x.setdatabase = 0 AND (x.setrole = 0 OR x.setrole IN {roles}))"),
-                format!("cardinality({}) > 0", *SETTINGS),
+                format!("cardinality({}) > 0", *SETTINGS_SQL),
             ],
             "pg_shdescription" | "pg_shseclabel" => vec![format!(
                 "CASE x.classoid WHEN {} THEN x.objoid = {here} WHEN {} THEN x.objoid IN {roles} ELSE true END",
@@ -282,7 +284,7 @@ impl Catalog {
         let [class, object] = match self.schema() {
             Some(schema) => [class("pg_namespace"), format!("x.{schema}")],
             None if self.has("objid") => ["x.classid".into(), "x.objid".into()],
-            None => self.thing(),
+            None => self.object_sql(),
         };
         if !self.shared {
             conditions
@@ -292,9 +294,12 @@ impl Catalog {
     }
 
     /// SQL expression for all that a row says about its object; `with_connect` includes CONNECT rights, which a fence removes.
-    fn content(&self, with_connect: bool) -> String {
-        let passing =
-            PASSING.iter().find(|(name, _)| *name == self.name).map(|(_, columns)| *columns).unwrap_or_default();
+    fn content_sql(&self, with_connect: bool) -> String {
+        let passing = BOOKKEEPING_COLUMNS
+            .iter()
+            .find(|(name, _)| *name == self.name)
+            .map(|(_, columns)| *columns)
+            .unwrap_or_default();
         let owner = self.owner().map(|owner| owner.name.as_str());
         let says = |column: &&Column| {
             let name = column.name.as_str();
@@ -310,10 +315,11 @@ impl Catalog {
             "pg_database" => {
                 let kinds = if with_connect { "" } else { " WHERE a.privilege_type <> 'CONNECT'" };
                 columns.push(format!(
-                    "ARRAY(SELECT a::text FROM aclexplode(coalesce(x.datacl, acldefault('d', x.datdba))) a{kinds} ORDER BY 1)"
+                    "ARRAY(SELECT a::text FROM aclexplode(coalesce(x.datacl, acldefault('d', x.datdba))) a{kinds} \
+                     ORDER BY 1)"
                 ));
             }
-            "pg_db_role_setting" => columns.push(SETTINGS.clone()),
+            "pg_db_role_setting" => columns.push(SETTINGS_SQL.clone()),
             "pg_depend" => {
                 columns.push("CASE x.deptype WHEN 'e' THEN ROW(x.classid, x.objid, x.objsubid)::text END".into());
             }
@@ -324,19 +330,19 @@ impl Catalog {
 
     /// Query for each row: catalog and number of its object, and the row's contents.
     fn definitions(&self) -> String {
-        let ([class, object], content, name) = (self.thing(), self.content(true), &self.name);
+        let ([class, object], content, name) = (self.object_sql(), self.content_sql(true), &self.name);
         let elements = match name.as_str() {
             "pg_type" => " LEFT JOIN pg_type e ON e.oid = x.typelem AND e.typarray = x.oid",
             _ => "",
         };
-        format!("SELECT {class}, {object}, {content} FROM {name} x{elements} WHERE {}", self.conditions())
+        format!("SELECT {class}, {object}, {content} FROM {name} x{elements} WHERE {}", self.conditions_sql())
     }
 
     /// Query for the catalog's mark: the number of rows, and a checksum of rows whose writer is not older than `oldest`, the
     /// oldest transaction that was running then. A row is identified by its place and its writer, independent of other rows.
     fn mark(&self, oldest: u32) -> String {
-        let sum = if REWRITTEN.contains(&self.name.as_str()) {
-            format!("sum({})", self.content(false))
+        let sum = if CONTENT_MARKED_CATALOGS.contains(&self.name.as_str()) {
+            format!("sum({})", self.content_sql(false))
         } else {
             format!(
                 "sum(hashtextextended(concat(x.ctid, ' ', x.xmin), 0)) \
@@ -345,12 +351,12 @@ impl Catalog {
         };
         // For TOAST relations their number is enough: excluding them everywhere takes as long as all the rest.
         let toast = if self.name == "pg_class" { " AND x.relnamespace <> 'pg_toast'::regnamespace" } else { "" };
-        format!("SELECT '{0}', count(*), {sum} FROM {0} x WHERE {1}{toast}", self.name, self.conditions())
+        format!("SELECT '{0}', count(*), {sum} FROM {0} x WHERE {1}{toast}", self.name, self.conditions_sql())
     }
 
     /// Query for catalog and number of objects that are not compared, in `schemas` or our own; `None` if the catalog has no
     /// such objects.
-    fn left_out(&self, schemas: &str) -> Option<String> {
+    fn uncompared_query(&self, schemas: &str) -> Option<String> {
         let schemas = format!("(SELECT oid FROM pg_namespace WHERE nspname ~ '{schemas}' OR nspname = 'stillpoint')");
         let name = &self.name;
         let condition = match name.as_str() {
@@ -373,7 +379,7 @@ const TEMPORARY_OR_TOAST: &str = "^pg_(temp_|toast)";
 
 /// Combines a query about each catalog into one that sees all at the same moment. Returns its WITH part and the rest.
 fn of_all(catalogs: &[Catalog], left_out: &str, question: impl Fn(&Catalog) -> String) -> (String, String) {
-    let left_out: Vec<String> = catalogs.iter().filter_map(|catalog| catalog.left_out(left_out)).collect();
+    let left_out: Vec<String> = catalogs.iter().filter_map(|catalog| catalog.uncompared_query(left_out)).collect();
     let with = format!(
         "WITH here (oid) AS MATERIALIZED (SELECT oid FROM pg_database WHERE datname = current_database()), \
          left_out (class, object) AS MATERIALIZED ({}), \
@@ -398,14 +404,16 @@ async fn definitions(link: &mut Link, catalogs: &[Catalog]) -> Result<Definition
         let classes: Vec<String> = catalogs.iter().filter(is).map(|catalog| class(&catalog.name)).collect();
         classes.join(", ")
     };
-    let named = classes(&|catalog| NAMED.contains(&catalog.name.as_str()));
+    let named = classes(&|catalog| NAMEABLE_CATALOGS.contains(&catalog.name.as_str()));
     let cluster = classes(&|catalog| catalog.shared && !OF_DATABASE.contains(&catalog.name.as_str()));
     let sql = format!(
-        "{with} SELECT concat_ws(' ', coalesce(n.type, t.class::regclass::text), coalesce(n.identity, t.object::text)), \
+        "{with} SELECT concat_ws(' ', coalesce(n.type, t.class::regclass::text), coalesce(n.identity, \
+         t.object::text)), \
          t.sum, CASE WHEN t.class = {role} THEN 'role' WHEN t.class IN ({cluster}) THEN 'cluster' WHEN EXISTS \
          (SELECT FROM pg_depend d WHERE d.classid = t.class AND d.objid = t.object AND d.deptype = 'e') \
          THEN 'extension' ELSE 'database' END \
-         FROM (SELECT class, object, sum(said)::text FROM ({rows}) AS r (class, object, said) GROUP BY class, object) \
+         FROM (SELECT class, object, sum(said)::text FROM ({rows}) AS r (class, object, said) GROUP BY class, \
+         object) \
          AS t (class, object, sum), \
          LATERAL pg_identify_object(CASE WHEN t.class IN ({named}) THEN t.class END, t.object, 0) AS n ORDER BY 1, 2",
         role = class("pg_authid")
@@ -447,20 +455,20 @@ pub(crate) fn changes(then: &Definitions, now: &Definitions) -> Vec<String> {
 }
 
 /// Definitions that would be dropped with the database and are new or changed since `then`.
-pub(crate) fn made_since(then: &Definitions, now: &Definitions) -> Vec<String> {
+pub(crate) fn changes_since(then: &Definitions, now: &Definitions) -> Vec<String> {
     let dropped_with_it = |belonging| matches!(belonging, Belonging::Database | Belonging::Extension);
     differences(then, now, |belonging| belonging == Belonging::Database, dropped_with_it)
 }
 
 /// Makes an error of the changes, if there are any; it lists only the first of many.
-pub(crate) fn changed(mut changes: Vec<String>) -> Result<(), Error> {
-    const LISTED: usize = 30;
+pub(crate) fn fail_if_changed(mut changes: Vec<String>) -> Result<(), Error> {
+    const LISTED_MAX: usize = 30;
     if changes.is_empty() {
         return Ok(());
     }
-    if changes.len() > LISTED {
-        let more = format!("{} more", changes.len() - LISTED);
-        changes.truncate(LISTED);
+    if changes.len() > LISTED_MAX {
+        let more = format!("{} more", changes.len() - LISTED_MAX);
+        changes.truncate(LISTED_MAX);
         changes.push(more);
     }
     Err(Error::SchemaChanged(changes.join("; ")))
@@ -468,17 +476,17 @@ pub(crate) fn changed(mut changes: Vec<String>) -> Result<(), Error> {
 
 /// Definitions at one moment, with marks that show later changes at little cost. It is valid only on the connection that took
 /// it.
-pub(crate) struct Look {
+pub(crate) struct CatalogState {
     pub(crate) definitions: Definitions,
     marks: Vec<Row>,
 }
 
 /// Query for the marks. It is prepared beforehand, because planning takes longer than executing it.
-const MARKS: &str = "EXECUTE stillpoint_marks";
+const MARKS_SQL: &str = "EXECUTE stillpoint_marks";
 
-impl Look {
+impl CatalogState {
     /// Takes a look; only once on each connection.
-    pub(crate) async fn take(link: &mut Link) -> Result<Look, Error> {
+    pub(crate) async fn take(link: &mut Link) -> Result<CatalogState, Error> {
         link.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let catalogs = Catalog::all(link).await?;
         let definitions = definitions(link, &catalogs).await?;
@@ -486,18 +494,18 @@ impl Look {
         // older than the oldest running transaction is compared one by one.
         let oldest = link.text("SELECT pg_snapshot_xmin(pg_current_snapshot())").await?;
         let oldest =
-            oldest.parse::<u64>().map_err(|_| link.receiver.protocol(format!("`{oldest}` as a transaction")))?;
+            oldest.parse::<u64>().map_err(|_| link.receiver.protocol(format!("`{oldest}` as a transaction number")))?;
         let (with, marks) = of_all(&catalogs, TEMPORARY, |catalog| catalog.mark(oldest as u32));
         link.query(&format!("PREPARE stillpoint_marks AS {with} {marks}")).await?;
-        let marks = link.query(MARKS).await?;
+        let marks = link.query(MARKS_SQL).await?;
         link.query("COMMIT").await?;
-        Ok(Look { definitions, marks })
+        Ok(CatalogState { definitions, marks })
     }
 
     /// Returns the catalogs in which a row was added, removed or changed since; `link` must be the connection that took the
     /// look.
     pub(crate) async fn outdated(&self, link: &mut Link) -> Result<Vec<String>, Error> {
-        let now = link.query(MARKS).await?;
+        let now = link.query(MARKS_SQL).await?;
         Ok(now.iter().filter(|mark| !self.marks.contains(mark)).map(|mark| text(mark, 0)).collect())
     }
 }
@@ -510,10 +518,12 @@ mod tests {
     use std::collections::BTreeSet;
     use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 
-    const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE tickets; \
+    const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE \
+                         tickets; \
          CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
          CREATE FUNCTION t() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
-         CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; CREATE TABLE parts (a int) PARTITION BY LIST (a)";
+         CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; CREATE TABLE parts (a int) PARTITION BY \
+         LIST (a)";
 
     /// Statements that define something, and the message expected for each.
     const DEFINING: &[(&str, &str)] = &[
@@ -605,17 +615,20 @@ mod tests {
         ),
         // Definitions that need a module of the server, or another server.
         (
-            "SET allow_system_table_mods = on; INSERT INTO pg_seclabel VALUES ('goods'::regclass, 'pg_class'::regclass, \
+            "SET allow_system_table_mods = on; INSERT INTO pg_seclabel VALUES ('goods'::regclass, \
+             'pg_class'::regclass, \
              0, 'p', 'x')",
             "changed table public.goods",
         ),
         (
-            "SET allow_system_table_mods = on; INSERT INTO pg_shseclabel SELECT oid, 'pg_database'::regclass, 'p', 'x' \
+            "SET allow_system_table_mods = on; INSERT INTO pg_shseclabel SELECT oid, 'pg_database'::regclass, 'p', \
+             'x' \
              FROM pg_database WHERE datname = 'shop'",
             "changed database shop",
         ),
         (
-            "SET allow_system_table_mods = on; INSERT INTO pg_init_privs VALUES ('goods'::regclass, 'pg_class'::regclass, \
+            "SET allow_system_table_mods = on; INSERT INTO pg_init_privs VALUES ('goods'::regclass, \
+             'pg_class'::regclass, \
              0, 'e', '{=r/postgres}'); INSERT INTO pg_subscription_rel SELECT oid, 'goods'::regclass, 'r' FROM \
              pg_subscription",
             "changed table public.goods",
@@ -629,9 +642,11 @@ mod tests {
         "VACUUM",
         "TRUNCATE goods",
         "SELECT nextval('tickets')",
-        "CREATE TEMP TABLE passing (a serial PRIMARY KEY, b text DEFAULT 'x' CHECK (b <> '')); COMMENT ON TABLE passing IS 'x'",
+        "CREATE TEMP TABLE passing (a serial PRIMARY KEY, b text DEFAULT 'x' CHECK (b <> '')); COMMENT ON TABLE \
+         passing IS 'x'",
         "CREATE TEMP VIEW passing AS SELECT 1 AS a",
-        "CREATE TYPE pg_temp.passing AS ENUM ('x'); CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "CREATE TYPE pg_temp.passing AS ENUM ('x'); CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT \
+         1'",
         "SET ROLE other; CREATE TEMP TABLE passing (a int)",
         "INSERT INTO goods (note) VALUES ('x'); BEGIN; CREATE TABLE passing (a int); ROLLBACK",
     ];
@@ -652,7 +667,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn whatever_is_defined_is_told_by_name_and_no_catalog_is_left_out() {
+    async fn every_definition_is_reported_by_name_and_no_catalog_is_left_out() {
         if !available() {
             return;
         }
@@ -660,7 +675,7 @@ mod tests {
         let (mut seen, mut untold) = (BTreeSet::new(), Vec::new());
         for &(sql, name) in DEFINING {
             let mut link = shop(&cluster).await;
-            let look = Look::take(&mut link).await.unwrap();
+            let look = CatalogState::take(&mut link).await.unwrap();
             assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "before {sql}");
             cluster.sql("shop", sql);
             let outdated = look.outdated(&mut link).await.unwrap();
@@ -687,13 +702,14 @@ mod tests {
         }
         let cluster = cluster(None);
         let mut link = shop(&cluster).await;
-        let look = Look::take(&mut link).await.unwrap();
+        let look = CatalogState::take(&mut link).await.unwrap();
         for sql in PASSING_BY {
             // Compared while its session exists, and afterwards.
             let mut psql = cluster.client("psql");
             psql.args(["-X", "-q", "-d", "shop", "-c", sql, "-c", "SELECT 'ready', pg_sleep(600)"]);
             let mut session = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
-            let slept = "SELECT pid FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() AND state = 'active'";
+            let slept = "SELECT pid FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() AND \
+                         state = 'active'";
             let pid = stillpoint_testing::wait::until("a session to be done", || {
                 let pid = cluster.sql("postgres", slept);
                 assert!(session.try_wait().unwrap().is_none(), "{sql} fails");
@@ -736,7 +752,7 @@ mod tests {
         ] {
             maker.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
             let mut link = shop(&cluster).await;
-            let look = Look::take(&mut link).await.unwrap();
+            let look = CatalogState::take(&mut link).await.unwrap();
             maker.batch_execute("COMMIT").await.unwrap();
             let outdated = look.outdated(&mut link).await.unwrap();
             assert!(outdated.iter().any(|catalog| catalog == in_catalog), "{sql}: {outdated:?}");
@@ -750,7 +766,7 @@ mod tests {
         }
         let cluster = cluster(Some(NEWER_MAJOR));
         let mut link = shop(&cluster).await;
-        let look = Look::take(&mut link).await.unwrap();
+        let look = CatalogState::take(&mut link).await.unwrap();
         cluster.sql("shop", "COMMENT ON TABLE goods IS 'x'");
         assert_eq!(look.outdated(&mut link).await.unwrap(), ["pg_description"]);
         assert_eq!(changes(&look.definitions, &read(&mut link).await.unwrap()), ["changed table public.goods"]);
@@ -775,9 +791,9 @@ mod tests {
             ("t", "1", Cluster),
         ]);
         assert_eq!(changes(&then, &now), ["changed b", "new d", "changed r", "new t", "dropped c"]);
-        assert_eq!(made_since(&then, &now), ["changed b", "new d", "dropped c"]);
-        assert!(changes(&then, &then).is_empty() && changed(Vec::new()).is_ok());
+        assert_eq!(changes_since(&then, &now), ["changed b", "new d", "dropped c"]);
+        assert!(changes(&then, &then).is_empty() && fail_if_changed(Vec::new()).is_ok());
         let many = (0..99).map(|number| format!("new {number}")).collect();
-        assert!(changed(many).unwrap_err().to_string().ends_with("; new 29; 69 more"));
+        assert!(fail_if_changed(many).unwrap_err().to_string().ends_with("; new 29; 69 more"));
     }
 }

@@ -3,10 +3,10 @@
 //! Each kind of object that a database can hold has one row in [`SURVEY`]; its query returns the objects of that kind, and for
 //! each a note about its handling.
 
-use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Capture, Error, Options, Server, fence, outfit, owner, rehearsal, roles, surroundings};
+use crate::proxy_client::ProxyClient;
+use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, replication_objects, roles, server_settings};
 use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
@@ -43,7 +43,7 @@ pub struct Finding {
 /// Share of the writes to a table that a source of changes reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Carries {
+pub enum Coverage {
     /// All writes.
     All,
     /// All writes, except statements that leave a column to a default computed at each write: such a statement ends the
@@ -57,21 +57,21 @@ pub enum Carries {
 
 /// Ability of a source of changes, for one table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Way {
+pub struct SourceCoverage {
     /// Share of the writes that it reports.
-    pub carries: Carries,
+    pub carries: Coverage,
     /// Reason why it does not report all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-impl Way {
-    fn all() -> Way {
-        Way { carries: Carries::All, why: None }
+impl SourceCoverage {
+    fn all() -> SourceCoverage {
+        SourceCoverage { carries: Coverage::All, why: None }
     }
 
-    fn nothing(why: impl Into<String>) -> Way {
-        Way { carries: Carries::Nothing, why: Some(why.into()) }
+    fn nothing(why: impl Into<String>) -> SourceCoverage {
+        SourceCoverage { carries: Coverage::Nothing, why: Some(why.into()) }
     }
 }
 
@@ -84,18 +84,18 @@ pub struct TableSources {
     /// Source that captures its changes.
     pub by: Capture,
     /// The source's log.
-    pub log: Way,
+    pub log: SourceCoverage,
     /// Images of rows, by the proxy.
-    pub rows: Way,
+    pub rows: SourceCoverage,
     /// Statements, by the proxy, as far as the table is concerned: each statement is checked for repetition when it arrives.
-    pub statements: Way,
+    pub statements: SourceCoverage,
 }
 
 /// Name of a source of changes, for messages.
 fn name(by: Capture) -> &'static str {
     match by {
         Capture::Log => "C (pgoutput)",
-        Capture::Rows => "A (images of rows)",
+        Capture::Rows => "A (row images)",
         Capture::Statements => "B (statements)",
     }
 }
@@ -123,6 +123,10 @@ impl Report {
     }
 
     /// Returns an error if anything is refused.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with the texts of all refusals.
     pub fn accepted(&self) -> Result<(), Error> {
         let refusals = self.refusals();
         if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
@@ -131,7 +135,7 @@ impl Report {
 
 /// Restrictions that the user accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Accepted {
+pub struct AcceptedRestrictions {
     /// Accepts that unlogged tables arrive empty.
     pub unlogged_empty: bool,
     /// Accepts that there is no way back, because the target keeps no logical log.
@@ -148,7 +152,7 @@ pub struct Accepted {
 /// [`Error::Interrupted`], and errors of the connections to the servers.
 pub async fn check(options: &Options) -> Result<Report, Error> {
     let mut report = tokio::select! {
-        report = look(options) => report?,
+        report = examine(options) => report?,
         () = options.interrupt.notified() => return Err(Error::Interrupted),
     };
     rehearsal::rehearse(options, &mut report).await?;
@@ -157,30 +161,30 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
 }
 
 /// Examines everything without a rehearsal.
-async fn look(options: &Options) -> Result<Report, Error> {
+async fn examine(options: &Options) -> Result<Report, Error> {
     let Options { source, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
-    if let Some(owner) = owner::owner(&mut fence::beside(source).await?, &source.database).await? {
+    if let Some(owner) = owner::owner(&mut fence::connect_beside(source).await?, &source.database).await? {
         refuse(&mut findings, "migration", &owner.migration, format!("{owner}, has not ended"));
     }
     let wanted = options.targets().count() as i64;
-    let (by, mut capture) = source_facts(&mut link, options, wanted, &mut findings).await?;
-    names_of_roles(&mut link, "source", &mut findings).await?;
+    let (by, mut capture) = check_source(&mut link, options, wanted, &mut findings).await?;
+    check_role_names(&mut link, "source", &mut findings).await?;
     let mut clusters = Vec::new();
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
         let mut of_target = Vec::new();
-        let cluster = target_facts(&mut link, &mut there, source, target, *accepted, &mut of_target).await?;
+        let cluster = check_target(&mut link, &mut there, source, target, *accepted, &mut of_target).await?;
         if clusters.contains(&cluster) {
-            refuse(&mut of_target, "server", "target", "it is the same cluster as another target");
+            refuse(&mut of_target, "server", "target", "this is the same cluster as another target");
         }
         clusters.push(cluster);
-        names_of_roles(&mut there, "target", &mut of_target).await?;
-        there_needed(&mut link, &mut there, &mut of_target).await?;
+        check_role_names(&mut there, "target", &mut of_target).await?;
+        check_needed_objects(&mut link, &mut there, &mut of_target).await?;
         let superuser = "SHOW is_superuser";
         if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
-            surroundings::compare(&mut link, &mut there, &mut of_target).await?;
+            server_settings::compare(&mut link, &mut there, &mut of_target).await?;
             roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
         }
         if wanted > 1 {
@@ -191,20 +195,20 @@ async fn look(options: &Options) -> Result<Report, Error> {
     let mut inventory = Inventory::read(&mut link).await?;
     let plain = inventory.measure(&mut link).await?;
     let can = capturable(&link.query(capturable_question()).await?);
-    let mut sources = sources(&mut link, &inventory, by, &can).await?;
-    tables(&inventory, &sources, &plain, &mut findings);
+    let mut sources = table_sources(&mut link, &inventory, by, &can).await?;
+    report_tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
-    unreadable(&mut link, &inventory, &mut findings).await?;
-    match outfit::must_be_ours(&mut link, outfit::SCHEMA).await {
-        Err(Error::Refused(why)) => refuse(&mut findings, "schema", outfit::SCHEMA, why.join("; ")),
+    check_names_are_text(&mut link, &inventory, &mut findings).await?;
+    match replication_objects::check_ownership(&mut link, replication_objects::SCHEMA).await {
+        Err(Error::Refused(why)) => refuse(&mut findings, "schema", replication_objects::SCHEMA, why.join("; ")),
         looked => looked?,
     }
-    strangers(&mut link, options, by, &mut findings).await?;
+    find_direct_sessions(&mut link, options, by, &mut findings).await?;
     if by.is_by_proxy() {
-        proxy_only(can, wanted, &mut findings);
+        refuse_uncapturable(can, wanted, &mut findings);
     }
     if by != Capture::Statements {
-        let fit = sources.iter().filter(|table| table.statements.carries != Carries::Nothing).count();
+        let fit = sources.iter().filter(|table| table.statements.carries != Coverage::Nothing).count();
         capture += &format!(
             "; {} (--capture statements) is possible for {fit} of {}",
             name(Capture::Statements),
@@ -216,16 +220,17 @@ async fn look(options: &Options) -> Result<Report, Error> {
 }
 
 /// Adds refusals for changes that only the proxy captures; statements are captured together with their rows.
-fn proxy_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
+fn refuse_uncapturable(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
     if targets > 1 {
-        refuse(findings, "server", "target", "several targets need capture by pgoutput");
+        refuse(findings, "server", "target", "several targets require capture by pgoutput (--capture log)");
     }
     if let Some(why) = can.refused {
         refuse(findings, "database", "capture", why);
     }
     for limit in can.tables {
         let note = if limit.added_to {
-            "new rows are captured; an UPDATE or DELETE ends the migration, as it has no key whose values can be hashed"
+            "new rows are captured; an UPDATE or DELETE ends the migration, as it has no key whose values can be \
+             hashed"
         } else {
             &limit.why
         };
@@ -234,24 +239,29 @@ fn proxy_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
             finding.note = format!("{}; {note}", finding.note);
         }
         if !limit.added_to {
-            refuse(findings, "capture", limit.table, format!("{}: images of its rows cannot be had", limit.why));
+            refuse(findings, "capture", limit.table, format!("{}: its rows cannot be captured as images", limit.why));
         }
     }
 }
 
 /// Determines the sources of changes for each table.
-async fn sources(
+async fn table_sources(
     link: &mut Link,
     inventory: &Inventory,
     by: Capture,
     can: &Capturable,
 ) -> Result<Vec<TableSources>, Error> {
     let level = link.text("SHOW wal_level").await?;
-    let log = if level == "logical" { Way::all() } else { Way::nothing(format!("wal_level is {level} on the source")) };
+    let log = if level == "logical" {
+        SourceCoverage::all()
+    } else {
+        SourceCoverage::nothing(format!("wal_level is {level} on the source"))
+    };
     // Statements name the partitioned table.
     let partitions = link
         .query(
-            "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = pg_partition_root(c.oid) \
+            "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = \
+             pg_partition_root(c.oid) \
              JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition",
         )
         .await?;
@@ -261,20 +271,20 @@ async fn sources(
     };
     let rows = |table: &TableDef| {
         if let Some(why) = &can.refused {
-            return Way::nothing(why);
+            return SourceCoverage::nothing(why);
         }
         let name = root(table);
-        can.tables.iter().find(|limit| limit.table == name).map_or_else(Way::all, |limit| Way {
-            carries: if limit.added_to { Carries::NewRows } else { Carries::Nothing },
+        can.tables.iter().find(|limit| limit.table == name).map_or_else(SourceCoverage::all, |limit| SourceCoverage {
+            carries: if limit.added_to { Coverage::NewRows } else { Coverage::Nothing },
             why: Some(limit.why.clone()),
         })
     };
     let statements = |table: &TableDef| {
         let (rows, name) = (rows(table), root(table));
         match can.defaults.iter().find(|(of, _)| *of == name) {
-            Some((_, column)) if rows.carries == Carries::All => Way {
-                carries: Carries::Given,
-                why: Some(format!("a statement that leaves column {column} to its default cannot be repeated")),
+            Some((_, column)) if rows.carries == Coverage::All => SourceCoverage {
+                carries: Coverage::Given,
+                why: Some(format!("a statement that leaves column {column} to its default cannot be replayed")),
             },
             _ => rows,
         }
@@ -291,22 +301,27 @@ async fn sources(
 
 /// Adds findings about direct sessions, which bypass the proxy. They are not a reason to refuse if changes are read from the
 /// log: what they write meanwhile is repeated like everything else.
-async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn find_direct_sessions(
+    link: &mut Link,
+    options: &Options,
+    by: Capture,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
     let note =
         |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
     let asking = async {
-        let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-        if front.serving().await?.is_none() {
+        let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
+        if proxy.serving().await?.is_none() {
             return Ok(None);
         }
-        let backends = front.backends().await?;
-        front.are_at(&backends, link, &options.source).await?;
-        fence::bypassing(link, &mut front, &options.source.database).await.map(Some)
+        let backends = proxy.backends().await?;
+        proxy.check_backends_at(&backends, link, &options.source).await?;
+        fence::find_direct_sessions(link, &mut proxy, &options.source.database).await.map(Some)
     };
-    let strangers = match asking.await {
-        Ok(Some(strangers)) => strangers,
+    let sessions = match asking.await {
+        Ok(Some(sessions)) => sessions,
         Ok(None) => {
-            refuse(findings, "tenant", options.tenant.clone(), "the proxy's configuration has no tenant for it");
+            refuse(findings, "tenant", options.tenant.clone(), "the proxy's configuration has no such tenant");
             return Ok(());
         }
         Err(error @ Error::ServedElsewhere { .. }) => {
@@ -314,20 +329,21 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
             return Ok(());
         }
         Err(error @ (Error::Proxy(_) | Error::ProxyGone(_))) => {
-            let why = format!("{error}; `run` needs it, and which sessions bypass it is not known");
+            let why = format!("{error}; `run` requires the proxy, and sessions that bypass it cannot be listed");
             findings.push(note("proxy", options.tenant.clone(), why));
             return Ok(());
         }
         Err(error) => return Err(error),
     };
-    for row in strangers {
+    for row in sessions {
         let (verdict, why) = match by {
             Capture::Log => (
                 Verdict::NotMoved,
-                "does not come through the proxy: it is ended at the switch-over, and must connect to the proxy then",
+                "direct session: it bypasses the proxy, is terminated at the switch-over, and must then connect to \
+                 the proxy",
             ),
             Capture::Rows | Capture::Statements => {
-                (Verdict::Refused, "does not come through the proxy, which alone sees what is written")
+                (Verdict::Refused, "direct session: it bypasses the proxy, and only the proxy captures writes")
             }
         };
         let finding = note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into());
@@ -337,7 +353,11 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
 }
 
 /// Refuses names that are not text: a database that keeps bytes in any encoding (SQL_ASCII) may have such names.
-async fn unreadable(link: &mut Link, inventory: &Inventory, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_names_are_text(
+    link: &mut Link,
+    inventory: &Inventory,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
     if link.text("SHOW server_encoding").await? != "SQL_ASCII" {
         return Ok(());
     }
@@ -347,7 +367,12 @@ async fn unreadable(link: &mut Link, inventory: &Inventory, findings: &mut Vec<F
     });
     let names = names.chain(inventory.sequences.iter().cloned());
     for name in names.filter(|name| name.contains(char::REPLACEMENT_CHARACTER)) {
-        refuse(findings, "name", name, "it is no UTF-8, in a database whose encoding is SQL_ASCII: rename it first");
+        refuse(
+            findings,
+            "name",
+            name,
+            "the name is not valid UTF-8, in a database whose encoding is SQL_ASCII: rename it first",
+        );
     }
     Ok(())
 }
@@ -356,7 +381,7 @@ fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note
     findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() });
 }
 
-async fn source_facts(
+async fn check_source(
     link: &mut Link,
     options: &Options,
     targets: i64,
@@ -374,80 +399,87 @@ async fn source_facts(
         .await?;
     let row = rows.into_iter().next().unwrap_or_default();
     if text(&row, 3) == "t" {
-        refuse(findings, "server", "source", "it is a standby; name the primary");
+        refuse(findings, "server", "source", "this server is a standby; name the primary");
     }
     if number::<u32>(&row, 1) < 140_000 {
         refuse(findings, "server", "source", format!("PostgreSQL {} is older than 14", text(&row, 7)));
     }
     if text(&row, 2) != "t" {
-        refuse(findings, "right", "source", "our role must be superuser there: it publishes tables of all owners");
+        refuse(
+            findings,
+            "right",
+            "source",
+            "stillpoint's role must be a superuser there, because it publishes tables of all owners",
+        );
     }
     let wal_level = text(&row, 0);
     let logical = wal_level == "logical";
     let by = wanted.unwrap_or(if logical { Capture::Log } else { Capture::Rows });
     let why = match wanted {
-        Some(_) => "because you asked for it".to_owned(),
-        None => format!("because wal_level={wal_level} on the source"),
+        Some(_) => "as requested by --capture".to_owned(),
+        None => format!("because wal_level is {wal_level} on the source"),
     };
     match by {
         Capture::Log => {}
-        Capture::Rows => return Ok((by, format!("A (images of rows, by the proxy) for every table, {why}"))),
+        Capture::Rows => return Ok((by, format!("A (row images, by the proxy) for every table, {why}"))),
         Capture::Statements => {
             let schedule = options.schedule.name();
             if !options.schedule.needs_snapshots() {
-                let note = "one transaction after the other: of two that ran at the same time, and of which one read what the \
-                            other wrote, the second may find another row than it found; where both sides differ at the \
-                            comparison, that ends the migration";
+                let note = "transactions are replayed one after another: if two ran concurrently and one read what \
+                            the other wrote, the second may read a different row at replay; a difference that the \
+                            comparison finds ends the migration";
                 let name = schedule.to_owned();
                 findings.push(Finding { kind: "schedule".into(), name, verdict: Verdict::NotMoved, note: note.into() });
             }
-            let needed = "REPEATABLE READ, texts without parameters and nothing of the moment";
+            let needed = "REPEATABLE READ, statements without parameters, and no values that depend on the time";
             let how =
-                format!("B (statements, by the proxy, repeated in the schedule {schedule}) for every table, {why}");
-            return Ok((by, format!("{how}; they take {needed}: whatever else is written ends the migration")));
+                format!("B (statements, by the proxy, replayed in the schedule {schedule}) for every table, {why}");
+            return Ok((by, format!("{how}; this requires {needed}: any other write ends the migration")));
         }
     }
     if logical {
         for (at, name) in [(4, "max_replication_slots"), (5, "max_wal_senders")] {
             let free = number::<i64>(&row, at);
             if free < targets {
-                refuse(findings, "setting", name, format!("{free} are free on the source, and it takes {targets}"));
+                refuse(findings, "setting", name, format!("{free} are free on the source, and {targets} are required"));
             }
         }
         let keep = text(&row, 6);
         if keep != "-1" {
-            let note = format!("{keep} of log are kept for us: a catch-up that falls further behind must start again");
+            let note = format!(
+                "the source keeps {keep} of log for the migration: if the lag exceeds this, the migration must start \
+                 again"
+            );
             let name = "max_slot_wal_keep_size".to_owned();
             findings.push(Finding { kind: "setting".into(), name, verdict: Verdict::NotMoved, note });
         }
     } else {
-        let note = format!("it is {wal_level}; capture by pgoutput needs logical (a restart of the source)");
+        let note = format!("it is {wal_level}; capture by pgoutput requires logical (a restart of the source)");
         refuse(findings, "setting", "wal_level", note);
     }
     Ok((by, format!("C (pgoutput) for every table, {why}")))
 }
 
 /// Refuses a server before version 17 that changes a client's role according to the database it names.
-async fn names_of_roles(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_role_names(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
     const SETTING: &str = "db_user_namespace";
     if link.value(&format!("SELECT current_setting('{SETTING}', true)")).await?.as_deref() == Some("on") {
-        let note =
-            format!("it is on at the {side}: a session's role is not the one that its client and the proxy name");
+        let note = format!("it is on at the {side}: the server changes the role names that clients and the proxy send");
         refuse(findings, "setting", SETTING, note);
     }
     Ok(())
 }
 
-async fn target_facts(
+async fn check_target(
     link: &mut Link,
     there: &mut Link,
     source: &Server,
     target: &Server,
-    accepted: Accepted,
+    accepted: AcceptedRestrictions,
     findings: &mut Vec<Finding>,
 ) -> Result<Option<String>, Error> {
     if source.database != target.database {
-        let note = format!("it is {} on the source: a database keeps its name", source.database);
+        let note = format!("it is named {} on the source: a migration keeps the name of the database", source.database);
         refuse(findings, "database", &target.database, note);
     }
     let identity = "SELECT system_identifier FROM pg_control_system()";
@@ -466,13 +498,18 @@ async fn target_facts(
         .await?;
     let row = rows.into_iter().next().unwrap_or_default();
     if text(&row, 2) != "t" {
-        refuse(findings, "right", "target", "our role must be superuser there: replay switches triggers off");
+        refuse(
+            findings,
+            "right",
+            "target",
+            "stillpoint's role must be a superuser there, because the replay disables triggers",
+        );
     }
     if text(&row, 3) == "t" {
-        refuse(findings, "server", "target", "it is a standby; name the primary");
+        refuse(findings, "server", "target", "this server is a standby; name the primary");
     }
     if text(&row, 4) == "t" {
-        refuse(findings, "database", &target.database, "it exists on the target already; drop it there first");
+        refuse(findings, "database", &target.database, "it already exists on the target; drop it there first");
     }
     let major: u32 = number(&row, 1);
     let from = link.text("SELECT current_setting('server_version_num')::int / 10000").await?;
@@ -480,8 +517,8 @@ async fn target_facts(
         refuse(findings, "server", "target", format!("PostgreSQL {major} is older than the source's {from}"));
     }
     if text(&row, 0) != "logical" || number::<i64>(&row, 5) < 1 {
-        let note = "the target keeps no logical log (wal_level) or has no slot free: there would be no fallback; \
-                    --no-fallback accepts that";
+        let note = "the target has no logical log (wal_level) or no free replication slot, so `fallback` would not \
+                    be possible; --no-fallback accepts that";
         if !accepted.no_fallback {
             refuse(findings, "setting", "target's wal_level", note);
         }
@@ -490,15 +527,16 @@ async fn target_facts(
 }
 
 /// Adds a finding for each table. `plain` are tables without large values stored elsewhere.
-fn tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSet<u32>, findings: &mut Vec<Finding>) {
+fn report_tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSet<u32>, findings: &mut Vec<Finding>) {
     for (table, sources) in inventory.tables.iter().zip(sources) {
         let (other, way) = match sources.by {
             Capture::Log => (Capture::Rows, &sources.rows),
             Capture::Rows | Capture::Statements => (Capture::Log, &sources.log),
         };
-        let not = |by: Capture, way: &Way| way.why.as_ref().map(|why| format!("; not by {}: {why}", name(by)));
+        let not =
+            |by: Capture, way: &SourceCoverage| way.why.as_ref().map(|why| format!("; not by {}: {why}", name(by)));
         let mut other = not(other, way).unwrap_or_default();
-        if sources.by == Capture::Statements && sources.statements.carries == Carries::Given {
+        if sources.by == Capture::Statements && sources.statements.carries == Coverage::Given {
             other = format!("; {}{other}", sources.statements.why.as_deref().unwrap_or_default());
         }
         let by = name(sources.by);
@@ -506,8 +544,8 @@ fn tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSet<u32>,
             None => (Verdict::Moved, String::new()),
             Some("FULL") => (
                 Verdict::Changed,
-                "; has no key: REPLICA IDENTITY FULL until the migration ends, and each of its updates and deletes \
-                 reads the whole table on the target"
+                "; it has no key: REPLICA IDENTITY FULL until the migration ends, and each update or delete scans \
+                 the whole table on the target"
                     .to_owned(),
             ),
             Some(wanted) => (Verdict::Changed, format!("; REPLICA IDENTITY {wanted} until the migration ends")),
@@ -525,7 +563,7 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
     (
         "partitioned table",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its partitions are moved one by one' \
+        "SELECT n.nspname || '.' || c.relname, 'its partitions are moved separately' \
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p' AND {user} AND {own}",
     ),
     (
@@ -537,28 +575,28 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
     (
         "materialized view",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'a refresh during the migration \
-      would be lost; drop it, and make it again on the target' \
+        "SELECT n.nspname || '.' || c.relname, 'a refresh during the migration would be lost; drop it, and create it \
+         again on the target' \
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'm' AND {user} AND {own}",
     ),
     (
         "foreign table",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its definition is moved; its rows lie on \
-      a third server, which the target must reach' \
+        "SELECT n.nspname || '.' || c.relname, 'its definition is moved; its rows are on a third server, which the \
+         target must be able to reach' \
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'f' AND {user} AND {own}",
     ),
     (
         "sequence",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its value is set at the switch-over' \
+        "SELECT n.nspname || '.' || c.relname, 'its value is set on the target at the switch-over' \
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S' AND {user} AND {own}",
     ),
     (
         "trigger",
         Verdict::Moved,
         "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
-      'fires on the source; replay brings what it did, and fires it not again' FROM pg_trigger t \
+      'fires on the source; its effects are replayed, and it does not fire again on the target' FROM pg_trigger t \
       JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
       WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'D') AND {user}",
     ),
@@ -566,7 +604,7 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         "trigger",
         Verdict::Refused,
         "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
-      'ENABLE ALWAYS or REPLICA: it would fire once more at replay' FROM pg_trigger t \
+      'ENABLE ALWAYS or REPLICA: it would fire a second time during replay' FROM pg_trigger t \
       JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
       WHERE NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
     ),
@@ -574,54 +612,55 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         "rule",
         Verdict::Refused,
         "SELECT n.nspname || '.' || c.relname || '.' || r.rulename, \
-      'ENABLE ALWAYS or REPLICA: it would act once more at replay' FROM pg_rewrite r \
+      'ENABLE ALWAYS or REPLICA: it would act a second time during replay' FROM pg_rewrite r \
       JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace \
       WHERE r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
     ),
     (
         "event trigger",
         Verdict::Refused,
-        "SELECT e.evtname, 'it would fire while definitions are made on the target' \
+        "SELECT e.evtname, 'it would fire while definitions are created on the target' \
       FROM pg_event_trigger e WHERE e.evtenabled <> 'D'",
     ),
     (
         "deferrable key",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || k.conname, 'a deferrable unique, primary or \
-      exclusion constraint: an order of replay that keeps it at every moment is not known' FROM pg_constraint k \
+        "SELECT n.nspname || '.' || k.conname, 'a deferrable unique, primary or exclusion constraint: no order of \
+         replay is known to satisfy it at every moment' FROM pg_constraint k \
       JOIN pg_namespace n ON n.oid = k.connamespace WHERE k.condeferrable AND k.contype IN ('u', 'p', 'x') AND {user}",
     ),
     (
         "unlogged table",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'its changes are in no log; \
-      --unlogged-empty has it arrive empty' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+        "SELECT n.nspname || '.' || c.relname, 'its changes are not in the log; with --unlogged-empty it is moved \
+         empty' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
       WHERE c.relpersistence = 'u' AND c.relkind IN ('r', 'S') AND {user} AND {own}",
     ),
     (
         "large objects",
         Verdict::Refused,
-        "SELECT count(*)::text, 'pgoutput does not tell of them' \
+        "SELECT count(*)::text, 'pgoutput does not report their changes' \
       FROM pg_largeobject_metadata HAVING count(*) > 0",
     ),
     (
         "extension",
         Verdict::Moved,
-        "SELECT extname || ' ' || extversion, 'made on the target' FROM pg_extension \
+        "SELECT extname || ' ' || extversion, 'created on the target' FROM pg_extension \
       WHERE extname <> 'plpgsql'",
     ),
     (
         "extension table",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'rows of the user in a table of \
-      extension ' || e.extname || ' are not moved' FROM pg_extension e JOIN pg_class c ON c.oid = ANY (e.extconfig) \
+        "SELECT n.nspname || '.' || c.relname, 'user rows in a table of extension ' || e.extname || ' are not moved' \
+         FROM pg_extension e JOIN pg_class c ON c.oid = ANY (e.extconfig) \
       JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'",
     ),
     (
         "type",
         Verdict::Moved,
         "SELECT n.nspname || '.' || t.typname, CASE t.typtype WHEN 'e' THEN 'enum' WHEN 'd' THEN \
-      'domain' WHEN 'c' THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its number will be another one' \
+      'domain' WHEN 'c' THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its type number will differ on \
+      the target' \
       FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid \
       WHERE t.typtype IN ('e', 'd', 'c', 'r') AND coalesce(c.relkind, 'c') = 'c' AND {user} AND NOT EXISTS \
       (SELECT FROM pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.objid = t.oid AND x.deptype = 'e')",
@@ -636,45 +675,45 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
     (
         "publication",
         Verdict::NotMoved,
-        "SELECT pubname::text, 'subscribers must be pointed to the target and start anew' \
+        "SELECT pubname::text, 'subscribers must connect to the target and start again' \
       FROM pg_publication WHERE pubname !~ '^stillpoint_'",
     ),
     (
         "subscription",
         Verdict::Refused,
-        "SELECT s.subname::text, 'what it brings would arrive on the source only; drop it first' \
+        "SELECT s.subname::text, 'changes that it receives would arrive only on the source; drop it first' \
       FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()",
     ),
     (
         "replication slot",
         Verdict::NotMoved,
-        "SELECT slot_name::text, 'its reader must start anew on the target' \
+        "SELECT slot_name::text, 'its reader must start again on the target' \
       FROM pg_replication_slots WHERE database = current_database() AND slot_name !~ '^stillpoint_'",
     ),
     (
         "prepared transaction",
         Verdict::Refused,
-        "SELECT gid, 'decide it first: it is ' || \
+        "SELECT gid, 'commit or roll it back first: it is ' || \
       justify_interval(date_trunc('second', now() - prepared)) || ' old, and the snapshot would wait for it' \
       FROM pg_prepared_xacts WHERE database = current_database()",
     ),
     (
         "keyed by number",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname || '.' || a.attname, 'numbers of \
-      relations and types differ on the target' FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
+        "SELECT n.nspname || '.' || c.relname || '.' || a.attname, 'object identifiers of relations and types differ \
+         on the target' FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
       JOIN pg_namespace n ON n.oid = c.relnamespace WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r' \
       AND a.atttypid IN (2205, 2206, 24, 2202, 3734, 3769) AND {user} AND {own}",
     ),
 ];
 
-async fn survey(link: &mut Link, accepted: Accepted, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut Vec<Finding>) -> Result<(), Error> {
     for (kind, verdict, query) in SURVEY {
         let query = query.replace("{user}", USER_SCHEMA).replace("{own}", NOT_OF_EXTENSION);
         for row in link.query(&query).await? {
             let (mut verdict, mut note) = (*verdict, text(&row, 1));
             if *kind == "unlogged table" && accepted.unlogged_empty {
-                (verdict, note) = (Verdict::NotMoved, "it arrives empty, as you accepted".into());
+                (verdict, note) = (Verdict::NotMoved, "it is moved empty, as --unlogged-empty accepts".into());
             }
             findings.push(Finding { kind: (*kind).into(), name: text(&row, 0), verdict, note });
         }
@@ -683,7 +722,7 @@ async fn survey(link: &mut Link, accepted: Accepted, findings: &mut Vec<Finding>
 }
 
 /// Refuses tablespaces and extensions that definitions need and the target lacks. Roles are compared separately.
-async fn there_needed(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_needed_objects(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let needed = [
         (
             "tablespace",

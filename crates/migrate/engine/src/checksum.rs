@@ -9,14 +9,14 @@ use crate::copy::Cutter;
 use crate::follow::Follower;
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, Row, identifier, literal};
-use crate::run::BARRIER_LIMIT;
-use crate::throttle::{COMPARED, Throttle};
+use crate::run::BARRIER_TIMEOUT;
+use crate::throttle::{COMPARISON_BOUNDS, Throttle};
 use crate::{Error, Server};
 use std::time::{Duration, Instant};
 
 /// Size of a comparison that found no difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Compared {
+pub struct ComparisonReport {
     /// Number of tables.
     pub tables: usize,
     /// Number of rows on the source.
@@ -25,17 +25,17 @@ pub struct Compared {
 
 /// Pages that one statement reads, some milliseconds of work: few enough that clients' statements run in between.
 const PIECE_PAGES: u64 = 128;
-const PAGE: u64 = 8192;
+const PAGE_BYTES: u64 = 8192;
 /// Limits for the rows of a key range that takes about as much work.
 const PIECE_ROWS: std::ops::RangeInclusive<u64> = 64..=16384;
 /// Size in bytes above which a value is compared by its own checksum.
-const LARGE: u64 = 100_000;
+const LARGE_VALUE_BYTES: u64 = 100_000;
 /// Minimum bytes a second while a snapshot is held for a whole table.
-const LEAST_HELD: u64 = 32 << 20;
+const SNAPSHOT_RATE_MIN: u64 = 32 << 20;
 /// Maximum age of the snapshots if the next range may be read at a later moment.
-const LIFE: Duration = Duration::from_secs(2);
+const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(2);
 /// Session settings that make the planner find and read ranges by the index, even with poor statistics of a newly filled table.
-const BY_INDEX: [(&str, &str); 4] =
+const INDEX_SCAN_SETTINGS: [(&str, &str); 4] =
     [("enable_seqscan", "off"), ("enable_bitmapscan", "off"), ("enable_sort", "off"), ("jit", "off")];
 
 /// Connections to both sides while they are compared.
@@ -59,18 +59,18 @@ impl<'a> Comparison<'a> {
         reading: &'a Throttle,
         in_turn: bool,
     ) -> Result<Comparison<'a>, Error> {
-        let source = Link::connect(from, Purpose::Statements, &BY_INDEX).await?;
-        let target = Link::connect(to, Purpose::Statements, &BY_INDEX).await?;
+        let source = Link::connect(from, Purpose::Statements, &INDEX_SCAN_SETTINGS).await?;
+        let target = Link::connect(to, Purpose::Statements, &INDEX_SCAN_SETTINGS).await?;
         Ok(Comparison { source, target, follower, reading, in_turn, seen: None })
     }
 
     /// Compares all tables of the inventory.
-    pub(crate) async fn run(mut self, inventory: &Inventory) -> Result<Compared, Error> {
+    pub(crate) async fn run(mut self, inventory: &Inventory) -> Result<ComparisonReport, Error> {
         let (mut differing, mut rows) = (Vec::new(), 0);
         for table in &inventory.tables {
-            let Sums { here, there, same } = match table.ordered_key() {
-                Some(key) => self.by_ranges(table, &key).await?,
-                None => self.by_pages(table).await?,
+            let TableChecksums { here, there, same } = match table.ordered_key() {
+                Some(key) => self.compare_by_ranges(table, &key).await?,
+                None => self.compare_by_pages(table).await?,
             };
             rows += here.rows;
             if !same {
@@ -78,21 +78,21 @@ impl<'a> Comparison<'a> {
             }
         }
         if differing.is_empty() {
-            Ok(Compared { tables: inventory.tables.len(), rows })
+            Ok(ComparisonReport { tables: inventory.tables.len(), rows })
         } else {
             Err(Error::Differs(differing))
         }
     }
 
-    async fn by_ranges(&mut self, table: &TableDef, key: &[&str]) -> Result<Sums, Error> {
-        let (name, mut sums) = (table.qualified(), Sums { same: true, ..Sums::default() });
+    async fn compare_by_ranges(&mut self, table: &TableDef, key: &[&str]) -> Result<TableChecksums, Error> {
+        let (name, mut sums) = (table.qualified(), TableChecksums { same: true, ..TableChecksums::default() });
         let estimate = format!("SELECT reltuples::bigint FROM pg_class WHERE oid = {}::regclass", literal(&name));
-        let length = rows_of_a_piece(table.bytes, self.source.text(&estimate).await?.parse().unwrap_or(0));
+        let length = rows_per_piece(table.bytes, self.source.text(&estimate).await?.parse().unwrap_or(0));
         let key = key.iter().map(|column| identifier(column)).collect::<Vec<_>>().join(", ");
         let columns = self.columns(&name).await?;
         let mut after = None;
         loop {
-            self.see_anew().await?;
+            self.renew_snapshots().await?;
             let behind = after.map_or_else(|| "true".into(), |last: String| format!("({key}) > ({last})"));
             let last =
                 format!("SELECT {key} FROM ONLY {name} WHERE {behind} ORDER BY {key} OFFSET {} LIMIT 1", length - 1);
@@ -101,7 +101,7 @@ impl<'a> Comparison<'a> {
             let [here, there] = self.sums(&name, &columns, &format!("{behind} AND {to}")).await?;
             sums.same &= here == there;
             sums.add(here, there);
-            self.reading.spend((PIECE_PAGES * PAGE).min(table.bytes)).await;
+            self.reading.spend((PIECE_PAGES * PAGE_BYTES).min(table.bytes)).await;
             after = last;
             if after.is_none() {
                 return Ok(sums);
@@ -111,31 +111,31 @@ impl<'a> Comparison<'a> {
 
     /// The same rows are in other pages on the other side, so only checksums of the whole table can be compared. Meanwhile old
     /// versions of rows stay, so a slow comparison does not help clients.
-    async fn by_pages(&mut self, table: &TableDef) -> Result<Sums, Error> {
-        self.see_anew().await?;
-        self.reading.least(LEAST_HELD);
-        let (name, mut sums) = (table.qualified(), Sums::default());
+    async fn compare_by_pages(&mut self, table: &TableDef) -> Result<TableChecksums, Error> {
+        self.renew_snapshots().await?;
+        self.reading.set_min(SNAPSHOT_RATE_MIN);
+        let (name, mut sums) = (table.qualified(), TableChecksums::default());
         let columns = self.columns(&name).await?;
         let mut cutter = Cutter::new(std::slice::from_ref(table));
         while let Some(piece) = cutter.next(PIECE_PAGES) {
-            let [here, there] = self.sums(&name, &columns, &piece.place()).await?;
+            let [here, there] = self.sums(&name, &columns, &piece.condition()).await?;
             sums.add(here, there);
-            self.reading.spend(PIECE_PAGES.min(table.pages) * PAGE).await;
+            self.reading.spend(PIECE_PAGES.min(table.pages) * PAGE_BYTES).await;
         }
-        self.reading.least(COMPARED.least);
-        Ok(Sums { same: sums.here == sums.there, ..sums })
+        self.reading.set_min(COMPARISON_BOUNDS.min);
+        Ok(TableChecksums { same: sums.here == sums.there, ..sums })
     }
 
     /// Takes new snapshots of both sides at the same later moment, unless the present ones are recent.
-    async fn see_anew(&mut self) -> Result<(), Error> {
+    async fn renew_snapshots(&mut self) -> Result<(), Error> {
         if let Some(seen) = self.seen {
-            if seen.elapsed() < LIFE {
+            if seen.elapsed() < SNAPSHOT_AGE_MAX {
                 return Ok(());
             }
             self.source.query("COMMIT").await?;
             self.target.query("COMMIT").await?;
         }
-        self.follower.hold_at(&mut self.source, &mut self.target, BARRIER_LIMIT).await?;
+        self.follower.snapshot_both(&mut self.source, &mut self.target, BARRIER_TIMEOUT).await?;
         self.seen = Some(Instant::now());
         Ok(())
     }
@@ -146,20 +146,20 @@ impl<'a> Comparison<'a> {
     async fn columns(&mut self, table: &str) -> Result<String, Error> {
         let columns = format!(
             "SELECT coalesce(string_agg(format(CASE coalesce(nullif(t.typbasetype, 0), t.oid) \
-             WHEN 'bytea'::regtype THEN 'CASE WHEN octet_length(%1$s) > {LARGE} THEN decode(md5(%1$s), ''hex'') ELSE %1$s END' \
+             WHEN 'bytea'::regtype THEN 'CASE WHEN octet_length(%1$s) > {LARGE_VALUE_BYTES} THEN decode(md5(%1$s), ''hex'') ELSE %1$s END' \
              WHEN 'text'::regtype THEN {text} WHEN 'varchar'::regtype THEN {text} WHEN 'json'::regtype THEN {text} \
              WHEN 'xml'::regtype THEN {text} ELSE '%1$s' END, '_stillpoint_row.' || quote_ident(attname)), ', ' \
              ORDER BY attnum), '') FROM pg_attribute JOIN pg_type t ON t.oid = atttypid \
              WHERE attrelid = {}::regclass AND attnum > 0 AND NOT attisdropped",
             literal(table),
             text = literal(&format!(
-                "CASE WHEN octet_length(%1$s::text) > {LARGE} THEN md5(%1$s::text) ELSE %1$s::text END"
+                "CASE WHEN octet_length(%1$s::text) > {LARGE_VALUE_BYTES} THEN md5(%1$s::text) ELSE %1$s::text END"
             ))
         );
         self.source.text(&columns).await
     }
 
-    async fn sums(&mut self, table: &str, columns: &str, place: &str) -> Result<[Sum; 2], Error> {
+    async fn sums(&mut self, table: &str, columns: &str, place: &str) -> Result<[RowChecksum; 2], Error> {
         // The hash of the text: equal values have equal text if both sides print alike, and our connections ensure that.
         let sql = format!(
             "SELECT count(*), coalesce(sum(hashtextextended(ROW({columns})::text, 0)), 0) FROM ONLY {table} _stillpoint_row \
@@ -170,16 +170,16 @@ impl<'a> Comparison<'a> {
         } else {
             tokio::try_join!(self.source.query(&sql), self.target.query(&sql))?
         };
-        Ok([Sum::of(&here), Sum::of(&there)])
+        Ok([RowChecksum::of(&here), RowChecksum::of(&there)])
     }
 }
 
 /// Number of rows that take as much work as the pages of a piece. `bytes` is the table's size and `rows` its estimated number
 /// of rows; 0 or less if unknown.
-fn rows_of_a_piece(bytes: u64, rows: i64) -> u64 {
+fn rows_per_piece(bytes: u64, rows: i64) -> u64 {
     const UNKNOWN: u64 = 128;
     let row = u64::try_from(rows).ok().and_then(|rows| bytes.checked_div(rows)).unwrap_or(UNKNOWN).max(1);
-    (PIECE_PAGES * PAGE / row).clamp(*PIECE_ROWS.start(), *PIECE_ROWS.end())
+    (PIECE_PAGES * PAGE_BYTES / row).clamp(*PIECE_ROWS.start(), *PIECE_ROWS.end())
 }
 
 /// Formats the row's values as SQL literals.
@@ -189,17 +189,19 @@ fn values(row: &Row) -> String {
 
 /// Checksum over rows, independent of their order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Sum {
+struct RowChecksum {
     rows: u64,
     hashes: i128,
 }
 
-impl Sum {
-    fn of(answer: &[Row]) -> Sum {
-        answer.first().map_or_else(Sum::default, |row| Sum { rows: number(row, 0), hashes: number(row, 1) })
+impl RowChecksum {
+    fn of(answer: &[Row]) -> RowChecksum {
+        answer
+            .first()
+            .map_or_else(RowChecksum::default, |row| RowChecksum { rows: number(row, 0), hashes: number(row, 1) })
     }
 
-    fn add(&mut self, other: Sum) {
+    fn add(&mut self, other: RowChecksum) {
         self.rows += other.rows;
         self.hashes = self.hashes.wrapping_add(other.hashes);
     }
@@ -207,14 +209,14 @@ impl Sum {
 
 /// Checksums of a table on both sides.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    here: Sum,
-    there: Sum,
+struct TableChecksums {
+    here: RowChecksum,
+    there: RowChecksum,
     same: bool,
 }
 
-impl Sums {
-    fn add(&mut self, here: Sum, there: Sum) {
+impl TableChecksums {
+    fn add(&mut self, here: RowChecksum, there: RowChecksum) {
         self.here.add(here);
         self.there.add(there);
     }
@@ -226,11 +228,11 @@ mod tests {
 
     #[test]
     fn a_range_comes_to_about_a_piece() {
-        assert_eq!(rows_of_a_piece(130 * 10_000_000, 10_000_000), 8065);
+        assert_eq!(rows_per_piece(130 * 10_000_000, 10_000_000), 8065);
         for (bytes, rows, length) in
             [(1 << 40, 100, 64), (8192, 1_000_000, 16384), (1 << 30, -1, 8192), (1 << 30, 0, 8192), (0, 0, 8192)]
         {
-            assert_eq!(rows_of_a_piece(bytes, rows), length, "{bytes} {rows}");
+            assert_eq!(rows_per_piece(bytes, rows), length, "{bytes} {rows}");
         }
     }
 }

@@ -88,7 +88,7 @@ mod tests {
     use super::{of_database, take};
 
     #[test]
-    fn a_name_of_a_database_is_a_value_whatever_it_is() {
+    fn any_name_of_a_database_is_a_value() {
         for (name, text) in [
             ("shop", "dbname='shop'"),
             ("host=x port=1 dbname=y", "dbname='host=x port=1 dbname=y'"),

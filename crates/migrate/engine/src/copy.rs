@@ -35,15 +35,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-const PAGE: u64 = 8192;
+const PAGE_BYTES: u64 = 8192;
 /// Maximum and minimum pages of a piece: 64 MiB and 1 MiB.
-const PIECE_PAGES: u64 = 8192;
-const LEAST_PAGES: u64 = 128;
+const PIECE_PAGES_MAX: u64 = 8192;
+const PIECE_PAGES_MIN: u64 = 128;
 /// Number of pieces a second at the allowed rate: each is read without a limit, and paid for afterwards.
-const A_SECOND: u64 = 8;
+const PIECES_PER_S: u64 = 8;
 /// Transaction number from which on a version's number is no longer sufficient; the remaining numbers are for transactions
 /// during the copy.
-const NUMBERS: u64 = 3 << 30;
+const XID_MAX: u64 = 3 << 30;
 /// Number of sampled rows of a table, and maximum stored size in bytes of each.
 const SAMPLE_ROWS: u32 = 100;
 const SAMPLE_BYTES: u32 = 64 << 10;
@@ -66,7 +66,7 @@ impl Piece {
     }
 
     /// SQL condition that finds its rows.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn condition(&self) -> String {
         let from = format!("ctid >= '({},0)'", self.first);
         self.end.map_or_else(|| from.clone(), |end| format!("{from} AND ctid < '({end},0)'"))
     }
@@ -76,28 +76,28 @@ impl Piece {
 #[derive(Debug, Clone)]
 pub(crate) enum View {
     /// Everything that a snapshot saw, by its name; another session holds the snapshot.
-    Held(String),
+    Snapshot(String),
     /// Rows that a snapshot saw and that are unchanged since.
-    Since(SourceSnapshot),
+    Unchanged(SourceSnapshot),
 }
 
 /// Returns true if the number of a version shows that a snapshot saw it.
-pub(crate) fn tells_apart(snapshot: &SourceSnapshot) -> bool {
-    snapshot.end < NUMBERS
+pub(crate) fn distinguishes_versions(snapshot: &SourceSnapshot) -> bool {
+    snapshot.end < XID_MAX
 }
 
 /// Amount that is copied so far.
 #[derive(Debug, Default)]
-pub(crate) struct Copied {
+pub(crate) struct CopiedAmount {
     /// Bytes that were sent.
     pub(crate) bytes: AtomicU64,
     /// Bytes of whole pieces: as they were sent, and as they are stored in their tables.
     whole: Mutex<(u64, u64)>,
 }
 
-impl Copied {
+impl CopiedAmount {
     /// Size of the copied part of the tables, in bytes; for unfinished pieces it is estimated from the finished ones.
-    pub(crate) async fn of_tables(&self) -> u64 {
+    pub(crate) async fn table_bytes(&self) -> u64 {
         let (sent, lay) = *self.whole.lock().await;
         let more = self.bytes.load(Ordering::Relaxed).saturating_sub(sent);
         lay + if sent == 0 { more } else { (more as f64 * lay as f64 / sent as f64) as u64 }
@@ -141,7 +141,7 @@ pub(crate) async fn copy(
     view: View,
     tables: &[TableDef],
     jobs: usize,
-    copied: &Arc<Copied>,
+    copied: &Arc<CopiedAmount>,
     throttle: &Arc<Throttle>,
 ) -> Result<(), Error> {
     if tables.is_empty() {
@@ -155,7 +155,7 @@ pub(crate) async fn copy(
         let (copied, throttle) = (Arc::clone(copied), Arc::clone(throttle));
         workers.spawn(async move {
             loop {
-                let pages = (throttle.rate() / A_SECOND / PAGE).clamp(LEAST_PAGES, PIECE_PAGES);
+                let pages = (throttle.rate() / PIECES_PER_S / PAGE_BYTES).clamp(PIECE_PAGES_MIN, PIECE_PAGES_MAX);
                 let Some(piece) = queue.lock().await.next(pages) else { return Ok(()) };
                 copy_piece(&mut from, &mut to, &view, &tables[piece.table], &piece, &copied, &throttle).await?;
             }
@@ -163,22 +163,22 @@ pub(crate) async fn copy(
     }
     while let Some(ended) = workers.join_next().await {
         // The other workers end with the set.
-        ended.unwrap_or_else(|panic| Err(Error::WrongPhase(format!("a copy ended: {panic}"))))?;
+        ended.unwrap_or_else(|panic| Err(Error::WrongPhase(format!("a copy task failed: {panic}"))))?;
     }
     Ok(())
 }
 
 async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link, Link), Error> {
     let mut from = Link::connect(source, Purpose::Statements, &[]).await?;
-    if let View::Held(snapshot) = view {
+    if let View::Snapshot(snapshot) = view {
         from.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         from.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(snapshot))).await?;
     }
-    Ok((from, filling(target).await?))
+    Ok((from, connect_for_copy(target).await?))
 }
 
 /// Opens a session that writes copied rows.
-pub(crate) async fn filling(target: &Server) -> Result<Link, Error> {
+pub(crate) async fn connect_for_copy(target: &Server) -> Result<Link, Error> {
     let settings = [("session_replication_role", "replica"), ("synchronous_commit", "off")];
     Link::connect(target, Purpose::Statements, &settings).await
 }
@@ -189,17 +189,17 @@ async fn copy_piece(
     view: &View,
     table: &TableDef,
     piece: &Piece,
-    copied: &Copied,
+    copied: &CopiedAmount,
     throttle: &Throttle,
 ) -> Result<(), Error> {
     let (name, columns) = (table.qualified(), table.column_list());
     let format = if table.binary() { "binary" } else { "text" };
     let rows = match view {
-        View::Held(_) => piece.place(),
+        View::Snapshot(_) => piece.condition(),
         // Pages added later hold no row that the snapshot saw.
-        View::Since(snapshot) => {
+        View::Unchanged(snapshot) => {
             let end = piece.end.or(Some(table.pages));
-            format!("{} AND {}", Piece { end, ..piece.clone() }.place(), seen_by(snapshot))
+            format!("{} AND {}", Piece { end, ..piece.clone() }.condition(), seen_by(snapshot))
         }
     };
     let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
@@ -214,8 +214,8 @@ async fn copy_piece(
         copied.bytes.fetch_add(size, Ordering::Relaxed);
         match view {
             // A few pages may refer to many large values.
-            View::Held(_) => throttle.spend(size).await,
-            View::Since(_) => due += size,
+            View::Snapshot(_) => throttle.spend(size).await,
+            View::Unchanged(_) => due += size,
         }
     }
     to.end_copy().await?;
@@ -292,8 +292,8 @@ mod tests {
 
     #[test]
     fn pieces_cover_every_page_once_and_the_last_is_open() {
-        for pages in [0, 1, PIECE_PAGES - 1, PIECE_PAGES, PIECE_PAGES + 1, 5 * PIECE_PAGES + 3] {
-            let pieces = pieces(&[table(pages)], PIECE_PAGES);
+        for pages in [0, 1, PIECE_PAGES_MAX - 1, PIECE_PAGES_MAX, PIECE_PAGES_MAX + 1, 5 * PIECE_PAGES_MAX + 3] {
+            let pieces = pieces(&[table(pages)], PIECE_PAGES_MAX);
             assert_eq!(pieces[0].first, 0);
             for pair in pieces.windows(2) {
                 assert_eq!(pair[0].end, Some(pair[1].first));
@@ -304,10 +304,11 @@ mod tests {
 
     #[test]
     fn pieces_are_all_of_their_table() {
-        let mut table = table(2 * PIECE_PAGES + 1);
+        let mut table = table(2 * PIECE_PAGES_MAX + 1);
         table.bytes = 10 * table.pages;
-        let pieces: Vec<u64> = pieces(&[table.clone()], PIECE_PAGES).iter().map(|piece| piece.bytes(&table)).collect();
-        assert_eq!(pieces, [10 * PIECE_PAGES, 10 * PIECE_PAGES, 10]);
+        let pieces: Vec<u64> =
+            pieces(&[table.clone()], PIECE_PAGES_MAX).iter().map(|piece| piece.bytes(&table)).collect();
+        assert_eq!(pieces, [10 * PIECE_PAGES_MAX, 10 * PIECE_PAGES_MAX, 10]);
     }
 
     #[test]
@@ -327,17 +328,17 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_under_way_counts_as_what_came_before() {
-        let copied = Copied::default();
+        let copied = CopiedAmount::default();
         copied.bytes.store(300, Ordering::Relaxed);
-        assert_eq!(copied.of_tables().await, 300, "nothing is known yet");
+        assert_eq!(copied.table_bytes().await, 300, "nothing is known yet");
         *copied.whole.lock().await = (200, 800);
-        assert_eq!(copied.of_tables().await, 800 + 400);
+        assert_eq!(copied.table_bytes().await, 800 + 400);
     }
 
     #[test]
     fn large_tables_come_first() {
         let order: Vec<usize> =
-            pieces(&[table(1), table(9), table(5)], PIECE_PAGES).iter().map(|piece| piece.table).collect();
+            pieces(&[table(1), table(9), table(5)], PIECE_PAGES_MAX).iter().map(|piece| piece.table).collect();
         assert_eq!(order, [1, 2, 0]);
     }
 }

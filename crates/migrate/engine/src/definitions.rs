@@ -3,7 +3,7 @@
 
 use crate::conninfo::of_database;
 use crate::link::{Link, literal};
-use crate::{Error, Server, settings};
+use crate::{Error, Server, session_settings};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,7 +13,7 @@ use tokio::process::Command;
 /// Dumps all definitions as the snapshot shows them, from a source of major version `from` for a target of `major`.
 pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {
     let mut command = client("pg_dump", major, source);
-    command.env("PGOPTIONS", settings::options(from, &[]));
+    command.env("PGOPTIONS", session_settings::options(from, &[]));
     command.args(["--format=custom", "--schema-only", "--no-publications", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]).arg(format!("--snapshot={snapshot}"));
     command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
@@ -25,35 +25,37 @@ pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(
     let mut command = client("pg_restore", major, target);
     // pg_restore connects to the database that the dump names by that name, and does not read the name as a connection string.
     command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres", "--"]).arg(dump);
-    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings::options(major, &[LAZY]));
+    command
+        .env("PGAPPNAME", maker_name(target))
+        .env("PGOPTIONS", session_settings::options(major, &[ASYNCHRONOUS_COMMIT]));
     run(command, "pg_restore", "").await.map(drop)
 }
 
 /// Application name of sessions that create definitions of a database at a target. A server keeps only 63 bytes of it, and
 /// replaces characters that are not ASCII.
-fn maker(target: &Server) -> String {
+fn maker_name(target: &Server) -> String {
     let mut hasher = DefaultHasher::new();
     target.database.hash(&mut hasher);
     format!("{} makes {:016x}", crate::APPLICATION, hasher.finish())
 }
 
 /// SQL condition that finds such sessions among those of a server.
-pub(crate) fn makers(target: &Server) -> String {
-    format!("application_name = {}", literal(&maker(target)))
+pub(crate) fn makers_condition(target: &Server) -> String {
+    format!("application_name = {}", literal(&maker_name(target)))
 }
 
 /// Terminates such sessions: a server continues a statement after its client was killed.
-pub(crate) async fn end(target: &Server, link: &mut Link) -> Result<(), Error> {
-    let which = makers(target);
+pub(crate) async fn terminate_makers(target: &Server, link: &mut Link) -> Result<(), Error> {
+    let which = makers_condition(target);
     link.query(&format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {which}")).await.map(drop)
 }
 
 /// Setting: commits do not wait for the disk; a later commit does, before the migration relies on what was written.
-const LAZY: (&str, &str) = ("synchronous_commit", "off");
+const ASYNCHRONOUS_COMMIT: (&str, &str) = ("synchronous_commit", "off");
 
 /// A definition that a target rejects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct RejectedDefinition {
     /// Kind, name and owner, as pg_restore prints them.
     pub(crate) of: String,
     /// First line of the server's error.
@@ -61,8 +63,8 @@ pub(crate) struct Fault {
 }
 
 /// Errors in the output of pg_restore, the first for each entry of its list.
-fn faults(told: &str) -> Vec<Fault> {
-    let (mut faults, mut entry, mut is_new) = (Vec::new(), String::new(), true);
+fn rejections(told: &str) -> Vec<RejectedDefinition> {
+    let (mut rejections, mut entry, mut is_new) = (Vec::new(), String::new(), true);
     for line in told.lines() {
         if let Some(of) = line.strip_prefix("pg_restore: from TOC entry ") {
             // An entry has: number in the dump, number of its catalog, its own number, and the rest.
@@ -73,11 +75,11 @@ fn faults(told: &str) -> Vec<Fault> {
         {
             let why = error.strip_prefix("could not execute query: ").unwrap_or(error);
             let why = why.strip_prefix("ERROR:").unwrap_or(why).trim().to_owned();
-            faults.push(Fault { of: entry.clone(), why });
+            rejections.push(RejectedDefinition { of: entry.clone(), why });
             is_new = false;
         }
     }
-    faults
+    rejections
 }
 
 /// Returns a script that creates the database itself, with its settings and rights; it uses the name in the dump.
@@ -103,37 +105,43 @@ pub(crate) async fn of_database_itself(major: u32, dump: &Path) -> Result<String
 }
 
 /// Creates types, tables and functions in an existing database, and returns those that it rejects.
-pub(crate) async fn attempt(target: &Server, major: u32, dump: &Path) -> Result<Vec<Fault>, Error> {
+pub(crate) async fn attempt(target: &Server, major: u32, dump: &Path) -> Result<Vec<RejectedDefinition>, Error> {
     attempt_with(target, major, dump, "--section=pre-data", "").await
 }
 
-async fn attempt_with(target: &Server, major: u32, dump: &Path, which: &str, list: &str) -> Result<Vec<Fault>, Error> {
+async fn attempt_with(
+    target: &Server,
+    major: u32,
+    dump: &Path,
+    which: &str,
+    list: &str,
+) -> Result<Vec<RejectedDefinition>, Error> {
     let mut command = client("pg_restore", major, target);
     // Without --verbose, pg_restore does not report which entry an error belongs to.
     command.args(["--verbose", which]).arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
-    command.env("PGAPPNAME", maker(target));
-    command.env("PGOPTIONS", settings::options(major, &[LAZY, ("lc_messages", "C")]));
-    let output = ended(command, "pg_restore", list).await?;
+    command.env("PGAPPNAME", maker_name(target));
+    command.env("PGOPTIONS", session_settings::options(major, &[ASYNCHRONOUS_COMMIT, ("lc_messages", "C")]));
+    let output = run_to_end(command, "pg_restore", list).await?;
     let told = String::from_utf8_lossy(&output.stderr);
-    let faults = faults(&told);
-    if output.status.success() || !faults.is_empty() { Ok(faults) } else { Err(failed("pg_restore", &told)) }
+    let rejections = rejections(&told);
+    if output.status.success() || !rejections.is_empty() { Ok(rejections) } else { Err(failed("pg_restore", &told)) }
 }
 
 /// Definitions that follow after the rows: lines of the dump's list, those of foreign keys and their comments apart.
-pub(crate) struct Behind {
+pub(crate) struct DeferredDefinitions {
     most: String,
     foreign_keys: String,
 }
 
-impl Behind {
-    pub(crate) async fn read(major: u32, dump: &Path) -> Result<Behind, Error> {
+impl DeferredDefinitions {
+    pub(crate) async fn read(major: u32, dump: &Path) -> Result<DeferredDefinitions, Error> {
         let mut command = Command::new(program("pg_restore", major));
         command.args(["--section=post-data", "--list", "--"]).arg(dump);
-        Ok(Behind::of(&run(command, "pg_restore", "").await?))
+        Ok(DeferredDefinitions::of(&run(command, "pg_restore", "").await?))
     }
 
     /// Splits the list. The comment on an entry follows directly after it.
-    fn of(list: &str) -> Behind {
+    fn of(list: &str) -> DeferredDefinitions {
         let (mut most, mut foreign_keys, mut of_key) = (String::new(), String::new(), false);
         for line in list.lines().filter(|line| !line.starts_with(';')) {
             // A line has: number in the dump, number of its catalog, its own number, and its kind.
@@ -143,7 +151,7 @@ impl Behind {
             into.push_str(line);
             into.push('\n');
         }
-        Behind { most, foreign_keys }
+        DeferredDefinitions { most, foreign_keys }
     }
 
     /// Returns true if there are foreign keys.
@@ -164,13 +172,18 @@ impl Behind {
     ) -> Result<(), Error> {
         let jobs = if alone { 1 } else { jobs };
         let alone = alone.then_some(("max_parallel_maintenance_workers", "0"));
-        let settings: Vec<_> = [LAZY].into_iter().chain(alone).collect();
+        let settings: Vec<_> = [ASYNCHRONOUS_COMMIT].into_iter().chain(alone).collect();
         let list = if too { format!("{}{}", self.most, self.foreign_keys) } else { self.most.clone() };
         restore(target, major, dump, &list, &format!("--jobs={jobs}"), &settings).await
     }
 
     /// Creates as many of them as possible in a database without foreign keys; returns those that it rejects.
-    pub(crate) async fn attempt_most(&self, target: &Server, major: u32, dump: &Path) -> Result<Vec<Fault>, Error> {
+    pub(crate) async fn attempt_most(
+        &self,
+        target: &Server,
+        major: u32,
+        dump: &Path,
+    ) -> Result<Vec<RejectedDefinition>, Error> {
         attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.most).await
     }
 
@@ -180,12 +193,18 @@ impl Behind {
         target: &Server,
         major: u32,
         dump: &Path,
-    ) -> Result<Vec<Fault>, Error> {
+    ) -> Result<Vec<RejectedDefinition>, Error> {
         attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.foreign_keys).await
     }
 
     /// Creates all foreign keys or none; they are on disk when this returns.
-    pub(crate) async fn tie(&self, target: &Server, major: u32, dump: &Path, alone: bool) -> Result<(), Error> {
+    pub(crate) async fn create_foreign_keys(
+        &self,
+        target: &Server,
+        major: u32,
+        dump: &Path,
+        alone: bool,
+    ) -> Result<(), Error> {
         let settings = alone.then_some(("max_parallel_workers_per_gather", "0"));
         restore(target, major, dump, &self.foreign_keys, "--single-transaction", settings.as_slice()).await
     }
@@ -203,14 +222,14 @@ async fn restore(
     let mut command = client("pg_restore", major, target);
     command.args(["--use-list=/dev/stdin", "--exit-on-error", how]);
     command.arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
-    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings::options(major, own));
+    command.env("PGAPPNAME", maker_name(target)).env("PGOPTIONS", session_settings::options(major, own));
     run(command, "pg_restore", list).await.map(drop)
 }
 
 /// Makes a command for a program that connects to `server`, and to no other server that the environment names.
 fn client(name: &str, major: u32, server: &Server) -> Command {
     let mut command = Command::new(program(name, major));
-    for variable in ELSEWHERE {
+    for variable in CONNECTION_VARIABLES {
         command.env_remove(variable);
     }
     command.envs(server.environment());
@@ -218,7 +237,7 @@ fn client(name: &str, major: u32, server: &Server) -> Command {
 }
 
 /// Variables that would direct such a program to another server or database than ours.
-const ELSEWHERE: [&str; 4] = ["PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGTARGETSESSIONATTRS"];
+const CONNECTION_VARIABLES: [&str; 4] = ["PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGTARGETSESSIONATTRS"];
 
 /// Path of the program of one major version as Debian installs it, or else its name for a search on the path.
 fn program(name: &str, major: u32) -> PathBuf {
@@ -228,21 +247,21 @@ fn program(name: &str, major: u32) -> PathBuf {
 
 /// Runs a program with `input`, and returns what it prints.
 async fn run(command: Command, program: &str, input: &str) -> Result<String, Error> {
-    let output = ended(command, program, input).await?;
+    let output = run_to_end(command, program, input).await?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(failed(program, &String::from_utf8_lossy(&output.stderr)))
+    Err(program_error(program, &String::from_utf8_lossy(&output.stderr)))
 }
 
 /// Makes an error from the output of a program that failed.
-fn failed(program: &str, told: &str) -> Error {
+fn program_error(program: &str, told: &str) -> Error {
     let why = told.lines().find(|line| line.contains("error")).unwrap_or(told.trim()).to_owned();
     Error::Program { program: program.into(), why }
 }
 
 /// Runs a program with `input` to its end.
-async fn ended(mut command: Command, program: &str, input: &str) -> Result<std::process::Output, Error> {
+async fn run_to_end(mut command: Command, program: &str, input: &str) -> Result<std::process::Output, Error> {
     // Its messages are parsed, so they must be in English.
     command.env("LC_ALL", "C");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -274,15 +293,18 @@ mod tests {
                     pg_restore: from TOC entry 216; 0 0 ACL VIEW v me\n\
                     pg_restore: error: could not execute query: ERROR:  relation \"public.v\" does not exist\n\
                     pg_restore: warning: errors ignored on restore: 3\n";
-        let fault = |of: &str, why: &str| Fault { of: of.into(), why: why.into() };
+        let fault = |of: &str, why: &str| RejectedDefinition { of: of.into(), why: why.into() };
         assert_eq!(
-            faults(told),
+            rejections(told),
             [
                 fault("VIEW v me", "column s.gone does not exist"),
                 fault("ACL VIEW v me", "relation \"public.v\" does not exist"),
             ]
         );
-        assert_eq!(faults("pg_restore: error: could not open input file"), [fault("", "could not open input file")]);
+        assert_eq!(
+            rejections("pg_restore: error: could not open input file"),
+            [fault("", "could not open input file")]
+        );
     }
 
     #[test]
@@ -291,7 +313,7 @@ mod tests {
                     3333; 0 0 COMMENT public CONSTRAINT t_pkey ON t me\n3216; 2606 16404 FK CONSTRAINT public u u_t_fkey me\n\
                     3334; 0 0 COMMENT public CONSTRAINT u_t_fkey ON u me\n3217; 1259 16500 INDEX public more me\n\
                     3335; 0 0 COMMENT public INDEX more me\n";
-        let behind = Behind::of(list);
+        let behind = DeferredDefinitions::of(list);
         let numbers = |lines: &str| lines.lines().map(|line| line[..4].to_owned()).collect::<Vec<_>>();
         assert_eq!(numbers(&behind.foreign_keys), ["3216", "3334"]);
         assert_eq!(numbers(&behind.most), ["3215", "3333", "3217", "3335"]);

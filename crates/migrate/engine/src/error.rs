@@ -65,7 +65,7 @@ pub enum Error {
         what: String,
     },
     /// The server requires an authentication method that is not supported.
-    #[error("{server} asks for {method} authentication, which is not supported")]
+    #[error("{server} requires {method} authentication, which is not supported")]
     Authentication {
         /// The server.
         server: String,
@@ -87,11 +87,12 @@ pub enum Error {
     #[error("{} not supported: {}", if .0.len() == 1 { "something is".into() } else { format!("{} things are", .0.len()) }, .0.join("; "))]
     Refused(Vec<String>),
     /// The way back would drop definitions that were made on the target; nothing has been changed.
-    #[error("what was defined on the target since the switch would be dropped: {}", .0.join("; "))]
+    #[error("`fallback` would drop definitions made on the target since the switch-over: {}", .0.join("; "))]
     DefinedSince(Vec<String>),
     /// The proxy serves the tenant from another server than the source: clients' writes there would not be moved.
     #[error(
-        "the proxy's sessions are not at {server}, which has no process {pid} for this database: another server is served"
+        "the proxy's sessions are not on {server}, which has no process {pid} for this database: the proxy serves \
+         another server"
     )]
     ServedElsewhere {
         /// The server that was named.
@@ -116,13 +117,13 @@ pub enum Error {
     #[error("definitions changed while clients were paused, in {}", .0.join(", "))]
     CatalogsChanged(Vec<String>),
     /// A session waits for a lock that the copy holds.
-    #[error("the copy stands in the way of {0}")]
+    #[error("the copy's locks block {0}")]
     InTheWay(String),
     /// The two sides hold different rows.
     #[error("source and target differ in {}", .0.join(", "))]
     Differs(Vec<String>),
     /// The log cannot report a change, because a row's text is longer than a gigabyte.
-    #[error("{message}: a row was written whose text is longer than the gigabyte that a message holds{}", if .tables.is_empty() { String::new() } else { format!("; there are such in {}", .tables.join(", ")) })]
+    #[error("{message}: a client wrote a row whose text is longer than 1 GiB, the maximum of a message{}", if .tables.is_empty() { String::new() } else { format!("; such rows are in {}", .tables.join(", ")) })]
     TooLong {
         /// The server's message.
         message: String,
@@ -131,7 +132,8 @@ pub enum Error {
     },
     /// The source makes changes faster than the target applies them.
     #[error(
-        "the source outruns the target: {made:.0} transactions a second against {applied:.0}, {lag_bytes} bytes behind"
+        "the source outruns the target: {made:.0} transactions a second against {applied:.0}, {lag_bytes} bytes \
+         behind"
     )]
     Outrun {
         /// Transactions made a second.
@@ -142,10 +144,10 @@ pub enum Error {
         lag_bytes: u64,
     },
     /// Clients of a server cannot be redirected to the proxy; nothing has been changed.
-    #[error("clients cannot be led to the proxy: {}", .0.join("; "))]
+    #[error("cannot redirect clients to the proxy: {}", .0.join("; "))]
     Attach(Vec<String>),
     /// Clients cannot be directed to the server itself again; nothing has been changed.
-    #[error("clients are not led back to the server: {}", .0.join("; "))]
+    #[error("cannot end the redirection to the proxy: {}", .0.join("; "))]
     Detach(Vec<String>),
     /// Commits of clients are no longer captured.
     #[error("the capture in the proxy ended: {0}")]
@@ -179,7 +181,7 @@ pub enum Error {
         wanted: String,
     },
     /// A command works on the migration of a database, possibly with a journal in another directory.
-    #[error("another command is at work on the migration of {server}: {who}")]
+    #[error("another command is working on the migration of {server}: {who}")]
     AtWork {
         /// The source of that migration.
         server: String,
@@ -187,7 +189,7 @@ pub enum Error {
         who: String,
     },
     /// The database has a migration with another journal.
-    #[error("{server} has a migration of another journal: {owner}")]
+    #[error("{server} belongs to a migration with another journal: {owner}")]
     Owned {
         /// The source of that migration.
         server: String,

@@ -11,28 +11,28 @@
 //! new connection. A session that was accepted before connections were disabled is waited for and terminated like the others.
 //! The proxy's own server processes stay: they do nothing until the proxy has switched, and continue if it does not switch.
 
-use crate::front::Front;
 use crate::inventory::text;
 use crate::link::{Link, Purpose, Row, identifier, literal};
+use crate::proxy_client::ProxyClient;
 use crate::{APPLICATION, Error, Server};
 use std::time::{Duration, Instant};
 
 /// Maximum time for sessions to end outside of a pause.
-pub(crate) const ENDING: Duration = Duration::from_secs(10);
+pub(crate) const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for the proxy's sessions to leave; they take less than two seconds.
-const LEAVING: Duration = Duration::from_secs(3);
-/// First half of the key of the lock that [`at_the_door`] takes; the second half is derived from the database's name.
-const DOOR: u32 = 0x0053_544d;
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// First half of the key of the lock that [`connect_for_fencing`] takes; the second half is derived from the database's name.
+const CONNECTIONS_LOCK_KEY: u32 = 0x0053_544d;
 /// Setting of a fenced database that keeps the database's own `default_transaction_read_only`, which the fence replaces: `=`
 /// and the value, or empty if the database has none.
 pub(crate) const OWN_READ_ONLY: &str = "stillpoint.default_transaction_read_only";
 /// Time between two searches for direct sessions.
-const LOOKING_AGAIN: Duration = Duration::from_millis(250);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Time between two checks for sessions that are ending.
-const LOOKING: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Connects to another database of the server: a session inside the database could not disable its connections.
-pub(crate) async fn beside(server: &Server) -> Result<Link, Error> {
+pub(crate) async fn connect_beside(server: &Server) -> Result<Link, Error> {
     Link::connect(&server.database("postgres"), Purpose::Statements, &[("synchronous_commit", "on")]).await
 }
 
@@ -41,20 +41,21 @@ pub(crate) async fn beside(server: &Server) -> Result<Link, Error> {
 /// A command that was interrupted, or whose network is stalled, may have sent the server such a statement, and the server may
 /// execute it at any later moment. So each of these connections holds a lock, and a new one terminates the session that holds
 /// it: no earlier statement is executed after that.
-pub(crate) async fn at_the_door(server: &Server) -> Result<Link, Error> {
-    let mut link = beside(server).await?;
+pub(crate) async fn connect_for_fencing(server: &Server) -> Result<Link, Error> {
+    let mut link = connect_beside(server).await?;
     let name = literal(&server.database);
     let earlier = format!(
         "SELECT pg_terminate_backend(l.pid, {}) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-         WHERE l.locktype = 'advisory' AND l.classid = {DOOR} AND l.objid = (hashtext({name})::bigint & 4294967295)::oid \
+         WHERE l.locktype = 'advisory' AND l.classid = {CONNECTIONS_LOCK_KEY} AND l.objid = \
+         (hashtext({name})::bigint & 4294967295)::oid \
          AND l.pid <> pg_backend_pid() AND a.application_name = {} AND a.datname = current_database()",
-        ENDING.as_millis(),
+        SESSION_END_TIMEOUT.as_millis(),
         literal(APPLICATION)
     );
     link.query(&earlier).await?;
-    match link.text(&format!("SELECT pg_try_advisory_lock({DOOR}, hashtext({name}))")).await?.as_str() {
+    match link.text(&format!("SELECT pg_try_advisory_lock({CONNECTIONS_LOCK_KEY}, hashtext({name}))")).await?.as_str() {
         "t" => Ok(link),
-        _ => Err(Error::WrongPhase(format!("another command is at the door of {server}"))),
+        _ => Err(Error::WrongPhase(format!("another command is enabling or disabling connections on {server}"))),
     }
 }
 
@@ -71,14 +72,14 @@ pub(crate) struct Grant {
     grantable: bool,
 }
 
-/// Returns the rights to connect to the database, which [`shut`] revokes and [`lift`] grants again. A grantor comes before its
+/// Returns the rights to connect to the database, which [`disable_connections`] revokes and [`lift`] grants again. A grantor comes before its
 /// grantees.
 pub(crate) async fn grants(beside: &mut Link, database: &str) -> Result<Vec<Grant>, Error> {
-    Ok(in_order(&beside.query(&rights(database)).await?))
+    Ok(sort_grants(&beside.query(&connect_rights_sql(database)).await?))
 }
 
 /// Query for all rights to connect.
-fn rights(database: &str) -> String {
+fn connect_rights_sql(database: &str) -> String {
     format!(
         "SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, \
          quote_ident(pg_get_userbyid(a.grantor)), a.grantor = d.datdba, a.is_grantable \
@@ -89,7 +90,7 @@ fn rights(database: &str) -> String {
 }
 
 /// Sorts rights so that each comes after the one that allowed its grant.
-fn in_order(rows: &[Row]) -> Vec<Grant> {
+fn sort_grants(rows: &[Row]) -> Vec<Grant> {
     let is = |row: &Row, at| text(row, at) == "t";
     let grant = |row: &Row| Grant { to: text(row, 0), by: text(row, 1), by_owner: is(row, 2), grantable: is(row, 3) };
     let mut left: Vec<Grant> = rows.iter().map(grant).collect();
@@ -110,7 +111,10 @@ fn in_order(rows: &[Row]) -> Vec<Grant> {
 
 /// Returns the rights that can still be revoked and granted, and the names of roles whose rights cannot: a role that was
 /// dropped or renamed meanwhile has none, and neither have its grantees.
-async fn remaining<'g>(beside: &mut Link, grants: &'g [Grant]) -> Result<(Vec<&'g Grant>, Vec<&'g str>), Error> {
+async fn restorable_grants<'g>(
+    beside: &mut Link,
+    grants: &'g [Grant],
+) -> Result<(Vec<&'g Grant>, Vec<&'g str>), Error> {
     let roles = beside.query("SELECT quote_ident(rolname) FROM pg_roles").await?;
     let roles: Vec<String> = roles.iter().map(|row| text(row, 0)).collect();
     let (mut kept, mut lost): (Vec<&Grant>, Vec<&str>) = Default::default();
@@ -125,48 +129,52 @@ async fn remaining<'g>(beside: &mut Link, grants: &'g [Grant]) -> Result<(Vec<&'
     Ok((kept, lost))
 }
 
-/// Calls [`shut`] with rights that were read some time before.
-pub(crate) async fn shut_again(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
-    let (kept, _) = remaining(beside, grants).await?;
+/// Calls [`disable_connections`] with rights that were read some time before.
+pub(crate) async fn disable_connections_again(
+    beside: &mut Link,
+    database: &str,
+    grants: &[Grant],
+) -> Result<(), Error> {
+    let (kept, _) = restorable_grants(beside, grants).await?;
     let kept: Vec<Grant> = kept.into_iter().cloned().collect();
-    shut(beside, database, &kept).await
+    disable_connections(beside, database, &kept).await
 }
 
-/// Disables connections, on a connection from [`at_the_door`]. It is one commit, because it happens in the pause.
+/// Disables connections, on a connection from [`connect_for_fencing`]. It is one commit, because it happens in the pause.
 ///
 /// No right and no setting keeps a superuser out, so all connections are disabled; the rest of the fence is active while
 /// connections are enabled for us.
-async fn shut(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
-    let read_only = begin_to_shut(beside, database).await?;
-    beside.query(&format!("{read_only}{}COMMIT", revoking(database, grants))).await.map(drop)
+async fn disable_connections(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
+    let read_only = begin_disabling(beside, database).await?;
+    beside.query(&format!("{read_only}{}COMMIT", revoke_sql(database, grants))).await.map(drop)
 }
 
 /// Disables connections if the rights to connect are still `grants`. Otherwise it does nothing and returns the present rights:
 /// granting the old ones later would undo a change of another session.
-pub(crate) async fn shut_unless_changed(
+pub(crate) async fn disable_connections_unless_changed(
     beside: &mut Link,
     database: &str,
     grants: &[Grant],
 ) -> Result<Option<Vec<Grant>>, Error> {
-    let read_only = begin_to_shut(beside, database).await?;
-    let found = in_order(&beside.query(&format!("{read_only}{}", rights(database))).await?);
+    let read_only = begin_disabling(beside, database).await?;
+    let found = sort_grants(&beside.query(&format!("{read_only}{}", connect_rights_sql(database))).await?);
     if found != grants {
         beside.query("ROLLBACK").await?;
         return Ok(Some(found));
     }
-    beside.query(&format!("{}COMMIT", revoking(database, grants))).await?;
+    beside.query(&format!("{}COMMIT", revoke_sql(database, grants))).await?;
     Ok(None)
 }
 
 /// Begins a transaction that disables connections; until its end no other session can change rights to connect or settings of
 /// the database. Returns statements that make sessions begin read-only, and keep the database's own setting beside that.
-async fn begin_to_shut(beside: &mut Link, database: &str) -> Result<String, Error> {
+async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, Error> {
     let name = identifier(database);
     let settings = beside
         .query(&format!(
             "BEGIN; ALTER DATABASE {name} ALLOW_CONNECTIONS false; \
              LOCK TABLE pg_db_role_setting IN SHARE ROW EXCLUSIVE MODE; {}",
-            read_only(database)
+            read_only_settings_sql(database)
         ))
         .await?;
     let fence = format!("ALTER DATABASE {name} SET default_transaction_read_only = on; ");
@@ -181,9 +189,10 @@ async fn begin_to_shut(beside: &mut Link, database: &str) -> Result<String, Erro
 }
 
 /// Query for the database's read-only settings: name and value.
-fn read_only(database: &str) -> String {
+fn read_only_settings_sql(database: &str) -> String {
     format!(
-        "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) s \
+        "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) \
+         s \
          WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = {}) \
          AND split_part(s, '=', 1) IN ('default_transaction_read_only', '{OWN_READ_ONLY}')",
         literal(database)
@@ -196,7 +205,7 @@ fn own_read_only(settings: &[Row]) -> Option<String> {
 }
 
 /// Statements that revoke rights to connect, and the grants that depend on each.
-fn revoking(database: &str, grants: &[Grant]) -> String {
+fn revoke_sql(database: &str, grants: &[Grant]) -> String {
     let name = identifier(database);
     let given = grants.iter().filter(|grant| grant.by_owner);
     given.map(|Grant { to, .. }| format!("REVOKE CONNECT ON DATABASE {name} FROM {to} CASCADE; ")).collect()
@@ -204,26 +213,26 @@ fn revoking(database: &str, grants: &[Grant]) -> String {
 
 /// Removes the fence that an earlier attempt may have set; harmless if connections are enabled already. Returns a message about
 /// roles that do not get their right back.
-pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<Grant>>) -> Result<Option<String>, Error> {
+pub(crate) async fn lift_if_fenced(server: &Server, fenced: Option<&Vec<Grant>>) -> Result<Option<String>, Error> {
     match fenced {
         Some(grants) => lift(server, grants).await,
         None => Ok(None),
     }
 }
 
-/// Undoes [`shut`], and ensures that an interrupted command does not finish it later. Returns a message about roles that do not
+/// Undoes [`disable_connections`], and ensures that an interrupted command does not finish it later. Returns a message about roles that do not
 /// get their right back.
 pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<String>, Error> {
     let name = identifier(&server.database);
-    let mut beside = at_the_door(server).await?;
+    let mut beside = connect_for_fencing(server).await?;
     let mut sql = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true");
-    let settings = beside.query(&read_only(&server.database)).await?;
+    let settings = beside.query(&read_only_settings_sql(&server.database)).await?;
     if let Some(own) = own_read_only(&settings) {
         let own = own.strip_prefix('=').map(|value| format!("SET default_transaction_read_only = {}", literal(value)));
         let own = own.unwrap_or_else(|| "RESET default_transaction_read_only".into());
         sql += &format!("; ALTER DATABASE {name} {own}; ALTER DATABASE {name} RESET {OWN_READ_ONLY}");
     }
-    let (kept, lost) = remaining(&mut beside, grants).await?;
+    let (kept, lost) = restorable_grants(&mut beside, grants).await?;
     for Grant { to, by, by_owner, grantable } in kept {
         let grantable = if *grantable { " WITH GRANT OPTION" } else { "" };
         let grant = format!("GRANT CONNECT ON DATABASE {name} TO {to}{grantable}");
@@ -231,7 +240,7 @@ pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<Str
     }
     beside.query(&sql).await?;
     let told = format!(
-        "{server}: CONNECT is not given back to {}: the role, or who gave it the right, was dropped or renamed",
+        "{server}: CONNECT could not be granted again to {}: the role or its grantor was dropped or renamed",
         lost.join(", ")
     );
     Ok((!lost.is_empty()).then_some(told))
@@ -239,26 +248,26 @@ pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<Str
 
 /// Enables connections for us: rights are not granted again, and new sessions stay read-only unless they override it, as ours
 /// do.
-pub(crate) async fn open(server: &Server) -> Result<(), Error> {
+pub(crate) async fn enable_for_us(server: &Server) -> Result<(), Error> {
     let name = identifier(&server.database);
-    at_the_door(server).await?.query(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await.map(drop)
+    connect_for_fencing(server).await?.query(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await.map(drop)
 }
 
 /// Connects to a fenced database: enables connections for that moment, and terminates other sessions that connected too. A
 /// superuser's session that tries all the time and overrides the read-only setting may write in that moment; so this is used
 /// only after a crash, or when the migration ends.
-pub(crate) async fn enter(server: &Server) -> Result<Link, Error> {
-    open(server).await?;
+pub(crate) async fn connect_to_fenced(server: &Server) -> Result<Link, Error> {
+    enable_for_us(server).await?;
     let link = Link::connect(server, Purpose::Statements, &[]).await;
-    let mut beside = at_the_door(server).await?;
+    let mut beside = connect_for_fencing(server).await?;
     beside.query(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS false", identifier(&server.database))).await?;
-    empty(&mut beside, &server.database, &[], ENDING).await?;
+    terminate_direct_sessions(&mut beside, &server.database, &[], SESSION_END_TIMEOUT).await?;
     link
 }
 
 /// Query for direct sessions: those of the database that are neither ours nor the proxy's, whose server processes are
 /// `proxied`. Returns process id and description. Workers of the server itself do not count.
-pub(crate) fn strangers(database: &str, proxied: &[u32]) -> String {
+pub(crate) fn direct_sessions_sql(database: &str, proxied: &[u32]) -> String {
     format!(
         "SELECT pid, format('%s of %s from %s', coalesce(nullif(application_name, ''), backend_type), \
          coalesce(usename, '-'), coalesce(host(client_addr), 'this machine')) \
@@ -273,11 +282,15 @@ pub(crate) fn strangers(database: &str, proxied: &[u32]) -> String {
 
 /// Finds direct sessions while connections are enabled. The server shows a server process of the proxy before the proxy knows
 /// of it, so sessions that are found are checked again.
-pub(crate) async fn bypassing(link: &mut Link, front: &mut Front, database: &str) -> Result<Vec<Row>, Error> {
+pub(crate) async fn find_direct_sessions(
+    link: &mut Link,
+    proxy: &mut ProxyClient,
+    database: &str,
+) -> Result<Vec<Row>, Error> {
     let mut found: Option<Vec<Row>> = None;
     loop {
-        let all = link.query(&strangers(database, &[])).await?;
-        let proxied = if all.is_empty() { Vec::new() } else { front.backends().await? };
+        let all = link.query(&direct_sessions_sql(database, &[])).await?;
+        let proxied = if all.is_empty() { Vec::new() } else { proxy.backends().await? };
         let is_proxied = |row: &Row| text(row, 0).parse().is_ok_and(|pid: u32| proxied.contains(&pid));
         let now: Vec<Row> = all.into_iter().filter(|row| !is_proxied(row)).collect();
         match &found {
@@ -285,13 +298,13 @@ pub(crate) async fn bypassing(link: &mut Link, front: &mut Front, database: &str
             None if now.is_empty() => return Ok(now),
             None => found = Some(now),
         }
-        tokio::time::sleep(LOOKING_AGAIN).await;
+        tokio::time::sleep(RECHECK_INTERVAL).await;
     }
 }
 
 /// Terminates all direct sessions while connections are disabled, and returns their descriptions. When it returns, only our
 /// sessions and the proxy's are left.
-pub(crate) async fn empty(
+pub(crate) async fn terminate_direct_sessions(
     beside: &mut Link,
     database: &str,
     proxied: &[u32],
@@ -304,7 +317,7 @@ pub(crate) async fn empty(
          SELECT l.pid, '', false FROM pg_locks l WHERE l.locktype = 'object' AND l.mode = 'RowExclusiveLock' \
          AND l.classid = 'pg_database'::regclass AND l.pid <> pg_backend_pid() \
          AND l.objid = (SELECT oid FROM pg_database WHERE datname = {})",
-        strangers(database, proxied),
+        direct_sessions_sql(database, proxied),
         literal(database)
     );
     let begun = Instant::now();
@@ -322,32 +335,38 @@ pub(crate) async fn empty(
         }
         if begun.elapsed() >= limit {
             let who = ended.into_iter().map(|(_, who)| who).collect();
-            return Err(Error::TimedOut { what: "ending sessions that bypass the proxy".into(), limit, who });
+            return Err(Error::TimedOut { what: "terminating direct sessions".into(), limit, who });
         }
-        tokio::time::sleep(LOOKING).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Terminates every session that is not ours. The proxy's sessions first get time to end by themselves, one after another: all
 /// at once would take processor time from clients that have just begun on the other side.
-pub(crate) async fn leave(server: &Server) -> Result<(), Error> {
-    let mut beside = beside(server).await?;
+pub(crate) async fn wait_and_terminate_sessions(server: &Server) -> Result<(), Error> {
+    let mut beside = connect_beside(server).await?;
     let begun = Instant::now();
-    while begun.elapsed() < LEAVING && !beside.query(&strangers(&server.database, &[])).await?.is_empty() {
-        tokio::time::sleep(LEAVING / 60).await;
+    while begun.elapsed() < LEAVE_TIMEOUT
+        && !beside.query(&direct_sessions_sql(&server.database, &[])).await?.is_empty()
+    {
+        tokio::time::sleep(LEAVE_TIMEOUT / 60).await;
     }
-    empty(&mut beside, &server.database, &[], ENDING).await.map(drop)
+    terminate_direct_sessions(&mut beside, &server.database, &[], SESSION_END_TIMEOUT).await.map(drop)
 }
 
 /// Terminates every session that is not ours, without delay.
-pub(crate) async fn clear(beside: &mut Link, database: &str) -> Result<(), Error> {
-    empty(beside, database, &[], ENDING).await.map(drop)
+pub(crate) async fn terminate_sessions(beside: &mut Link, database: &str) -> Result<(), Error> {
+    terminate_direct_sessions(beside, database, &[], SESSION_END_TIMEOUT).await.map(drop)
 }
 
 /// Fails if there are prepared transactions that are not decided, because they would be left behind.
-pub(crate) async fn undecided(beside: &mut Link, database: &str, limit: Duration) -> Result<(), Error> {
+pub(crate) async fn check_prepared_transactions(
+    beside: &mut Link,
+    database: &str,
+    limit: Duration,
+) -> Result<(), Error> {
     let sql = format!("SELECT gid FROM pg_prepared_xacts WHERE database = {}", literal(database));
     let who: Vec<String> = beside.query(&sql).await?.iter().map(|row| text(row, 0)).collect();
-    let what = "deciding prepared transactions".into();
+    let what = "waiting for prepared transactions to be committed or rolled back".into();
     if who.is_empty() { Ok(()) } else { Err(Error::TimedOut { what, limit, who }) }
 }

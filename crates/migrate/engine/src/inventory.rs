@@ -84,7 +84,7 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     /// Removes everything that `other` does not have.
-    pub(crate) fn keep_those_of(&mut self, other: &Inventory) {
+    pub(crate) fn retain_tables_of(&mut self, other: &Inventory) {
         let is_there =
             |of: &[TableDef], table: &TableDef| of.iter().any(|known| known.qualified() == table.qualified());
         self.tables.retain(|table| is_there(&other.tables, table));

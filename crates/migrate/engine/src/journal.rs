@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
-use crate::outfit::IdentityChange;
 use crate::owner::Witness;
+use crate::replication_objects::IdentityChange;
 use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use stillpoint_host::trusted::Directory;
 
 /// Maximum size in bytes of a journal or a file beside it; definitions of very many tables are large.
-const FILE_MAX: u64 = 1 << 30;
+const FILE_BYTES_MAX: u64 = 1 << 30;
 /// Maximum size in bytes of a lock file, which holds a process id.
-const HOLDER_MAX: u64 = 64;
+const HOLDER_BYTES_MAX: u64 = 64;
 /// Extension of the file beside a journal that holds definitions.
-const DEFINITIONS: &str = "definitions";
+const DEFINITIONS_EXTENSION: &str = "definitions";
 /// Maximum age of a progress file; an older one is from a copy that ended without removing it.
-const FRESH: Duration = Duration::from_secs(10);
+const PROGRESS_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// Progress of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ impl Capture {
 
 /// A target that is not the one to which clients are to go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Other {
+pub struct OtherTarget {
     /// Number of the target; part of the name of its slot.
     pub(crate) number: usize,
     /// Name of its server for messages.
@@ -90,10 +90,10 @@ pub struct Other {
     pub dropped: Option<String>,
 }
 
-impl Other {
+impl OtherTarget {
     /// Makes a target that was named and for which nothing has been done.
-    pub(crate) fn named(number: usize, server: String) -> Other {
-        Other {
+    pub(crate) fn new(number: usize, server: String) -> OtherTarget {
+        OtherTarget {
             number,
             server,
             made_database: false,
@@ -130,7 +130,7 @@ pub struct Record {
     pub(crate) number: usize,
     /// The other targets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub others: Vec<Other>,
+    pub others: Vec<OtherTarget>,
     /// Source of captured changes.
     #[serde(default)]
     pub capture: Capture,
@@ -213,7 +213,7 @@ impl Record {
         let (number, made_database, horizon) = (self.number, self.made_database, self.horizon);
         let made_roles = std::mem::replace(&mut self.made_roles, next.made_roles);
         let (server, dropped) = (self.target.clone(), None);
-        self.others.push(Other { number, server, made_database, made_roles, following, horizon, dropped });
+        self.others.push(OtherTarget { number, server, made_database, made_roles, following, horizon, dropped });
         self.others.sort_by_key(|other| other.number);
         (self.number, self.target, self.made_database) = (next.number, next.server, next.made_database);
         self.phase = if next.following { Phase::Following } else { Phase::Begun };
@@ -243,11 +243,11 @@ pub(crate) struct Journal {
 }
 
 /// A journal that several tasks write.
-pub(crate) struct Shared<'j>(Mutex<&'j mut Journal>);
+pub(crate) struct SharedJournal<'j>(Mutex<&'j mut Journal>);
 
-impl<'j> Shared<'j> {
-    pub(crate) fn new(journal: &'j mut Journal) -> Shared<'j> {
-        Shared(Mutex::new(journal))
+impl<'j> SharedJournal<'j> {
+    pub(crate) fn new(journal: &'j mut Journal) -> SharedJournal<'j> {
+        SharedJournal(Mutex::new(journal))
     }
 
     /// Locks the journal for one read or change.
@@ -258,8 +258,8 @@ impl<'j> Shared<'j> {
 
 /// Progress of the copy of rows to one target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copying {
-    /// Bytes copied so far.
+pub struct CopyProgress {
+    /// Size of the copied rows so far, in bytes.
     pub bytes: u64,
     /// Size in bytes of the tables on the source; the copy may take fewer or more.
     pub bytes_total: u64,
@@ -271,27 +271,27 @@ pub struct Copying {
 }
 
 /// Publishes the progress of a copy for other processes. Errors are ignored, because nothing depends on it.
-pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying: &Copying) {
-    let (Ok(path), Ok(text)) = (copying_of(state, database, number), serde_json::to_vec(copying)) else { return };
+pub(crate) fn publish_copying(state: &Path, database: &str, number: usize, copying: &CopyProgress) {
+    let (Ok(path), Ok(text)) = (copying_path(state, database, number), serde_json::to_vec(copying)) else { return };
     let _ = Directory::of_file(&path).and_then(|(directory, name)| directory.write(name, &text));
 }
 
 /// Removes the published progress when a copy has ended.
-pub(crate) fn forget_copying(state: &Path, database: &str, number: usize) {
-    let _ = copying_of(state, database, number).map(|path| remove(&path));
+pub(crate) fn remove_copying(state: &Path, database: &str, number: usize) {
+    let _ = copying_path(state, database, number).map(|path| remove(&path));
 }
 
 /// Published progress of a copy; `None` if no running copy publishes it.
-pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<Copying> {
-    let path = copying_of(state, database, number).ok()?;
+pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<CopyProgress> {
+    let path = copying_path(state, database, number).ok()?;
     let written = path.metadata().and_then(|told| told.modified()).ok()?;
     // If the clock was set back, the file counts as fresh.
-    let fresh = written.elapsed().map_or(true, |age| age < FRESH);
+    let fresh = written.elapsed().map_or(true, |age| age < PROGRESS_AGE_MAX);
     read(&path).ok()?.filter(|_| fresh)
 }
 
-fn copying_of(state: &Path, database: &str, number: usize) -> Result<PathBuf, Error> {
-    Ok(path_of(state, database)?.with_extension(format!("copying-{}", number + 1)))
+fn copying_path(state: &Path, database: &str, number: usize) -> Result<PathBuf, Error> {
+    Ok(journal_path(state, database)?.with_extension(format!("copying-{}", number + 1)))
 }
 
 /// The file name for a database: a byte other than an ASCII letter, digit, `-` or `_` becomes `%` and two hexadecimal digits.
@@ -313,7 +313,7 @@ fn old_file_name(database: &str) -> String {
 }
 
 /// Path of a database's journal, present or future: under its old name while that file exists and is this database's.
-fn path_of(state: &Path, database: &str) -> Result<PathBuf, Error> {
+fn journal_path(state: &Path, database: &str) -> Result<PathBuf, Error> {
     let named = |name: String| state.join(format!("{name}.json"));
     let (path, old) = (named(file_name(database)), named(old_file_name(database)));
     if old == path || path.exists() {
@@ -325,7 +325,7 @@ fn path_of(state: &Path, database: &str) -> Result<PathBuf, Error> {
 
 /// Reads a journal without locking it.
 pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error> {
-    let path = path_of(state, database)?;
+    let path = journal_path(state, database)?;
     match read::<Record>(&path)? {
         Some(record) if record.database != database => {
             Err(Error::ForeignJournal { path, database: record.database, wanted: database.into() })
@@ -336,12 +336,12 @@ pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error
 
 /// Definitions on the target when clients moved there; `None` if no command recorded them.
 pub(crate) fn definitions(state: &Path, database: &str) -> Result<Option<Definitions>, Error> {
-    read(&path_of(state, database)?.with_extension(DEFINITIONS))
+    read(&journal_path(state, database)?.with_extension(DEFINITIONS_EXTENSION))
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     let wrong = |source| Error::Journal { path: path.into(), source };
-    match Directory::of_file(path).and_then(|(directory, name)| directory.read(name, FILE_MAX)) {
+    match Directory::of_file(path).and_then(|(directory, name)| directory.read(name, FILE_BYTES_MAX)) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| wrong(error.into())),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
@@ -357,42 +357,42 @@ pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
     let mut records = Vec::new();
     for name in directory.names()?.into_iter().filter(|name| name.ends_with(".json")) {
         let wrong = |source| Error::Journal { path: state.join(&name), source };
-        let bytes = directory.read(&name, FILE_MAX)?;
+        let bytes = directory.read(&name, FILE_BYTES_MAX)?;
         records.push(serde_json::from_slice(&bytes).map_err(|error| wrong(error.into()))?);
     }
     Ok(records)
 }
 
 /// Maximum time that a command waits for the one before; a guardian may be at work, and takes no longer.
-const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(8) };
+const LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(8) };
 
 /// Locks a database's migration; a second process is refused.
 fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
-    match try_lock(state, database, PATIENCE)? {
+    match try_lock(state, database, LOCK_TIMEOUT)? {
         Some((path, mut lock)) => {
             // The process id is for a command that wants to interrupt this one.
             let told = lock.write_all(std::process::id().to_string().as_bytes());
             told.map_err(|source| Error::Journal { path: path.clone(), source })?;
             Ok((path, lock))
         }
-        None => Err(Error::WrongPhase(format!("another process is at work on the migration of {database}"))),
+        None => Err(Error::WrongPhase(format!("another process is working on the migration of {database}"))),
     }
 }
 
-/// Locks a database's migration; `None` if another process holds the lock for longer than `patience`.
-fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(PathBuf, File)>, Error> {
+/// Locks a database's migration; `None` if another process holds the lock for longer than `limit`.
+fn try_lock(state: &Path, database: &str, limit: Duration) -> Result<Option<(PathBuf, File)>, Error> {
     let begun = Instant::now();
     loop {
-        let path = path_of(state, database)?;
-        let Some(lock) = lock_beside(state, &path, patience.saturating_sub(begun.elapsed()))? else { return Ok(None) };
+        let path = journal_path(state, database)?;
+        let Some(lock) = lock_file(state, &path, limit.saturating_sub(begun.elapsed()))? else { return Ok(None) };
         // The previous process may have ended a migration whose journal had the old name.
-        if path_of(state, database)? == path {
+        if journal_path(state, database)? == path {
             return Ok(Some((path, lock)));
         }
     }
 }
 
-fn lock_beside(state: &Path, path: &Path, patience: Duration) -> Result<Option<File>, Error> {
+fn lock_file(state: &Path, path: &Path, limit: Duration) -> Result<Option<File>, Error> {
     let wrong = |source| Error::Journal { path: path.into(), source };
     Directory::make(state)?;
     let held = path.with_extension("lock");
@@ -406,7 +406,7 @@ fn lock_beside(state: &Path, path: &Path, patience: Duration) -> Result<Option<F
                 lock.set_len(0).map_err(wrong)?;
                 return Ok(Some(lock));
             }
-            Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < patience => {
+            Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < limit => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -420,9 +420,9 @@ pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> 
     let begun = Instant::now();
     let mut asked = None;
     while try_lock(state, database, Duration::ZERO)?.is_none() {
-        let path = path_of(state, database)?.with_extension("lock");
+        let path = journal_path(state, database)?.with_extension("lock");
         let (directory, name) = Directory::of_file(&path)?;
-        let holder = String::from_utf8_lossy(&directory.read(name, HOLDER_MAX)?).into_owned();
+        let holder = String::from_utf8_lossy(&directory.read(name, HOLDER_BYTES_MAX)?).into_owned();
         // A guardian writes no process id, and is done soon.
         if let Some(pid) = holder.parse().ok().and_then(Pid::from_raw).filter(|pid| asked != Some(*pid)) {
             asked = Some(pid);
@@ -433,7 +433,7 @@ pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> 
         }
         if begun.elapsed() > limit {
             let who = asked.map(|pid| format!("process {}", pid.as_raw_nonzero())).into_iter().collect();
-            return Err(Error::TimedOut { what: "interrupting the command that is at work".into(), limit, who });
+            return Err(Error::TimedOut { what: "interrupting the running command".into(), limit, who });
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -446,7 +446,7 @@ impl Journal {
         let (path, lock) = lock(state, &record.database)?;
         if let Some(there) = peek(state, &record.database)? {
             return Err(Error::WrongPhase(format!(
-                "a migration of {} is there already ({:?}); `stillpoint migrate status` tells more",
+                "a migration of {} already exists ({:?}); `stillpoint migrate status` shows it",
                 there.database, there.phase
             )));
         }
@@ -477,7 +477,7 @@ impl Journal {
 
     /// Records the progress of a target. For a target other than the migration's own, it records only what must be removed
     /// later.
-    pub(crate) fn reached(&mut self, number: usize, phase: Phase) -> Result<(), Error> {
+    pub(crate) fn record_phase(&mut self, number: usize, phase: Phase) -> Result<(), Error> {
         let makes = phase == Phase::Copying;
         self.update(|record| {
             if number == record.number {
@@ -495,7 +495,7 @@ impl Journal {
     /// # Errors
     ///
     /// An error if the journal cannot be written.
-    pub(crate) fn makes_roles(&mut self, number: usize, roles: &[String]) -> Result<(), Error> {
+    pub(crate) fn record_roles(&mut self, number: usize, roles: &[String]) -> Result<(), Error> {
         self.update(|record| {
             if number == record.number {
                 record.made_roles = roles.to_vec();
@@ -506,8 +506,8 @@ impl Journal {
     }
 
     /// Records that a target follows, with the definitions it was made of and its horizon.
-    pub(crate) fn follows(&mut self, number: usize, made_of: &Definitions, horizon: u64) -> Result<(), Error> {
-        self.replace(&self.definitions_of(number), made_of)?;
+    pub(crate) fn record_following(&mut self, number: usize, made_of: &Definitions, horizon: u64) -> Result<(), Error> {
+        self.replace(&self.definitions_path(number), made_of)?;
         self.update(|record| {
             if number == record.number {
                 (record.phase, record.horizon) = (Phase::Following, horizon);
@@ -523,14 +523,14 @@ impl Journal {
     /// # Errors
     ///
     /// An error if there is no such file, or it cannot be read.
-    pub(crate) fn made_of(&self, number: usize) -> Result<Definitions, Error> {
-        let path = self.definitions_of(number);
+    pub(crate) fn definitions_of(&self, number: usize) -> Result<Definitions, Error> {
+        let path = self.definitions_path(number);
         let missing = || Error::Journal { path: path.clone(), source: std::io::ErrorKind::NotFound.into() };
         read(&path)?.ok_or_else(missing)
     }
 
     /// Records that a target has passed its horizon.
-    pub(crate) fn is_whole(&mut self, number: usize) -> Result<(), Error> {
+    pub(crate) fn record_horizon_passed(&mut self, number: usize) -> Result<(), Error> {
         self.update(|record| {
             if number == record.number {
                 record.horizon = 0;
@@ -557,7 +557,7 @@ impl Journal {
     }
 
     /// Records that everything made for another target has been removed.
-    pub(crate) fn is_gone(&mut self, number: usize) -> Result<(), Error> {
+    pub(crate) fn record_removal(&mut self, number: usize) -> Result<(), Error> {
         self.update(|record| {
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
                 (other.made_database, other.following) = (false, false);
@@ -567,13 +567,13 @@ impl Journal {
     }
 
     /// Records that clients are to go to this target.
-    pub(crate) fn choose(&mut self, number: usize) -> Result<(), Error> {
+    pub(crate) fn choose_target(&mut self, number: usize) -> Result<(), Error> {
         if number == self.record.number { Ok(()) } else { self.update(|record| record.put_first(number)) }
     }
 
     /// Records the definitions on the target when clients move there.
     pub(crate) fn keep_definitions(&self, definitions: &Definitions) -> Result<(), Error> {
-        self.replace(&self.path.with_extension(DEFINITIONS), definitions)
+        self.replace(&self.path.with_extension(DEFINITIONS_EXTENSION), definitions)
     }
 
     fn write(&self) -> Result<(), Error> {
@@ -589,7 +589,7 @@ impl Journal {
     }
 
     /// Path of the dumped definitions from which a target is made.
-    pub(crate) fn dump_of(&self, number: usize) -> PathBuf {
+    pub(crate) fn dump_path(&self, number: usize) -> PathBuf {
         match number {
             0 => self.path.with_extension("dump"),
             _ => self.path.with_extension(format!("dump-{}", number + 1)),
@@ -601,26 +601,26 @@ impl Journal {
     ///
     /// # Errors
     /// An error if the file cannot be created.
-    pub(crate) fn make_dump(&self, number: usize) -> Result<PathBuf, Error> {
-        let path = self.dump_of(number);
+    pub(crate) fn create_dump(&self, number: usize) -> Result<PathBuf, Error> {
+        let path = self.dump_path(number);
         let (directory, name) = Directory::of_file(&path)?;
         directory.create(name)?;
         Ok(path)
     }
 
     /// Path of the definitions of which a target was made.
-    fn definitions_of(&self, number: usize) -> PathBuf {
-        self.path.with_extension(format!("{DEFINITIONS}-{}", number + 1))
+    fn definitions_path(&self, number: usize) -> PathBuf {
+        self.path.with_extension(format!("{DEFINITIONS_EXTENSION}-{}", number + 1))
     }
 
     /// Ends the migration: removes the journal and all files beside it.
     pub(crate) fn end(self) -> Result<(), Error> {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
-            let _ = remove(&self.dump_of(number));
-            let _ = remove(&self.definitions_of(number));
+            let _ = remove(&self.dump_path(number));
+            let _ = remove(&self.definitions_path(number));
             let _ = remove(&self.path.with_extension(format!("copying-{}", number + 1)));
         }
-        let _ = remove(&self.path.with_extension(DEFINITIONS));
+        let _ = remove(&self.path.with_extension(DEFINITIONS_EXTENSION));
         Ok(remove(&self.path)?)
     }
 }
@@ -666,7 +666,7 @@ mod tests {
 
     fn of_three() -> (tempfile::TempDir, Journal) {
         let dir = tempfile::tempdir().unwrap();
-        let others = [1, 2].map(|number| Other::named(number, format!("t{number}")));
+        let others = [1, 2].map(|number| OtherTarget::new(number, format!("t{number}")));
         let journal = Journal::begin(dir.path(), Record { others: others.into(), ..record() }).unwrap();
         (dir, journal)
     }
@@ -675,8 +675,8 @@ mod tests {
     fn the_next_target_takes_the_place_of_one_that_is_dropped() {
         let (dir, mut journal) = of_three();
         let made_of = Definitions::new();
-        journal.follows(0, &made_of, 0).unwrap();
-        journal.reached(2, Phase::Copying).unwrap();
+        journal.record_following(0, &made_of, 0).unwrap();
+        journal.record_phase(2, Phase::Copying).unwrap();
         journal.drop_target(1, "slow".into()).unwrap();
         assert_eq!((&journal.record.target[..], journal.record.phase), ("t", Phase::Following));
         journal.drop_target(0, "gone".into()).unwrap();
@@ -687,21 +687,21 @@ mod tests {
             record.others.iter().map(|other| (&other.server[..], other.dropped.as_deref().unwrap())).collect();
         assert_eq!(dropped, [("t", "gone"), ("t1", "slow")]);
         assert_eq!(peek(dir.path(), "a/b").unwrap().as_ref(), Some(record), "all of it is on disk");
-        assert!(journal.made_of(2).is_err(), "it is not told of what it is made");
-        journal.follows(2, &made_of, 0).unwrap();
-        assert_eq!((journal.record.phase, journal.made_of(2).unwrap()), (Phase::Following, made_of));
+        assert!(journal.definitions_of(2).is_err(), "it is not told of what it is made");
+        journal.record_following(2, &made_of, 0).unwrap();
+        assert_eq!((journal.record.phase, journal.definitions_of(2).unwrap()), (Phase::Following, made_of));
     }
 
     #[test]
     fn one_that_follows_comes_before_one_that_is_being_copied_until_both_do() {
         let (_dir, mut journal) = of_three();
         let made_of = Definitions::new();
-        journal.follows(2, &made_of, 0).unwrap();
+        journal.record_following(2, &made_of, 0).unwrap();
         journal.drop_target(0, "gone".into()).unwrap();
         let record = &journal.record;
         assert_eq!((record.number, record.phase), (2, Phase::Following));
-        journal.follows(1, &made_of, 0).unwrap();
-        journal.choose(1).unwrap();
+        journal.record_following(1, &made_of, 0).unwrap();
+        journal.choose_target(1).unwrap();
         let record = &journal.record;
         assert_eq!((record.number, record.phase), (1, Phase::Following));
         assert!(record.others[1].is_following() && record.is_followed_by(2), "{record:?}");
@@ -710,14 +710,14 @@ mod tests {
     #[test]
     fn what_a_copy_told_is_read_while_it_is_fresh() {
         let dir = tempfile::tempdir().unwrap();
-        let told = Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None };
+        let told = CopyProgress { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None };
         assert_eq!(copying(dir.path(), "a/b", 1), None);
-        tell_copying(dir.path(), "a/b", 1, &told);
+        publish_copying(dir.path(), "a/b", 1, &told);
         assert_eq!((copying(dir.path(), "a/b", 1), copying(dir.path(), "a/b", 0)), (Some(told), None));
-        let file = File::options().append(true).open(copying_of(dir.path(), "a/b", 1).unwrap()).unwrap();
-        file.set_modified(std::time::SystemTime::now() - FRESH).unwrap();
-        assert_eq!(copying(dir.path(), "a/b", 1), None, "whoever told it has died");
-        forget_copying(dir.path(), "a/b", 1);
+        let file = File::options().append(true).open(copying_path(dir.path(), "a/b", 1).unwrap()).unwrap();
+        file.set_modified(std::time::SystemTime::now() - PROGRESS_AGE_MAX).unwrap();
+        assert_eq!(copying(dir.path(), "a/b", 1), None, "the process that wrote it has died");
+        remove_copying(dir.path(), "a/b", 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
@@ -727,18 +727,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let journal = Journal::begin(&state, record()).unwrap();
-        tell_copying(&state, "a/b", 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
+        publish_copying(&state, "a/b", 0, &CopyProgress { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
         // One file that an earlier version made readable for all, and one symbolic link to elsewhere.
         let outside = dir.path().join("outside");
         fs::write(&outside, "stays").unwrap();
-        fs::write(journal.dump_of(0), "old").unwrap();
-        symlink(&outside, journal.dump_of(1)).unwrap();
+        fs::write(journal.dump_path(0), "old").unwrap();
+        symlink(&outside, journal.dump_path(1)).unwrap();
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
         for number in [0, 1] {
             // The way pg_dump writes it.
-            fs::write(journal.make_dump(number).unwrap(), "new").unwrap();
+            fs::write(journal.create_dump(number).unwrap(), "new").unwrap();
             assert_eq!(
-                (mode(&journal.dump_of(number)), fs::read(journal.dump_of(number)).unwrap()),
+                (mode(&journal.dump_path(number)), fs::read(journal.dump_path(number)).unwrap()),
                 (0o600, b"new".into())
             );
         }
@@ -834,7 +834,12 @@ mod tests {
         drop(begun);
         for name in names() {
             assert_eq!(peek(&state, &name).unwrap().map(|record| record.database), Some(name.clone()));
-            tell_copying(&state, &name, 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
+            publish_copying(
+                &state,
+                &name,
+                0,
+                &CopyProgress { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None },
+            );
             assert!(copying(&state, &name, 0).is_some(), "{name}");
             assert!(copying(&state, &format!("{name}?"), 0).is_none(), "{name}");
         }
@@ -843,7 +848,7 @@ mod tests {
         assert_eq!(found, names().into_iter().collect());
         for name in names() {
             Journal::open(&state, &name).unwrap().end().unwrap();
-            forget_copying(&state, &name, 0);
+            remove_copying(&state, &name, 0);
         }
         let left = fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().path());
         assert!(left.into_iter().all(|path| path.extension().is_some_and(|kind| kind == "lock")));
@@ -879,7 +884,7 @@ mod tests {
         assert!(peek(state, "a'b").unwrap().is_some());
         let mut journal = Journal::open(state, "a'b").unwrap();
         journal.update(|record| record.phase = Phase::Following).unwrap();
-        assert!(Journal::try_open(state, "a'b").unwrap().is_none(), "another process is at work");
+        assert!(Journal::try_open(state, "a'b").unwrap().is_none(), "another process is working");
         let other = Journal::begin(state, of("a\"b")).unwrap();
         assert!(path.exists(), "it keeps its name while it lasts");
         journal.end().unwrap();

@@ -8,7 +8,7 @@
 //! publications, slots, replica identities, the target's database; [`State`] reports success or what is left. After that,
 //! clients are on the target, and [`fallback`] brings them back with everything that was committed since, until [`finish`]. A
 //! process that is killed leaves a journal: the next [`run`] continues from it, or [`abort`] removes everything. If the killed
-//! process left connections to the serving side disabled, [`heal`], called by a process that outlives it, enables them
+//! process left connections to the serving side disabled, [`repair_interrupted`], called by a process that outlives it, enables them
 //! immediately. A committed transaction is on the side in service exactly once: it is repeated together with its stamp in one
 //! transaction on the target, and the source gets a confirmation only when the target has flushed it. If changes come from the
 //! log, no snapshot is held while rows are copied, except for tables that require it.
@@ -63,66 +63,66 @@
 #![forbid(unsafe_code)]
 
 mod attach;
-mod back;
 mod catalogs;
 mod check;
 mod checksum;
 mod clients;
 mod conninfo;
 mod copy;
+mod ddl_changes;
 mod definitions;
 mod error;
 mod estimate;
+mod fallback;
 mod fault;
 mod fence;
 mod follow;
-mod front;
-mod heal;
+mod guardian;
 mod inventory;
 mod journal;
-mod light;
 mod link;
+mod multi_target;
 mod options;
-mod outfit;
 mod owner;
 mod pgoutput;
+mod priority;
 mod progress;
+mod proxy_client;
 mod recording;
 mod rehearsal;
+mod replication_objects;
 mod roles;
 mod run;
 mod server;
-mod settings;
-mod several;
-mod since;
-mod surroundings;
+mod server_settings;
+mod session_settings;
 mod switch;
 mod throttle;
 mod undo;
 mod values;
 mod weight;
 
-pub use attach::{AttachOptions, Attached, DetachOptions, Detached, attach, detach};
-pub use back::{fallback, finish};
-pub use check::{Accepted, Carries, Finding, Report, TableSources, Verdict, Way, check};
-pub use checksum::Compared;
+pub use attach::{AttachOptions, AttachReport, DetachOptions, DetachReport, attach, detach};
+pub use check::{AcceptedRestrictions, Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, check};
+pub use checksum::ComparisonReport;
+pub use ddl_changes::definitions_since_switch;
 pub use error::Error;
+pub use fallback::{fallback, finish};
 pub use fault::FaultPoint;
-pub use heal::heal;
-pub use journal::{Capture, Copying, Other, Phase, Record};
+pub use guardian::repair_interrupted;
+pub use journal::{Capture, CopyProgress, OtherTarget, Phase, Record};
 pub use options::{Failure, Options, State};
 pub use owner::Owner;
 pub use progress::Observer;
 pub use roles::Roles;
 pub use run::{Outcome, run};
 pub use server::Server;
-pub use since::defined_since;
 pub use stillpoint_migrate_replay::Mode as Schedule;
 pub use undo::{Status, abort, status};
 
 /// Replay of statements as a migration does it, for a capture without a migration: for measurements.
-pub mod spoken {
-    pub use crate::follow::spoken::{Happened, Reader, Replay, Transaction, Way};
+pub mod statement_replay {
+    pub use crate::follow::statement_replay::{Reader, Replay, ReplaySettings, SourceEvent, Transaction};
 }
 
 /// Application name of our connections, by which both servers distinguish them from clients.

@@ -5,7 +5,7 @@
 //! stream is one more mode of the same connection. Login and message encoding come from `postgres-protocol`.
 
 use crate::server::{Address, Server};
-use crate::{Error, settings};
+use crate::{Error, session_settings};
 use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::authentication::{md5_hash, sasl};
 use postgres_protocol::message::frontend;
@@ -19,11 +19,11 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// Maximum size in bytes of a row or message of the protocol.
 const MESSAGE_MAX: usize = 1 << 30;
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without traffic after which the system checks that the other machine is reachable.
-const SILENCE: Duration = Duration::from_secs(10);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 /// Receive buffer in bytes: limits how much of the stream of changes a server on this machine may send ahead.
-const WINDOW: usize = 32 << 10;
+const RECEIVE_BUFFER_BYTES: usize = 32 << 10;
 
 /// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(crate) struct Link {
     /// Process id of the server process.
     pub(crate) pid: i32,
     /// True if an answer is expected; a caller that does not wait for it leaves the connection unusable.
-    asking: bool,
+    is_busy: bool,
 }
 
 /// One row in text form; `None` is NULL.
@@ -93,7 +93,7 @@ impl Receiver {
     }
 
     /// Returns true if the next message has not been received completely.
-    pub(crate) fn is_dry(&self) -> bool {
+    pub(crate) fn needs_read(&self) -> bool {
         let length = |head: &[u8]| u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
         self.buffer.get(..5).is_none_or(|head| self.buffer.len() <= length(head))
     }
@@ -105,9 +105,9 @@ impl Receiver {
             }
             self.buffer.reserve(64 << 10);
             match self.stream.read_buf(&mut self.buffer).await {
-                Ok(0) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(self.connection_lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(_) => {}
-                Err(error) => return Err(self.lost(error)),
+                Err(error) => return Err(self.connection_lost(error)),
             }
         }
     }
@@ -134,7 +134,7 @@ impl Receiver {
         Error::Protocol { server: self.server.clone(), what }
     }
 
-    fn lost(&self, source: io::Error) -> Error {
+    fn connection_lost(&self, source: io::Error) -> Error {
         Error::Lost { server: self.server.clone(), doing: "reading".into(), source }
     }
 
@@ -152,7 +152,7 @@ impl Receiver {
 
 impl Sender {
     /// Returns true if bytes are left to send.
-    pub(crate) fn is_due(&self) -> bool {
+    pub(crate) fn has_unsent(&self) -> bool {
         self.held_back || !self.buffer.is_empty()
     }
 
@@ -184,8 +184,8 @@ impl Link {
             link.log_in(server, purpose, settings).await?;
             Ok(link)
         };
-        tokio::time::timeout(CONNECT_LIMIT, connecting).await.unwrap_or_else(|_| {
-            Err(Error::TimedOut { what: format!("connecting to {server}"), limit: CONNECT_LIMIT, who: Vec::new() })
+        tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| {
+            Err(Error::TimedOut { what: format!("connecting to {server}"), limit: CONNECT_TIMEOUT, who: Vec::new() })
         })
     }
 
@@ -195,15 +195,16 @@ impl Link {
             Address::Tcp(host, port) => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await.and_then(|stream| {
                     stream.set_nodelay(true)?;
-                    watch(&stream)?;
-                    if purpose == Purpose::Replication && is_near(stream.local_addr()?, stream.peer_addr()?) {
-                        narrow(&stream)?;
+                    enable_keepalive(&stream)?;
+                    if purpose == Purpose::Replication && is_local_connection(stream.local_addr()?, stream.peer_addr()?)
+                    {
+                        shrink_receive_buffer(&stream)?;
                     }
                     Ok(stream)
                 });
                 match stream {
                     Ok(stream) if server.is_encrypted() => {
-                        let (read, write) = tokio::io::split(encrypted(stream, server).await?);
+                        let (read, write) = tokio::io::split(start_tls(stream, server).await?);
                         Ok((Box::new(read) as _, Box::new(write) as _))
                     }
                     Ok(stream) => {
@@ -224,7 +225,7 @@ impl Link {
             receiver: Receiver { stream: read, buffer: BytesMut::with_capacity(64 << 10), server: name.clone() },
             sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), held_back: false, server: name },
             pid: 0,
-            asking: false,
+            is_busy: false,
         })
     }
 
@@ -237,7 +238,7 @@ impl Link {
         if purpose == Purpose::Replication {
             parameters.push(("replication", "database"));
         }
-        parameters.extend(settings::at_login(own));
+        parameters.extend(session_settings::at_login(own));
         self.sender.put(|buffer| frontend::startup_message(parameters, buffer))?;
         self.sender.flush().await?;
         let (mut scram, mut major, mut superuser, mut is_bytes) = (None, 0, false, false);
@@ -255,10 +256,10 @@ impl Link {
                 b'K' if frame.body.len() >= 4 => self.pid = (&frame.body[..4]).get_i32(),
                 b'Z' => break,
                 b'E' => return Err(self.receiver.sql_error(&frame.body, "")),
-                tag => return Err(self.receiver.protocol(format!("`{}` at log-in", char::from(tag)))),
+                tag => return Err(self.receiver.protocol(format!("`{}` during login", char::from(tag)))),
             }
         }
-        match settings::after_login(major, superuser, is_bytes, own) {
+        match session_settings::after_login(major, superuser, is_bytes, own) {
             Some(rest) => self.query(&rest).await.map(drop),
             None => Ok(()),
         }
@@ -272,7 +273,7 @@ impl Link {
     ) -> Result<(), Error> {
         let broken = |error: io::Error| Error::Protocol { server: server.to_string(), what: error.to_string() };
         let unsupported = |method: &str| Error::Authentication { server: server.to_string(), method: method.into() };
-        let password = || server.password.clone().ok_or_else(|| unsupported("password (and none is given)"));
+        let password = || server.password.clone().ok_or_else(|| unsupported("password (and no password was given)"));
         let mut rest = body.clone();
         if rest.len() < 4 {
             return Err(self.receiver.protocol("a short authentication request".into()));
@@ -298,13 +299,13 @@ impl Link {
                 self.sender.put(|buffer| frontend::sasl_initial_response(sasl::SCRAM_SHA_256, &first, buffer))?;
             }
             11 => {
-                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of turn"))?;
+                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of order"))?;
                 exchange.update(&rest).map_err(broken)?;
                 let response = exchange.message().to_vec();
                 self.sender.put(|buffer| frontend::sasl_response(&response, buffer))?;
             }
             12 => {
-                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of turn"))?;
+                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of order"))?;
                 return exchange.finish(&rest).map_err(broken);
             }
             7 | 8 => return Err(unsupported("GSSAPI")),
@@ -325,8 +326,8 @@ impl Link {
     ///
     /// An error if the server answers with one, or cannot be asked.
     pub(crate) async fn query_secret(&mut self, sql: &str, doing: &str) -> Result<Vec<Row>, Error> {
-        if std::mem::replace(&mut self.asking, true) {
-            return Err(self.receiver.lost(io::ErrorKind::Interrupted.into()));
+        if std::mem::replace(&mut self.is_busy, true) {
+            return Err(self.receiver.connection_lost(io::ErrorKind::Interrupted.into()));
         }
         self.sender.put(|buffer| frontend::query(sql, buffer))?;
         self.sender.flush().await?;
@@ -339,7 +340,7 @@ impl Link {
                 b'D' => rows.push(row(&frame.body).ok_or_else(|| self.receiver.protocol("a broken row".into()))?),
                 b'E' => failure = failure.or(Some(self.receiver.sql_error(&frame.body, doing))),
                 b'Z' => {
-                    self.asking = false;
+                    self.is_busy = false;
                     return failure.map_or(Ok(rows), Err);
                 }
                 b'C' | b'I' | b'n' => {}
@@ -356,7 +357,7 @@ impl Link {
     /// Returns the first column of the first row; it is an error if there is none.
     pub(crate) async fn text(&mut self, sql: &str) -> Result<String, Error> {
         let value = self.value(sql).await?;
-        value.ok_or_else(|| self.receiver.protocol(format!("nothing in answer to {sql}")))
+        value.ok_or_else(|| self.receiver.protocol(format!("no row in answer to {sql}")))
     }
 
     /// Begins a COPY (in either direction), or the stream of changes.
@@ -368,7 +369,7 @@ impl Link {
             b'G' | b'H' | b'W' => Ok(()),
             b'E' => {
                 let error = self.receiver.sql_error(&frame.body, sql);
-                self.until_ready().await?;
+                self.read_until_ready().await?;
                 Err(error)
             }
             tag => Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
@@ -385,7 +386,7 @@ impl Link {
                 b'Z' => return Ok(None),
                 b'E' => {
                     let error = self.receiver.sql_error(&frame.body, "COPY");
-                    self.until_ready().await?;
+                    self.read_until_ready().await?;
                     return Err(error);
                 }
                 tag => return Err(self.receiver.protocol(format!("`{}` in a COPY", char::from(tag)))),
@@ -418,14 +419,14 @@ impl Link {
         }
     }
 
-    async fn until_ready(&mut self) -> Result<(), Error> {
+    async fn read_until_ready(&mut self) -> Result<(), Error> {
         while self.receiver.frame().await?.tag != b'Z' {}
         Ok(())
     }
 }
 
 /// Asks the server for TLS. If the server refuses, the connection is not used.
-async fn encrypted(
+async fn start_tls(
     mut stream: TcpStream,
     server: &Server,
 ) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static, Error> {
@@ -437,31 +438,31 @@ async fn encrypted(
     // Read exactly one byte: unencrypted bytes after it must not be taken as part of the TLS stream.
     stream.read_exact(&mut answer).await.map_err(|error| failed(error.to_string()))?;
     match answer[0] {
-        b'S' => stillpoint_migrate_proxy::encrypt(stream, &server.as_the_proxy_has_it()).await.map_err(failed),
+        b'S' => stillpoint_migrate_proxy::encrypt(stream, &server.to_proxy_server()).await.map_err(failed),
         _ => Err(failed("it does not offer TLS".into())),
     }
 }
 
 /// Enables keepalive: a peer whose machine or network is gone sends nothing, so the system probes it, and closes the connection
 /// if it does not answer.
-fn watch(stream: &TcpStream) -> io::Result<()> {
+fn enable_keepalive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, SILENCE)?;
-    sockopt::set_tcp_keepintvl(stream, SILENCE / 5)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_IDLE / 5)?;
     sockopt::set_tcp_keepcnt(stream, 5)?;
-    Ok(sockopt::set_tcp_user_timeout(stream, 2 * SILENCE.as_millis() as u32)?)
+    Ok(sockopt::set_tcp_user_timeout(stream, 2 * KEEPALIVE_IDLE.as_millis() as u32)?)
 }
 
 /// Returns true if both ends are on this machine, where a small window costs nothing.
-fn is_near(ours: SocketAddr, theirs: SocketAddr) -> bool {
+fn is_local_connection(ours: SocketAddr, theirs: SocketAddr) -> bool {
     ours.ip() == theirs.ip() || theirs.ip().is_loopback()
 }
 
 /// Makes the receive window small. A server sends each change separately, and with a large window each passes the whole network
 /// stack in the server's time: two thirds of its time for a stream. If the window is full, changes are joined, and pass
 /// together when we read.
-fn narrow(stream: &TcpStream) -> io::Result<()> {
-    Ok(sockopt::set_socket_recv_buffer_size(stream, WINDOW)?)
+fn shrink_receive_buffer(stream: &TcpStream) -> io::Result<()> {
+    Ok(sockopt::set_socket_recv_buffer_size(stream, RECEIVE_BUFFER_BYTES)?)
 }
 
 /// Name and value of a ParameterStatus.
@@ -536,7 +537,7 @@ mod tests {
         for end in 0..=message.len() {
             let (stream, buffer) = (Box::new(tokio::io::empty()), BytesMut::from(&message[..end]));
             let mut receiver = Receiver { stream, buffer, server: String::new() };
-            assert_eq!(receiver.is_dry(), end < message.len(), "{end} bytes");
+            assert_eq!(receiver.needs_read(), end < message.len(), "{end} bytes");
             assert_eq!(receiver.waiting().unwrap().is_none(), end < message.len(), "{end} bytes");
         }
     }
@@ -562,12 +563,15 @@ mod tests {
     #[tokio::test]
     async fn changes_wait_at_the_server_for_one_another() {
         let (changes, answers) = (unread(Purpose::Replication).await, unread(Purpose::Statements).await);
-        assert!(changes <= 3 * WINDOW && changes < answers, "{changes} bytes of changes, {answers} of answers");
+        assert!(
+            changes <= 3 * RECEIVE_BUFFER_BYTES && changes < answers,
+            "{changes} bytes of changes, {answers} of answers"
+        );
     }
 
     #[test]
     fn only_a_server_on_this_machine_gets_a_narrow_window() {
-        let near = |ours: &str, theirs: &str| is_near(ours.parse().unwrap(), theirs.parse().unwrap());
+        let near = |ours: &str, theirs: &str| is_local_connection(ours.parse().unwrap(), theirs.parse().unwrap());
         assert!(near("127.0.0.1:9", "127.0.0.1:5432") && near("[::1]:9", "[::1]:5432"));
         assert!(near("10.0.0.5:9", "10.0.0.5:5432"));
         assert!(!near("10.0.0.5:9", "10.0.0.6:5432"));
@@ -585,12 +589,12 @@ mod tests {
         };
         // The future is dropped early, because the other end does not read yet.
         tokio::time::timeout(Duration::from_millis(20), sender.flush()).await.unwrap_err();
-        assert!(sender.buffer.is_empty() && sender.is_due());
+        assert!(sender.buffer.is_empty() && sender.has_unsent());
         let mut got = vec![0; 1000];
         let (sent, read) = tokio::join!(sender.flush(), theirs.read_exact(&mut got));
         sent.unwrap();
         assert_eq!(read.unwrap(), 1000);
-        assert!(!sender.is_due() && got == [7; 1000]);
+        assert!(!sender.has_unsent() && got == [7; 1000]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Accepted, Capture, Error, FaultPoint, Roles, Server};
+use crate::{AcceptedRestrictions, Capture, Error, FaultPoint, Roles, Server};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct Options {
     /// Makes the check create the definitions on each target as a trial, and examine rows.
     pub rehearse: bool,
     /// Restrictions that the user accepts.
-    pub accepted: Accepted,
+    pub accepted: AcceptedRestrictions,
     /// Notified when the user wants to interrupt the operation.
     pub interrupt: Arc<Notify>,
     /// Points at which to fail, for tests.
@@ -82,7 +82,7 @@ impl Options {
             roles: Roles::default(),
             without_journal: None,
             rehearse: false,
-            accepted: Accepted::default(),
+            accepted: AcceptedRestrictions::default(),
             interrupt: Arc::default(),
             faults: Vec::new(),
         }
@@ -112,7 +112,7 @@ impl Options {
         let Some(at) = self.targets().position(|server| server.to_string() == record.target) else {
             // A single target is unambiguous, independent of the spelling of its address.
             let known = record.others.is_empty() && self.others.is_empty();
-            let text = || format!("clients go, or went, to {}: name it with --target", record.target);
+            let text = || format!("clients move, or moved, to {}: name it with --target", record.target);
             return if known {
                 Ok(Options { roles: record.roles, ..self.clone() })
             } else {
@@ -150,11 +150,11 @@ impl fmt::Display for State {
                 f.write_str("clients are on the source; nothing of the migration is left on either server")
             }
             State::OnSourceWithRemains(what) => {
-                write!(f, "clients are on the source; something of the migration is left: {what}")
+                write!(f, "clients are on the source; something of the migration could not be removed: {what}")
             }
-            State::OnTarget => f.write_str("clients are on the target; the way back to the source is open"),
-            State::OnTargetForGood => f.write_str("clients are on the target; there is no way back to the source"),
-            State::Unknown(why) => write!(f, "which side serves is not known: {why}"),
+            State::OnTarget => f.write_str("clients are on the target; `fallback` can roll back to the source"),
+            State::OnTargetForGood => f.write_str("clients are on the target; `fallback` is not possible"),
+            State::Unknown(why) => write!(f, "the side that serves clients is not known: {why}"),
         }
     }
 }
@@ -187,43 +187,56 @@ impl Failure {
     /// The next step for the operator.
     pub fn hint(&self) -> &'static str {
         match (&self.error, &self.state) {
-            (_, State::Unknown(_)) => "see that the proxy runs, then `stillpoint migrate status`",
-            (_, State::OnSourceWithRemains(_)) => "`stillpoint migrate abort`, when both servers can be reached",
+            (_, State::Unknown(_)) => "check that the proxy runs, then run `stillpoint migrate status`",
+            (_, State::OnSourceWithRemains(_)) => "run `stillpoint migrate abort` when both servers can be reached",
             (Error::Refused(_), _) => "`stillpoint migrate check` lists everything that was found",
             (Error::DefinedSince(_), _) => {
-                "define it on the source yourself once clients are there, and call it again with --drop-definitions"
+                "create these definitions on the source after the rollback, and run `fallback` again with \
+                 --drop-definitions"
             }
-            (Error::TimedOut { .. }, State::OnTarget) => "end what is named, and call it again",
-            (Error::TimedOut { .. }, _) => "end what is named, or give it longer, and run it again",
+            (Error::TimedOut { .. }, State::OnTarget) => {
+                "end the sessions or transactions named above, and run the command again"
+            }
+            (Error::TimedOut { .. }, _) => {
+                "end the sessions or transactions named above, or raise the time limit, and run the command again"
+            }
             (Error::SchemaChanged(_) | Error::CatalogsChanged(_) | Error::InTheWay(_), _) => {
-                "run it again when definitions rest"
+                "run the command again when no session changes definitions"
             }
             (Error::TooLong { .. }, State::OnTarget) => {
-                "the log tells of that row at no later time either: `finish` ends the migration, with clients on the target"
+                "the log cannot report that row later either: `finish` ends the migration with clients on the target"
             }
-            (Error::TooLong { .. }, _) => "run it again when no such row is written",
-            (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
-            (Error::Capture(_), _) => "run it again without what is named, or with wal_level=logical on the source",
-            (Error::Proxy(_) | Error::ProxyGone(_), _) => "see that the proxy runs and knows the tenant",
+            (Error::TooLong { .. }, _) => "run the command again when no client writes such rows",
+            (Error::Outrun { .. }, _) => {
+                "use more apply workers (--players), or run the command when the load is lower"
+            }
+            (Error::Capture(_), _) => {
+                "remove the cause named above, or set wal_level=logical on the source, and run the command again"
+            }
+            (Error::Proxy(_) | Error::ProxyGone(_), _) => {
+                "check that the proxy runs and that its configuration has the tenant"
+            }
             (Error::ForeignJournal { .. }, _) => {
-                "end the migration of the database that it is of, or give --state another directory"
+                "end the migration of that database, or give another directory with --state"
             }
             (Error::Host(_), _) => {
-                "--state with a directory that only you and root can change, as /var/lib/stillpoint/migrate"
+                "give --state a directory that only you and root can write to, such as /var/lib/stillpoint/migrate"
             }
             (Error::AtWork { .. }, _) => {
-                "wait for it, or end it where it runs; its session on the source tells from where it came"
+                "wait for that command, or end it on the machine where it runs; its session on the source shows the \
+                 address"
             }
             (Error::Owned { .. }, _) => {
-                "call it where that journal is; where it is lost, `stillpoint migrate abort --migration NUMBER`"
+                "run the command where that journal is; if the journal is lost, run `stillpoint migrate abort \
+                 --migration NUMBER`"
             }
             (Error::LockLost { .. }, _) => {
-                "`stillpoint migrate status` names a command that is at work; then run it again"
+                "run `stillpoint migrate status`, which names a running command; then run this command again"
             }
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
-            (_, State::OnTargetForGood) => "`stillpoint migrate status`, then `finish`",
-            (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
-            _ => "mend what is named, and run it again",
+            (_, State::OnTargetForGood) => "run `stillpoint migrate status`, then `finish`",
+            (_, State::OnTarget) => "run `stillpoint migrate status`, then `fallback` or `finish`",
+            _ => "correct the cause named above, and run the command again",
         }
     }
 }

@@ -12,12 +12,12 @@
 //!  fallback, finish, abort: lock ........ row gone
 //! ```
 
-use crate::fence::{ENDING, beside};
+use crate::fence::{SESSION_END_TIMEOUT, connect_beside};
 use crate::inventory::text;
 use crate::journal::{Journal, Phase};
 use crate::link::{Link, literal};
-use crate::outfit::{WHO, must_be_ours};
-use crate::progress::Teller;
+use crate::progress::Reporter;
+use crate::replication_objects::{SESSION_DESCRIPTION, check_ownership};
 use crate::{APPLICATION, Error, Options, Server};
 use serde::Serialize;
 use std::fmt;
@@ -25,21 +25,21 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// First halves of the keys of the locks that [`hold`] takes; the second halves are derived from the database's name, and are
+/// First halves of the keys of the locks that [`acquire_lock`] takes; the second halves are derived from the database's name, and are
 /// the migration's number.
-const COMMANDS: u32 = 0x0053_5443;
-const MIGRATIONS: u32 = 0x0053_544e;
+const COMMAND_LOCK_KEY: u32 = 0x0053_5443;
+const MIGRATION_LOCK_KEY: u32 = 0x0053_544e;
 /// Schema of the table of owners.
 const SCHEMA: &str = "stillpoint_migrations";
 /// Key of the lock under which the table is created and dropped; it is not a command's lock.
-const TABLE: u64 = 0x0053_544f;
+const TABLE_LOCK_KEY: u64 = 0x0053_544f;
 /// Beginning of a transaction that changes the table. Its commit does not wait for a standby, because one that is gone would
 /// block every command.
 const BEGIN: &str = "BEGIN; SET LOCAL synchronous_commit = local; SELECT pg_advisory_xact_lock";
 /// Time for the session of a command that has just ended to end too.
-const COMMAND_ENDING: Duration = Duration::from_secs(2);
+const COMMAND_END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two attempts to take the lock.
-const TRYING_AGAIN: Duration = Duration::from_millis(25);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(25);
 /// Time between two checks that the lock is still held.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -56,11 +56,12 @@ pub struct Owner {
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "migration {}, begun {}, with its journal in {}", self.migration, self.since, self.journal)
+        write!(f, "migration {}, started {}, with its journal in {}", self.migration, self.since, self.journal)
     }
 }
 
-/// Returns the owner of the server's database; `None` if it has none. `beside` is a connection to another database of the
+/// Returns the owner of the server's database; `None` if it has none. `beside` is a connection to another database
+/// of the
 /// server.
 ///
 /// # Errors
@@ -70,7 +71,7 @@ pub(crate) async fn owner(beside: &mut Link, database: &str) -> Result<Option<Ow
     if beside.value("SELECT to_regclass('stillpoint_migrations.owners')").await?.is_none() {
         return Ok(None);
     }
-    must_be_ours(beside, SCHEMA).await?;
+    check_ownership(beside, SCHEMA).await?;
     let sql = format!(
         "SELECT migration, journal, date_trunc('second', since) FROM stillpoint_migrations.owners WHERE database = {}",
         literal(database)
@@ -84,7 +85,7 @@ pub(crate) async fn owner(beside: &mut Link, database: &str) -> Result<Option<Ow
 }
 
 /// Machine and directory of a journal, for messages.
-fn place(state: &Path) -> String {
+fn journal_place(state: &Path) -> String {
     let machine = rustix::system::uname();
     let state = std::path::absolute(state).unwrap_or_else(|_| state.into());
     format!("{}:{}", machine.nodename().to_string_lossy(), state.display())
@@ -96,17 +97,18 @@ fn place(state: &Path) -> String {
 ///
 /// An error if the server cannot be asked, or the journal cannot be written.
 pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<(), Error> {
-    let mut link = beside(&options.source).await?;
-    let (record, place) = (&journal.record, place(&options.state));
-    let values = [record.database.as_str(), &record.migration, &place].map(literal).join(", ");
+    let mut link = connect_beside(&options.source).await?;
+    let (record, journal_place) = (&journal.record, journal_place(&options.state));
+    let values = [record.database.as_str(), &record.migration, &journal_place].map(literal).join(", ");
     let sql = format!(
-        "SET client_min_messages = error; {BEGIN}({TABLE}); \
+        "SET client_min_messages = error; {BEGIN}({TABLE_LOCK_KEY}); \
          CREATE SCHEMA IF NOT EXISTS stillpoint_migrations; \
-         CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT NULL, \
+         CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT \
+         NULL, \
          journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
     );
     link.query(&sql).await?;
-    must_be_ours(&mut link, SCHEMA).await?;
+    check_ownership(&mut link, SCHEMA).await?;
     let named =
         format!("INSERT INTO stillpoint_migrations.owners VALUES ({values}) ON CONFLICT (database) DO NOTHING; COMMIT");
     link.query(&named).await?;
@@ -119,8 +121,8 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
 ///
 /// An error if the server cannot be asked.
 pub(crate) async fn release(server: &Server, migration: &str) -> Result<(), Error> {
-    let mut link = beside(server).await?;
-    link.query(&format!("{BEGIN}({TABLE})")).await?;
+    let mut link = connect_beside(server).await?;
+    link.query(&format!("{BEGIN}({TABLE_LOCK_KEY})")).await?;
     if owner(&mut link, &server.database).await?.is_some() {
         let (database, migration) = (literal(&server.database), literal(migration));
         let table = "stillpoint_migrations.owners";
@@ -154,11 +156,12 @@ impl Witness {
     /// # Errors
     ///
     /// [`Error::LockLost`]; other errors if the server cannot be asked.
-    pub(crate) async fn holds(&self, link: &mut Link) -> Result<(), Error> {
+    pub(crate) async fn check_held(&self, link: &mut Link) -> Result<(), Error> {
         let Session { pid, since } = self.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sql = format!(
-            "SELECT 1 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE {} AND l.pid = {pid} AND a.backend_start = {}",
-            is_lock(&self.server.database),
+            "SELECT 1 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE {} AND l.pid = {pid} AND \
+             a.backend_start = {}",
+            lock_condition(&self.server.database),
             literal(&since)
         );
         match link.value(&sql).await? {
@@ -169,22 +172,22 @@ impl Witness {
 }
 
 /// SQL condition on rows of `pg_locks`: a command's lock on a database.
-fn is_lock(database: &str) -> String {
+fn lock_condition(database: &str) -> String {
     format!(
-        "l.locktype = 'advisory' AND l.classid = {COMMANDS} AND l.granted AND l.objsubid = 2 \
+        "l.locktype = 'advisory' AND l.classid = {COMMAND_LOCK_KEY} AND l.granted AND l.objsubid = 2 \
          AND l.objid = (hashtext({})::bigint & 4294967295)::oid",
         literal(database)
     )
 }
 
 /// The right of a command to work on the migration of a database, as long as the connection exists.
-pub(crate) struct Held {
+pub(crate) struct CommandLock {
     link: Link,
     witness: Witness,
     owner: Option<Owner>,
 }
 
-impl Held {
+impl CommandLock {
     /// Returns true if the source names the migration for which the lock is held.
     pub(crate) fn is_owned(&self) -> bool {
         self.owner.is_some()
@@ -203,7 +206,7 @@ impl Held {
             Phase::Returned => Ok(true),
             Phase::Switched if !record.way_back => Ok(true),
             _ => Err(Error::WrongPhase(format!(
-                "migration {} was removed by its number: `stillpoint migrate abort` removes its journal",
+                "migration {} was removed by its number: run `stillpoint migrate abort` to remove its journal",
                 record.migration
             ))),
         }
@@ -216,22 +219,23 @@ impl Held {
 
     /// Waits until the lock is lost for good. If its connection breaks, the lock is taken again. That is not a loss if the
     /// owner is still `migration`: any other command would have refused to work, or removed the owner.
-    pub(crate) async fn lost(&mut self, migration: &str, teller: &Teller) -> Error {
+    pub(crate) async fn wait_until_lost(&mut self, migration: &str, reporter: &Reporter) -> Error {
         loop {
             tokio::time::sleep(WATCH_INTERVAL).await;
             let Err(error) = self.link.query("SELECT").await else { continue };
             let server = self.witness.server.clone();
             let lost = |why: String| Error::LockLost { server: server.to_string(), why };
-            match hold(&server, Some(migration)).await {
-                Ok(held) if held.owner.is_some() => {
-                    let session = held.witness.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match acquire_lock(&server, Some(migration)).await {
+                Ok(lock) if lock.owner.is_some() => {
+                    let session = lock.witness.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     *self.witness.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
-                    (self.link, self.owner) = (held.link, held.owner);
-                    teller.warn(format!(
-                        "{error}: the command's lock on {server} is held again, and no other command had it in between"
+                    (self.link, self.owner) = (lock.link, lock.owner);
+                    reporter.warn(format!(
+                        "{error}: the command has taken its lock on {server} again, and no other command held it \
+                         meanwhile"
                     ));
                 }
-                Ok(_) => return lost("another command has ended the migration since".into()),
+                Ok(_) => return lost("another command has ended the migration meanwhile".into()),
                 Err(why) => return lost(format!("{error}; {why}")),
             }
         }
@@ -245,68 +249,69 @@ impl Held {
 ///
 /// [`Error::AtWork`] if another command works, [`Error::Owned`] if the database has another migration; other errors if the
 /// server cannot be asked.
-pub(crate) async fn hold(server: &Server, migration: Option<&str>) -> Result<Held, Error> {
-    let mut link = beside(server).await?;
+pub(crate) async fn acquire_lock(server: &Server, migration: Option<&str>) -> Result<CommandLock, Error> {
+    let mut link = connect_beside(server).await?;
     let name = literal(&server.database);
     let number = migration.and_then(|migration| u32::from_str_radix(migration, 16).ok());
     if let Some(number) = number {
         let earlier = format!(
             "SELECT pg_terminate_backend(l.pid, {}) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-             WHERE l.locktype = 'advisory' AND l.classid = {MIGRATIONS} AND l.objid = {number} \
+             WHERE l.locktype = 'advisory' AND l.classid = {MIGRATION_LOCK_KEY} AND l.objid = {number} \
              AND l.pid <> pg_backend_pid() AND a.application_name = {} AND a.datname = current_database()",
-            ENDING.as_millis(),
+            SESSION_END_TIMEOUT.as_millis(),
             literal(APPLICATION)
         );
         link.query(&earlier).await?;
     }
     let begun = Instant::now();
-    while link.text(&format!("SELECT pg_try_advisory_lock({COMMANDS}, hashtext({name}))")).await? != "t" {
-        if begun.elapsed() > COMMAND_ENDING {
-            let who = at_work(&mut link, &server.database).await?.unwrap_or_default();
+    while link.text(&format!("SELECT pg_try_advisory_lock({COMMAND_LOCK_KEY}, hashtext({name}))")).await? != "t" {
+        if begun.elapsed() > COMMAND_END_TIMEOUT {
+            let who = working_command(&mut link, &server.database).await?.unwrap_or_default();
             return Err(Error::AtWork { server: server.to_string(), who });
         }
-        tokio::time::sleep(TRYING_AGAIN).await;
+        tokio::time::sleep(LOCK_RETRY_INTERVAL).await;
     }
     let owner = owner(&mut link, &server.database).await?;
     if let Some(owner) = owner.as_ref().filter(|owner| Some(owner.migration.as_str()) != migration) {
         return Err(Error::Owned { server: server.to_string(), owner: owner.to_string() });
     }
     if let Some(number) = number {
-        link.query(&format!("SELECT pg_try_advisory_lock({MIGRATIONS}, {})", number.cast_signed())).await?;
+        link.query(&format!("SELECT pg_try_advisory_lock({MIGRATION_LOCK_KEY}, {})", number.cast_signed())).await?;
     }
     let since = link.text("SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()").await?;
     let session = Arc::new(Mutex::new(Session { pid: link.pid, since }));
-    Ok(Held { link, witness: Witness { server: server.clone(), session }, owner })
+    Ok(CommandLock { link, witness: Witness { server: server.clone(), session }, owner })
 }
 
-/// Calls [`hold`]; `None` if the server cannot be asked, and the next query reports the reason.
+/// Calls [`acquire_lock`]; `None` if the server cannot be asked, and the next query reports the reason.
 ///
 /// # Errors
 ///
 /// [`Error::AtWork`] and [`Error::Owned`] only.
-pub(crate) async fn hold_if_there(server: &Server, migration: &str) -> Result<Option<Held>, Error> {
-    match hold(server, Some(migration)).await {
-        Ok(held) => Ok(Some(held)),
+pub(crate) async fn acquire_lock_if_reachable(server: &Server, migration: &str) -> Result<Option<CommandLock>, Error> {
+    match acquire_lock(server, Some(migration)).await {
+        Ok(lock) => Ok(Some(lock)),
         Err(error @ (Error::AtWork { .. } | Error::Owned { .. })) => Err(error),
         Err(error) => {
-            tracing::debug!(%error, "no command is kept from the database");
+            tracing::debug!(%error, "other commands are not excluded from the database");
             Ok(None)
         }
     }
 }
 
-/// Describes the session of a command that [`hold`]s a database, for messages; `beside` is a connection to another database of
+/// Describes the session of a command that [`acquire_lock`]s a database, for messages; `beside` is a connection to
+/// another database of
 /// the server.
 ///
 /// # Errors
 ///
 /// An error if the server cannot be asked.
-pub(crate) async fn at_work(beside: &mut Link, database: &str) -> Result<Option<String>, Error> {
+pub(crate) async fn working_command(beside: &mut Link, database: &str) -> Result<Option<String>, Error> {
     let sql = format!(
-        "SELECT format('%s, since %s, from %s', {WHO}, date_trunc('second', backend_start), \
+        "SELECT format('%s, since %s, from %s', {SESSION_DESCRIPTION}, date_trunc('second', backend_start), \
          coalesce(host(client_addr), 'its machine')) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
          WHERE {} AND a.datname = current_database()",
-        is_lock(database)
+        lock_condition(database)
     );
     beside.value(&sql).await
 }

@@ -176,7 +176,7 @@ pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
         b'Y' | b'O' => return Ok(Message::Other),
         other => return Err(broken(format!("unknown message {other:#04x}"))),
     };
-    if body.is_empty() { Ok(message) } else { Err(broken(format!("{} bytes behind a message", body.len()))) }
+    if body.is_empty() { Ok(message) } else { Err(broken(format!("{} bytes after a message", body.len()))) }
 }
 
 fn relation(body: &mut Bytes) -> Result<Relation, Error> {
@@ -215,7 +215,7 @@ fn tuple(body: &mut Bytes) -> Result<Tuple, Error> {
 }
 
 fn name(body: &mut Bytes) -> Result<String, Error> {
-    let end = body.iter().position(|byte| *byte == 0).ok_or_else(|| broken("an endless name".into()))?;
+    let end = body.iter().position(|byte| *byte == 0).ok_or_else(|| broken("a name without an end".into()))?;
     let text = body.split_to(end);
     body.advance(1);
     String::from_utf8(text.to_vec()).map_err(|_| broken("a name that is not UTF-8".into()))
@@ -227,7 +227,7 @@ fn take(body: &mut Bytes, length: usize) -> Result<Bytes, Error> {
 
 fn expect(body: &mut Bytes, wanted: u8) -> Result<(), Error> {
     let found = byte(body)?;
-    if found == wanted { Ok(()) } else { Err(broken(format!("{found:#04x} in place of {wanted:#04x}"))) }
+    if found == wanted { Ok(()) } else { Err(broken(format!("{found:#04x} instead of {wanted:#04x}"))) }
 }
 
 fn byte(body: &mut Bytes) -> Result<u8, Error> {

@@ -12,10 +12,10 @@
 //! is found ends the recording, and so the migration. A session that connects, writes and leaves between two searches is not
 //! found. The comparison of both sides before the switch-over finds what it wrote, if it wrote before the comparison.
 
-use crate::front::{Front, broken};
 use crate::inventory::text;
 use crate::link::Link;
 use crate::options::Options;
+use crate::proxy_client::{ProxyClient, proxy_error};
 use crate::{Error, fence};
 use std::fs::File;
 use std::io;
@@ -28,11 +28,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 /// Interval of the search for direct sessions.
-const LOOKING: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum bytes read from the file at once.
-const CHUNK: u64 = 1 << 20;
+const READ_BYTES_MAX: u64 = 1 << 20;
 /// Beginning of the last line of a capture.
-const LAST_LINE: &[u8] = br#"{"reply":"capture_over""#;
+const END_PREFIX: &[u8] = br#"{"reply":"capture_over""#;
 
 /// A running capture. Dropping it ends it.
 #[derive(Debug)]
@@ -55,32 +55,32 @@ pub(crate) struct Spool {
 struct State {
     read: u64,
     written: u64,
-    over: Option<Over>,
+    end: Option<CaptureEnd>,
 }
 
 /// Reason why the capture has ended.
 #[derive(Debug, Clone)]
-enum Over {
+enum CaptureEnd {
     /// Something was not captured or not seen.
     Missed(String),
     /// The proxy is gone.
     Gone(String),
 }
 
-impl Over {
+impl CaptureEnd {
     fn error(&self) -> Error {
         match self.clone() {
-            Over::Missed(why) => Error::Capture(why),
-            Over::Gone(why) => Error::ProxyGone(why),
+            CaptureEnd::Missed(why) => Error::Capture(why),
+            CaptureEnd::Gone(why) => Error::ProxyGone(why),
         }
     }
 }
 
-impl From<Error> for Over {
-    fn from(error: Error) -> Over {
+impl From<Error> for CaptureEnd {
+    fn from(error: Error) -> CaptureEnd {
         match error {
-            Error::ProxyGone(why) => Over::Gone(why),
-            other => Over::Missed(other.to_string()),
+            Error::ProxyGone(why) => CaptureEnd::Gone(why),
+            other => CaptureEnd::Missed(other.to_string()),
         }
     }
 }
@@ -94,17 +94,17 @@ impl Recording {
             state: Mutex::default(),
             changed: Notify::new(),
         });
-        let watch = Watch::begin(options).await?;
-        let mut client = Client::connect(&options.proxy).await.map_err(|error| broken(&error))?;
+        let watch = DirectSessionSearch::begin(options).await?;
+        let mut client = Client::connect(&options.proxy).await.map_err(|error| proxy_error(&error))?;
         let limit_ms = options.snapshot_limit.as_millis() as u64;
         let request = Request::Capture { tenant: options.tenant.clone(), limit_ms, statements };
-        match client.ask(&request).await.map_err(|error| broken(&error))? {
+        match client.ask(&request).await.map_err(|error| proxy_error(&error))? {
             Reply::Capturing { .. } => {}
-            reply => return Err(Error::Proxy(format!("answered {reply:?} to a request to capture"))),
+            reply => return Err(Error::Proxy(format!("unexpected reply {reply:?} to a capture request"))),
         }
         let (taking, watching) = (Arc::clone(&spool), Arc::clone(&spool));
         let tasks = [
-            tokio::spawn(async move { taking.end(take(client, &taking).await) }),
+            tokio::spawn(async move { taking.end(store_lines(client, &taking).await) }),
             tokio::spawn(async move { watching.end(watch.find().await) }),
         ];
         Ok(Recording { spool, tasks, proxy: options.proxy.clone(), tenant: options.tenant.clone() })
@@ -117,7 +117,7 @@ impl Recording {
 
     /// The error that made the recording unusable, if there is one.
     pub(crate) fn failure(&self) -> Option<Error> {
-        self.spool.lock().over.as_ref().map(Over::error)
+        self.spool.lock().end.as_ref().map(CaptureEnd::error)
     }
 
     /// Number of bytes that wait to be replayed.
@@ -128,7 +128,7 @@ impl Recording {
 
     /// Opens a connection to ask for stamps.
     pub(crate) async fn stamps(&self) -> Result<Stamps, Error> {
-        let client = Client::connect(&self.proxy).await.map_err(|error| broken(&error))?;
+        let client = Client::connect(&self.proxy).await.map_err(|error| proxy_error(&error))?;
         Ok(Stamps { client, tenant: self.tenant.clone() })
     }
 }
@@ -150,66 +150,66 @@ impl Stamps {
     /// Returns the last stamp that was taken: everything that a snapshot taken before sees has this stamp or a lower one.
     pub(crate) async fn last(&mut self) -> Result<u64, Error> {
         let request = Request::Captured { tenant: self.tenant.clone() };
-        match self.client.ask(&request).await.map_err(|error| broken(&error))? {
+        match self.client.ask(&request).await.map_err(|error| proxy_error(&error))? {
             Reply::Captured { stamp, over: None } => Ok(stamp),
             Reply::Captured { over: Some(why), .. } => Err(Error::Capture(why)),
-            reply => Err(Error::Proxy(format!("answered {reply:?} when asked for the last stamp"))),
+            reply => Err(Error::Proxy(format!("unexpected reply {reply:?} to a request for the last stamp"))),
         }
     }
 }
 
 /// Stores the lines that arrive; returns the reason why they end.
-async fn take(mut client: Client, spool: &Spool) -> Over {
+async fn store_lines(mut client: Client, spool: &Spool) -> CaptureEnd {
     loop {
         let line = match client.line().await {
             Ok(line) => line,
-            Err(error) => return broken(&error).into(),
+            Err(error) => return proxy_error(&error).into(),
         };
-        if line.starts_with(LAST_LINE) {
-            return Over::Missed(match Reply::of_line(&line) {
+        if line.starts_with(END_PREFIX) {
+            return CaptureEnd::Missed(match Reply::of_line(&line) {
                 Ok(Reply::CaptureOver { why }) => why,
-                Ok(reply) => format!("the proxy said {reply:?}"),
+                Ok(reply) => format!("the proxy replied {reply:?}"),
                 Err(error) => error.to_string(),
             });
         }
         if let Err(error) = spool.put(&line) {
-            return Over::Missed(format!("what is captured cannot be written down: {error}"));
+            return CaptureEnd::Missed(format!("cannot store captured changes: {error}"));
         }
     }
 }
 
 /// Search for direct sessions, which bypass the proxy.
-struct Watch {
+struct DirectSessionSearch {
     beside: Link,
-    front: Front,
+    proxy: ProxyClient,
     database: String,
 }
 
-impl Watch {
-    async fn begin(options: &Options) -> Result<Watch, Error> {
-        let beside = fence::beside(&options.source).await?;
-        let front = Front::connect(&options.proxy, &options.tenant).await?;
-        Ok(Watch { beside, front, database: options.source.database.clone() })
+impl DirectSessionSearch {
+    async fn begin(options: &Options) -> Result<DirectSessionSearch, Error> {
+        let beside = fence::connect_beside(&options.source).await?;
+        let proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
+        Ok(DirectSessionSearch { beside, proxy, database: options.source.database.clone() })
     }
 
     /// Returns when it has found one, or when the search fails.
-    async fn find(mut self) -> Over {
-        let mut tick = tokio::time::interval(LOOKING);
+    async fn find(mut self) -> CaptureEnd {
+        let mut tick = tokio::time::interval(POLL_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
-            match self.look().await {
+            match self.search().await {
                 Ok(None) => {}
                 Ok(Some(who)) => {
-                    return Over::Missed(format!("{who} does not come through the proxy: what it writes is not seen"));
+                    return CaptureEnd::Missed(format!("{who} is a direct session: its writes are not captured"));
                 }
                 Err(error) => return error.into(),
             }
         }
     }
 
-    async fn look(&mut self) -> Result<Option<String>, Error> {
-        let found = fence::bypassing(&mut self.beside, &mut self.front, &self.database).await?;
+    async fn search(&mut self) -> Result<Option<String>, Error> {
+        let found = fence::find_direct_sessions(&mut self.beside, &mut self.proxy, &self.database).await?;
         Ok(found.first().map(|row| text(row, 1)))
     }
 }
@@ -229,8 +229,8 @@ impl Spool {
     }
 
     /// Ends the spool; only the first reason is reported.
-    fn end(&self, why: Over) {
-        self.lock().over.get_or_insert(why);
+    fn end(&self, why: CaptureEnd) {
+        self.lock().end.get_or_insert(why);
         self.changed.notify_one();
     }
 
@@ -241,13 +241,13 @@ impl Spool {
             let changed = self.changed.notified();
             let (from, length) = {
                 let state = self.lock();
-                if let Some(over) = &state.over {
-                    return Err(over.error());
+                if let Some(end) = &state.end {
+                    return Err(end.error());
                 }
-                (state.read, (state.written - state.read).min(CHUNK) as usize)
+                (state.read, (state.written - state.read).min(READ_BYTES_MAX) as usize)
             };
             if length > 0 {
-                let wrong = |error: io::Error| Error::Capture(format!("what was written down cannot be read: {error}"));
+                let wrong = |error: io::Error| Error::Capture(format!("cannot read stored changes: {error}"));
                 let at = into.len();
                 into.resize(at + length, 0);
                 self.file.read_exact_at(&mut into[at..], from).map_err(wrong)?;
@@ -301,8 +301,8 @@ mod tests {
     async fn the_first_reason_is_told_and_nothing_more_comes() {
         let spool = spool();
         spool.put(b"line\n").unwrap();
-        spool.end(Over::Missed("a TRUNCATE".into()));
-        spool.end(Over::Gone("the proxy is gone".into()));
+        spool.end(CaptureEnd::Missed("a TRUNCATE".into()));
+        spool.end(CaptureEnd::Gone("the proxy is gone".into()));
         let Error::Capture(why) = spool.take(&mut Vec::new()).await.unwrap_err() else { panic!("another error") };
         assert_eq!(why, "a TRUNCATE");
     }

@@ -9,8 +9,8 @@
 //! The name is derived from the database's name, so the next command finds and drops what a killed command left.
 
 use crate::check::{Finding, Report, Verdict};
-use crate::copy::{filling, sample};
-use crate::definitions::{self, Behind, Fault};
+use crate::copy::{connect_for_copy, sample};
+use crate::definitions::{self, DeferredDefinitions, RejectedDefinition};
 use crate::inventory::{Inventory, TableDef, USER_SCHEMA, text};
 use crate::link::{Link, Purpose, identifier, literal};
 use crate::run::{major, statistics};
@@ -22,17 +22,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Time after which a rehearsal is aborted.
-const LIMIT: Duration = Duration::from_secs(180);
+const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(180);
 /// Time for the rows of one table, in milliseconds.
-const SAMPLE_LIMIT_MS: &str = "2000";
+const SAMPLE_TIMEOUT_MS: &str = "2000";
 /// Maximum number of definitions that are reported one by one.
-const REPORTED: usize = 30;
+const REPORTED_MAX: usize = 30;
 /// First half of the key of the lock on rehearsals; the second half is derived from the database's name.
-const REHEARSALS: i32 = 0x7374_7265;
+const REHEARSAL_LOCK_KEY: i32 = 0x7374_7265;
 /// Time between two checks for clients that may wait for a lock of pg_dump.
-const LOOKING_AGAIN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Kinds of refusals that also mean that a rehearsal is not possible.
-const MISSING: [&str; 6] = ["database", "extension", "right", "role", "server", "tablespace"];
+const BLOCKING_KINDS: [&str; 6] = ["database", "extension", "right", "role", "server", "tablespace"];
 
 /// Rehearses on every target, and adds the findings, or the reason why there was no rehearsal.
 ///
@@ -40,21 +40,22 @@ const MISSING: [&str; 6] = ["database", "extension", "right", "role", "server", 
 ///
 /// [`Error::Interrupted`], and errors of the connections to the servers.
 pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(), Error> {
-    let missing = |finding: &Finding| finding.verdict == Verdict::Refused && MISSING.contains(&&finding.kind[..]);
-    let not_looked_at = if !options.rehearse {
-        Some("no rehearsal was asked for: whether the target takes all definitions is not known")
+    let missing =
+        |finding: &Finding| finding.verdict == Verdict::Refused && BLOCKING_KINDS.contains(&&finding.kind[..]);
+    let reason = if !options.rehearse {
+        Some("no rehearsal was requested (--no-rehearsal): it is not known if the target accepts all definitions")
     } else if report.findings.iter().any(missing) {
-        Some("not rehearsed on the target before it has what is refused here")
+        Some("not rehearsed: the target lacks objects that are refused here")
     } else {
         None
     };
-    if let Some(why) = not_looked_at {
-        report.findings.push(not_looked(DEFINITIONS, &options.source.database, why));
+    if let Some(why) = reason {
+        report.findings.push(unchecked_finding(DEFINITIONS_KIND, &options.source.database, why));
         return Ok(());
     }
-    values::look(&options.source, &mut report.findings).await?;
+    values::check_rows(&options.source, &mut report.findings).await?;
     for target in options.targets() {
-        let mut found = of_target(options, target).await?;
+        let mut found = rehearse_on_target(options, target).await?;
         if options.targets().count() > 1 {
             found.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
         }
@@ -64,19 +65,19 @@ pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(
 }
 
 /// Kind of a finding about definitions as a whole.
-const DEFINITIONS: &str = "definitions";
+const DEFINITIONS_KIND: &str = "definitions";
 
 /// Makes a finding about something that was not checked.
-pub(crate) fn not_looked(kind: &str, name: &str, note: impl Into<String>) -> Finding {
+pub(crate) fn unchecked_finding(kind: &str, name: &str, note: impl Into<String>) -> Finding {
     Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotLookedAt, note: note.into() }
 }
 
-fn refused(kind: &str, name: &str, note: impl Into<String>) -> Finding {
+fn refused_finding(kind: &str, name: &str, note: impl Into<String>) -> Finding {
     Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() }
 }
 
 /// Formats a server's or program's error for the operator; other errors are unchanged.
-pub(crate) fn told(error: &Error) -> String {
+pub(crate) fn short_message(error: &Error) -> String {
     match error {
         Error::Sql { code, message, .. } => format!("{message} ({code})"),
         Error::Program { why, .. } => why.clone(),
@@ -85,21 +86,21 @@ pub(crate) fn told(error: &Error) -> String {
 }
 
 /// Returns the findings of the rehearsal on one target.
-async fn of_target(options: &Options, target: &Server) -> Result<Vec<Finding>, Error> {
+async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Finding>, Error> {
     let name = &options.source.database;
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     let scratch = target.database(&format!("stillpoint_rehearsal_{:016x}", hasher.finish()));
     // The lock is held as long as the connection exists.
-    let mut held = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
-    let lock = format!("SELECT pg_try_advisory_lock({REHEARSALS}, hashtext({}))", literal(name));
-    if held.text(&lock).await? != "t" {
-        return Ok(vec![not_looked(DEFINITIONS, name, "another command rehearses them on the target")]);
+    let mut locker = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
+    let lock = format!("SELECT pg_try_advisory_lock({REHEARSAL_LOCK_KEY}, hashtext({}))", literal(name));
+    if locker.text(&lock).await? != "t" {
+        return Ok(vec![unchecked_finding(DEFINITIONS_KIND, name, "another command is rehearsing them on the target")]);
     }
     drop_scratch(&scratch).await?;
     let mut findings = Vec::new();
     let rehearsed = tokio::select! {
-        rehearsed = tokio::time::timeout(LIMIT, on_scratch(options, &scratch, &mut findings)) => rehearsed,
+        rehearsed = tokio::time::timeout(REHEARSAL_TIMEOUT, rehearse_on_scratch(options, &scratch, &mut findings)) => rehearsed,
         () = options.interrupt.notified() => Ok(Err(Error::Interrupted)),
     };
     drop_scratch(&scratch).await?;
@@ -107,20 +108,29 @@ async fn of_target(options: &Options, target: &Server) -> Result<Vec<Finding>, E
         Ok(Ok(())) => {}
         // The side of the error does not matter: a run could have the same error.
         Ok(Err(error @ (Error::Sql { .. } | Error::Program { .. } | Error::InTheWay(_)))) => {
-            findings.push(not_looked(DEFINITIONS, name, format!("the rehearsal ended: {}", told(&error))));
+            findings.push(unchecked_finding(
+                DEFINITIONS_KIND,
+                name,
+                format!("the rehearsal ended: {}", short_message(&error)),
+            ));
         }
         Ok(Err(error)) => return Err(error),
         Err(_) => {
-            let why = format!("the rehearsal took longer than {} s: the rest was not looked at", LIMIT.as_secs());
-            findings.push(not_looked(DEFINITIONS, name, why));
+            let why =
+                format!("the rehearsal took longer than {} s: the rest was not checked", REHEARSAL_TIMEOUT.as_secs());
+            findings.push(unchecked_finding(DEFINITIONS_KIND, name, why));
         }
     }
     let (mut refusals, mut others): (Vec<_>, Vec<_>) =
         findings.into_iter().partition(|finding| finding.verdict == Verdict::Refused);
-    let rest = refusals.len().saturating_sub(REPORTED);
+    let rest = refusals.len().saturating_sub(REPORTED_MAX);
     if rest > 0 {
-        refusals.truncate(REPORTED);
-        refusals.push(refused(DEFINITIONS, name, format!("{rest} more refusals of the rehearsal are left out")));
+        refusals.truncate(REPORTED_MAX);
+        refusals.push(refused_finding(
+            DEFINITIONS_KIND,
+            name,
+            format!("{rest} more refusals of the rehearsal are left out"),
+        ));
     }
     refusals.append(&mut others);
     Ok(refusals)
@@ -134,7 +144,7 @@ async fn drop_scratch(scratch: &Server) -> Result<(), Error> {
     if link.value(&there).await?.is_none() {
         return Ok(());
     }
-    definitions::end(scratch, &mut link).await?;
+    definitions::terminate_makers(scratch, &mut link).await?;
     let name = identifier(&scratch.database);
     // A template database cannot be dropped.
     link.query(&format!("ALTER DATABASE {name} IS_TEMPLATE false")).await?;
@@ -149,41 +159,49 @@ fn memory_file() -> Result<(OwnedFd, PathBuf), Error> {
     Ok((file, path))
 }
 
-async fn on_scratch(options: &Options, scratch: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let name = &options.source.database;
     let (from, to) = (major(&options.source).await?, major(scratch).await?);
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
     if let Err(error @ Error::Sql { .. }) = catalogs::read(&mut holder).await {
-        findings.push(refused(DEFINITIONS, name, format!("they cannot be read: {}", told(&error))));
+        findings.push(refused_finding(
+            DEFINITIONS_KIND,
+            name,
+            format!("they cannot be read: {}", short_message(&error)),
+        ));
         return Ok(());
     }
     let inventory = Inventory::read(&mut holder).await?;
     let (_memory, dump) = memory_file()?;
     let dumped = tokio::select! {
         dumped = definitions::dump(&options.source, from, to, &snapshot, &dump) => dumped,
-        error = in_the_way(&options.source) => Err(error),
+        error = wait_for_blocked_client(&options.source) => Err(error),
     };
     match dumped {
-        Err(error @ Error::Program { .. }) if !told(&error).contains("lock timeout") => {
-            findings.push(refused(DEFINITIONS, name, format!("they cannot be dumped: {}", told(&error))));
+        Err(error @ Error::Program { .. }) if !short_message(&error).contains("lock timeout") => {
+            findings.push(refused_finding(
+                DEFINITIONS_KIND,
+                name,
+                format!("they cannot be dumped: {}", short_message(&error)),
+            ));
             return Ok(());
         }
         dumped => dumped?,
     }
     holder.query("COMMIT").await?;
 
-    if !database_itself(scratch, name, &definitions::of_database_itself(to, &dump).await?, findings).await? {
+    if !create_database(scratch, name, &definitions::of_database_itself(to, &dump).await?, findings).await? {
         return Ok(());
     }
-    let mut faults = definitions::attempt(scratch, to, &dump).await?;
-    let all_there = faults.is_empty();
-    let untried = rows(&options.source, scratch, &inventory, all_there, findings).await?;
-    let behind = Behind::read(to, &dump).await?;
-    faults.extend(behind.attempt_most(scratch, to, &dump).await?);
-    let mut link = filling(scratch).await?;
-    if behind.has_foreign_keys() {
+    let mut rejections = definitions::attempt(scratch, to, &dump).await?;
+    let all_there = rejections.is_empty();
+    let untried = copy_samples(&options.source, scratch, &inventory, all_there, findings).await?;
+    let deferred = DeferredDefinitions::read(to, &dump).await?;
+    rejections.extend(deferred.attempt_most(scratch, to, &dump).await?);
+    let mut link = connect_for_copy(scratch).await?;
+    if deferred.has_foreign_keys() {
         // Rows that a sample refers to may be missing.
         for table in &inventory.tables {
             match link.query(&format!("TRUNCATE ONLY {} CASCADE", table.qualified())).await {
@@ -191,24 +209,30 @@ async fn on_scratch(options: &Options, scratch: &Server, findings: &mut Vec<Find
                 truncated => drop(truncated?),
             }
         }
-        faults.extend(behind.attempt_foreign_keys(scratch, to, &dump).await?);
+        rejections.extend(deferred.attempt_foreign_keys(scratch, to, &dump).await?);
     }
-    if faults.is_empty()
+    if rejections.is_empty()
         && let Err(error @ Error::Sql { .. }) = statistics(&mut link).await
     {
-        findings.push(refused(DEFINITIONS, name, format!("statistics cannot be gathered: {}", told(&error))));
+        findings.push(refused_finding(
+            DEFINITIONS_KIND,
+            name,
+            format!("statistics cannot be gathered: {}", short_message(&error)),
+        ));
     }
-    let of_fault = |Fault { of, why }: &Fault| refused("definition", of, format!("the target does not take it: {why}"));
-    findings.extend(faults.iter().map(of_fault));
-    functions(&mut holder, &untried, findings).await
+    let of_fault = |RejectedDefinition { of, why }: &RejectedDefinition| {
+        refused_finding("definition", of, format!("the target rejects it: {why}"))
+    };
+    findings.extend(rejections.iter().map(of_fault));
+    report_untried_functions(&mut holder, &untried, findings).await
 }
 
 /// Returns when a client waits for a lock of a session that dumps definitions: the rehearsal gives way.
-async fn in_the_way(source: &Server) -> Error {
+async fn wait_for_blocked_client(source: &Server) -> Error {
     let waiting = format!(
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND EXISTS (SELECT FROM pg_stat_activity h \
          WHERE h.application_name = {} AND h.pid = ANY (pg_blocking_pids(pg_stat_activity.pid)))",
-        crate::outfit::WHO,
+        crate::replication_objects::SESSION_DESCRIPTION,
         literal(APPLICATION)
     );
     let watching = async {
@@ -217,7 +241,7 @@ async fn in_the_way(source: &Server) -> Error {
             if let Some(who) = link.value(&waiting).await? {
                 return Err(Error::InTheWay(who));
             }
-            tokio::time::sleep(LOOKING_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     let watched: Result<std::convert::Infallible, Error> = watching.await;
@@ -229,7 +253,7 @@ async fn in_the_way(source: &Server) -> Error {
 
 /// Creates the database, with its settings and rights. Returns true if it was created: a database that another role created a
 /// moment before may hold code that would run with our rights.
-async fn database_itself(
+async fn create_database(
     scratch: &Server,
     name: &str,
     script: &str,
@@ -243,8 +267,8 @@ async fn database_itself(
             Ok(_) => is_made |= statement.starts_with("CREATE DATABASE "),
             Err(error @ Error::Sql { .. }) => {
                 let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
-                let note = format!("the target does not take it: {}", told(&error));
-                findings.push(refused("definition", &statement, note));
+                let note = format!("the target rejects it: {}", short_message(&error));
+                findings.push(refused_finding("definition", &statement, note));
             }
             Err(error) => return Err(error),
         }
@@ -290,15 +314,15 @@ fn renamed(statement: &str, from: &str, to: &str) -> Option<String> {
 }
 
 /// Copies some rows of each table. Returns tables of which no row was copied.
-async fn rows(
+async fn copy_samples(
     source: &Server,
     scratch: &Server,
     inventory: &Inventory,
     all_there: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<Vec<u32>, Error> {
-    let mut from = Link::connect(source, Purpose::Statements, &[("statement_timeout", SAMPLE_LIMIT_MS)]).await?;
-    let mut to = filling(scratch).await?;
+    let mut from = Link::connect(source, Purpose::Statements, &[("statement_timeout", SAMPLE_TIMEOUT_MS)]).await?;
+    let mut to = connect_for_copy(scratch).await?;
     let mut untried = Vec::new();
     for table in &inventory.tables {
         let there = format!("SELECT to_regclass({})", literal(&table.qualified()));
@@ -309,7 +333,7 @@ async fn rows(
         match sample(&mut from, &mut to, table).await {
             Ok(true) => {}
             Ok(false) => untried.push(table.oid),
-            Err(error @ Error::Sql { .. }) => findings.extend(of_rows(table, &error)),
+            Err(error @ Error::Sql { .. }) => findings.extend(rows_finding(table, &error)),
             Err(error) => return Err(error),
         }
     }
@@ -317,23 +341,30 @@ async fn rows(
 }
 
 /// Makes a finding about rows of a table that could not be copied.
-fn of_rows(table: &TableDef, error: &Error) -> Option<Finding> {
+fn rows_finding(table: &TableDef, error: &Error) -> Option<Finding> {
     let (name, is_of_source) = (table.display(), !error.is_of_target());
     Some(match error.sqlstate()? {
         // The query took too long, or the table is gone.
-        "57014" | "42P01" if is_of_source => not_looked("rows", &name, format!("none were tried: {}", told(error))),
+        "57014" | "42P01" if is_of_source => {
+            unchecked_finding("rows", &name, format!("no row was tested: {}", short_message(error)))
+        }
         // No function, table, type or schema has that name.
         "42883" | "42P01" | "42704" | "3F000" => {
-            let why = "what its constraints and columns call must find all that it names without a search path";
-            refused("rows", &name, format!("they cannot be brought to the target: {}; {why}", told(error)))
+            let why = "functions in its constraints and columns must qualify all names, because they run without a \
+                       search path";
+            refused_finding(
+                "rows",
+                &name,
+                format!("they cannot be copied to the target: {}; {why}", short_message(error)),
+            )
         }
-        _ => refused("rows", &name, format!("they cannot be copied: {}", told(error))),
+        _ => refused_finding("rows", &name, format!("they cannot be copied: {}", short_message(error))),
     })
 }
 
 /// Reports functions that would be called for rows, in tables of which no row was copied: they may find other objects only by
 /// the caller's search path, and that shows only when a row is written.
-async fn functions(link: &mut Link, tables: &[u32], findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn report_untried_functions(link: &mut Link, tables: &[u32], findings: &mut Vec<Finding>) -> Result<(), Error> {
     let tables: Vec<String> = tables.iter().map(u32::to_string).collect();
     let sql = format!(
         "SELECT DISTINCT n.nspname || '.' || c.relname, p.oid::regprocedure FROM pg_class c \
@@ -344,16 +375,17 @@ async fn functions(link: &mut Link, tables: &[u32], findings: &mut Vec<Finding>)
          SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = c.oid) AS part (class, oid) \
          JOIN pg_depend x ON x.classid = part.class AND x.objid = part.oid AND x.refclassid = 'pg_proc'::regclass \
          JOIN pg_proc p ON p.oid = x.refobjid JOIN pg_language l ON l.oid = p.prolang \
-         WHERE c.oid = ANY ('{{{}}}') AND {USER_SCHEMA} AND l.lanname NOT IN ('internal', 'c') AND p.prosqlbody IS NULL \
+         WHERE c.oid = ANY ('{{{}}}') AND {USER_SCHEMA} AND l.lanname NOT IN ('internal', 'c') AND p.prosqlbody IS \
+         NULL \
          AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS s WHERE s LIKE 'search_path=%') ORDER BY 1, 2",
         tables.join(",")
     );
     for row in link.query(&sql).await? {
         let note = format!(
-            "no row is there to try {} with, which must find what it names without a search path",
+            "there is no row to test {} with; it must qualify all names, because it runs without a search path",
             text(&row, 1)
         );
-        findings.push(not_looked("rows", &text(&row, 0), note));
+        findings.push(unchecked_finding("rows", &text(&row, 0), note));
     }
     Ok(())
 }
@@ -365,8 +397,10 @@ mod tests {
     #[test]
     fn a_script_is_taken_apart_and_names_another_database() {
         let script = "--\n-- PostgreSQL database dump; x\n--\n\\restrict abc\n\nSET client_encoding = 'UTF8';\n\
-                      CREATE DATABASE \"my shop\" WITH TEMPLATE = template0;\n\n\\connect -reuse-previous=on \"dbname='my shop'\"\n\
-                      ALTER DATABASE \"my shop\" SET x.y TO 'a;b';\nCOMMENT ON DATABASE \"my shop\" IS 'it''s\n-- here; \"';\n\
+                      CREATE DATABASE \"my shop\" WITH TEMPLATE = template0;\n\n\\connect -reuse-previous=on \
+                      \"dbname='my shop'\"\n\
+                      ALTER DATABASE \"my shop\" SET x.y TO 'a;b';\nCOMMENT ON DATABASE \"my shop\" IS 'it''s\n-- \
+                      here; \"';\n\
                       ALTER ROLE me IN DATABASE \"my shop\" SET x.y TO '1';\n";
         let there: Vec<String> =
             statements(script).iter().filter_map(|statement| renamed(statement, "my shop", "s")).collect();

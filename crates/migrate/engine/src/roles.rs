@@ -97,16 +97,16 @@ struct Role {
     /// True if a definition of the database names it.
     is_named: bool,
     /// True if it goes with the database.
-    goes: bool,
+    is_moved: bool,
     /// True if it may log in and connect to the database.
-    connects: bool,
+    can_connect: bool,
 }
 
 /// Expiry of passwords that do not expire.
-const FOR_EVER: &str = "infinity";
+const NO_EXPIRY: &str = "infinity";
 
 /// Query for all roles except the server's own.
-fn question(database: &str) -> String {
+fn roles_sql(database: &str) -> String {
     format!(
         "WITH RECURSIVE here AS (SELECT oid, datdba FROM pg_database WHERE datname = {}), \
          named (oid) AS (SELECT s.refobjid FROM pg_shdepend s, here WHERE s.refclassid = 'pg_authid'::regclass \
@@ -119,39 +119,42 @@ fn question(database: &str) -> String {
          UNION SELECT r.oid FROM pg_authid r JOIN connects USING (oid) WHERE NOT r.rolsuper \
          UNION SELECT m.roleid FROM pg_auth_members m JOIN goes ON goes.oid = m.member) \
          SELECT r.rolname, concat_ws(' ', {}, {}, {}, {}, {}, {}, {}), r.rolconnlimit, \
-         coalesce(r.rolvaliduntil, '{FOR_EVER}'), r.rolpassword, \
-         (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) AS admin, \
+         coalesce(r.rolvaliduntil, '{NO_EXPIRY}'), r.rolpassword, \
+         (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) \
+         AS admin, \
          bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
-         bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = m.roleid \
+         bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = \
+         m.roleid \
          WHERE m.member = r.oid GROUP BY g.rolname) x), \
          (SELECT coalesce(json_agg(s ORDER BY s), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) s \
          WHERE d.setrole = r.oid AND d.setdatabase = 0), shobj_description(r.oid, 'pg_authid'), \
          r.oid IN (SELECT oid FROM named), r.oid IN (SELECT oid FROM goes), r.oid IN (SELECT oid FROM connects) \
          FROM pg_authid r WHERE r.rolname !~ '^pg_' ORDER BY 1",
         literal(database),
-        keyword("rolsuper", "SUPERUSER"),
-        keyword("rolinherit", "INHERIT"),
-        keyword("rolcreaterole", "CREATEROLE"),
-        keyword("rolcreatedb", "CREATEDB"),
-        keyword("rolcanlogin", "LOGIN"),
-        keyword("rolreplication", "REPLICATION"),
-        keyword("rolbypassrls", "BYPASSRLS"),
+        keyword_sql("rolsuper", "SUPERUSER"),
+        keyword_sql("rolinherit", "INHERIT"),
+        keyword_sql("rolcreaterole", "CREATEROLE"),
+        keyword_sql("rolcreatedb", "CREATEDB"),
+        keyword_sql("rolcanlogin", "LOGIN"),
+        keyword_sql("rolreplication", "REPLICATION"),
+        keyword_sql("rolbypassrls", "BYPASSRLS"),
     )
 }
 
-fn keyword(column: &str, word: &str) -> String {
+fn keyword_sql(column: &str, word: &str) -> String {
     format!("CASE WHEN r.{column} THEN '{word}' ELSE 'NO{word}' END")
 }
 
 /// Query for marks of the catalogs that hold roles: a different mark means that a row was added, removed or changed.
-const MARKS: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_authid \
-     UNION ALL SELECT 'pg_auth_members', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_auth_members \
+const MARKS_SQL: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_authid \
+     UNION ALL SELECT 'pg_auth_members', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM \
+     pg_auth_members \
      UNION ALL SELECT 'pg_db_role_setting', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) \
      FROM pg_db_role_setting WHERE setdatabase = 0";
 
 /// Reads the marks of a server's roles.
 pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, Error> {
-    link.query(MARKS).await
+    link.query(MARKS_SQL).await
 }
 
 /// Names of the catalogs whose marks differ.
@@ -160,7 +163,7 @@ pub(crate) fn outdated(then: &[Row], now: &[Row]) -> Vec<String> {
 }
 
 async fn read(link: &mut Link, database: &str) -> Result<Vec<Role>, Error> {
-    let rows = link.query(&question(database)).await?;
+    let rows = link.query(&roles_sql(database)).await?;
     let broken = |why: &serde_json::Error| link.receiver.protocol(format!("a broken list of roles: {why}"));
     let role = |row: &Row| -> Result<Role, Error> {
         let value = |at: usize| row.get(at).cloned().flatten();
@@ -174,8 +177,8 @@ async fn read(link: &mut Link, database: &str) -> Result<Vec<Role>, Error> {
             settings: serde_json::from_str(&text(row, 6)).map_err(|error| broken(&error))?,
             comment: value(7),
             is_named: text(row, 8) == "t",
-            goes: text(row, 9) == "t",
-            connects: text(row, 10) == "t",
+            is_moved: text(row, 9) == "t",
+            can_connect: text(row, 10) == "t",
         })
     };
     rows.iter().map(role).collect()
@@ -202,38 +205,38 @@ impl Role {
         let alike = self.memberships.len() == there.memberships.len()
             && self.memberships.iter().zip(&there.memberships).all(|(here, there)| here.is_like(there));
         if !alike {
-            differ("memberships ", &listed(&self.memberships), &listed(&there.memberships));
+            differ("memberships ", &join_or_none(&self.memberships), &join_or_none(&there.memberships));
         }
-        differ("settings ", &listed(&self.settings), &listed(&there.settings));
+        differ("settings ", &join_or_none(&self.settings), &join_or_none(&there.settings));
         if self.password != there.password {
-            each.push("another password".into());
+            each.push("a different password".into());
         }
         each
     }
 
     /// Attributes and password, as the end of CREATE ROLE and ALTER ROLE.
-    fn with(&self) -> String {
+    fn attributes_sql(&self) -> String {
         let password = self.password.as_ref().map_or_else(|| "NULL".into(), |Verifier(stored)| literal(stored));
         let (attributes, limit) = (self.attributes.join(" "), &self.connection_limit);
         format!("WITH {attributes} CONNECTION LIMIT {limit} PASSWORD {password}")
     }
 
     /// Statement that creates the role.
-    fn made(&self) -> String {
-        let until = if self.valid_until == FOR_EVER { String::new() } else { self.until() };
-        format!("CREATE ROLE {} {}{until}; ", identifier(&self.name), self.with())
+    fn create_sql(&self) -> String {
+        let until = if self.valid_until == NO_EXPIRY { String::new() } else { self.valid_until_sql() };
+        format!("CREATE ROLE {} {}{until}; ", identifier(&self.name), self.attributes_sql())
     }
 
-    fn until(&self) -> String {
+    fn valid_until_sql(&self) -> String {
         format!(" VALID UNTIL {}", literal(&self.valid_until))
     }
 
-    /// Statements that make the target's role equal to this one, without those of [`Role::equipped`].
-    fn changed(&self, there: &Role) -> String {
+    /// Statements that make the target's role equal to this one, without those of [`Role::equip_sql`].
+    fn alter_sql(&self, there: &Role) -> String {
         let name = identifier(&self.name);
         // No statement removes an expiry, so one that was never set is not touched.
-        let until = if self.valid_until == there.valid_until { String::new() } else { self.until() };
-        let mut sql = format!("ALTER ROLE {name} {}{until}; ALTER ROLE {name} RESET ALL; ", self.with());
+        let until = if self.valid_until == there.valid_until { String::new() } else { self.valid_until_sql() };
+        let mut sql = format!("ALTER ROLE {name} {}{until}; ALTER ROLE {name} RESET ALL; ", self.attributes_sql());
         for membership in &there.memberships {
             sql += &format!("REVOKE {} FROM {name}; ", identifier(&membership.role));
         }
@@ -241,7 +244,7 @@ impl Role {
     }
 
     /// Statements that give a role of the target the memberships, settings and comment of this one.
-    fn equipped(&self) -> String {
+    fn equip_sql(&self) -> String {
         let name = identifier(&self.name);
         let mut sql = String::new();
         for membership in &self.memberships {
@@ -249,21 +252,21 @@ impl Role {
         }
         for setting in &self.settings {
             let (setting, value) = setting.split_once('=').unwrap_or((setting, ""));
-            sql += &format!("ALTER ROLE {name} SET {} TO {}; ", identifier(setting), written(setting, value));
+            sql += &format!("ALTER ROLE {name} SET {} TO {}; ", identifier(setting), setting_value_sql(setting, value));
         }
         let comment = self.comment.as_ref().map_or_else(|| "NULL".into(), |comment| literal(comment));
         sql + &format!("COMMENT ON ROLE {name} IS {comment}; ")
     }
 }
 
-fn listed(all: &[impl ToString]) -> String {
+fn join_or_none(all: &[impl ToString]) -> String {
     let all: Vec<String> = all.iter().map(ToString::to_string).collect();
     if all.is_empty() { "none".into() } else { all.join(", ") }
 }
 
 /// Settings whose values are lists of quoted names: SET takes each name as a separate value, but the value of another setting
 /// as one text.
-const LISTS: [&str; 6] = [
+const LIST_SETTINGS: [&str; 6] = [
     "local_preload_libraries",
     "search_path",
     "session_preload_libraries",
@@ -273,8 +276,8 @@ const LISTS: [&str; 6] = [
 ];
 
 /// The value of a setting in the syntax of SET.
-fn written(setting: &str, value: &str) -> String {
-    if !LISTS.contains(&setting) {
+fn setting_value_sql(setting: &str, value: &str) -> String {
+    if !LIST_SETTINGS.contains(&setting) {
         return literal(value);
     }
     let names = names(value);
@@ -301,7 +304,7 @@ fn names(list: &str) -> Vec<String> {
 }
 
 /// Settings that a server knows but does not list.
-const UNLISTED: [&str; 2] = ["role", "session_authorization"];
+const UNLISTED_SETTINGS: [&str; 2] = ["role", "session_authorization"];
 
 /// Adds findings about the source's roles; `here` and `there` are sessions of superusers.
 ///
@@ -323,37 +326,38 @@ pub(crate) async fn compare(
     };
     for role in &ours {
         match (wanted, of(&theirs, &role.name)) {
-            (Roles::Create, None) if role.goes => {
+            (Roles::Create, None) if role.is_moved => {
                 let note = format!(
-                    "made on the target with its attributes, password, memberships ({}) and settings",
-                    listed(&role.memberships)
+                    "created on the target with its attributes, password, memberships ({}) and settings",
+                    join_or_none(&role.memberships)
                 );
                 find(role, Verdict::Moved, note);
                 let settings = role.settings.iter().filter_map(|setting| setting.split_once('=')).map(|(name, _)| name);
-                let unknown = |name: &&str| !known.iter().any(|known| known == name) && !UNLISTED.contains(name);
+                let unknown =
+                    |name: &&str| !known.iter().any(|known| known == name) && !UNLISTED_SETTINGS.contains(name);
                 for setting in settings.filter(|name| !name.contains('.')).filter(unknown) {
                     find(role, Verdict::Refused, format!("the target does not know its setting {setting}"));
                 }
             }
-            (Roles::Create, None) if role.connects => {
+            (Roles::Create, None) if role.can_connect => {
                 find(
                     role,
                     Verdict::NotMoved,
-                    "a superuser that no definition names: it is not made on the target".into(),
+                    "a superuser that no definition names: it is not created on the target".into(),
                 );
             }
             (_, None) if role.is_named => {
-                let note = "it owns or may use something, and is not on the target; --roles create makes it";
+                let note = "it owns objects or has rights on them, and the target lacks it; --roles create creates it";
                 find(role, Verdict::Refused, note.into());
             }
-            (Roles::Check, None) if role.connects => {
+            (Roles::Check, None) if role.can_connect => {
                 find(
                     role,
                     Verdict::NotMoved,
-                    "it may log in, and is not on the target; --roles create makes it".into(),
+                    "it may log in, and the target lacks it; --roles create creates it".into(),
                 );
             }
-            (Roles::Create | Roles::Check, Some(other)) if role.goes || role.connects => {
+            (Roles::Create | Roles::Check, Some(other)) if role.is_moved || role.can_connect => {
                 let each = role.differences(other);
                 if !each.is_empty() {
                     find(role, Verdict::NotMoved, format!("on the target it has {}", each.join("; ")));
@@ -366,7 +370,7 @@ pub(crate) async fn compare(
 }
 
 /// Statement that prevents later statements of its session from being logged and shown.
-const SILENCE: &str = "SELECT set_config(name, silent.value, false) FROM (VALUES ('log_statement', 'none'), \
+const DISABLE_LOGGING_SQL: &str = "SELECT set_config(name, silent.value, false) FROM (VALUES ('log_statement', 'none'), \
      ('log_min_duration_statement', '-1'), ('log_min_duration_sample', '-1'), ('log_duration', 'off'), \
      ('log_transaction_sample_rate', '0'), ('log_min_error_statement', 'panic'), ('debug_print_parse', 'off'), \
      ('debug_print_raw_parse', 'off'), ('debug_print_rewritten', 'off'), ('debug_print_plan', 'off'), \
@@ -379,16 +383,16 @@ const SILENCE: &str = "SELECT set_config(name, silent.value, false) FROM (VALUES
 /// # Errors
 ///
 /// An error if a server cannot be asked or refuses a role, or if `keep` fails.
-pub(crate) async fn bring(
+pub(crate) async fn create_and_update(
     source: &Server,
     target: &Server,
     made: &[String],
     mut keep: impl FnMut(&[String]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let (mut here, mut there) = (fence::beside(source).await?, fence::beside(target).await?);
+    let (mut here, mut there) = (fence::connect_beside(source).await?, fence::connect_beside(target).await?);
     let ours = read(&mut here, &source.database).await?;
     let theirs = read(&mut there, &target.database).await?;
-    let missing: Vec<&Role> = ours.iter().filter(|role| role.goes && of(&theirs, &role.name).is_none()).collect();
+    let missing: Vec<&Role> = ours.iter().filter(|role| role.is_moved && of(&theirs, &role.name).is_none()).collect();
     let changed = |role: &&Role| made.contains(&role.name);
     let changed = ours.iter().filter(changed).filter_map(|role| Some((role, of(&theirs, &role.name)?)));
     let changed = changed.filter(|(role, other)| !role.differences(other).is_empty() || role.comment != other.comment);
@@ -397,19 +401,19 @@ pub(crate) async fn bring(
     let gone: Vec<&String> = made.iter().filter(is_gone).collect();
     let mut sql = String::new();
     gone.iter().for_each(|name| sql += &format!("DROP ROLE {}; ", identifier(name)));
-    missing.iter().for_each(|role| sql += &role.made());
-    changed.iter().for_each(|(role, other)| sql += &role.changed(other));
+    missing.iter().for_each(|role| sql += &role.create_sql());
+    changed.iter().for_each(|(role, other)| sql += &role.alter_sql(other));
     let whole = missing.iter().copied().chain(changed.iter().map(|(role, _)| *role));
-    whole.for_each(|role| sql += &role.equipped());
+    whole.for_each(|role| sql += &role.equip_sql());
     if sql.is_empty() {
         return Ok(());
     }
-    there.query(SILENCE).await?;
+    there.query(DISABLE_LOGGING_SQL).await?;
     let all: Vec<String> = made.iter().cloned().chain(missing.iter().map(|role| role.name.clone())).collect();
     keep(&all)?;
     let names = missing.iter().chain(changed.iter().map(|(role, _)| role)).map(|role| role.name.as_str());
     let doing =
-        format!("making roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
+        format!("creating roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
     // One transaction: all statements take effect, or none.
     let done = there.query_secret(&sql, &doing).await;
     if let Err(Error::Sql { .. }) = done {
@@ -423,7 +427,7 @@ pub(crate) async fn bring(
 /// # Errors
 ///
 /// An error if the server cannot be asked.
-pub(crate) async fn drop_made(link: &mut Link, made: &[String]) -> Result<(), Error> {
+pub(crate) async fn drop_created(link: &mut Link, made: &[String]) -> Result<(), Error> {
     let statement = |names: &[String]| {
         let names: Vec<String> = names.iter().map(|name| identifier(name)).collect();
         format!("SET client_min_messages = error; DROP ROLE IF EXISTS {}", names.join(", "))
@@ -439,7 +443,7 @@ pub(crate) async fn drop_made(link: &mut Link, made: &[String]) -> Result<(), Er
     for role in made {
         let dropped = link.query(&statement(std::slice::from_ref(role))).await;
         match is_needed(&dropped) {
-            true => tracing::warn!(role, "a role that the migration made stays: something else depends on it"),
+            true => tracing::warn!(role, "a role that the migration created is kept: another object depends on it"),
             false => drop(dropped?),
         }
     }
@@ -463,9 +467,9 @@ mod tests {
             ("", "''"),
             ("o'clock", "'o''clock'"),
         ] {
-            assert_eq!(written("search_path", list), wanted, "{list}");
+            assert_eq!(setting_value_sql("search_path", list), wanted, "{list}");
         }
-        assert_eq!(written("DateStyle", "SQL, DMY"), "'SQL, DMY'");
+        assert_eq!(setting_value_sql("DateStyle", "SQL, DMY"), "'SQL, DMY'");
     }
 
     #[test]
@@ -476,7 +480,7 @@ mod tests {
         assert!(!new.is_like(&of(false, Some(true), Some(true))));
         assert_eq!(new.options(), " WITH ADMIN false, INHERIT true, SET false");
         assert_eq!((old.options(), of(true, None, None).options()), (String::new(), " WITH ADMIN OPTION".into()));
-        assert_eq!(listed(&[new]), "staff without set option");
+        assert_eq!(join_or_none(&[new]), "staff without set option");
     }
 
     #[test]

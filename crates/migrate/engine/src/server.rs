@@ -34,6 +34,10 @@ impl Server {
     /// Parses a connection string in either form of libpq; `side` is the server's name in messages. The default user is
     /// `postgres`, and the default password is that of `PGPASSWORD`. If the string has no database, `database` must be given.
     /// `sslmode` is `require` or `verify-full` (with `sslrootcert`); without one of these the connection is not encrypted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Conninfo`] if the string cannot be parsed, or uses something that is not supported.
     pub fn parse(side: &str, conninfo: &str, database: Option<&str>) -> Result<Server, Error> {
         let wrong = |why: String| Error::Conninfo { side: side.into(), why };
         let (rest, mode) = take(conninfo, "sslmode");
@@ -48,7 +52,7 @@ impl Server {
         };
         let config: Config = rest.parse().map_err(|error: tokio_postgres::Error| wrong(error.to_string()))?;
         if config.get_hosts().len() > 1 {
-            return Err(wrong("several hosts: name the one server".into()));
+            return Err(wrong("several hosts: name one server".into()));
         }
         let port = config.get_ports().first().copied().unwrap_or(5432);
         let address = match config.get_hosts().first() {
@@ -57,7 +61,7 @@ impl Server {
             None => Address::Unix(PathBuf::from(format!("/var/run/postgresql/.s.PGSQL.{port}"))),
         };
         if tls != ServerTls::Disable && matches!(address, Address::Unix(_)) {
-            return Err(wrong("it is reached by a socket, where there is no TLS".into()));
+            return Err(wrong("it is a Unix socket, which does not support TLS".into()));
         }
         let database = database.or(config.get_dbname()).filter(|name| !name.is_empty());
         let database = database.ok_or_else(|| wrong("no database is named".into()))?.to_owned();
@@ -76,7 +80,7 @@ impl Server {
     }
 
     /// Returns the same server under another name in messages: source and target are exchanged on the way back.
-    pub(crate) fn called(&self, side: &str) -> Server {
+    pub(crate) fn with_side(&self, side: &str) -> Server {
         Server { side: side.into(), ..self.clone() }
     }
 
@@ -118,11 +122,11 @@ impl Server {
             Address::Unix(_) => None,
             Address::Tcp(host, _) => Some(host.clone()),
         };
-        self.is_here() && other.is_here() || host(self).is_some() && host(self) == host(other)
+        self.is_local() && other.is_local() || host(self).is_some() && host(self) == host(other)
     }
 
     /// Returns true if it runs on this machine, judged by its address.
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_local(&self) -> bool {
         match &self.address {
             Address::Unix(_) => true,
             Address::Tcp(host, _) => {
@@ -137,7 +141,7 @@ impl Server {
     }
 
     /// Returns the same server as the proxy describes it, so that the proxy's sessions are as secure as ours.
-    pub(crate) fn as_the_proxy_has_it(&self) -> stillpoint_migrate_proxy::Server {
+    pub(crate) fn to_proxy_server(&self) -> stillpoint_migrate_proxy::Server {
         let (host, port) = self.host_and_port();
         let (tls, ca) = (self.tls, self.ca.clone());
         stillpoint_migrate_proxy::Server { name: String::new(), host, port, database: None, tls, ca }
@@ -232,7 +236,7 @@ mod tests {
             let environment = server.environment();
             assert!(environment.contains(&("PGSSLMODE", "verify-full".into())), "{environment:?}");
             assert!(environment.contains(&("PGSSLROOTCERT", "/etc/a b.pem".into())), "{environment:?}");
-            let proxied = server.as_the_proxy_has_it();
+            let proxied = server.to_proxy_server();
             assert_eq!((proxied.tls, proxied.ca), (ServerTls::VerifyFull, Some("/etc/a b.pem".into())));
         }
         assert!(!Server::parse("target", "host=a dbname=x sslmode=prefer", None).unwrap().is_encrypted());

@@ -13,23 +13,23 @@
 //! and large values, the check in the pause takes 0.2 to 0.4 s of one processor (of two with other work to do), beside the
 //! drain. If roles are moved, their changes are moved before each pause too, and checked in the pause in the same way.
 
-use crate::catalogs::{self, Look};
+use crate::catalogs::{self, CatalogState};
 use crate::fault::{FaultPoint, reach};
 use crate::fence::Grant;
-use crate::front::{Front, patiently};
 use crate::inventory::{Inventory, text};
 use crate::journal::{Capture, Journal, Phase, Record};
 use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::options::Options;
-use crate::outfit;
-use crate::progress::Teller;
-use crate::run::{Following, catch_up, sequences};
-use crate::{Error, Roles, Server, fence, roles, several};
+use crate::progress::Reporter;
+use crate::proxy_client::{ProxyClient, retry_until_takeover};
+use crate::replication_objects;
+use crate::run::{FollowState, catch_up, sequences};
+use crate::{Error, Roles, Server, fence, multi_target, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
 /// Time between two pauses for clients to work off their queued statements.
-const BETWEEN_PAUSES: Duration = Duration::from_millis(500);
+const PAUSE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// One of the two servers of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Direction {
     }
 
     /// Returns true if roles that the target lacks are created there.
-    fn brings_roles(&self, options: &Options) -> bool {
+    fn creates_roles(&self, options: &Options) -> bool {
         self.side() == Side::Target && options.roles == Roles::Create
     }
 
@@ -94,47 +94,48 @@ impl Direction {
 
 /// State after sessions are ready on the other side, and before anything has been decided.
 pub(crate) struct Prepared {
-    following: Following,
-    front: Front,
+    following: FollowState,
+    proxy: ProxyClient,
     grants: Vec<Grant>,
     sessions: u64,
 }
 
 /// Connections that a pause needs. They are opened before it and used only once, because a limit may cut off an answer.
-struct Hands {
+struct PauseConnections {
     /// Connection to another database of the server that clients leave.
     beside: Link,
     from: Link,
     /// Connection that checks definitions while the others are busy.
-    looking: Link,
-    look: Look,
+    checker: Link,
+    catalog_state: CatalogState,
     /// Marks of roles; empty if roles are not moved.
     roles: Vec<Row>,
     to: Link,
 }
 
-impl Hands {
-    async fn open(direction: &Direction, inventory: &Inventory, with_roles: bool) -> Result<Hands, Error> {
+impl PauseConnections {
+    async fn open(direction: &Direction, inventory: &Inventory, with_roles: bool) -> Result<PauseConnections, Error> {
         // A parallel worker would count as a new session, and connections are disabled then.
         let settings = [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0")];
-        let mut looking = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
-        let look = Look::take(&mut looking).await?;
-        let roles = if with_roles { roles::marks(&mut looking).await? } else { Vec::new() };
-        let mut hands = Hands {
-            beside: fence::at_the_door(&direction.from).await?,
+        let mut checker = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
+        let catalog_state = CatalogState::take(&mut checker).await?;
+        let roles = if with_roles { roles::marks(&mut checker).await? } else { Vec::new() };
+        let mut connections = PauseConnections {
+            beside: fence::connect_for_fencing(&direction.from).await?,
             from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
-            looking,
-            look,
+            checker,
+            catalog_state,
             roles,
             to: Link::connect(&direction.to, Purpose::Statements, &settings).await?,
         };
         // Run once without use: a server process that runs it again has its catalog cache filled.
-        hands.beside.query(&fence::strangers(&direction.from.database, &[])).await?;
+        connections.beside.query(&fence::direct_sessions_sql(&direction.from.database, &[])).await?;
         // Transactions that it finds now may be decided by the time of the pause.
-        let _ = fence::undecided(&mut hands.beside, &direction.from.database, Duration::ZERO).await;
-        sequences(&mut hands.from, inventory).await?;
-        hands.to.query("SELECT FROM stillpoint.epoch").await?;
-        Ok(hands)
+        let _ =
+            fence::check_prepared_transactions(&mut connections.beside, &direction.from.database, Duration::ZERO).await;
+        sequences(&mut connections.from, inventory).await?;
+        connections.to.query("SELECT FROM stillpoint.epoch").await?;
+        Ok(connections)
     }
 }
 
@@ -142,38 +143,39 @@ impl Hands {
 pub(crate) async fn prepare(
     options: &Options,
     journal: &mut Journal,
-    mut following: Following,
+    mut following: FollowState,
     direction: &Direction,
 ) -> Result<Prepared, Error> {
     // From here on, every delay would be part of the pause.
-    following.guide = None;
+    following.controller = None;
     let mut to = Link::connect(&direction.to, Purpose::Statements, &[]).await?;
     if direction.open_way_back {
-        outfit::publish(&mut to, &following.inventory).await?;
-        outfit::drop_slot(&mut to, &journal.record.back_slot()).await?;
+        replication_objects::publish(&mut to, &following.inventory).await?;
+        replication_objects::drop_slot(&mut to, &journal.record.back_slot()).await?;
         let slot = &journal.record.back_slot();
-        let position = outfit::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
+        let position =
+            replication_objects::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
         // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
         journal.update(|record| record.back_from = position)?;
         journal.keep_definitions(&catalogs::read(&mut to).await?)?;
     }
-    if direction.brings_roles(options) {
-        bring_roles(options, journal).await?;
+    if direction.creates_roles(options) {
+        create_roles(options, journal).await?;
     }
-    let mut front = Front::connect(&options.proxy, &options.tenant).await?;
+    let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;
     let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
-    let ready = front.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
-    let grants = fence::grants(&mut fence::beside(&direction.from).await?, &direction.from.database).await?;
+    let ready = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
+    let grants = fence::grants(&mut fence::connect_beside(&direction.from).await?, &direction.from.database).await?;
     reach(&options.faults, FaultPoint::Prepared)?;
-    Ok(Prepared { following, front, grants, sessions: ready.sessions })
+    Ok(Prepared { following, proxy, grants, sessions: ready.sessions })
 }
 
 /// Creates or updates the source's present roles on the target.
-async fn bring_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+async fn create_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let (number, made) = (journal.record.number, journal.record.made_roles.clone());
-    roles::bring(&options.source, &options.target, &made, |made| journal.makes_roles(number, made)).await
+    roles::create_and_update(&options.source, &options.target, &made, |made| journal.record_roles(number, made)).await
 }
 
 /// Pauses clients and moves them to the other side, with several attempts if necessary. Returns how long they were paused, and
@@ -184,66 +186,66 @@ pub(crate) async fn switch(
     journal: &mut Journal,
     mut prepared: Prepared,
     direction: &Direction,
-    teller: &Teller,
+    reporter: &Reporter,
 ) -> Result<(Duration, Link), Error> {
     let mut attempt = 1;
     let (begun, drained, left) = loop {
-        match stand_still(options, journal, &mut prepared, direction, teller).await {
-            Ok(standing) => break standing,
+        match pause_and_fence(options, journal, &mut prepared, direction, reporter).await {
+            Ok(status) => break status,
             Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_) | Error::LockLost { .. }))
                 if attempt < options.pause_attempts =>
             {
-                teller.warn(format!("pause {attempt} of {}: {error}; clients go on", options.pause_attempts));
+                reporter.warn(format!("pause {attempt} of {}: {error}; clients continue", options.pause_attempts));
             }
             Err(error) => return Err(error),
         }
         attempt += 1;
-        tokio::time::sleep(BETWEEN_PAUSES).await;
+        tokio::time::sleep(PAUSE_INTERVAL).await;
         let mut link = Link::connect(&direction.from, Purpose::Statements, &[]).await?;
-        catch_up(&mut prepared.following, &mut link, teller).await?;
+        catch_up(&mut prepared.following, &mut link, reporter).await?;
     };
-    let switched = prepared.front.switch().await;
+    let switched = prepared.proxy.switch().await;
     let paused = begun.elapsed();
     if let Err(error) = switched {
         // The switch may have happened before the connection broke: the proxy knows.
         if !serves(options, &journal.record, direction.side()).await? {
-            back_to_work(journal, &mut prepared, direction).await?;
+            resume_clients(journal, &mut prepared, direction).await?;
             return Err(error);
         }
     }
     journal.update(|record| record.phase = direction.after)?;
-    teller.tell(EventKind::SwitchedOver {
+    reporter.report(EventKind::SwitchedOver {
         paused_us: paused.as_micros() as u64,
         drained_us: drained.as_micros() as u64,
         sessions: prepared.sessions,
     });
-    fence::leave(&direction.from).await?;
+    fence::wait_and_terminate_sessions(&direction.from).await?;
     Ok((paused, left))
 }
 
 /// Does one pause. If it succeeds, clients are paused, and the other side holds every commit of this side, where no session can
 /// write any more. If it fails, clients continue where they were. Returns its start, how long transactions took to end, and a
 /// connection.
-async fn stand_still(
+async fn pause_and_fence(
     options: &Options,
     journal: &mut Journal,
     prepared: &mut Prepared,
     direction: &Direction,
-    teller: &Teller,
+    reporter: &Reporter,
 ) -> Result<(Instant, Duration, Link), Error> {
-    let brings_roles = direction.brings_roles(options);
-    let mut hands = Hands::open(direction, &prepared.following.inventory, brings_roles).await?;
-    let mut changes = catalogs::changes(&prepared.following.definitions, &hands.look.definitions);
+    let brings_roles = direction.creates_roles(options);
+    let mut connections = PauseConnections::open(direction, &prepared.following.inventory, brings_roles).await?;
+    let mut changes = catalogs::changes(&prepared.following.definitions, &connections.catalog_state.definitions);
     if brings_roles {
-        bring_roles(options, journal).await?;
+        create_roles(options, journal).await?;
         let brought = journal.record.made_roles.iter().flat_map(|role| [role.clone(), identifier(role)]);
         let brought: Vec<String> = brought.map(|role| format!("changed role {role}")).collect();
         changes.retain(|change| !brought.contains(change));
     }
-    catalogs::changed(changes)?;
+    catalogs::fail_if_changed(changes)?;
     // Refusals of the pause are found before it. This also fills the catalog cache of the server process that it asks.
-    let backends = prepared.front.backends().await?;
-    prepared.front.are_at(&backends, &mut hands.beside, &direction.from).await?;
+    let backends = prepared.proxy.backends().await?;
+    prepared.proxy.check_backends_at(&backends, &mut connections.beside, &direction.from).await?;
     let grants = prepared.grants.clone();
     journal.update(|record| {
         record.phase = direction.during;
@@ -253,67 +255,68 @@ async fn stand_still(
         }
     })?;
     let begun = Instant::now();
-    if let Err(error) = prepared.front.pause(options.pause_limit).await {
+    if let Err(error) = prepared.proxy.pause(options.pause_limit).await {
         journal.update(|record| record.phase = direction.before)?;
         return Err(error);
     }
     let drained = begun.elapsed();
     // The rest of the limit is for lifting the fence before the proxy resumes clients by itself.
     let limit = options.pause_limit.mul_f64(0.8).saturating_sub(drained);
-    let work = in_pause(options, journal, prepared, &mut hands, direction, teller, limit);
+    let work = work_in_pause(options, journal, prepared, &mut connections, direction, reporter, limit);
     let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         Err(Error::TimedOut { what: "the pause".into(), limit: options.pause_limit, who: Vec::new() })
     });
     if let Err(error) = done {
-        back_to_work(journal, prepared, direction).await?;
+        resume_clients(journal, prepared, direction).await?;
         return Err(error);
     }
-    Ok((begun, drained, hands.from))
+    Ok((begun, drained, connections.from))
 }
 
 /// Does everything that is possible only while clients are paused: fence, last changes, sequences, a last check of definitions,
 /// and the flush of all of it to disk.
-async fn in_pause(
+async fn work_in_pause(
     options: &Options,
     journal: &Journal,
     prepared: &mut Prepared,
-    hands: &mut Hands,
+    connections: &mut PauseConnections,
     direction: &Direction,
-    teller: &Teller,
+    reporter: &Reporter,
     limit: Duration,
 ) -> Result<(), Error> {
-    let Hands { beside, from, looking, look, roles, to } = hands;
-    let Prepared { following: Following { follower, inventory, .. }, front, grants, .. } = prepared;
+    let PauseConnections { beside, from, checker, catalog_state, roles, to } = connections;
+    let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, .. } = prepared;
     let database = &direction.from.database;
     let begun = Instant::now();
-    let (found, proxied) = tokio::join!(fence::shut_unless_changed(beside, database, grants), front.backends());
+    let (found, proxied) =
+        tokio::join!(fence::disable_connections_unless_changed(beside, database, grants), proxy.backends());
     if let Some(found) = found? {
         *grants = found;
         return Err(Error::CatalogsChanged(vec!["pg_database".into()]));
     }
     let proxied = proxied?;
-    front.are_at(&proxied, beside, &direction.from).await?;
+    proxy.check_backends_at(&proxied, beside, &direction.from).await?;
     let shut = begun.elapsed();
-    for who in fence::empty(beside, database, &proxied, limit).await? {
-        if follower.is_of_proxy() {
-            return Err(Error::Capture(format!("{who} does not come through the proxy: what it wrote is not seen")));
+    for who in fence::terminate_direct_sessions(beside, database, &proxied, limit).await? {
+        if follower.is_by_proxy() {
+            return Err(Error::Capture(format!("{who} is a direct session: its writes were not captured")));
         }
-        teller.warn(format!("{who} does not come through the proxy, and was ended"));
+        reporter.warn(format!("{who} is a direct session, and was terminated"));
     }
     let emptied = begun.elapsed();
     reach(&options.faults, FaultPoint::Fenced)?;
     // No session is left that could use a sequence, decide a transaction or define an object.
     let outdated = async {
-        let mut outdated = look.outdated(looking).await?;
+        let mut outdated = catalog_state.outdated(checker).await?;
         if !roles.is_empty() {
-            outdated.extend(roles::outdated(roles, &roles::marks(looking).await?));
+            outdated.extend(roles::outdated(roles, &roles::marks(checker).await?));
         }
         Ok::<_, Error>((outdated, begun.elapsed()))
     };
     let (drained, numbers, undecided, outdated) = tokio::join!(
         follower.drain(limit),
         sequences(from, inventory),
-        fence::undecided(beside, database, limit),
+        fence::check_prepared_transactions(beside, database, limit),
         outdated
     );
     let looked = outdated.as_ref().map(|(_, looked)| *looked).ok();
@@ -331,18 +334,18 @@ async fn in_pause(
     to.query(&(numbers + &epoch)).await?;
     // After all work that takes time: from here on only the proxy decides, and all clients of one pause go to the same side.
     if let Some(witness) = &journal.witness {
-        witness.holds(if direction.side() == Side::Target { beside } else { to }).await?;
+        witness.check_held(if direction.side() == Side::Target { beside } else { to }).await?;
     }
     tracing::debug!(flushed = ?begun.elapsed(), "all of it is on the other side");
     reach(&options.faults, FaultPoint::Drained)
 }
 
 /// Undoes the work of the pause; clients continue where they were.
-async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
+async fn resume_clients(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
     // This comes first: a client that connects when the pause is over must be able to.
     let lifted = fence::lift(&direction.from, &prepared.grants).await;
     // The proxy may have reached the limit itself, or be gone; then clients have continued already.
-    let _ = prepared.front.resume().await;
+    let _ = prepared.proxy.resume().await;
     lifted?;
     let grants = prepared.grants.clone();
     journal.update(|record| {
@@ -354,14 +357,15 @@ async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction:
 /// Returns true if the proxy serves the tenant from this side. It is an error if the address is neither side's, as given in the
 /// options or recorded in the journal: no conclusion is drawn from the spelling of an address.
 pub(crate) async fn serves(options: &Options, record: &Record, side: Side) -> Result<bool, Error> {
-    let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.settled().await };
-    let Some(now) = patiently(serving).await? else {
-        return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
+    let serving = || async { ProxyClient::connect(&options.proxy, &options.tenant).await?.serving_after_pause().await };
+    let Some(now) = retry_until_takeover(serving).await? else {
+        return Err(Error::Proxy(format!("it has no tenant {}", options.tenant)));
     };
     match side_of(options, record, &now) {
         Some(found) => Ok(found == side),
         None => Err(Error::Proxy(format!(
-            "it serves tenant {} from {}:{}, which is neither {} nor {}: name the servers as the proxy knows them",
+            "it serves tenant {} from {}:{}, which is neither {} nor {}: give the addresses that the proxy's \
+             configuration uses",
             options.tenant, now.0, now.1, options.source, options.target
         ))),
     }
@@ -379,17 +383,17 @@ pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) ->
 }
 
 /// Completes [`settle`] if it was interrupted: the slot on the source shows that, or the journal if there is no slot.
-pub(crate) async fn settle_again(options: &Options, teller: &Teller) -> Result<(), Error> {
+pub(crate) async fn resume_settle(options: &Options, reporter: &Reporter) -> Result<(), Error> {
     let mut journal = Journal::open(&options.state, &options.source.database)?;
     let settled = match journal.record.capture {
         Capture::Rows | Capture::Statements => journal.record.settled,
         Capture::Log => {
-            let mut beside = fence::beside(&options.source).await?;
-            let slots = outfit::our_slots(&mut beside, &options.source.database).await?;
+            let mut beside = fence::connect_beside(&options.source).await?;
+            let slots = replication_objects::our_slots(&mut beside, &options.source.database).await?;
             !slots.contains(&journal.record.slot())
         }
     };
-    if settled { Ok(()) } else { settle(options, &mut journal, None, teller).await }
+    if settled { Ok(()) } else { settle(options, &mut journal, None, reporter).await }
 }
 
 /// Cleans up after the switch: closes the way out, opens the way back, and restores the other targets.
@@ -397,19 +401,19 @@ pub(crate) async fn settle(
     options: &Options,
     journal: &mut Journal,
     left: Option<Link>,
-    teller: &Teller,
+    reporter: &Reporter,
 ) -> Result<(), Error> {
     reach(&options.faults, FaultPoint::Switched)?;
     let mut source = match left {
         Some(link) => link,
-        None => fence::enter(&options.source).await?,
+        None => fence::connect_to_fenced(&options.source).await?,
     };
     if journal.record.way_back {
-        outfit::install(&mut source, journal.record.back_from).await?;
+        replication_objects::install(&mut source, journal.record.back_from).await?;
     }
-    outfit::withdraw(&mut source).await?;
-    several::leave_others(options, journal, &mut source).await?.into_iter().for_each(|left| teller.warn(left));
+    replication_objects::withdraw(&mut source).await?;
+    multi_target::remove_others(options, journal, &mut source).await?.into_iter().for_each(|left| reporter.warn(left));
     // This comes last: it records that everything before is done.
-    outfit::drop_slot(&mut source, &journal.record.slot()).await?;
+    replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
     journal.update(|record| record.settled = true)
 }

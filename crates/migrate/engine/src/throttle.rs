@@ -13,74 +13,74 @@ use tokio::time::Instant;
 
 /// Distance from the share below which the rate is reduced, because the share is a minimum for clients and not an average. A
 /// cushion of twice this size was tested once: the migration took 284 s instead of 156 to 223 s, and clients kept no more.
-const CUSHION: f64 = 0.02;
+const SHARE_CUSHION: f64 = 0.02;
 /// Distance above the share from which the rate may rise.
-const MARGIN: f64 = 0.05;
-const FREE: u64 = 4 << 30;
+const RISE_MARGIN: f64 = 0.05;
+const UNLIMITED: u64 = 4 << 30;
 
 /// Limits of a rate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     /// Minimum of the rate: a migration that never ends would keep log on the source.
-    pub(crate) least: u64,
+    pub(crate) min: u64,
     /// Rate at the beginning.
-    pub(crate) first: u64,
-    pub(crate) most: u64,
+    pub(crate) initial: u64,
+    pub(crate) max: u64,
     /// Makes the event that reports a rate; its first argument is the percentage of their throughput that clients keep.
-    pub(crate) told: fn(u64, u64) -> EventKind,
+    pub(crate) make_event: fn(u64, u64) -> EventKind,
 }
 
 impl Bounds {
     /// Makes limits for amounts moved in a second.
-    pub(crate) const fn of_rate(least: u64, first: u64) -> Bounds {
-        let told = |kept_percent, allowed_per_s| EventKind::Throttled { kept_percent, allowed_per_s };
-        Bounds { least, first, most: FREE, told }
+    pub(crate) const fn of_rate(min: u64, initial: u64) -> Bounds {
+        let make_event = |kept_percent, allowed_per_s| EventKind::Throttled { kept_percent, allowed_per_s };
+        Bounds { min, initial, max: UNLIMITED, make_event }
     }
 }
 
 /// Limits for the copy, in bytes of rows a second.
-pub(crate) const COPIED: Bounds = Bounds::of_rate(2 << 20, 8 << 20);
+pub(crate) const COPY_BOUNDS: Bounds = Bounds::of_rate(2 << 20, 8 << 20);
 /// Limits for the comparison, in bytes of rows a second.
-pub(crate) const COMPARED: Bounds = Bounds::of_rate(4 << 20, 8 << 20);
+pub(crate) const COMPARISON_BOUNDS: Bounds = Bounds::of_rate(4 << 20, 8 << 20);
 
 /// A rate that several workers share.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     rate: AtomicU64,
-    least: AtomicU64,
+    min: AtomicU64,
     spent: AtomicU64,
     /// True if a worker had to wait.
-    held: AtomicBool,
-    fallen: AtomicBool,
-    most: u64,
-    told: fn(u64, u64) -> EventKind,
+    had_to_wait: AtomicBool,
+    has_fallen: AtomicBool,
+    max: u64,
+    make_event: fn(u64, u64) -> EventKind,
     /// Time at which everything spent so far is paid for.
-    paid: Mutex<Option<Instant>>,
+    paid_until: Mutex<Option<Instant>>,
 }
 
 impl Throttle {
     pub(crate) fn new(bounds: Bounds) -> Throttle {
         Throttle {
-            rate: AtomicU64::new(bounds.first),
-            least: AtomicU64::new(bounds.least),
+            rate: AtomicU64::new(bounds.initial),
+            min: AtomicU64::new(bounds.min),
             spent: AtomicU64::new(0),
-            held: AtomicBool::new(false),
-            fallen: AtomicBool::new(false),
-            most: bounds.most,
-            told: bounds.told,
-            paid: Mutex::new(None),
+            had_to_wait: AtomicBool::new(false),
+            has_fallen: AtomicBool::new(false),
+            max: bounds.max,
+            make_event: bounds.make_event,
+            paid_until: Mutex::new(None),
         }
     }
 
     /// Makes a throttle that does not probe for the highest rate clients tolerate, for work in which a window at too high a
     /// rate would be a large part.
-    pub(crate) fn careful(bounds: Bounds) -> Throttle {
-        Throttle { fallen: AtomicBool::new(true), ..Throttle::new(bounds) }
+    pub(crate) fn without_probing(bounds: Bounds) -> Throttle {
+        Throttle { has_fallen: AtomicBool::new(true), ..Throttle::new(bounds) }
     }
 
     /// Makes a throttle without a limit.
-    pub(crate) fn free() -> Throttle {
-        Throttle::new(Bounds::of_rate(FREE, FREE))
+    pub(crate) fn unlimited() -> Throttle {
+        Throttle::new(Bounds::of_rate(UNLIMITED, UNLIMITED))
     }
 
     /// Amount that is allowed in a second now.
@@ -90,53 +90,54 @@ impl Throttle {
 
     /// Removes the limit from now on; workers that already wait continue to wait.
     pub(crate) fn release(&self) {
-        self.least(FREE);
+        self.set_min(UNLIMITED);
     }
 
     /// Sets the minimum of the rate.
-    pub(crate) fn least(&self, least: u64) {
-        self.least.store(least.min(self.most), Ordering::Relaxed);
-        self.rate.fetch_max(least.min(self.most), Ordering::Relaxed);
+    pub(crate) fn set_min(&self, min: u64) {
+        self.min.store(min.min(self.max), Ordering::Relaxed);
+        self.rate.fetch_max(min.min(self.max), Ordering::Relaxed);
     }
 
     /// Returns true if the rate has no limit, independent of the clients.
-    pub(crate) fn is_free(&self) -> bool {
-        self.least.load(Ordering::Relaxed) >= self.most
+    pub(crate) fn is_unlimited(&self) -> bool {
+        self.min.load(Ordering::Relaxed) >= self.max
     }
 
     /// Records that work which cannot be counted continues at the allowed rate.
-    pub(crate) fn goes_on(&self) {
+    pub(crate) fn record_uncounted_work(&self) {
         self.spent.store(u64::MAX, Ordering::Relaxed);
-        self.held.store(true, Ordering::Relaxed);
+        self.had_to_wait.store(true, Ordering::Relaxed);
     }
 
     /// Makes the event that reports the allowed rate.
-    pub(crate) fn tell(&self, kept: f64, allowed: u64) -> EventKind {
-        (self.told)((kept * 100.0) as u64, allowed)
+    pub(crate) fn event(&self, kept: f64, allowed: u64) -> EventKind {
+        (self.make_event)((kept * 100.0) as u64, allowed)
     }
 
     /// Returns true if the rate is at its minimum.
-    pub(crate) fn is_least(&self) -> bool {
-        self.rate() <= self.least.load(Ordering::Relaxed)
+    pub(crate) fn is_at_min(&self) -> bool {
+        self.rate() <= self.min.load(Ordering::Relaxed)
     }
 
     /// Adjusts the rate to the clients' throughput in the last `window`: `kept` is its share of the usual throughput, and
     /// `share` the part that they must keep. Returns the new rate; `None` if nothing was moved.
-    pub(crate) fn heed(&self, kept: f64, share: f64, window: Duration) -> Option<u64> {
-        let (spent, held) = (self.spent.swap(0, Ordering::Relaxed), self.held.swap(false, Ordering::Relaxed));
+    pub(crate) fn adjust(&self, kept: f64, share: f64, window: Duration) -> Option<u64> {
+        let (spent, had_to_wait) =
+            (self.spent.swap(0, Ordering::Relaxed), self.had_to_wait.swap(false, Ordering::Relaxed));
         if spent == 0 {
             return None;
         }
         let (rate, moved) = (self.rate() as f64, spent as f64 / window.as_secs_f64().max(0.001));
-        let rate = if kept < share + CUSHION {
-            self.fallen.store(true, Ordering::Relaxed);
+        let rate = if kept < share + SHARE_CUSHION {
+            self.has_fallen.store(true, Ordering::Relaxed);
             rate.min(moved) * 0.7
-        } else if kept >= share + MARGIN && held {
-            rate * if self.fallen.load(Ordering::Relaxed) { 1.15 } else { 2.0 }
+        } else if kept >= share + RISE_MARGIN && had_to_wait {
+            rate * if self.has_fallen.load(Ordering::Relaxed) { 1.15 } else { 2.0 }
         } else {
             rate
         };
-        let rate = (rate as u64).clamp(self.least.load(Ordering::Relaxed), self.most);
+        let rate = (rate as u64).clamp(self.min.load(Ordering::Relaxed), self.max);
         self.rate.store(rate, Ordering::Relaxed);
         Some(rate)
     }
@@ -153,14 +154,14 @@ impl Throttle {
         self.spent.fetch_add(amount, Ordering::Relaxed);
         let cost = Duration::from_secs_f64(amount as f64 / self.rate().max(1) as f64);
         let now = Instant::now();
-        let mut paid = self.paid.lock().await;
+        let mut paid_until = self.paid_until.lock().await;
         // Unused rate is not saved up, because clients notice a burst.
-        let due = paid.map_or(now, |paid| paid.max(now)) + cost;
-        *paid = Some(due);
+        let due = paid_until.map_or(now, |paid_until| paid_until.max(now)) + cost;
+        *paid_until = Some(due);
         if due <= now + Duration::from_millis(5) {
             return None;
         }
-        self.held.store(true, Ordering::Relaxed);
+        self.had_to_wait.store(true, Ordering::Relaxed);
         Some(due)
     }
 }
@@ -172,42 +173,42 @@ mod tests {
     const WINDOW: Duration = Duration::from_secs(1);
 
     /// Adjusts the rate as if `moved` had been moved in a window.
-    async fn heed(throttle: &Throttle, moved: u64, kept: f64) -> u64 {
+    async fn adjust(throttle: &Throttle, moved: u64, kept: f64) -> u64 {
         throttle.spend(moved).await;
-        throttle.heed(kept, 0.85, WINDOW).unwrap()
+        throttle.adjust(kept, 0.85, WINDOW).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_rate_falls_while_clients_suffer_and_rises_while_they_do_not() {
-        let throttle = Throttle::new(COPIED);
-        let first = COPIED.first;
-        assert_eq!(heed(&throttle, first, 1.0).await, first * 2, "at first it looks for what clients bear");
-        let low = heed(&throttle, first, 0.5).await;
-        assert_eq!(low, (first as f64 * 0.7) as u64, "from what was moved, not from what was allowed");
-        assert_eq!(heed(&throttle, low, 0.88).await, low, "just enough is left alone");
-        let high = heed(&throttle, low, 1.0).await;
+        let throttle = Throttle::new(COPY_BOUNDS);
+        let initial = COPY_BOUNDS.initial;
+        assert_eq!(adjust(&throttle, initial, 1.0).await, initial * 2, "at first it looks for what clients bear");
+        let low = adjust(&throttle, initial, 0.5).await;
+        assert_eq!(low, (initial as f64 * 0.7) as u64, "from what was moved, not from what was allowed");
+        assert_eq!(adjust(&throttle, low, 0.88).await, low, "just enough is left alone");
+        let high = adjust(&throttle, low, 1.0).await;
         assert!(high > low && high < low * 5 / 4, "then it goes with care: {low}, {high}");
         for _ in 0..50 {
-            heed(&throttle, high, 0.1).await;
+            adjust(&throttle, high, 0.1).await;
         }
-        assert_eq!(throttle.rate(), COPIED.least);
-        assert!(throttle.is_least());
+        assert_eq!(throttle.rate(), COPY_BOUNDS.min);
+        assert!(throttle.is_at_min());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rate_that_holds_nobody_does_not_rise() {
-        let throttle = Throttle::new(COPIED);
-        assert_eq!(throttle.heed(1.0, 0.85, WINDOW), None, "nothing was moved");
-        assert_eq!(heed(&throttle, 1, 1.0).await, COPIED.first);
+    async fn a_rate_that_holds_no_worker_does_not_rise() {
+        let throttle = Throttle::new(COPY_BOUNDS);
+        assert_eq!(throttle.adjust(1.0, 0.85, WINDOW), None, "nothing was moved");
+        assert_eq!(adjust(&throttle, 1, 1.0).await, COPY_BOUNDS.initial);
         throttle.release();
-        assert_eq!(heed(&throttle, 1 << 20, 0.1).await, FREE, "it has been let go");
+        assert_eq!(adjust(&throttle, 1 << 20, 0.1).await, UNLIMITED, "it has been let go");
     }
 
     #[tokio::test(start_paused = true)]
     async fn several_spenders_share_one_rate() {
-        let throttle = Throttle::new(COPIED);
+        let throttle = Throttle::new(COPY_BOUNDS);
         let begun = Instant::now();
-        tokio::join!(throttle.spend(COPIED.first), throttle.spend(COPIED.first));
+        tokio::join!(throttle.spend(COPY_BOUNDS.initial), throttle.spend(COPY_BOUNDS.initial));
         assert_eq!(begun.elapsed().as_secs(), 2);
     }
 }

@@ -4,38 +4,38 @@
 use crate::check::{Finding, Verdict};
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, identifier};
-use crate::rehearsal::{not_looked, told};
+use crate::rehearsal::{short_message, unchecked_finding};
 use crate::{Error, Server};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// Maximum time for the check of all tables.
-const LIMIT: Duration = Duration::from_secs(10);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size of a row's values, in bytes, above which the row may not fit into a message.
-const LONGEST: u64 = (1 << 30) - (64 << 10);
+const ROW_BYTES_MAX: u64 = (1 << 30) - (64 << 10);
 /// Stored size in bytes below which a value is never that long: compression makes it at most 255 times smaller.
-const LEAST_STORED: u64 = 1 << 20;
+const STORED_BYTES_MIN: u64 = 1 << 20;
 /// Stored size in bytes above which the text of a value of another type than text or bytea may be that long.
-const DOUBTFUL: u64 = 32 << 20;
+const SUSPECT_STORED_BYTES: u64 = 32 << 20;
 
 /// Checks all tables of a database, and adds findings for problems and for tables not checked.
 ///
 /// # Errors
 ///
 /// Errors of the server, except for those about single rows.
-pub(crate) async fn look(source: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
+pub(crate) async fn check_rows(source: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let (mut link, tables) = smallest_first(source).await?;
     let begun = Instant::now();
-    long_values(&mut link, &tables, begun, findings).await?;
-    odd_bytes(&mut link, &tables, begun, findings).await
+    check_long_values(&mut link, &tables, begun, findings).await?;
+    check_encoding(&mut link, &tables, begun, findings).await
 }
 
 /// Returns tables with rows whose text is longer than a server can send, as far as a limited time suffices to find them. A
 /// change that the log does not report may be of one of them.
-pub(crate) async fn with_long_values(source: &Server) -> Result<Vec<String>, Error> {
+pub(crate) async fn tables_with_long_values(source: &Server) -> Result<Vec<String>, Error> {
     let mut findings = Vec::new();
     let (mut link, tables) = smallest_first(source).await?;
-    long_values(&mut link, &tables, Instant::now(), &mut findings).await?;
+    check_long_values(&mut link, &tables, Instant::now(), &mut findings).await?;
     let long = findings.into_iter().filter(|finding| finding.verdict != Verdict::NotLookedAt);
     Ok(long.map(|finding| finding.name).collect())
 }
@@ -49,8 +49,8 @@ async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error>
 }
 
 /// Runs a query about a table in the time that is left; the inner error is the reason why it has no answer.
-async fn ask(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
-    let left = LIMIT.saturating_sub(begun.elapsed()).as_millis().max(1);
+async fn run_check_query(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
+    let left = CHECK_TIMEOUT.saturating_sub(begun.elapsed()).as_millis().max(1);
     link.query(&format!("SET statement_timeout = {left}")).await?;
     match link.query(sql).await {
         Ok(rows) => Ok(Ok(rows.into_iter().next().unwrap_or_default())),
@@ -60,19 +60,19 @@ async fn ask(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate:
 }
 
 /// Adds a finding about tables that were not checked.
-fn left_out(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
-    const NAMED: usize = 5;
+fn report_unchecked(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
+    const NAMED_MAX: usize = 5;
     if left.is_empty() {
         return;
     }
-    let named = left.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
-    let more = if left.len() > NAMED { format!(" and {} more", left.len() - NAMED) } else { String::new() };
-    let note = format!("not in the {} s that a look takes at most: {named}{more}", LIMIT.as_secs());
-    findings.push(not_looked(kind, &format!("{} tables", left.len()), note));
+    let named = left.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = if left.len() > NAMED_MAX { format!(" and {} more", left.len() - NAMED_MAX) } else { String::new() };
+    let note = format!("not checked within the limit of {} s: {named}{more}", CHECK_TIMEOUT.as_secs());
+    findings.push(unchecked_finding(kind, &format!("{} tables", left.len()), note));
 }
 
 /// Finds rows that a server cannot convert to UTF8, the encoding in which everything is copied.
-async fn odd_bytes(
+async fn check_encoding(
     link: &mut Link,
     tables: &[TableDef],
     begun: Instant,
@@ -91,25 +91,27 @@ async fn odd_bytes(
             "SELECT count(convert_to(_stillpoint_row::text, 'UTF8')) FROM ONLY {} AS _stillpoint_row",
             table.qualified()
         );
-        match ask(link, &sql, begun).await? {
+        match run_check_query(link, &sql, begun).await? {
             Ok(_) => {}
             // Class 22: data exceptions.
             Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("22")) => {
-                let note =
-                    format!("{}; the database's encoding is {encoding}, and all is copied as UTF8", told(&error));
+                let note = format!(
+                    "{}; the database's encoding is {encoding}, and rows are copied as UTF8",
+                    short_message(&error)
+                );
                 let (name, verdict) = (table.display(), Verdict::Refused);
                 findings.push(Finding { kind: KIND.into(), name, verdict, note });
             }
             Err(_) => left.push(table.display()),
         }
     }
-    left_out(KIND, &left, findings);
+    report_unchecked(KIND, &left, findings);
     Ok(())
 }
 
 /// SQL expressions for the lengths of the values of a row.
 #[derive(Default)]
-struct Shape {
+struct LengthExpressions {
     /// Terms of a sum over a row: the bytes of its values, and (`text`) the bytes of their text.
     bytes: Vec<String>,
     text: Vec<String>,
@@ -118,63 +120,71 @@ struct Shape {
 }
 
 /// Expressions, by table number, for tables that have large values stored outside the table.
-async fn shapes(link: &mut Link) -> Result<HashMap<u32, Shape>, Error> {
+async fn length_expressions(link: &mut Link) -> Result<HashMap<u32, LengthExpressions>, Error> {
     let rows = link
         .query(&format!(
-            "SELECT c.oid, a.attname, CASE coalesce(nullif(t.typbasetype, 0), t.oid) WHEN 'bytea'::regtype THEN 'bytes' \
+            "SELECT c.oid, a.attname, CASE coalesce(nullif(t.typbasetype, 0), t.oid) WHEN 'bytea'::regtype THEN \
+             'bytes' \
              WHEN 'text'::regtype THEN 'text' WHEN 'varchar'::regtype THEN 'text' WHEN 'bpchar'::regtype THEN 'text' \
              WHEN 'json'::regtype THEN 'text' WHEN 'xml'::regtype THEN 'text' ELSE 'other' END \
              FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid \
-             WHERE c.relkind = 'r' AND c.reltoastrelid <> 0 AND pg_relation_size(c.reltoastrelid) > {LEAST_STORED} \
+             WHERE c.relkind = 'r' AND c.reltoastrelid <> 0 AND pg_relation_size(c.reltoastrelid) > \
+             {STORED_BYTES_MIN} \
              AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND t.typlen = -1"
         ))
         .await?;
-    let mut shapes: HashMap<u32, Shape> = HashMap::new();
+    let mut expressions: HashMap<u32, LengthExpressions> = HashMap::new();
     for row in rows {
-        let (shape, name) = (shapes.entry(number(&row, 0)).or_default(), identifier(&text(&row, 1)));
+        let (expression, name) = (expressions.entry(number(&row, 0)).or_default(), identifier(&text(&row, 1)));
         let large = |length: &str| {
-            format!("CASE WHEN pg_column_size({name}) > {LEAST_STORED} THEN octet_length({length})::bigint ELSE 0 END")
+            format!(
+                "CASE WHEN pg_column_size({name}) > {STORED_BYTES_MIN} THEN octet_length({length})::bigint ELSE 0 END"
+            )
         };
         match text(&row, 2).as_str() {
             // Each byte becomes two hexadecimal digits.
             "bytes" => {
-                shape.text.push(format!("2 * {}", large(&name)));
-                shape.bytes.push(large(&name));
+                expression.text.push(format!("2 * {}", large(&name)));
+                expression.bytes.push(large(&name));
             }
             "text" => {
                 let length = large(&format!("{name}::text"));
-                shape.text.push(length.clone());
-                shape.bytes.push(length);
+                expression.text.push(length.clone());
+                expression.bytes.push(length);
             }
-            _ => shape.others.push(format!("coalesce(pg_column_size({name}), 0)")),
+            _ => expression.others.push(format!("coalesce(pg_column_size({name}), 0)")),
         }
     }
-    Ok(shapes)
+    Ok(expressions)
 }
 
 /// Finds rows that do not fit into a message. Values are not read for this, except for compressed text.
-async fn long_values(
+async fn check_long_values(
     link: &mut Link,
     tables: &[TableDef],
     begun: Instant,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
     const KIND: &str = "large values";
-    let shapes = shapes(link).await?;
+    let expressions = length_expressions(link).await?;
     let mut left = Vec::new();
     for table in tables {
-        let Some(shape) = shapes.get(&table.oid) else { continue };
+        let Some(expression) = expressions.get(&table.oid) else { continue };
         let sum = |of: &[String]| if of.is_empty() { "0".into() } else { of.join(" + ") };
-        let others =
-            if shape.others.is_empty() { "0".into() } else { format!("greatest({})", shape.others.join(", ")) };
+        let others = if expression.others.is_empty() {
+            "0".into()
+        } else {
+            format!("greatest({})", expression.others.join(", "))
+        };
         let sql = format!(
-            "SELECT count(*) FILTER (WHERE text > {LONGEST}), count(*) FILTER (WHERE bytes > {LONGEST}), \
-             coalesce(max(others), 0) FROM (SELECT {} AS text, {} AS bytes, {others} AS others FROM ONLY {}) AS lengths",
-            sum(&shape.text),
-            sum(&shape.bytes),
+            "SELECT count(*) FILTER (WHERE text > {ROW_BYTES_MAX}), count(*) FILTER (WHERE bytes > {ROW_BYTES_MAX}), \
+             coalesce(max(others), 0) FROM (SELECT {} AS text, {} AS bytes, {others} AS others FROM ONLY {}) AS \
+             lengths",
+            sum(&expression.text),
+            sum(&expression.bytes),
             table.qualified()
         );
-        let Ok(row) = ask(link, &sql, begun).await? else {
+        let Ok(row) = run_check_query(link, &sql, begun).await? else {
             left.push(table.display());
             continue;
         };
@@ -186,21 +196,22 @@ async fn long_values(
         if uncopied > 0 {
             find(
                 Verdict::Refused,
-                format!("{uncopied} rows do not fit into the gigabyte of a message, and cannot be copied"),
+                format!("{uncopied} rows are longer than 1 GiB, the maximum of a message, and cannot be copied"),
             );
         } else if long > 0 {
-            let note = "rows are copied whose text is longer than a gigabyte; no log tells of them: one that is written before the \
-                        migration is finished ends it, or keeps `fallback` from succeeding";
+            let note = "rows have a text longer than 1 GiB: they are copied, but the log cannot report changes of \
+                        them; such a change ends the migration before the switch-over, and makes `fallback` fail \
+                        after it";
             find(Verdict::Moved, format!("{long} {note}"));
         }
-        if others > DOUBTFUL {
+        if others > SUSPECT_STORED_BYTES {
             let stored = others >> 20;
             find(
                 Verdict::NotLookedAt,
-                format!("values of up to {stored} MiB: how long their text is was not looked at"),
+                format!("values of up to {stored} MiB: the length of their text was not checked"),
             );
         }
     }
-    left_out(KIND, &left, findings);
+    report_unchecked(KIND, &left, findings);
     Ok(())
 }

@@ -8,7 +8,7 @@
 
 use crate::inventory::number;
 use crate::link::{Link, Purpose};
-use crate::progress::Teller;
+use crate::progress::Reporter;
 use crate::throttle::{Bounds, Throttle};
 use crate::{Error, Server};
 use rustix::io::Errno;
@@ -19,34 +19,34 @@ use stillpoint_events::EventKind;
 use stillpoint_host::kernel_files;
 
 /// Weight of a process with unchanged priority.
-pub(crate) const WHOLE: u64 = 1024;
-/// Limits of a process's weight, relative to [`WHOLE`]. With the lowest, an index takes about 20 times as long on a busy
+pub(crate) const FULL_WEIGHT: u64 = 1024;
+/// Limits of a process's weight, relative to [`FULL_WEIGHT`]. With the lowest, an index takes about 20 times as long on a busy
 /// machine.
-pub(crate) const WEIGHT: Bounds = Bounds {
-    least: 70,
-    first: 110,
-    most: WHOLE,
-    told: |kept_percent, weight| EventKind::Yielding { kept_percent, weight_percent: weight * 100 / WHOLE },
+pub(crate) const WEIGHT_BOUNDS: Bounds = Bounds {
+    min: 70,
+    initial: 110,
+    max: FULL_WEIGHT,
+    make_event: |kept_percent, weight| EventKind::Yielding { kept_percent, weight_percent: weight * 100 / FULL_WEIGHT },
 };
 /// Interval at which sessions are searched for.
-const LOOKING: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum difference in seconds between the start of a process and the start that its server reports.
-const BEGINNING_S: f64 = 2.0;
+const START_TOLERANCE_S: f64 = 2.0;
 
 /// Runs `work` and limits the weight of the target's sessions that do it; `sessions` is a condition on `pg_stat_activity`.
-pub(crate) async fn yielding<T>(
+pub(crate) async fn run_with_weight<T>(
     target: &Server,
     sessions: &str,
     weight: Option<&Throttle>,
-    teller: &Teller,
+    reporter: &Reporter,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let Some(weight) = weight.filter(|_| target.is_here()) else { return work.await };
+    let Some(weight) = weight.filter(|_| target.is_local()) else { return work.await };
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let which = format!(
         "SELECT pid, extract(epoch FROM clock_timestamp() - backend_start) FROM pg_stat_activity WHERE {sessions}"
     );
-    let (mut tick, mut told) = (tokio::time::interval(LOOKING), false);
+    let (mut tick, mut warned) = (tokio::time::interval(POLL_INTERVAL), false);
     tokio::pin!(work);
     loop {
         tokio::select! {
@@ -55,13 +55,13 @@ pub(crate) async fn yielding<T>(
                 let nice = niceness(weight.rate());
                 for row in link.query(&which).await? {
                     let (pid, age_s) = (number(&row, 0), number(&row, 1));
-                    match is_here(pid, age_s).and_then(|()| weigh(pid, nice)) {
-                        Ok(()) => weight.goes_on(),
+                    match check_local_process(pid, age_s).and_then(|()| set_weight(pid, nice)) {
+                        Ok(()) => weight.record_uncounted_work(),
                         // The process has ended, or only a superuser may raise weight again.
-                        Err(error) if told || error.kind() == io::ErrorKind::NotFound => {}
+                        Err(error) if warned || error.kind() == io::ErrorKind::NotFound => {}
                         Err(error) => {
-                            told = true;
-                            teller.warn(format!("indexes at the target are not held back for clients: {error}"));
+                            warned = true;
+                            reporter.warn(format!("cannot lower the weight of index builds on the target: {error}"));
                         }
                     }
                 }
@@ -72,20 +72,20 @@ pub(crate) async fn yielding<T>(
 
 /// The nice value nearest to `weight`; each step takes away a fifth of the weight.
 pub(crate) fn niceness(weight: u64) -> i32 {
-    let steps = (WHOLE as f64 / weight.max(1) as f64).ln() / 1.25_f64.ln();
+    let steps = (FULL_WEIGHT as f64 / weight.max(1) as f64).ln() / 1.25_f64.ln();
     steps.round().clamp(-20.0, 19.0) as i32
 }
 
 /// Returns `Ok` if `pid` is the server's process here. In another PID namespace the server's number may be another process
 /// here.
-pub(crate) fn is_here(pid: i32, age_s: f64) -> io::Result<()> {
+pub(crate) fn check_local_process(pid: i32, age_s: f64) -> io::Result<()> {
     let stat = kernel_files::text(format!("/proc/{pid}/stat"))?;
     let uptime = kernel_files::text("/proc/uptime")?;
     let age = age_here_s(&stat, &uptime, rustix::param::clock_ticks_per_second());
-    if age.is_some_and(|age| (age - age_s).abs() < BEGINNING_S) {
+    if age.is_some_and(|age| (age - age_s).abs() < START_TOLERANCE_S) {
         return Ok(());
     }
-    Err(io::Error::other("its processes are not to be seen from here"))
+    Err(io::Error::other("its processes are not visible on this machine"))
 }
 
 /// Age in seconds of a process, if it is PostgreSQL's.
@@ -96,7 +96,7 @@ fn age_here_s(stat: &str, uptime: &str, ticks_per_s: u64) -> Option<f64> {
     (name == "postgres").then_some(now - began / ticks_per_s as f64)
 }
 
-pub(crate) fn weigh(pid: i32, nice: i32) -> io::Result<()> {
+pub(crate) fn set_weight(pid: i32, nice: i32) -> io::Result<()> {
     match kernel_files::write(format!("/proc/{pid}/autogroup"), nice.to_string()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -127,9 +127,9 @@ mod tests {
 
     #[test]
     fn who_is_not_there_is_not_weighed() {
-        let nobody = i32::MAX;
-        assert_eq!(is_here(nobody, 1.0).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let absent = i32::MAX;
+        assert_eq!(check_local_process(absent, 1.0).unwrap_err().kind(), io::ErrorKind::NotFound);
         let we = std::process::id() as i32;
-        assert!(is_here(we, 1.0).unwrap_err().to_string().contains("not to be seen"));
+        assert!(check_local_process(we, 1.0).unwrap_err().to_string().contains("not visible"));
     }
 }

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most writes in one system call.
-const MOST: u32 = 128;
+const WRITES_MAX: u32 = 128;
 /// No signal reports a connection that is gone, and no write waits.
 const FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
@@ -46,7 +46,7 @@ impl Batch {
         if writes.len() > 1
             && let Some(ring) = &mut self.ring
         {
-            let made = writes.chunks(MOST as usize).try_for_each(|part| write_part(ring, part, &mut self.taken));
+            let made = writes.chunks(WRITES_MAX as usize).try_for_each(|part| write_part(ring, part, &mut self.taken));
             if let Err(error) = made {
                 tracing::warn!(%error, "io_uring fails: from now on each write is a system call");
                 self.ring = None;
@@ -60,13 +60,13 @@ impl Batch {
 }
 
 fn ring() -> io::Result<IoUring> {
-    let ring = IoUring::new(MOST)?;
+    let ring = IoUring::new(WRITES_MAX)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
     if probe.is_supported(opcode::Send::CODE) { Ok(ring) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Makes no more than `MOST` writes. After an error, writes without a place in `taken` were not made, and the caller
+/// Makes no more than `WRITES_MAX` writes. After an error, writes without a place in `taken` were not made, and the caller
 /// must not use the ring again.
 fn write_part(ring: &mut IoUring, writes: &[Write<'_>], taken: &mut Vec<Taken>) -> io::Result<()> {
     for (place, write) in (taken.len() as u64..).zip(writes) {
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn each_write_goes_where_it_is_to_go_also_when_they_are_more_than_fit_into_one_call() {
         both(|batch| {
-            let mut pairs: Vec<_> = (0..2 * MOST + 3).map(|_| pair()).collect();
+            let mut pairs: Vec<_> = (0..2 * WRITES_MAX + 3).map(|_| pair()).collect();
             let texts: Vec<String> = (0..pairs.len()).map(|number| format!("to {number}")).collect();
             let expected: Vec<Taken> = texts.iter().map(|text| Ok(text.len())).collect();
             let writes = pairs.iter().zip(&texts);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_nothing_and_who_is_gone_keep_nobody_waiting() {
+    fn peers_that_take_nothing_or_are_gone_keep_no_other_waiting() {
         both(|batch| {
             let (full, _slow) = pair();
             let much = vec![7; 1 << 16];

@@ -109,7 +109,7 @@ impl Buffer {
 
     /// Gives the memory back if it holds nothing; call it when a session has nothing more to do for now.
     #[inline]
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn release_memory(&mut self) {
         if self.end == 0 && !self.bytes.is_empty() {
             let bytes = std::mem::take(&mut self.bytes);
             POOL.with_borrow_mut(|pool| {
@@ -163,7 +163,7 @@ mod tests {
         buffer.append(&[1; LEN + 1]);
         buffer.scan(LEN + 1);
         buffer.sent(LEN + 1);
-        buffer.rest();
+        buffer.release_memory();
         assert_eq!(buffer.bytes.capacity(), 0);
         assert_eq!(buffer.room().len(), LEN);
     }

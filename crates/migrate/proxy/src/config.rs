@@ -6,7 +6,7 @@ mod secrets;
 mod tests;
 
 pub(crate) use access::Origin;
-pub use access::{Action, Rule, TlsNeed};
+pub use access::{Action, Rule, TlsRequirement};
 pub(crate) use secrets::warnings as secrets_warnings;
 
 use crate::error::ConfigError;
@@ -30,7 +30,7 @@ pub struct Config {
     /// Address that serves Prometheus metrics at `/metrics`.
     #[serde(default)]
     pub metrics: Option<SocketAddr>,
-    /// Pairs of threads that serve sessions; by default one for every two processors.
+    /// Number of pairs of threads that serve sessions; by default one for every two processors.
     #[serde(default)]
     pub workers: Option<usize>,
     /// Permissions of the sockets in `listen`, as octal digits.
@@ -101,16 +101,16 @@ pub struct TlsFiles {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Sessions at a time, all tenants together.
+    /// Maximum number of sessions at a time, all tenants together.
     pub connections: usize,
     /// Memory for bytes under way between clients and servers, in MiB.
     pub memory_mib: usize,
-    /// Connections at a time that have not named their user, or wait in line for their login. At the limit the proxy
+    /// Maximum number of connections that have not named their user, or wait in line for their login. At the limit the proxy
     /// looks for the address that has the most and closes its connection that waits longest.
     pub unnamed: usize,
-    /// Logins at a time of one tenant, and no more than half of the sessions that it may have.
+    /// Maximum number of logins at a time of one tenant, and no more than half of the sessions that it may have.
     pub logins_per_tenant: usize,
-    /// Logins at a time of one tenant from one address, and no more than a quarter of the sessions that it may have.
+    /// Maximum number of logins at a time of one tenant from one address, and no more than a quarter of the sessions that it may have.
     /// All IPv6 addresses of a /64 network count as one.
     pub logins_per_address: usize,
     /// Time from a client's first byte to its session, in milliseconds.
@@ -207,7 +207,7 @@ pub struct TenantConfig {
     /// Name of the database on that server, if it differs.
     #[serde(default)]
     pub database: Option<String>,
-    /// Sessions at a time.
+    /// Maximum number of sessions at a time.
     #[serde(default)]
     pub connections: Option<usize>,
     /// File with lines `USER VERIFIER` (`rolname` and `rolpassword` of `pg_authid`). With it the proxy checks passwords
@@ -229,12 +229,21 @@ pub(crate) const ANY: &str = "*";
 
 impl Config {
     /// Reads and checks a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Read`] if the file cannot be read, and the errors of [`Config::parse`].
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
         Config::parse(&text)
     }
 
     /// Reads and checks a text.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Syntax`] if the text is not a configuration, [`ConfigError::Invalid`] if its parts do not fit
+    /// together.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let mut config: Config = toml::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
         for (name, server) in &mut config.servers {
@@ -273,7 +282,7 @@ impl Config {
     fn check(&self) -> Result<(), ConfigError> {
         let invalid = |text: String| Err(ConfigError::Invalid(text));
         if self.listen.is_empty() {
-            return invalid("`listen` names no address".into());
+            return invalid("`listen` is empty".into());
         }
         if self.tenants.is_empty() {
             return invalid("there is no tenant: add `[tenants.NAME]`, or `[tenants.\"*\"]` for every database".into());
@@ -281,20 +290,20 @@ impl Config {
         for (name, tenant) in &self.tenants {
             if !self.servers.contains_key(&tenant.server) {
                 return invalid(format!(
-                    "tenant `{name}` is on server `{}`, which is not in `[servers]`",
+                    "tenant `{name}` names server `{}`, which is not in `[servers]`",
                     tenant.server
                 ));
             }
             if name == ANY && tenant.database.is_some() {
-                return invalid("tenant `*` stands for many databases and cannot have one `database`".into());
+                return invalid("tenant `*` stands for many databases and cannot have `database`".into());
             }
         }
         for (name, server) in &self.servers {
             if server.tls == ServerTls::VerifyFull && server.ca.is_none() {
-                return invalid(format!("server `{name}` has tls = \"verify-full\" and no `ca`"));
+                return invalid(format!("server `{name}` has tls = \"verify-full\" but no `ca`"));
             }
             if server.tls != ServerTls::Disable && server.host.starts_with('/') {
-                return invalid(format!("server `{name}` is reached by a socket, where there is no TLS"));
+                return invalid(format!("server `{name}` is a Unix socket, which does not support TLS"));
             }
         }
         if self.workers == Some(0) {
@@ -344,13 +353,13 @@ impl Config {
         for (name, server) in &self.servers {
             if server.host.starts_with('/') {
                 warnings.push(format!(
-                    "server `{name}` is reached by its socket: a `peer` line of its pg_hba.conf would judge the user of the \
-                     proxy, not that of the client"
+                    "server `{name}` is a Unix socket: a `peer` line of its pg_hba.conf would check the \
+                     operating-system user of the proxy, not of the client"
                 ));
             }
         }
         if self.tls.is_none() && self.listen.iter().any(|at| matches!(at, Endpoint::Tcp(a) if !a.ip().is_loopback())) {
-            warnings.push("clients of other machines connect without TLS: there is no `[tls]`".into());
+            warnings.push("clients on other machines connect without TLS: there is no `[tls]`".into());
         }
         warnings.extend(access::warnings(&self.allow));
         warnings

@@ -21,16 +21,21 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 /// Most connections that are accepted and not yet among the unnamed.
-const ARRIVALS: usize = 32;
+const ARRIVALS_MAX: usize = 32;
 /// Time until the next try when accepting fails (no more file descriptors).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for which an address may still be in use: the kernel closes a dead process's sockets one after the other, its
 /// lock among them.
-const CLOSING: Duration = Duration::from_secs(5);
-const BINDING_AGAIN: Duration = Duration::from_millis(5);
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Serves until a signal ends it: SIGTERM lets transactions end, SIGINT does not. SIGHUP reloads the file. Calls
 /// `started` once clients can connect.
+///
+/// # Errors
+///
+/// [`StartError`] if the proxy cannot start: the configuration, an address, the routes file or a system resource cannot
+/// be used.
 pub fn run(path: &Path, started: impl FnOnce(&Config)) -> Result<(), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     runtime()?.block_on(async {
@@ -40,6 +45,10 @@ pub fn run(path: &Path, started: impl FnOnce(&Config)) -> Result<(), StartError>
 }
 
 /// Serves as [`run`] does, as soon as no other proxy serves. Calls `standing_by` if one does and has accepted this one.
+///
+/// # Errors
+///
+/// The errors of [`run`], and [`StartError::StandBy`] if the active proxy refuses this one.
 pub fn stand_by(
     path: &Path,
     standing_by: impl FnOnce(&Config),
@@ -49,7 +58,7 @@ pub fn stand_by(
     runtime()?.block_on(async {
         let mut signals = Signals::install()?;
         match standby::wait(&mut settings, &mut signals, standing_by).await? {
-            Some(lock) => serve(path, settings, lock, signals, CLOSING, started).await,
+            Some(lock) => serve(path, settings, lock, signals, BIND_TIMEOUT, started).await,
             None => Ok(()),
         }
     })
@@ -61,6 +70,10 @@ fn runtime() -> Result<Runtime, StartError> {
 }
 
 /// Checks a configuration file and the files that it names; returns it with the warnings about it.
+///
+/// # Errors
+///
+/// [`StartError::Config`] if the configuration or a file that it names cannot be used.
 pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     let mut warnings = settings.config.warnings();
@@ -83,9 +96,9 @@ async fn serve(
     surprises.for_each(|warning| tracing::warn!("{warning}"));
     let proxy = Arc::new(Proxy::new(settings, lock)?);
     let until = Instant::now() + patience;
-    let Listening { control, clients, metrics } = loop {
-        match Listening::bind(&config).await {
-            Err(error) if error.is_in_use() && Instant::now() < until => tokio::time::sleep(BINDING_AGAIN).await,
+    let Listeners { control, clients, metrics } = loop {
+        match Listeners::bind(&config).await {
+            Err(error) if error.is_in_use() && Instant::now() < until => tokio::time::sleep(BIND_RETRY_INTERVAL).await,
             bound => break bound?,
         }
     };
@@ -104,8 +117,8 @@ async fn serve(
 
     let patiently = loop {
         match signals.next().await {
-            Told::Reload => reload(path, &proxy),
-            Told::End { patiently } => break patiently,
+            SignalRequest::Reload => reload(path, &proxy),
+            SignalRequest::End { patiently } => break patiently,
         }
     };
     // From here on no client can connect, and no command is answered. Then a successor may serve.
@@ -113,7 +126,7 @@ async fn serve(
     proxy.retire();
     if patiently {
         let limit = proxy.settings().config.limits.drain();
-        tracing::info!(connections = workers.load(), "ending: transactions may finish");
+        tracing::info!(connections = workers.load(), "shutting down: open transactions may finish");
         proxy.end_sessions();
         let drained = async {
             while workers.load() > 0 {
@@ -121,7 +134,10 @@ async fn serve(
             }
         };
         if tokio::time::timeout(limit, drained).await.is_err() {
-            tracing::warn!(connections = workers.load(), "the limit is reached: the others are broken off");
+            tracing::warn!(
+                connections = workers.load(),
+                "the time limit is reached: the remaining sessions are terminated"
+            );
         }
     }
     tracing::info!("ended");
@@ -134,14 +150,14 @@ async fn serve(
 }
 
 /// All sockets that clients, commands and scrapers connect to.
-struct Listening {
+struct Listeners {
     control: (UnixListener, SocketFile),
     clients: Vec<Listener>,
     metrics: Option<TcpListener>,
 }
 
-impl Listening {
-    async fn bind(config: &Config) -> Result<Listening, StartError> {
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Listeners, StartError> {
         let control = listen::unix(&config.control, 0o600).map_err(|source| match source.kind() {
             ErrorKind::AddrInUse => StartError::Taken(config.control.clone()),
             _ => StartError::Listen { at: config.control.display().to_string(), source },
@@ -155,13 +171,13 @@ impl Listening {
             }
             None => None,
         };
-        Ok(Listening { control, clients, metrics })
+        Ok(Listeners { control, clients, metrics })
     }
 }
 
 /// Request to the process by a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum SignalRequest {
     /// Reload the configuration.
     Reload,
     /// End: patiently, so that transactions may finish, or at once.
@@ -188,11 +204,11 @@ impl Signals {
     }
 
     /// Waits for the next request.
-    pub(crate) async fn next(&mut self) -> Told {
+    pub(crate) async fn next(&mut self) -> SignalRequest {
         tokio::select! {
-            _ = self.hangup.recv() => Told::Reload,
-            _ = self.terminate.recv() => Told::End { patiently: true },
-            _ = self.interrupt.recv() => Told::End { patiently: false },
+            _ = self.hangup.recv() => SignalRequest::Reload,
+            _ = self.terminate.recv() => SignalRequest::End { patiently: true },
+            _ = self.interrupt.recv() => SignalRequest::End { patiently: false },
         }
     }
 }
@@ -211,9 +227,9 @@ fn reload(path: &Path, proxy: &Proxy) {
             let surprises = config.warnings().into_iter().chain(secrets_warnings(config));
             surprises.for_each(|warning| tracing::warn!("{warning}"));
             proxy.reload(settings);
-            tracing::info!("configuration read anew");
+            tracing::info!("configuration reloaded");
         }
-        Err(error) => tracing::error!(%error, "the configuration cannot be used, the old one stays in force"),
+        Err(error) => tracing::error!(%error, "the new configuration is invalid; the old one stays in force"),
     }
 }
 
@@ -224,14 +240,14 @@ fn processors() -> usize {
 /// Accepts no faster than workers take connections over: accepted connections hold open files, and the limit on unnamed
 /// connections does not count them yet.
 async fn accept(listener: Listener, workers: Arc<Workers>) {
-    let arrivals = Arc::new(Semaphore::new(ARRIVALS));
+    let arrivals = Arc::new(Semaphore::new(ARRIVALS_MAX));
     // The semaphore is never closed.
     while let Ok(arrival) = arrivals.clone().acquire_owned().await {
         match listener.accept().await {
             Ok((raw, origin)) => workers.serve(raw, origin, arrival),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
             }
         }
     }
@@ -245,7 +261,7 @@ async fn accept_control((listener, _file): (UnixListener, SocketFile), proxy: Ar
             Ok((stream, _)) => drop(connections.spawn(control::server::serve(stream, proxy.clone()))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
             }
         }
         while connections.try_join_next().is_some() {}

@@ -4,9 +4,9 @@ use crate::config::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Files of a session: its client, its server, and the counterpart on the target.
-const OF_A_SESSION: u64 = 3;
+const FILES_PER_SESSION: u64 = 3;
 /// Files for the proxy's own sockets, files and threads, and for requests to cancel.
-const BESIDE: u64 = 128;
+const OTHER_FILES: u64 = 128;
 
 /// Raises the limit to what the configuration needs, as far as the system allows. Returns a text if that is too few.
 pub(crate) fn raise(config: &Config) -> Option<String> {
@@ -28,15 +28,15 @@ pub(crate) fn warning(config: &Config) -> Option<String> {
 }
 
 fn needed(config: &Config) -> u64 {
-    config.limits.connections as u64 * OF_A_SESSION + config.limits.unnamed as u64 + BESIDE
+    config.limits.connections as u64 * FILES_PER_SESSION + config.limits.unnamed as u64 + OTHER_FILES
 }
 
 fn shortage(needed: u64, most: u64, connections: usize) -> Option<String> {
     (most < needed).then(|| {
         format!(
-            "{most} files may be open, which is enough for {} connections during a migration, not for {connections}: \
-             raise the limit (LimitNOFILE, `ulimit -Hn`) to {needed}",
-            most.saturating_sub(needed - connections as u64 * OF_A_SESSION) / OF_A_SESSION
+            "the limit of {most} open files allows {} connections during a migration, not {connections}: raise it \
+             (LimitNOFILE, `ulimit -Hn`) to {needed}",
+            most.saturating_sub(needed - connections as u64 * FILES_PER_SESSION) / FILES_PER_SESSION
         )
     })
 }

@@ -2,8 +2,8 @@
 
 use crate::capture::Capture;
 use crate::config::Server;
+use crate::latency_histogram::LatencyHistogram;
 use crate::target::Target;
-use crate::waits::Waits;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -38,7 +38,7 @@ impl Activity {
         [Activity::Starting, Activity::Idle, Activity::Active, Activity::InTransaction, Activity::Parked];
 
     /// Reason why others wait for a session with this activity.
-    pub(crate) fn holds_up_by(self) -> &'static str {
+    pub(crate) fn blocking_reason(self) -> &'static str {
         match self {
             Activity::Starting => "is logging in",
             Activity::InTransaction => "its client holds a transaction open",
@@ -119,7 +119,7 @@ pub(crate) struct Entry {
     pub(crate) counters: Counters,
     pub(crate) prepared: AtomicBool,
     /// Shared with its tenant.
-    waits: Arc<Waits>,
+    waits: Arc<LatencyHistogram>,
     commands: UnboundedSender<Command>,
     activity: AtomicU8,
     busy_since_us: AtomicU64,
@@ -134,16 +134,16 @@ impl fmt::Debug for Entry {
     }
 }
 
-static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Microseconds since the proxy began.
 pub(crate) fn now_us() -> u64 {
-    BEGINNING.elapsed().as_micros() as u64
+    START.elapsed().as_micros() as u64
 }
 
 /// Names that a session belongs to.
 #[derive(Debug, Clone)]
-pub(crate) struct Who {
+pub(crate) struct SessionIdentity {
     pub(crate) tenant: String,
     pub(crate) user: String,
     pub(crate) database: String,
@@ -151,7 +151,12 @@ pub(crate) struct Who {
 }
 
 impl Entry {
-    pub(crate) fn new(id: u32, who: Who, secret: Vec<u8>, waits: Arc<Waits>) -> (Entry, UnboundedReceiver<Command>) {
+    pub(crate) fn new(
+        id: u32,
+        who: SessionIdentity,
+        secret: Vec<u8>,
+        waits: Arc<LatencyHistogram>,
+    ) -> (Entry, UnboundedReceiver<Command>) {
         let (commands, receiver) = unbounded_channel();
         let entry = Entry {
             id,
@@ -252,10 +257,10 @@ impl Directory {
     /// Enters a session under a number that no other has; `None` at the limit of sessions.
     pub(crate) fn enter(
         &self,
-        who: Who,
+        who: SessionIdentity,
         secret_len: usize,
         most: usize,
-        waits: Arc<Waits>,
+        waits: Arc<LatencyHistogram>,
     ) -> Option<(Arc<Entry>, UnboundedReceiver<Command>)> {
         let mut secret = vec![0; secret_len];
         crate::secret::random(&mut secret);
@@ -295,15 +300,15 @@ impl Directory {
 mod tests {
     use super::*;
 
-    fn who() -> Who {
+    fn identity() -> SessionIdentity {
         let text = || "x".to_owned();
-        Who { tenant: text(), user: text(), database: text(), origin: text() }
+        SessionIdentity { tenant: text(), user: text(), database: text(), origin: text() }
     }
 
     #[test]
     fn only_the_whole_key_leads_to_the_server() {
         let directory = Directory::default();
-        let (entry, _commands) = directory.enter(who(), 32, 10, Arc::default()).unwrap();
+        let (entry, _commands) = directory.enter(identity(), 32, 10, Arc::default()).unwrap();
         let server: Server = toml::from_str("host = 'h'").unwrap();
         let theirs = CancelKey { pid: 99, secret: vec![1; 4] };
         entry.cancel_at(Arc::new(server), theirs.clone());
@@ -317,11 +322,11 @@ mod tests {
     #[test]
     fn numbers_are_used_again_only_when_free_and_the_limit_holds() {
         let directory = Directory::default();
-        let (first, _a) = directory.enter(who(), 4, 2, Arc::default()).unwrap();
+        let (first, _a) = directory.enter(identity(), 4, 2, Arc::default()).unwrap();
         lock(&directory.entries).0 = i32::MAX as u32;
-        let (second, _b) = directory.enter(who(), 4, 2, Arc::default()).unwrap();
+        let (second, _b) = directory.enter(identity(), 4, 2, Arc::default()).unwrap();
         assert_eq!((first.id, second.id), (1, 2));
-        assert!(directory.enter(who(), 4, 2, Arc::default()).is_none());
+        assert!(directory.enter(identity(), 4, 2, Arc::default()).is_none());
         directory.leave(first.id);
         assert_eq!(directory.all().len(), 1);
     }

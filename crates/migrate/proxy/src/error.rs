@@ -1,7 +1,7 @@
 //! Errors, for the log and for the operator. Clients get a [`Refusal`] instead. Text from outside is kept as
-//! [`Untrusted`]: every error is one line.
+//! [`UntrustedText`]: every error is one line.
 
-use crate::untrusted::Untrusted;
+use crate::untrusted::UntrustedText;
 use std::path::PathBuf;
 use stillpoint_migrate_wire::WireError;
 use thiserror::Error;
@@ -117,9 +117,9 @@ pub(crate) enum SessionError {
     #[error("the server refused: {code}: {message}")]
     ServerRefused {
         /// SQLSTATE.
-        code: Untrusted,
+        code: UntrustedText,
         /// Message of the server.
-        message: Untrusted,
+        message: UntrustedText,
     },
     /// The client was refused, and has received the reason.
     #[error("{0}")]
@@ -130,9 +130,9 @@ pub(crate) enum SessionError {
         /// Name and address of the server.
         server: String,
         /// Name of the role.
-        user: Untrusted,
+        user: UntrustedText,
         /// Secret that is missing.
-        why: Untrusted,
+        why: UntrustedText,
     },
     /// The server cannot be reached.
     #[error("cannot reach {server}: {why}")]
@@ -140,11 +140,11 @@ pub(crate) enum SessionError {
         /// Name and address of the server.
         server: String,
         /// Cause of the failure.
-        why: Untrusted,
+        why: UntrustedText,
     },
     /// The session could not be handed to the thread that passes bytes on, or back.
-    #[error("the session is lost between two threads")]
-    Lent(#[source] std::io::Error),
+    #[error("the session could not be handed to another thread")]
+    Handover(#[source] std::io::Error),
     /// A time limit was reached.
     #[error("{0} took too long")]
     TimedOut(&'static str),
@@ -157,14 +157,14 @@ pub(crate) struct Refusal {
     /// SQLSTATE.
     pub(crate) code: &'static str,
     /// Message, which may hold names that the client has sent.
-    pub(crate) message: Untrusted,
+    pub(crate) message: UntrustedText,
     /// Action for the client or operator, if there is one.
     pub(crate) hint: Option<&'static str>,
 }
 
 impl Refusal {
     pub(crate) fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Refusal { code, message: Untrusted::new(message), hint: None }
+        Refusal { code, message: UntrustedText::new(message), hint: None }
     }
 
     pub(crate) fn hint(self, hint: &'static str) -> Self {
@@ -184,7 +184,7 @@ impl Refusal {
                 Some(Refusal::new("28000", "the proxy cannot log in at the server as this role"))
             }
             SessionError::Unreachable { .. } => Some(Refusal::new("08001", "the server cannot be reached")),
-            SessionError::Lent(_) => Some(Refusal::new("58000", "the proxy cannot serve the session any longer")),
+            SessionError::Handover(_) => Some(Refusal::new("58000", "the proxy can no longer serve this session")),
             SessionError::TimedOut(what) => Some(Refusal::new("57014", format!("{what} took too long"))),
         }
     }

@@ -90,7 +90,7 @@ pub(crate) async fn connect(server: &Server, limit: Duration) -> Result<Stream, 
         raw.read_exact(&mut answer).await.map_err(SessionError::Server)?;
         match answer {
             [b'S'] => tls::connect(raw, server).await,
-            _ => Err(unreachable("it does not speak TLS".into())),
+            _ => Err(unreachable("it does not support TLS".into())),
         }
     };
     tokio::time::timeout(limit, connect).await.map_err(|_| unreachable("no answer in time".into()))?
@@ -178,12 +178,13 @@ async fn authenticate(
         match backend::authentication(message.body).map_err(SessionError::ServerProtocol)? {
             Authentication::Ok => return Ok(()),
             Authentication::Cleartext => {
-                let password = credential.password().ok_or_else(|| lacking("it asks for a password in clear text"))?;
+                let password = credential.password().ok_or_else(|| lacking("it requires a password in clear text"))?;
                 frontend::put_password(&mut answer, password);
             }
             Authentication::Md5(salt) => {
-                let stored = credential.md5(user).ok_or_else(|| lacking("it asks for a password by md5"))?;
-                let proof = md5::answer(&stored, salt).ok_or_else(|| lacking("the stored password is not of md5"))?;
+                let stored = credential.md5(user).ok_or_else(|| lacking("it requires md5 authentication"))?;
+                let proof =
+                    md5::answer(&stored, salt).ok_or_else(|| lacking("the stored password is not an md5 hash"))?;
                 frontend::put_password(&mut answer, proof.as_bytes());
             }
             Authentication::Sasl(mechanisms) if mechanisms.contains(&scram::MECHANISM) => {
@@ -202,7 +203,7 @@ async fn authenticate(
                 client.check(data).map_err(|error| lacking(&error.to_string()))?;
             }
             Authentication::Sasl(_) | Authentication::Other(_) => {
-                return Err(lacking("it asks for a method that cannot pass a proxy"));
+                return Err(lacking("it requires an authentication method that a proxy cannot relay"));
             }
         }
         stream.write_all(&answer).await.map_err(SessionError::Server)?;

@@ -69,10 +69,10 @@ fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) fn unix(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
     if let Ok(found) = fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is in the way"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
         }
         if StdUnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody serves this socket"));
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket"));
         }
     }
     let mut fresh = path.as_os_str().to_owned();

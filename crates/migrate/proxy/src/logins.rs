@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// Time that a client has for an answer, no matter how many wait for its place.
-const GRACE: Duration = Duration::from_secs(1);
+const ANSWER_GRACE: Duration = Duration::from_secs(1);
 /// Interval at which a login in line checks if a client has used up that time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -40,7 +40,7 @@ enum Scope {
 
 /// Most logins under way at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct LoginLimits {
     /// All logins together.
     pub(crate) all: usize,
     /// Logins to one tenant.
@@ -49,7 +49,7 @@ pub(crate) struct Places {
     pub(crate) address: usize,
 }
 
-impl Places {
+impl LoginLimits {
     fn of(&self, scope: &Scope) -> usize {
         match scope {
             Scope::All => self.all,
@@ -62,30 +62,30 @@ impl Places {
 
 /// Origin and tenant of a login.
 #[derive(Debug, Clone)]
-pub(crate) struct Path {
+pub(crate) struct LoginOrigin {
     host: Origin,
     tenant: Arc<str>,
 }
 
 /// Origin and tenant of a client's login, with the limits for them; `None` if there is no such tenant.
-pub(crate) fn places(config: &Config, database: &str, origin: Origin) -> Option<(Path, Places)> {
+pub(crate) fn places(config: &Config, database: &str, origin: Origin) -> Option<(LoginOrigin, LoginLimits)> {
     let tenant = config.tenant(database)?;
     // The name in the configuration: clients may use any number of names for `*`.
     let name = if config.tenants.contains_key(database) { database } else { ANY };
     let Limits { connections, logins_per_tenant, logins_per_address, .. } = config.limits;
     // The limits leave room for sessions that begin from other addresses.
     let sessions = tenant.connections.unwrap_or(connections).min(connections);
-    let places = Places {
+    let places = LoginLimits {
         all: (connections / 2).max(1),
         tenant: logins_per_tenant.min(sessions / 2).max(1),
         address: logins_per_address.min(sessions / 4).max(1),
     };
-    Some((Path::new(origin, name), places))
+    Some((LoginOrigin::new(origin, name), places))
 }
 
-impl Path {
-    fn new(origin: Origin, tenant: &str) -> Path {
-        Path { host: origin.host(), tenant: tenant.into() }
+impl LoginOrigin {
+    fn new(origin: Origin, tenant: &str) -> LoginOrigin {
+        LoginOrigin { host: origin.host(), tenant: tenant.into() }
     }
 
     fn scopes(&self) -> [Scope; 4] {
@@ -95,25 +95,25 @@ impl Path {
 }
 
 #[derive(Debug)]
-struct Waiting {
-    path: Path,
-    places: Places,
-    begins: Arc<Notify>,
+struct QueuedLogin {
+    path: LoginOrigin,
+    places: LoginLimits,
+    admitted: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct UnderWay {
-    path: Path,
+struct ActiveLogin {
+    path: LoginOrigin,
     /// Time since which its client owes an answer.
     owes_since: Option<Instant>,
-    makes_way: Arc<Notify>,
+    evicted: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    in_line: BTreeMap<u64, Waiting>,
-    under_way: BTreeMap<u64, UnderWay>,
+    queue: BTreeMap<u64, QueuedLogin>,
+    active: BTreeMap<u64, ActiveLogin>,
     counts: HashMap<Scope, usize>,
 }
 
@@ -121,13 +121,13 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Logins {
     state: Mutex<State>,
-    turned_away: AtomicU64,
+    evictions: AtomicU64,
     grace: Duration,
 }
 
 impl Default for Logins {
     fn default() -> Self {
-        Logins { state: Mutex::default(), turned_away: AtomicU64::new(0), grace: GRACE }
+        Logins { state: Mutex::default(), evictions: AtomicU64::new(0), grace: ANSWER_GRACE }
     }
 }
 
@@ -136,8 +136,8 @@ impl Default for Logins {
 pub(crate) struct Place {
     of: Arc<Logins>,
     number: u64,
-    begins: Arc<Notify>,
-    makes_way: Arc<Notify>,
+    admitted: Arc<Notify>,
+    evicted: Arc<Notify>,
 }
 
 impl State {
@@ -146,19 +146,19 @@ impl State {
     }
 
     /// The first limit that a login has to wait for, if any.
-    fn full(&self, path: &Path, places: &Places) -> Option<Scope> {
+    fn full(&self, path: &LoginOrigin, places: &LoginLimits) -> Option<Scope> {
         path.scopes().into_iter().find(|scope| self.count(scope) >= places.of(scope))
     }
 
-    fn add(&mut self, number: u64, login: UnderWay) {
+    fn add(&mut self, number: u64, login: ActiveLogin) {
         for scope in login.path.scopes() {
             *self.counts.entry(scope).or_default() += 1;
         }
-        self.under_way.insert(number, login);
+        self.active.insert(number, login);
     }
 
-    fn remove(&mut self, number: u64) -> Option<UnderWay> {
-        let login = self.under_way.remove(&number)?;
+    fn remove(&mut self, number: u64) -> Option<ActiveLogin> {
+        let login = self.active.remove(&number)?;
         for scope in login.path.scopes() {
             if let Some(count) = self.counts.get_mut(&scope) {
                 *count -= 1;
@@ -171,25 +171,25 @@ impl State {
     }
 
     /// Gives free places to logins in line.
-    fn give(&mut self) {
+    fn admit_queued(&mut self) {
         loop {
-            let able = self.in_line.iter().filter(|(_, waiting)| self.full(&waiting.path, &waiting.places).is_none());
+            let able = self.queue.iter().filter(|(_, waiting)| self.full(&waiting.path, &waiting.places).is_none());
             let first = able.min_by_key(|(number, waiting)| (self.count(&Scope::Host(waiting.path.host)), **number));
             let Some(number) = first.map(|(number, _)| *number) else { return };
-            let Some(waiting) = self.in_line.remove(&number) else { return };
-            waiting.begins.notify_one();
-            self.add(number, UnderWay { path: waiting.path, owes_since: None, makes_way: Arc::default() });
+            let Some(waiting) = self.queue.remove(&number) else { return };
+            waiting.admitted.notify_one();
+            self.add(number, ActiveLogin { path: waiting.path, owes_since: None, evicted: Arc::default() });
         }
     }
 
     /// Finds the login that must make way for the one in line: of the address with the most logins, the one whose
     /// client has owed its answer longest.
-    fn victim(&self, number: u64, grace: Duration) -> Option<u64> {
-        let waiting = self.in_line.get(&number)?;
+    fn eviction_candidate(&self, number: u64, grace: Duration) -> Option<u64> {
+        let waiting = self.queue.get(&number)?;
         let full = self.full(&waiting.path, &waiting.places)?;
         let now = Instant::now();
-        let counts_to = |login: &UnderWay| login.path.scopes().contains(&full);
-        let owing = self.under_way.iter().filter(|(_, login)| counts_to(login)).filter_map(|(number, login)| {
+        let counts_to = |login: &ActiveLogin| login.path.scopes().contains(&full);
+        let owing = self.active.iter().filter(|(_, login)| counts_to(login)).filter_map(|(number, login)| {
             let owes_for = now.saturating_duration_since(login.owes_since?);
             (owes_for >= grace).then(|| (self.count(&Scope::Host(login.path.host)), owes_for, *number))
         });
@@ -199,72 +199,72 @@ impl State {
 
 impl Logins {
     /// Waits in line until the login may begin.
-    pub(crate) async fn enter(self: &Arc<Self>, path: Path, places: Places) -> Place {
-        let mut place = self.line_up(path, places);
+    pub(crate) async fn enter(self: &Arc<Self>, path: LoginOrigin, places: LoginLimits) -> Place {
+        let mut place = self.enqueue(path, places);
         loop {
-            if let Some(login) = lock(&self.state).under_way.get(&place.number) {
-                place.makes_way = login.makes_way.clone();
+            if let Some(login) = lock(&self.state).active.get(&place.number) {
+                place.evicted = login.evicted.clone();
                 break;
             }
-            let _ = tokio::time::timeout(CHECK_INTERVAL, place.begins.notified()).await;
-            self.relieve(place.number);
+            let _ = tokio::time::timeout(CHECK_INTERVAL, place.admitted.notified()).await;
+            self.evict_for(place.number);
         }
         place
     }
 
-    fn line_up(self: &Arc<Self>, path: Path, places: Places) -> Place {
-        let begins = Arc::new(Notify::new());
+    fn enqueue(self: &Arc<Self>, path: LoginOrigin, places: LoginLimits) -> Place {
+        let admitted = Arc::new(Notify::new());
         let mut state = lock(&self.state);
         state.last += 1;
         let number = state.last;
-        state.in_line.insert(number, Waiting { path, places, begins: begins.clone() });
-        state.give();
-        Place { of: self.clone(), number, begins, makes_way: Arc::default() }
+        state.queue.insert(number, QueuedLogin { path, places, admitted: admitted.clone() });
+        state.admit_queued();
+        Place { of: self.clone(), number, admitted, evicted: Arc::default() }
     }
 
     /// Makes one login end for the one in line, if one has used up its time.
-    fn relieve(&self, number: u64) {
+    fn evict_for(&self, number: u64) {
         let mut state = lock(&self.state);
-        if let Some(victim) = state.victim(number, self.grace)
-            && let Some(login) = state.remove(victim)
+        if let Some(eviction_candidate) = state.eviction_candidate(number, self.grace)
+            && let Some(login) = state.remove(eviction_candidate)
         {
-            self.turned_away.fetch_add(1, Ordering::Relaxed);
-            login.makes_way.notify_one();
-            state.give();
+            self.evictions.fetch_add(1, Ordering::Relaxed);
+            login.evicted.notify_one();
+            state.admit_queued();
         }
     }
 
     /// Number of logins under way.
     pub(crate) fn count(&self) -> usize {
-        lock(&self.state).under_way.len()
+        lock(&self.state).active.len()
     }
 
     /// Number of logins that had to make way.
-    pub(crate) fn turned_away(&self) -> u64 {
-        self.turned_away.load(Ordering::Relaxed)
+    pub(crate) fn evictions(&self) -> u64 {
+        self.evictions.load(Ordering::Relaxed)
     }
 }
 
 impl Place {
     /// Records if the client owes an answer from now on.
     pub(crate) fn client_owes(&self, owes: bool) {
-        if let Some(login) = lock(&self.of.state).under_way.get_mut(&self.number) {
+        if let Some(login) = lock(&self.of.state).active.get_mut(&self.number) {
             login.owes_since = owes.then(Instant::now);
         }
     }
 
     /// Returns when the client has to make way.
-    pub(crate) async fn makes_way(&self) {
-        self.makes_way.notified().await;
+    pub(crate) async fn evicted(&self) {
+        self.evicted.notified().await;
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = lock(&self.of.state);
-        state.in_line.remove(&self.number);
+        state.queue.remove(&self.number);
         state.remove(self.number);
-        state.give();
+        state.admit_queued();
     }
 }
 
@@ -272,7 +272,7 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    const PLACES: Places = Places { all: 100, tenant: 6, address: 2 };
+    const PLACES: LoginLimits = LoginLimits { all: 100, tenant: 6, address: 2 };
     /// Long enough never to pass in a test.
     const LONG: Duration = Duration::from_secs(3600);
 
@@ -280,8 +280,8 @@ mod tests {
         Arc::new(Logins { grace, ..Logins::default() })
     }
 
-    fn path(address: &str, tenant: &str) -> Path {
-        Path::new(Origin::Address(address.parse().unwrap()), tenant)
+    fn path(address: &str, tenant: &str) -> LoginOrigin {
+        LoginOrigin::new(Origin::Address(address.parse().unwrap()), tenant)
     }
 
     /// Returns the place if it is free at once.
@@ -340,10 +340,10 @@ mod tests {
         assert!(now(&logins, "10.0.0.1", "shop").await.is_none());
         silent.client_owes(true);
         let third = soon(&logins, "10.0.0.1", "shop").await;
-        silent.makes_way().await;
+        silent.evicted().await;
         // A login that has made way gives nothing back a second time.
         drop(silent);
-        assert_eq!((logins.count(), logins.turned_away()), (2, 1));
+        assert_eq!((logins.count(), logins.evictions()), (2, 1));
         third.client_owes(true);
         third.client_owes(false);
         let waiting = logins.enter(path("10.0.0.1", "shop"), PLACES);
@@ -359,7 +359,7 @@ mod tests {
         held.iter().for_each(|place| place.client_owes(true));
         let waiting = logins.enter(path("10.0.0.1", "shop"), PLACES);
         assert!(tokio::time::timeout(CHECK_INTERVAL * 3, waiting).await.is_err());
-        assert_eq!(logins.turned_away(), 0);
+        assert_eq!(logins.evictions(), 0);
     }
 
     #[tokio::test]
@@ -374,7 +374,7 @@ mod tests {
             silent.push(place);
         }
         let _fresh = soon(&logins, "10.0.0.4", "shop").await;
-        assert_eq!(logins.turned_away(), 1);
-        assert!(lock(&logins.state).under_way.contains_key(&honest.number), "it has waited longest, and is alone");
+        assert_eq!(logins.evictions(), 1);
+        assert!(lock(&logins.state).active.contains_key(&honest.number), "it has waited longest, and is alone");
     }
 }

@@ -11,9 +11,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Most bytes of a request's head, which must arrive within `ANSWER_LIMIT`.
-const HEAD_MAX: usize = 8 << 10;
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Most bytes of a request's head, which must arrive within `SCRAPE_TIMEOUT`.
+const HEAD_BYTES_MAX: usize = 8 << 10;
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most scrapers at a time; at the limit the oldest one makes way.
 const SCRAPERS_MAX: usize = 16;
 
@@ -31,7 +31,7 @@ pub(crate) async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
                 }
                 let proxy = proxy.clone();
                 scrapers.push_back(tasks.spawn(async move {
-                    let _ = tokio::time::timeout(ANSWER_LIMIT, answer(stream, &proxy)).await;
+                    let _ = tokio::time::timeout(SCRAPE_TIMEOUT, answer(stream, &proxy)).await;
                 }));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -43,7 +43,7 @@ pub(crate) async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
 async fn answer(mut stream: TcpStream, proxy: &Proxy) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        if head.len() > HEAD_MAX || stream.read_buf(&mut head).await? == 0 {
+        if head.len() > HEAD_BYTES_MAX || stream.read_buf(&mut head).await? == 0 {
             return Ok(());
         }
     }
@@ -52,7 +52,8 @@ async fn answer(mut stream: TcpStream, proxy: &Proxy) -> std::io::Result<()> {
         _ => ("404 Not Found", "see /metrics\n".into()),
     };
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: \
+         close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;
@@ -72,19 +73,25 @@ fn text(proxy: &Proxy) -> String {
     counter("statements_total", "Answers of ReadyForQuery.", load(statements));
     counter("bytes_from_clients_total", "Bytes received from clients.", load(bytes_up));
     counter("bytes_to_clients_total", "Bytes received for clients.", load(bytes_down));
-    let turned_away = proxy.unnamed.turned_away();
-    counter("unnamed_turned_away_total", "Connections that said nothing and made way for others.", turned_away);
-    let turned_away = proxy.logins.turned_away();
-    counter("logins_turned_away_total", "Logins whose clients did not answer and made way for others.", turned_away);
-    text += "# HELP stillpoint_proxy_logins Clients that have said who they are and not proved it.\n";
+    let turned_away = proxy.unnamed.evictions();
+    counter("unnamed_turned_away_total", "Connections closed before login to admit other clients.", turned_away);
+    let turned_away = proxy.logins.evictions();
+    counter(
+        "logins_turned_away_total",
+        "Logins ended to admit other clients, because their clients did not answer.",
+        turned_away,
+    );
+    text += "# HELP stillpoint_proxy_logins Unauthenticated clients that have named their user.\n";
     let _ = writeln!(text, "# TYPE stillpoint_proxy_logins gauge\nstillpoint_proxy_logins {}", proxy.logins.count());
-    text += "# HELP stillpoint_proxy_unnamed Connections that have not said who they are.\n";
+    text += "# HELP stillpoint_proxy_unnamed Connections that have not named their user.\n";
     let _ = writeln!(text, "# TYPE stillpoint_proxy_unnamed gauge\nstillpoint_proxy_unnamed {}", proxy.unnamed.count());
     let standby = u8::from(proxy.standby.taken_by().is_some());
-    text += "# HELP stillpoint_proxy_standby Whether another proxy stands by.\n# TYPE stillpoint_proxy_standby gauge\n";
+    text += "# HELP stillpoint_proxy_standby 1 if another proxy is on standby, else 0.\n# TYPE \
+             stillpoint_proxy_standby gauge\n";
     let _ = writeln!(text, "stillpoint_proxy_standby {standby}");
     let entries = proxy.directory.all();
-    text += "# HELP stillpoint_proxy_sessions Sessions by tenant and what they do.\n# TYPE stillpoint_proxy_sessions gauge\n";
+    text +=
+        "# HELP stillpoint_proxy_sessions Sessions by tenant and activity.\n# TYPE stillpoint_proxy_sessions gauge\n";
     for tenant in proxy.tenants() {
         for (name, activity) in [
             ("starting", Activity::Starting),

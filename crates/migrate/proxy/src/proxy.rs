@@ -5,12 +5,12 @@ use crate::config::{ANY, Config, Server};
 use crate::entry::{Command, Counters, Directory, lock};
 use crate::error::{ConfigError, StartError};
 use crate::logins::Logins;
+use crate::pending_connections::PendingConnections;
 use crate::routes::{Lock, Routes};
 use crate::secret::MockSecret;
 use crate::standby::Place;
 use crate::tenant::Tenant;
 use crate::tls;
-use crate::unnamed::Unnamed;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
@@ -55,7 +55,7 @@ pub(crate) struct Proxy {
     /// Number of times that the configuration was reloaded.
     pub(crate) reloads: watch::Sender<u64>,
     /// Connections that have not named their user.
-    pub(crate) unnamed: Unnamed,
+    pub(crate) unnamed: PendingConnections,
     /// Clients that have not proved their identity.
     pub(crate) logins: Arc<Logins>,
     /// Secret from which mock exchanges are built.
@@ -69,7 +69,7 @@ impl Proxy {
         let routes = Routes::load(lock)?;
         let path = settings.config.routes.clone();
         let mock_secret = MockSecret::load(&path).map_err(|error| {
-            let why = format!("cannot keep the secret beside it: {error}");
+            let why = format!("cannot store the secret in its directory: {error}");
             StartError::Routes { path, why }
         })?;
         let proxy = Proxy {
@@ -80,17 +80,17 @@ impl Proxy {
             totals: Counters::default(),
             held: Arc::default(),
             reloads: watch::Sender::new(0),
-            unnamed: Unnamed::default(),
+            unnamed: PendingConnections::default(),
             logins: Arc::default(),
             mock_secret,
             standby: Place::default(),
         };
-        proxy.know_the_named();
+        proxy.register_configured_tenants();
         Ok(proxy)
     }
 
     /// Registers the tenants that the configuration names, before any client asks for them.
-    fn know_the_named(&self) {
+    fn register_configured_tenants(&self) {
         let named: Vec<String> = self.settings().config.tenants.keys().filter(|name| *name != ANY).cloned().collect();
         named.iter().for_each(|name| drop(self.tenant(name)));
     }
@@ -144,13 +144,13 @@ impl Proxy {
                 tenant.reload(config.clone(), server);
             }
         }
-        self.know_the_named();
+        self.register_configured_tenants();
         self.reloads.send_modify(|reloads| *reloads += 1);
     }
 
     /// Memory that captured sessions may hold for messages.
     pub(crate) fn memory(&self) -> Memory {
-        Memory { held: self.held.clone(), most: self.settings().config.limits.memory_mib << 20 }
+        Memory { held: self.held.clone(), max_bytes: self.settings().config.limits.memory_mib << 20 }
     }
 
     /// Sums over all sessions so far.

@@ -80,15 +80,15 @@ impl Routes {
         if held.is_some()
             && let Err(error) = self.sync()
         {
-            tracing::error!(%error, "the routes are in force, and may not outlive a crash of the machine");
+            tracing::error!(%error, "the routes are in force, but may be lost if the machine crashes");
         }
     }
 
     /// Returns the lock while it is held: work done under it is done before another proxy serves.
-    fn held(&self) -> Result<std::sync::MutexGuard<'_, Option<Lock>>, StartError> {
+    fn checked_lock(&self) -> Result<std::sync::MutexGuard<'_, Option<Lock>>, StartError> {
         let held = lock(&self.lock);
         if held.is_none() {
-            return Err(StartError::Routes { path: self.path.clone(), why: "this proxy is ending".into() });
+            return Err(StartError::Routes { path: self.path.clone(), why: "this proxy is shutting down".into() });
         }
         Ok(held)
     }
@@ -101,7 +101,7 @@ impl Routes {
     /// Writes the server that a tenant may move to into a new file: the slow part of [`Routes::commit`], before any
     /// client waits. Several tenants may be under way at a time.
     pub(crate) fn stage(&self, tenant: &str, server: &Server) -> Result<Staged, StartError> {
-        let _held = self.held()?;
+        let _held = self.checked_lock()?;
         let before = lock(&self.servers).clone();
         let mut servers = before.clone();
         servers.insert(tenant.to_owned(), server.clone());
@@ -111,7 +111,7 @@ impl Routes {
     /// Activates a staged change. The name in the directory may reach the disk later. If the machine (not the process)
     /// fails before that, the fence on the source keeps clients away from it.
     pub(crate) fn commit(&self, mut staged: Staged) -> Result<(), StartError> {
-        let _held = self.held()?;
+        let _held = self.checked_lock()?;
         let mut in_force = lock(&self.servers);
         if staged.before != *in_force {
             // Another tenant has moved meanwhile.

@@ -79,7 +79,7 @@ pub(crate) enum Login {
     /// The client proved its password by MD5, from which no secret can be computed.
     Md5,
     /// The client proved its password to the server by SCRAM, in an exchange that passed through the proxy.
-    Heard(Transcript),
+    Observed(Transcript),
     /// The client proved its password to the proxy by SCRAM.
     Keys(Keys),
 }
@@ -97,7 +97,7 @@ impl fmt::Debug for Credential {
             Login::Trusted => "Credential(trusted)",
             Login::Password(_) => "Credential(password)",
             Login::Md5 => "Credential(md5)",
-            Login::Heard(_) | Login::Keys(_) => "Credential(scram)",
+            Login::Observed(_) | Login::Keys(_) => "Credential(scram)",
         })
     }
 }
@@ -122,12 +122,14 @@ impl Credential {
         match &self.login {
             Login::Password(password) => Ok(Secret::Password(password.clone())),
             Login::Keys(keys) => Ok(Secret::Keys(keys.clone())),
-            Login::Heard(transcript) => {
-                let stored = self.stored.as_ref().ok_or("the verifier of this role was not given")?;
+            Login::Observed(transcript) => {
+                let stored = self.stored.as_ref().ok_or("no verifier for this role was given")?;
                 let verifier = Verifier::parse(stored).map_err(|error| error.to_string())?;
                 transcript.recover(&verifier).map(Secret::Keys).map_err(|error| error.to_string())
             }
-            Login::Trusted | Login::Md5 => Err("it asks for a password, and the client gave none by SCRAM".into()),
+            Login::Trusted | Login::Md5 => {
+                Err("it requires a password, and a client that logs in by SCRAM does not send one".into())
+            }
         }
     }
 }

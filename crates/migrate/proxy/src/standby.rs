@@ -16,7 +16,7 @@
 
 use crate::config::Config;
 use crate::control::{Client, ControlError, Reply, Request};
-use crate::daemon::{Signals, Told};
+use crate::daemon::{SignalRequest, Signals};
 use crate::entry::lock;
 use crate::error::StartError;
 use crate::proxy::{Proxy, Settings};
@@ -28,11 +28,11 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 /// Interval at which the lock is tried, once it may be free.
-const LOOKING: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest time until the end of an earlier standby is noticed.
-const LEAVING: Duration = Duration::from_millis(500);
+const STANDBY_END_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time in which the proxy with the lock answers; if it does not, it is not the one in the configuration.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Place of the standby, of which there is at most one.
 #[derive(Debug, Default)]
@@ -44,20 +44,20 @@ impl Place {
         *lock(&self.0)
     }
 
-    fn take(&self, process: i32) -> Result<Taken<'_>, String> {
+    fn take(&self, process: i32) -> Result<TakenPlace<'_>, String> {
         let mut taken = lock(&self.0);
         if let Some(other) = *taken {
-            return Err(format!("process {other} stands by already"));
+            return Err(format!("process {other} is already on standby"));
         }
         *taken = Some(process);
-        Ok(Taken(self))
+        Ok(TakenPlace(self))
     }
 }
 
 /// A place that is taken; dropping it frees it.
-struct Taken<'p>(&'p Place);
+struct TakenPlace<'p>(&'p Place);
 
-impl Drop for Taken<'_> {
+impl Drop for TakenPlace<'_> {
     fn drop(&mut self) {
         *lock(&self.0.0) = None;
     }
@@ -66,20 +66,20 @@ impl Drop for Taken<'_> {
 /// Keeps a standby informed until it is gone, in the proxy that serves; an error is the reason why it is refused.
 pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text: &str) -> Result<(), String> {
     let process = stream.get_ref().peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
-    let theirs = Config::parse(text).map_err(|error| format!("its configuration is not understood: {error}"))?;
+    let theirs = Config::parse(text).map_err(|error| format!("cannot parse its configuration: {error}"))?;
     let differs = proxy.settings().config.differences(&theirs);
     if !differs.is_empty() {
-        return Err(format!("its configuration is another one: `{}` differs", differs.join("`, `")));
+        return Err(format!("its configuration differs in `{}`", differs.join("`, `")));
     }
     let begun = Instant::now();
     let _taken = loop {
         match proxy.standby.take(process) {
             // The earlier standby may be gone, and its end not yet noticed.
-            Err(_) if begun.elapsed() < LEAVING => tokio::time::sleep(LOOKING).await,
+            Err(_) if begun.elapsed() < STANDBY_END_TIMEOUT => tokio::time::sleep(POLL_INTERVAL).await,
             taken => break taken?,
         }
     };
-    tracing::info!(process, "another proxy stands by");
+    tracing::info!(process, "another proxy is on standby");
     let (mut reloads, mut nothing) = (proxy.reloads.subscribe(), String::new());
     loop {
         let reply = Reply::StandingBy { config: proxy.settings().config.text.clone() };
@@ -94,7 +94,7 @@ pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text
             _ = stream.read_line(&mut nothing) => break,
         }
     }
-    tracing::warn!(process, "nobody stands by any more");
+    tracing::warn!(process, "the standby proxy has ended");
     Ok(())
 }
 
@@ -105,12 +105,12 @@ pub(crate) async fn wait(
     signals: &mut Signals,
     standing_by: impl FnOnce(&Config),
 ) -> Result<Option<Lock>, StartError> {
-    let (begun, mut unheard, mut seen) = (Instant::now(), Some(standing_by), None);
+    let (begun, mut on_registered, mut seen) = (Instant::now(), Some(standing_by), None);
     loop {
         let config = &settings.config;
         let served = match Lock::take(&config.routes, &config.control) {
             Err(StartError::Served { routes, control })
-                if unheard.is_some() && control != config.control && !control.as_os_str().is_empty() =>
+                if on_registered.is_some() && control != config.control && !control.as_os_str().is_empty() =>
             {
                 return Err(StartError::Served { routes, control });
             }
@@ -118,15 +118,15 @@ pub(crate) async fn wait(
             taken => {
                 if let Ok(Some(gone)) = taken.as_ref().map(|_| seen) {
                     let after: Duration = Instant::now() - gone;
-                    tracing::warn!(?after, "the proxy that served is gone: this one serves in its place");
+                    tracing::warn!(?after, "the active proxy has ended: this standby takes over");
                 }
                 return taken.map(Some);
             }
         };
-        let waiting = follow(settings, &mut unheard);
+        let waiting = follow(settings, &mut on_registered);
         let heard = tokio::select! {
             heard = waiting => heard,
-            () = ended(signals) => return Ok(None),
+            () = wait_for_end_signal(signals) => return Ok(None),
         };
         match heard {
             Ok(()) => {
@@ -135,15 +135,15 @@ pub(crate) async fn wait(
             Err(ControlError::Refused(why)) => {
                 return Err(StartError::StandBy { control: settings.config.control.clone(), why });
             }
-            Err(_) if unheard.is_some() && begun.elapsed() >= ANSWER_LIMIT => return Err(served),
+            Err(_) if on_registered.is_some() && begun.elapsed() >= REPLY_TIMEOUT => return Err(served),
             Err(_) => {}
         }
-        tokio::time::sleep(LOOKING).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Registers with the proxy that serves, and takes over its configuration until the connection ends.
-async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Config)>) -> Result<(), ControlError> {
+async fn follow(settings: &mut Settings, on_registered: &mut Option<impl FnOnce(&Config)>) -> Result<(), ControlError> {
     let request = Request::StandBy { config: settings.config.text.clone() };
     let answering = async {
         let mut client = Client::connect(&settings.config.control).await?;
@@ -151,11 +151,11 @@ async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Confi
         Ok::<_, ControlError>((client, reply))
     };
     let (mut client, mut reply) =
-        tokio::time::timeout(ANSWER_LIMIT, answering).await.unwrap_or(Err(ControlError::Closed))?;
-    if let Some(standing_by) = unheard.take() {
+        tokio::time::timeout(REPLY_TIMEOUT, answering).await.unwrap_or(Err(ControlError::Closed))?;
+    if let Some(standing_by) = on_registered.take() {
         standing_by(&settings.config);
     }
-    tracing::info!("standing by");
+    tracing::info!("on standby");
     loop {
         let Reply::StandingBy { config } = reply else {
             return Err(ControlError::NotUnderstood(format!("{reply:?}")));
@@ -163,7 +163,7 @@ async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Confi
         let theirs = Config::parse(&config).map(|theirs| theirs.started_as(&settings.config));
         match theirs.and_then(Settings::new) {
             Ok(theirs) => *settings = theirs,
-            Err(error) => tracing::error!(%error, "the other proxy's configuration cannot be used here"),
+            Err(error) => tracing::error!(%error, "cannot use the active proxy's configuration here"),
         }
         match client.next().await {
             Ok(next) => reply = next,
@@ -173,9 +173,9 @@ async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Confi
 }
 
 /// Returns when a signal requests the end.
-async fn ended(signals: &mut Signals) {
-    while signals.next().await == Told::Reload {
-        tracing::info!("the configuration is that of the proxy that serves: it is told to read it anew, not this one");
+async fn wait_for_end_signal(signals: &mut Signals) {
+    while signals.next().await == SignalRequest::Reload {
+        tracing::info!("a standby uses the configuration of the active proxy: send SIGHUP to that process");
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
     fn there_is_one_place() {
         let place = Place::default();
         let taken = place.take(7).unwrap();
-        assert_eq!(place.take(8).err().unwrap(), "process 7 stands by already");
+        assert_eq!(place.take(8).err().unwrap(), "process 7 is already on standby");
         drop(taken);
         assert_eq!(place.taken_by(), None);
         let _taken = place.take(8).unwrap();

@@ -16,11 +16,11 @@ pub(crate) struct Target {
 }
 
 /// Sessions that are prepared at the same time: all at once would take the processors from the clients.
-const AT_ONCE: usize = 2;
+const CONCURRENT_LOGINS: usize = 2;
 
 impl Target {
     pub(crate) fn new(server: Server, verifiers: BTreeMap<String, Zeroizing<String>>) -> Target {
-        Target { server: Arc::new(server), verifiers, places: Semaphore::new(AT_ONCE) }
+        Target { server: Arc::new(server), verifiers, places: Semaphore::new(CONCURRENT_LOGINS) }
     }
 
     /// Waits until one more session may be prepared; dropping the result frees its place.

@@ -4,13 +4,13 @@ use crate::capture::{Capture, Memory};
 use crate::config::{Server, TenantConfig};
 use crate::entry::{Activity, Command, Entry, Reporter, lock};
 use crate::error::Refusal;
+use crate::latency_histogram::LatencyHistogram;
 use crate::proxy::Proxy;
 use crate::routes::{Routes, Staged};
 use crate::secret::MockSecret;
 use crate::session::CustomNames;
 use crate::target::Target;
 use crate::verifiers;
-use crate::waits::Waits;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 /// Time between two sessions that are prepared. Each makes both servers read catalogues for some milliseconds; clients
 /// would wait if all sessions did this at once.
-const BETWEEN_SESSIONS: Duration = Duration::from_millis(25);
+const PREPARE_INTERVAL: Duration = Duration::from_millis(25);
 
 /// Admission of transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,11 +48,11 @@ pub(crate) struct Tenant {
     /// Names of settings that its sessions were seen to use.
     pub(crate) custom: CustomNames,
     /// Histogram of its statements' durations.
-    pub(crate) waits: Arc<Waits>,
+    pub(crate) waits: Arc<LatencyHistogram>,
     state: Mutex<State>,
     changed: watch::Sender<()>,
     /// A client has logged in, or a command has named the tenant.
-    kept: AtomicBool,
+    is_known: AtomicBool,
 }
 
 /// Sessions by their numbers, with their reports.
@@ -60,7 +60,7 @@ pub(crate) type Reports = BTreeMap<u32, Result<(), String>>;
 
 /// Result of a pause.
 #[derive(Debug)]
-pub(crate) enum Paused {
+pub(crate) enum PauseOutcome {
     /// No transaction is open. The pause ends at the limit, or when this is dropped.
     Drained(Pause, Duration),
     /// These sessions did not stop; all sessions go on.
@@ -82,18 +82,18 @@ impl Tenant {
         let state =
             State { server, config, target: None, capture: None, service: Service::Open, sessions: BTreeMap::new() };
         let (custom, waits) = (CustomNames::default(), Arc::default());
-        let (changed, kept) = (watch::Sender::new(()), AtomicBool::new(false));
-        Tenant { name, custom, waits, state: Mutex::new(state), changed, kept }
+        let (changed, is_known) = (watch::Sender::new(()), AtomicBool::new(false));
+        Tenant { name, custom, waits, state: Mutex::new(state), changed, is_known }
     }
 
     /// Keeps the tenant known: it is more than a name that a client has used.
     pub(crate) fn keep(&self) {
-        self.kept.store(true, Ordering::Relaxed);
+        self.is_known.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the tenant stays known without sessions.
     pub(crate) fn is_kept(&self) -> bool {
-        self.kept.load(Ordering::Relaxed)
+        self.is_known.load(Ordering::Relaxed)
     }
 
     /// Server that it is on.
@@ -159,14 +159,14 @@ impl Tenant {
             state.target = Some(target.clone());
             (state.sessions.values().cloned().collect::<Vec<_>>(), again)
         };
-        let spacing = BETWEEN_SESSIONS.min(limit / 4 / sessions.len().max(1) as u32);
-        let (mut said, limit) = (Reports::new(), Instant::now() + limit);
+        let spacing = PREPARE_INTERVAL.min(limit / 4 / sessions.len().max(1) as u32);
+        let (mut results, limit) = (Reports::new(), Instant::now() + limit);
         let (to, mut reports) = unbounded_channel();
         for entry in &sessions {
             let reporter = Reporter { id: entry.id, to: to.clone() };
             match again {
                 true if entry.is_prepared() && entry.pinned().is_none() => {
-                    said.insert(entry.id, Ok(()));
+                    results.insert(entry.id, Ok(()));
                     continue;
                 }
                 true => entry.send(Command::PrepareAgain(target.clone(), reporter)),
@@ -176,17 +176,17 @@ impl Tenant {
         }
         drop(to);
         while let Ok(Some((id, result))) = tokio::time::timeout_at(limit, reports.recv()).await {
-            said.insert(id, result);
+            results.insert(id, result);
         }
         let there: Vec<u32> = lock(&self.state).sessions.keys().copied().collect();
         for entry in sessions.iter().filter(|entry| there.contains(&entry.id)) {
             let why = match entry.activity() {
-                Activity::Idle => "its session at the target is not ready yet",
-                busy => busy.holds_up_by(),
+                Activity::Idle => "its session on the target is not ready yet",
+                busy => busy.blocking_reason(),
             };
-            said.entry(entry.id).or_insert_with(|| Err(format!("waiting: {why}")));
+            results.entry(entry.id).or_insert_with(|| Err(format!("waiting: {why}")));
         }
-        Ok(said)
+        Ok(results)
     }
 
     /// Captures the writes of every present and later session. Once this returns, every commit is captured.
@@ -201,7 +201,7 @@ impl Tenant {
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
             if state.capture.as_ref().is_some_and(|capture| capture.is_live()) {
-                return Err(format!("tenant `{}` is captured already", self.name));
+                return Err(format!("tenant `{}` is already captured", self.name));
             }
             if state.service == Service::Paused {
                 return Err(format!("tenant `{}` is paused", self.name));
@@ -224,13 +224,13 @@ impl Tenant {
         };
         if !all_reported {
             let busy = sessions.iter().filter(|entry| !armed.contains(&entry.id) && entry.activity() != Activity::Idle);
-            failed.extend(busy.map(|entry| format!("session {}: {}", entry.id, entry.activity().holds_up_by())));
+            failed.extend(busy.map(|entry| format!("session {}: {}", entry.id, entry.activity().blocking_reason())));
         }
         if all_reported && failed.is_empty() {
             return Ok((capture, armed.len()));
         }
         let why = failed.join(", ");
-        capture.break_off(format!("not begun: {why}"));
+        capture.break_off(format!("the capture did not start: {why}"));
         Err(format!("not every session can be captured: {why}"))
     }
 
@@ -251,7 +251,7 @@ impl Tenant {
     }
 
     /// Lets no transaction begin, and waits until none is open.
-    pub(crate) async fn pause(self: &Arc<Self>, limit: Duration, routes: &Routes) -> Result<Paused, String> {
+    pub(crate) async fn pause(self: &Arc<Self>, limit: Duration, routes: &Routes) -> Result<PauseOutcome, String> {
         self.keep();
         let route = match self.target() {
             Some(target) => {
@@ -264,7 +264,7 @@ impl Tenant {
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
             if state.service == Service::Paused {
-                return Err(format!("tenant `{}` is paused already", self.name));
+                return Err(format!("tenant `{}` is already paused", self.name));
             }
             state.service = Service::Paused;
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
@@ -286,18 +286,18 @@ impl Tenant {
             }
         }
         if all_reported && blocked.is_empty() {
-            return Ok(Paused::Drained(pause, begun.elapsed()));
+            return Ok(PauseOutcome::Drained(pause, begun.elapsed()));
         }
         let mut who = Vec::new();
         for entry in sessions {
             if let Some((_, why)) = blocked.iter().find(|(id, _)| *id == entry.id) {
                 who.push((entry, why.clone()));
             } else if !parked.contains(&entry.id) && entry.activity() != Activity::Parked {
-                let why = entry.activity().holds_up_by().into();
+                let why = entry.activity().blocking_reason().into();
                 who.push((entry, why));
             }
         }
-        Ok(Paused::Blocked(who))
+        Ok(PauseOutcome::Blocked(who))
     }
 
     fn resume(&self) {
@@ -329,7 +329,7 @@ impl Pause {
         let missing: Vec<u32> =
             self.tenant.sessions().iter().filter(|entry| !entry.is_prepared()).map(|entry| entry.id).collect();
         if !missing.is_empty() {
-            return Err(format!("sessions {missing:?} have no counterpart at {}", target.server));
+            return Err(format!("sessions {missing:?} have no counterpart on {}", target.server));
         }
         proxy.routes.commit(staged).map_err(|error| error.to_string())?;
         self.over = true;
@@ -339,23 +339,23 @@ impl Pause {
             state.target = None;
             state.service = Service::Open;
             if let Some(capture) = state.capture.take() {
-                capture.break_off("the tenant was switched over".into());
+                capture.break_off("the tenant was moved to another server".into());
             }
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
             let reports = Tenant::ask_all(&sessions, Command::Switch);
             (sessions, reports)
         };
         self.tenant.changed.send_replace(());
-        let mut said = Reports::new();
+        let mut results = Reports::new();
         // Every session answers: its own waits have limits.
         while let Some((id, result)) = reports.recv().await {
-            said.insert(id, result);
+            results.insert(id, result);
         }
         if let Err(error) = proxy.routes.sync() {
-            tracing::error!(%error, "the new route is in force, and may not outlive a crash of the machine");
+            tracing::error!(%error, "the new route is in force, but may be lost if the machine crashes");
         }
         tracing::info!(tenant = self.tenant.name, server = %target.server, sessions = sessions.len(), "switched over");
-        Ok((sessions.len(), said))
+        Ok((sessions.len(), results))
     }
 }
 
@@ -381,12 +381,12 @@ impl Place {
 
     /// Waits while the tenant is paused; returns the server in service, without entering the tenant.
     pub(crate) async fn server_in_service(&self) -> Result<Arc<Server>, Refusal> {
-        self.once_open(|_| {}).await.map(|admitted| admitted.server)
+        self.when_open(|_| {}).await.map(|admitted| admitted.server)
     }
 
     /// Waits while the tenant is paused, and enters it; returns the server in service from now on.
-    pub(crate) async fn admit(&self) -> Result<Admitted, Refusal> {
-        self.once_open(|state| {
+    pub(crate) async fn admit(&self) -> Result<TenantAdmission, Refusal> {
+        self.when_open(|state| {
             state.sessions.insert(self.entry.id, self.entry.clone());
             if let Some(target) = &state.target {
                 self.entry.send(Command::Prepare(target.clone(), None));
@@ -398,7 +398,7 @@ impl Place {
         .await
     }
 
-    async fn once_open(&self, enter: impl Fn(&mut State)) -> Result<Admitted, Refusal> {
+    async fn when_open(&self, enter: impl Fn(&mut State)) -> Result<TenantAdmission, Refusal> {
         let mut changed = self.tenant.changed.subscribe();
         let mut waited = false;
         loop {
@@ -411,7 +411,7 @@ impl Place {
                 }
                 if state.service == Service::Open {
                     enter(&mut state);
-                    return Ok(Admitted { server: state.server.clone(), waited });
+                    return Ok(TenantAdmission { server: state.server.clone(), waited });
                 }
             }
             waited = true;
@@ -424,7 +424,7 @@ impl Place {
 
 /// A place in a tenant that is not paused.
 #[derive(Debug)]
-pub(crate) struct Admitted {
+pub(crate) struct TenantAdmission {
     /// The server in service.
     pub(crate) server: Arc<Server>,
     /// The tenant was paused before.

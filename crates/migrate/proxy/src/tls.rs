@@ -66,6 +66,10 @@ pub(crate) async fn connect(raw: Raw, server: &Server) -> Result<Stream, Session
 }
 
 /// Encrypts another connection to a server as the proxy does its own; the error is a text for the operator.
+///
+/// # Errors
+///
+/// A text for the operator: the certificates cannot be used, or the handshake failed.
 pub async fn encrypt<S>(raw: S, server: &Server) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<S>, String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin,

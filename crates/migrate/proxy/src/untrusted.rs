@@ -5,15 +5,15 @@ use std::fmt;
 use stillpoint_host::text::one_line;
 
 /// Most characters that are shown; errors are lines.
-const SHOWN_MAX: usize = 500;
+const SHOWN_CHARS_MAX: usize = 500;
 
 /// Text from outside. It is shown as a part of one line, and goes back to a client unchanged.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Untrusted(String);
+pub(crate) struct UntrustedText(String);
 
-impl Untrusted {
-    pub(crate) fn new(text: impl Into<String>) -> Untrusted {
-        Untrusted(text.into())
+impl UntrustedText {
+    pub(crate) fn new(text: impl Into<String>) -> UntrustedText {
+        UntrustedText(text.into())
     }
 
     /// The text unchanged, for a protocol that marks its end.
@@ -22,27 +22,27 @@ impl Untrusted {
     }
 }
 
-impl From<String> for Untrusted {
+impl From<String> for UntrustedText {
     fn from(text: String) -> Self {
-        Untrusted(text)
+        UntrustedText(text)
     }
 }
 
-impl From<&str> for Untrusted {
+impl From<&str> for UntrustedText {
     fn from(text: &str) -> Self {
-        Untrusted(text.into())
+        UntrustedText(text.into())
     }
 }
 
-impl fmt::Display for Untrusted {
+impl fmt::Display for UntrustedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cut = self.0.char_indices().nth(SHOWN_MAX).map(|(at, _)| at);
+        let cut = self.0.char_indices().nth(SHOWN_CHARS_MAX).map(|(at, _)| at);
         f.write_str(&one_line(&self.0[..cut.unwrap_or(self.0.len())]))?;
         if cut.is_some() { f.write_str("...") } else { Ok(()) }
     }
 }
 
-impl fmt::Debug for Untrusted {
+impl fmt::Debug for UntrustedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{self}\"")
     }
@@ -60,10 +60,10 @@ mod tests {
             ("\u{1b}[2K\u{7f}\0\u{85}", "\\u{1b}[2K\\u{7f}\\u{0}\\u{85}"),
             ("a\u{2028}\u{202e}b\\n", "a\\u{2028}\\u{202e}b\\n"),
         ] {
-            let untrusted = Untrusted::new(text);
+            let untrusted = UntrustedText::new(text);
             assert_eq!((untrusted.to_string().as_str(), untrusted.as_str()), (shown, text));
             assert_eq!(format!("{untrusted:?}"), format!("\"{shown}\""));
         }
-        assert_eq!(Untrusted::new("x".repeat(9_000)).to_string().len(), SHOWN_MAX + 3);
+        assert_eq!(UntrustedText::new("x".repeat(9_000)).to_string().len(), SHOWN_CHARS_MAX + 3);
     }
 }

@@ -33,12 +33,12 @@ pub(crate) fn faults(text: &str) -> Vec<String> {
         match line {
             Some((name, stored)) if Verifier::parse(stored).is_ok() => {
                 if let Some(before) = seen.insert(name, number) {
-                    faults.push(format!("lines {before} and {number} are of one role, which cannot log in"));
+                    faults.push(format!("lines {before} and {number} name the same role, which cannot log in"));
                 }
             }
             // A comment need not hold a role.
             Some((name, _)) if name.starts_with('#') => {}
-            _ => faults.push(format!("line {number} is no role with a verifier of SCRAM-SHA-256")),
+            _ => faults.push(format!("line {number} is not a role with a SCRAM-SHA-256 verifier")),
         }
     }
     faults
@@ -89,9 +89,9 @@ mod tests {
         assert_eq!(
             faults(&text),
             [
-                "line 3 is no role with a verifier of SCRAM-SHA-256",
-                "lines 2 and 5 are of one role, which cannot log in",
-                "line 6 is no role with a verifier of SCRAM-SHA-256",
+                "line 3 is not a role with a SCRAM-SHA-256 verifier",
+                "lines 2 and 5 name the same role, which cannot log in",
+                "line 6 is not a role with a SCRAM-SHA-256 verifier",
             ]
         );
         assert_eq!(faults(&format!("alice {A}\n")), [""; 0]);

@@ -1,13 +1,13 @@
-//! Threads that serve sessions, in pairs: one runs the sessions' tasks, the other passes bytes on ([`crate::steady`])
+//! Threads that serve sessions, in pairs: one runs the sessions' tasks, the other passes bytes on ([`crate::forwarder`])
 //! and waits for all of its sessions with one system call. A session stays with its pair, and with one of the two at a
 //! time, so the threads share nothing of it.
 
 use crate::config::Origin;
 use crate::error::StartError;
-use crate::loose::Loose;
+use crate::forwarder::Forwarder;
+use crate::polled_stream::PolledStream;
 use crate::proxy::Proxy;
 use crate::session;
-use crate::steady::Steady;
 use crate::stream::Raw;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,9 +30,9 @@ pub(crate) fn default_count(processors: usize) -> usize {
 pub(crate) type Arrival = OwnedSemaphorePermit;
 
 struct Worker {
-    connections: UnboundedSender<(Loose, Origin, Arrival)>,
+    connections: UnboundedSender<(PolledStream, Origin, Arrival)>,
     load: Arc<AtomicUsize>,
-    steady: Arc<Steady>,
+    forwarder: Arc<Forwarder>,
     threads: [JoinHandle<()>; 2],
 }
 
@@ -49,9 +49,9 @@ impl Workers {
         for number in 0..count {
             let (connections, receiver) = unbounded_channel();
             let load = Arc::new(AtomicUsize::new(0));
-            let (steady, passing) = Steady::start(number).map_err(failed)?;
-            let steady = Arc::new(steady);
-            let (proxy, loaded, lends) = (proxy.clone(), load.clone(), steady.clone());
+            let (forwarder, passing) = Forwarder::start(number).map_err(failed)?;
+            let forwarder = Arc::new(forwarder);
+            let (proxy, loaded, lends) = (proxy.clone(), load.clone(), forwarder.clone());
             // The new thread builds a runtime of one thread; here its failure is received.
             let (built, told) = sync_channel(1);
             let serve = move || match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
@@ -65,17 +65,17 @@ impl Workers {
             if let Ok(error) = told.recv() {
                 return Err(failed(error));
             }
-            all.push(Worker { connections, load, steady, threads: [thread, passing] });
+            all.push(Worker { connections, load, forwarder, threads: [thread, passing] });
         }
         Ok(Workers { all })
     }
 
     /// Gives a connection to the thread that serves the fewest.
     pub(crate) fn serve(&self, raw: Raw, origin: Origin, arrival: Arrival) {
-        let Ok(loose) = Loose::from(raw) else { return };
+        let Ok(stream) = PolledStream::from(raw) else { return };
         if let Some(worker) = self.all.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) {
             worker.load.fetch_add(1, Ordering::Relaxed);
-            let _ = worker.connections.send((loose, origin, arrival));
+            let _ = worker.connections.send((stream, origin, arrival));
         }
     }
 
@@ -87,29 +87,29 @@ impl Workers {
     /// Ends the threads with all their sessions.
     pub(crate) fn stop(self) {
         for worker in &self.all {
-            worker.steady.end();
+            worker.forwarder.end();
         }
-        let (steady, threads): (Vec<_>, Vec<_>) =
-            self.all.into_iter().map(|worker| (worker.steady, worker.threads)).unzip();
+        let (forwarder, threads): (Vec<_>, Vec<_>) =
+            self.all.into_iter().map(|worker| (worker.forwarder, worker.threads)).unzip();
         for thread in threads.into_iter().flatten() {
             let _ = thread.join();
         }
         // The bell is closed only now: a closed bell wakes no thread, even if it was rung before.
-        drop(steady);
+        drop(forwarder);
     }
 }
 
 async fn work(
-    mut connections: UnboundedReceiver<(Loose, Origin, Arrival)>,
+    mut connections: UnboundedReceiver<(PolledStream, Origin, Arrival)>,
     proxy: Arc<Proxy>,
     load: Arc<AtomicUsize>,
-    steady: Arc<Steady>,
+    forwarder: Arc<Forwarder>,
 ) {
-    while let Some((loose, origin, arrival)) = connections.recv().await {
-        let (proxy, load, steady) = (proxy.clone(), load.clone(), steady.clone());
+    while let Some((stream, origin, arrival)) = connections.recv().await {
+        let (proxy, load, forwarder) = (proxy.clone(), load.clone(), forwarder.clone());
         tokio::task::spawn_local(async move {
-            match loose.settle() {
-                Ok(raw) => session::serve(raw, origin, arrival, proxy, steady).await,
+            match stream.register() {
+                Ok(raw) => session::serve(raw, origin, arrival, proxy, forwarder).await,
                 Err(error) => tracing::warn!(%error, "a connection cannot be served"),
             }
             load.fetch_sub(1, Ordering::Relaxed);

@@ -147,7 +147,7 @@ impl Simulation {
         let seen = (number.saturating_sub(SESSIONS) / GROUP + 1) * GROUP;
         let running = RunningId(number);
         self.scheduler.begins(running);
-        self.scheduler.began(running, Snapshot::at_clock(seen.min(number)));
+        self.scheduler.record_snapshot(running, Snapshot::at_clock(seen.min(number)));
         let statement = Some(Statement { running, xid: Xid(number) });
         let syncset = Syncset { stamp: Stamp(number), tokens: tokens(&keys), statement, bytes: 100, payload: number };
         self.scheduler.push_next(syncset).expect("there is room");

@@ -7,7 +7,7 @@ use crate::{Player, RunningId, Stamp};
 #[non_exhaustive]
 pub enum Error {
     /// A syncset arrived after the promise that no more would come up to its stamp.
-    #[error("syncset {stamp} comes late: stamps up to {closed} are closed")]
+    #[error("syncset {stamp} is late: stamps up to {closed} are closed")]
     Late {
         /// Stamp of the syncset.
         stamp: Stamp,
@@ -15,13 +15,13 @@ pub enum Error {
         closed: Stamp,
     },
     /// Another syncset has the same stamp.
-    #[error("there is a syncset {stamp} already")]
+    #[error("syncset {stamp} exists already")]
     Duplicate {
         /// Stamp of both.
         stamp: Stamp,
     },
     /// The memory limit is reached, and the pending syncsets can make progress without this one.
-    #[error("syncset {stamp} finds no room: {pending} pending syncsets hold {bytes} bytes")]
+    #[error("no room for syncset {stamp}: {pending} pending syncsets hold {bytes} bytes")]
     Full {
         /// Stamp of the syncset that was refused.
         stamp: Stamp,
@@ -31,7 +31,7 @@ pub enum Error {
         bytes: u64,
     },
     /// The syncset does not say what its transaction saw, and modes that replay statements need that.
-    #[error("syncset {stamp} does not say what its transaction saw, which mode {mode} needs")]
+    #[error("syncset {stamp} has no snapshot of its transaction, which mode {mode} requires")]
     NoVisibility {
         /// Stamp of the syncset.
         stamp: Stamp,
@@ -63,7 +63,7 @@ pub enum Error {
         stamp: Stamp,
     },
     /// A transaction failed even with all lower stamps done and no other transaction executing.
-    #[error("syncset {stamp} failed {attempts} times, at last alone")]
+    #[error("syncset {stamp} failed {attempts} times, the last time alone")]
     GivenUp {
         /// Stamp of its syncset.
         stamp: Stamp,

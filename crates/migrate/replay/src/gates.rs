@@ -47,7 +47,7 @@ impl Gates {
         self.beginnings.insert((handed_in, running));
     }
 
-    pub(crate) fn began(&mut self, running: RunningId, snapshot: Snapshot) {
+    pub(crate) fn record_snapshot(&mut self, running: RunningId, snapshot: Snapshot) {
         self.forget(running);
         self.unread.insert((snapshot.rank(), Reader::Running(running)), snapshot.clone());
         self.running.insert(running, Running::Began(snapshot));

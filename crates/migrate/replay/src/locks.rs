@@ -189,7 +189,7 @@ impl Locks {
 
     /// Records that a syncset was handed out behind the holder. Groups at the front that are handed out completely are not
     /// examined again; otherwise a batch on one row would take quadratic time.
-    pub(crate) fn give(&mut self, place: Place, inside: impl Fn(Slot) -> bool) {
+    pub(crate) fn hand_out(&mut self, place: Place, inside: impl Fn(Slot) -> bool) {
         let lock = &mut self.locks[place as usize];
         if inside(lock.holder) {
             let given = lock.waiting.iter().skip(lock.given).take_while(|group| group.members().all(&inside));

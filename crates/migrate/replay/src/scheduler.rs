@@ -20,9 +20,9 @@ const ATTEMPTS_MAX: u8 = 3;
 /// Limits of the pending syncsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all pending syncsets.
+    /// Maximum memory of all pending syncsets, in bytes.
     pub bytes: u64,
-    /// Number of pending syncsets.
+    /// Maximum number of pending syncsets.
     pub syncsets: usize,
 }
 
@@ -35,11 +35,11 @@ impl Default for Limits {
 /// Progress of the replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Syncsets handed in and not done.
+    /// Number of syncsets handed in and not done.
     pub pending: usize,
-    /// Bytes that they hold.
+    /// Memory that they hold, in bytes.
     pub bytes: u64,
-    /// Pending syncsets that wait until all lower stamps have been handed in.
+    /// Number of pending syncsets that wait until all lower stamps have been handed in.
     pub unordered: usize,
     /// Operations that players were given and have not reported.
     pub under_way: usize,
@@ -47,9 +47,9 @@ pub struct Progress {
     pub applied: Stamp,
     /// The caller hands in no more syncsets up to this stamp.
     pub closed: Stamp,
-    /// Syncsets done.
+    /// Number of syncsets done.
     pub done: u64,
-    /// Failures that were retried.
+    /// Number of failures that were retried.
     pub retries: u64,
 }
 
@@ -191,12 +191,12 @@ impl<P> Scheduler<P> {
     }
 
     /// Reports the snapshot of a transaction of the source.
-    pub fn began(&mut self, running: RunningId, snapshot: Snapshot) {
-        self.gates.began(running, snapshot);
+    pub fn record_snapshot(&mut self, running: RunningId, snapshot: Snapshot) {
+        self.gates.record_snapshot(running, snapshot);
     }
 
     /// Reports that a transaction of the source ended without a syncset: read-only, or rolled back.
-    pub fn ended(&mut self, running: RunningId) {
+    pub fn record_end(&mut self, running: RunningId) {
         self.gates.forget(running);
     }
 
@@ -352,15 +352,17 @@ impl<P> Scheduler<P> {
             return Ok(None);
         }
         if let Some(slot) = self.alone {
-            return Ok((self.under_way == 0).then(|| self.give(player, slot)));
+            return Ok((self.under_way == 0).then(|| self.hand_out(player, slot)));
         }
         let chained = self.chained(player);
         let ready = self.ready.peek().map(|Reverse(first)| *first);
         Ok(match (chained, ready) {
-            (Some((stamp, slot)), first) if first.is_none_or(|first| stamp < first.0) => Some(self.give(player, slot)),
+            (Some((stamp, slot)), first) if first.is_none_or(|first| stamp < first.0) => {
+                Some(self.hand_out(player, slot))
+            }
             (_, Some((_, slot))) => {
                 self.ready.pop();
-                Some(self.give(player, slot))
+                Some(self.hand_out(player, slot))
             }
             _ => None,
         })
@@ -405,11 +407,11 @@ impl<P> Scheduler<P> {
 
     /// Records the syncsets next in line behind the one that `player` has just been given. This examines one syncset, not the
     /// whole batch each time, which would make a batch on hot rows take cubic time.
-    fn note_behind(&mut self, player: Player, slot: Slot) {
+    fn record_queued(&mut self, player: Player, slot: Slot) {
         let granules = std::mem::take(&mut self.entry_mut(slot).granules);
         let exclusive = || granules.iter().filter(|(_, access)| *access == Access::Exclusive);
         let mut locks = std::mem::take(&mut self.locks);
-        exclusive().for_each(|(granule, _)| locks.give(*granule, |other| self.is_inside(player, other)));
+        exclusive().for_each(|(granule, _)| locks.hand_out(*granule, |other| self.is_inside(player, other)));
         self.locks = locks;
         let next = exclusive()
             .filter_map(|(granule, _)| self.locks.first_behind(*granule, |other| self.is_inside(player, other)))
@@ -445,13 +447,13 @@ impl<P> Scheduler<P> {
         entry
     }
 
-    fn give(&mut self, player: Player, slot: Slot) -> Operation {
+    fn hand_out(&mut self, player: Player, slot: Slot) -> Operation {
         self.players[player.0 as usize].batch.push_back(slot);
         self.entry_mut(slot).player = Some(player);
         self.under_way += 1;
         let stamp = self.entry(slot).stamp;
         if self.chains() {
-            self.note_behind(player, slot);
+            self.record_queued(player, slot);
         }
         if !self.rules.until_commit {
             self.release(slot);
@@ -490,7 +492,7 @@ impl<P> Scheduler<P> {
         if self.line.is_empty() {
             self.applied = self.applied.max(self.closed);
         }
-        self.let_held_go();
+        self.release_failed_front();
         self.pending -= 1;
         self.bytes -= entry.bytes;
         self.done += 1;
@@ -549,7 +551,7 @@ impl<P> Scheduler<P> {
         self.retries += 1;
         if self.rules.retry_after_lower {
             self.held.insert(position);
-            self.let_held_go();
+            self.release_failed_front();
         } else {
             self.ready.push(Reverse((stamp, slot)));
         }
@@ -557,7 +559,7 @@ impl<P> Scheduler<P> {
     }
 
     /// Makes a failed syncset available again when it is at the front of the line.
-    fn let_held_go(&mut self) {
+    fn release_failed_front(&mut self) {
         if self.held.first() != Some(&self.front) {
             return;
         }

@@ -26,7 +26,7 @@ pub struct Syncset<P> {
     pub tokens: Vec<Token>,
     /// Its position among first reads and commits; [`Mode::BCon`] and [`Mode::Lsir`] need it.
     pub statement: Option<Statement>,
-    /// Bytes that it holds in memory.
+    /// Memory that it holds, in bytes.
     pub bytes: u64,
     /// Data that the player sends; the scheduler does not read it.
     pub payload: P,
@@ -35,7 +35,7 @@ pub struct Syncset<P> {
 /// A transaction that is replayed by its statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statement {
-    /// Number under which its snapshot was reported ([`crate::Scheduler::began`]).
+    /// Number under which its snapshot was reported ([`crate::Scheduler::record_snapshot`]).
     pub running: RunningId,
     /// Its transaction number; the snapshots of other transactions show by it if they saw this one.
     pub xid: Xid,
@@ -86,7 +86,7 @@ impl std::str::FromStr for Mode {
 
     fn from_str(text: &str) -> Result<Mode, String> {
         let found = Mode::ALL.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| format!("`{text}` is no mode: b-all, b-min, b-con, lsir, rows"))
+        found.ok_or_else(|| format!("`{text}` is not a mode: b-all, b-min, b-con, lsir, rows"))
     }
 }
 

@@ -75,11 +75,12 @@ impl std::str::FromStr for Snapshot {
 
     /// Reads what PostgreSQL prints: `xmin:xmax:xip,xip`.
     fn from_str(text: &str) -> Result<Snapshot, String> {
-        let number =
-            |part: &str| part.parse().map(Xid).map_err(|_| format!("`{text}` is no snapshot: `{part}` is no number"));
+        let number = |part: &str| {
+            part.parse().map(Xid).map_err(|_| format!("`{text}` is not a snapshot: `{part}` is not a number"))
+        };
         let mut parts = text.splitn(3, ':');
         let (Some(xmin), Some(xmax), Some(list)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(format!("`{text}` is no snapshot: it has three parts"));
+            return Err(format!("`{text}` is not a snapshot: it must have three parts"));
         };
         let (_, xmax) = (number(xmin)?, number(xmax)?);
         let in_progress: Result<Vec<Xid>, String> =

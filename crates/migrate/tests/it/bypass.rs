@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
+use stillpoint_migrate_tests::{Fault, Moment, Testbed, Trial};
 use stillpoint_testing::{postgresql::available, wait::until};
 use tokio_postgres::{Client, Error, NoTls};
 
 /// Results that a writer got.
 #[derive(Debug, Default)]
-struct Told {
+struct WriterResult {
     acknowledged: BTreeSet<i32>,
     /// The writer got no result for these.
     doubtful: BTreeSet<i32>,
@@ -23,7 +23,7 @@ struct Told {
 
 struct Writer {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Told>,
+    thread: JoinHandle<WriterResult>,
 }
 
 impl Writer {
@@ -38,14 +38,14 @@ impl Writer {
         Writer { stop, thread }
     }
 
-    fn end(self) -> Told {
+    fn end(self) -> WriterResult {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
-async fn write(port: u16, first: i32, lasting: Duration, over: &AtomicBool) -> Told {
-    let (mut told, mut number) = (Told::default(), first);
+async fn write(port: u16, first: i32, lasting: Duration, over: &AtomicBool) -> WriterResult {
+    let (mut told, mut number) = (WriterResult::default(), first);
     while !over.load(Ordering::Relaxed) {
         let place = format!("host=127.0.0.1 port={port} user=postgres dbname=shop application_name=batch");
         let (client, connection) = match tokio_postgres::connect(&place, NoTls).await {
@@ -81,7 +81,7 @@ async fn insert(client: &Client, number: i32, lasting: Duration) -> Result<(), E
     client.batch_execute("COMMIT").await
 }
 
-fn note(told: &mut Told, error: &Error) {
+fn note(told: &mut WriterResult, error: &Error) {
     told.refusals.extend(error.code().map(|code| code.code().to_owned()));
 }
 
@@ -90,15 +90,15 @@ fn what_bypasses_the_proxy_is_on_the_target_or_refused() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
-    stage.source.sql("shop", "CREATE TABLE bypass (n int PRIMARY KEY)");
-    let port = stage.source.port();
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    testbed.source.sql("shop", "CREATE TABLE bypass (n int PRIMARY KEY)");
+    let port = testbed.source.port();
     let writers = [(0, 0), (1_000_000, 30), (2_000_000, 0)]
         .map(|(first, ms)| Writer::start(port, first, Duration::from_millis(ms)));
-    until("the writers to write", || (stage.source.sql("shop", "SELECT count(*) FROM bypass") != "0").then_some(()));
+    until("the writers to write", || (testbed.source.sql("shop", "SELECT count(*) FROM bypass") != "0").then_some(()));
 
-    let checked = stage.ask(&["check"]);
+    let checked = testbed.ask(&["check"]);
     let findings = checked["findings"].as_array().expect("check lists what it found").clone();
     let named = |finding: &serde_json::Value| {
         finding["kind"] == "session" && finding["name"].as_str().is_some_and(|name| name.contains("batch of postgres"))
@@ -107,12 +107,12 @@ fn what_bypasses_the_proxy_is_on_the_target_or_refused() {
 
     let moment = Moment { phase: None, after: Duration::ZERO };
     let isolation = Isolation::ReadCommitted;
-    let ended = Trial { back: false, fault: Fault::None, moment, isolation, seed: 3 }.run(&mut stage);
+    let ended = Trial { back: false, fault: Fault::None, moment, isolation, seed: 3 }.run(&mut testbed);
     let warned = ended.events.iter().any(|event| format!("{event:?}").contains("batch of postgres"));
     assert!(warned, "run tells whom it ended: {:?}", ended.events);
 
     let there: BTreeSet<i32> =
-        stage.target.sql("shop", "SELECT n FROM bypass").lines().map(|line| line.parse().unwrap()).collect();
+        testbed.target.sql("shop", "SELECT n FROM bypass").lines().map(|line| line.parse().unwrap()).collect();
     for writer in writers {
         let told = writer.end();
         println!("{} acknowledged, {:?}", told.acknowledged.len(), told.refusals);
@@ -123,6 +123,6 @@ fn what_bypasses_the_proxy_is_on_the_target_or_refused() {
         assert!(told.refusals.contains("55000"), "{:?}", told.refusals);
         assert!(told.doubtful.len() < 10, "{:?}", told.doubtful);
     }
-    let wrong = stage.source.try_sql("shop", "INSERT INTO bypass VALUES (-1)").unwrap_err();
+    let wrong = testbed.source.try_sql("shop", "INSERT INTO bypass VALUES (-1)").unwrap_err();
     assert!(wrong.contains("not currently accepting connections"), "{wrong}");
 }

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use std::time::Duration;
-use stillpoint_migrate_tests::{Ended, Moment, Stage, Trial};
+use stillpoint_migrate_tests::{Ended, Moment, Testbed, Trial};
 use stillpoint_testing::{
     binary::{earlier, with},
     postgresql::available,
@@ -12,14 +12,14 @@ use stillpoint_testing::{
 const RUN: [&str; 3] = ["run", "--share", "0"];
 
 #[track_caller]
-fn succeeds(stage: &Stage, words: &[&str]) -> Ended {
-    let ended = stage.run(words);
+fn succeeds(testbed: &Testbed, words: &[&str]) -> Ended {
+    let ended = testbed.run(words);
     assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
     ended
 }
 
-fn killed_in(stage: &Stage, phase: &'static str) {
-    let mut tool = stage.tool(&RUN);
+fn killed_in(testbed: &Testbed, phase: &'static str) {
+    let mut tool = testbed.tool(&RUN);
     Moment { phase: Some(phase), after: Duration::ZERO }.come(&mut tool);
     tool.signal(Signal::KILL);
     tool.end();
@@ -36,24 +36,24 @@ fn what_an_earlier_version_has_begun_is_completed_rolled_back_or_aborted() {
         Err(why) => skip!(why),
     };
     for proxy_is_earlier in [true, false] {
-        let mut stage = if proxy_is_earlier { with(earlier, Stage::start) } else { Stage::start() };
-        with(earlier, || Trial::prepare(&stage));
+        let mut testbed = if proxy_is_earlier { with(earlier, Testbed::start) } else { Testbed::start() };
+        with(earlier, || Trial::prepare(&testbed));
         for phase in ["copy", "catch-up"] {
-            with(earlier, || killed_in(&stage, phase));
-            succeeds(&stage, &["abort"]);
-            stage.assert_clean();
-            with(earlier, || killed_in(&stage, phase));
-            succeeds(&stage, &RUN);
-            assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())), "{phase}");
-            succeeds(&stage, &["fallback"]);
-            stage.assert_clean();
+            with(earlier, || killed_in(&testbed, phase));
+            succeeds(&testbed, &["abort"]);
+            testbed.assert_clean();
+            with(earlier, || killed_in(&testbed, phase));
+            succeeds(&testbed, &RUN);
+            assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())), "{phase}");
+            succeeds(&testbed, &["fallback"]);
+            testbed.assert_clean();
         }
-        with(earlier, || succeeds(&stage, &RUN));
-        succeeds(&stage, &["fallback"]);
-        stage.assert_clean();
-        with(earlier, || succeeds(&stage, &RUN));
-        succeeds(&stage, &["finish"]);
-        assert_eq!(stage.standing(), (None, Some("target".into())));
-        stage.kill_proxy();
+        with(earlier, || succeeds(&testbed, &RUN));
+        succeeds(&testbed, &["fallback"]);
+        testbed.assert_clean();
+        with(earlier, || succeeds(&testbed, &RUN));
+        succeeds(&testbed, &["finish"]);
+        assert_eq!(testbed.standing(), (None, Some("target".into())));
+        testbed.kill_proxy();
     }
 }

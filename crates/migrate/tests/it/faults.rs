@@ -2,7 +2,7 @@
 //! be moved. Long form: 300 faults of all kinds at moments of all phases.
 
 use std::time::Duration;
-use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Stage, Trial, is_soak, rounds};
+use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Testbed, Trial, is_soak, rounds};
 use stillpoint_testing::postgresql::available;
 
 /// Injects one kind of fault on a way there and on a way back, in the phases where it hurts.
@@ -11,11 +11,11 @@ fn both_ways(fault: Fault, moments: [Moment; 2]) {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
     for (back, moment) in [(false, moments[0]), (true, moments[1])] {
         let isolation = LEVELS[usize::from(back) + 1];
-        Trial { back, fault, moment, isolation, seed: 7 }.run(&mut stage);
+        Trial { back, fault, moment, isolation, seed: 7 }.run(&mut testbed);
     }
 }
 
@@ -74,21 +74,21 @@ fn nothing_is_lost_where_rows_are_captured_by_the_proxy() {
     if !available() {
         return;
     }
-    let mut stage = Stage::without_logical_log();
-    Trial::prepare(&stage);
+    let mut testbed = Testbed::without_logical_log();
+    Trial::prepare(&testbed);
     if !is_soak() {
         for (back, fault, moment) in [
             (false, Fault::KillProxy, at("catch-up", 20)),
             (true, Fault::None, Moment { phase: None, after: Duration::ZERO }),
         ] {
-            Trial { back, fault, moment, isolation: LEVELS[1], seed: 7 }.run(&mut stage);
+            Trial { back, fault, moment, isolation: LEVELS[1], seed: 7 }.run(&mut testbed);
         }
         return;
     }
     let (rounds, first) = (rounds(0, 100), Random::seed());
     for round in 0..rounds {
         println!("round {round} of {rounds}");
-        Trial::any(round % 2 == 1, first.wrapping_add(round as u64)).run(&mut stage);
+        Trial::any(round % 2 == 1, first.wrapping_add(round as u64)).run(&mut testbed);
     }
     println!("COUNT faults with images of rows {rounds}");
 }
@@ -105,12 +105,12 @@ fn anything_at_any_moment() {
     } else {
         SEEDS.to_vec()
     };
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
     let rounds = seeds.len();
     for (round, seed) in seeds.into_iter().enumerate() {
         println!("round {round} of {rounds}");
-        Trial::any(round % 2 == 1, seed).run(&mut stage);
+        Trial::any(round % 2 == 1, seed).run(&mut testbed);
     }
     println!("COUNT faults {rounds}");
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_tests::{Ended, Fault, Moment, Stage, Trial};
+use stillpoint_migrate_tests::{CommandResult, Fault, Moment, Testbed, Trial};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,
@@ -15,13 +15,13 @@ use stillpoint_testing::{
 
 /// A direct session that does not end when it is told to: the switch-over waits for it with connections disabled, up to
 /// its limit.
-struct Stubborn {
+struct OpenTransaction {
     psql: Child,
     backend: Pid,
 }
 
-impl Stubborn {
-    fn on(cluster: &Cluster) -> Stubborn {
+impl OpenTransaction {
+    fn on(cluster: &Cluster) -> OpenTransaction {
         let mut psql = cluster.client("psql");
         psql.args(["-X", "-q", "-d", "shop"]).env("PGAPPNAME", "stubborn");
         let mut psql = psql.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -29,7 +29,7 @@ impl Stubborn {
         let backend = until("its session", || {
             cluster.sql("postgres", "SELECT pid FROM pg_stat_activity WHERE application_name = 'stubborn'").parse().ok()
         });
-        Stubborn { psql, backend: Pid::from_raw(backend).unwrap() }
+        OpenTransaction { psql, backend: Pid::from_raw(backend).unwrap() }
     }
 
     fn stop(&self) {
@@ -49,9 +49,9 @@ fn is_open(cluster: &Cluster) -> bool {
 
 /// Starts the command and sends it a signal while it has connections to `left` disabled.
 #[track_caller]
-fn signalled_behind_the_door(stage: &Stage, words: &[&str], left: &Cluster, signal: Signal) -> Ended {
-    let stubborn = Stubborn::on(left);
-    let mut tool = stage.tool(words);
+fn signalled_behind_the_door(testbed: &Testbed, words: &[&str], left: &Cluster, signal: Signal) -> CommandResult {
+    let stubborn = OpenTransaction::on(left);
+    let mut tool = testbed.tool(words);
     let prepares = |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "prepare");
     assert!(tool.await_event(prepares), "{:?}", tool.seen);
     stubborn.stop();
@@ -66,8 +66,8 @@ fn signalled_behind_the_door(stage: &Stage, words: &[&str], left: &Cluster, sign
 }
 
 #[track_caller]
-fn killed_behind_the_door(stage: &Stage, words: &[&str], left: &Cluster) {
-    let ended = signalled_behind_the_door(stage, words, left, Signal::KILL);
+fn killed_behind_the_door(testbed: &Testbed, words: &[&str], left: &Cluster) {
+    let ended = signalled_behind_the_door(testbed, words, left, Signal::KILL);
     assert_eq!(ended.code, None, "it was killed: {ended:?}");
 }
 
@@ -79,24 +79,24 @@ fn the_door_is_opened_when_the_command_is_killed() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
-    killed_behind_the_door(&stage, &RUN, &stage.source);
-    until("the guardian to open the source", || is_open(&stage.source).then_some(()));
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    killed_behind_the_door(&testbed, &RUN, &testbed.source);
+    until("the guardian to open the source", || is_open(&testbed.source).then_some(()));
     until("the journal to say so", || {
-        (stage.standing() == (Some("following".into()), Some("source".into()))).then_some(())
+        (testbed.standing() == (Some("following".into()), Some("source".into()))).then_some(())
     });
-    assert_eq!(stage.source.sql("shop", "SHOW default_transaction_read_only"), "off");
-    succeeds(&mut stage, false);
+    assert_eq!(testbed.source.sql("shop", "SHOW default_transaction_read_only"), "off");
+    succeeds(&mut testbed, false);
 
-    killed_behind_the_door(&stage, &FALLBACK, &stage.target);
-    until("the guardian to open the target", || is_open(&stage.target).then_some(()));
+    killed_behind_the_door(&testbed, &FALLBACK, &testbed.target);
+    until("the guardian to open the target", || is_open(&testbed.target).then_some(()));
     until("the guardian to shut the source again", || {
-        (stage.standing() == (Some("switched".into()), Some("target".into()))).then_some(())
+        (testbed.standing() == (Some("switched".into()), Some("target".into()))).then_some(())
     });
-    assert!(!is_open(&stage.source), "nobody is to write there");
-    assert_eq!(stage.target.sql("shop", "SHOW default_transaction_read_only"), "off");
-    succeeds(&mut stage, true);
+    assert!(!is_open(&testbed.source), "no session may write there");
+    assert_eq!(testbed.target.sql("shop", "SHOW default_transaction_read_only"), "off");
+    succeeds(&mut testbed, true);
 }
 
 #[test]
@@ -104,19 +104,19 @@ fn the_next_command_waits_for_the_guardian() {
     if !available() {
         return;
     }
-    let stage = Stage::start();
-    Trial::prepare(&stage);
-    killed_behind_the_door(&stage, &RUN, &stage.source);
-    let ended = stage.run(&RUN);
+    let testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    killed_behind_the_door(&testbed, &RUN, &testbed.source);
+    let ended = testbed.run(&RUN);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    killed_behind_the_door(&stage, &FALLBACK, &stage.target);
-    let ended = stage.run(&FALLBACK);
+    killed_behind_the_door(&testbed, &FALLBACK, &testbed.target);
+    let ended = testbed.run(&FALLBACK);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    stage.assert_clean();
-    killed_behind_the_door(&stage, &RUN, &stage.source);
-    let ended = stage.run(&["abort"]);
+    testbed.assert_clean();
+    killed_behind_the_door(&testbed, &RUN, &testbed.source);
+    let ended = testbed.run(&["abort"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    stage.assert_clean();
+    testbed.assert_clean();
 }
 
 #[test]
@@ -124,28 +124,28 @@ fn who_is_interrupted_behind_the_door_opens_it() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
     for (back, signal) in [(false, Signal::TERM), (true, Signal::INT)] {
-        let (words, left) = if back { (&FALLBACK[..], &stage.target) } else { (&RUN[..], &stage.source) };
-        let ended = signalled_behind_the_door(&stage, words, left, signal);
+        let (words, left) = if back { (&FALLBACK[..], &testbed.target) } else { (&RUN[..], &testbed.source) };
+        let ended = signalled_behind_the_door(&testbed, words, left, signal);
         assert!(ended.code == Some(4) && ended.complaints.contains("interrupted"), "{ended:?}");
         assert!(is_open(left), "{ended:?}");
         if back {
-            assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
-            assert!(!is_open(&stage.source), "nobody is to write there");
+            assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
+            assert!(!is_open(&testbed.source), "no session may write there");
         } else {
-            stage.assert_clean();
+            testbed.assert_clean();
         }
-        succeeds(&mut stage, back);
+        succeeds(&mut testbed, back);
     }
 }
 
 /// Moves in the same direction again, under load.
 #[track_caller]
-fn succeeds(stage: &mut Stage, back: bool) {
+fn succeeds(testbed: &mut Testbed, back: bool) {
     let moment = Moment { phase: None, after: Duration::ZERO };
-    Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 13 }.run(stage);
+    Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 13 }.run(testbed);
 }
 
 #[test]
@@ -153,52 +153,52 @@ fn the_side_that_was_left_is_shut_again_when_a_command_is_killed() {
     if !available() {
         return;
     }
-    let stage = Stage::start();
-    Trial::prepare(&stage);
-    stage.source.sql("shop", "CREATE TABLE held (n int PRIMARY KEY)");
-    let ended = stage.run(&RUN);
+    let testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    testbed.source.sql("shop", "CREATE TABLE held (n int PRIMARY KEY)");
+    let ended = testbed.run(&RUN);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 
     // The comparison waits for a lock, while the source accepts connections for the replay.
-    let mut holder = Stubborn::on(&stage.target);
+    let mut holder = OpenTransaction::on(&testbed.target);
     writeln!(holder.psql.stdin.as_mut().unwrap(), "BEGIN; LOCK TABLE held;").unwrap();
     let locked =
         "SELECT 1 FROM pg_locks WHERE relation = 'held'::regclass AND mode = 'AccessExclusiveLock' AND granted";
-    until("the lock", || (stage.target.sql("shop", locked) == "1").then_some(()));
-    killed_with_an_open_door(&stage, &FALLBACK);
+    until("the lock", || (testbed.target.sql("shop", locked) == "1").then_some(()));
+    killed_with_an_open_door(&testbed, &FALLBACK);
     holder.go_on();
 
     // A connection to the database waits for the process that copies the database, which is stopped.
-    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
-    let inside = Stubborn::on(&stage.source);
-    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS false");
-    let mut psql = stage.source.client("psql");
+    testbed.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
+    let inside = OpenTransaction::on(&testbed.source);
+    testbed.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS false");
+    let mut psql = testbed.source.client("psql");
     psql.args(["-X", "-q", "-d", "postgres", "-c", "CREATE DATABASE another TEMPLATE shop"]);
     let mut psql = psql.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let copies = "SELECT l.pid FROM pg_locks l JOIN pg_database d ON d.oid = l.objid WHERE d.datname = 'shop' \
                   AND l.locktype = 'object' AND l.mode = 'ShareLock' AND l.granted";
-    let copier: i32 = until("the copy to begin", || stage.source.sql("postgres", copies).parse().ok());
+    let copier: i32 = until("the copy to begin", || testbed.source.sql("postgres", copies).parse().ok());
     let copier = Pid::from_raw(copier).unwrap();
     kill_process(copier, Signal::STOP).unwrap();
     inside.go_on();
-    killed_with_an_open_door(&stage, &["finish"]);
+    killed_with_an_open_door(&testbed, &["finish"]);
     kill_process(copier, Signal::CONT).unwrap();
     psql.wait().unwrap();
-    let ended = stage.run(&["finish"]);
+    let ended = testbed.run(&["finish"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(!is_open(&stage.source), "it stays shut");
+    assert!(!is_open(&testbed.source), "it stays shut");
 }
 
 /// Kills a command that has enabled connections to the side that was left; the guardian disables them.
 #[track_caller]
-fn killed_with_an_open_door(stage: &Stage, words: &[&str]) {
-    let mut tool = stage.tool(words);
-    until("the source to be opened", || (is_open(&stage.source) || tool.ended().is_some()).then_some(()));
+fn killed_with_an_open_door(testbed: &Testbed, words: &[&str]) {
+    let mut tool = testbed.tool(words);
+    until("the source to be opened", || (is_open(&testbed.source) || tool.exit_status().is_some()).then_some(()));
     std::thread::sleep(Duration::from_millis(300));
-    assert!(is_open(&stage.source), "it is still at it: {:?}", tool.end());
+    assert!(is_open(&testbed.source), "it is still at it: {:?}", tool.end());
     tool.signal(Signal::KILL);
     let ended = tool.end();
     assert_eq!(ended.code, None, "it was killed: {ended:?}");
-    until("the guardian to shut it", || (!is_open(&stage.source)).then_some(()));
-    assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
+    until("the guardian to shut it", || (!is_open(&testbed.source)).then_some(()));
+    assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use stillpoint_migrate_tests::{Stage, stillpoint};
+use stillpoint_migrate_tests::{Testbed, stillpoint};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,
@@ -68,9 +68,9 @@ fn stored(cluster: &Cluster, role: &str) -> String {
 struct Client(Child);
 
 impl Client {
-    fn start(stage: &Stage, (role, password): (&str, &str)) -> Client {
-        let mut command = stage.source.client("psql");
-        command.env("PGPORT", stage.port().to_string()).env("PGUSER", role).env("PGPASSWORD", password);
+    fn start(testbed: &Testbed, (role, password): (&str, &str)) -> Client {
+        let mut command = testbed.source.client("psql");
+        command.env("PGPORT", testbed.port().to_string()).env("PGUSER", role).env("PGPASSWORD", password);
         let command = command.args(["-X", "-q", "-d", "shop"]).env("PGAPPNAME", role);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Client(child.spawn().expect("start psql"))
@@ -87,38 +87,38 @@ impl Client {
 }
 
 /// The proxy and the tool, with all their output in files of one directory.
-struct Told<'s> {
-    stage: &'s Stage,
+struct OutputSearch<'s> {
+    testbed: &'s Testbed,
     proxy: Child,
     count: usize,
 }
 
-impl Told<'_> {
-    fn start(stage: &Stage) -> Told<'_> {
-        std::fs::create_dir(stage.path("told")).unwrap();
-        let mut command = stage.proxy_command(&[]);
+impl OutputSearch<'_> {
+    fn start(testbed: &Testbed) -> OutputSearch<'_> {
+        std::fs::create_dir(testbed.path("told")).unwrap();
+        let mut command = testbed.proxy_command(&[]);
         command.env("STILLPOINT_LOG", "trace");
-        let [out, err] = ["out", "err"].map(|name| File::create(stage.path(&format!("told/proxy.{name}"))).unwrap());
+        let [out, err] = ["out", "err"].map(|name| File::create(testbed.path(&format!("told/proxy.{name}"))).unwrap());
         let proxy = command.stdout(out).stderr(err).spawn().expect("start the proxy");
-        let told = Told { stage, proxy, count: 0 };
+        let told = OutputSearch { testbed, proxy, count: 0 };
         until("the proxy to serve", || told.text("proxy.out").contains("proxy-started").then_some(()));
         told
     }
 
     fn text(&self, name: &str) -> String {
-        std::fs::read_to_string(self.stage.path(&format!("told/{name}"))).unwrap_or_default()
+        std::fs::read_to_string(self.testbed.path(&format!("told/{name}"))).unwrap_or_default()
     }
 
     /// Starts a command; one password is in a connection string, the other in the environment.
     fn begin(&mut self, words: &[&str]) -> (Child, usize) {
         self.count += 1;
-        let file = |name: &str| File::create(self.stage.path(&format!("told/{}.{name}", self.count))).unwrap();
+        let file = |name: &str| File::create(self.testbed.path(&format!("told/{}.{name}", self.count))).unwrap();
         let place = |port: u16| format!("host=127.0.0.1 port={port} user=mover dbname=shop");
         let mut command = Command::new(stillpoint());
         command.env("STILLPOINT_LOG", "trace").env("PGPASSWORD", MOVERS[1]).args(["--json", "migrate"]).args(words);
-        let source = format!("{} password={}", place(self.stage.to_source.port()), MOVERS[0]);
-        command.args(["--source", &source, "--target", &place(self.stage.to_target.port())]);
-        command.arg("--proxy").arg(self.stage.path("proxy.sock")).arg("--state").arg(self.stage.path("told/state"));
+        let source = format!("{} password={}", place(self.testbed.to_source.port()), MOVERS[0]);
+        command.args(["--source", &source, "--target", &place(self.testbed.to_target.port())]);
+        command.arg("--proxy").arg(self.testbed.path("proxy.sock")).arg("--state").arg(self.testbed.path("told/state"));
         (command.stdout(file("out")).stderr(file("err")).spawn().expect("start stillpoint"), self.count)
     }
 
@@ -131,12 +131,12 @@ impl Told<'_> {
 
     /// Starts a `run` that is stuck in its copy, with the definitions on the target; `slow_down(0)` lets it go on.
     fn stuck(&mut self) -> (Child, usize) {
-        let stage = self.stage;
+        let testbed = self.testbed;
         let run = self.begin(&["run", "--share", "0"]);
         let copies = "\"phase\":\"copy\"";
         until("the copy to begin", || self.text(&format!("{}.out", run.1)).contains(copies).then_some(()));
-        stage.to_target.slow_down(50_000);
-        until("the tables to be there", || stage.target.try_sql("shop", "SELECT FROM kept").ok());
+        testbed.to_target.slow_down(50_000);
+        until("the tables to be there", || testbed.target.try_sql("shop", "SELECT FROM kept").ok());
         run
     }
 
@@ -148,11 +148,11 @@ impl Told<'_> {
     /// Checks that no other user can read what a migration keeps on disk: definitions hold passwords of foreign
     /// servers.
     fn assert_private(&self) {
-        let state = self.stage.path("told/state");
+        let state = self.testbed.path("told/state");
         let mode = |path: &Path| std::fs::metadata(path).expect("look at a file").permissions().mode() & 0o7777;
         assert_eq!(mode(&state), 0o700);
         let mut names = Vec::new();
-        look(&state, &mut |path| {
+        visit_files(&state, &mut |path| {
             assert_eq!(mode(path), 0o600, "{}", path.display());
             names.extend(path.extension().map(|kind| kind.to_string_lossy().into_owned()));
         });
@@ -162,22 +162,22 @@ impl Told<'_> {
     /// Searches all files so far for the secrets.
     fn search(&self, secrets: &[String]) {
         let mut found = Vec::new();
-        look(&self.stage.path("told"), &mut |path| search_file(path, secrets, &mut found));
-        search_file(&self.stage.path("routes.json"), secrets, &mut found);
+        visit_files(&self.testbed.path("told"), &mut |path| search_file(path, secrets, &mut found));
+        search_file(&self.testbed.path("routes.json"), secrets, &mut found);
         assert!(found.is_empty(), "{found:#?}");
     }
 }
 
-impl Drop for Told<'_> {
+impl Drop for OutputSearch<'_> {
     fn drop(&mut self) {
         let _ = self.proxy.kill();
         let _ = self.proxy.wait();
     }
 }
 
-fn look(directory: &Path, each: &mut impl FnMut(&Path)) {
+fn visit_files(directory: &Path, each: &mut impl FnMut(&Path)) {
     for entry in std::fs::read_dir(directory).expect("read a directory").flatten() {
-        if entry.path().is_dir() { look(&entry.path(), each) } else { each(&entry.path()) }
+        if entry.path().is_dir() { visit_files(&entry.path(), each) } else { each(&entry.path()) }
     }
 }
 
@@ -206,45 +206,45 @@ fn no_secret_is_told_or_written_down() {
         .zip(verifiers.iter().chain(&movers))
         .for_each(|(password, stored)| secrets.extend(forms(password, stored)));
 
-    let mut stage = Stage::of(source, target);
-    stage.source.sql("shop", "CREATE TABLE kept (k text PRIMARY KEY, v text); GRANT ALL ON kept TO PUBLIC");
-    stage.source.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-0', '{VALUE}')"));
-    stage.source.sql("shop", BALLAST);
+    let mut testbed = Testbed::of(source, target);
+    testbed.source.sql("shop", "CREATE TABLE kept (k text PRIMARY KEY, v text); GRANT ALL ON kept TO PUBLIC");
+    testbed.source.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-0', '{VALUE}')"));
+    testbed.source.sql("shop", BALLAST);
     // This proxy listens to logins; the proxy of the other test has verifiers.
-    stage.kill_proxy();
-    let mut told = Told::start(&stage);
-    let mut clients = CLIENTS.map(|client| Client::start(&stage, client));
+    testbed.kill_proxy();
+    let mut told = OutputSearch::start(&testbed);
+    let mut clients = CLIENTS.map(|client| Client::start(&testbed, client));
     for (at, client) in clients.iter_mut().enumerate() {
         client.say(&format!("SET app.token = '{VALUE}'; PREPARE p AS SELECT '{VALUE}', $1::text;"));
         client.say(&format!("EXECUTE p('{VALUE}'); INSERT INTO kept VALUES ('{VALUE}-{at}-there', '{VALUE}');"));
         client.say(&format!("SELECT '{VALUE}'::int; SELECT {VALUE}; LISTEN \"{VALUE}\"; UNLISTEN *;"));
     }
-    until("their rows", || (stage.source.sql("shop", "SELECT count(*) FROM kept") == "3").then_some(()));
+    until("their rows", || (testbed.source.sql("shop", "SELECT count(*) FROM kept") == "3").then_some(()));
     told.run(&["check"]);
 
     // The target refuses a row that comes after the snapshot.
     let failing = told.stuck();
     told.assert_private();
-    stage.target.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-twice', '')"));
+    testbed.target.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-twice', '')"));
     clients[0].say(&format!("INSERT INTO kept VALUES ('{VALUE}-twice', '{VALUE}');"));
-    until("its row", || (stage.source.sql("shop", "SELECT count(*) FROM kept") == "4").then_some(()));
+    until("its row", || (testbed.source.sql("shop", "SELECT count(*) FROM kept") == "4").then_some(()));
     told.run(&["status"]);
-    stage.to_target.slow_down(0);
+    testbed.to_target.slow_down(0);
     let said = told.end(failing, 4);
-    assert!(said.contains("duplicate key value") && said.contains("tried again"), "{said}");
+    assert!(said.contains("duplicate key value") && said.contains("retrying"), "{said}");
 
     let ran = told.run(&["run", "--share", "0", "--pause-attempts", "20"]);
     assert!(ran.contains("fenced and drained"), "everything is told: {ran}");
     told.search(&secrets);
     clients[0].say(&format!("INSERT INTO kept VALUES ('{VALUE}-back', '{VALUE}');"));
     let back = "SELECT count(*) FROM kept WHERE k LIKE '%-back'";
-    until("a row at the target", || (stage.target.sql("shop", back) == "1").then_some(()));
-    stage.target.sql("shop", "CREATE INDEX added ON kept (v)");
+    until("a row at the target", || (testbed.target.sql("shop", back) == "1").then_some(()));
+    testbed.target.sql("shop", "CREATE INDEX added ON kept (v)");
     let refused = told.begin(&["fallback"]);
     assert!(told.end(refused, 3).contains("public.added"));
     told.run(&["status"]);
     told.run(&["fallback", "--drop-definitions", "--pause-attempts", "20"]);
-    assert_eq!(stage.source.sql("shop", back), "1");
+    assert_eq!(testbed.source.sql("shop", back), "1");
     told.run(&["run", "--share", "0", "--pause-attempts", "20"]);
     told.run(&["finish"]);
     clients.into_iter().for_each(Client::end);
@@ -264,21 +264,21 @@ fn what_ends_a_capture_is_told_without_what_the_client_said() {
     let source = cluster(MOVERS[0], &[], &["wal_level=replica"]);
     let verifiers = CLIENTS.map(|(role, _)| stored(&source, role));
     let target = cluster(MOVERS[1], &verifiers, &["wal_level=logical"]);
-    let mut stage = Stage::of(source, target);
-    stage.source.sql("shop", BALLAST);
-    stage.source.sql(
+    let mut testbed = Testbed::of(source, target);
+    testbed.source.sql("shop", BALLAST);
+    testbed.source.sql(
         "shop",
         "CREATE TABLE kept (k text PRIMARY KEY, v text); GRANT ALL ON kept TO PUBLIC; \
          CREATE FUNCTION note(text) RETURNS void LANGUAGE sql AS 'INSERT INTO public.kept VALUES ($1)'",
     );
-    stage.kill_proxy();
+    testbed.kill_proxy();
     let stored: Vec<String> =
         CLIENTS.iter().zip(&verifiers).map(|((role, _), stored)| format!("{role} {stored}\n")).collect();
-    std::fs::write(stage.path("verifiers"), stored.concat()).unwrap();
-    let mut config = File::options().append(true).open(stage.config()).unwrap();
-    writeln!(config, "verifiers = {:?}", stage.path("verifiers")).unwrap();
-    let mut told = Told::start(&stage);
-    let mut client = Client::start(&stage, CLIENTS[0]);
+    std::fs::write(testbed.path("verifiers"), stored.concat()).unwrap();
+    let mut config = File::options().append(true).open(testbed.config()).unwrap();
+    writeln!(config, "verifiers = {:?}", testbed.path("verifiers")).unwrap();
+    let mut told = OutputSearch::start(&testbed);
+    let mut client = Client::start(&testbed, CLIENTS[0]);
     for said in [
         format!("SELECT note('{VALUE}')"),
         format!("DO '{VALUE}'"),
@@ -292,7 +292,7 @@ fn what_ends_a_capture_is_told_without_what_the_client_said() {
             let over = told.text("proxy.err").matches("capture ends").count();
             (over >= told.count).then_some(())
         });
-        stage.to_target.slow_down(0);
+        testbed.to_target.slow_down(0);
         let over = told.end(run, 4);
         assert!(over.contains("capture in the proxy ended"), "{said}: {over}");
     }

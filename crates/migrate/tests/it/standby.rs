@@ -6,7 +6,7 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
+use stillpoint_migrate_tests::{Fault, Moment, Testbed, Trial};
 use stillpoint_testing::{
     child::{ChildGuard, bound_command},
     postgresql::available,
@@ -25,9 +25,9 @@ struct Psql {
 }
 
 impl Psql {
-    fn at(stage: &Stage) -> Psql {
+    fn at(testbed: &Testbed) -> Psql {
         let mut psql = bound_command("psql".as_ref());
-        psql.args(["-XAtq", &stage.conninfo()]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        psql.args(["-XAtq", &testbed.conninfo()]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = ChildGuard::from_child(psql.spawn().unwrap());
         let answers = BufReader::new(process.child().stdout.take().unwrap());
         Psql { process, answers }
@@ -53,9 +53,9 @@ fn refused(mut command: Command) -> String {
     text
 }
 
-fn commits(stage: &Stage) -> u64 {
+fn commits(testbed: &Testbed) -> u64 {
     let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
-    stage.source.sql("shop", sql).parse().unwrap()
+    testbed.source.sql("shop", sql).parse().unwrap()
 }
 
 #[test]
@@ -63,45 +63,45 @@ fn one_serves_and_one_stands_by() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
-    stage.start_standby();
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    testbed.start_standby();
 
-    assert!(refused(stage.proxy_command(&["--standby"])).contains("stands by already"));
-    assert!(refused(stage.proxy_command(&[])).contains("another proxy uses the routes file"));
-    let own = std::fs::read_to_string(stage.config()).unwrap();
-    std::fs::write(stage.config(), format!("{own}connections = 7\n")).unwrap();
-    assert!(refused(stage.proxy_command(&["--standby"])).contains("`tenants` differs"));
-    std::fs::write(stage.config(), own.replace("proxy.sock", "another.sock")).unwrap();
-    assert!(refused(stage.proxy_command(&["--standby"])).contains("proxy.sock"));
-    std::fs::write(stage.config(), own).unwrap();
+    assert!(refused(testbed.proxy_command(&["--standby"])).contains("is already on standby"));
+    assert!(refused(testbed.proxy_command(&[])).contains("another proxy uses the routes file"));
+    let own = std::fs::read_to_string(testbed.config()).unwrap();
+    std::fs::write(testbed.config(), format!("{own}connections = 7\n")).unwrap();
+    assert!(refused(testbed.proxy_command(&["--standby"])).contains("differs in `tenants`"));
+    std::fs::write(testbed.config(), own.replace("proxy.sock", "another.sock")).unwrap();
+    assert!(refused(testbed.proxy_command(&["--standby"])).contains("proxy.sock"));
+    std::fs::write(testbed.config(), own).unwrap();
 
-    stage.kill_standby();
-    stage.start_standby();
-    trial(false, "", 0).under_load(&mut stage, |stage| {
+    testbed.kill_standby();
+    testbed.start_standby();
+    trial(false, "", 0).under_load(&mut testbed, |testbed| {
         for _ in 0..2 {
-            let before = commits(stage);
-            until("clients to work", || (commits(stage) > before + 50).then_some(()));
-            let took = stage.kill_proxy_before_standby();
+            let before = commits(testbed);
+            until("clients to work", || (commits(testbed) > before + 50).then_some(()));
+            let took = testbed.kill_proxy_before_standby();
             println!("another proxy serves after {took:?}");
-            stage.start_standby();
+            testbed.start_standby();
         }
-        let before = commits(stage);
-        until("clients to work", || (commits(stage) > before + 50).then_some(()));
+        let before = commits(testbed);
+        until("clients to work", || (commits(testbed) > before + 50).then_some(()));
     });
 
-    let (mut old, mut held) = (Psql::at(&stage), Psql::at(&stage));
+    let (mut old, mut held) = (Psql::at(&testbed), Psql::at(&testbed));
     assert_eq!(old.asks("CREATE TABLE held (who text); SELECT 1;"), "1");
     assert_eq!(held.asks("BEGIN; INSERT INTO held VALUES ('in a transaction') RETURNING 2;"), "2");
-    let mut retired = stage.retire_proxy_before_standby();
-    assert_eq!(Psql::at(&stage).asks("INSERT INTO held VALUES ('the next proxy') RETURNING 3;"), "3");
+    let mut retired = testbed.retire_proxy_before_standby();
+    assert_eq!(Psql::at(&testbed).asks("INSERT INTO held VALUES ('the next proxy') RETURNING 3;"), "3");
     until("an idle session to end", || old.asks("SELECT 4;").is_empty().then_some(()));
-    assert!(retired.ended().is_none(), "a transaction is open");
+    assert!(retired.exit_status().is_none(), "a transaction is open");
     assert_eq!(held.asks("INSERT INTO held VALUES ('the same one') RETURNING 5;"), "5");
     // The session ends with its transaction; psql then prints 6 by itself.
     assert_eq!(held.asks("COMMIT;\n\\echo 6"), "6");
-    assert!(until("the old proxy to end", || retired.ended()).success());
-    assert_eq!(stage.source.sql("shop", "SELECT count(*) FROM held"), "3");
+    assert!(until("the old proxy to end", || retired.exit_status()).success());
+    assert_eq!(testbed.source.sql("shop", "SELECT count(*) FROM held"), "3");
 }
 
 #[test]
@@ -109,14 +109,14 @@ fn a_migration_goes_on() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
-    stage.start_standby();
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    testbed.start_standby();
     for trial in [trial(false, "switch-over", 10), trial(true, "switch-over", 15), trial(false, "prepare", 5)] {
-        let first = trial.run(&mut stage);
+        let first = trial.run(&mut testbed);
         assert_eq!(first.code, Some(0), "{first:?}");
     }
-    let finished = stage.run(&["finish"]);
+    let finished = testbed.run(&["finish"]);
     assert_eq!(finished.code, Some(0), "{finished:?}");
 }
 
@@ -126,14 +126,14 @@ fn a_copy_goes_on() {
     if !available() {
         return;
     }
-    let mut stage = Stage::start();
-    Trial::prepare(&stage);
-    stage.start_standby();
+    let mut testbed = Testbed::start();
+    Trial::prepare(&testbed);
+    testbed.start_standby();
     let copying = |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "copy");
-    let ended = trial(false, "copy", 0).under_load(&mut stage, |stage| {
-        let mut tool = stage.tool(&["run", "--pause-timeout", "3s"]);
+    let ended = trial(false, "copy", 0).under_load(&mut testbed, |testbed| {
+        let mut tool = testbed.tool(&["run", "--pause-timeout", "3s"]);
         assert!(tool.await_event(copying), "{:?}", tool.seen);
-        stage.kill_proxy_before_standby();
+        testbed.kill_proxy_before_standby();
         tool.end()
     });
     assert_eq!(ended.code, Some(0), "{ended:?}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_measure::postgres::{Isolation, PostgresLoad, PostgresPlan};
-use stillpoint_migrate_tests::{Stage, Trial};
+use stillpoint_migrate_tests::{Testbed, Trial};
 use stillpoint_testing::postgresql::{Cluster, available};
 
 #[test]
@@ -11,8 +11,8 @@ fn a_target_that_dies_in_catch_up_is_dropped() {
     if !available() {
         return;
     }
-    let stage = Stage::start();
-    Trial::prepare(&stage);
+    let testbed = Testbed::start();
+    Trial::prepare(&testbed);
     let mut second = Cluster::start(&["wal_level=logical"]);
     let plan = PostgresPlan {
         clients: 8,
@@ -20,11 +20,11 @@ fn a_target_that_dies_in_catch_up_is_dropped() {
         isolation: Isolation::RepeatableRead,
         duration: Duration::from_secs(600),
         timeout: Duration::from_secs(20),
-        ..PostgresPlan::checked(stage.conninfo())
+        ..PostgresPlan::checked(testbed.conninfo())
     };
     let load = PostgresLoad::start(plan).expect("start the load");
     let other = second.conninfo("shop");
-    let mut tool = stage.tool(&["run", "--pause-timeout", "3s", "--share", "0", "--target", &other]);
+    let mut tool = testbed.tool(&["run", "--pause-timeout", "3s", "--share", "0", "--target", &other]);
     // The stage adds its own words after these: the target that dies is the first, and the other takes its place.
     let follows = |event: &stillpoint_events::Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up");
     assert!(tool.await_event(follows), "it ended before: {:?}", tool.seen);
@@ -33,8 +33,8 @@ fn a_target_that_dies_in_catch_up_is_dropped() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let dropped = |kind: &EventKind| matches!(kind, EventKind::TargetDropped { .. });
     assert_eq!(ended.events.iter().filter(|event| dropped(&event.kind)).count(), 1, "{ended:?}");
-    assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
-    let status = stage.ask(&["status", "--target", &other]);
+    assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
+    let status = testbed.ask(&["status", "--target", &other]);
     assert!(status["record"]["others"][0]["dropped"].is_string(), "{status}");
     std::thread::sleep(Duration::from_millis(500));
     load.stop();

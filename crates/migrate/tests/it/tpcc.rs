@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use stillpoint_migrate_tests::{Stage, rounds};
+use stillpoint_migrate_tests::{Testbed, rounds};
 use stillpoint_testing::go_tpc::{VERSION, go_tpc};
 use stillpoint_testing::recipes;
 use stillpoint_testing::{
@@ -63,13 +63,13 @@ struct Load {
 }
 
 impl Load {
-    fn start(go_tpc: &Path, stage: &Stage) -> Load {
-        let output = stage.path("go-tpc.out");
+    fn start(go_tpc: &Path, testbed: &Testbed) -> Load {
+        let output = testbed.path("go-tpc.out");
         let file = File::create(&output).expect("make a file for go-tpc");
         let threads = format!("--threads={CLIENTS}");
         // It goes on after errors; each error is a line that is judged here.
         let words = ["run", "--time=10h", "--interval=1s", "--ignore-error", &threads];
-        let mut command = command(go_tpc, stage.port(), "shop", &words);
+        let mut command = command(go_tpc, testbed.port(), "shop", &words);
         command.stderr(file.try_clone().expect("share the file")).stdout(file);
         Load { process: ChildGuard::from_child(command.spawn().expect("start go-tpc")), output }
     }
@@ -83,14 +83,14 @@ impl Load {
     fn goes_on(&mut self) {
         let before = payments(&self.text(), "[Current]");
         until("payments to be made", || (payments(&self.text(), "[Current]") >= before + SOME).then_some(()));
-        assert_eq!(self.process.ended(), None, "{}", self.text());
+        assert_eq!(self.process.exit_status(), None, "{}", self.text());
     }
 
     /// Ends it; returns the number of payments that it counted.
     #[track_caller]
     fn end(mut self) -> u64 {
         self.process.signal(Signal::TERM);
-        until("go-tpc to end", || self.process.ended());
+        until("go-tpc to end", || self.process.exit_status());
         let text = self.text();
         // Deadlocks are a part of TPC-C.
         let failures: Vec<&str> =
@@ -116,8 +116,8 @@ fn is_failure(line: &str) -> bool {
 
 /// Runs its own consistency check, at the proxy.
 #[track_caller]
-fn check(go_tpc: &Path, stage: &Stage) {
-    let output = command(go_tpc, stage.port(), "shop", &["check"]).output().expect("run go-tpc");
+fn check(go_tpc: &Path, testbed: &Testbed) {
+    let output = command(go_tpc, testbed.port(), "shop", &["check"]).output().expect("run go-tpc");
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && !text.lines().any(is_failure) && text.contains("\nFinished\n"), "{text}");
     assert_eq!(text.matches("at condition").count(), CONDITIONS, "{text}");
@@ -133,28 +133,29 @@ fn tpc_c_is_consistent_behind_the_switch() {
         Ok(go_tpc) => go_tpc,
         Err(why) => return skipped(why),
     };
-    let stage = Stage::start();
-    fill(&stage.source, go_tpc);
+    let testbed = Testbed::start();
+    fill(&testbed.source, go_tpc);
     let paid =
         |cluster: &Cluster| cluster.sql("shop", "SELECT count(*) FROM history").parse::<u64>().expect("a number");
     let ways = rounds(1, 20);
     for way in 0..ways {
-        let (from, to) = if way % 2 == 0 { (&stage.source, &stage.target) } else { (&stage.target, &stage.source) };
+        let (from, to) =
+            if way % 2 == 0 { (&testbed.source, &testbed.target) } else { (&testbed.target, &testbed.source) };
         let before = paid(from);
-        let mut load = Load::start(go_tpc, &stage);
+        let mut load = Load::start(go_tpc, &testbed);
         load.goes_on();
         let words = [&["run", "--share", "0", "--snapshot-timeout", "20s"][..], &["fallback"]][way % 2];
-        let ended = stage.run(&[words, &["--pause-timeout", "3s"]].concat());
+        let ended = testbed.run(&[words, &["--pause-timeout", "3s"]].concat());
         assert_eq!(ended.code, Some(0), "{ended:?}");
         load.goes_on();
         let (counted, there) = (load.end(), paid(to) - before);
         println!("{counted} payments");
         // It may not have counted payments that were under way when it was ended.
         assert!((counted..=counted + CLIENTS).contains(&there), "{counted} payments were made, and {there} are there");
-        check(go_tpc, &stage);
+        check(go_tpc, &testbed);
     }
     if ways.is_multiple_of(2) {
-        stage.assert_clean();
+        testbed.assert_clean();
     }
     println!("COUNT migrations under go-tpc {ways}");
 }

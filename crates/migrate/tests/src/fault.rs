@@ -1,7 +1,7 @@
 //! Faults, and their moments.
 
 use crate::Random;
-use crate::stage::{Stage, Tool};
+use crate::testbed::{Testbed, Tool};
 use rustix::process::Signal;
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
@@ -53,33 +53,33 @@ impl Fault {
     }
 
     /// Injects the fault. When this returns, all broken parts are restored.
-    pub fn strike(self, stage: &mut Stage, tool: &Tool, random: &mut Random) {
+    pub fn strike(self, testbed: &mut Testbed, tool: &Tool, random: &mut Random) {
         let while_broken = Duration::from_millis(50 + random.below(1500));
         match self {
             Fault::None => {}
             Fault::KillTool => tool.signal(Signal::KILL),
             Fault::InterruptTool => tool.signal(Signal::INT),
             Fault::KillProxy => {
-                stage.kill_proxy();
+                testbed.kill_proxy();
                 std::thread::sleep(while_broken / 4);
-                stage.start_proxy();
+                testbed.start_proxy();
             }
             Fault::ReplaceProxy => {
-                let took = stage.kill_proxy_before_standby();
+                let took = testbed.kill_proxy_before_standby();
                 println!("  another proxy serves after {took:?}");
-                stage.start_standby();
+                testbed.start_standby();
             }
             Fault::CrashSource => {
-                stage.source.crash();
-                stage.source.restart(None);
+                testbed.source.crash();
+                testbed.source.restart(None);
             }
             Fault::CrashTarget => {
-                stage.target.crash();
-                stage.target.restart(None);
+                testbed.target.crash();
+                testbed.target.restart(None);
             }
             Fault::CutSource | Fault::CutTarget | Fault::StallSource | Fault::StallTarget => {
                 let source = matches!(self, Fault::CutSource | Fault::StallSource);
-                let network = if source { &stage.to_source } else { &stage.to_target };
+                let network = if source { &testbed.to_source } else { &testbed.to_target };
                 if matches!(self, Fault::CutSource | Fault::CutTarget) {
                     network.cut()
                 } else {
@@ -118,7 +118,7 @@ impl Moment {
     }
 
     /// Waits for the moment; the tool may end before.
-    pub fn come(self, tool: &mut Tool) {
+    pub fn wait(self, tool: &mut Tool) {
         if let Some(wanted) = self.phase {
             tool.await_event(
                 |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted),

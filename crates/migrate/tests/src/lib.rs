@@ -15,14 +15,14 @@
 mod fault;
 pub mod processors;
 pub mod recording;
-mod stage;
-pub mod teller;
+pub mod ring_session;
+mod testbed;
 mod trial;
 
 pub use fault::{Fault, Moment};
-pub use stage::{Ended, Proxy, Stage, Tool};
 pub use stillpoint_testing::binary::stillpoint;
 pub use stillpoint_testing::random::Random;
+pub use testbed::{CommandResult, Proxy, Testbed, Tool};
 pub use trial::{LEVELS, Trial};
 
 /// Returns true if the long form is requested.

@@ -3,7 +3,7 @@
 use crate::Random;
 use crate::fault::{Fault, Moment};
 use crate::is_soak;
-use crate::stage::{Ended, Stage, Tool};
+use crate::testbed::{CommandResult, Testbed, Tool};
 use std::time::Duration;
 use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, prepare};
 
@@ -40,10 +40,10 @@ impl Trial {
 
     /// Makes the tables that clients use.
     #[track_caller]
-    pub fn prepare(stage: &Stage) {
-        prepare(&PostgresPlan::checked(stage.conninfo())).unwrap_or_else(|error| panic!("make the tables: {error}"));
+    pub fn prepare(testbed: &Testbed) {
+        prepare(&PostgresPlan::checked(testbed.conninfo())).unwrap_or_else(|error| panic!("make the tables: {error}"));
         // A table to copy.
-        stage.source.sql(
+        testbed.source.sql(
             "shop",
             "CREATE TABLE ballast (id int PRIMARY KEY, v text); \
              INSERT INTO ballast SELECT i, repeat(md5(i::text), 10) FROM generate_series(1, 20000) i",
@@ -52,17 +52,17 @@ impl Trial {
 
     /// Moves the database, and panics unless all guarantees hold. Returns the events of the first attempt.
     #[track_caller]
-    pub fn run(self, stage: &mut Stage) -> Ended {
+    pub fn run(self, testbed: &mut Testbed) -> CommandResult {
         let mut random = Random::new(self.seed ^ 1);
-        self.under_load(stage, |stage| self.move_it(stage, &mut random))
+        self.under_load(testbed, |testbed| self.move_it(testbed, &mut random))
     }
 
     /// Runs `work` while clients record their writes and reads, and panics unless the records are possible.
     #[track_caller]
-    pub fn under_load<T>(self, stage: &mut Stage, work: impl FnOnce(&mut Stage) -> T) -> T {
+    pub fn under_load<T>(self, testbed: &mut Testbed, work: impl FnOnce(&mut Testbed) -> T) -> T {
         println!("{self:?}");
-        let load = self.load(stage);
-        let done = work(stage);
+        let load = self.load(testbed);
+        let done = work(testbed);
         load.stop();
         let finished = load.wait().unwrap_or_else(|error| panic!("{self:?}: the load: {error}"));
         self.judge(&finished);
@@ -70,21 +70,21 @@ impl Trial {
     }
 
     #[track_caller]
-    fn move_it(self, stage: &mut Stage, random: &mut Random) -> Ended {
-        let mut tool = self.tool(stage);
-        self.moment.come(&mut tool);
-        self.fault.strike(stage, &tool, random);
+    fn move_it(self, testbed: &mut Testbed, random: &mut Random) -> CommandResult {
+        let mut tool = self.tool(testbed);
+        self.moment.wait(&mut tool);
+        self.fault.strike(testbed, &tool, random);
         let first = tool.end();
         println!("  ended with {:?} {}", first.code, first.complaints.trim());
         if self.fault == Fault::None {
             assert_eq!(first.code, Some(0), "{self:?}: {first:?}");
         }
-        self.conclude(stage, &first, random);
+        self.conclude(testbed, &first, random);
         first
     }
 
     #[track_caller]
-    fn load(&self, stage: &Stage) -> PostgresLoad {
+    fn load(&self, testbed: &Testbed) -> PostgresLoad {
         let plan = PostgresPlan {
             clients: 8,
             think: Duration::from_millis(if is_soak() { 25 } else { 60 }),
@@ -92,50 +92,50 @@ impl Trial {
             duration: Duration::from_secs(600),
             timeout: Duration::from_secs(20),
             seed: self.seed,
-            ..PostgresPlan::checked(stage.conninfo())
+            ..PostgresPlan::checked(testbed.conninfo())
         };
         PostgresLoad::start(plan).unwrap_or_else(|error| panic!("{self:?}: start the load: {error}"))
     }
 
     #[track_caller]
-    fn tool(&self, stage: &Stage) -> Tool {
+    fn tool(&self, testbed: &Testbed) -> Tool {
         if self.back {
-            stage.tool(&["fallback", "--pause-timeout", PAUSE])
+            testbed.tool(&["fallback", "--pause-timeout", PAUSE])
         } else {
-            stage.tool(&["run", "--pause-timeout", PAUSE, "--share", "0", "--snapshot-timeout", "20s"])
+            testbed.tool(&["run", "--pause-timeout", PAUSE, "--share", "0", "--snapshot-timeout", "20s"])
         }
     }
 
     /// Asserts that the database can be moved by further calls of the tool, in any state that the fault left.
     #[track_caller]
-    fn conclude(&self, stage: &Stage, first: &Ended, random: &mut Random) {
+    fn conclude(&self, testbed: &Testbed, first: &CommandResult, random: &mut Random) {
         let there = |standing: &(Option<String>, Option<String>)| match self.back {
             false => standing.0.as_deref() == Some("switched") && standing.1.as_deref() == Some("target"),
             true => standing.0.is_none() && standing.1.as_deref() == Some("source"),
         };
         if !self.back && first.code != Some(0) && random.below(3) == 0 {
-            let aborted = stage.run(&["abort"]);
+            let aborted = testbed.run(&["abort"]);
             println!("  abort: {:?} {}", aborted.code, aborted.complaints.trim());
-            let (phase, serving) = stage.standing();
+            let (phase, serving) = testbed.standing();
             if aborted.code == Some(0) {
                 assert_eq!((phase, serving.as_deref()), (None, Some("source")), "{self:?}: {aborted:?}");
-                stage.assert_clean();
+                testbed.assert_clean();
             }
         }
         let mut code = first.code;
         for _ in 0..ATTEMPTS {
-            let standing = stage.standing();
+            let standing = testbed.standing();
             if there(&standing) && (self.back || code == Some(0)) {
                 break;
             }
-            let again = self.tool(stage).end();
+            let again = self.tool(testbed).end();
             println!("  {standing:?}; again: {:?} {}", again.code, again.complaints.trim());
             code = again.code;
         }
-        let standing = stage.standing();
+        let standing = testbed.standing();
         assert!(there(&standing), "{self:?}: the database cannot be moved any more: {standing:?}");
         if self.back {
-            stage.assert_clean();
+            testbed.assert_clean();
         }
     }
 

@@ -1,8 +1,8 @@
 //! Messages of servers: the ones that a proxy reads, and the ones that it sends itself.
 
+use crate::body_reader::Reader;
 use crate::frame::{put, put_cstr};
 use crate::frontend::CancelKey;
-use crate::read::Reader;
 use crate::{Status, WireError, startup};
 
 /// Authentication request that a server sends before it lets a client in.
@@ -25,6 +25,10 @@ pub enum Authentication<'a> {
 }
 
 /// Decodes an authentication request.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not an authentication request.
 pub fn authentication(body: &[u8]) -> Result<Authentication<'_>, WireError> {
     let mut reader = Reader::new(body, "authentication request");
     Ok(match reader.u32()? {
@@ -47,6 +51,10 @@ pub fn authentication(body: &[u8]) -> Result<Authentication<'_>, WireError> {
 }
 
 /// Decodes a ParameterStatus: name and value.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a ParameterStatus.
 pub fn parameter_status(body: &[u8]) -> Result<(&str, &[u8]), WireError> {
     let mut reader = Reader::new(body, "parameter status");
     let (name, value) = (reader.text()?, reader.cstr()?);
@@ -54,12 +62,20 @@ pub fn parameter_status(body: &[u8]) -> Result<(&str, &[u8]), WireError> {
 }
 
 /// Decodes a BackendKeyData.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a BackendKeyData.
 pub fn key_data(body: &[u8]) -> Result<CancelKey, WireError> {
     let mut reader = Reader::new(body, "key data");
     Ok(CancelKey { pid: reader.u32()?, secret: startup::secret(reader.rest())? })
 }
 
 /// Decodes a ReadyForQuery.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a ReadyForQuery.
 pub fn ready(body: &[u8]) -> Result<Status, WireError> {
     match body {
         [b'I'] => Ok(Status::Idle),
@@ -70,6 +86,10 @@ pub fn ready(body: &[u8]) -> Result<Status, WireError> {
 }
 
 /// Decodes the values of a DataRow, NULL as `None`.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a DataRow.
 pub fn row(body: &[u8]) -> Result<Vec<Option<&[u8]>>, WireError> {
     let mut reader = Reader::new(body, "data row");
     let count = reader.u16()?;
@@ -98,6 +118,10 @@ pub struct Report {
 }
 
 /// Decodes an ErrorResponse or NoticeResponse.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is neither an ErrorResponse nor a NoticeResponse.
 pub fn report(body: &[u8]) -> Result<Report, WireError> {
     let mut reader = Reader::new(body, "error response");
     let mut report = Report::default();

@@ -27,7 +27,7 @@ pub enum WireError {
     #[error("no PostgreSQL user name specified in startup packet")]
     NoUser,
     /// A parameter that the startup packet has more than once, in upper or lower case: the beginning of its name.
-    #[error("parameter {0:?} is more than once in the startup packet")]
+    #[error("parameter {0:?} appears more than once in the startup packet")]
     Repeated(String),
     /// A parameter of the startup packet with an invalid name: the beginning of that name.
     #[error("invalid name of a parameter in the startup packet: {0:?}")]

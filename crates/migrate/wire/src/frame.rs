@@ -68,6 +68,10 @@ impl Scanner {
     }
 
     /// Returns what `bytes`, which follow the scanner's place, begin with.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Length`] if the length of the next message is not valid.
     #[inline]
     pub fn peek<'a>(&mut self, bytes: &'a [u8]) -> Result<Step<'a>, WireError> {
         if self.rest > 0 {

@@ -1,8 +1,8 @@
 //! Messages of clients: the ones that a proxy reads, and the ones that it sends itself.
 
 use crate::WireError;
+use crate::body_reader::Reader;
 use crate::frame::{Message, put, put_cstr};
-use crate::read::Reader;
 use std::fmt;
 
 /// Key with which a client can cancel a session's statement.
@@ -25,6 +25,10 @@ const SMALL_MAX: usize = 10_000;
 
 /// Checks that clients send messages of this type and length in a running session; the beginning of the message is
 /// enough.
+///
+/// # Errors
+///
+/// [`WireError::Tag`] or [`WireError::Length`] if clients never send such a message.
 #[inline]
 pub fn check(message: &Message<'_>) -> Result<(), WireError> {
     let Message { tag, len, .. } = *message;
@@ -59,6 +63,10 @@ pub struct SaslInitial<'a> {
 }
 
 /// Decodes the client's first answer to a request for SASL.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a SASLInitialResponse.
 pub fn sasl_initial(body: &[u8]) -> Result<SaslInitial<'_>, WireError> {
     let mut reader = Reader::new(body, "SASL initial response");
     let mechanism = reader.text()?;
@@ -69,6 +77,10 @@ pub fn sasl_initial(body: &[u8]) -> Result<SaslInitial<'_>, WireError> {
 }
 
 /// Decodes a password, without its terminating zero.
+///
+/// # Errors
+///
+/// [`WireError::Malformed`] if the body is not a PasswordMessage.
 pub fn password(body: &[u8]) -> Result<&[u8], WireError> {
     let mut reader = Reader::new(body, "password message");
     let text = reader.cstr()?;

@@ -30,13 +30,13 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+mod body_reader;
 mod conversation;
 mod error;
 pub mod frame;
 pub mod frontend;
-pub mod hidden;
+pub mod hidden_column;
 pub mod md5;
-mod read;
 pub mod scram;
 pub mod startup;
 mod statement;

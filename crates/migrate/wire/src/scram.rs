@@ -72,6 +72,10 @@ impl Drop for Verifier {
 
 impl Verifier {
     /// Reads `SCRAM-SHA-256$iterations:salt$StoredKey:ServerKey`, as in `pg_authid.rolpassword`.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::NotAVerifier`] if the text does not have this form.
     pub fn parse(text: &str) -> Result<Verifier, WireError> {
         let parse = || {
             let (mechanism, rest) = text.split_once('$')?;
@@ -196,12 +200,16 @@ impl Client {
     }
 
     /// Last message of the client, in answer to the server's first.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Scram`] if the server's message breaks the exchange, or belongs to another verifier.
     pub fn last(&mut self, server_first: &[u8], secret: &Secret) -> Result<String, WireError> {
         let server_first = utf8(server_first)?;
         let mut parts = server_first.split(',');
         let nonce = attribute(&mut parts, 'r')?;
         if !nonce.starts_with(&self.nonce) || nonce.len() <= self.nonce.len() {
-            return Err(WireError::Scram("the server's nonce does not go on from ours"));
+            return Err(WireError::Scram("the server's nonce does not begin with the client's"));
         }
         let salt = decode64(attribute(&mut parts, 's')?).ok_or(WireError::Scram("the salt is not base64"))?;
         let iterations = attribute(&mut parts, 'i')?.parse().ok().filter(|n| (1..=ITERATIONS_MAX).contains(n));
@@ -222,6 +230,10 @@ impl Client {
     }
 
     /// Checks the server's last message, which proves that the server knows the verifier too.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Scram`] if the server's message does not prove that.
     pub fn check(&self, server_last: &[u8]) -> Result<(), WireError> {
         let given = utf8(server_last)?.strip_prefix("v=").and_then(decode64);
         match (&self.server_signature, given) {
@@ -248,6 +260,10 @@ impl fmt::Debug for Transcript {
 
 impl Transcript {
     /// Records the client's first message.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Scram`] if the message is malformed, or requests something that a proxy cannot relay.
     pub fn client_first(&mut self, data: &[u8]) -> Result<(), WireError> {
         self.client_first_bare = Zeroizing::new(bare_of(utf8(data)?)?.as_bytes().to_vec());
         Ok(())
@@ -259,6 +275,10 @@ impl Transcript {
     }
 
     /// Records the client's last message.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Scram`] if the message has no proof.
     pub fn client_last(&mut self, data: &[u8]) -> Result<(), WireError> {
         let (without_proof, proof) = split_proof(utf8(data)?)?;
         self.without_proof = Zeroizing::new(without_proof.as_bytes().to_vec());
@@ -267,6 +287,11 @@ impl Transcript {
     }
 
     /// Computes the client's key if `verifier` is the one of the exchange.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Scram`] if the exchange is not complete, [`WireError::WrongProof`] if the proof does not match the
+    /// verifier.
     pub fn recover(&self, verifier: &Verifier) -> Result<Keys, WireError> {
         let proof: Key = self.proof.as_slice().try_into().map_err(|_| WireError::WrongProof)?;
         verifier.recover(&proof, &[&self.client_first_bare, b",", &self.server_first, b",", &self.without_proof])
@@ -280,7 +305,7 @@ fn bare_of(client_first: &str) -> Result<&str, WireError> {
     match (binding, identity, bare) {
         (Some("n" | "y"), Some(""), Some(bare)) => Ok(bare),
         (Some("n" | "y"), _, _) => Err(WireError::Scram("authorisation identities are not supported")),
-        _ => Err(WireError::Scram("channel binding cannot pass a proxy")),
+        _ => Err(WireError::Scram("a proxy cannot relay channel binding")),
     }
 }
 
@@ -302,6 +327,10 @@ pub struct Server {
 
 impl Server {
     /// Takes the client's first message; `nonce` must be random bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Scram`] if the message is malformed, or requests something that a proxy cannot relay.
     pub fn begin(verifier: Verifier, client_first: &[u8], nonce: &[u8; 18]) -> Result<Server, WireError> {
         let client_first = utf8(client_first)?;
         let bare = bare_of(client_first)?;
@@ -324,6 +353,11 @@ impl Server {
     }
 
     /// Takes the client's last message; returns the server's last message and the client's key.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Scram`] if the message is malformed or does not continue the exchange, [`WireError::WrongProof`] if
+    /// its proof is wrong.
     pub fn end(&self, client_last: &[u8]) -> Result<(String, Keys), WireError> {
         let (without_proof, proof) = split_proof(utf8(client_last)?)?;
         let mut parts = without_proof.split(',');

@@ -1,7 +1,7 @@
 //! Packets that open a connection; they have no type.
 
+use crate::body_reader::Reader;
 use crate::frame::{put_cstr, put_packet};
-use crate::read::Reader;
 use crate::{WireError, frontend::CancelKey};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_are_named_whatever_they_hold() {
+    fn other_versions_are_named_with_any_contents() {
         for (code, shown) in [(2_u32 << 16, "2.0"), (4 << 16, "4.0"), ((1234 << 16) | 5681, "1234.5681"), (0, "0.0")] {
             let mut bytes = Vec::new();
             put_packet(&mut bytes, |body| body.extend([&code.to_be_bytes()[..], &[7; 20]].concat()));

@@ -17,7 +17,7 @@ pub struct Touch {
 }
 
 /// First words of statements that change what a session carries.
-const FIRST_WORDS: [&str; 13] = [
+const STATE_FIRST_WORDS: [&str; 13] = [
     "SET",
     "RESET",
     "LISTEN",
@@ -33,13 +33,13 @@ const FIRST_WORDS: [&str; 13] = [
     "DO",
 ];
 /// Words after SET for a change that lasts one transaction only.
-const TRANSIENT: [&str; 3] = ["LOCAL", "TRANSACTION", "CONSTRAINTS"];
+const TRANSIENT_SET_WORDS: [&str; 3] = ["LOCAL", "TRANSACTION", "CONSTRAINTS"];
 
 /// Words that count anywhere in the text; the first is the one that names settings.
-const WORDS: [&str; 4] = ["set_config", "advisory", "temp", "setseed"];
+const STATE_WORDS: [&str; 4] = ["set_config", "advisory", "temp", "setseed"];
 
-static ANYWHERE: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
-    AhoCorasick::builder().ascii_case_insensitive(true).kind(Some(AhoCorasickKind::DFA)).build(WORDS).ok()
+static STATE_WORD_MATCHER: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
+    AhoCorasick::builder().ascii_case_insensitive(true).kind(Some(AhoCorasickKind::DFA)).build(STATE_WORDS).ok()
 });
 
 /// Judges the text of one Query or Parse, which may hold several statements.
@@ -48,10 +48,11 @@ pub fn touch(sql: &[u8]) -> Touch {
     let mut rest = sql;
     loop {
         let (word, after) = first_word(rest);
-        if FIRST_WORDS.iter().any(|known| word.eq_ignore_ascii_case(known.as_bytes())) {
+        if STATE_FIRST_WORDS.iter().any(|known| word.eq_ignore_ascii_case(known.as_bytes())) {
             let is_set = word.eq_ignore_ascii_case(b"SET");
             let second = first_word(after).0;
-            let transient = is_set && TRANSIENT.iter().any(|known| second.eq_ignore_ascii_case(known.as_bytes()));
+            let transient =
+                is_set && TRANSIENT_SET_WORDS.iter().any(|known| second.eq_ignore_ascii_case(known.as_bytes()));
             touch.state |= !transient;
             touch.custom |= is_set;
         }
@@ -61,7 +62,7 @@ pub fn touch(sql: &[u8]) -> Touch {
             None => break,
         }
     }
-    match ANYWHERE.as_ref() {
+    match STATE_WORD_MATCHER.as_ref() {
         Some(words) => {
             for found in words.find_iter(sql) {
                 touch.state = true;

@@ -18,17 +18,17 @@ pub(super) struct File {
     pub(super) config: Config,
 }
 
-fn unusable(path: &Path, why: impl ToString) -> Error {
+fn config_error(path: &Path, why: impl ToString) -> Error {
     Error::Attach(vec![format!("the proxy's configuration {}: {}", path.display(), why.to_string())])
 }
 
 impl File {
     /// Reads it and checks its directory: a user with write access to that directory could direct our write to another file.
     pub(super) fn read(path: &Path) -> Result<File, Error> {
-        Directory::of_file(path).map_err(|error| unusable(path, error))?;
-        let bytes = read_regular(path, FILE_MAX).map_err(|error| unusable(path, error))?;
-        let text = String::from_utf8(bytes).map_err(|error| unusable(path, error))?;
-        let config = Config::parse(&text).map_err(|error| unusable(path, error))?;
+        Directory::of_file(path).map_err(|error| config_error(path, error))?;
+        let bytes = read_regular(path, FILE_MAX).map_err(|error| config_error(path, error))?;
+        let text = String::from_utf8(bytes).map_err(|error| config_error(path, error))?;
+        let config = Config::parse(&text).map_err(|error| config_error(path, error))?;
         Ok(File { path: path.into(), text, config })
     }
 
@@ -43,7 +43,7 @@ impl File {
             return Ok(String::new());
         }
         let (name, mut added) = self.name_of(server);
-        let tenant = |of: &str| format!("[tenants.{}]\nserver = {}\n", quoted(of), quoted(&name));
+        let tenant = |of: &str| format!("[tenants.{}]\nserver = {}\n", toml_string(of), toml_string(&name));
         if own {
             added += &tenant(&server.database);
         }
@@ -51,14 +51,14 @@ impl File {
             added += &tenant("*");
         }
         Config::parse(&format!("{}\n{added}", self.text)).map_err(|error| {
-            unusable(&self.path, format!("tenants cannot be added to its end ({error}); add them by hand"))
+            config_error(&self.path, format!("tenants cannot be added to its end ({error}); add them by hand"))
         })?;
         Ok(added)
     }
 
     /// Name of the server in the file, and text that must be added to give it one.
     fn name_of(&self, server: &Server) -> (String, String) {
-        let wanted = server.as_the_proxy_has_it();
+        let wanted = server.to_proxy_server();
         let known = self.config.servers.iter().find(|(_, known)| {
             (&known.host, known.port, known.tls) == (&wanted.host, wanted.port, wanted.tls) && known.database.is_none()
         });
@@ -67,14 +67,14 @@ impl File {
         }
         let name = format!("{}:{}", wanted.host, wanted.port);
         let mut added =
-            format!("[servers.{}]\nhost = {}\nport = {}\n", quoted(&name), quoted(&wanted.host), wanted.port);
+            format!("[servers.{}]\nhost = {}\nport = {}\n", toml_string(&name), toml_string(&wanted.host), wanted.port);
         match wanted.tls {
             ServerTls::Disable => {}
             ServerTls::Require => added += "tls = \"require\"\n",
             ServerTls::VerifyFull => added += "tls = \"verify-full\"\n",
         }
         if let Some(ca) = &wanted.ca {
-            added += &format!("ca = {}\n", quoted(&ca.display().to_string()));
+            added += &format!("ca = {}\n", toml_string(&ca.display().to_string()));
         }
         (name, added)
     }
@@ -93,12 +93,12 @@ impl File {
         // The file's reader may be another user.
         let replaced =
             Directory::of_file(&self.path).and_then(|(directory, name)| directory.replace(name, text.as_bytes()));
-        replaced.map(drop).map_err(|error| unusable(&self.path, error))
+        replaced.map(drop).map_err(|error| config_error(&self.path, error))
     }
 }
 
 /// Formats a basic string of TOML, which has the same syntax as in JSON.
-fn quoted(text: &str) -> String {
+fn toml_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 

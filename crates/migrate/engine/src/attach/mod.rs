@@ -21,7 +21,7 @@ use crate::link::{Link, Purpose};
 use crate::server::Address;
 use crate::{APPLICATION, Error, Server};
 use file::{FILE_MAX, File};
-use rules::Lead;
+use rules::Redirection;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -33,9 +33,9 @@ use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
 use tokio::net::UnixStream;
 
 /// Maximum time for the proxy to read its file again.
-const RELOADING: Duration = Duration::from_secs(10);
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two checks of sessions.
-const LOOKING: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Options of [`attach`].
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ pub struct DetachOptions {
 
 /// Result of [`attach`]: connections are redirected to the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Attached {
+pub struct AttachReport {
     /// True if they were redirected before.
     pub already: bool,
     /// Address at which the proxy accepts them.
@@ -86,7 +86,7 @@ pub struct Attached {
 
 /// Result of [`detach`]: connections go to the server itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Detached {
+pub struct DetachReport {
     /// True if they did before.
     pub already: bool,
     /// Number of connections redirected to the proxy since the last [`attach`].
@@ -96,14 +96,14 @@ pub struct Detached {
 }
 
 /// The running proxy that is to take the connections.
-struct Running {
+struct RunningProxy {
     status: Status,
     user: u32,
     process: Option<i32>,
 }
 
 /// A direct session at the server, which bypasses the proxy.
-struct Direct {
+struct DirectSession {
     process: u32,
     database: String,
     user: String,
@@ -113,7 +113,7 @@ struct Direct {
     idle: bool,
 }
 
-impl Direct {
+impl DirectSession {
     fn name(&self) -> String {
         let from = self.from.map_or_else(|| "the server's socket".to_owned(), |from| from.to_string());
         format!("process {} ({} of {} from {from})", self.process, self.database, self.user)
@@ -122,25 +122,30 @@ impl Direct {
 
 /// Redirects new connections of clients to the proxy, then waits until direct ones have ended. An error leaves everything
 /// unchanged.
-pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
+///
+/// # Errors
+///
+/// [`Error::Attach`] if clients cannot be redirected, [`Error::Proxy`] if the proxy cannot be reached or does not reload
+/// its file, [`Error::Program`] if `nft` fails, and errors of the connection to the server.
+pub async fn attach(options: &AttachOptions) -> Result<AttachReport, Error> {
     let file = File::read(&options.config)?;
-    let proxy = running(&file.config).await?;
-    let lead = lead(options, &file.config, proxy.user).await?;
+    let proxy = find_proxy(&file.config).await?;
+    let redirection = plan_redirection(options, &file.config, proxy.user).await?;
     let mut link = Link::connect(&options.source.database("postgres"), Purpose::Statements, &[]).await?;
-    let databases = databases(&mut link).await?;
+    let databases = list_databases(&mut link).await?;
     let added = file.missing(&options.source, &databases)?;
-    let direct = direct(&mut link, &proxy.status).await?;
+    let direct = direct_sessions(&mut link, &proxy.status).await?;
     let mut wrong = served_elsewhere(&options.source, &file.config, &proxy.status, &databases);
-    wrong.extend(direct.iter().filter_map(|session| turned_away(&file.config, &lead, session)));
+    wrong.extend(direct.iter().filter_map(|session| rejection_reason(&file.config, &redirection, session)));
     if !wrong.is_empty() {
         return Err(Error::Attach(wrong));
     }
-    let mut attached = Attached {
-        already: rules::led(lead.port).await?.is_some(),
-        proxy: lead.to.to_string(),
-        rules: lead.script(),
-        warnings: warnings(&file.config, &lead),
-        direct: direct.iter().map(Direct::name).collect(),
+    let mut attached = AttachReport {
+        already: rules::count_redirected(redirection.port).await?.is_some(),
+        proxy: redirection.to.to_string(),
+        rules: redirection.script(),
+        warnings: warnings(&file.config, &redirection),
+        direct: direct.iter().map(DirectSession::name).collect(),
         added,
     };
     if options.dry_run {
@@ -149,35 +154,40 @@ pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
     if !attached.added.is_empty() {
         extend(&file, &attached.added, &proxy).await?;
     }
-    if let Err(error) = rules::load(&lead).await {
+    if let Err(error) = rules::load(&redirection).await {
         if !attached.added.is_empty() {
             file.restore()?;
-            tell_to_reload(&proxy)?;
+            request_reload(&proxy)?;
         }
         return Err(error);
     }
     // From here on connections are redirected, so a failure while waiting is reported as a warning and not as an error.
     match wait_for_direct(&mut link, &file.config, options).await {
         Ok(left) => attached.direct = left,
-        Err(error) => attached.warnings.push(format!("which sessions are still direct is not known: {error}")),
+        Err(error) => attached.warnings.push(format!("cannot list the remaining direct sessions: {error}")),
     }
     Ok(attached)
 }
 
 /// Stops the redirection of new connections. Needs neither the server nor the proxy.
-pub async fn detach(options: &DetachOptions) -> Result<Detached, Error> {
+///
+/// # Errors
+///
+/// [`Error::Detach`] while a migration is under way or a database has moved, [`Error::Attach`] if the configuration file
+/// cannot be used, [`Error::Program`] if `nft` fails.
+pub async fn detach(options: &DetachOptions) -> Result<DetachReport, Error> {
     let file = File::read(&options.config)?;
     let (_, port) = options.source.host_and_port();
-    let sessions = running(&file.config).await.map_or(0, |proxy| proxy.status.sessions.len());
-    let Some(led) = rules::led(port).await? else {
+    let sessions = find_proxy(&file.config).await.map_or(0, |proxy| proxy.status.sessions.len());
+    let Some(led) = rules::count_redirected(port).await? else {
         if sessions == 0 && !options.dry_run {
             rules::remove(port).await?;
         }
-        return Ok(Detached { already: true, led: 0, sessions });
+        return Ok(DetachReport { already: true, led: 0, sessions });
     };
-    let mut wrong = under_way(options)?;
+    let mut wrong = running_migrations(options)?;
     if !options.moved {
-        wrong.extend(moved_away(options, &file.config)?);
+        wrong.extend(moved_databases(options, &file.config)?);
     }
     if !wrong.is_empty() {
         return Err(Error::Detach(wrong));
@@ -188,31 +198,30 @@ pub async fn detach(options: &DetachOptions) -> Result<Detached, Error> {
             rules::remove(port).await?;
         }
     }
-    Ok(Detached { already: false, led, sessions })
+    Ok(DetachReport { already: false, led, sessions })
 }
 
-async fn running(config: &Config) -> Result<Running, Error> {
+async fn find_proxy(config: &Config) -> Result<RunningProxy, Error> {
     let wrong = |error: &dyn std::fmt::Display| Error::Proxy(format!("{}: {error}", config.control.display()));
     let stream = UnixStream::connect(&config.control).await.map_err(|error| wrong(&error))?;
     let owner = stream.peer_cred().map_err(|error| wrong(&error))?;
     drop(stream);
     let mut client = Client::connect(&config.control).await.map_err(|error| wrong(&error))?;
     match client.ask(&Request::Status).await {
-        Ok(Reply::Status(status)) => Ok(Running { status, user: owner.uid(), process: owner.pid() }),
-        Ok(reply) => Err(wrong(&format!("answered {reply:?} out of turn"))),
+        Ok(Reply::Status(status)) => Ok(RunningProxy { status, user: owner.uid(), process: owner.pid() }),
+        Ok(reply) => Err(wrong(&format!("unexpected reply {reply:?}"))),
         Err(error) => Err(wrong(&error)),
     }
 }
 
 /// Determines which connections are redirected, and to which address; refuses what the kernel could not redirect.
-async fn lead(options: &AttachOptions, config: &Config, proxy_user: u32) -> Result<Lead, Error> {
+async fn plan_redirection(options: &AttachOptions, config: &Config, proxy_user: u32) -> Result<Redirection, Error> {
     let refused = |why: String| Error::Attach(vec![why]);
     let Address::Tcp(host, port) = &options.source.address else {
-        return Err(refused("the source is named by its socket: name the address that clients connect to".into()));
+        return Err(refused("--source names a Unix socket: give the TCP address that clients connect to".into()));
     };
-    let to = rules::place(&config.listen).ok_or_else(|| {
-        refused("the proxy listens at sockets of the file system only: add an address to `listen`".into())
-    })?;
+    let to = rules::reachable_address(&config.listen)
+        .ok_or_else(|| refused("the proxy listens only on Unix sockets: add a TCP address to `listen`".into()))?;
     let found = tokio::net::lookup_host((host.as_str(), *port)).await;
     let found = found.map_err(|source| Error::Connect { server: options.source.to_string(), source })?;
     let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
@@ -224,15 +233,17 @@ async fn lead(options: &AttachOptions, config: &Config, proxy_user: u32) -> Resu
         addresses.clear();
     }
     if here && to.port() == *port {
-        return Err(refused(format!("proxy and server both have port {port} of this machine: give the proxy another")));
+        return Err(refused(format!(
+            "proxy and server both use port {port} of this machine: give the proxy another port"
+        )));
     }
     let mut exempt = vec![proxy_user, rustix::process::geteuid().as_raw()];
     exempt.sort_unstable();
     exempt.dedup();
-    Ok(Lead { port: *port, addresses, to, exempt })
+    Ok(Redirection { port: *port, addresses, to, exempt })
 }
 
-async fn databases(link: &mut Link) -> Result<Vec<String>, Error> {
+async fn list_databases(link: &mut Link) -> Result<Vec<String>, Error> {
     let sql = "SELECT datname FROM pg_database WHERE datallowconn AND datname <> 'template1' ORDER BY 1";
     Ok(link.query(sql).await?.iter().map(|row| text(row, 0)).collect())
 }
@@ -250,17 +261,19 @@ fn served_elsewhere(source: &Server, config: &Config, status: &Status, databases
 }
 
 /// Client sessions of all databases of the server, except ours and the proxy's.
-async fn direct(link: &mut Link, status: &Status) -> Result<Vec<Direct>, Error> {
+async fn direct_sessions(link: &mut Link, status: &Status) -> Result<Vec<DirectSession>, Error> {
     let proxied: Vec<String> =
         status.sessions.iter().filter_map(|session| session.backend).map(|process| process.to_string()).collect();
     let sql = format!(
-        "SELECT a.pid, a.datname, a.usename, host(a.client_addr), coalesce(s.ssl, false) OR coalesce(g.encrypted, false), \
-         a.state = 'idle' FROM pg_stat_activity a LEFT JOIN pg_stat_ssl s USING (pid) LEFT JOIN pg_stat_gssapi g USING (pid) \
+        "SELECT a.pid, a.datname, a.usename, host(a.client_addr), coalesce(s.ssl, false) OR coalesce(g.encrypted, \
+         false), \
+         a.state = 'idle' FROM pg_stat_activity a LEFT JOIN pg_stat_ssl s USING (pid) LEFT JOIN pg_stat_gssapi g \
+         USING (pid) \
          WHERE a.backend_type = 'client backend' AND a.datname IS NOT NULL AND a.pid <> ALL ('{{{}}}') \
          AND a.application_name <> '{APPLICATION}' AND a.pid <> pg_backend_pid() ORDER BY a.backend_start",
         proxied.join(",")
     );
-    let session = |row: &crate::link::Row| Direct {
+    let session = |row: &crate::link::Row| DirectSession {
         process: number(row, 0),
         database: text(row, 1),
         user: text(row, 2),
@@ -272,7 +285,7 @@ async fn direct(link: &mut Link, status: &Status) -> Result<Vec<Direct>, Error> 
 }
 
 /// Reason why a direct session could not connect again through the proxy.
-fn turned_away(config: &Config, lead: &Lead, session: &Direct) -> Option<String> {
+fn rejection_reason(config: &Config, redirection: &Redirection, session: &DirectSession) -> Option<String> {
     let from = session.from?;
     let who = session.name();
     if session.encrypted && config.tls.is_none() {
@@ -280,62 +293,65 @@ fn turned_away(config: &Config, lead: &Lead, session: &Direct) -> Option<String>
     }
     // The redirection keeps the client's own address.
     if !config.admits(&session.database, &session.user, from, session.encrypted) {
-        return Some(format!("{who} is not let in by the proxy's `[[allow]]` rules"));
+        return Some(format!("{who} is not allowed by the proxy's `[[allow]]` rules"));
     }
     let here = UdpSocket::bind((from, 0)).is_ok();
-    (!here && !lead.leads_outsiders())
-        .then(|| format!("{who} comes from outside, and the proxy listens at {} only", lead.to))
+    (!here && !redirection.reaches_other_machines())
+        .then(|| format!("{who} connects from another machine, and the proxy listens only on {}", redirection.to))
 }
 
-fn warnings(config: &Config, lead: &Lead) -> Vec<String> {
+fn warnings(config: &Config, redirection: &Redirection) -> Vec<String> {
     let mut warnings = Vec::new();
-    if !lead.leads_outsiders() {
-        warnings.push(format!("clients of other machines are not led: the proxy listens at {} only", lead.to));
+    if !redirection.reaches_other_machines() {
+        warnings.push(format!(
+            "clients on other machines are not redirected: the proxy listens only on {}",
+            redirection.to
+        ));
     } else if config.allow.is_empty() {
-        warnings.push("clients of other machines will be turned away: the proxy has no `[[allow]]` rules".into());
+        warnings.push("clients on other machines will be rejected: the proxy has no `[[allow]]` rules".into());
     }
-    if lead.exempt.contains(&0) {
-        warnings.push("clients that run as root on this machine are not led".into());
+    if redirection.exempt.contains(&0) {
+        warnings.push("clients that run as root on this machine are not redirected".into());
     }
     warnings
 }
 
 /// Makes the proxy serve added tenants; restores the file if that fails.
-async fn extend(file: &File, added: &str, proxy: &Running) -> Result<(), Error> {
+async fn extend(file: &File, added: &str, proxy: &RunningProxy) -> Result<(), Error> {
     file.extend(added)?;
     let serving = async {
         let begun = Instant::now();
-        while begun.elapsed() < RELOADING {
-            tell_to_reload(proxy)?;
-            tokio::time::sleep(LOOKING).await;
-            if running(&file.config).await?.status.counters.reloads > proxy.status.counters.reloads {
+        while begun.elapsed() < RELOAD_TIMEOUT {
+            request_reload(proxy)?;
+            tokio::time::sleep(POLL_INTERVAL).await;
+            if find_proxy(&file.config).await?.status.counters.reloads > proxy.status.counters.reloads {
                 return Ok(());
             }
         }
-        Err(Error::Proxy("it does not take its changed file; its log says why".into()))
+        Err(Error::Proxy("it did not reload the changed configuration file; its log shows the reason".into()))
     };
     let served = serving.await;
     if served.is_err() {
         file.restore()?;
-        tell_to_reload(proxy)?;
+        request_reload(proxy)?;
     }
     served
 }
 
-fn tell_to_reload(proxy: &Running) -> Result<(), Error> {
+fn request_reload(proxy: &RunningProxy) -> Result<(), Error> {
     let process = proxy.process.and_then(Pid::from_raw);
-    let process = process.ok_or_else(|| Error::Proxy("its process cannot be told from here; send it SIGHUP".into()))?;
-    kill_process(process, Signal::HUP).map_err(|error| Error::Proxy(format!("cannot be sent SIGHUP: {error}")))
+    let process = process.ok_or_else(|| Error::Proxy("its process id is not known; send it SIGHUP".into()))?;
+    kill_process(process, Signal::HUP).map_err(|error| Error::Proxy(format!("cannot send it SIGHUP: {error}")))
 }
 
 /// Returns sessions that are still direct when the wait is over; idle ones are terminated first if `end_idle` is set.
 async fn wait_for_direct(link: &mut Link, config: &Config, options: &AttachOptions) -> Result<Vec<String>, Error> {
     let begun = Instant::now();
     loop {
-        let status = running(config).await?.status;
-        let left = direct(link, &status).await?;
+        let status = find_proxy(config).await?.status;
+        let left = direct_sessions(link, &status).await?;
         if left.iter().all(|session| session.from.is_none()) || begun.elapsed() >= options.wait {
-            return Ok(left.iter().map(Direct::name).collect());
+            return Ok(left.iter().map(DirectSession::name).collect());
         }
         for session in left.iter().filter(|session| options.end_idle && session.idle && session.from.is_some()) {
             // Checked again, because the session may have begun a transaction since.
@@ -345,12 +361,12 @@ async fn wait_for_direct(link: &mut Link, config: &Config, options: &AttachOptio
             );
             link.query(&sql).await?;
         }
-        tokio::time::sleep(LOOKING).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Returns migrations of databases of this server.
-fn under_way(options: &DetachOptions) -> Result<Vec<String>, Error> {
+fn running_migrations(options: &DetachOptions) -> Result<Vec<String>, Error> {
     let (host, port) = options.source.host_and_port();
     let place = format!("source {host}:{port}/");
     let records = journal::all(&options.state)?;
@@ -359,16 +375,16 @@ fn under_way(options: &DetachOptions) -> Result<Vec<String>, Error> {
 }
 
 /// Returns databases that the proxy serves from another server now: a client that connects to this server for them is refused.
-fn moved_away(options: &DetachOptions, config: &Config) -> Result<Vec<String>, Error> {
+fn moved_databases(options: &DetachOptions, config: &Config) -> Result<Vec<String>, Error> {
     let (host, port) = options.source.host_and_port();
     let is_here = |server: &stillpoint_migrate_proxy::Server| (&server.host, server.port) == (&host, port);
-    let moved = routes(&config.routes)?
+    let moved = read_routes(&config.routes)?
         .into_iter()
         .filter(|(name, server)| config.server_of(name).is_some_and(is_here) && !is_here(server));
     Ok(moved
         .map(|(name, server)| {
             format!(
-                "database {name} has moved to {}:{}: clients that still come here for it find it shut",
+                "database {name} has moved to {}:{}: clients that still connect here for it are refused",
                 server.host, server.port
             )
         })
@@ -376,7 +392,7 @@ fn moved_away(options: &DetachOptions, config: &Config) -> Result<Vec<String>, E
 }
 
 /// Servers to which the proxy's tenants have moved; read from its file, because it may not be running.
-fn routes(path: &Path) -> Result<BTreeMap<String, stillpoint_migrate_proxy::Server>, Error> {
+fn read_routes(path: &Path) -> Result<BTreeMap<String, stillpoint_migrate_proxy::Server>, Error> {
     let wrong = |why: String| Error::Proxy(format!("routes file {}: {why}", path.display()));
     // The proxy's user wrote this file.
     match read_regular(path, FILE_MAX) {

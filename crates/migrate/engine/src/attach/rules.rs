@@ -18,11 +18,11 @@ use tokio::process::Command;
 
 /// Condition for a connection's first packet. The kernel may begin to track connections with these very rules, and would take
 /// the next packet of an existing connection for a beginning.
-const BEGINNING: &str = "tcp flags & (fin | syn | rst | ack) == syn";
+const FIRST_PACKET: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 
 /// Connections to redirect, and their destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Lead {
+pub(super) struct Redirection {
     /// Port of the server.
     pub(super) port: u16,
     /// Addresses of the server; empty if they are this machine's, so that all its addresses are meant.
@@ -33,9 +33,9 @@ pub(super) struct Lead {
     pub(super) exempt: Vec<u32>,
 }
 
-impl Lead {
+impl Redirection {
     /// Returns true if clients of other machines are redirected too: they cannot reach a loopback address.
-    pub(super) fn leads_outsiders(&self) -> bool {
+    pub(super) fn reaches_other_machines(&self) -> bool {
         !self.to.ip().is_loopback()
     }
 
@@ -56,13 +56,13 @@ impl Lead {
     pub(super) fn script(&self) -> String {
         let (table, port) = (table(self.port), self.port);
         let exempt: Vec<String> = self.exempt.iter().map(u32::to_string).collect();
-        let mut script = Lead::chains(port);
+        let mut script = Redirection::chains(port);
         script += &format!("add rule inet {table} output meta skuid {{ {} }} accept\n", exempt.join(", "));
-        let hooks = if self.leads_outsiders() { &["prerouting", "output"][..] } else { &["output"] };
+        let hooks = if self.reaches_other_machines() { &["prerouting", "output"][..] } else { &["output"] };
         for (family, destination) in self.destinations() {
             for hook in hooks {
                 let to = self.translation(family);
-                let rule = format!("{destination} tcp dport {port} {BEGINNING} counter {to}");
+                let rule = format!("{destination} tcp dport {port} {FIRST_PACKET} counter {to}");
                 script += &format!("add rule inet {table} {hook} {rule}\n");
             }
         }
@@ -100,7 +100,7 @@ impl Lead {
 }
 
 /// The proxy's listening address that most clients can reach.
-pub(super) fn place(listen: &[Endpoint]) -> Option<SocketAddr> {
+pub(super) fn reachable_address(listen: &[Endpoint]) -> Option<SocketAddr> {
     let addresses = listen.iter().filter_map(|at| match at {
         Endpoint::Tcp(address) => Some(*address),
         Endpoint::Unix(_) => None,
@@ -114,7 +114,7 @@ fn table(port: u16) -> String {
 }
 
 /// Number of connections redirected so far by the active rules for a port; `None` if there are none.
-pub(super) async fn led(port: u16) -> Result<Option<u64>, Error> {
+pub(super) async fn count_redirected(port: u16) -> Result<Option<u64>, Error> {
     match nft(&["list", "table", "inet", &table(port)], "").await {
         Ok(listing) => Ok(count(&listing)),
         Err(Error::Program { why, .. }) if why.contains("No such file") => Ok(None),
@@ -130,19 +130,19 @@ fn count(listing: &str) -> Option<u64> {
 }
 
 /// Makes the rules active, and replaces earlier ones.
-pub(super) async fn load(lead: &Lead) -> Result<(), Error> {
-    nft(&["-f", "-"], &lead.script()).await.map(drop)
+pub(super) async fn load(redirection: &Redirection) -> Result<(), Error> {
+    nft(&["-f", "-"], &redirection.script()).await.map(drop)
 }
 
 /// Stops the redirection of new connections; redirected ones continue.
 pub(super) async fn unload(port: u16) -> Result<(), Error> {
-    nft(&["-f", "-"], &Lead::chains(port)).await.map(drop)
+    nft(&["-f", "-"], &Redirection::chains(port)).await.map(drop)
 }
 
 /// Removes the chains too: connections that are still redirected hang.
 pub(super) async fn remove(port: u16) -> Result<(), Error> {
     // Created first, so that the deletion finds a table.
-    nft(&["-f", "-"], &format!("{}delete table inet {}\n", Lead::chains(port), table(port))).await.map(drop)
+    nft(&["-f", "-"], &format!("{}delete table inet {}\n", Redirection::chains(port), table(port))).await.map(drop)
 }
 
 async fn nft(arguments: &[&str], script: &str) -> Result<String, Error> {
@@ -158,24 +158,24 @@ async fn nft(arguments: &[&str], script: &str) -> Result<String, Error> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(failed(said.lines().next().unwrap_or("it ended without a word").to_owned()))
+    Err(failed(said.lines().next().unwrap_or("it ended without a message").to_owned()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn lead(to: &str, addresses: &[&str]) -> Lead {
+    fn redirection(to: &str, addresses: &[&str]) -> Redirection {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        Lead { port: 5432, addresses, to: to.parse().unwrap(), exempt: vec![0, 998] }
+        Redirection { port: 5432, addresses, to: to.parse().unwrap(), exempt: vec![0, 998] }
     }
 
     #[test]
     fn the_exempt_come_before_those_who_are_led_and_each_hook_has_its_rule() {
-        let script = lead("0.0.0.0:6432", &[]).script();
+        let script = redirection("0.0.0.0:6432", &[]).script();
         let rules: Vec<&str> = script.lines().filter(|line| line.starts_with("add rule")).collect();
         let led =
-            format!("meta nfproto ipv4 fib daddr type local tcp dport 5432 {BEGINNING} counter redirect to :6432");
+            format!("meta nfproto ipv4 fib daddr type local tcp dport 5432 {FIRST_PACKET} counter redirect to :6432");
         assert_eq!(
             rules,
             [
@@ -188,18 +188,18 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_of_this_machine_alone_leads_nobody_from_outside() {
-        let lead = lead("127.0.0.1:6432", &[]);
-        assert!(!lead.leads_outsiders());
-        assert!(!lead.script().contains("prerouting meta"));
+    fn a_proxy_of_this_machine_alone_redirects_no_client_from_outside() {
+        let redirection = redirection("127.0.0.1:6432", &[]);
+        assert!(!redirection.reaches_other_machines());
+        assert!(!redirection.script().contains("prerouting meta"));
     }
 
     #[test]
     fn families_are_kept_apart() {
-        let script = lead("[::]:6432", &["10.0.0.7", "fd00::7"]).script();
+        let script = redirection("[::]:6432", &["10.0.0.7", "fd00::7"]).script();
         assert!(script.contains("output ip daddr { 10.0.0.7 } tcp dport 5432"), "{script}");
         assert!(script.contains("output ip6 daddr { fd00::7 } tcp dport 5432"), "{script}");
-        let script = lead("10.0.0.9:6432", &["10.0.0.7", "fd00::7"]).script();
+        let script = redirection("10.0.0.9:6432", &["10.0.0.7", "fd00::7"]).script();
         assert!(script.contains("counter dnat ip to 10.0.0.9:6432") && !script.contains("ip6"), "{script}");
     }
 
@@ -208,7 +208,7 @@ mod tests {
         let places = |texts: &[&str]| {
             let listen: Vec<Endpoint> =
                 texts.iter().map(|text| Endpoint::try_from((*text).to_owned()).unwrap()).collect();
-            place(&listen).map(|at| at.to_string())
+            reachable_address(&listen).map(|at| at.to_string())
         };
         assert_eq!(places(&["127.0.0.1:1", "0.0.0.0:2", "10.0.0.1:3"]).as_deref(), Some("0.0.0.0:2"));
         assert_eq!(places(&["127.0.0.1:1", "10.0.0.1:3"]).as_deref(), Some("10.0.0.1:3"));

@@ -6,24 +6,24 @@
 //! the copy, which is at the right position already; the slot itself follows with what is on disk.
 
 use crate::link::{Link, Purpose, literal};
-use crate::outfit::lsn;
 use crate::pgoutput::Lsn;
+use crate::replication_objects::lsn;
 use crate::{Error, Server};
 use bytes::{Buf, Bytes};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Minimum bytes of log that count as a backlog.
-const LEAST: u64 = 16 << 20;
+const BACKLOG_BYTES_MIN: u64 = 16 << 20;
 /// Number of changes in the first step, small so that apply workers do not wait long, and maximum number in a step, large
 /// because the server begins to decode some seconds before the step's first change.
-const FIRST: u64 = 1 << 16;
-const LONGEST: u64 = 1 << 19;
+const FIRST_STEP_CHANGES: u64 = 1 << 16;
+const STEP_CHANGES_MAX: u64 = 1 << 19;
 /// Intended bytes of a step in memory, on either side, unless one transaction is larger.
-const BYTES: u64 = 32 << 20;
-/// Bytes of log that are kept for the slot itself before it follows, and (`LOOK`) the interval of that check.
-const STRIDE: u64 = 64 << 20;
-const LOOK: Duration = Duration::from_secs(1);
+const STEP_BYTES: u64 = 32 << 20;
+/// Bytes of log that are kept for the slot itself before it follows, and (`SLOT_ADVANCE_INTERVAL`) the interval of that check.
+const SLOT_ADVANCE_BYTES: u64 = 64 << 20;
+const SLOT_ADVANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Beginning of a binary COPY, up to the length of its extension.
 const SIGNATURE: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0";
 
@@ -46,15 +46,15 @@ impl Backlog {
     /// Opens the commits of the source after `from`, if they are many and the source allows this way of reading; `publications`
     /// is a list of names.
     pub(crate) async fn open(source: &Server, slot: &str, publications: &str, from: Lsn) -> Option<Backlog> {
-        let opened = Backlog::copied(source, slot, publications, from).await;
-        opened.inspect_err(|error| tracing::debug!(%error, "the backlog is left to the stream")).ok().flatten()
+        let opened = Backlog::open_copy(source, slot, publications, from).await;
+        opened.inspect_err(|error| tracing::debug!(%error, "the backlog is read by the stream instead")).ok().flatten()
     }
 
-    async fn copied(source: &Server, slot: &str, publications: &str, from: Lsn) -> Result<Option<Backlog>, Error> {
+    async fn open_copy(source: &Server, slot: &str, publications: &str, from: Lsn) -> Result<Option<Backlog>, Error> {
         // If a transaction is larger than that, the server writes it to a file.
         let mut link = Link::connect(source, Purpose::Replication, &[("work_mem", "64MB")]).await?;
         let until = lsn(&link.text("SELECT pg_current_wal_flush_lsn()").await?);
-        if until.saturating_sub(from) < LEAST {
+        if until.saturating_sub(from) < BACKLOG_BYTES_MIN {
             return Ok(None);
         }
         let copy = copy_of(slot);
@@ -66,11 +66,11 @@ impl Backlog {
             position(from)
         ))
         .await?;
-        Ok(Some(Backlog { link, copy, publications: publications.to_owned(), until, changes: FIRST }))
+        Ok(Some(Backlog { link, copy, publications: publications.to_owned(), until, changes: FIRST_STEP_CHANGES }))
     }
 
     /// Requests the next step.
-    pub(crate) async fn ask(&mut self) -> Result<(), Error> {
+    pub(crate) async fn request_step(&mut self) -> Result<(), Error> {
         let sql = format!(
             "COPY (SELECT data FROM pg_logical_slot_get_binary_changes({}, {}, {}, 'proto_version', '1', \
              'publication_names', {}, 'messages', 'true')) TO STDOUT (FORMAT binary)",
@@ -84,7 +84,7 @@ impl Backlog {
 
     /// Returns all messages of the requested step, and true if there is another step. If a step fails, none of its changes are
     /// lost.
-    pub(crate) async fn step(&mut self) -> Result<(Vec<Bytes>, bool), Error> {
+    pub(crate) async fn read_step(&mut self) -> Result<(Vec<Bytes>, bool), Error> {
         let (mut messages, mut bytes) = (Vec::new(), 0);
         while let Some(row) = self.link.copied().await? {
             if let Some(message) = message(row).ok_or_else(|| self.link.receiver.protocol("a broken copy".into()))? {
@@ -94,34 +94,36 @@ impl Backlog {
         }
         let got = messages.len() as u64;
         let more = got >= self.changes;
-        self.changes = (4 * self.changes).min(LONGEST).min((BYTES * got / bytes.max(1)).max(1));
+        self.changes = (4 * self.changes).min(STEP_CHANGES_MAX).min((STEP_BYTES * got / bytes.max(1)).max(1));
         Ok((messages, more))
     }
 
     /// Returns its connection, and the slot from which the stream continues on it.
-    pub(crate) fn end(self) -> (Link, String) {
+    pub(crate) fn into_stream(self) -> (Link, String) {
         (self.link, self.copy)
     }
 }
 
 /// Moves a slot without a reader behind what is on disk at the target, until the connection to the source fails.
-pub(crate) async fn trail(source: &Server, slot: &str, from: Lsn, confirmed: &AtomicU64) -> Error {
+pub(crate) async fn advance_slot(source: &Server, slot: &str, from: Lsn, confirmed: &AtomicU64) -> Error {
     let mut at = from;
     let mut link = match Link::connect(source, Purpose::Statements, &[]).await {
         Ok(link) => link,
         Err(error) => return error,
     };
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(SLOT_ADVANCE_INTERVAL).await;
         let safe = confirmed.load(Ordering::Acquire);
-        if safe.saturating_sub(at) < STRIDE {
+        if safe.saturating_sub(at) < SLOT_ADVANCE_BYTES {
             continue;
         }
         let sql = format!("SELECT pg_replication_slot_advance({}, {})", literal(slot), position(safe));
         match link.query(&sql).await {
             Ok(_) => at = safe,
             // The server may not have noticed yet that the previous reader is gone.
-            Err(error) if error.sqlstate() == Some("55006") => tracing::debug!(%error, "the slot is left behind"),
+            Err(error) if error.sqlstate() == Some("55006") => {
+                tracing::debug!(%error, "the slot is still in use and is not advanced")
+            }
             Err(error) => return error,
         }
     }

@@ -24,13 +24,13 @@ pub(crate) enum Step<'a> {
     /// A single unchanged change.
     One(&'a Write),
     /// Many rows at once.
-    Many(Many),
+    Many(BulkStatement),
 }
 
 /// Rows of one table that one statement writes.
 #[derive(Debug)]
-pub(crate) struct Many {
-    pub(crate) shape: ManyShape,
+pub(crate) struct BulkStatement {
+    pub(crate) shape: BulkShape,
     table: Arc<Table>,
     /// Values of each column of the statement, row by row, as the text of an array.
     pub(crate) arrays: Vec<Value>,
@@ -41,7 +41,7 @@ pub(crate) struct Many {
 
 /// Key of the statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum ManyShape {
+pub(crate) enum BulkShape {
     Insert(u32),
     /// True for each column that is set.
     Update(u32, Vec<bool>),
@@ -51,7 +51,7 @@ pub(crate) enum ManyShape {
 
 /// Combined effect on a row.
 #[derive(Debug)]
-enum Net<'a> {
+enum RowEffect<'a> {
     Insert(Row<'a>),
     Update(Row<'a>),
     Upsert(Row<'a>),
@@ -70,21 +70,21 @@ type Row<'a> = Cow<'a, [Value]>;
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Key<'a> {
     One(&'a Value),
-    Of(Vec<&'a Value>),
+    Columns(Vec<&'a Value>),
 }
 
 /// Changes gathered for a table, rows in the order of their first change.
 #[derive(Debug)]
-struct Gathered<'a> {
+struct TableChanges<'a> {
     table: &'a Arc<Table>,
-    rows: Vec<Net<'a>>,
+    rows: Vec<RowEffect<'a>>,
     places: HashMap<Key<'a>, usize>,
 }
 
 /// Returns the statements of a group of transactions, in order.
 pub(crate) fn steps(group: &[Arc<Transaction>]) -> Vec<Step<'_>> {
     let mut steps = Vec::new();
-    let mut gathered: Vec<Gathered<'_>> = Vec::new();
+    let mut gathered: Vec<TableChanges<'_>> = Vec::new();
     for write in group.iter().flat_map(|transaction| &transaction.writes).filter(|write| write.has_effect()) {
         if group.len() == 1 || !gather(&mut gathered, write) {
             gathered.drain(..).for_each(|table| table.flush(&mut steps));
@@ -99,7 +99,7 @@ pub(crate) fn steps(group: &[Arc<Transaction>]) -> Vec<Step<'_>> {
 }
 
 /// Returns true if rows of the table may be written in any order, many at once.
-fn gathers(table: &Table) -> bool {
+fn allows_any_order(table: &Table) -> bool {
     let key = table.key.as_ref().is_some_and(|key| !key.is_empty() && key.iter().all(|at| table.def.plain(*at)));
     // If another index identified the rows, the order of writes would also have to respect their primary key.
     key && table.key == table.def.key
@@ -108,7 +108,7 @@ fn gathers(table: &Table) -> bool {
 }
 
 /// Returns true if rows of the table have no key and no unique index, so that inserts can be combined.
-fn adds(table: &Table) -> bool {
+fn only_inserts(table: &Table) -> bool {
     let def = &table.def;
     let plain = def.key.is_none() && def.uniques.is_empty();
     plain && !def.columns.is_empty() && def.columns.iter().all(|column| column.element.is_some())
@@ -117,12 +117,12 @@ fn adds(table: &Table) -> bool {
 fn key_of<'a>(table: &Table, row: &'a [Value]) -> Key<'a> {
     match table.key.as_deref().unwrap_or_default() {
         [at] => Key::One(&row[*at]),
-        key => Key::Of(key.iter().map(|at| &row[*at]).collect()),
+        key => Key::Columns(key.iter().map(|at| &row[*at]).collect()),
     }
 }
 
 /// Likely order of rows in their table and its index: numbers of one sign by size. Every order is correct.
-fn neighbours(table: &Table, one: &[Value], other: &[Value]) -> Ordering {
+fn storage_order(table: &Table, one: &[Value], other: &[Value]) -> Ordering {
     let length = |value: &Value| if let Value::Text(text) = value { text.len() } else { 0 };
     let of = |at: &usize| {
         let (one, other) = (&one[*at], &other[*at]);
@@ -132,14 +132,14 @@ fn neighbours(table: &Table, one: &[Value], other: &[Value]) -> Ordering {
 }
 
 /// Takes a change; returns `false` if it does not fit after those already gathered.
-fn gather<'a>(gathered: &mut Vec<Gathered<'a>>, write: &'a Write) -> bool {
+fn gather<'a>(gathered: &mut Vec<TableChanges<'a>>, write: &'a Write) -> bool {
     let table = match write {
-        Write::Insert { table, .. } if table.key.is_none() && adds(table) => table,
+        Write::Insert { table, .. } if table.key.is_none() && only_inserts(table) => table,
         Write::Insert { table, .. }
         | Write::Update { table, .. }
         | Write::Upsert { table, .. }
         | Write::Delete { table, .. }
-            if gathers(table) =>
+            if allows_any_order(table) =>
         {
             table
         }
@@ -151,13 +151,13 @@ fn gather<'a>(gathered: &mut Vec<Gathered<'a>>, write: &'a Write) -> bool {
         return false;
     }
     let at = at.unwrap_or_else(|| {
-        gathered.push(Gathered { table, rows: Vec::new(), places: HashMap::new() });
+        gathered.push(TableChanges { table, rows: Vec::new(), places: HashMap::new() });
         gathered.len() - 1
     });
     gathered[at].take(write)
 }
 
-impl<'a> Gathered<'a> {
+impl<'a> TableChanges<'a> {
     fn take(&mut self, write: &'a Write) -> bool {
         let row: &'a Tuple = match write {
             Write::Insert { new, .. } | Write::Update { new, .. } | Write::Upsert { new, .. } => new,
@@ -165,88 +165,88 @@ impl<'a> Gathered<'a> {
             Write::Truncate { .. } => return false,
         };
         if self.table.key.is_none() {
-            self.rows.push(Net::Insert(row.into()));
+            self.rows.push(RowEffect::Insert(row.into()));
             return true;
         }
         let key = key_of(self.table, row);
         let moved = matches!(write, Write::Update { old: Some(old), .. } if key_of(self.table, old) != key);
         let unknown = match &key {
             Key::One(value) => **value == Value::Unchanged,
-            Key::Of(values) => values.contains(&&Value::Unchanged),
+            Key::Columns(values) => values.contains(&&Value::Unchanged),
         };
         if moved || unknown {
             return false;
         }
         match (write, self.places.get(&key).copied()) {
-            (Write::Insert { .. }, None) => self.put(key, Net::Insert(row.into())),
-            (Write::Update { .. }, None) => self.put(key, Net::Update(row.into())),
-            (Write::Upsert { .. }, None) => self.put(key, Net::Upsert(row.into())),
-            (Write::Delete { .. }, None) => self.put(key, Net::Delete(row.into())),
+            (Write::Insert { .. }, None) => self.put(key, RowEffect::Insert(row.into())),
+            (Write::Update { .. }, None) => self.put(key, RowEffect::Update(row.into())),
+            (Write::Upsert { .. }, None) => self.put(key, RowEffect::Upsert(row.into())),
+            (Write::Delete { .. }, None) => self.put(key, RowEffect::Delete(row.into())),
             (Write::Update { .. } | Write::Upsert { .. }, Some(at)) => match &mut self.rows[at] {
-                Net::Insert(known) | Net::Update(known) | Net::Upsert(known) => overlay(known, row),
-                Net::Delete(_) | Net::DeleteAny(_) | Net::Nothing => return false,
+                RowEffect::Insert(known) | RowEffect::Update(known) | RowEffect::Upsert(known) => overlay(known, row),
+                RowEffect::Delete(_) | RowEffect::DeleteAny(_) | RowEffect::Nothing => return false,
             },
             (Write::Delete { .. }, Some(at)) => match self.rows[at] {
-                Net::Insert(_) => self.rows[at] = Net::Nothing,
-                Net::Update(_) => self.rows[at] = Net::Delete(row.into()),
-                Net::Upsert(_) => self.rows[at] = Net::DeleteAny(row.into()),
-                Net::Delete(_) | Net::DeleteAny(_) | Net::Nothing => return false,
+                RowEffect::Insert(_) => self.rows[at] = RowEffect::Nothing,
+                RowEffect::Update(_) => self.rows[at] = RowEffect::Delete(row.into()),
+                RowEffect::Upsert(_) => self.rows[at] = RowEffect::DeleteAny(row.into()),
+                RowEffect::Delete(_) | RowEffect::DeleteAny(_) | RowEffect::Nothing => return false,
             },
             _ => return false,
         }
         true
     }
 
-    fn put(&mut self, key: Key<'a>, net: Net<'a>) {
+    fn put(&mut self, key: Key<'a>, net: RowEffect<'a>) {
         self.places.insert(key, self.rows.len());
         self.rows.push(net);
     }
 
     fn flush(self, steps: &mut Vec<Step<'_>>) {
-        let Gathered { table, rows, .. } = self;
+        let TableChanges { table, rows, .. } = self;
         let (mut inserts, mut upserts) = (Vec::new(), Vec::new());
         let (mut deletes, mut deletes_any) = (Vec::new(), Vec::new());
         let mut updates: Vec<(Vec<bool>, Vec<Row<'a>>)> = Vec::new();
         for net in rows {
             match net {
-                Net::Insert(row) => inserts.push(row),
-                Net::Upsert(row) => upserts.push(row),
-                Net::Delete(row) => deletes.push(row),
-                Net::DeleteAny(row) => deletes_any.push(row),
-                Net::Update(row) => {
+                RowEffect::Insert(row) => inserts.push(row),
+                RowEffect::Upsert(row) => upserts.push(row),
+                RowEffect::Delete(row) => deletes.push(row),
+                RowEffect::DeleteAny(row) => deletes_any.push(row),
+                RowEffect::Update(row) => {
                     let is_set = |value: &Value| *value != Value::Unchanged;
                     match updates.iter_mut().find(|(known, _)| row.iter().map(is_set).eq(known.iter().copied())) {
                         Some((_, rows)) => rows.push(row),
                         None => updates.push((row.iter().map(is_set).collect(), vec![row])),
                     }
                 }
-                Net::Nothing => {}
+                RowEffect::Nothing => {}
             }
         }
         let oid = table.def.oid;
         let all = || (0..table.def.columns.len()).collect::<Vec<_>>();
         let key = || table.key.clone().unwrap_or_default();
         // Rows that are stored together are changed together.
-        let in_order = |rows: &mut Vec<Row<'a>>| rows.sort_unstable_by(|one, other| neighbours(table, one, other));
+        let in_order = |rows: &mut Vec<Row<'a>>| rows.sort_unstable_by(|one, other| storage_order(table, one, other));
         let mut many = |shape, each, columns: Vec<usize>, rows: &[Row<'a>]| {
             if !rows.is_empty() {
                 let arrays = columns.iter().map(|at| array(rows.iter().map(|row| &row[*at]))).collect();
                 let rows = rows.len() as u64;
-                steps.push(Step::Many(Many { shape, table: Arc::clone(table), arrays, rows, each }));
+                steps.push(Step::Many(BulkStatement { shape, table: Arc::clone(table), arrays, rows, each }));
             }
         };
         in_order(&mut deletes);
-        many(ManyShape::Delete(oid), true, key(), &deletes);
+        many(BulkShape::Delete(oid), true, key(), &deletes);
         in_order(&mut deletes_any);
-        many(ManyShape::Delete(oid), false, key(), &deletes_any);
+        many(BulkShape::Delete(oid), false, key(), &deletes_any);
         for (set, mut rows) in updates {
             in_order(&mut rows);
             let columns = all().into_iter().filter(|at| set[*at]).collect();
-            many(ManyShape::Update(oid, set), true, columns, &rows);
+            many(BulkShape::Update(oid, set), true, columns, &rows);
         }
         in_order(&mut upserts);
-        many(ManyShape::Upsert(oid), true, all(), &upserts);
-        many(ManyShape::Insert(oid), true, all(), &inserts);
+        many(BulkShape::Upsert(oid), true, all(), &upserts);
+        many(BulkShape::Insert(oid), true, all(), &inserts);
     }
 }
 
@@ -290,10 +290,10 @@ fn array<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
     Value::Text(text.into())
 }
 
-impl Many {
+impl BulkStatement {
     /// Returns true if it must find or create each of its rows; rows that early transactions delete may be missing.
-    pub(crate) fn is_sure(&self, early: bool) -> bool {
-        self.each && !(early && self.table.brings() && matches!(self.shape, ManyShape::Delete(_)))
+    pub(crate) fn has_known_row_count(&self, early: bool) -> bool {
+        self.each && !(early && self.table.can_upsert() && matches!(self.shape, BulkShape::Delete(_)))
     }
 
     /// Text of the statement.
@@ -317,12 +317,12 @@ impl Many {
             format!("INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {}", rows(&all))
         };
         match &self.shape {
-            ManyShape::Insert(_) => insert(),
-            ManyShape::Upsert(_) => {
+            BulkShape::Insert(_) => insert(),
+            BulkShape::Upsert(_) => {
                 let sets = all.iter().map(|at| format!("{0} = EXCLUDED.{0}", name(at))).collect::<Vec<_>>().join(", ");
                 format!("{} ON CONFLICT ({}) DO UPDATE SET {sets}", insert(), list(&key, ""))
             }
-            ManyShape::Update(_, set) => {
+            BulkShape::Update(_, set) => {
                 let columns: Vec<usize> = all.iter().copied().filter(|at| set[*at]).collect();
                 // The key is the same before and after the update.
                 let sets: Vec<String> =
@@ -330,7 +330,7 @@ impl Many {
                 let sets = if sets.is_empty() { format!("{0} = v.{0}", name(&key[0])) } else { sets.join(", ") };
                 format!("UPDATE {alone} t SET {sets} FROM {} WHERE {same}", rows(&columns))
             }
-            ManyShape::Delete(_) => format!("DELETE FROM {alone} t USING {} WHERE {same}", rows(&key)),
+            BulkShape::Delete(_) => format!("DELETE FROM {alone} t USING {} WHERE {same}", rows(&key)),
         }
     }
 }
@@ -421,8 +421,10 @@ mod tests {
         assert_eq!(texts(&group), expected);
         let steps = steps(&group);
         let [Step::Many(gone), Step::Many(any), Step::Many(brought), _] = &steps[..] else { panic!("{steps:?}") };
-        assert!(!gone.is_sure(true) && gone.is_sure(false) && brought.is_sure(true));
-        assert!(!any.is_sure(false), "the upsert would have made it");
+        assert!(
+            !gone.has_known_row_count(true) && gone.has_known_row_count(false) && brought.has_known_row_count(true)
+        );
+        assert!(!any.has_known_row_count(false), "the upsert would have made it");
         let sql = brought.sql();
         let conflict = r#" ON CONFLICT ("id") DO UPDATE SET "id" = EXCLUDED."id", "mail" = EXCLUDED."mail", "note" = EXCLUDED."note""#;
         assert!(sql.ends_with(conflict), "{sql}");

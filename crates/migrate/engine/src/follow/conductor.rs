@@ -1,6 +1,6 @@
 //! The conductor: hands the changes of the stream to apply workers, in the order that the scheduler allows.
 
-use super::player::{Batch, LONG, Outcome};
+use super::apply_worker::{Batch, Outcome, PIPELINE_MIN};
 use super::transaction::{Item, Transaction};
 use crate::Error;
 use crate::pgoutput::Lsn;
@@ -14,20 +14,20 @@ use tokio::sync::{mpsc, oneshot, watch};
 const BATCH_MAX: usize = 1024;
 const BATCH_BYTES_MAX: u64 = 1 << 20;
 /// Maximum batches of an apply worker that are under way: one that the target executes, and one behind it.
-pub(crate) const BATCHES: usize = 2;
+pub(crate) const BATCHES_IN_FLIGHT_MAX: usize = 2;
 /// Capacity of a worker's channel: batches behind a failed one may still be in it for the worker to discard, and new ones are
 /// sent before that.
-pub(crate) const ROOM: usize = 2 * BATCHES - 1;
+pub(crate) const CHANNEL_CAPACITY: usize = 2 * BATCHES_IN_FLIGHT_MAX - 1;
 /// Limits of the intake ahead of the apply workers, in transactions and in bytes of the stream; one transaction may be larger
 /// than the limit in bytes.
 const INTAKE_MAX: usize = 4096;
 const INTAKE_BYTES_MAX: u64 = 64 << 20;
 /// Number of recent transactions that are remembered after they were handed in, to check if a snapshot of the source sees them.
-const RECENT: usize = 4096;
+const RECENT_MAX: usize = 4096;
 
 /// Progress of the replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct ReplayStatus {
     /// Transactions applied since the start.
     pub(crate) applied: u64,
     /// Transactions received and not applied.
@@ -76,7 +76,7 @@ impl SourceSnapshot {
             let in_progress = parts.next()?.split(',').filter(|xid| !xid.is_empty()).map(str::parse);
             Some(SourceSnapshot { end, in_progress: in_progress.collect::<Result<_, _>>().ok()? })
         };
-        parts().ok_or_else(|| Error::Pgoutput(format!("`{text}` is no snapshot")))
+        parts().ok_or_else(|| Error::Pgoutput(format!("`{text}` is not a snapshot")))
     }
 
     /// Returns true if it sees everything that an earlier one saw.
@@ -98,28 +98,30 @@ impl SourceSnapshot {
     }
 }
 
-struct PlayerSlot {
+struct WorkerSlot {
     batches: mpsc::Sender<Batch>,
     /// Number of transactions in each batch that was sent and not reported.
-    under_way: VecDeque<usize>,
+    in_flight: VecDeque<usize>,
     /// Transactions given to it and not sent.
     gathered: Vec<Arc<Transaction>>,
     bytes: u64,
     retries: u64,
 }
 
-impl PlayerSlot {
-    fn new(batches: mpsc::Sender<Batch>) -> PlayerSlot {
-        PlayerSlot { batches, under_way: VecDeque::new(), gathered: Vec::new(), bytes: 0, retries: 0 }
+impl WorkerSlot {
+    fn new(batches: mpsc::Sender<Batch>) -> WorkerSlot {
+        WorkerSlot { batches, in_flight: VecDeque::new(), gathered: Vec::new(), bytes: 0, retries: 0 }
     }
 
     fn is_idle(&self) -> bool {
-        self.under_way.is_empty()
+        self.in_flight.is_empty()
     }
 
     /// Returns true if another batch may be made to follow those that it works on.
-    fn may_follow(&self) -> bool {
-        !self.is_idle() && self.under_way.len() < BATCHES && self.under_way.iter().all(|length| *length >= LONG)
+    fn accepts_another(&self) -> bool {
+        !self.is_idle()
+            && self.in_flight.len() < BATCHES_IN_FLIGHT_MAX
+            && self.in_flight.iter().all(|length| *length >= PIPELINE_MIN)
     }
 
     fn is_full(&self) -> bool {
@@ -129,7 +131,7 @@ impl PlayerSlot {
     fn send(&mut self) {
         let transactions = std::mem::take(&mut self.gathered);
         self.bytes = 0;
-        self.under_way.push_back(transactions.len());
+        self.in_flight.push_back(transactions.len());
         let sent = self.batches.try_send(Batch { transactions, retries: self.retries });
         // A worker that is gone reports the reason; the channel of a running one has room for all batches that are under way.
         debug_assert!(!matches!(sent, Err(mpsc::error::TrySendError::Full(_))), "a batch found no room");
@@ -139,40 +141,40 @@ impl PlayerSlot {
 /// The conductor's state; see the module.
 pub(crate) struct Conductor {
     scheduler: Scheduler<Arc<Transaction>>,
-    players: Vec<PlayerSlot>,
+    workers: Vec<WorkerSlot>,
     intake: VecDeque<Transaction>,
     /// Markers received and not answered yet, with their positions.
     markers: VecDeque<(String, Lsn)>,
     waiting: Option<(String, oneshot::Sender<Lsn>)>,
     intake_bytes: u64,
-    seen: Option<(String, SourceSnapshot, oneshot::Sender<bool>)>,
-    held: bool,
+    snapshot_request: Option<(String, SourceSnapshot, oneshot::Sender<bool>)>,
+    on_hold: bool,
     recent: VecDeque<u32>,
     applied: HashSet<Lsn>,
     position: Lsn,
-    standing: watch::Sender<Standing>,
+    status: watch::Sender<ReplayStatus>,
 }
 
 impl Conductor {
     /// Makes a conductor; `applied` are stamps that were applied before the last end and may arrive again.
     pub(crate) fn new(
-        players: Vec<mpsc::Sender<Batch>>,
-        standing: watch::Sender<Standing>,
+        workers: Vec<mpsc::Sender<Batch>>,
+        status: watch::Sender<ReplayStatus>,
         applied: Vec<Lsn>,
     ) -> Conductor {
         Conductor {
-            scheduler: Scheduler::new(Mode::Rows, players.len() as u32, Limits::default()),
-            players: players.into_iter().map(PlayerSlot::new).collect(),
+            scheduler: Scheduler::new(Mode::Rows, workers.len() as u32, Limits::default()),
+            workers: workers.into_iter().map(WorkerSlot::new).collect(),
             intake: VecDeque::new(),
             intake_bytes: 0,
             markers: VecDeque::new(),
             waiting: None,
-            seen: None,
-            held: false,
+            snapshot_request: None,
+            on_hold: false,
             recent: VecDeque::new(),
             applied: applied.into_iter().collect(),
             position: 0,
-            standing,
+            status,
         }
     }
 
@@ -186,20 +188,20 @@ impl Conductor {
         loop {
             // A limit on the intake makes the source wait instead of filling our memory. A held replay must still receive the
             // marker that ends the hold; what a snapshot sees is not held.
-            let room = self.intake_bytes < INTAKE_BYTES_MAX && (self.intake.len() < INTAKE_MAX || self.held);
+            let room = self.intake_bytes < INTAKE_BYTES_MAX && (self.intake.len() < INTAKE_MAX || self.on_hold);
             tokio::select! {
                 biased;
                 report = reports.recv() => match report {
-                    Some((player, outcome)) => self.reported(player, outcome)?,
-                    None => return Err(Error::WrongPhase("all players are gone".into())),
+                    Some((worker, outcome)) => self.handle_report(worker, outcome)?,
+                    None => return Err(Error::WrongPhase("all apply workers have ended".into())),
                 },
                 command = commands.recv() => match command {
-                    Some(command) => self.command(command),
+                    Some(command) => self.handle_command(command),
                     None => return Ok(()),
                 },
                 item = items.recv(), if room => match item {
-                    Some(items) => items?.into_iter().for_each(|item| self.received(item)),
-                    None => return Err(Error::WrongPhase("the stream is gone".into())),
+                    Some(items) => items?.into_iter().for_each(|item| self.receive(item)),
+                    None => return Err(Error::WrongPhase("the stream of changes has ended".into())),
                 },
             }
             self.hand_in()?;
@@ -209,50 +211,51 @@ impl Conductor {
         }
     }
 
-    fn received(&mut self, item: Item) {
+    fn receive(&mut self, item: Item) {
         match item {
-            Item::Transaction(again) if self.applied.remove(&again.stamp) => self.rested(again.stamp),
+            Item::Transaction(again) if self.applied.remove(&again.stamp) => self.advance_position(again.stamp),
             Item::Transaction(transaction) => {
                 self.intake_bytes += transaction.bytes;
                 self.intake.push_back(transaction);
             }
             // This marker is not waited for by name.
-            Item::Marker { text, end } if text == "mark" => self.rested(end),
+            Item::Marker { text, end } if text == "mark" => self.advance_position(end),
             Item::Marker { text, end } => {
                 self.markers.push_back((text, end));
-                self.rested(end);
+                self.advance_position(end);
             }
-            Item::Position(end) => self.rested(end),
+            Item::Position(end) => self.advance_position(end),
         }
     }
 
     /// Moves the position with the stream if nothing is pending.
-    fn rested(&mut self, end: Lsn) {
+    fn advance_position(&mut self, end: Lsn) {
         if self.intake.is_empty() && self.scheduler.is_drained() {
             self.position = self.position.max(end);
         }
     }
 
-    fn command(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::AwaitMarker(text, answer) => self.waiting = Some((text, answer)),
             Command::Hold(answer) => {
-                self.held = true;
+                self.on_hold = true;
                 let _ = answer.send(());
             }
-            Command::ApplySeen { marker, snapshot, done } => self.seen = Some((marker, snapshot, done)),
-            Command::Release => (self.held, self.seen) = (false, None),
+            Command::ApplySeen { marker, snapshot, done } => self.snapshot_request = Some((marker, snapshot, done)),
+            Command::Release => (self.on_hold, self.snapshot_request) = (false, None),
         }
     }
 
     /// Returns true if the next transaction may be handed in.
-    fn may_go(&self) -> bool {
-        let seen = |snapshot: &SourceSnapshot| self.intake.front().is_some_and(|next| snapshot.sees(next.xid));
-        !self.held || self.seen.as_ref().is_some_and(|(_, snapshot, _)| seen(snapshot))
+    fn may_hand_in(&self) -> bool {
+        let snapshot_request =
+            |snapshot: &SourceSnapshot| self.intake.front().is_some_and(|next| snapshot.sees(next.xid));
+        !self.on_hold || self.snapshot_request.as_ref().is_some_and(|(_, snapshot, _)| snapshot_request(snapshot))
     }
 
     fn hand_in(&mut self) -> Result<(), Error> {
-        while self.may_go() {
+        while self.may_hand_in() {
             let Some(mut transaction) = self.intake.pop_front() else { return Ok(()) };
             self.intake_bytes -= transaction.bytes;
             let syncset = Syncset {
@@ -273,7 +276,7 @@ impl Conductor {
                 return if full { Ok(()) } else { Err(scheduler_error(refused.error)) };
             }
             self.recent.push_back(xid);
-            if self.recent.len() > RECENT {
+            if self.recent.len() > RECENT_MAX {
                 self.recent.pop_front();
             }
         }
@@ -282,28 +285,28 @@ impl Conductor {
 
     /// Gives batches first to idle workers, then to busy ones whose batches may have others behind them.
     fn feed(&mut self) -> Result<(), Error> {
-        for number in 0..self.players.len() {
-            if self.players[number].is_idle() {
-                self.gather(number)?;
-                if !self.players[number].gathered.is_empty() {
-                    self.players[number].send();
+        for number in 0..self.workers.len() {
+            if self.workers[number].is_idle() {
+                self.gather_batch(number)?;
+                if !self.workers[number].gathered.is_empty() {
+                    self.workers[number].send();
                 }
             }
         }
-        for number in 0..self.players.len() {
-            if self.players[number].may_follow() {
-                self.gather(number)?;
+        for number in 0..self.workers.len() {
+            if self.workers[number].accepts_another() {
+                self.gather_batch(number)?;
                 // A short batch does better to wait for changes that arrive while the target is busy.
-                if self.players[number].is_full() {
-                    self.players[number].send();
+                if self.workers[number].is_full() {
+                    self.workers[number].send();
                 }
             }
         }
         Ok(())
     }
 
-    fn gather(&mut self, number: usize) -> Result<(), Error> {
-        let slot = &mut self.players[number];
+    fn gather_batch(&mut self, number: usize) -> Result<(), Error> {
+        let slot = &mut self.workers[number];
         while !slot.is_full() {
             let next = self.scheduler.next(PlayerId(number as u32)).map_err(scheduler_error)?;
             let Some(operation) = next else { break };
@@ -314,21 +317,21 @@ impl Conductor {
         Ok(())
     }
 
-    fn reported(&mut self, player: u32, outcome: Outcome) -> Result<(), Error> {
+    fn handle_report(&mut self, worker: u32, outcome: Outcome) -> Result<(), Error> {
         let (committed, retry) = match outcome {
             Outcome::Done(committed) => (committed, false),
             Outcome::Retry(committed) => (committed, true),
             Outcome::Fatal(error) => return Err(error),
         };
         for _ in 0..committed {
-            self.scheduler.done(PlayerId(player)).map_err(scheduler_error)?;
+            self.scheduler.done(PlayerId(worker)).map_err(scheduler_error)?;
         }
-        let slot = &mut self.players[player as usize];
-        slot.under_way.pop_front();
+        let slot = &mut self.workers[worker as usize];
+        slot.in_flight.pop_front();
         if retry {
             // The scheduler takes back what was behind, and the worker discards it.
-            self.scheduler.failed(PlayerId(player)).map_err(scheduler_error)?;
-            slot.under_way.clear();
+            self.scheduler.failed(PlayerId(worker)).map_err(scheduler_error)?;
+            slot.in_flight.clear();
             slot.gathered.clear();
             (slot.bytes, slot.retries) = (0, slot.retries + 1);
         }
@@ -351,11 +354,11 @@ impl Conductor {
     }
 
     fn apply_seen(&mut self) {
-        let Some((marker, snapshot, _)) = &self.seen else { return };
+        let Some((marker, snapshot, _)) = &self.snapshot_request else { return };
         let all_is_here = self.markers.iter().any(|(text, _)| text == marker);
         let too_much = self.intake_bytes >= INTAKE_BYTES_MAX;
         // If the snapshot sees the front, it is handed in as soon as the scheduler has room.
-        if self.may_go() || !(all_is_here || too_much) {
+        if self.may_hand_in() || !(all_is_here || too_much) {
             return;
         }
         let prefix = all_is_here
@@ -365,7 +368,7 @@ impl Conductor {
             return;
         }
         self.markers.clear();
-        if let Some((_, _, done)) = self.seen.take() {
+        if let Some((_, _, done)) = self.snapshot_request.take() {
             let _ = done.send(prefix);
         }
     }
@@ -373,16 +376,16 @@ impl Conductor {
     fn publish(&mut self) {
         let progress = self.scheduler.progress();
         self.position = self.position.max(progress.applied.0);
-        let standing = Standing {
+        let status = ReplayStatus {
             applied: progress.done,
             pending: (progress.pending + self.intake.len()) as u64,
             position: self.position,
             waiting_bytes: self.intake_bytes,
             retries: progress.retries,
         };
-        self.standing.send_if_modified(|current| {
-            let changed = *current != standing;
-            *current = standing;
+        self.status.send_if_modified(|current| {
+            let changed = *current != status;
+            *current = status;
             changed
         });
     }
@@ -399,8 +402,10 @@ mod tests {
     #[test]
     fn a_snapshot_sees_what_ended_before_it() {
         let snapshot = SourceSnapshot::parse("10:20:12,15").unwrap();
-        for (xid, seen) in [(9, true), (12, false), (13, true), (15, false), (19, true), (20, false), (21, false)] {
-            assert_eq!(snapshot.sees(xid), seen, "{xid}");
+        for (xid, snapshot_request) in
+            [(9, true), (12, false), (13, true), (15, false), (19, true), (20, false), (21, false)]
+        {
+            assert_eq!(snapshot.sees(xid), snapshot_request, "{xid}");
         }
         assert!(SourceSnapshot::parse("10:20:").unwrap().sees(12));
         let exported = SourceSnapshot::parse("20:19:").unwrap();
@@ -429,25 +434,25 @@ mod tests {
 
     #[test]
     fn batches_that_a_player_will_throw_away_leave_room_for_new_ones() {
-        let (batches, mut player) = mpsc::channel(ROOM);
-        let mut slot = PlayerSlot::new(batches);
-        let send = |slot: &mut PlayerSlot| {
+        let (batches, mut worker) = mpsc::channel(CHANNEL_CAPACITY);
+        let mut slot = WorkerSlot::new(batches);
+        let send = |slot: &mut WorkerSlot| {
             let of =
                 |stamp| Arc::new(Transaction { stamp, xid: 1, writes: Vec::new(), bytes: 1, told: None, early: false });
-            slot.gathered = (0..LONG as u64).map(of).collect();
+            slot.gathered = (0..PIPELINE_MIN as u64).map(of).collect();
             slot.send();
         };
         // The worker executes the first; the second is behind it when that fails.
         send(&mut slot);
-        player.try_recv().unwrap();
+        worker.try_recv().unwrap();
         send(&mut slot);
-        slot.under_way.clear();
+        slot.in_flight.clear();
         slot.retries += 1;
         send(&mut slot);
-        while slot.may_follow() {
+        while slot.accepts_another() {
             send(&mut slot);
         }
-        let there: Vec<u64> = std::iter::from_fn(|| player.try_recv().ok()).map(|batch| batch.retries).collect();
+        let there: Vec<u64> = std::iter::from_fn(|| worker.try_recv().ok()).map(|batch| batch.retries).collect();
         assert_eq!(there, [0, 1, 1]);
     }
 

@@ -10,13 +10,13 @@
 //! flushed it, so a crash of either side or of this process loses and repeats nothing: a transaction that arrives again above
 //! the confirmed position is skipped if its stamp is present.
 
+mod apply_worker;
 mod backlog;
 mod bulk;
 mod conductor;
-mod player;
 mod rows;
-pub(crate) mod spoken;
 mod statement;
+pub(crate) mod statement_replay;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,29 +27,29 @@ use crate::link::{Link, Purpose, literal};
 use crate::pgoutput::Lsn;
 use crate::recording::{Recording, Stamps};
 use crate::throttle::Throttle;
-use crate::{Error, Server, outfit};
-use conductor::{Command, Conductor, ROOM};
-use player::Player;
+use crate::{Error, Server, replication_objects};
+use apply_worker::ApplyWorker;
+use conductor::{CHANNEL_CAPACITY, Command, Conductor};
 use rows::{Markers, Reader};
-use spoken::{Replay, Way};
+use statement_replay::{Replay, ReplaySettings};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;
-use stream::Opening;
+use stream::StreamParameters;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use transaction::Item;
 
 pub(crate) use backlog::copy_of;
-pub(crate) use conductor::{SourceSnapshot, Standing};
+pub(crate) use conductor::{ReplayStatus, SourceSnapshot};
 pub(crate) use transaction::MARKER_PREFIX;
 
 /// Interval at which the position on the target is flushed and reported to the source.
-const KEEPING: Duration = Duration::from_millis(500);
+const CONFIRM_INTERVAL: Duration = Duration::from_millis(500);
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 /// Maximum chunks of items received ahead of the conductor.
-const CHUNKS: usize = 4;
+const CHUNKS_MAX: usize = 4;
 
 /// Source, target and resources of a replay.
 pub(crate) struct Plan<'a> {
@@ -82,7 +82,7 @@ pub(crate) enum Feed<'a> {
 }
 
 /// Setup for apply workers that repeat rows.
-struct OfRows<'a> {
+struct RowWorkers<'a> {
     target: &'a Server,
     search_path: &'a str,
     players: usize,
@@ -91,20 +91,20 @@ struct OfRows<'a> {
     applied: Vec<Lsn>,
 }
 
-impl OfRows<'_> {
+impl RowWorkers<'_> {
     /// Connects the apply workers, and starts their conductor.
     async fn start(
         self,
         items: mpsc::Receiver<Result<Vec<Item>, Error>>,
         commands: mpsc::Receiver<Command>,
-        publisher: watch::Sender<Standing>,
+        publisher: watch::Sender<ReplayStatus>,
         others: &mut Vec<JoinHandle<()>>,
     ) -> Result<JoinHandle<Result<(), Error>>, Error> {
         let (report, reports) = mpsc::channel(self.players);
         let mut batches = Vec::new();
         for number in 0..self.players {
-            let player = Player::connect(self.target, self.search_path).await?;
-            let (sender, receiver) = mpsc::channel(ROOM);
+            let player = ApplyWorker::connect(self.target, self.search_path).await?;
+            let (sender, receiver) = mpsc::channel(CHANNEL_CAPACITY);
             batches.push(sender);
             others.push(tokio::spawn(player.run(number as u32, receiver, report.clone(), Arc::clone(self.pace))));
         }
@@ -113,7 +113,7 @@ impl OfRows<'_> {
 }
 
 /// Method to mark a position in the order of changes, and to read it.
-enum Marks {
+enum PositionMarks {
     /// Messages in the log.
     Log(Link),
     /// Stamps of the proxy.
@@ -123,34 +123,34 @@ enum Marks {
 /// A running replay. Dropping it ends it; what was confirmed stays confirmed.
 pub(crate) struct Follower {
     commands: mpsc::Sender<Command>,
-    standing: watch::Receiver<Standing>,
+    status: watch::Receiver<ReplayStatus>,
     conductor: JoinHandle<Result<(), Error>>,
     others: Vec<JoinHandle<()>>,
-    keeper: JoinHandle<Result<(), Error>>,
-    marks: Marks,
+    confirmer: JoinHandle<Result<(), Error>>,
+    marks: PositionMarks,
     /// Number of markers made so far.
     markers: u64,
     /// True if its end has been reported.
-    over: bool,
+    end_reported: bool,
 }
 
 impl Follower {
     /// Connects to both servers and starts the replay.
     pub(crate) async fn start(plan: Plan<'_>) -> Result<Follower, Error> {
         let search_path = search_path(plan.source).await?;
-        let mut keeper = Keeper::connect(plan.target).await?;
-        let (confirmed, applied) = keeper.restore().await?;
+        let mut confirmer = PositionConfirmer::connect(plan.target).await?;
+        let (confirmed, applied) = confirmer.restore().await?;
         let shared = Arc::new(AtomicU64::new(confirmed));
         let (command, commands) = mpsc::channel(4);
-        let (publisher, standing) = watch::channel(Standing::default());
+        let (publisher, status) = watch::channel(ReplayStatus::default());
         let Plan { source, target, feed, inventory, players, pace } = plan;
         let mut others = Vec::new();
-        let of_rows = OfRows { target, search_path: &search_path, players, pace: &pace, applied };
+        let row_workers = RowWorkers { target, search_path: &search_path, players, pace: &pace, applied };
         let (marks, conductor) = match feed {
             Feed::Log { slot, publications, from, horizon } => {
                 let from = from.max(confirmed);
                 shared.store(from, Ordering::Release);
-                let opening = Opening {
+                let parameters = StreamParameters {
                     source: source.clone(),
                     slot: slot.to_owned(),
                     publications: publications.iter().map(ToString::to_string).collect(),
@@ -160,66 +160,67 @@ impl Follower {
                     confirmed: Arc::clone(&shared),
                     pace: Arc::clone(&pace),
                 };
-                let (item, items) = mpsc::channel(CHUNKS);
-                stream::start(opening, item).await?;
-                let marks =
-                    Marks::Log(Link::connect(source, Purpose::Statements, &[("synchronous_commit", "on")]).await?);
-                (marks, of_rows.start(items, commands, publisher, &mut others).await?)
+                let (item, items) = mpsc::channel(CHUNKS_MAX);
+                stream::start(parameters, item).await?;
+                let marks = PositionMarks::Log(
+                    Link::connect(source, Purpose::Statements, &[("synchronous_commit", "on")]).await?,
+                );
+                (marks, row_workers.start(items, commands, publisher, &mut others).await?)
             }
             Feed::Proxy(recording, seen, schedule) => {
                 let (stamps, markers) = (recording.stamps().await?, Arc::<Markers>::default());
                 let (spool, marked) = (recording.spool(), Arc::clone(&markers));
                 let conductor = if let Some(mode) = schedule {
-                    let way = Way { mode, players, synchronous: false };
-                    let replay = Replay::with(way, target, Some(seen.whole()), &search_path, pace).await?;
-                    let (item, items) = mpsc::channel(CHUNKS);
-                    let translator = spoken::Translator::new(seen.whole(), inventory);
+                    let settings = ReplaySettings { mode, players, synchronous: false };
+                    let replay = Replay::connect(settings, target, Some(seen.whole()), &search_path, pace).await?;
+                    let (item, items) = mpsc::channel(CHUNKS_MAX);
+                    let translator = statement_replay::Translator::new(seen.whole(), inventory);
                     others.push(tokio::spawn(Reader::new(spool, translator, marked).run(item)));
-                    tokio::spawn(spoken::Conductor::new(replay, publisher).run(items, commands))
+                    tokio::spawn(statement_replay::Conductor::new(replay, publisher).run(items, commands))
                 } else {
-                    let (item, items) = mpsc::channel(CHUNKS);
+                    let (item, items) = mpsc::channel(CHUNKS_MAX);
                     let translator = rows::Translator::new(seen, inventory);
                     others.push(tokio::spawn(Reader::new(spool, translator, marked).run(item)));
-                    of_rows.start(items, commands, publisher, &mut others).await?
+                    row_workers.start(items, commands, publisher, &mut others).await?
                 };
-                (Marks::Proxy { recording, stamps, markers }, conductor)
+                (PositionMarks::Proxy { recording, stamps, markers }, conductor)
             }
         };
-        let keeper = tokio::spawn(keeper.run(standing.clone(), shared));
-        Ok(Follower { commands: command, standing, conductor, others, keeper, marks, markers: 0, over: false })
+        let confirmer = tokio::spawn(confirmer.run(status.clone(), shared));
+        Ok(Follower { commands: command, status, conductor, others, confirmer, marks, markers: 0, end_reported: false })
     }
 
     /// Returns true if it repeats only what passes through the proxy.
-    pub(crate) fn is_of_proxy(&self) -> bool {
-        matches!(self.marks, Marks::Proxy { .. })
+    pub(crate) fn is_by_proxy(&self) -> bool {
+        matches!(self.marks, PositionMarks::Proxy { .. })
     }
 
     /// Bytes of changes committed on `source` and not repeated.
-    pub(crate) async fn behind(&self, source: &mut Link) -> Result<u64, Error> {
-        let standing = self.standing();
+    pub(crate) async fn lag_bytes(&self, source: &mut Link) -> Result<u64, Error> {
+        let status = self.status();
         match &self.marks {
-            Marks::Log(_) => {
-                let now = outfit::lsn(&source.text("SELECT pg_current_wal_lsn()").await?);
-                Ok(now.saturating_sub(standing.position))
+            PositionMarks::Log(_) => {
+                let now = replication_objects::lsn(&source.text("SELECT pg_current_wal_lsn()").await?);
+                Ok(now.saturating_sub(status.position))
             }
-            Marks::Proxy { recording, .. } => Ok(recording.unread() + standing.waiting_bytes),
+            PositionMarks::Proxy { recording, .. } => Ok(recording.unread() + status.waiting_bytes),
         }
     }
 
     /// Progress of the replay.
-    pub(crate) fn standing(&self) -> Standing {
-        *self.standing.borrow()
+    pub(crate) fn status(&self) -> ReplayStatus {
+        *self.status.borrow()
     }
 
     /// A receiver of progress as it changes.
-    pub(crate) fn watch(&self) -> watch::Receiver<Standing> {
-        self.standing.clone()
+    pub(crate) fn watch(&self) -> watch::Receiver<ReplayStatus> {
+        self.status.clone()
     }
 
     /// The error that ended the replay, if it has ended.
     pub(crate) async fn failure(&mut self) -> Option<Error> {
-        if self.over || self.conductor.is_finished() || self.keeper.is_finished() {
-            Some(self.gone().await)
+        if self.end_reported || self.conductor.is_finished() || self.confirmer.is_finished() {
+            Some(self.end_reason().await)
         } else {
             None
         }
@@ -235,35 +236,40 @@ impl Follower {
         let marker = self.emit("drain").await?;
         let (answer, answered) = oneshot::channel();
         self.send(Command::AwaitMarker(marker, answer)).await?;
-        self.within(limit, "applying the last changes", answered).await
+        self.await_answer(limit, "applying the last changes", answered).await
     }
 
     /// Brings the target to exactly the state that one snapshot of the source sees, and gives the caller snapshots of both:
     /// when this returns, both links have their snapshots, and the replay continues. Another snapshot is taken if one falls
     /// between two commits that became visible in the other order, or if more was committed directly after it than may wait in
     /// memory.
-    pub(crate) async fn hold_at(&mut self, source: &mut Link, target: &mut Link, limit: Duration) -> Result<(), Error> {
+    pub(crate) async fn snapshot_both(
+        &mut self,
+        source: &mut Link,
+        target: &mut Link,
+        limit: Duration,
+    ) -> Result<(), Error> {
         let result = async {
-            self.stand_at(source, limit).await?;
+            self.pause_at_snapshot(source, limit).await?;
             target.query(&format!("{BEGIN}; SELECT 1")).await.map(drop)
         };
         let result = result.await;
-        let released = self.go_on().await;
+        let released = self.resume().await;
         result.and(released)
     }
 
-    /// Does the same for a caller that works at that position, and then calls [`go_on`](Follower::go_on).
-    pub(crate) async fn stand_at(&mut self, source: &mut Link, limit: Duration) -> Result<(), Error> {
+    /// Does the same for a caller that works at that position, and then calls [`resume`](Follower::resume).
+    pub(crate) async fn pause_at_snapshot(&mut self, source: &mut Link, limit: Duration) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Hold(answer)).await?;
-        self.within(limit, "holding the replay", answered).await?;
+        self.await_answer(limit, "pausing the replay", answered).await?;
         for _ in 0..50 {
             source.query(BEGIN).await?;
             let snapshot = SourceSnapshot::parse(&source.text("SELECT pg_current_snapshot()").await?)?;
             let marker = self.emit("barrier").await?;
             let (done, answered) = oneshot::channel();
             self.send(Command::ApplySeen { marker, snapshot, done }).await?;
-            if self.within(limit, "bringing the target to a snapshot of the source", answered).await? {
+            if self.await_answer(limit, "bringing the target to a snapshot of the source", answered).await? {
                 return Ok(());
             }
             source.query("ROLLBACK").await?;
@@ -272,15 +278,15 @@ impl Follower {
         Err(Error::TimedOut { what, limit, who })
     }
 
-    /// Undoes [`Follower::stand_at`].
-    pub(crate) async fn go_on(&mut self) -> Result<(), Error> {
+    /// Undoes [`Follower::pause_at_snapshot`].
+    pub(crate) async fn resume(&mut self) -> Result<(), Error> {
         self.send(Command::Release).await
     }
 
     async fn emit(&mut self, kind: &str) -> Result<String, Error> {
         self.markers += 1;
         // The log may hold markers of an earlier command.
-        let who = if let Marks::Log(link) = &self.marks { link.pid } else { 0 };
+        let who = if let PositionMarks::Log(link) = &self.marks { link.pid } else { 0 };
         let marker = format!("{kind} {who} {}", self.markers);
         self.put(marker.clone()).await?;
         Ok(marker)
@@ -289,12 +295,12 @@ impl Follower {
     /// Puts a marker after all present commits.
     async fn put(&mut self, marker: String) -> Result<Lsn, Error> {
         match &mut self.marks {
-            Marks::Log(source) => {
+            PositionMarks::Log(source) => {
                 let (prefix, marker) = (literal(MARKER_PREFIX), literal(&marker));
                 let sql = format!("SELECT pg_logical_emit_message(true, {prefix}, {marker})");
-                Ok(outfit::lsn(&source.text(&sql).await?))
+                Ok(replication_objects::lsn(&source.text(&sql).await?))
             }
-            Marks::Proxy { stamps, markers, .. } => {
+            PositionMarks::Proxy { stamps, markers, .. } => {
                 let last = stamps.last().await?;
                 markers.put(last, marker);
                 Ok(last)
@@ -304,26 +310,27 @@ impl Follower {
 
     async fn send(&mut self, command: Command) -> Result<(), Error> {
         if self.commands.send(command).await.is_err() {
-            return Err(self.gone().await);
+            return Err(self.end_reason().await);
         }
         Ok(())
     }
 
-    async fn within<T>(&mut self, limit: Duration, what: &str, answer: oneshot::Receiver<T>) -> Result<T, Error> {
+    async fn await_answer<T>(&mut self, limit: Duration, what: &str, answer: oneshot::Receiver<T>) -> Result<T, Error> {
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) => Err(self.gone().await),
+            Ok(Err(_)) => Err(self.end_reason().await),
             Err(_) => Err(Error::TimedOut { what: what.into(), limit, who: Vec::new() }),
         }
     }
 
     /// Reason of the end; reported only once.
-    async fn gone(&mut self) -> Error {
+    async fn end_reason(&mut self) -> Error {
         let ended = || Error::WrongPhase("the replay has ended".into());
-        if std::mem::replace(&mut self.over, true) {
+        if std::mem::replace(&mut self.end_reported, true) {
             return ended();
         }
-        let outcome = if self.keeper.is_finished() { (&mut self.keeper).await } else { (&mut self.conductor).await };
+        let outcome =
+            if self.confirmer.is_finished() { (&mut self.confirmer).await } else { (&mut self.conductor).await };
         match outcome {
             Ok(Err(error)) => error,
             Ok(Ok(())) => ended(),
@@ -335,7 +342,7 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         self.conductor.abort();
-        self.keeper.abort();
+        self.confirmer.abort();
         for task in &self.others {
             task.abort();
         }
@@ -356,14 +363,14 @@ async fn search_path(source: &Server) -> Result<String, Error> {
 }
 
 /// Flushes positions: only what the target has flushed is confirmed to the source.
-struct Keeper {
+struct PositionConfirmer {
     link: Link,
 }
 
-impl Keeper {
-    async fn connect(target: &Server) -> Result<Keeper, Error> {
+impl PositionConfirmer {
+    async fn connect(target: &Server) -> Result<PositionConfirmer, Error> {
         let settings = [("synchronous_commit", "on"), ("session_replication_role", "replica")];
-        Ok(Keeper { link: Link::connect(target, Purpose::Statements, &settings).await? })
+        Ok(PositionConfirmer { link: Link::connect(target, Purpose::Statements, &settings).await? })
     }
 
     /// Returns the position that was flushed when the replay last ran, and the stamps applied above it.
@@ -376,11 +383,11 @@ impl Keeper {
         Ok((position, stamps))
     }
 
-    async fn run(mut self, mut standing: watch::Receiver<Standing>, confirmed: Arc<AtomicU64>) -> Result<(), Error> {
-        let mut tick = tokio::time::interval(KEEPING);
+    async fn run(mut self, mut status: watch::Receiver<ReplayStatus>, confirmed: Arc<AtomicU64>) -> Result<(), Error> {
+        let mut tick = tokio::time::interval(CONFIRM_INTERVAL);
         loop {
             tick.tick().await;
-            let position = standing.borrow_and_update().position;
+            let position = status.borrow_and_update().position;
             if position <= confirmed.load(Ordering::Acquire) {
                 continue;
             }

@@ -11,7 +11,7 @@ use crate::recording::Spool;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use stillpoint_migrate_proxy::control::Reply;
-use stillpoint_migrate_proxy::control::rows::{Did, Row, Syncset, TableShape};
+use stillpoint_migrate_proxy::control::rows::{Row, RowChange, Syncset, TableShape};
 use stillpoint_migrate_replay::Token;
 use tokio::sync::{Notify, mpsc};
 
@@ -32,7 +32,7 @@ impl Markers {
         self.changed.notify_one();
     }
 
-    fn reached<T>(&self, stamp: Lsn) -> Vec<Item<T>> {
+    fn take_reached<T>(&self, stamp: Lsn) -> Vec<Item<T>> {
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let reached = wanted.extract_if(.., |(behind, _)| *behind <= stamp);
         reached.map(|(end, text)| Item::Marker { text, end }).collect()
@@ -42,10 +42,10 @@ impl Markers {
 /// Converts lines of a capture to items.
 pub(super) trait Translate: Send {
     /// Type of the transactions.
-    type Of: Send;
+    type Transaction: Send;
 
     /// Takes a line.
-    fn take(&mut self, line: &[u8]) -> Result<Option<Item<Self::Of>>, Error>;
+    fn take(&mut self, line: &[u8]) -> Result<Option<Item<Self::Transaction>>, Error>;
 
     /// The stamp of the last transaction taken.
     fn received(&self) -> Lsn;
@@ -72,12 +72,12 @@ pub(super) struct Translator {
 #[derive(Debug)]
 pub(super) struct Tables {
     inventory: HashMap<u32, TableDef>,
-    known: HashMap<u32, Known>,
+    known: HashMap<u32, TableLayout>,
 }
 
 /// A table, and the position of each column's value.
 #[derive(Debug)]
-struct Known {
+struct TableLayout {
     table: Arc<Table>,
     places: Vec<usize>,
 }
@@ -88,14 +88,14 @@ impl<T: Translate> Reader<T> {
     }
 
     /// Reads until the receiver of items is gone; an error that ends it is sent on the same channel.
-    pub(super) async fn run(mut self, items: Items<T::Of>) {
+    pub(super) async fn run(mut self, items: Items<T::Transaction>) {
         if let Err(error) = self.pump(&items).await {
             // If the receiver is gone, the error is not needed.
             let _ = items.send(Err(error)).await;
         }
     }
 
-    async fn pump(&mut self, items: &Items<T::Of>) -> Result<(), Error> {
+    async fn pump(&mut self, items: &Items<T::Transaction>) -> Result<(), Error> {
         let mut bytes = Vec::new();
         loop {
             tokio::select! {
@@ -112,7 +112,7 @@ impl<T: Translate> Reader<T> {
                 }
             }
             bytes.drain(..whole);
-            chunk.extend(self.markers.reached(self.translator.received()));
+            chunk.extend(self.markers.take_reached(self.translator.received()));
             if !chunk.is_empty() && items.send(Ok(chunk)).await.is_err() {
                 return Ok(());
             }
@@ -132,11 +132,11 @@ impl Translator {
             return Ok(Item::Position(stamp));
         }
         // 32 bits, like the server's own numbers in its log.
-        let xid = xid_of(&xid)? as u32;
+        let xid = parse_xid(&xid)? as u32;
         if self.seen.sees(xid) {
             return Ok(Item::Position(stamp));
         }
-        let bytes = rows.iter().map(size).sum();
+        let bytes = rows.iter().map(row_bytes).sum();
         let writes = self.tables.writes(rows)?;
         let told = Some(tokens.into_iter().map(Token::from).collect());
         Ok(Item::Transaction(Transaction { stamp, xid, writes, bytes, told, early: false }))
@@ -144,11 +144,11 @@ impl Translator {
 }
 
 impl Translate for Translator {
-    type Of = Transaction;
+    type Transaction = Transaction;
 
     fn take(&mut self, line: &[u8]) -> Result<Option<Item>, Error> {
         match reply(line)? {
-            Reply::Table(shape) => self.tables.learn(&shape).map(|()| None),
+            Reply::Table(shape) => self.tables.register_table(&shape).map(|()| None),
             Reply::Syncset(rows) => {
                 self.received = rows.stamp;
                 self.transaction(rows).map(Some)
@@ -169,7 +169,7 @@ impl Tables {
     }
 
     /// Takes the description of a table, which the proxy sends before its rows.
-    pub(super) fn learn(&mut self, shape: &TableShape) -> Result<(), Error> {
+    pub(super) fn register_table(&mut self, shape: &TableShape) -> Result<(), Error> {
         let def = described(&self.inventory, shape.table, &shape.schema, &shape.name)?;
         let place = |name: &String| shape.columns.iter().position(|column| column == name);
         let places: Option<Vec<usize>> = def.columns.iter().map(|column| place(&column.name)).collect();
@@ -177,7 +177,7 @@ impl Tables {
         let places = places.ok_or_else(|| other_columns(def))?;
         let key: Option<Vec<usize>> = shape.key.iter().map(|at| places.iter().position(|place| place == at)).collect();
         let key = key.filter(|key| !key.is_empty());
-        self.known.insert(shape.table, Known { table: Arc::new(Table { def: def.clone(), key }), places });
+        self.known.insert(shape.table, TableLayout { table: Arc::new(Table { def: def.clone(), key }), places });
         Ok(())
     }
 
@@ -186,20 +186,20 @@ impl Tables {
     }
 
     fn write(&self, row: Row) -> Result<Write, Error> {
-        let unknown = || Error::Capture(format!("a row of relation {}, of which nothing was said", row.table));
-        let Known { table, places } = self.known.get(&row.table).ok_or_else(unknown)?;
+        let unknown = || Error::Capture(format!("a row of relation {}, which was not described", row.table));
+        let TableLayout { table, places } = self.known.get(&row.table).ok_or_else(unknown)?;
         let table = Arc::clone(table);
         let mut values = row.values;
         if values.len() != places.len() {
-            return Err(Error::Capture(format!("{} values of {}", values.len(), table.def.display())));
+            return Err(Error::Capture(format!("{} values for a row of {}", values.len(), table.def.display())));
         }
         let mut value = |at: &usize| values[*at].take().map_or(Value::Null, |text| Value::Text(text.into()));
         let tuple: Tuple = places.iter().map(&mut value).collect();
         Ok(match row.did {
-            Did::Insert => Write::Insert { table, new: tuple },
-            Did::Upsert => Write::Upsert { table, new: tuple },
-            Did::Update => Write::Update { table, old: None, new: tuple },
-            Did::Delete => Write::Delete { table, old: tuple },
+            RowChange::Insert => Write::Insert { table, new: tuple },
+            RowChange::Upsert => Write::Upsert { table, new: tuple },
+            RowChange::Update => Write::Update { table, old: None, new: tuple },
+            RowChange::Delete => Write::Delete { table, old: tuple },
         })
     }
 }
@@ -209,16 +209,16 @@ pub(super) fn reply(line: &[u8]) -> Result<Reply, Error> {
 }
 
 pub(super) fn unexpected(reply: &Reply) -> Error {
-    Error::Capture(format!("the proxy said {reply:?} among what it captured"))
+    Error::Capture(format!("the proxy sent {reply:?} in the captured stream"))
 }
 
 /// Parses the number of a transaction as the proxy writes it.
-pub(super) fn xid_of(text: &str) -> Result<u64, Error> {
-    text.parse().map_err(|_| Error::Capture(format!("`{text}` is no number of a transaction")))
+pub(super) fn parse_xid(text: &str) -> Result<u64, Error> {
+    text.parse().map_err(|_| Error::Capture(format!("`{text}` is not a transaction number")))
 }
 
 /// Size of a row in bytes.
-pub(super) fn size(row: &Row) -> u64 {
+pub(super) fn row_bytes(row: &Row) -> u64 {
     row.values.iter().map(|value| 8 + value.as_ref().map_or(0, String::len) as u64).sum()
 }
 
@@ -226,7 +226,7 @@ pub(super) fn size(row: &Row) -> u64 {
 mod tests {
     use super::super::transaction::tests::table_def;
     use super::*;
-    use stillpoint_migrate_proxy::control::rows::Touched;
+    use stillpoint_migrate_proxy::control::rows::TokenSpec;
 
     fn translator() -> Translator {
         let seen = SourceSnapshot::parse("10:20:12").unwrap();
@@ -247,10 +247,10 @@ mod tests {
         line
     }
 
-    fn syncset(stamp: u64, xid: &str, did: Did) -> Reply {
+    fn syncset(stamp: u64, xid: &str, did: RowChange) -> Reply {
         let values = vec![None, Some("7".to_owned()), Some("a@b".to_owned())];
         let rows = vec![Row { table: 5, did, values }];
-        let tokens = vec![Touched::Row(5, 77)];
+        let tokens = vec![TokenSpec::Row(5, 77)];
         Reply::Syncset(Syncset { stamp, xid: xid.into(), rows, tokens, statements: None })
     }
 
@@ -264,14 +264,15 @@ mod tests {
         assert!(translator.take(&line(&Reply::Table(shape()))).unwrap().is_none());
         for (did, sql) in [
             (
-                Did::Insert,
+                RowChange::Insert,
                 r#"INSERT INTO "public"."t" ("id", "mail", "note") OVERRIDING SYSTEM VALUE VALUES ($1, $2, $3)"#,
             ),
-            (Did::Update, r#"UPDATE ONLY "public"."t" SET "id" = $1, "mail" = $2, "note" = $3 WHERE "id" = $4"#),
-            (Did::Delete, r#"DELETE FROM ONLY "public"."t" WHERE "id" = $1"#),
+            (RowChange::Update, r#"UPDATE ONLY "public"."t" SET "id" = $1, "mail" = $2, "note" = $3 WHERE "id" = $4"#),
+            (RowChange::Delete, r#"DELETE FROM ONLY "public"."t" WHERE "id" = $1"#),
             (
-                Did::Upsert,
-                "INSERT INTO \"public\".\"t\" (\"id\", \"mail\", \"note\") OVERRIDING SYSTEM VALUE VALUES ($1, $2, $3) \
+                RowChange::Upsert,
+                "INSERT INTO \"public\".\"t\" (\"id\", \"mail\", \"note\") OVERRIDING SYSTEM VALUE VALUES ($1, $2, \
+                 $3) \
                  ON CONFLICT (\"id\") DO UPDATE SET \"id\" = EXCLUDED.\"id\", \"mail\" = EXCLUDED.\"mail\", \
                  \"note\" = EXCLUDED.\"note\"",
             ),
@@ -280,7 +281,7 @@ mod tests {
             let Some(Item::Transaction(mut whole)) = item else { panic!("{item:?}") };
             assert_eq!((whole.stamp, whole.xid, whole.writes[0].sql().as_str()), (3, 34, sql));
             assert_eq!(whole.tokens(), [Token::Row { table: 5, key: 77 }]);
-            if did == Did::Insert {
+            if did == RowChange::Insert {
                 assert_eq!(whole.writes[0].parameters(), [&text("7"), &text("a@b"), &Value::Null]);
             }
         }
@@ -291,7 +292,7 @@ mod tests {
         let mut translator = translator();
         translator.take(&line(&Reply::Table(shape()))).unwrap();
         for (xid, left_out) in [("9", true), ("12", false), ("15", true), ("20", false)] {
-            let item = translator.take(&line(&syncset(8, xid, Did::Insert))).unwrap();
+            let item = translator.take(&line(&syncset(8, xid, RowChange::Insert))).unwrap();
             assert_eq!(matches!(item, Some(Item::Position(8))), left_out, "{xid}: {item:?}");
         }
     }
@@ -302,7 +303,7 @@ mod tests {
         other.columns.push("more".into());
         let mut new = shape();
         new.table = 6;
-        for (shape, what) in [(other, "other columns"), (new, "is new")] {
+        for (shape, what) in [(other, "different columns"), (new, "is new")] {
             let error = translator().take(&line(&Reply::Table(shape))).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
         }
@@ -313,8 +314,12 @@ mod tests {
         let markers = Markers::default();
         markers.put(3, "drain".into());
         markers.put(0, "mark".into());
-        assert!(matches!(&markers.reached::<Transaction>(2)[..], [Item::Marker { text, end: 0 }] if text == "mark"));
-        assert!(matches!(&markers.reached::<Transaction>(3)[..], [Item::Marker { text, end: 3 }] if text == "drain"));
-        assert!(markers.reached::<Transaction>(9).is_empty());
+        assert!(
+            matches!(&markers.take_reached::<Transaction>(2)[..], [Item::Marker { text, end: 0 }] if text == "mark")
+        );
+        assert!(
+            matches!(&markers.take_reached::<Transaction>(3)[..], [Item::Marker { text, end: 3 }] if text == "drain")
+        );
+        assert!(markers.take_reached::<Transaction>(9).is_empty());
     }
 }

@@ -96,15 +96,15 @@ impl Write {
     /// [`TableDef::upserts`]: crate::inventory::TableDef::upserts
     pub(super) fn found_or_not(self) -> impl Iterator<Item = Write> {
         let (table, old, new) = match self {
-            Write::Update { table, old, new } if table.brings() && !new.contains(&Value::Unchanged) => {
+            Write::Update { table, old, new } if table.can_upsert() && !new.contains(&Value::Unchanged) => {
                 (table, old, new)
             }
             other => return [Some(other), None].into_iter().flatten(),
         };
         let values = |row: &Tuple| key_values(&table, row).cloned().collect::<Vec<_>>();
         let moves = old.as_ref().is_some_and(|old| values(old) != values(&new));
-        let anew = moves || replaces(&table, old.as_ref(), &new) || !settable(&table, &new).contains(&true);
-        let writes = if anew {
+        let as_new_row = moves || replaces(&table, old.as_ref(), &new) || !settable(&table, &new).contains(&true);
+        let writes = if as_new_row {
             let old = old.unwrap_or_else(|| new.clone());
             [Some(Write::Delete { table: Arc::clone(&table), old }), Some(Write::Insert { table, new })]
         } else {

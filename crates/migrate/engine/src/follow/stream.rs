@@ -5,7 +5,7 @@
 //! apply workers repeat many transactions together at much lower cost. So the reader has its own thread; a thread that also
 //! waits for other sockets would be woken anyway. A large backlog at the beginning is read in another way ([`super::backlog`]).
 
-use super::backlog::{Backlog, trail};
+use super::backlog::{Backlog, advance_slot};
 use super::transaction::{Assembler, Item};
 use crate::inventory::Inventory;
 use crate::link::{Frame, Link, Purpose, identifier, literal};
@@ -21,31 +21,31 @@ use tokio::sync::{mpsc, oneshot};
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// Maximum time to wait for another reader of the slot to end.
-const SLOT_LIMIT: Duration = Duration::from_secs(10);
+const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum items that are passed on together.
 const CHUNK_MAX: usize = 512;
-/// Messages in a millisecond from which on the reader sleeps, and (`REST`) the time it sleeps.
-const FAST: u32 = 20;
-const REST: Duration = Duration::from_millis(1);
+/// Messages in a millisecond from which on the reader sleeps, and (`FAST_SLEEP`) the time it sleeps.
+const FAST_MESSAGES_PER_MS: u32 = 20;
+const FAST_SLEEP: Duration = Duration::from_millis(1);
 /// Time the reader sleeps while the replay is throttled for clients: short compared with the lag that counts as caught up.
-const REST_FOR_CLIENTS: Duration = Duration::from_millis(25);
+const THROTTLED_SLEEP: Duration = Duration::from_millis(25);
 
 /// Rate at which messages arrive.
 #[derive(Debug)]
-struct Tempo {
+struct MessageRate {
     since: Instant,
     messages: u32,
     fast: bool,
 }
 
-impl Tempo {
+impl MessageRate {
     /// Records that `messages` have arrived and no more are waiting; returns true if the reader should sleep.
     fn take(&mut self, messages: u32) -> bool {
         self.messages += messages;
         let elapsed = self.since.elapsed();
         if elapsed >= Duration::from_millis(1) {
-            self.fast = f64::from(self.messages) >= f64::from(FAST) * elapsed.as_secs_f64() * 1e3;
+            self.fast = f64::from(self.messages) >= f64::from(FAST_MESSAGES_PER_MS) * elapsed.as_secs_f64() * 1e3;
             (self.since, self.messages) = (Instant::now(), 0);
         }
         self.fast
@@ -54,10 +54,10 @@ impl Tempo {
 
 /// The reader of one slot.
 struct Stream {
-    opening: Opening,
+    parameters: StreamParameters,
     assembler: Assembler,
     received: Lsn,
-    tempo: Tempo,
+    message_rate: MessageRate,
 }
 
 /// Place where reading begins.
@@ -69,7 +69,7 @@ enum Start {
 type Items = mpsc::Sender<Result<Vec<Item>, Error>>;
 
 /// Parameters of a stream.
-pub(crate) struct Opening {
+pub(crate) struct StreamParameters {
     pub(crate) source: Server,
     pub(crate) slot: String,
     pub(crate) publications: Vec<String>,
@@ -86,7 +86,7 @@ pub(crate) struct Opening {
 
 /// Opens a stream and reads it, on its own thread, until the receiver of items is gone; an error that ends it is sent on the
 /// same channel.
-pub(crate) async fn start(opening: Opening, items: Items) -> Result<(), Error> {
+pub(crate) async fn start(parameters: StreamParameters, items: Items) -> Result<(), Error> {
     let (told, opened) = oneshot::channel();
     let failed =
         |error: std::io::Error| Error::Program { program: "the stream's reader".into(), why: error.to_string() };
@@ -96,7 +96,7 @@ pub(crate) async fn start(opening: Opening, items: Items) -> Result<(), Error> {
             Err(error) => return drop(told.send(Err(failed(error)))),
         };
         runtime.block_on(async {
-            let mut stream = Stream::new(opening);
+            let mut stream = Stream::new(parameters);
             let (outcome, start) = match stream.open().await {
                 Ok(start) => (Ok(()), Some(start)),
                 Err(error) => (Err(error), None),
@@ -114,26 +114,26 @@ pub(crate) async fn start(opening: Opening, items: Items) -> Result<(), Error> {
     opened.await.unwrap_or_else(|_| Err(Error::WrongPhase("the stream's reader has ended".into())))
 }
 
-impl Opening {
+impl StreamParameters {
     fn publications(&self) -> String {
         self.publications.iter().map(|name| identifier(name)).collect::<Vec<_>>().join(",")
     }
 
-    fn safe(&self) -> Lsn {
+    fn confirmed_position(&self) -> Lsn {
         self.confirmed.load(Ordering::Acquire)
     }
 }
 
 impl Stream {
-    fn new(opening: Opening) -> Stream {
-        let (assembler, received) = (Assembler::new(&opening.inventory, opening.horizon), opening.from);
-        let tempo = Tempo { since: Instant::now(), messages: 0, fast: false };
-        Stream { opening, assembler, received, tempo }
+    fn new(parameters: StreamParameters) -> Stream {
+        let (assembler, received) = (Assembler::new(&parameters.inventory, parameters.horizon), parameters.from);
+        let message_rate = MessageRate { since: Instant::now(), messages: 0, fast: false };
+        Stream { parameters, assembler, received, message_rate }
     }
 
     async fn open(&self) -> Result<Start, Error> {
-        let Opening { source, slot, from, .. } = &self.opening;
-        match Backlog::open(source, slot, &self.opening.publications(), *from).await {
+        let StreamParameters { source, slot, from, .. } = &self.parameters;
+        match Backlog::open(source, slot, &self.parameters.publications(), *from).await {
             Some(backlog) => Ok(Start::Backlog(backlog)),
             None => self.begin().await.map(Start::Stream),
         }
@@ -141,12 +141,12 @@ impl Stream {
 
     /// Begins the stream after what was received.
     async fn begin(&self) -> Result<Link, Error> {
-        let source = &self.opening.source;
+        let source = &self.parameters.source;
         let mut link = Link::connect(source, Purpose::Replication, &[]).await?;
         // The server may not have noticed yet that the previous reader is gone.
         let begun = Instant::now();
-        while let Err(error) = link.begin_copy(&self.statement(&self.opening.slot)).await {
-            if error.sqlstate() != Some("55006") || begun.elapsed() > SLOT_LIMIT {
+        while let Err(error) = link.begin_copy(&self.statement(&self.parameters.slot)).await {
+            if error.sqlstate() != Some("55006") || begun.elapsed() > SLOT_TIMEOUT {
                 return Err(error);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -161,7 +161,7 @@ impl Stream {
             identifier(slot),
             self.received >> 32,
             self.received & 0xffff_ffff,
-            literal(&self.opening.publications())
+            literal(&self.parameters.publications())
         )
     }
 
@@ -170,42 +170,42 @@ impl Stream {
             Start::Stream(mut link) => return self.pump(&mut link, items).await,
             Start::Backlog(backlog) => backlog,
         };
-        match self.behind(backlog, items).await? {
+        match self.read_backlog(backlog, items).await? {
             Ok(mut link) => {
-                let Opening { source, slot, from, confirmed, .. } = &self.opening;
+                let StreamParameters { source, slot, from, confirmed, .. } = &self.parameters;
                 let (source, slot, from, confirmed) = (source.clone(), slot.clone(), *from, Arc::clone(confirmed));
                 tokio::select! {
                     ended = self.pump(&mut link, items) => ended,
-                    error = trail(&source, &slot, from, &confirmed) => Err(error),
+                    error = advance_slot(&source, &slot, from, &confirmed) => Err(error),
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, "the rest of the backlog is left to the stream");
+                tracing::debug!(%error, "the rest of the backlog is read by the stream");
                 self.pump(&mut self.begin().await?, items).await
             }
         }
     }
 
     /// Passes on the backlog and then begins the stream after it. The inner error is a failure of the server.
-    async fn behind(&mut self, mut backlog: Backlog, items: &Items) -> Result<Result<Link, Error>, Error> {
-        if let Err(error) = self.work_off(&mut backlog, items).await? {
+    async fn read_backlog(&mut self, mut backlog: Backlog, items: &Items) -> Result<Result<Link, Error>, Error> {
+        if let Err(error) = self.read_backlog_steps(&mut backlog, items).await? {
             return Ok(Err(error));
         }
-        let (mut link, copy) = backlog.end();
+        let (mut link, copy) = backlog.into_stream();
         Ok(link.begin_copy(&self.statement(&copy)).await.map(|()| link))
     }
 
     /// Passes on the contents of a backlog, step by step. The inner error is a failure of the server.
-    async fn work_off(&mut self, backlog: &mut Backlog, items: &Items) -> Result<Result<(), Error>, Error> {
-        let mut asked = backlog.ask().await;
-        while asked.is_ok() {
-            let (messages, more) = match backlog.step().await {
+    async fn read_backlog_steps(&mut self, backlog: &mut Backlog, items: &Items) -> Result<Result<(), Error>, Error> {
+        let mut requested = backlog.request_step().await;
+        while requested.is_ok() {
+            let (messages, more) = match backlog.read_step().await {
                 Ok(step) => step,
                 Err(error) => return Ok(Err(error)),
             };
             // The server prepares the next step while the apply workers execute this one.
             if more {
-                asked = backlog.ask().await;
+                requested = backlog.request_step().await;
             }
             let mut chunk = Vec::new();
             for message in messages {
@@ -229,7 +229,7 @@ impl Stream {
                 break;
             }
         }
-        Ok(asked)
+        Ok(requested)
     }
 
     async fn pump(&mut self, link: &mut Link, items: &Items) -> Result<(), Error> {
@@ -238,7 +238,7 @@ impl Stream {
             let frame = tokio::select! {
                 frame = link.receiver.frame() => frame?,
                 _ = heartbeat.tick() => {
-                    self.update(link).await?;
+                    self.send_status(link).await?;
                     continue;
                 }
             };
@@ -251,29 +251,29 @@ impl Stream {
                 messages += 1;
                 chunk.extend(self.item(link, frame).await?);
             }
-            let rest = self.rest(messages).filter(|_| link.receiver.is_dry());
+            let sleep = self.sleep_time(messages).filter(|_| link.receiver.needs_read());
             if !chunk.is_empty() {
                 // The conductor may be busy for longer than the source's time-out.
                 let permit = loop {
                     tokio::select! {
                         permit = items.reserve() => break permit,
-                        _ = heartbeat.tick() => self.update(link).await?,
+                        _ = heartbeat.tick() => self.send_status(link).await?,
                     }
                 };
                 let Ok(permit) = permit else { return Ok(()) };
                 permit.send(Ok(chunk));
             }
-            if let Some(rest) = rest {
+            if let Some(sleep) = sleep {
                 // A timer of the runtime would wait for the socket too.
-                std::thread::sleep(rest);
+                std::thread::sleep(sleep);
             }
         }
     }
 
     /// Records that `messages` have arrived and no more are waiting; returns the time to sleep.
-    fn rest(&mut self, messages: u32) -> Option<Duration> {
-        let fast = self.tempo.take(messages);
-        if self.opening.pace.is_free() { fast.then_some(REST) } else { Some(REST_FOR_CLIENTS) }
+    fn sleep_time(&mut self, messages: u32) -> Option<Duration> {
+        let fast = self.message_rate.take(messages);
+        if self.parameters.pace.is_unlimited() { fast.then_some(FAST_SLEEP) } else { Some(THROTTLED_SLEEP) }
     }
 
     async fn item(&mut self, link: &mut Link, frame: Frame) -> Result<Option<Item>, Error> {
@@ -294,15 +294,15 @@ impl Stream {
             Streamed::KeepAlive { end, answer } => {
                 self.received = self.received.max(end);
                 if answer {
-                    self.update(link).await?;
+                    self.send_status(link).await?;
                 }
                 Ok(Some(Item::Position(end)))
             }
         }
     }
 
-    async fn update(&self, link: &mut Link) -> Result<(), Error> {
-        link.copy(&pgoutput::status_update(self.received, self.opening.safe())).await?;
+    async fn send_status(&self, link: &mut Link) -> Result<(), Error> {
+        link.copy(&pgoutput::status_update(self.received, self.parameters.confirmed_position())).await?;
         link.sender.flush().await
     }
 }
@@ -314,10 +314,10 @@ mod tests {
     #[test]
     fn the_reader_rests_only_while_messages_come_fast() {
         let ago = |ms| Instant::now().checked_sub(Duration::from_millis(ms)).unwrap();
-        let mut tempo = Tempo { since: ago(2), messages: 0, fast: false };
-        assert!(tempo.take(1000), "a catch-up");
-        assert!(tempo.take(1), "it goes on until the next look");
-        tempo.since = ago(10);
-        assert!(!tempo.take(10), "clients that are followed");
+        let mut message_rate = MessageRate { since: ago(2), messages: 0, fast: false };
+        assert!(message_rate.take(1000), "a catch-up");
+        assert!(message_rate.take(1), "it goes on until the next look");
+        message_rate.since = ago(10);
+        assert!(!message_rate.take(10), "clients that are followed");
     }
 }

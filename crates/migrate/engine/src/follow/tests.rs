@@ -1,7 +1,7 @@
 //! A replay between two real servers.
 
 use super::*;
-use crate::outfit::{self, PUBLICATIONS};
+use crate::replication_objects::{self, PUBLICATIONS};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,
@@ -30,12 +30,12 @@ async fn pair() -> Pair {
         cluster.sql("postgres", "CREATE DATABASE shop");
         cluster.sql("shop", "CREATE TABLE wide (id int PRIMARY KEY, v text)");
         let mut link = Link::connect(server, Purpose::Statements, &[]).await.unwrap();
-        outfit::install(&mut link, 0).await.unwrap();
+        replication_objects::install(&mut link, 0).await.unwrap();
     }
     let mut link = Link::connect(&from, Purpose::Statements, &[]).await.unwrap();
     let inventory = Inventory::read(&mut link).await.unwrap();
-    outfit::publish(&mut link, &inventory).await.unwrap();
-    outfit::create_slot(&from, "stillpoint_test", false, LIMIT).await.unwrap();
+    replication_objects::publish(&mut link, &inventory).await.unwrap();
+    replication_objects::create_slot(&from, "stillpoint_test", false, LIMIT).await.unwrap();
     Pair { source, target, from, to }
 }
 
@@ -48,7 +48,7 @@ async fn follower(pair: &Pair) -> Follower {
         feed: Feed::Log { slot: "stillpoint_test", publications: &PUBLICATIONS, from: 0, horizon: 0 },
         inventory: &inventory,
         players: 2,
-        pace: Arc::new(Throttle::free()),
+        pace: Arc::new(Throttle::unlimited()),
     })
     .await
     .unwrap()
@@ -63,22 +63,22 @@ async fn a_held_replay_keeps_the_source_waiting_and_not_all_in_memory() {
     let mut follower = follower(&pair).await;
     let (answer, answered) = oneshot::channel();
     follower.send(Command::Hold(answer)).await.unwrap();
-    follower.within(LIMIT, "holding the replay", answered).await.unwrap();
+    follower.await_answer(LIMIT, "pausing the replay", answered).await.unwrap();
     let each = format!("INSERT INTO wide VALUES (i, repeat('x', {ROW_BYTES})); COMMIT");
     pair.source.sql("shop", &format!("DO $$ BEGIN FOR i IN 1 .. {ROWS} LOOP {each}; END LOOP; END $$"));
     let mut looks = 0;
     until("the source to wait for us", || {
-        assert!(follower.standing().waiting_bytes <= HELD_BYTES_MAX, "{:?}", follower.standing());
+        assert!(follower.status().waiting_bytes <= HELD_BYTES_MAX, "{:?}", follower.status());
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'WalSenderWriteData'";
         looks = if pair.source.sql("shop", waits) == "1" { looks + 1 } else { 0 };
         (looks == 5).then_some(())
     });
-    assert!(follower.standing().waiting_bytes > 0, "{:?}", follower.standing());
-    assert_eq!(follower.standing().applied, 0, "nothing is applied while it is held");
+    assert!(follower.status().waiting_bytes > 0, "{:?}", follower.status());
+    assert_eq!(follower.status().applied, 0, "nothing is applied while it is held");
     // The snapshot sees what was committed before it, so that is applied and makes room.
     let mut source = Link::connect(&pair.from, Purpose::Statements, &[]).await.unwrap();
     let mut target = Link::connect(&pair.to, Purpose::Statements, &[]).await.unwrap();
-    follower.hold_at(&mut source, &mut target, LIMIT).await.unwrap();
+    follower.snapshot_both(&mut source, &mut target, LIMIT).await.unwrap();
     pair.source.sql("shop", "INSERT INTO wide VALUES (-1, 'later')");
     let sums = "SELECT count(*) || ' ' || sum(length(v)) FROM public.wide";
     let seen = (source.text(sums).await.unwrap(), target.text(sums).await.unwrap());

@@ -23,7 +23,7 @@ pub(crate) struct Table {
 
 impl Table {
     /// Returns true if a row can be written that may be present or not.
-    pub(crate) fn brings(&self) -> bool {
+    pub(crate) fn can_upsert(&self) -> bool {
         self.def.upserts() && self.key.as_ref().is_some_and(|key| !key.is_empty())
     }
 }
@@ -250,7 +250,7 @@ pub(super) fn described<'i>(
 
 /// Makes the error for a table whose columns have changed.
 pub(super) fn other_columns(def: &TableDef) -> Error {
-    Error::SchemaChanged(format!("table {} has other columns", def.display()))
+    Error::SchemaChanged(format!("table {} has different columns", def.display()))
 }
 
 fn whole_indexes(table: &Table, tokens: &mut Vec<Token>) {
@@ -405,8 +405,11 @@ pub(crate) mod tests {
         assert!(matches!(keyless[..], [Write::Update { .. }]), "{keyless:?}");
         let mut numbered = table_def(true);
         numbered.columns[1].identity_always = true;
-        let anew = brought(&numbered, 12, None, whole());
-        assert!(matches!(anew[..], [Write::Delete { .. }, Write::Insert { .. }]), "no update can set it: {anew:?}");
+        let replaced = brought(&numbered, 12, None, whole());
+        assert!(
+            matches!(replaced[..], [Write::Delete { .. }, Write::Insert { .. }]),
+            "no update can set it: {replaced:?}"
+        );
     }
 
     #[test]
@@ -427,7 +430,7 @@ pub(crate) mod tests {
         let mut assembler = assembler(&table_def(true));
         let mut other = relation(&table_def(true));
         other.columns.pop();
-        assert!(assembler.take(Message::Relation(other), 0).unwrap_err().to_string().contains("other columns"));
+        assert!(assembler.take(Message::Relation(other), 0).unwrap_err().to_string().contains("different columns"));
         let mut new = relation(&table_def(true));
         new.oid = 6;
         assert!(assembler.take(Message::Relation(new), 0).unwrap_err().to_string().contains("is new"));

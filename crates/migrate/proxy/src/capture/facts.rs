@@ -1,24 +1,25 @@
 //! Facts of a database that capture needs. The captured session itself asks the server for them: with its rights, its
 //! search path and its temporary tables.
 
-use super::Meant;
+use super::SessionContext;
 use std::collections::HashMap;
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 
 /// Functions of the server itself that write rows, or that run texts that may write.
-const WRITE: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
+const WRITING_FUNCTIONS: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
     lo_truncate64,query_to_xml,query_to_xmlschema,query_to_xml_and_xmlschema,cursor_to_xml,cursor_to_xmlschema,ts_stat,\
     ts_rewrite,database_to_xml,schema_to_xml,table_to_xml}'";
 
 /// Settings, beside `search_path`, that change the meaning of a text.
-const SAID: &str = "'{TimeZone,timezone_abbreviations,DateStyle,IntervalStyle,bytea_output,extra_float_digits,\
+const MEANING_SETTINGS: &str = "'{TimeZone,timezone_abbreviations,DateStyle,IntervalStyle,bytea_output,extra_float_digits,\
     standard_conforming_strings,array_nulls,transform_null_equals,xmlbinary,xmloption}'";
 
 /// Builds the question. Every row of the answer: its subject, and seven texts. Lists of columns are numbers with
 /// spaces.
 fn question() -> String {
-    let user = "n.nspname <> 'information_schema' AND n.nspname !~ '^pg_(catalog|toast)' AND n.nspname <> 'stillpoint'";
+    let user = "n.nspname <> 'information_schema' AND n.nspname !~ '^pg_(catalog|toast)' AND n.nspname <> \
+                'stillpoint'";
     // True if the server can hash a type: the type itself, one that it is binary compatible with, or its elements.
     let hash = |oid: &str| {
         format!(
@@ -32,39 +33,48 @@ fn question() -> String {
     format!(
         "SELECT 'set', pg_catalog.current_setting('extra_float_digits'), pg_catalog.current_setting('track_counts'), \
            pg_catalog.getdatabaseencoding()::text, NULL::text, NULL::text, NULL::text, NULL::text \
-         UNION ALL SELECT 'said', pg_catalog.string_agg(pg_catalog.format('pg_catalog.set_config(%L, %L, false)', s.name, \
-             coalesce(s.value, pg_catalog.current_setting(s.name))), ', ' ORDER BY s.name), CURRENT_USER::text, NULL, NULL, NULL, NULL, NULL \
-           FROM (SELECT name, NULL::text AS value FROM pg_catalog.unnest({SAID}::text[]) name UNION ALL \
+         UNION ALL SELECT 'said', pg_catalog.string_agg(pg_catalog.format('pg_catalog.set_config(%L, %L, false)', \
+         s.name, \
+             coalesce(s.value, pg_catalog.current_setting(s.name))), ', ' ORDER BY s.name), CURRENT_USER::text, \
+             NULL, NULL, NULL, NULL, NULL \
+           FROM (SELECT name, NULL::text AS value FROM pg_catalog.unnest({MEANING_SETTINGS}::text[]) name UNION ALL \
              SELECT 'search_path', pg_catalog.array_to_string(ARRAY(SELECT pg_catalog.quote_ident(x.s) \
-               FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY x(s, p) ORDER BY p), ', ')) s \
+               FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY x(s, p) ORDER BY p), ', ')) \
+               s \
          UNION ALL SELECT 'path', s, p::text, NULL, NULL, NULL, NULL, NULL \
            FROM pg_catalog.unnest(pg_catalog.current_schemas(true)) WITH ORDINALITY x(s, p) \
          UNION ALL SELECT 'table', c.oid::text, n.nspname, c.relname, CASE WHEN c.relispartition THEN 'partition' \
-             ELSE CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END END, \
+             ELSE CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign \
+             table' END END, \
            (c.relpersistence = 't')::text, \
            CASE WHEN NOT pg_catalog.has_table_privilege(c.oid, 'SELECT') THEN 'no SELECT right' \
              WHEN pg_catalog.row_security_active(c.oid) THEN 'row security' \
              WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid) \
                THEN 'other tables inherit from it' \
              WHEN EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 \
-               AND NOT a.attisdropped AND a.atttypid = 790) THEN 'the text of money depends on the session' END, c.relkind::text \
+               AND NOT a.attisdropped AND a.atttypid = 790) THEN 'the text of money depends on the session' END, \
+               c.relkind::text \
            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
            WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND {user} \
          UNION ALL SELECT 'column', a.attrelid::text, a.attnum::text, a.attname, (a.attgenerated <> '')::text, \
            (a.attidentity = 'a')::text, (a.attidentity <> '' OR a.attgenerated = '' AND coalesce(( \
-             SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~ '[(]|CURRENT_|LOCALTIME|_USER' FROM pg_catalog.pg_attrdef d \
+             SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~ '[(]|CURRENT_|LOCALTIME|_USER' FROM \
+             pg_catalog.pg_attrdef d \
              WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum), false))::text, NULL \
            FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
            WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p') AND {user} \
          UNION ALL SELECT 'index', i.indrelid::text, i.indexrelid::text, i.indkey::text, i.indnkeyatts::text, \
-           CASE WHEN NOT i.indimmediate THEN 'deferrable' WHEN i.indisexclusion OR i.indexprs IS NOT NULL THEN 'expression' \
+           CASE WHEN NOT i.indimmediate THEN 'deferrable' WHEN i.indisexclusion OR i.indexprs IS NOT NULL THEN \
+           'expression' \
              WHEN EXISTS (SELECT FROM pg_catalog.unnest(i.indclass) k JOIN pg_catalog.pg_opclass o ON o.oid = k \
                WHERE NOT o.opcdefault) THEN 'operators' \
-             WHEN EXISTS (SELECT FROM pg_catalog.unnest(i.indcollation) k JOIN pg_catalog.pg_collation o ON o.oid = k \
+             WHEN EXISTS (SELECT FROM pg_catalog.unnest(i.indcollation) k JOIN pg_catalog.pg_collation o ON o.oid = \
+             k \
                WHERE NOT o.collisdeterministic) THEN 'collation' \
              WHEN EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type y ON y.oid = a.atttypid \
-               WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT (y.typtype = 'e' OR {own} OR y.typcategory = 'A' AND {element})) \
+               WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT (y.typtype = 'e' OR {own} OR \
+               y.typcategory = 'A' AND {element})) \
                THEN 'type' ELSE '' END, \
            (i.indisprimary OR i.indisreplident)::text, \
            coalesce(pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct', 'false') \
@@ -85,7 +95,8 @@ fn question() -> String {
          UNION ALL SELECT 'function', p.proname, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.pg_proc p \
            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace \
            WHERE p.provolatile = 'v' AND p.prokind <> 'p' AND {user} \
-         UNION ALL SELECT 'function', f, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.unnest({WRITE}::text[]) f \
+         UNION ALL SELECT 'function', f, NULL, NULL, NULL, NULL, NULL, NULL FROM \
+         pg_catalog.unnest({WRITING_FUNCTIONS}::text[]) f \
          UNION ALL SELECT 'statement', s.name, s.statement, \
            pg_catalog.array_to_string(s.parameter_types::pg_catalog.oid[], ' '), NULL, NULL, NULL, NULL \
            FROM pg_catalog.pg_prepared_statements s WHERE NOT s.from_sql AND s.name !~ '^stillpoint_'",
@@ -112,17 +123,17 @@ pub(crate) struct Facts {
     /// Reason why nothing of this session can be captured.
     pub(crate) refused: Option<String>,
     /// Settings and role that give this session's texts their meaning.
-    pub(crate) meant: Meant,
+    pub(crate) context: SessionContext,
 }
 
-struct Raw {
+struct TableFacts {
     table: Table,
     /// Attribute number to position.
     positions: HashMap<i16, usize>,
     counted: bool,
 }
 
-impl Raw {
+impl TableFacts {
     fn place(&self, numbers: &str) -> Option<Vec<usize>> {
         numbers.split_whitespace().map(|n| self.positions.get(&n.parse().ok()?).copied()).collect()
     }
@@ -146,13 +157,15 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
     let mut facts = Facts { catalogue: Catalogue::new(path.into_iter().map(|(_, schema)| schema)), ..Facts::default() };
     facts.refused = of("set").find_map(|row| match (text(row, 1).parse::<i32>(), text(row, 2), text(row, 3)) {
         (Ok(..=0), _, _) => Some("its extra_float_digits round values".to_owned()),
-        (_, counts, _) if counts != "on" => Some("its track_counts is off, so that nothing can be audited".to_owned()),
+        (_, counts, _) if counts != "on" => {
+            Some("its track_counts is off, so captured rows cannot be audited".to_owned())
+        }
         (_, _, encoding) if encoding != "UTF8" => Some(format!("its database's encoding is {encoding}, not UTF8")),
         _ => None,
     });
     facts.catalogue.may_write = of("function").map(|row| text(row, 1)).collect();
     facts.defers = of("deferrable").next().is_some();
-    let mut tables: HashMap<u32, Raw> = of("table").map(|row| (number(row, 1), raw(row))).collect();
+    let mut tables: HashMap<u32, TableFacts> = of("table").map(|row| (number(row, 1), raw(row))).collect();
     for row in of("column") {
         let Some(raw) = tables.get_mut(&number(row, 1)) else { continue };
         let Ok(at) = text(row, 2).parse::<i16>() else { continue };
@@ -185,7 +198,8 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
         raw.table.writes_more.push(WritesMore { what: text(row, 2), insert: is(3), update: is(4), delete: is(5) });
     }
     facts.statements = of("statement").map(statement).collect();
-    facts.meant = of("said").map(|row| Meant { settings: text(row, 1), role: text(row, 2) }).next().unwrap_or_default();
+    facts.context =
+        of("said").map(|row| SessionContext { settings: text(row, 1), role: text(row, 2) }).next().unwrap_or_default();
     let counted: Vec<String> = tables.values().filter(|raw| raw.counted).map(|raw| raw.table.oid.to_string()).collect();
     facts.audited = format!("{{{}}}", counted.join(","));
     facts.uncovered = tables.values().filter_map(|raw| uncovered(&raw.table)).collect();
@@ -193,7 +207,7 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
     facts
 }
 
-fn raw(row: &Row) -> Raw {
+fn raw(row: &Row) -> TableFacts {
     let kind =
         ["view", "materialized view", "foreign table", "partition"].into_iter().find(|kind| *kind == text(row, 4));
     let reasons =
@@ -208,10 +222,10 @@ fn raw(row: &Row) -> Raw {
         unreadable: reasons.into_iter().find(|reason| *reason == text(row, 6)),
         ..Table::default()
     };
-    Raw { table, positions: HashMap::new(), counted: !temporary && text(row, 7) == "r" }
+    TableFacts { table, positions: HashMap::new(), counted: !temporary && text(row, 7) == "r" }
 }
 
-fn index(raw: &mut Raw, row: &Row, referred: &[u32]) {
+fn index(raw: &mut TableFacts, row: &Row, referred: &[u32]) {
     let (oid, why_not, is_key) = (number(row, 2), text(row, 5), text(row, 6) == "true");
     let keys = text(row, 4).parse().unwrap_or(0);
     let columns: Vec<String> = text(row, 3).split_whitespace().take(keys).map(str::to_owned).collect();
@@ -243,7 +257,7 @@ pub fn capturable(rows: &[Vec<Option<String>>]) -> Capturable {
     let bytes = |row: &Vec<Option<String>>| row.iter().map(|value| value.clone().map(String::into_bytes)).collect();
     let rows: Vec<Row> = rows.iter().map(bytes).collect();
     let Facts { refused, uncovered, catalogue, .. } = read(&rows);
-    let limit = |(table, why): (String, String)| Limit { added_to: why == ADDED_ONLY, table, why };
+    let limit = |(table, why): (String, String)| Limit { added_to: why == INSERT_ONLY_REASON, table, why };
     let of_the_moment = |table: &Arc<Table>| {
         let open = table.columns.iter().find(|column| column.computed_default)?;
         Some((format!("{}.{}", table.schema, table.name), open.name.clone()))
@@ -275,7 +289,7 @@ pub struct Limit {
     pub added_to: bool,
 }
 
-const ADDED_ONLY: &str = "rows can only be added: it has no key whose values can be hashed";
+const INSERT_ONLY_REASON: &str = "rows can only be added: it has no key whose values can be hashed";
 
 /// Returns the table and the reason if not all writes of it can be captured.
 fn uncovered(table: &Table) -> Option<(String, String)> {
@@ -284,7 +298,7 @@ fn uncovered(table: &Table) -> Option<(String, String)> {
     }
     let why = match (table.unreadable, &table.key) {
         (Some(why), _) => why.to_owned(),
-        (None, None) => ADDED_ONLY.to_owned(),
+        (None, None) => INSERT_ONLY_REASON.to_owned(),
         (None, Some(_)) => table.writes_more.first()?.what.clone(),
     };
     Some((format!("{}.{}", table.schema, table.name), why))

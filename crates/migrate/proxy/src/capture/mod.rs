@@ -9,7 +9,7 @@
 //! A write that cannot be captured breaks the capture off, never its client: see [`Capture::break_off`].
 //!
 //! Where statements are asked for too, the follower gets a report of each transaction before its first operation is
-//! sent ([`Told::Begins`]) and when its snapshot is known, in one order with the commits. The snapshot saw the commits
+//! sent ([`RunningReport::Begins`]) and when its snapshot is known, in one order with the commits. The snapshot saw the commits
 //! that were reported before it; it may or may not have seen later ones.
 
 pub(crate) mod facts;
@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 const WAITING_BYTES_MAX: usize = 256 << 20;
 
 /// Bytes that one report of a running transaction counts among these.
-const TOLD_BYTES: usize = 64;
+const REPORT_BYTES: usize = 64;
 
 /// One written row.
 #[derive(Debug, Clone)]
@@ -40,29 +40,29 @@ pub(crate) struct Change {
 
 /// Changes of one transaction.
 #[derive(Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct TransactionChanges {
     /// Transaction number (xid) at the server.
     pub(crate) xid: String,
     pub(crate) changes: Vec<Change>,
     pub(crate) tokens: Vec<Token>,
     /// Statements of its client, where statements are captured.
-    pub(crate) spoken: Option<Spoken>,
+    pub(crate) statements_run: Option<StatementList>,
     pub(crate) bytes: usize,
 }
 
 /// The statements of a transaction, in their order.
 #[derive(Debug, Default)]
-pub(crate) struct Spoken {
+pub(crate) struct StatementList {
     /// Number under which its snapshot was reported; none for a transaction that could not write.
     pub(crate) running: Option<u64>,
     /// Texts, each with true if it writes.
     pub(crate) operations: Vec<(bool, String)>,
-    pub(crate) meant: Arc<Meant>,
+    pub(crate) context: Arc<SessionContext>,
 }
 
 /// Settings and role that decide what the texts of a session mean and may do.
 #[derive(Debug, Default)]
-pub(crate) struct Meant {
+pub(crate) struct SessionContext {
     /// List for a SELECT that gives another session the same settings.
     pub(crate) settings: String,
     /// Role of the session.
@@ -71,7 +71,7 @@ pub(crate) struct Meant {
 
 /// Report of a running transaction.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum RunningReport {
     /// The first operation of the transaction is sent next.
     Begins(u64),
     /// Snapshot of the transaction, as the server writes it.
@@ -84,19 +84,19 @@ pub(crate) enum Told {
 #[derive(Debug)]
 pub(crate) enum Next {
     /// The transaction of this stamp; empty if it was rolled back after all.
-    Written(u64, Written),
+    Written(u64, TransactionChanges),
     /// Report of a running transaction.
-    Told(Told),
+    RunningReport(RunningReport),
     /// Nothing more comes, for this reason.
     Over(String),
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CaptureState {
     /// The last stamp that was taken.
     last: u64,
     /// Stamps taken and not ready to be handed on, each with its changes once they are known.
-    open: BTreeMap<u64, Option<Written>>,
+    open: BTreeMap<u64, Option<TransactionChanges>>,
     ready: VecDeque<Next>,
     running: u64,
     bytes: usize,
@@ -104,11 +104,11 @@ struct State {
     uncovered: BTreeSet<(String, String)>,
 }
 
-impl State {
-    fn tell(&mut self, told: Told) {
+impl CaptureState {
+    fn report(&mut self, told: RunningReport) {
         if self.over.is_none() {
-            self.bytes += TOLD_BYTES;
-            self.ready.push_back(Next::Told(told));
+            self.bytes += REPORT_BYTES;
+            self.ready.push_back(Next::RunningReport(told));
         }
     }
 }
@@ -118,7 +118,7 @@ impl State {
 pub(crate) struct Capture {
     live: AtomicBool,
     statements: bool,
-    state: Mutex<State>,
+    state: Mutex<CaptureState>,
     /// Bytes of changes of transactions that are not committed yet.
     uncommitted: Arc<AtomicUsize>,
     memory: Memory,
@@ -129,17 +129,17 @@ pub(crate) struct Capture {
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     pub(crate) held: Arc<AtomicUsize>,
-    pub(crate) most: usize,
+    pub(crate) max_bytes: usize,
 }
 
 /// Share of a common amount of memory; given back when dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct MemoryShare {
     bytes: usize,
     of: Option<Arc<AtomicUsize>>,
 }
 
-impl Held {
+impl MemoryShare {
     /// Sets the share to `bytes`; an error if all shares together are too large.
     pub(crate) fn set(&mut self, capture: &Capture, bytes: usize) -> Result<(), String> {
         let of = self.of.get_or_insert_with(|| Arc::clone(&capture.uncommitted));
@@ -151,11 +151,11 @@ impl Held {
         if all <= WAITING_BYTES_MAX {
             return Ok(());
         }
-        Err(format!("changes that are not committed yet come to more than {} MiB", WAITING_BYTES_MAX >> 20))
+        Err(format!("uncommitted changes exceed {} MiB", WAITING_BYTES_MAX >> 20))
     }
 }
 
-impl Drop for Held {
+impl Drop for MemoryShare {
     fn drop(&mut self) {
         if let Some(of) = &self.of {
             of.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -177,10 +177,10 @@ impl Capture {
     }
 
     /// Reserves room for a message; `None` if all messages together would take too much.
-    pub(crate) fn room_for(&self, bytes: usize) -> Option<Held> {
+    pub(crate) fn reserve(&self, bytes: usize) -> Option<MemoryShare> {
         let all = self.memory.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let held = Held { bytes, of: Some(Arc::clone(&self.memory.held)) };
-        (all <= self.memory.most).then_some(held)
+        let held = MemoryShare { bytes, of: Some(Arc::clone(&self.memory.held)) };
+        (all <= self.memory.max_bytes).then_some(held)
     }
 
     /// Returns true if statements are captured.
@@ -194,15 +194,15 @@ impl Capture {
             let mut state = lock(&self.state);
             state.running += 1;
             let id = state.running;
-            state.tell(Told::Begins(id));
+            state.report(RunningReport::Begins(id));
             id
         };
         self.changed.notify_one();
         Running { capture: self.clone(), id, over: false }
     }
 
-    fn tell(&self, told: Told) {
-        lock(&self.state).tell(told);
+    fn report(&self, told: RunningReport) {
+        lock(&self.state).report(told);
         self.changed.notify_one();
     }
 
@@ -235,7 +235,7 @@ impl Capture {
     }
 
     /// Reason why the capture is over.
-    pub(crate) fn over(&self) -> Option<String> {
+    pub(crate) fn end_reason(&self) -> Option<String> {
         lock(&self.state).over.clone()
     }
 
@@ -245,12 +245,12 @@ impl Capture {
     }
 
     /// Takes the next stamp. The caller must send COMMIT next, and all replies before it must have arrived.
-    pub(crate) fn stamp(self: &Arc<Self>) -> Stamped {
+    pub(crate) fn stamp(self: &Arc<Self>) -> PendingCommit {
         let mut state = lock(&self.state);
         state.last += 1;
         let stamp = state.last;
         state.open.insert(stamp, None);
-        Stamped { capture: self.clone(), stamp, resolved: false }
+        PendingCommit { capture: self.clone(), stamp, resolved: false }
     }
 
     /// Next item in the order of stamps. Only one caller at a time.
@@ -265,7 +265,7 @@ impl Capture {
                 if let Some(next) = state.ready.pop_front() {
                     state.bytes -= match &next {
                         Next::Written(_, written) => written.bytes,
-                        _ => TOLD_BYTES,
+                        _ => REPORT_BYTES,
                     };
                     return next;
                 }
@@ -277,15 +277,15 @@ impl Capture {
 
 /// The stamp of a COMMIT that is under way. If it is dropped before the reply is known, it breaks the capture off.
 #[derive(Debug)]
-pub(crate) struct Stamped {
+pub(crate) struct PendingCommit {
     capture: Arc<Capture>,
     stamp: u64,
     resolved: bool,
 }
 
-impl Stamped {
+impl PendingCommit {
     /// Records the reply: the changes, or nothing if the transaction was rolled back.
-    pub(crate) fn resolve(mut self, written: Written) {
+    pub(crate) fn resolve(mut self, written: TransactionChanges) {
         self.resolved = true;
         let mut state = lock(&self.capture.state);
         if state.over.is_some() {
@@ -303,7 +303,7 @@ impl Stamped {
         drop(state);
         self.capture.changed.notify_one();
         if too_much {
-            self.capture.break_off(format!("the follower is {} MiB behind", WAITING_BYTES_MAX >> 20));
+            self.capture.break_off(format!("the follower's backlog exceeds {} MiB", WAITING_BYTES_MAX >> 20));
         }
     }
 }
@@ -318,8 +318,8 @@ pub(crate) struct Running {
 
 impl Running {
     /// Reports its snapshot.
-    pub(crate) fn began(&self, snapshot: String) {
-        self.capture.tell(Told::Began(self.id, snapshot));
+    pub(crate) fn report_snapshot(&self, snapshot: String) {
+        self.capture.report(RunningReport::Began(self.id, snapshot));
     }
 
     /// Ends it with a commit: the next report of it is its changes.
@@ -332,15 +332,15 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.over {
-            self.capture.tell(Told::Ended(self.id));
+            self.capture.report(RunningReport::Ended(self.id));
         }
     }
 }
 
-impl Drop for Stamped {
+impl Drop for PendingCommit {
     fn drop(&mut self) {
         if !self.resolved {
-            self.capture.break_off("a COMMIT was sent and its reply never came".into());
+            self.capture.break_off("a COMMIT was sent, and no reply arrived".into());
         }
     }
 }
@@ -350,29 +350,29 @@ mod tests {
     use super::*;
 
     fn new(statements: bool) -> Capture {
-        Capture::new(statements, Memory { held: Arc::default(), most: 100 })
+        Capture::new(statements, Memory { held: Arc::default(), max_bytes: 100 })
     }
 
     #[test]
     fn messages_share_a_limit() {
         let capture = new(false);
-        let one = capture.room_for(60).unwrap();
-        assert!(capture.room_for(41).is_none());
-        let other = capture.room_for(40).unwrap();
+        let one = capture.reserve(60).unwrap();
+        assert!(capture.reserve(41).is_none());
+        let other = capture.reserve(40).unwrap();
         drop(one);
-        assert!(capture.room_for(60).is_some());
+        assert!(capture.reserve(60).is_some());
         drop(other);
         assert_eq!(capture.memory.held.load(Ordering::Relaxed), 0);
     }
 
-    fn written(xid: &str) -> Written {
-        Written { xid: xid.into(), ..Written::default() }
+    fn written(xid: &str) -> TransactionChanges {
+        TransactionChanges { xid: xid.into(), ..TransactionChanges::default() }
     }
 
     #[test]
     fn open_transactions_share_a_limit() {
         let capture = new(false);
-        let (mut one, mut other) = (Held::default(), Held::default());
+        let (mut one, mut other) = (MemoryShare::default(), MemoryShare::default());
         one.set(&capture, WAITING_BYTES_MAX - 10).unwrap();
         other.set(&capture, 10).unwrap();
         assert!(other.set(&capture, 11).unwrap_err().contains("256 MiB"));
@@ -389,7 +389,7 @@ mod tests {
         let capture = Arc::new(new(false));
         let (first, second, third) = (capture.stamp(), capture.stamp(), capture.stamp());
         second.resolve(written("b"));
-        third.resolve(Written::default());
+        third.resolve(TransactionChanges::default());
         first.resolve(written("a"));
         for (stamp, xid) in [(1, "a"), (2, "b"), (3, "")] {
             let Next::Written(at, written) = capture.next().await else { panic!("over") };
@@ -402,30 +402,35 @@ mod tests {
     async fn what_transactions_do_comes_in_one_order_with_what_was_committed() {
         let capture = Arc::new(new(true));
         let (one, other) = (capture.begins(), capture.begins());
-        one.began("3:3:".into());
+        one.report_snapshot("3:3:".into());
         let stamp = capture.stamp();
         let late = capture.begins();
-        let spoken =
-            Spoken { running: Some(one.committed()), operations: vec![(true, "w".into())], ..Spoken::default() };
-        stamp.resolve(Written { spoken: Some(spoken), ..Written::default() });
+        let statements_run = StatementList {
+            running: Some(one.committed()),
+            operations: vec![(true, "w".into())],
+            ..StatementList::default()
+        };
+        stamp.resolve(TransactionChanges { statements_run: Some(statements_run), ..TransactionChanges::default() });
         drop(other);
         late.committed();
         let mut seen = Vec::new();
         for _ in 0..6 {
             seen.push(match capture.next().await {
-                Next::Told(told) => told,
-                Next::Written(1, written) => Told::Began(written.spoken.unwrap().running.unwrap(), "committed".into()),
+                Next::RunningReport(told) => told,
+                Next::Written(1, written) => {
+                    RunningReport::Began(written.statements_run.unwrap().running.unwrap(), "committed".into())
+                }
                 other => panic!("{other:?}"),
             });
         }
-        let began = |id, text: &str| Told::Began(id, text.into());
+        let began = |id, text: &str| RunningReport::Began(id, text.into());
         let wanted = [
-            Told::Begins(1),
-            Told::Begins(2),
+            RunningReport::Begins(1),
+            RunningReport::Begins(2),
             began(1, "3:3:"),
-            Told::Begins(3),
+            RunningReport::Begins(3),
             began(1, "committed"),
-            Told::Ended(2),
+            RunningReport::Ended(2),
         ];
         assert_eq!(seen, wanted);
     }
@@ -444,7 +449,7 @@ mod tests {
     async fn a_follower_too_far_behind_ends_it() {
         let capture = Arc::new(new(false));
         let stamp = capture.stamp();
-        stamp.resolve(Written { bytes: WAITING_BYTES_MAX + 1, ..Written::default() });
+        stamp.resolve(TransactionChanges { bytes: WAITING_BYTES_MAX + 1, ..TransactionChanges::default() });
         assert!(!capture.is_live());
     }
 }

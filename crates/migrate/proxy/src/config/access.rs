@@ -23,7 +23,7 @@ pub struct Rule {
     pub from: Vec<Network>,
     /// Encryption that the rule needs to match.
     #[serde(default)]
-    pub tls: TlsNeed,
+    pub tls: TlsRequirement,
 }
 
 /// Result of a rule.
@@ -40,7 +40,7 @@ pub enum Action {
 /// Connections that a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum TlsNeed {
+pub enum TlsRequirement {
     /// All connections.
     #[default]
     Any,
@@ -105,7 +105,7 @@ impl TryFrom<String> for Network {
         if text == "local" {
             return Ok(Network::Local);
         }
-        let wrong = || format!("{text:?} is no network: write 10.0.0.0/8, an address, or local");
+        let wrong = || format!("{text:?} is not a network: write 10.0.0.0/8, an address, or local");
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| wrong())?)),
             None => (text.as_str(), None),
@@ -121,7 +121,7 @@ impl TryFrom<String> for Network {
             short @ IpAddr::V4(_) if address.is_ipv6() => match bits.checked_sub(MAPPED_BITS) {
                 Some(bits) => Ok(Network::Bits(short, bits)),
                 None => Err(format!(
-                    "{text:?} holds IPv4 addresses and others: write two networks, 0.0.0.0/0 and one of IPv6"
+                    "{text:?} contains IPv4 and IPv6 addresses: write two networks, 0.0.0.0/0 and an IPv6 network"
                 )),
             },
             address => Ok(Network::Bits(address, bits)),
@@ -158,7 +158,7 @@ impl Rule {
     /// Returns true if it matches every connection, so that no rule after it has an effect.
     pub(crate) fn fits_all(&self) -> bool {
         let everywhere = self.from.is_empty() || Network::EVERYWHERE.iter().all(|network| self.from.contains(network));
-        self.databases.is_empty() && self.users.is_empty() && everywhere && self.tls == TlsNeed::Any
+        self.databases.is_empty() && self.users.is_empty() && everywhere && self.tls == TlsRequirement::Any
     }
 
     fn fits(&self, database: &str, user: &str, origin: Origin, tls: bool) -> bool {
@@ -166,7 +166,7 @@ impl Rule {
         among(&self.databases, database)
             && among(&self.users, user)
             && (self.from.is_empty() || self.from.iter().any(|network| network.contains(origin)))
-            && (self.tls == TlsNeed::Any || tls || origin == Origin::Local)
+            && (self.tls == TlsRequirement::Any || tls || origin == Origin::Local)
     }
 }
 
@@ -175,12 +175,11 @@ pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut warnings = Vec::new();
     let deciding = rules.iter().position(Rule::fits_all).map_or(rules.len(), |at| at + 1);
     if !rules.is_empty() && rules[..deciding].iter().all(|rule| rule.action == Action::Reject) {
-        warnings
-            .push("no client may connect: no rule in `[[allow]]` that decides anything has action = \"allow\"".into());
+        warnings.push("no client may connect: no effective rule in `[[allow]]` has action = \"allow\"".into());
     }
     if deciding < rules.len() {
         warnings.push(format!(
-            "rule {deciding} in `[[allow]]` is about every connection: the {} behind it decide nothing",
+            "rule {deciding} in `[[allow]]` matches every connection: the {} rules after it have no effect",
             rules.len() - deciding
         ));
     }
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_let_nobody_in_or_never_decide_are_named() {
+    fn rules_that_let_no_client_in_or_never_decide_are_named() {
         let (reject, allow) = ("[[allow]]\naction = 'reject'\n", "[[allow]]\n");
         for (text, count) in [
             (allow.to_owned(), 0),

@@ -71,6 +71,6 @@ mod tests {
         }
         fs::set_permissions(file("verifiers"), fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(file("verifiers"), "alice md5x\n").unwrap();
-        assert!(warnings(&config).iter().any(|line| line.contains("line 1 is no role")));
+        assert!(warnings(&config).iter().any(|line| line.contains("line 1 is not a role")));
     }
 }

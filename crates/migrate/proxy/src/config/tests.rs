@@ -26,7 +26,7 @@ fn what_is_wrong_is_named() {
     for (from, to, expected) in [
         ("server = \"a\"", "server = \"b\"", "server `b`, which is not in `[servers]`"),
         ("host = \"127.0.0.1\"", "host = \"h\"\ntls = \"verify-full\"", "no `ca`"),
-        ("host = \"127.0.0.1\"", "host = \"/run\"\ntls = \"require\"", "no TLS"),
+        ("host = \"127.0.0.1\"", "host = \"/run\"\ntls = \"require\"", "does not support TLS"),
         ("host = \"127.0.0.1\"", "host = \"h\"\nhots = 1", "hots"),
         ("[tenants.shop]\nserver = \"a\"", "", "no tenant"),
         ("[\"127.0.0.1:6432\", \"/tmp/x/.s.PGSQL.6432\"]", "[]", "`listen`"),

@@ -24,7 +24,7 @@ pub enum ControlError {
     #[error("control connection")]
     Io(#[from] std::io::Error),
     /// The proxy is of another version.
-    #[error("the proxy's reply is not understood: {0}")]
+    #[error("cannot parse the proxy's reply: {0}")]
     NotUnderstood(String),
     /// The proxy refused the request; nothing has changed.
     #[error("{0}")]
@@ -45,6 +45,10 @@ pub struct Client {
 
 impl Client {
     /// Connects to the control socket of a proxy.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Connect`] if no proxy accepts the connection.
     pub async fn connect(path: &Path) -> Result<Client, ControlError> {
         let stream = UnixStream::connect(path).await;
         let stream = stream.map_err(|source| ControlError::Connect { path: path.into(), source })?;
@@ -52,11 +56,20 @@ impl Client {
     }
 
     /// Returns the next line of a capture. Nothing is lost if the future is dropped before the line is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Closed`] or [`ControlError::Io`] if the connection ends, [`ControlError::NotUnderstood`] if the
+    /// line is not a reply.
     pub async fn next(&mut self) -> Result<Reply, ControlError> {
         Reply::of_line(&self.line().await?)
     }
 
     /// Returns the next line unchanged, with its newline, for [`Reply::of_line`].
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Closed`] or [`ControlError::Io`] if the connection ends.
     pub async fn line(&mut self) -> Result<Vec<u8>, ControlError> {
         self.stream.read_until(b'\n', &mut self.line).await?;
         if !self.line.ends_with(b"\n") {
@@ -67,6 +80,11 @@ impl Client {
 
     /// Sends a request and waits for the reply; a refusal is an error. If the future is dropped before the reply
     /// arrives, the next request waits for both replies and returns its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Refused`] if the proxy refuses the request, [`ControlError::NotUnderstood`] if its line is not a
+    /// reply, [`ControlError::Closed`] or [`ControlError::Io`] if the connection ends.
     pub async fn ask(&mut self, request: &Request) -> Result<Reply, ControlError> {
         let mut line =
             serde_json::to_string(request).map_err(|error| ControlError::NotUnderstood(error.to_string()))?;
@@ -92,6 +110,10 @@ impl Client {
 
 impl Reply {
     /// Parses a line of a control connection.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::NotUnderstood`] if the line is not a reply.
     pub fn of_line(line: &[u8]) -> Result<Reply, ControlError> {
         serde_json::from_slice(line)
             .map_err(|_| ControlError::NotUnderstood(String::from_utf8_lossy(line).trim_end().to_owned()))
@@ -104,7 +126,7 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test]
-    async fn an_answer_that_nobody_waited_for_is_not_taken_for_the_next() {
+    async fn an_answer_that_no_caller_waited_for_is_not_taken_for_the_next() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut client = Client { stream: BufReader::new(ours), line: Vec::new(), owed: 0, broken: false };
         let pause = Request::Pause { tenant: "t".into(), limit_ms: 1 };

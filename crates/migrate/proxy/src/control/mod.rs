@@ -314,9 +314,9 @@ pub struct SessionStatus {
 pub struct CounterStatus {
     /// Number of ReadyForQuery messages.
     pub statements: u64,
-    /// Bytes from clients.
+    /// Number of bytes received from clients.
     pub bytes_up: u64,
-    /// Bytes to clients.
+    /// Number of bytes sent to clients.
     pub bytes_down: u64,
     /// Number of times that the configuration was reloaded.
     #[serde(default)]

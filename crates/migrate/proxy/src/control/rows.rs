@@ -1,7 +1,7 @@
 //! Messages to the follower of a capture.
 
 use super::Reply;
-use crate::capture::Written;
+use crate::capture::TransactionChanges;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct TableShape {
 /// Kind of a change to a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Did {
+pub enum RowChange {
     /// The row is new.
     Insert,
     /// The row is new or was updated: the values are its current ones.
@@ -45,7 +45,7 @@ pub struct Row {
     /// Object identifier of its table.
     pub table: u32,
     /// Kind of the change.
-    pub did: Did,
+    pub did: RowChange,
     /// Values as text, NULL as null.
     pub values: Vec<Option<String>>,
 }
@@ -53,7 +53,7 @@ pub struct Row {
 /// A token of the replay's scheduler ([`stillpoint_migrate_replay::Token`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Touched {
+pub enum TokenSpec {
     /// Table and hash of the key.
     Row(u32, u64),
     /// Table, index and hash of the value.
@@ -78,7 +78,7 @@ pub struct Syncset {
     /// Written rows, in order.
     pub rows: Vec<Row>,
     /// Tokens of what it touched.
-    pub tokens: Vec<Touched>,
+    pub tokens: Vec<TokenSpec>,
     /// Statements of its client, where statements are captured. A transaction without rows and tokens only read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub statements: Option<Statements>,
@@ -107,39 +107,39 @@ pub struct Operation {
     pub text: String,
 }
 
-impl From<Token> for Touched {
-    fn from(token: Token) -> Touched {
+impl From<Token> for TokenSpec {
+    fn from(token: Token) -> TokenSpec {
         match token {
-            Token::Row { table, key } => Touched::Row(table, key),
-            Token::Unique { table, index, value } => Touched::Unique(table, index, value),
-            Token::Parent { table, index, value } => Touched::Parent(table, index, value),
-            Token::Index { table, index } => Touched::Index(table, index),
-            Token::Table(table) => Touched::Table(table),
-            Token::Everything => Touched::Everything,
+            Token::Row { table, key } => TokenSpec::Row(table, key),
+            Token::Unique { table, index, value } => TokenSpec::Unique(table, index, value),
+            Token::Parent { table, index, value } => TokenSpec::Parent(table, index, value),
+            Token::Index { table, index } => TokenSpec::Index(table, index),
+            Token::Table(table) => TokenSpec::Table(table),
+            Token::Everything => TokenSpec::Everything,
         }
     }
 }
 
-impl From<Touched> for Token {
-    fn from(touched: Touched) -> Token {
+impl From<TokenSpec> for Token {
+    fn from(touched: TokenSpec) -> Token {
         match touched {
-            Touched::Row(table, key) => Token::Row { table, key },
-            Touched::Unique(table, index, value) => Token::Unique { table, index, value },
-            Touched::Parent(table, index, value) => Token::Parent { table, index, value },
-            Touched::Index(table, index) => Token::Index { table, index },
-            Touched::Table(table) => Token::Table(table),
-            Touched::Everything => Token::Everything,
+            TokenSpec::Row(table, key) => Token::Row { table, key },
+            TokenSpec::Unique(table, index, value) => Token::Unique { table, index, value },
+            TokenSpec::Parent(table, index, value) => Token::Parent { table, index, value },
+            TokenSpec::Index(table, index) => Token::Index { table, index },
+            TokenSpec::Table(table) => Token::Table(table),
+            TokenSpec::Everything => Token::Everything,
         }
     }
 }
 
-impl From<Action> for Did {
-    fn from(action: Action) -> Did {
+impl From<Action> for RowChange {
+    fn from(action: Action) -> RowChange {
         match action {
-            Action::Insert => Did::Insert,
-            Action::Upsert => Did::Upsert,
-            Action::Update => Did::Update,
-            Action::Delete => Did::Delete,
+            Action::Insert => RowChange::Insert,
+            Action::Upsert => RowChange::Upsert,
+            Action::Update => RowChange::Update,
+            Action::Delete => RowChange::Delete,
         }
     }
 }
@@ -158,7 +158,7 @@ fn shape(table: &Table, columns: &[usize]) -> TableShape {
 }
 
 /// Builds the lines for one transaction; `known` are the tables that the follower knows.
-pub(crate) fn lines(stamp: u64, written: Written, known: &mut BTreeMap<u32, Arc<Table>>) -> Vec<Reply> {
+pub(crate) fn lines(stamp: u64, written: TransactionChanges, known: &mut BTreeMap<u32, Arc<Table>>) -> Vec<Reply> {
     let mut lines = Vec::new();
     for change in &written.changes {
         let is_known = known.get(&change.table.oid).is_some_and(|table| *table == change.table);
@@ -176,12 +176,16 @@ pub(crate) fn lines(stamp: u64, written: Written, known: &mut BTreeMap<u32, Arc<
         stamp,
         xid: written.xid,
         rows: written.changes.into_iter().map(row).collect(),
-        tokens: written.tokens.into_iter().map(Touched::from).collect(),
-        statements: written.spoken.map(|spoken| Statements {
-            running: spoken.running,
-            settings: spoken.meant.settings.clone(),
-            role: spoken.meant.role.clone(),
-            operations: spoken.operations.into_iter().map(|(writes, text)| Operation { writes, text }).collect(),
+        tokens: written.tokens.into_iter().map(TokenSpec::from).collect(),
+        statements: written.statements_run.map(|statements_run| Statements {
+            running: statements_run.running,
+            settings: statements_run.context.settings.clone(),
+            role: statements_run.context.role.clone(),
+            operations: statements_run
+                .operations
+                .into_iter()
+                .map(|(writes, text)| Operation { writes, text })
+                .collect(),
         }),
     }));
     lines

@@ -2,12 +2,12 @@
 
 use super::rows;
 use super::{CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus};
-use crate::capture::{Capture, Next, Told};
+use crate::capture::{Capture, Next, RunningReport};
 use crate::entry::Entry;
 use crate::proxy::Proxy;
 use crate::standby;
 use crate::target::Target;
-use crate::tenant::{Pause, Paused, Reports};
+use crate::tenant::{Pause, PauseOutcome, Reports};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,11 +18,11 @@ use tokio::time::Instant;
 use zeroize::{Zeroize, Zeroizing};
 
 /// Longest request line in bytes.
-const LINE_MAX: u64 = 4 << 20;
+const LINE_BYTES_MAX: u64 = 4 << 20;
 /// Longest time to take a reply; after it the connection is closed.
-const REPLY_LIMIT: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest pause of a tenant.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+const PAUSE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Answers one connection until it ends.
 pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
@@ -31,7 +31,7 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
         peer.uid() == own || peer.uid() == 0
     });
     if !permitted {
-        return tracing::warn!("somebody else's process connected to the control socket");
+        return tracing::warn!("rejected a control connection from a process of another user");
     }
     let mut stream = BufReader::new(stream);
     let mut pause: Option<Pause> = None;
@@ -39,7 +39,7 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
     let mut line = Zeroizing::new(Vec::new());
     loop {
         let read = {
-            let mut limited = (&mut stream).take(LINE_MAX.saturating_sub(line.len() as u64));
+            let mut limited = (&mut stream).take(LINE_BYTES_MAX.saturating_sub(line.len() as u64));
             let reading = limited.read_until(b'\n', &mut line);
             match &pause {
                 None => reading.await,
@@ -77,8 +77,8 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
             Err(error) => Reply::Error { message: format!("not a request: {error}") },
         };
         // A caller that does not read its reply cannot hold the pause for longer either.
-        let limit = pause.as_ref().map_or_else(|| Instant::now() + REPLY_LIMIT, Pause::limit);
-        match tokio::time::timeout_at(limit, say(stream.get_mut(), &reply)).await {
+        let limit = pause.as_ref().map_or_else(|| Instant::now() + REPLY_TIMEOUT, Pause::limit);
+        match tokio::time::timeout_at(limit, send_reply(stream.get_mut(), &reply)).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => return end_pause(&mut pause),
@@ -88,11 +88,14 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
 
 fn end_pause(pause: &mut Option<Pause>) {
     if let Some(held) = pause.take() {
-        tracing::warn!(tenant = held.tenant().name, "the pause reached its limit: sessions go on at the source");
+        tracing::warn!(
+            tenant = held.tenant().name,
+            "the pause reached its time limit: sessions continue on the source"
+        );
     }
 }
 
-async fn say(stream: &mut UnixStream, reply: &Reply) -> std::io::Result<()> {
+async fn send_reply(stream: &mut UnixStream, reply: &Reply) -> std::io::Result<()> {
     let mut text =
         serde_json::to_string(reply).unwrap_or_else(|error| format!(r#"{{"reply":"error","message":"{error}"}}"#));
     text.push('\n');
@@ -105,16 +108,16 @@ async fn capture(
     limit: Duration,
     statements: bool,
 ) -> Result<(Arc<Capture>, Reply), String> {
-    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
     let (capture, sessions) = tenant.capture(limit, statements, proxy.memory()).await?;
     let uncovered = capture.uncovered();
     Ok((capture, Reply::Capturing { sessions, uncovered }))
 }
 
-/// Sends the captured transactions until the capture is over or the follower is gone.
+/// Sends the captured transactions until the capture is over or the follower disconnected.
 async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply: &Reply) {
-    if say(stream.get_mut(), reply).await.is_err() {
-        return capture.break_off("the follower is gone".into());
+    if send_reply(stream.get_mut(), reply).await.is_err() {
+        return capture.break_off("the follower disconnected".into());
     }
     let mut known = BTreeMap::new();
     let mut nothing = String::new();
@@ -122,21 +125,21 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
         let next = tokio::select! {
             next = capture.next() => next,
             // The follower sends nothing more: any read is its end.
-            _ = stream.read_line(&mut nothing) => return capture.break_off("the follower is gone".into()),
+            _ = stream.read_line(&mut nothing) => return capture.break_off("the follower disconnected".into()),
         };
         let lines = match next {
             Next::Written(stamp, written) => rows::lines(stamp, written, &mut known),
-            Next::Told(Told::Begins(running)) => vec![Reply::Begins { running }],
-            Next::Told(Told::Began(running, snapshot)) => vec![Reply::Began { running, snapshot }],
-            Next::Told(Told::Ended(running)) => vec![Reply::Ended { running }],
+            Next::RunningReport(RunningReport::Begins(running)) => vec![Reply::Begins { running }],
+            Next::RunningReport(RunningReport::Began(running, snapshot)) => vec![Reply::Began { running, snapshot }],
+            Next::RunningReport(RunningReport::Ended(running)) => vec![Reply::Ended { running }],
             Next::Over(why) => {
-                let _ = say(stream.get_mut(), &Reply::CaptureOver { why }).await;
+                let _ = send_reply(stream.get_mut(), &Reply::CaptureOver { why }).await;
                 return;
             }
         };
         for line in &lines {
-            if say(stream.get_mut(), line).await.is_err() {
-                return capture.break_off("the follower is gone".into());
+            if send_reply(stream.get_mut(), line).await.is_err() {
+                return capture.break_off("the follower disconnected".into());
             }
         }
     }
@@ -150,49 +153,54 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
                 tenant.keep();
                 Ok(Reply::Known)
             }
-            None => Err(unknown(&tenant)),
+            None => Err(unknown_tenant(&tenant)),
         },
         Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
             prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
         }
         // The task that reads the connection answers these two.
-        Request::Capture { tenant, .. } => Err(format!("tenant `{tenant}` is captured by another way")),
-        Request::StandBy { .. } => Err("it is not asked this way".into()),
+        Request::Capture { tenant, .. } => {
+            Err(format!("a capture of tenant `{tenant}` requires a connection of its own"))
+        }
+        Request::StandBy { .. } => Err("this request requires a connection of its own".into()),
         Request::Captured { tenant } => match proxy.tenant(&tenant) {
             Some(found) => match found.captured() {
-                Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.over() }),
+                Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.end_reason() }),
                 None => Err(format!("tenant `{tenant}` is not captured")),
             },
-            None => Err(unknown(&tenant)),
+            None => Err(unknown_tenant(&tenant)),
         },
         Request::Pause { tenant, limit_ms } => {
-            begin_pause(proxy, &tenant, Duration::from_millis(limit_ms).min(PAUSE_MAX), pause).await
+            begin_pause(proxy, &tenant, Duration::from_millis(limit_ms).min(PAUSE_TIME_MAX), pause).await
         }
-        Request::Switch { tenant } => match take(pause, &tenant) {
+        Request::Switch { tenant } => match take_pause(pause, &tenant) {
             Ok(held) => {
                 let entries = entries(proxy);
                 let switched = held.switch(proxy).await;
-                switched.map(|(sessions, said)| Reply::Switched { sessions, failed: remarks(&entries, failures(said)) })
+                switched.map(|(sessions, reports)| Reply::Switched {
+                    sessions,
+                    failed: remarks(&entries, failures(reports)),
+                })
             }
             Err(why) => Err(why),
         },
-        Request::Resume { tenant } => take(pause, &tenant).map(|held| {
+        Request::Resume { tenant } => take_pause(pause, &tenant).map(|held| {
             drop(held);
             Reply::Resumed
         }),
         Request::Abandon { tenant } => match proxy.tenant(&tenant) {
             Some(tenant) => tenant.abandon().map(|()| Reply::Abandoned),
-            None => Err(unknown(&tenant)),
+            None => Err(unknown_tenant(&tenant)),
         },
     };
     reply.unwrap_or_else(|message| Reply::Error { message })
 }
 
-fn unknown(tenant: &str) -> String {
+fn unknown_tenant(tenant: &str) -> String {
     format!("there is no tenant `{tenant}`")
 }
 
-fn take(pause: &mut Option<Pause>, tenant: &str) -> Result<Pause, String> {
+fn take_pause(pause: &mut Option<Pause>, tenant: &str) -> Result<Pause, String> {
     match pause.take() {
         Some(held) if held.tenant().name == tenant => Ok(held),
         other => {
@@ -206,13 +214,13 @@ fn entries(proxy: &Proxy) -> BTreeMap<u32, Arc<Entry>> {
     proxy.directory.all().into_iter().map(|entry| (entry.id, entry)).collect()
 }
 
-fn failures(said: Reports) -> Vec<(u32, String)> {
-    said.into_iter().filter_map(|(id, result)| result.err().map(|why| (id, why))).collect()
+fn failures(reports: Reports) -> Vec<(u32, String)> {
+    reports.into_iter().filter_map(|(id, result)| result.err().map(|why| (id, why))).collect()
 }
 
-fn remarks(entries: &BTreeMap<u32, Arc<Entry>>, said: Vec<(u32, String)>) -> Vec<Remark> {
+fn remarks(entries: &BTreeMap<u32, Arc<Entry>>, reports: Vec<(u32, String)>) -> Vec<Remark> {
     let user = |id: u32| entries.get(&id).map(|entry| entry.user.clone()).unwrap_or_default();
-    said.into_iter().map(|(id, why)| Remark { id, user: user(id), why, transaction_ms: None }).collect()
+    reports.into_iter().map(|(id, why)| Remark { id, user: user(id), why, transaction_ms: None }).collect()
 }
 
 async fn prepare(
@@ -223,7 +231,7 @@ async fn prepare(
     limit: Duration,
     again: bool,
 ) -> Result<Reply, String> {
-    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
     let mut server = match target {
         TargetSpec::Server(server) => server,
         TargetSpec::Name(name) => {
@@ -240,11 +248,11 @@ async fn prepare(
         Some(known) if *known.server == server && known.verifiers == verifiers => known,
         _ => Arc::new(Target::new(server, verifiers)),
     };
-    let said = tenant.prepare(target, limit, again).await?;
+    let reports = tenant.prepare(target, limit, again).await?;
     let entries = entries(proxy);
-    let ready = said.values().filter(|result| result.is_ok()).count();
+    let ready = reports.values().filter(|result| result.is_ok()).count();
     let (mut waiting, mut pinned, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    for (id, why) in failures(said) {
+    for (id, why) in failures(reports) {
         let list = match entries.get(&id) {
             _ if why.starts_with("waiting") => &mut waiting,
             Some(entry) if entry.pinned().is_some() => &mut pinned,
@@ -253,7 +261,7 @@ async fn prepare(
         };
         list.push((id, why));
     }
-    let [waiting, pinned, failed] = [waiting, pinned, failed].map(|said| remarks(&entries, said));
+    let [waiting, pinned, failed] = [waiting, pinned, failed].map(|reports| remarks(&entries, reports));
     Ok(Reply::Prepared { sessions: ready, waiting, pinned, failed })
 }
 
@@ -266,13 +274,13 @@ async fn begin_pause(
     if let Some(held) = pause {
         return Err(format!("this connection holds a pause of tenant `{}`", held.tenant().name));
     }
-    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
     Ok(match tenant.pause(limit, &proxy.routes).await? {
-        Paused::Drained(held, waited) => {
+        PauseOutcome::Drained(held, waited) => {
             *pause = Some(held);
             Reply::Drained { waited_us: waited.as_micros() as u64 }
         }
-        Paused::Blocked(who) => {
+        PauseOutcome::Blocked(who) => {
             let remark = |(entry, why): (Arc<Entry>, String)| Remark {
                 id: entry.id,
                 user: entry.user.clone(),

@@ -1,16 +1,16 @@
 //! Login: the server asks, the client answers, and the proxy listens; or the proxy asks, if it has the verifiers.
 
-use super::opening::Wish;
 use super::pump::Pump;
-use super::{Session, notes::Notes};
+use super::startup::StartupRequest;
+use super::{Session, state_tracker::StateTracker};
 use crate::config::Server;
 use crate::entry::Activity;
 use crate::error::{Refusal, SessionError};
+use crate::forwarder::Forwarder;
 use crate::link::{self, Reader, refused};
 use crate::logins;
 use crate::proxy::Proxy;
 use crate::secret::{Credential, Login, nonce};
-use crate::steady::Steady;
 use crate::stream::Stream;
 use crate::tenant::Place;
 use std::collections::BTreeMap;
@@ -28,10 +28,10 @@ use zeroize::Zeroizing;
 /// Longest answer to a question about passwords, in bytes; the limit of the server.
 const ANSWER_MAX: usize = 65_535;
 /// Most bytes that are added around an answer: with this room no secret is copied to grow a buffer.
-const ANSWER_EXTRA: usize = 64;
+const ANSWER_OVERHEAD_MAX: usize = 64;
 
 /// A session whose client and server are both ready.
-pub(super) struct LoggedIn {
+pub(super) struct ServerSession {
     server: Arc<Server>,
     stream: Stream,
     leftover: Vec<u8>,
@@ -43,18 +43,18 @@ impl Session {
     /// Begins to serve.
     pub(super) fn begin(
         client: Stream,
-        wish: Wish,
-        logged_in: LoggedIn,
+        request: StartupRequest,
+        logged_in: ServerSession,
         place: &Place,
         proxy: Arc<Proxy>,
-        steady: Arc<Steady>,
+        forwarder: Arc<Forwarder>,
     ) -> Session {
-        let notes = Notes::new(place.tenant.custom.clone());
-        let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), notes);
+        let tracker = StateTracker::new(place.tenant.custom.clone());
+        let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), tracker);
         pump.parameters = logged_in.parameters;
         pump.inject(&logged_in.leftover);
-        let replicates = wish.startup.replication() != Replication::Off;
-        if replicates {
+        let is_replication = request.startup.replication() != Replication::Off;
+        if is_replication {
             place.entry.set_pinned(Some("it is a replication connection".into()));
         }
         place.entry.set(Activity::Idle);
@@ -64,28 +64,28 @@ impl Session {
             entry: place.entry.clone(),
             tenant: place.tenant.clone(),
             proxy,
-            steady,
+            forwarder,
             server: logged_in.server,
-            startup: wish.startup,
+            startup: request.startup,
             credential: logged_in.credential,
-            shadow: None,
-            preparing: None,
-            pausing: None,
-            arming: None,
+            counterpart: None,
+            prepare_reporter: None,
+            pause_reporter: None,
+            pending_capture: None,
             captured: None,
-            ending: false,
-            replicates,
+            is_ending: false,
+            is_replication,
         }
     }
 }
 
 /// A client that has not proved its identity.
-struct Applicant<'a> {
+struct UnauthenticatedClient<'a> {
     stream: &'a mut Stream,
     place: &'a logins::Place,
 }
 
-impl Applicant<'_> {
+impl UnauthenticatedClient<'_> {
     async fn write(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         self.stream.write_all(bytes).await.map_err(SessionError::Client)?;
         self.stream.flush().await.map_err(SessionError::Client)
@@ -97,8 +97,8 @@ impl Applicant<'_> {
         self.place.client_owes(true);
         let answer = tokio::select! {
             answer = read_answer(self.stream) => answer,
-            () = self.place.makes_way() => {
-                let message = "no answer came in time, and others wait to log in";
+            () = self.place.evicted() => {
+                let message = "no answer arrived in time, and other clients wait to log in";
                 Err(SessionError::Refused(Refusal::new("53300", message)))
             }
         };
@@ -127,51 +127,52 @@ async fn read_answer(client: &mut Stream) -> Result<Zeroizing<Vec<u8>>, SessionE
 pub(super) async fn log_in(
     stream: &mut Stream,
     place_in_line: &logins::Place,
-    wish: &Wish,
+    request: &StartupRequest,
     place: &Place,
     proxy: &Proxy,
-) -> Result<LoggedIn, SessionError> {
-    let mut client = Applicant { stream, place: place_in_line };
-    let (asked, known) = (wish.startup.version().minor, wish.minor);
-    if asked != known || wish.startup.protocol_options().next().is_some() {
+) -> Result<ServerSession, SessionError> {
+    let mut client = UnauthenticatedClient { stream, place: place_in_line };
+    let (asked, known) = (request.startup.version().minor, request.minor);
+    if asked != known || request.startup.protocol_options().next().is_some() {
         let mut bytes = Vec::new();
-        backend::put_negotiate(&mut bytes, known, wish.startup.protocol_options());
+        backend::put_negotiate(&mut bytes, known, request.startup.protocol_options());
         client.write(&bytes).await?;
     }
     let limit = proxy.settings().config.limits.connect();
-    let (mut logged_in, mut greeting, key) = match place.tenant.verifier(&wish.who.user, &proxy.mock_secret) {
+    let (mut logged_in, mut greeting, key) = match place.tenant.verifier(&request.who.user, &proxy.mock_secret) {
         Some(verifier) => {
             // The proof comes first: a client without it takes none of the tenant's sessions, and does not hold up a
             // pause.
-            let credential = ask(&mut client, verifier, &wish.who.user).await?;
-            wish.must_be_served().map_err(SessionError::Refused)?;
+            let credential = request_proof(&mut client, verifier, &request.who.user).await?;
+            request.must_be_served().map_err(SessionError::Refused)?;
             let server = place.admit().await.map_err(SessionError::Refused)?.server;
-            match log_in_again(server, wish, credential, limit).await {
+            match log_in_again(server, request, credential, limit).await {
                 Ok(ready) => ready,
-                Err(error) => return Err(pass_on(&mut client, error).await),
+                Err(error) => return Err(report_refusal(&mut client, error).await),
             }
         }
         None => {
             let server = place.server_in_service().await.map_err(SessionError::Refused)?;
-            let packet = link::startup_packet(&wish.startup, &server);
+            let packet = link::startup_packet(&request.startup, &server);
             let mut stream = link::connect(&server, limit).await?;
             stream.write_all(&packet).await.map_err(SessionError::Server)?;
             stream.flush().await.map_err(SessionError::Server)?;
-            let heard = listen(&mut client, stream).await?;
-            wish.must_be_served().map_err(SessionError::Refused)?;
+            let observed = observe_login(&mut client, stream).await?;
+            request.must_be_served().map_err(SessionError::Refused)?;
             // Not earlier: a client that has not proved its identity must not hold up a pause here either.
             let target = place.tenant.target();
             let admitted = place.admit().await.map_err(SessionError::Refused)?;
             if Arc::ptr_eq(&admitted.server, &server) && !admitted.waited {
-                greet(&mut client, heard, server).await?
+                read_greeting(&mut client, observed, server).await?
             } else {
                 // Meanwhile the tenant has moved, or was paused. Direct sessions were then ended, perhaps this one too.
                 let target = target.filter(|target| Arc::ptr_eq(&target.server, &admitted.server));
-                let stored = target.and_then(|target| target.verifiers.get(&wish.who.user).cloned());
-                let credential = Credential { login: heard.login, stored };
-                let again = log_in_again(admitted.server, wish, credential, limit).await;
+                let stored = target.and_then(|target| target.verifiers.get(&request.who.user).cloned());
+                let credential = Credential { login: observed.login, stored };
+                let again = log_in_again(admitted.server, request, credential, limit).await;
                 again.map_err(|error| {
-                    tracing::info!(session = place.entry.id, %error, "a login began at a server that was left");
+                    tracing::info!(session = place.entry.id, %error, "a login was interrupted, because the database \
+                                                                      moved to another server");
                     let message = "the database was moved to another server during the login";
                     SessionError::Refused(Refusal::new("57P03", message).hint("Connect again."))
                 })?
@@ -190,7 +191,7 @@ pub(super) async fn log_in(
 }
 
 /// Sends a client that has proved its identity the server's refusal, and returns the error.
-async fn pass_on(client: &mut Applicant<'_>, error: SessionError) -> SessionError {
+async fn report_refusal(client: &mut UnauthenticatedClient<'_>, error: SessionError) -> SessionError {
     if let SessionError::ServerRefused { code, message } = &error {
         let mut bytes = Vec::new();
         backend::put_fatal(&mut bytes, code.as_str(), message.as_str(), None);
@@ -200,13 +201,17 @@ async fn pass_on(client: &mut Applicant<'_>, error: SessionError) -> SessionErro
 }
 
 /// Asks for the proof that belongs to `verifier`.
-async fn ask(client: &mut Applicant<'_>, verifier: Verifier, user: &str) -> Result<Credential, SessionError> {
+async fn request_proof(
+    client: &mut UnauthenticatedClient<'_>,
+    verifier: Verifier,
+    user: &str,
+) -> Result<Credential, SessionError> {
     let protocol = SessionError::ClientProtocol;
     let mut bytes = Vec::new();
     backend::put_sasl(&mut bytes, [scram::MECHANISM]);
     client.write(&bytes).await?;
     let body = client.answer().await?;
-    let data = offered(frontend::sasl_initial(&body))?;
+    let data = offered_data(frontend::sasl_initial(&body))?;
     let server = scram::Server::begin(verifier, data, &nonce()).map_err(protocol)?;
     bytes.clear();
     put_authentication(&mut bytes, 11, server.first().as_bytes());
@@ -226,7 +231,7 @@ async fn ask(client: &mut Applicant<'_>, verifier: Verifier, user: &str) -> Resu
 }
 
 /// The client's first message of an exchange by the one mechanism that was offered.
-fn offered(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], SessionError> {
+fn offered_data(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], SessionError> {
     match initial.map_err(SessionError::ClientProtocol)? {
         SaslInitial { mechanism: scram::MECHANISM, data } => Ok(data),
         _ => Err(SessionError::ClientProtocol(WireError::Scram("the mechanism was not offered"))),
@@ -234,25 +239,25 @@ fn offered(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], Session
 }
 
 /// A session with its greeting for the client, and the server's cancel key for it.
-type Begun = (LoggedIn, Vec<u8>, frontend::CancelKey);
+type LoginResult = (ServerSession, Vec<u8>, frontend::CancelKey);
 
 /// Logs in at a server with what a client has proved before.
 async fn log_in_again(
     server: Arc<Server>,
-    wish: &Wish,
+    request: &StartupRequest,
     credential: Credential,
     limit: Duration,
-) -> Result<Begun, SessionError> {
-    let packet = link::startup_packet(&wish.startup, &server);
-    let ready = link::login(&server, &packet, &wish.who.user, &credential, limit).await?;
+) -> Result<LoginResult, SessionError> {
+    let packet = link::startup_packet(&request.startup, &server);
+    let ready = link::login(&server, &packet, &request.who.user, &credential, limit).await?;
     let mut greeting = Vec::new();
     put_authentication(&mut greeting, 0, &[]);
     let link::Ready { stream, leftover, parameters, key } = ready;
-    Ok((LoggedIn { server, stream, leftover, parameters, credential }, greeting, key))
+    Ok((ServerSession { server, stream, leftover, parameters, credential }, greeting, key))
 }
 
 /// A server that has let a client in, with what the proxy learned from the login.
-struct Heard {
+struct ObservedLogin {
     stream: Stream,
     reader: Reader,
     login: Login,
@@ -262,7 +267,10 @@ struct Heard {
 
 /// Passes the server's questions and the client's answers on until the server lets the client in. Keeps secrets or
 /// proofs in them for a later login.
-async fn listen(client: &mut Applicant<'_>, mut stream: Stream) -> Result<Heard, SessionError> {
+async fn observe_login(
+    client: &mut UnauthenticatedClient<'_>,
+    mut stream: Stream,
+) -> Result<ObservedLogin, SessionError> {
     let mut reader = Reader::default();
     let mut login = Login::Trusted;
     let greeting = loop {
@@ -281,17 +289,21 @@ async fn listen(client: &mut Applicant<'_>, mut stream: Stream) -> Result<Heard,
                 client.write(message.bytes).await?;
                 continue;
             }
-            question => answer(client, &question, message.bytes, &mut login, stream.is_tls()).await?,
+            question => relay_question(client, &question, message.bytes, &mut login, stream.is_tls()).await?,
         };
         stream.write_all(&answer).await.map_err(SessionError::Server)?;
         stream.flush().await.map_err(SessionError::Server)?;
     };
-    Ok(Heard { stream, reader, login, greeting })
+    Ok(ObservedLogin { stream, reader, login, greeting })
 }
 
 /// Reads a server's messages about a session before its first statement.
-async fn greet(client: &mut Applicant<'_>, heard: Heard, server: Arc<Server>) -> Result<Begun, SessionError> {
-    let Heard { mut stream, mut reader, login, mut greeting } = heard;
+async fn read_greeting(
+    client: &mut UnauthenticatedClient<'_>,
+    observed: ObservedLogin,
+    server: Arc<Server>,
+) -> Result<LoginResult, SessionError> {
+    let ObservedLogin { mut stream, mut reader, login, mut greeting } = observed;
     let protocol = SessionError::ServerProtocol;
     let (mut parameters, mut key) = (BTreeMap::new(), frontend::CancelKey { pid: 0, secret: Vec::new() });
     loop {
@@ -313,35 +325,35 @@ async fn greet(client: &mut Applicant<'_>, heard: Heard, server: Arc<Server>) ->
     }
     let leftover = reader.leftover().to_vec();
     let credential = Credential { login, stored: None };
-    Ok((LoggedIn { server, stream, leftover, parameters, credential }, greeting, key))
+    Ok((ServerSession { server, stream, leftover, parameters, credential }, greeting, key))
 }
 
 /// Asks the client the server's question. The answer for the server is built from the parsed message, not copied.
-async fn answer(
-    client: &mut Applicant<'_>,
+async fn relay_question(
+    client: &mut UnauthenticatedClient<'_>,
     question: &Authentication<'_>,
     bytes: &[u8],
     login: &mut Login,
     server_is_tls: bool,
 ) -> Result<Zeroizing<Vec<u8>>, SessionError> {
-    let room = |reply: &[u8]| Zeroizing::new(Vec::<u8>::with_capacity(reply.len() + ANSWER_EXTRA));
+    let room = |reply: &[u8]| Zeroizing::new(Vec::<u8>::with_capacity(reply.len() + ANSWER_OVERHEAD_MAX));
     match question {
         Authentication::Sasl(mechanisms) => {
             client.write(&without_binding(mechanisms)?).await?;
             let reply = client.answer().await?;
-            let data = offered(frontend::sasl_initial(&reply))?;
+            let data = offered_data(frontend::sasl_initial(&reply))?;
             if server_is_tls && data.starts_with(b"y") {
-                return Err(SessionError::Refused(taken_for_an_attack()));
+                return Err(SessionError::Refused(downgrade_refusal()));
             }
             let mut transcript = Transcript::default();
             transcript.client_first(data).map_err(SessionError::ClientProtocol)?;
-            *login = Login::Heard(transcript);
+            *login = Login::Observed(transcript);
             let mut answer = room(&reply);
             frontend::put_sasl_initial(&mut answer, scram::MECHANISM, data);
             Ok(answer)
         }
         Authentication::SaslContinue(data) => {
-            let Login::Heard(transcript) = login else {
+            let Login::Observed(transcript) = login else {
                 return Err(SessionError::ServerProtocol(WireError::Scram("messages are out of order")));
             };
             transcript.server_first(data);
@@ -364,7 +376,7 @@ async fn answer(
             frontend::put_password(&mut answer, password);
             Ok(answer)
         }
-        Authentication::Other(method) => Err(SessionError::Refused(cannot_pass(*method))),
+        Authentication::Other(method) => Err(SessionError::Refused(unsupported_method(*method))),
         Authentication::Ok | Authentication::SaslFinal(_) => {
             Err(SessionError::ServerProtocol(WireError::Malformed("authentication request")))
         }
@@ -374,7 +386,7 @@ async fn answer(
 /// The offer without mechanisms that bind the login to a TLS connection: here there are two TLS connections.
 fn without_binding(mechanisms: &[&str]) -> Result<Vec<u8>, SessionError> {
     if !mechanisms.contains(&scram::MECHANISM) {
-        return Err(SessionError::Refused(cannot_pass(10)));
+        return Err(SessionError::Refused(unsupported_method(10)));
     }
     let mut bytes = Vec::new();
     backend::put_sasl(&mut bytes, [scram::MECHANISM]);
@@ -383,12 +395,12 @@ fn without_binding(mechanisms: &[&str]) -> Result<Vec<u8>, SessionError> {
 
 /// The client could bind its login to TLS and reports that. A server that speaks TLS too concludes that a third party
 /// hid its offer, which is true.
-fn taken_for_an_attack() -> Refusal {
-    Refusal::new("28000", "SCRAM between a client and a server that both speak TLS cannot pass the proxy")
+fn downgrade_refusal() -> Refusal {
+    Refusal::new("28000", "the proxy cannot relay SCRAM between a client and a server that both use TLS")
         .hint("Set `verifiers` for this database in the proxy's configuration.")
 }
 
-fn cannot_pass(method: u32) -> Refusal {
+fn unsupported_method(method: u32) -> Refusal {
     let name = match method {
         2 => "Kerberos V5",
         6 => "SCM credential",
@@ -397,6 +409,6 @@ fn cannot_pass(method: u32) -> Refusal {
         10 => "this SASL",
         _ => "this kind of",
     };
-    Refusal::new("28000", format!("{name} authentication cannot pass the proxy"))
+    Refusal::new("28000", format!("the proxy cannot relay {name} authentication"))
         .hint("Use scram-sha-256 in the server's pg_hba.conf for connections of the proxy.")
 }

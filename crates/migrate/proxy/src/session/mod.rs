@@ -8,35 +8,35 @@
 //! ```
 
 mod captured;
-mod carried;
+mod counterpart;
 mod login;
-mod notes;
-mod opening;
 mod pump;
-mod shadow;
+mod session_state;
+mod startup;
+mod state_tracker;
 
-pub use carried::SESSION_SETTINGS;
-pub(crate) use notes::CustomNames;
+pub(crate) use pump::{Event, NextStep, Pump};
+pub use session_state::SESSION_SETTINGS;
+pub(crate) use startup::serve;
+pub(crate) use state_tracker::CustomNames;
 #[cfg(test)]
-pub(crate) use notes::Notes;
-pub(crate) use opening::serve;
-pub(crate) use pump::{Event, Pump, Standing};
+pub(crate) use state_tracker::StateTracker;
 
 use crate::capture::Capture;
 use crate::config::Server;
 use crate::entry::{Activity, Command, Entry, Reporter};
 use crate::error::{Refusal, SessionError};
+use crate::forwarder::Forwarder;
 use crate::link;
 use crate::proxy::Proxy;
 use crate::secret::Credential;
-use crate::steady::Steady;
 use crate::stream::Stream;
 use crate::target::Target;
 use crate::tenant::Tenant;
-use captured::Captured;
-use carried::Carried;
+use captured::CapturedSession;
+use counterpart::{Counterpart, TargetLogin};
 use pump::Admission;
-use shadow::{Access, Shadow};
+use session_state::SessionState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -51,18 +51,18 @@ use tokio::sync::mpsc::UnboundedReceiver;
 pub(crate) const MEMORY_MAX: usize = 4 * crate::buffer::LEN;
 
 /// Shortest time until a prepared session that changes its state is asked for it again.
-const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+const FOLLOW_INTERVAL_MIN: Duration = Duration::from_millis(200);
 
 /// A server process that ends gives back all the shared memory that it has touched, some milliseconds' work (measured
 /// by hand: 4 to 22). Clients would wait for this work if all sessions ended directly after a switch. So they end in
 /// turn.
-const LEAVING_AFTER: Duration = Duration::from_millis(300);
-const LEAVING_EVERY: Duration = Duration::from_millis(20);
+const CLOSE_DELAY: Duration = Duration::from_millis(300);
+const CLOSE_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of turns.
-const LEAVING: u32 = 64;
+const CLOSE_TURNS: u32 = 64;
 
 /// Longest wait for a peer that the proxy is leaving.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A session whose client is logged in.
 pub(crate) struct Session {
@@ -70,28 +70,28 @@ pub(crate) struct Session {
     entry: Arc<Entry>,
     tenant: Arc<Tenant>,
     proxy: Arc<Proxy>,
-    steady: Arc<Steady>,
+    forwarder: Arc<Forwarder>,
     server: Arc<Server>,
     startup: Startup,
     credential: Credential,
     /// Its counterpart at the target.
-    shadow: Option<(Shadow, Arc<Target>)>,
+    counterpart: Option<(Counterpart, Arc<Target>)>,
     /// Gets a report when the counterpart is like the session.
-    preparing: Option<Reporter>,
+    prepare_reporter: Option<Reporter>,
     /// Gets a report at the boundary.
-    pausing: Option<Reporter>,
+    pause_reporter: Option<Reporter>,
     /// Capture that begins at the next boundary, and the reporter for that.
-    arming: Option<(Arc<Capture>, Option<Reporter>)>,
-    captured: Option<Box<Captured>>,
-    ending: bool,
+    pending_capture: Option<(Arc<Capture>, Option<Reporter>)>,
+    captured: Option<Box<CapturedSession>>,
+    is_ending: bool,
     /// A replication connection: it answers none of the proxy's questions, and stays at its server.
-    replicates: bool,
+    is_replication: bool,
 }
 
 /// Reason for the end of a session.
 enum End {
     Left,
-    Told(Refusal),
+    Refused(Refusal),
 }
 
 impl Session {
@@ -101,7 +101,7 @@ impl Session {
             let event = match &mut self.captured {
                 Some(captured) => captured.run(&mut self.pump, commands).await,
                 None => {
-                    let (pump, event) = self.pump.run(commands, &self.steady).await?;
+                    let (pump, event) = self.pump.run(commands, &self.forwarder).await?;
                     self.pump = pump;
                     event
                 }
@@ -109,69 +109,69 @@ impl Session {
             let end = match event {
                 Ok(Event::ClientLeft) => End::Left,
                 Ok(Event::ServerLeft) => End::Left,
-                Ok(Event::Command(command)) => match self.command(command).await {
+                Ok(Event::Command(command)) => match self.handle_command(command).await {
                     Ok(None) => continue,
-                    Ok(Some(refusal)) => End::Told(refusal),
-                    Err(error) => return self.fail(error).await,
+                    Ok(Some(refusal)) => End::Refused(refusal),
+                    Err(error) => return self.refuse_and_fail(error).await,
                 },
-                Ok(Event::Boundary) => match self.boundary().await {
-                    Ok(()) if !self.ending => continue,
-                    Ok(()) => End::Told(Refusal::new("57P01", "terminating connection: the proxy is shutting down")),
-                    Err(error) => return self.fail(error).await,
+                Ok(Event::Boundary) => match self.handle_boundary().await {
+                    Ok(()) if !self.is_ending => continue,
+                    Ok(()) => End::Refused(Refusal::new("57P01", "terminating connection: the proxy is shutting down")),
+                    Err(error) => return self.refuse_and_fail(error).await,
                 },
-                Ok(Event::CaptureOver) => match self.disarm().await {
+                Ok(Event::CaptureOver) => match self.end_capture().await {
                     Ok(()) => continue,
-                    Err(error) => return self.fail(error).await,
+                    Err(error) => return self.refuse_and_fail(error).await,
                 },
-                Err(error) => return self.fail(error).await,
+                Err(error) => return self.refuse_and_fail(error).await,
             };
             let mut good_bye = Vec::new();
             put_terminate(&mut good_bye);
-            let _ = tokio::time::timeout(LAST_WORDS, self.pump.server.write_all(&good_bye)).await;
-            if let End::Told(refusal) = end {
-                self.tell(&refusal).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pump.server.write_all(&good_bye)).await;
+            if let End::Refused(refusal) = end {
+                self.send_refusal(&refusal).await;
             }
             return Ok(());
         }
     }
 
-    async fn fail(&mut self, error: SessionError) -> Result<(), SessionError> {
+    async fn refuse_and_fail(&mut self, error: SessionError) -> Result<(), SessionError> {
         if let Some(refusal) = Refusal::of(&error) {
-            self.tell(&refusal).await;
+            self.send_refusal(&refusal).await;
         }
         Err(error)
     }
 
-    async fn tell(&mut self, refusal: &Refusal) {
+    async fn send_refusal(&mut self, refusal: &Refusal) {
         let mut bytes = Vec::new();
         put_fatal(&mut bytes, refusal.code, refusal.message.as_str(), refusal.hint);
         // The wait for a client that does not read is limited.
-        let _ = tokio::time::timeout(LAST_WORDS, self.pump.tell_client(&bytes)).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pump.send_last_message(&bytes)).await;
     }
 
-    async fn command(&mut self, command: Command) -> Result<Option<Refusal>, SessionError> {
+    async fn handle_command(&mut self, command: Command) -> Result<Option<Refusal>, SessionError> {
         match command {
             Command::Prepare(target, reporter) => self.prepare(target, reporter),
-            Command::PrepareAgain(target, reporter) => match &self.shadow {
-                Some((shadow, known)) if Arc::ptr_eq(known, &target) && !shadow.has_failed() => {
-                    self.preparing = Some(reporter);
+            Command::PrepareAgain(target, reporter) => match &self.counterpart {
+                Some((counterpart, known)) if Arc::ptr_eq(known, &target) && !counterpart.has_failed() => {
+                    self.prepare_reporter = Some(reporter);
                     self.pump.wants_boundary = true;
                 }
                 _ => self.prepare(target, Some(reporter)),
             },
             Command::Abandon => {
-                self.shadow = None;
+                self.counterpart = None;
                 self.pump.follows = None;
                 self.entry.prepared.store(false, Ordering::Relaxed);
             }
             Command::Pause(reporter) => {
-                self.pausing = Some(reporter);
+                self.pause_reporter = Some(reporter);
                 self.pump.admission = Admission::Closing;
                 self.pump.wants_boundary = true;
             }
             Command::Resume => self.resume(),
             Command::Capture(capture, reporter) => {
-                self.arming = Some((capture, reporter));
+                self.pending_capture = Some((capture, reporter));
                 // No transaction may begin before its writes are captured.
                 if self.pump.admission == Admission::Open {
                     self.pump.admission = Admission::Closing;
@@ -180,7 +180,7 @@ impl Session {
             }
             Command::Switch(reporter) => return self.switch(reporter).await,
             Command::End => {
-                self.ending = true;
+                self.is_ending = true;
                 self.pump.admission = Admission::Closing;
                 self.pump.wants_boundary = true;
             }
@@ -189,32 +189,32 @@ impl Session {
     }
 
     fn prepare(&mut self, target: Arc<Target>, reporter: Option<Reporter>) {
-        if self.replicates {
+        if self.is_replication {
             reporter.into_iter().for_each(|reporter| reporter.report(Err("it is a replication connection".into())));
             return;
         }
         self.entry.prepared.store(false, Ordering::Relaxed);
         let mut credential = self.credential.clone();
         credential.stored = target.verifiers.get(&self.entry.user).cloned();
-        let access = Access {
+        let login = TargetLogin {
             target: target.clone(),
             packet: link::startup_packet(&self.startup, &target.server),
             user: self.entry.user.clone(),
             credential,
             limit: self.proxy.settings().config.limits.connect(),
         };
-        self.shadow = Some((Shadow::open(access), target));
-        self.preparing = reporter;
+        self.counterpart = Some((Counterpart::open(login), target));
+        self.prepare_reporter = reporter;
         self.pump.follows = Some(Instant::now());
         self.pump.wants_boundary = true;
     }
 
     fn resume(&mut self) {
-        self.pausing = None;
-        if !self.ending {
-            let arming = self.arming.is_some();
-            self.pump.admission = if arming { Admission::Closing } else { Admission::Open };
-            self.pump.wants_boundary = self.preparing.is_some() || arming;
+        self.pause_reporter = None;
+        if !self.is_ending {
+            let pending_capture = self.pending_capture.is_some();
+            self.pump.admission = if pending_capture { Admission::Closing } else { Admission::Open };
+            self.pump.wants_boundary = self.prepare_reporter.is_some() || pending_capture;
         }
         if self.entry.activity() == Activity::Parked {
             self.entry.set(Activity::Idle);
@@ -222,15 +222,15 @@ impl Session {
     }
 
     /// Does the work that waited for a boundary: no transaction is open.
-    async fn boundary(&mut self) -> Result<(), SessionError> {
+    async fn handle_boundary(&mut self) -> Result<(), SessionError> {
         self.pump.wants_boundary = false;
-        self.arm().await?;
-        self.follow().await?;
-        if let Some(reporter) = self.pausing.take() {
+        self.begin_capture().await?;
+        self.update_counterpart().await?;
+        if let Some(reporter) = self.pause_reporter.take() {
             self.pump.admission = Admission::Closed;
             self.entry.set(Activity::Parked);
-            match &self.shadow {
-                Some((shadow, _)) => self.await_verdict(shadow.verdict(), Some(reporter)),
+            match &self.counterpart {
+                Some((counterpart, _)) => self.await_verdict(counterpart.verdict(), Some(reporter)),
                 None => reporter.report(self.entry.pinned().map_or(Ok(()), Err)),
             }
         }
@@ -239,10 +239,10 @@ impl Session {
 
     /// Reports the result of the counterpart whenever it comes. The session itself never waits for the target, so its
     /// client goes on when a pause is over.
-    fn await_verdict(&self, later: shadow::Later<()>, reporter: Option<Reporter>) {
+    fn await_verdict(&self, later: counterpart::PendingAnswer<()>, reporter: Option<Reporter>) {
         let entry = self.entry.clone();
         tokio::task::spawn_local(async move {
-            let result = shadow::answer(later).await;
+            let result = counterpart::answer(later).await;
             entry.prepared.store(result.is_ok(), Ordering::Relaxed);
             if let Some(reporter) = reporter {
                 reporter.report(match entry.pinned() {
@@ -254,12 +254,12 @@ impl Session {
     }
 
     /// Begins to capture the session's writes.
-    async fn arm(&mut self) -> Result<(), SessionError> {
-        let Some((capture, reporter)) = self.arming.take() else { return Ok(()) };
-        self.disarm().await?;
-        let begun = match self.replicates {
+    async fn begin_capture(&mut self) -> Result<(), SessionError> {
+        let Some((capture, reporter)) = self.pending_capture.take() else { return Ok(()) };
+        self.end_capture().await?;
+        let begun = match self.is_replication {
             true => Err("it is a replication connection".to_owned()),
-            false => Captured::begin(&mut self.pump, capture.clone()).await?,
+            false => CapturedSession::begin(&mut self.pump, capture.clone()).await?,
         };
         let result = begun.map(|captured| self.captured = Some(Box::new(captured)));
         match (reporter, result) {
@@ -269,13 +269,13 @@ impl Session {
             }
             (None, Ok(())) => {}
         }
-        if self.pausing.is_none() && !self.ending && self.pump.admission == Admission::Closing {
+        if self.pause_reporter.is_none() && !self.is_ending && self.pump.admission == Admission::Closing {
             self.pump.admission = Admission::Open;
         }
         Ok(())
     }
 
-    async fn disarm(&mut self) -> Result<(), SessionError> {
+    async fn end_capture(&mut self) -> Result<(), SessionError> {
         match self.captured.take() {
             Some(captured) => captured.end(&mut self.pump).await,
             None => Ok(()),
@@ -283,37 +283,37 @@ impl Session {
     }
 
     /// Updates the counterpart.
-    async fn follow(&mut self) -> Result<(), SessionError> {
-        let Some((shadow, _)) = &mut self.shadow else { return Ok(()) };
+    async fn update_counterpart(&mut self) -> Result<(), SessionError> {
+        let Some((counterpart, _)) = &mut self.counterpart else { return Ok(()) };
         // The state that pinned the session may be gone.
-        let asked = self.preparing.is_some() && self.entry.pinned().is_some();
-        if shadow.carried.is_some() && !self.pump.notes.dirty && !asked {
-            if let Some(reporter) = self.preparing.take() {
-                let later = shadow.verdict();
+        let was_requested = self.prepare_reporter.is_some() && self.entry.pinned().is_some();
+        if counterpart.state.is_some() && !self.pump.tracker.dirty && !was_requested {
+            if let Some(reporter) = self.prepare_reporter.take() {
+                let later = counterpart.verdict();
                 self.await_verdict(later, Some(reporter));
             }
             return Ok(());
         }
-        let carried = ask_carried(&mut self.pump, &self.tenant).await?;
-        self.pump.follows = Some(Instant::now() + FOLLOW_EVERY);
-        let carried = match carried {
-            Ok(carried) => carried,
+        let state = query_state(&mut self.pump, &self.tenant).await?;
+        self.pump.follows = Some(Instant::now() + FOLLOW_INTERVAL_MIN);
+        let state = match state {
+            Ok(state) => state,
             Err(why) => {
                 self.entry.set_pinned(Some(why.clone()));
-                if let Some(reporter) = self.preparing.take() {
+                if let Some(reporter) = self.prepare_reporter.take() {
                     reporter.report(Err(why));
                 }
                 return Ok(());
             }
         };
-        self.pump.notes.dirty = false;
-        let lost = self.pump.notes.unnamed_lost.then(|| "its unnamed statement is longer than 1 MiB".to_owned());
-        let pins: Vec<String> = carried.pins.iter().cloned().chain(lost).collect();
+        self.pump.tracker.dirty = false;
+        let lost = self.pump.tracker.unnamed_lost.then(|| "its unnamed statement is longer than 1 MiB".to_owned());
+        let pins: Vec<String> = state.pins.iter().cloned().chain(lost).collect();
         self.entry.set_pinned((!pins.is_empty()).then(|| pins.join(", ")));
-        let reporter = self.preparing.take();
-        let later = match shadow.carried.as_ref() == Some(&carried) {
-            false => shadow.carry(carried),
-            true if reporter.is_some() => shadow.verdict(),
+        let reporter = self.prepare_reporter.take();
+        let later = match counterpart.state.as_ref() == Some(&state) {
+            false => counterpart.carry(state),
+            true if reporter.is_some() => counterpart.verdict(),
             true => return Ok(()),
         };
         self.await_verdict(later, reporter);
@@ -322,7 +322,7 @@ impl Session {
 
     /// Goes on at the target. A session that cannot do so may not go on at the source either: that is out of service.
     async fn switch(&mut self, reporter: Reporter) -> Result<Option<Refusal>, SessionError> {
-        let moved = self.move_over().await;
+        let moved = self.move_to_target().await;
         let refusal = moved.is_err().then(|| {
             Refusal::new("57P01", "terminating connection: the session could not be moved to the new server")
                 .hint("Connect again.")
@@ -331,24 +331,26 @@ impl Session {
         Ok(refusal)
     }
 
-    async fn move_over(&mut self) -> Result<(), String> {
+    async fn move_to_target(&mut self) -> Result<(), String> {
         if self.pump.admission != Admission::Closed {
-            return Err("it is not parked".into());
+            return Err("the session is not parked".into());
         }
-        let Some((shadow, target)) = self.shadow.take() else { return Err("it was not prepared".into()) };
-        let unnamed = std::mem::take(&mut self.pump.notes.unnamed);
-        let listens = shadow.carried.as_ref().is_some_and(Carried::listens);
-        let locks = shadow.carried.as_ref().map_or(0, Carried::lock_count);
-        let ready = shadow::answer(shadow.hand_over(unnamed.clone())).await?;
-        self.pump.notes.unnamed = unnamed;
+        let Some((counterpart, target)) = self.counterpart.take() else {
+            return Err("the session was not prepared".into());
+        };
+        let unnamed = std::mem::take(&mut self.pump.tracker.unnamed);
+        let listens = counterpart.state.as_ref().is_some_and(SessionState::listens);
+        let locks = counterpart.state.as_ref().map_or(0, SessionState::lock_count);
+        let ready = counterpart::answer(counterpart.hand_over(unnamed.clone())).await?;
+        self.pump.tracker.unnamed = unnamed;
         if listens {
-            self.hear_out_source().await;
+            self.read_last_messages().await;
         }
         let source = std::mem::replace(&mut self.pump.server, ready.stream);
         // Locks are released at once: a way back needs them.
-        let turn = self.entry.id % LEAVING;
-        let wait = if locks == 0 { LEAVING_AFTER + turn * LEAVING_EVERY } else { Duration::ZERO };
-        tokio::task::spawn_local(leave(source, wait));
+        let turn = self.entry.id % CLOSE_TURNS;
+        let wait = if locks == 0 { CLOSE_DELAY + turn * CLOSE_INTERVAL } else { Duration::ZERO };
+        tokio::task::spawn_local(close_later(source, wait));
         let mut news = Vec::new();
         for (name, value) in &ready.parameters {
             if self.pump.parameters.get(name) != Some(value) {
@@ -366,10 +368,10 @@ impl Session {
     }
 
     /// Reads the source's last messages: notifications of transactions that have committed.
-    async fn hear_out_source(&mut self) {
+    async fn read_last_messages(&mut self) {
         let mut bytes = Vec::new();
         put_sync(&mut bytes);
-        let exchange = tokio::time::timeout(LAST_WORDS, link::exchange(&mut self.pump.server, &bytes, 1));
+        let exchange = tokio::time::timeout(CLOSE_TIMEOUT, link::exchange(&mut self.pump.server, &bytes, 1));
         if let Ok(Ok(answers)) = exchange.await {
             self.pump.inject(&answers.aside);
         }
@@ -377,21 +379,21 @@ impl Session {
 }
 
 /// Ends a session at the server that the client has left.
-async fn leave(mut source: Stream, wait: Duration) {
+async fn close_later(mut source: Stream, wait: Duration) {
     tokio::time::sleep(wait).await;
     let mut bytes = Vec::new();
     put_terminate(&mut bytes);
-    let _ = tokio::time::timeout(LAST_WORDS, source.write_all(&bytes)).await;
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, source.write_all(&bytes)).await;
 }
 
 /// Asks the server for the session's state; the inner error is the reason why the state is not known.
-async fn ask_carried(pump: &mut Pump, tenant: &Tenant) -> Result<Result<Carried, String>, SessionError> {
+async fn query_state(pump: &mut Pump, tenant: &Tenant) -> Result<Result<SessionState, String>, SessionError> {
     let names: Vec<String> = crate::entry::lock(&tenant.custom).iter().cloned().collect();
-    let question = carried::question(names.iter().map(String::as_str));
+    let question = session_state::state_query(names.iter().map(String::as_str));
     let answers = link::exchange(&mut pump.server, &question.bytes, question.syncs).await?;
     pump.inject(&answers.aside);
     Ok(match answers.error {
-        Some((code, message)) => Err(format!("what it carries cannot be asked: {code}: {message}")),
-        None => Ok(carried::answer(answers.rows)),
+        Some((code, message)) => Err(format!("cannot query the session's state: {code}: {message}")),
+        None => Ok(session_state::parse_state(answers.rows)),
     })
 }

@@ -1,15 +1,15 @@
 //! Passes a session's bytes on, both ways, and follows its state.
 //!
 //! One call serves both directions: it goes through the bytes of one read header by header and sends them on with one
-//! write. While nothing special happens, that is all the work, and [`crate::steady`] does it for all sessions together.
+//! write. While nothing special happens, that is all the work, and [`crate::forwarder`] does it for all sessions together.
 
 use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
 use crate::entry::{Activity, Command, Counters, Entry, now_us};
 use crate::error::SessionError;
-use crate::loose::Loose;
-use crate::session::notes::Notes;
-use crate::steady::Steady;
+use crate::forwarder::Forwarder;
+use crate::polled_stream::PolledStream;
+use crate::session::state_tracker::StateTracker;
 use crate::stream::{End, Stream};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// Longest message in bytes; the limit of the server.
 const MESSAGE_MAX: u32 = (1 << 30) - 1;
 /// Most reads and writes in a row; then other sessions have their turn.
-const ROUNDS: usize = 32;
+const ROUNDS_MAX: usize = 32;
 
 /// Admission of new transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,11 +120,11 @@ impl Lane {
 
     /// Records the result of one of the proxy's writes.
     #[inline]
-    fn sent(&mut self, to: &mut Loose, taken: Taken) -> io::Result<()> {
+    fn sent(&mut self, to: &mut PolledStream, taken: Taken) -> io::Result<()> {
         match taken {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(n) => self.buffer.sent(n),
-            Err(Errno::AGAIN) => to.fill_up(),
+            Err(Errno::AGAIN) => to.mark_full(),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -132,7 +132,7 @@ impl Lane {
 
     /// Returns true if a read or a write is possible at once between these ends.
     #[inline]
-    fn can_go_on(&self, from: &Loose, to: &Loose) -> bool {
+    fn can_continue(&self, from: &PolledStream, to: &PolledStream) -> bool {
         let more = from.is_readable() && !self.ended && self.buffer.has_room();
         more || (to.is_writable() && !self.buffer.all_sent())
     }
@@ -140,13 +140,13 @@ impl Lane {
 
 /// State of a session after its bytes have been passed on.
 #[derive(Debug)]
-pub(crate) enum Standing {
+pub(crate) enum NextStep {
     /// Wait until the kernel reports an event.
-    Rest,
+    Wait,
     /// A read or a write is possible at once.
-    More,
+    Continue,
     /// An event needs a decision.
-    Happened(Event),
+    Event(Event),
 }
 
 /// A session whose client and server exchange messages.
@@ -157,7 +157,7 @@ pub(crate) struct Pump<E = Stream> {
     up: Lane,
     down: Lane,
     pub(crate) conversation: Conversation,
-    pub(crate) notes: Notes,
+    pub(crate) tracker: StateTracker,
     /// Parameters that the server reported, as the client knows them.
     pub(crate) parameters: BTreeMap<String, Vec<u8>>,
     pub(crate) admission: Admission,
@@ -174,14 +174,14 @@ pub(crate) struct Pump<E = Stream> {
 }
 
 impl Pump {
-    pub(crate) fn new(client: Stream, server: Stream, entry: Arc<Entry>, notes: Notes) -> Pump {
+    pub(crate) fn new(client: Stream, server: Stream, entry: Arc<Entry>, tracker: StateTracker) -> Pump {
         Pump {
             client,
             server,
             up: Lane::new(),
             down: Lane::new(),
             conversation: Conversation::new(),
-            notes,
+            tracker,
             parameters: BTreeMap::new(),
             admission: Admission::Open,
             wants_boundary: false,
@@ -199,7 +199,7 @@ impl Pump {
 
     /// Takes the bytes under way: unread bytes of the client, bytes that the client must still get, unread bytes of the
     /// server. Only at a boundary, or if nothing has gone through the pump since one.
-    pub(super) fn lanes_taken(&mut self) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+    pub(super) fn take_lanes(&mut self) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
         let (up, down) = (&self.up.buffer, &self.down.buffer);
         let taken = (up.unscanned().to_vec(), down.sendable().to_vec(), down.unscanned().to_vec());
         (self.up.buffer, self.down.buffer) = (Buffer::default(), Buffer::default());
@@ -207,7 +207,7 @@ impl Pump {
     }
 
     /// Gives bytes back: the client's bytes, and the bytes that the client must still get.
-    pub(super) fn lanes_given(&mut self, up: &[u8], down: &[u8]) {
+    pub(super) fn return_lanes(&mut self, up: &[u8], down: &[u8]) {
         self.up.buffer.append(up);
         self.down.buffer.append(down);
     }
@@ -216,25 +216,25 @@ impl Pump {
     pub(super) async fn run(
         mut self,
         commands: &mut UnboundedReceiver<Command>,
-        steady: &Steady,
+        forwarder: &Forwarder,
     ) -> Result<(Pump, Result<Event, SessionError>), SessionError> {
-        if self.is_steady() {
-            return steady.pass(self, commands).await;
+        if self.needs_only_forwarding() {
+            return forwarder.forward(self, commands).await;
         }
         let event = poll_fn(|cx| self.poll(cx, commands)).await;
         Ok((self, event))
     }
 
     /// Returns true if the session only needs its bytes passed on.
-    fn is_steady(&self) -> bool {
+    fn needs_only_forwarding(&self) -> bool {
         let plain = matches!((&self.client, &self.server), (Stream::Plain(_), Stream::Plain(_)));
         plain && self.admission == Admission::Open && !self.wants_boundary && self.follows.is_none()
     }
 
     /// Takes the connections out of the runtime; only for a session without encryption.
-    pub(crate) fn loosen(self) -> io::Result<Pump<Loose>> {
+    pub(crate) fn unregister(self) -> io::Result<Pump<PolledStream>> {
         self.with_ends(|stream| match stream {
-            Stream::Plain(raw) => Loose::from(raw),
+            Stream::Plain(raw) => PolledStream::from(raw),
             Stream::Tls(_) => Err(io::Error::other("an encrypted connection stays with its runtime")),
         })
     }
@@ -253,7 +253,7 @@ impl Pump {
     /// Passes on what has arrived, as far as it is taken.
     fn pass(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, SessionError>> {
         (self.up.drained, self.down.drained) = (false, false);
-        for _ in 0..ROUNDS {
+        for _ in 0..ROUNDS_MAX {
             let mut moved = self.take_down(cx)?;
             moved |= self.down.send(&mut self.client, cx).map_err(SessionError::Client)?;
             moved |= self.take_up(cx)?;
@@ -262,8 +262,8 @@ impl Pump {
                 return Poll::Ready(Ok(event));
             }
             if !moved {
-                self.up.buffer.rest();
-                self.down.buffer.rest();
+                self.up.buffer.release_memory();
+                self.down.buffer.release_memory();
                 return Poll::Pending;
             }
         }
@@ -272,7 +272,7 @@ impl Pump {
     }
 
     /// Sends the client a last message, unless that would be in the middle of another message.
-    pub(crate) async fn tell_client(&mut self, bytes: &[u8]) {
+    pub(crate) async fn send_last_message(&mut self, bytes: &[u8]) {
         use tokio::io::AsyncWriteExt;
         if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
             let _ = self.client.write_all(bytes).await;
@@ -282,20 +282,20 @@ impl Pump {
     }
 }
 
-/// Three steps, so that the writes of all sessions can be made together: see [`crate::steady`].
-impl Pump<Loose> {
+/// Three steps, so that the writes of all sessions can be made together: see [`crate::forwarder`].
+impl Pump<PolledStream> {
     /// Puts the connections into the runtime of the calling task.
-    pub(crate) fn settle(self) -> io::Result<Pump> {
-        self.with_ends(|loose| loose.settle().map(Stream::Plain))
+    pub(crate) fn register(self) -> io::Result<Pump> {
+        self.with_ends(|stream| stream.register().map(Stream::Plain))
     }
 
     /// Reads what has arrived, at most a buffer from each side, and looks at it.
     #[inline]
-    pub(crate) fn take_in(&mut self) -> Result<(), SessionError> {
+    pub(crate) fn read_all(&mut self) -> Result<(), SessionError> {
         (self.up.drained, self.down.drained) = (false, false);
-        let mut nobody = Context::from_waker(Waker::noop());
-        self.take_down(&mut nobody)?;
-        self.take_up(&mut nobody).map(drop)
+        let mut no_waker = Context::from_waker(Waker::noop());
+        self.take_down(&mut no_waker)?;
+        self.take_up(&mut no_waker).map(drop)
     }
 
     /// Writes that are due: to the client, and to the server.
@@ -309,7 +309,7 @@ impl Pump<Loose> {
 
     /// Records the result of one of the two writes.
     #[inline]
-    pub(crate) fn wrote(&mut self, to_client: bool, taken: Taken) -> Result<(), SessionError> {
+    pub(crate) fn record_write(&mut self, to_client: bool, taken: Taken) -> Result<(), SessionError> {
         match to_client {
             true => self.down.sent(&mut self.client, taken).map_err(SessionError::Client),
             false => self.up.sent(&mut self.server, taken).map_err(SessionError::Server),
@@ -318,16 +318,16 @@ impl Pump<Loose> {
 
     /// Returns the next step.
     #[inline]
-    pub(crate) fn standing(&mut self) -> Standing {
+    pub(crate) fn next_step(&mut self) -> NextStep {
         if let Some(event) = self.event() {
-            return Standing::Happened(event);
+            return NextStep::Event(event);
         }
-        if self.down.can_go_on(&self.server, &self.client) || self.up.can_go_on(&self.client, &self.server) {
-            return Standing::More;
+        if self.down.can_continue(&self.server, &self.client) || self.up.can_continue(&self.client, &self.server) {
+            return NextStep::Continue;
         }
-        self.up.buffer.rest();
-        self.down.buffer.rest();
-        Standing::Rest
+        self.up.buffer.release_memory();
+        self.down.buffer.release_memory();
+        NextStep::Wait
     }
 }
 
@@ -356,7 +356,7 @@ impl<E: End> Pump<E> {
             up: self.up,
             down: self.down,
             conversation: self.conversation,
-            notes: self.notes,
+            tracker: self.tracker,
             parameters: self.parameters,
             admission: self.admission,
             wants_boundary: self.wants_boundary,
@@ -370,7 +370,7 @@ impl<E: End> Pump<E> {
     /// Event that needs a decision, if there is one.
     #[inline]
     fn event(&self) -> Option<Event> {
-        if (self.wants_boundary || self.has_news()) && self.at_boundary() {
+        if (self.wants_boundary || self.has_new_state()) && self.at_boundary() {
             return Some(Event::Boundary);
         }
         // The server's last bytes are passed on before its end is reported; the client's end is reported after all its
@@ -382,8 +382,8 @@ impl<E: End> Pump<E> {
         left.then_some(Event::ClientLeft)
     }
 
-    pub(super) fn has_news(&self) -> bool {
-        self.notes.dirty && self.follows.is_some_and(|after| Instant::now() >= after)
+    pub(super) fn has_new_state(&self) -> bool {
+        self.tracker.dirty && self.follows.is_some_and(|after| Instant::now() >= after)
     }
 
     /// Returns true if nothing is under way in any direction, except bytes that a slow client has not taken yet.
@@ -413,7 +413,7 @@ impl<E: End> Pump<E> {
     }
 
     /// Returns true if the client's next message begins a transaction, or may begin one.
-    fn holds(&self) -> bool {
+    fn is_held_back(&self) -> bool {
         self.admission != Admission::Open
             && self.up.scanner.at_edge()
             && (self.conversation.at_boundary() || self.conversation.awaits_verdict())
@@ -423,7 +423,7 @@ impl<E: End> Pump<E> {
         loop {
             let bytes = self.up.buffer.unscanned();
             // A client that leaves begins no transaction.
-            if bytes.is_empty() || (self.holds() && bytes[0] != b'X') {
+            if bytes.is_empty() || (self.is_held_back() && bytes[0] != b'X') {
                 return Ok(());
             }
             let message = match self.up.scanner.peek(bytes)? {
@@ -450,7 +450,7 @@ impl<E: End> Pump<E> {
                 }
             }
             self.leaving |= message.tag == b'X';
-            self.notes.frontend(&message);
+            self.tracker.frontend(&message);
             self.conversation.frontend(message.tag);
             let n = self.up.scanner.take(&message);
             self.up.buffer.scan(n);

@@ -111,14 +111,14 @@ impl<P> Scheduler<P> {
             Some((slot, Phase::UnderWay(Step { first: Part::FirstRead, last }))) if last > Part::FirstRead => {
                 let rest = Step { first: Part::Writes, last };
                 self.players[player.0 as usize].open = Some((slot, Phase::UnderWay(rest)));
-                self.tell_read(slot);
+                self.report_read(slot);
                 Ok(())
             }
             _ => Err(Error::NothingUnderWay { player }),
         }
     }
 
-    fn tell_read(&mut self, slot: Slot) {
+    fn report_read(&mut self, slot: Slot) {
         if let Some(Entry { statement: Some((_, snapshot)), .. }) = &self.entries[slot as usize] {
             self.gates.read_done(slot, snapshot);
         }
@@ -130,7 +130,7 @@ impl<P> Scheduler<P> {
         };
         self.under_way -= 1;
         if step.has(Part::FirstRead) {
-            self.tell_read(slot);
+            self.report_read(slot);
         }
         self.players[player.0 as usize].open = match step.last {
             Part::FirstRead => Some((slot, Phase::Read)),

@@ -113,7 +113,7 @@ struct Transaction {
 
 /// Reads and writes of a committed transaction, for SERIALIZABLE.
 #[derive(Debug)]
-struct Past {
+struct VersionHistory {
     began: u64,
     committed: u64,
     reads: BTreeSet<Key>,
@@ -127,7 +127,7 @@ pub(super) struct Database {
     next_xid: u64,
     sessions: Vec<Option<Transaction>>,
     foreign_keys: bool,
-    past: Vec<Past>,
+    past: Vec<VersionHistory>,
 }
 
 impl Database {
@@ -184,7 +184,7 @@ impl Database {
         let began = transaction.snapshot.as_ref().map_or(self.committed, |(began, _)| *began);
         let writes: BTreeSet<Key> = transaction.own.keys().copied().collect();
         if transaction.isolation == Isolation::Serializable {
-            let beside = |past: &&Past| past.committed > began;
+            let beside = |past: &&VersionHistory| past.committed > began;
             let reads_what_others_wrote =
                 self.past.iter().filter(beside).any(|past| !past.writes.is_disjoint(&transaction.reads));
             let reads_of_others = self.sessions.iter().flatten().map(|other| &other.reads);
@@ -197,7 +197,7 @@ impl Database {
         for (key, row) in transaction.own {
             self.versions.entry(key).or_default().push((self.committed, row));
         }
-        self.past.push(Past { began, committed: self.committed, reads: transaction.reads, writes });
+        self.past.push(VersionHistory { began, committed: self.committed, reads: transaction.reads, writes });
         let oldest = self.past.iter().map(|past| past.began).min().unwrap_or(0);
         self.past.retain(|past| past.committed >= oldest);
         Ok(())

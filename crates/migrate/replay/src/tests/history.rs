@@ -321,9 +321,9 @@ pub(super) fn tokens(images: &[Image], logical: bool) -> Vec<Token> {
     let mut tokens = Vec::new();
     for image in images {
         match image {
-            Image::Insert(key, row) => came_or_went(&mut tokens, *key, row),
+            Image::Insert(key, row) => existence_token(&mut tokens, *key, row),
             Image::Delete(key, row) => {
-                came_or_went(&mut tokens, *key, row);
+                existence_token(&mut tokens, *key, row);
                 forgotten(&mut tokens, *key, logical);
             }
             Image::Update(key, old, new) => {
@@ -360,7 +360,7 @@ fn parent_token(parent: u8) -> Token {
     Token::Parent { table: PARENTS.into(), index: PARENT_KEY, value: parent.into() }
 }
 
-fn came_or_went(tokens: &mut Vec<Token>, key: Key, row: &Row) {
+fn existence_token(tokens: &mut Vec<Token>, key: Key, row: &Row) {
     tokens.push(row_token(key));
     if key.0 == PARENTS {
         tokens.push(Token::Unique { table: PARENTS.into(), index: PARENT_KEY, value: key.1.into() });

@@ -2,10 +2,10 @@
 //!
 //! `STILLPOINT_SOAK=1` runs 100,000 histories and more; `STILLPOINT_SEED=n` runs one of them alone.
 
-mod behind;
 mod database;
 mod history;
 mod paper;
+mod queued_syncsets;
 mod random;
 mod rules_matter;
 mod simulation;

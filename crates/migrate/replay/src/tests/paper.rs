@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::history::{Event, Profile, random_history};
 use super::random::Random;
-use super::target::{Happened, Setting, replay};
+use super::target::{Setting, TargetEvent, replay};
 use crate::{
     Error, Limits, Mode, Operation, Part, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Step, Syncset,
     Token, Xid,
@@ -19,13 +19,13 @@ const COMMIT: Step = Step { first: Part::Commit, last: Part::Commit };
 fn example(scheduler: &mut Scheduler<()>, number: u64, sts: u64, ets: u64) {
     let running = RunningId(number);
     scheduler.begins(running);
-    scheduler.began(running, Snapshot::at_clock(sts));
+    scheduler.record_snapshot(running, Snapshot::at_clock(sts));
     let statement = Some(Statement { running, xid: Xid(ets) });
     let syncset = Syncset { stamp: Stamp(ets), tokens: Vec::new(), statement, bytes: 1, payload: () };
     scheduler.push_next(syncset).expect("it is taken");
 }
 
-fn given(scheduler: &mut Scheduler<()>, player: Player) -> Option<(u64, Step)> {
+fn next_step(scheduler: &mut Scheduler<()>, player: Player) -> Option<(u64, Step)> {
     let operation: Option<Operation> = scheduler.next(player).expect("there is such a player");
     operation.map(|operation| (operation.stamp.0, operation.step))
 }
@@ -38,18 +38,18 @@ fn appendix_c() {
     example(&mut scheduler, 2, 3, 4);
     example(&mut scheduler, 3, 5, 5);
     let (i, j, k) = (Player(0), Player(1), Player(2));
-    assert_eq!(given(&mut scheduler, i), Some((3, UP_TO_WRITES)), "its commit waits for the first read of T_j");
-    assert_eq!(given(&mut scheduler, j), Some((4, UP_TO_WRITES)), "its commit waits for the first read of T_i");
-    assert_eq!(given(&mut scheduler, k), None, "its first read saw both commits");
+    assert_eq!(next_step(&mut scheduler, i), Some((3, UP_TO_WRITES)), "its commit waits for the first read of T_j");
+    assert_eq!(next_step(&mut scheduler, j), Some((4, UP_TO_WRITES)), "its commit waits for the first read of T_i");
+    assert_eq!(next_step(&mut scheduler, k), None, "its first read saw both commits");
     scheduler.read_done(i).unwrap();
     scheduler.done(i).unwrap();
-    assert_eq!(given(&mut scheduler, i), None, "the first read of T_j is not done");
+    assert_eq!(next_step(&mut scheduler, i), None, "the first read of T_j is not done");
     scheduler.read_done(j).unwrap();
-    assert_eq!(given(&mut scheduler, i), Some((3, COMMIT)), "whatever T_j writes meanwhile");
+    assert_eq!(next_step(&mut scheduler, i), Some((3, COMMIT)), "with any write of T_j meanwhile");
     scheduler.done(j).unwrap();
-    assert_eq!(given(&mut scheduler, j), Some((4, COMMIT)), "both commits at once: group commit");
+    assert_eq!(next_step(&mut scheduler, j), Some((4, COMMIT)), "both commits at once: group commit");
     scheduler.done(j).unwrap();
-    assert_eq!(given(&mut scheduler, k), None, "T_i is not committed");
+    assert_eq!(next_step(&mut scheduler, k), None, "T_i is not committed");
     scheduler.done(i).unwrap();
     let whole = scheduler.next(k).unwrap().expect("nothing is left to be waited for");
     assert_eq!((whole.stamp, whole.step, whole.awaited), (Stamp(5), Step::WHOLE, false));
@@ -65,7 +65,7 @@ fn what_has_to_wait_for_nothing_goes_out_together() {
     for (number, sts) in [(1, 1), (2, 1)] {
         let running = RunningId(number);
         scheduler.begins(running);
-        scheduler.began(running, Snapshot::at_clock(sts));
+        scheduler.record_snapshot(running, Snapshot::at_clock(sts));
         let statement = Some(Statement { running, xid: Xid(number) });
         let tokens = vec![Token::Row { table: 1, key: 1 }];
         let syncset = Syncset { stamp: Stamp(number), tokens, statement, bytes: 1, payload: () };
@@ -77,10 +77,10 @@ fn what_has_to_wait_for_nothing_goes_out_together() {
     assert_eq!((second.step, second.awaited), (FIRST_READ, false), "what it writes waits for the other's commit");
     scheduler.done(j).unwrap();
     scheduler.done(i).unwrap();
-    assert_eq!(given(&mut scheduler, i), Some((1, COMMIT)));
-    assert_eq!(given(&mut scheduler, j), None);
+    assert_eq!(next_step(&mut scheduler, i), Some((1, COMMIT)));
+    assert_eq!(next_step(&mut scheduler, j), None);
     scheduler.done(i).unwrap();
-    assert_eq!(given(&mut scheduler, j), Some((2, FROM_WRITES)));
+    assert_eq!(next_step(&mut scheduler, j), Some((2, FROM_WRITES)));
 }
 
 /// A failed transaction is retried, unless a commit that it does not see is done; that is possible only after its first read
@@ -93,18 +93,18 @@ fn what_fails_after_its_first_read_was_told_may_have_lost_its_snapshot() {
         example(&mut scheduler, 2, 1, 2);
         let (i, j) = (Player(0), Player(1));
         for player in [i, j] {
-            assert_eq!(given(&mut scheduler, player).map(|(_, step)| step), Some(UP_TO_WRITES));
+            assert_eq!(next_step(&mut scheduler, player).map(|(_, step)| step), Some(UP_TO_WRITES));
         }
         scheduler.done(i).unwrap();
         if overtaken {
             scheduler.read_done(j).unwrap();
-            assert_eq!(given(&mut scheduler, i), Some((1, COMMIT)));
+            assert_eq!(next_step(&mut scheduler, i), Some((1, COMMIT)));
             scheduler.done(i).unwrap();
             assert_eq!(scheduler.failed(j), Err(Error::SnapshotGone { stamp: Stamp(2) }));
         } else {
-            assert_eq!(given(&mut scheduler, i), None);
+            assert_eq!(next_step(&mut scheduler, i), None);
             assert_eq!(scheduler.failed(j).map(|retry| retry.stamp), Ok(Stamp(2)));
-            assert_eq!(given(&mut scheduler, j), Some((2, Step::WHOLE)));
+            assert_eq!(next_step(&mut scheduler, j), Some((2, Step::WHOLE)));
             assert_eq!(scheduler.read_done(i), Err(Error::NothingUnderWay { player: i }));
         }
     }
@@ -117,19 +117,23 @@ fn appendix_c_with_serial_commits() {
     example(&mut scheduler, 1, 3, 3);
     example(&mut scheduler, 2, 3, 4);
     for player in [Player(0), Player(1)] {
-        assert_eq!(given(&mut scheduler, player).map(|(_, step)| step), Some(UP_TO_WRITES), "they run concurrently");
+        assert_eq!(
+            next_step(&mut scheduler, player).map(|(_, step)| step),
+            Some(UP_TO_WRITES),
+            "they run concurrently"
+        );
     }
     scheduler.done(Player(1)).unwrap();
     scheduler.done(Player(0)).unwrap();
-    assert_eq!(given(&mut scheduler, Player(1)), None, "T_i commits first");
-    assert_eq!(given(&mut scheduler, Player(0)), Some((3, COMMIT)));
-    assert_eq!(given(&mut scheduler, Player(1)), None, "one at a time");
+    assert_eq!(next_step(&mut scheduler, Player(1)), None, "T_i commits first");
+    assert_eq!(next_step(&mut scheduler, Player(0)), Some((3, COMMIT)));
+    assert_eq!(next_step(&mut scheduler, Player(1)), None, "one at a time");
     scheduler.done(Player(0)).unwrap();
-    assert_eq!(given(&mut scheduler, Player(1)), Some((4, COMMIT)));
+    assert_eq!(next_step(&mut scheduler, Player(1)), Some((4, COMMIT)));
 }
 
 /// Time at which each event of each transaction happened on the target.
-fn times(happened: &[Happened]) -> HashMap<Happened, usize> {
+fn times(happened: &[TargetEvent]) -> HashMap<TargetEvent, usize> {
     let mut times = HashMap::new();
     for (at, happened) in happened.iter().enumerate() {
         // If an event was retried, the last time counts.
@@ -151,14 +155,14 @@ fn definition_3_holds_for_every_pair() {
             .events
             .iter()
             .filter_map(Event::committed)
-            .filter(|committed| times.contains_key(&Happened::CommitDone(committed.stamp)))
+            .filter(|committed| times.contains_key(&TargetEvent::CommitDone(committed.stamp)))
             .collect();
         for i in &committed {
             let writes: Vec<usize> = replayed
                 .happened
                 .iter()
                 .filter_map(|happened| match happened {
-                    Happened::Write(stamp, nth) if *stamp == i.stamp => Some(*nth),
+                    TargetEvent::Write(stamp, nth) if *stamp == i.stamp => Some(*nth),
                     _ => None,
                 })
                 .collect();
@@ -169,8 +173,9 @@ fn definition_3_holds_for_every_pair() {
                     continue;
                 }
                 let (commit_sent, commit_done) =
-                    (times[&Happened::CommitSent(i.stamp)], times[&Happened::CommitDone(i.stamp)]);
-                let (read_sent, read_done) = (times[&Happened::ReadSent(j.stamp)], times[&Happened::ReadDone(j.stamp)]);
+                    (times[&TargetEvent::CommitSent(i.stamp)], times[&TargetEvent::CommitDone(i.stamp)]);
+                let (read_sent, read_done) =
+                    (times[&TargetEvent::ReadSent(j.stamp)], times[&TargetEvent::ReadDone(j.stamp)]);
                 if saw {
                     assert!(commit_done < read_sent, "(1-a) seed {seed}: {} before {}", i.stamp, j.stamp);
                 } else {

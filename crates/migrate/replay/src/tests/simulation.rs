@@ -2,7 +2,7 @@
 
 use super::history::{Profile, random_history};
 use super::random::Random;
-use super::target::{Replayed, Setting, replay};
+use super::target::{ReplayResult, Setting, replay};
 use crate::Mode;
 
 /// Seeds of each test, for a short and a long run.
@@ -16,7 +16,7 @@ fn seeds(short: u64, long: u64) -> std::ops::Range<u64> {
 }
 
 /// Runs and replays one history.
-pub(super) fn one(seed: u64, profile: Profile, setting: Setting) -> Result<Replayed, String> {
+pub(super) fn one(seed: u64, profile: Profile, setting: Setting) -> Result<ReplayResult, String> {
     let mut random = Random::new(seed);
     let history = random_history(&mut random, profile);
     replay(&history, &mut random, setting)
@@ -46,10 +46,10 @@ struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, replayed: &Replayed) {
+    fn add(&mut self, replayed: &ReplayResult) {
         self.histories += 1;
         self.commits +=
-            replayed.happened.iter().filter(|at| matches!(at, super::target::Happened::CommitDone(_))).count();
+            replayed.happened.iter().filter(|at| matches!(at, super::target::TargetEvent::CommitDone(_))).count();
         self.waits += replayed.waits;
         self.retries += replayed.retries;
         self.players_added += replayed.players_added;

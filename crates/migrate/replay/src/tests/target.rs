@@ -29,7 +29,7 @@ impl Setting {
 
 /// An event on the target, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Happened {
+pub(super) enum TargetEvent {
     ReadSent(Stamp),
     ReadDone(Stamp),
     /// The nth write of a transaction.
@@ -40,8 +40,8 @@ pub(super) enum Happened {
 
 /// Result of a replay.
 #[derive(Debug, Default)]
-pub(super) struct Replayed {
-    pub(super) happened: Vec<Happened>,
+pub(super) struct ReplayResult {
+    pub(super) happened: Vec<TargetEvent>,
     /// Number of statements that waited for a lock.
     pub(super) waits: usize,
     pub(super) retries: u64,
@@ -52,7 +52,7 @@ pub(super) struct Replayed {
     pub(super) concurrency: usize,
 }
 
-struct Playing {
+struct PlayerWork {
     operation: Operation,
     /// Statements of this operation that are not executed.
     left: VecDeque<Statement>,
@@ -70,7 +70,7 @@ struct Target<'a> {
     setting: Setting,
     database: Database,
     scheduler: Scheduler<Committed>,
-    players: Vec<VecDeque<Playing>>,
+    players: Vec<VecDeque<PlayerWork>>,
     open: Vec<bool>,
     depth: usize,
     /// Stamps that fail until they may succeed; true if that is when they are alone.
@@ -79,11 +79,11 @@ struct Target<'a> {
     unread: BTreeSet<Stamp>,
     /// Syncsets handed in and not done.
     pending: BTreeSet<Stamp>,
-    result: Replayed,
+    result: ReplayResult,
 }
 
 /// Replays a history; returns an error that describes the first problem.
-pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -> Result<Replayed, String> {
+pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -> Result<ReplayResult, String> {
     let count = 1 + random.below(5);
     let limits = match random.below(3) {
         0 => Limits { bytes: 500, syncsets: 4 },
@@ -101,7 +101,7 @@ pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -
         faulty,
         unread: BTreeSet::new(),
         pending: BTreeSet::new(),
-        result: Replayed::default(),
+        result: ReplayResult::default(),
         random,
         setting,
     };
@@ -165,8 +165,8 @@ impl Target<'_> {
     fn feed(&mut self, event: &Event) -> Result<bool, String> {
         match event {
             Event::Begins(running) => self.scheduler.begins(*running),
-            Event::Began(running, snapshot) => self.scheduler.began(*running, snapshot.clone()),
-            Event::Ended(running) => self.scheduler.ended(*running),
+            Event::Began(running, snapshot) => self.scheduler.record_snapshot(*running, snapshot.clone()),
+            Event::Ended(running) => self.scheduler.record_end(*running),
             Event::Closed(stamp) => self.scheduler.close(*stamp),
             Event::Committed(committed) => return self.push(committed),
         }
@@ -181,7 +181,7 @@ impl Target<'_> {
             _ => statements.is_empty() || (minimal && committed.images.is_empty()),
         };
         if nothing {
-            self.scheduler.ended(committed.running);
+            self.scheduler.record_end(committed.running);
             return Ok(true);
         }
         let statement = committed.xid.map(|xid| crate::Statement { running: committed.running, xid });
@@ -219,10 +219,10 @@ impl Target<'_> {
             self.players[player].pop_front();
             let done = self.scheduler.done(own).map_err(|error| error.to_string())?;
             if untold {
-                self.result.happened.push(Happened::ReadDone(stamp));
+                self.result.happened.push(TargetEvent::ReadDone(stamp));
             }
             if step.has(Part::Commit) {
-                self.result.happened.push(Happened::CommitDone(stamp));
+                self.result.happened.push(TargetEvent::CommitDone(stamp));
             }
             if let Some(done) = done {
                 self.pending.remove(&done.stamp);
@@ -232,7 +232,7 @@ impl Target<'_> {
         self.execute(player)
     }
 
-    fn begin(&mut self, operation: Operation) -> Playing {
+    fn begin(&mut self, operation: Operation) -> PlayerWork {
         let committed = self.scheduler.payload(operation.syncset);
         let step = operation.step;
         let mut left: VecDeque<Statement> = match self.setting.mode {
@@ -245,7 +245,7 @@ impl Target<'_> {
             (false, true) => drop(left.pop_front()),
             (false, false) => left.clear(),
         }
-        Playing { operation, left, written: 0, begun: false, has_read: false, untold: false, executed: false }
+        PlayerWork { operation, left, written: 0, begun: false, has_read: false, untold: false, executed: false }
     }
 
     fn execute(&mut self, player: usize) -> Result<bool, String> {
@@ -264,10 +264,10 @@ impl Target<'_> {
             }
             // Parts that are sent together count as sent when the operation begins.
             if step.has(Part::Commit) {
-                self.result.happened.push(Happened::CommitSent(stamp));
+                self.result.happened.push(TargetEvent::CommitSent(stamp));
             }
             if reads {
-                self.result.happened.push(Happened::ReadSent(stamp));
+                self.result.happened.push(TargetEvent::ReadSent(stamp));
                 if self.setting.faults > 0 && self.random.one_in(self.setting.faults) && self.unread.insert(stamp) {
                     return self.fail(player).map(|()| true);
                 }
@@ -277,7 +277,7 @@ impl Target<'_> {
         if playing.untold && step.last > Part::FirstRead && self.random.one_in(2) {
             playing.untold = false;
             self.scheduler.read_done(Player(player as u32)).map_err(|error| error.to_string())?;
-            self.result.happened.push(Happened::ReadDone(stamp));
+            self.result.happened.push(TargetEvent::ReadDone(stamp));
             self.result.told_early += 1;
             return Ok(true);
         }
@@ -294,7 +294,7 @@ impl Target<'_> {
             if reads && !playing.has_read {
                 (playing.has_read, playing.untold) = (true, true);
             } else if step.has(Part::Writes) {
-                self.result.happened.push(Happened::Write(stamp, playing.written));
+                self.result.happened.push(TargetEvent::Write(stamp, playing.written));
                 playing.written += 1;
             }
             return Ok(true);

@@ -1,4 +1,4 @@
 //! Row images of statements, compared with the effects on a real server.
 
-mod deep;
-mod real;
+mod parser_limits;
+mod real_server;

@@ -1,6 +1,8 @@
 //! Preflight on real servers: every refusal has a name, and nothing is touched.
 
-use stillpoint_migrate_engine::{Accepted, Capture, Carries, Options, Report, Server, TableSources, Verdict, check};
+use stillpoint_migrate_engine::{
+    AcceptedRestrictions, Capture, Coverage, Options, Report, Server, TableSources, Verdict, check,
+};
 use stillpoint_testing::postgresql::{Cluster, available};
 
 /// Statements each of which alone makes a migration impossible, with the name that must be in the refusal.
@@ -54,13 +56,13 @@ async fn what_is_not_supported_is_refused_by_name() {
         let database = format!("d{number}");
         source.sql("postgres", &format!("CREATE DATABASE {database}"));
         source.sql(&database, sql);
-        let report = report(&source, &target, &database, Accepted::default()).await;
+        let report = report(&source, &target, &database, AcceptedRestrictions::default()).await;
         let refusals = report.refusals();
         assert!(refusals.len() == 1 && refusals[0].contains(name), "{sql}: {refusals:?}");
         assert!(report.accepted().is_err());
     }
     assert_eq!(target.sql("postgres", "SELECT count(*) FROM pg_database"), "3", "the target is as it was");
-    let accepted = Accepted { unlogged_empty: true, ..Accepted::default() };
+    let accepted = AcceptedRestrictions { unlogged_empty: true, ..AcceptedRestrictions::default() };
     assert!(report(&source, &target, "d1", accepted).await.accepted().is_ok(), "an unlogged table can be accepted");
     // The name of a prepared transaction belongs to the whole server, and would keep it from ending.
     source.sql("d10", "ROLLBACK PREPARED 'long ago'");
@@ -73,11 +75,14 @@ async fn settings_and_servers_are_looked_at() {
     }
     let source = Cluster::start(&["wal_level=replica"]);
     source.sql("postgres", "CREATE DATABASE shop");
-    let refusals = report(&source, &source, "shop", Accepted::default()).await.refusals().join("\n");
-    for needle in ["same cluster", "exists on the target already"] {
+    let refusals = report(&source, &source, "shop", AcceptedRestrictions::default()).await.refusals().join("\n");
+    for needle in ["same cluster", "already exists on the target"] {
         assert!(refusals.contains(needle), "{needle}: {refusals}");
     }
-    let log = report_by(&source, &source, "shop", Accepted::default(), Some(Capture::Log)).await.refusals().join("\n");
+    let log = report_by(&source, &source, "shop", AcceptedRestrictions::default(), Some(Capture::Log))
+        .await
+        .refusals()
+        .join("\n");
     assert!(log.contains("wal_level: it is replica"), "{log}");
 }
 
@@ -98,7 +103,7 @@ async fn a_server_that_calls_roles_otherwise_is_refused() {
         cluster.sql("postgres", "SELECT pg_reload_conf()");
         let on = || (cluster.sql("postgres", "SHOW db_user_namespace") == "on").then_some(());
         stillpoint_testing::wait::until("the setting to be read", on);
-        let refusals = report(source, target, "shop", Accepted::default()).await.refusals();
+        let refusals = report(source, target, "shop", AcceptedRestrictions::default()).await.refusals();
         let wanted = format!("setting db_user_namespace: it is on at the {side}");
         assert!(refusals.iter().any(|refusal| refusal.starts_with(&wanted)), "{refusals:?}");
     }
@@ -114,10 +119,10 @@ async fn what_gives_no_images_of_rows_is_refused_by_name() {
     source.sql("postgres", "CREATE DATABASE shop");
     let plain = "CREATE TABLE keyed (id int PRIMARY KEY); CREATE TABLE keyless (a int)";
     source.sql("shop", plain);
-    let report = report(&source, &target, "shop", Accepted::default()).await;
+    let report = report(&source, &target, "shop", AcceptedRestrictions::default()).await;
     assert_eq!((report.source, report.refusals()), (Capture::Rows, Vec::new()), "chosen, as the log tells of no rows");
     let note = |name: &str| &report.findings.iter().find(|finding| finding.name == name).expect("a table").note;
-    assert!(note("public.keyed").contains("A (images of rows)"), "{}", note("public.keyed"));
+    assert!(note("public.keyed").contains("A (row images)"), "{}", note("public.keyed"));
     assert!(note("public.keyless").contains("new rows are captured"), "{}", note("public.keyless"));
     source.sql(
         "shop",
@@ -131,7 +136,8 @@ async fn what_gives_no_images_of_rows_is_refused_by_name() {
         (Capture::Rows, vec!["cost: the text of money", "owner: foreign key owns", "watched: trigger watcher"]),
         (Capture::Log, Vec::new()),
     ] {
-        let mut refusals = report_by(&source, &target, "shop", Accepted::default(), Some(by)).await.refusals();
+        let mut refusals =
+            report_by(&source, &target, "shop", AcceptedRestrictions::default(), Some(by)).await.refusals();
         refusals.retain(|refusal| !refusal.contains("wal_level"));
         assert_eq!(refusals.len(), wanted.len(), "{by:?}: {refusals:?}");
         for needle in wanted {
@@ -159,19 +165,19 @@ async fn each_table_is_told_its_sources() {
     let only = "rows can only be added: it has no key whose values can be hashed";
     let money = "the text of money depends on the session";
     let by_rows = [
-        ("public.cost", Carries::Nothing, Some(money)),
-        ("public.keyed", Carries::All, None),
-        ("public.keyless", Carries::NewRows, Some(only)),
+        ("public.cost", Coverage::Nothing, Some(money)),
+        ("public.keyed", Coverage::All, None),
+        ("public.keyless", Coverage::NewRows, Some(only)),
         // The trigger belongs to the partitioned table.
-        ("public.parts_1", Carries::Nothing, Some("trigger watcher")),
+        ("public.parts_1", Coverage::Nothing, Some("trigger watcher")),
     ];
-    let seen = |report: &Report, way: fn(&TableSources) -> &stillpoint_migrate_engine::Way| {
+    let seen = |report: &Report, way: fn(&TableSources) -> &stillpoint_migrate_engine::SourceCoverage| {
         let of = |sources: &TableSources| (sources.table.clone(), way(sources).carries, way(sources).why.clone());
         report.tables.iter().map(of).collect::<Vec<_>>()
     };
     let by_rows = by_rows.map(|(table, carries, why)| (table.to_owned(), carries, why.map(str::to_owned)));
-    let by_log = by_rows.clone().map(|(table, ..)| (table, Carries::All, None));
-    let report = report(&source, &target, "shop", Accepted::default()).await;
+    let by_log = by_rows.clone().map(|(table, ..)| (table, Coverage::All, None));
+    let report = report(&source, &target, "shop", AcceptedRestrictions::default()).await;
     assert_eq!(seen(&report, |sources| &sources.rows), by_rows);
     assert_eq!(seen(&report, |sources| &sources.log), by_log, "which is why it is the one that is taken");
     assert!(report.tables.iter().all(|sources| sources.by == Capture::Log) && report.accepted().is_ok());
@@ -179,10 +185,7 @@ async fn each_table_is_told_its_sources() {
         report.findings.iter().find(|finding| finding.name == name).expect("a table").note.clone()
     };
     let cost = note(&report, "public.cost");
-    assert!(
-        cost.contains("then C (pgoutput)") && cost.ends_with(&format!("not by A (images of rows): {money}")),
-        "{cost}"
-    );
+    assert!(cost.contains("then C (pgoutput)") && cost.ends_with(&format!("not by A (row images): {money}")), "{cost}");
     assert!(!note(&report, "public.keyed").contains("not by"));
     let new_rows = serde_json::json!({"carries": "new-rows", "why": only});
     let wanted = serde_json::json!({"table": "public.keyless", "by": "log", "log": {"carries": "all"},
@@ -192,9 +195,9 @@ async fn each_table_is_told_its_sources() {
     let source = Cluster::start(&["wal_level=replica"]);
     source.sql("postgres", "CREATE DATABASE shop");
     source.sql("shop", "CREATE TABLE keyed (id int PRIMARY KEY)");
-    let report = report_by(&source, &target, "shop", Accepted::default(), None).await;
+    let report = report_by(&source, &target, "shop", AcceptedRestrictions::default(), None).await;
     let (by, log) = (report.tables[0].by, report.tables[0].log.clone());
-    assert_eq!((by, log.carries), (Capture::Rows, Carries::Nothing));
+    assert_eq!((by, log.carries), (Capture::Rows, Coverage::Nothing));
     let note = note(&report, "public.keyed");
     assert!(note.ends_with("not by C (pgoutput): wal_level is replica on the source"), "{note}");
 }
@@ -213,22 +216,22 @@ async fn statements_are_possible_and_taken_only_when_asked_for() {
         "CREATE TABLE plain (id int PRIMARY KEY, n int DEFAULT 7); CREATE TABLE cost (a int PRIMARY KEY, m money); \
          CREATE TABLE stamped (id int PRIMARY KEY, at timestamptz DEFAULT now())",
     );
-    let report = report(&source, &target, "shop", Accepted::default()).await;
+    let report = report(&source, &target, "shop", AcceptedRestrictions::default()).await;
     assert_eq!(report.source, Capture::Rows);
     assert!(
         report.capture.ends_with("B (statements) (--capture statements) is possible for 2 of 3"),
         "{}",
         report.capture
     );
-    let asked = report_by(&source, &target, "shop", Accepted::default(), Some(Capture::Statements)).await;
+    let asked = report_by(&source, &target, "shop", AcceptedRestrictions::default(), Some(Capture::Statements)).await;
     assert_eq!(asked.source, Capture::Statements);
     assert!(
-        asked.capture.starts_with("B (statements, by the proxy, repeated in the schedule lsir)"),
+        asked.capture.starts_with("B (statements, by the proxy, replayed in the schedule lsir)"),
         "{}",
         asked.capture
     );
-    let why = "a statement that leaves column at to its default cannot be repeated";
-    let wanted = [(Carries::Nothing, "the text of money"), (Carries::All, ""), (Carries::Given, why)];
+    let why = "a statement that leaves column at to its default cannot be replayed";
+    let wanted = [(Coverage::Nothing, "the text of money"), (Coverage::All, ""), (Coverage::Given, why)];
     for (table, (carries, why)) in asked.tables.iter().zip(wanted) {
         let told = table.statements.why.clone().unwrap_or_default();
         assert!((table.statements.carries, table.by) == (carries, Capture::Statements), "{table:?}");
@@ -256,7 +259,7 @@ async fn everything_is_listed_with_what_becomes_of_it() {
          CREATE TABLE wide (a int PRIMARY KEY, w text); ALTER TABLE wide ALTER COLUMN w SET STORAGE EXTERNAL; \
          INSERT INTO wide VALUES (1, repeat('w', 9000))",
     );
-    let report = report(&source, &target, "shop", Accepted::default()).await;
+    let report = report(&source, &target, "shop", AcceptedRestrictions::default()).await;
     assert!(report.accepted().is_ok(), "{:?}", report.refusals());
     assert!(report.capture.contains("pgoutput"));
     let of = |kind: &str, name: &str| {
@@ -291,7 +294,7 @@ async fn what_clients_find_changed_is_said_before() {
     let source = Cluster::start(&["wal_level=logical"]);
     let target = Cluster::start(&["wal_level=logical", "max_connections=50"]);
     source.sql("postgres", "CREATE DATABASE shop");
-    let same = report(&source, &source, "shop", Accepted::default()).await;
+    let same = report(&source, &source, "shop", AcceptedRestrictions::default()).await;
     let outside = |report: &Report| -> Vec<(String, String)> {
         let findings = report.findings.iter().filter(|found| found.verdict == Verdict::NotMoved);
         let findings = findings.filter(|found| ["setting", "limit", "role"].contains(&&found.kind[..]));
@@ -313,20 +316,22 @@ async fn what_clients_find_changed_is_said_before() {
     stillpoint_testing::wait::until("the configuration to be read again", || {
         (target.sql("postgres", "SHOW search_path") == "other").then_some(())
     });
-    let report = report(&source, &target, "shop", Accepted::default()).await;
+    let report = report(&source, &target, "shop", AcceptedRestrictions::default()).await;
     assert!(report.accepted().is_ok(), "{:?}", report.refusals());
     let found = outside(&report);
     let names: Vec<&str> = found.iter().map(|(name, _)| &name[..]).collect();
     let settings = ["TimeZone", "default_transaction_isolation", "lock_timeout", "search_path"];
     assert_eq!(names, [&["max_connections", "alice", "bob"], &settings[..]].concat(), "{found:?}");
     let note = |name: &str| &found.iter().find(|(known, _)| known == name).expect("it is found").1;
-    for part in ["NOLOGIN instead of LOGIN", "another password", "memberships none instead of staff", "work_mem=5MB"] {
+    for part in
+        ["NOLOGIN instead of LOGIN", "a different password", "memberships none instead of staff", "work_mem=5MB"]
+    {
         assert!(note("alice").contains(part), "{part}: {}", note("alice"));
     }
     assert!(note("TimeZone").contains("\"Asia/Tokyo\" on the target"), "{}", note("TimeZone"));
 }
 
-async fn report(source: &Cluster, target: &Cluster, database: &str, accepted: Accepted) -> Report {
+async fn report(source: &Cluster, target: &Cluster, database: &str, accepted: AcceptedRestrictions) -> Report {
     report_by(source, target, database, accepted, None).await
 }
 
@@ -334,7 +339,7 @@ async fn report_by(
     source: &Cluster,
     target: &Cluster,
     database: &str,
-    accepted: Accepted,
+    accepted: AcceptedRestrictions,
     capture: Option<Capture>,
 ) -> Report {
     let source = Server::parse("source", &source.conninfo(database), None).unwrap();

@@ -86,7 +86,7 @@ async fn what_is_defined_in_mid_run_ends_it_by_name() {
             assert!(told.split("; ").any(|told| told == *name), "{sql}: {told}");
         }
         assert_eq!(failure.state, State::OnSource, "{failure:?}");
-        assert_eq!(bench.front.lock().unwrap().serving.1, bench.source.port());
+        assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.source.port());
     }
     bench.source.sql("shop", "DROP EVENT TRIGGER e; DROP PUBLICATION p; SELECT lo_unlink(4711)");
     bench.assert_clean("shop");
@@ -117,11 +117,11 @@ async fn what_is_defined_in_the_pause_ends_it_by_name() {
             "SET TRANSACTION READ WRITE; ALTER DATABASE shop RESET default_transaction_read_only",
         ),
     ] {
-        bench.front.lock().unwrap().at_pause = vec![sql];
+        bench.fake_proxy.lock().unwrap().at_pause = vec![sql];
         let failure = run(&options, observer().0).await.unwrap_err();
         assert!(matches!(&failure.error, Error::SchemaChanged(told) if told == name), "{sql}: {failure:?}");
         assert_eq!(failure.state, State::OnSource, "{failure:?}");
-        let asked = bench.front.lock().unwrap().asked.clone();
+        let asked = bench.fake_proxy.lock().unwrap().asked.clone();
         assert!(!asked.contains(&"switch".to_owned()), "{asked:?}");
         let may = bench.source.sql("postgres", "SELECT has_database_privilege('guest', 'shop', 'CONNECT')");
         assert_eq!(may, "t", "PUBLIC may: {sql}");
@@ -170,9 +170,9 @@ async fn what_defines_nothing_does_not_keep_it_from_ending() {
     let bench = bench();
     let passing = "CREATE TEMP TABLE passing (a serial PRIMARY KEY, b text); TRUNCATE pgbench_history; ANALYZE";
     let once = Options { share: 0.0, pause_attempts: 1, ..bench.options("shop") };
-    bench.front.lock().unwrap().at_pause = vec![passing];
+    bench.fake_proxy.lock().unwrap().at_pause = vec![passing];
     run(&once, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    bench.front.lock().unwrap().at_pause = vec![passing];
+    bench.fake_proxy.lock().unwrap().at_pause = vec![passing];
     fallback(&once, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     bench.assert_clean("shop");
 }
@@ -185,7 +185,7 @@ async fn what_is_taken_back_costs_a_pause() {
     }
     let bench = bench();
     let options = Options { share: 0.0, ..bench.options("shop") };
-    bench.front.lock().unwrap().at_pause =
+    bench.fake_proxy.lock().unwrap().at_pause =
         vec!["CLUSTER pgbench_branches USING pgbench_branches_pkey; ALTER TABLE pgbench_branches SET WITHOUT CLUSTER"];
     let (observer, events) = observer();
     run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));

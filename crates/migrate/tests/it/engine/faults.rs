@@ -47,7 +47,7 @@ async fn before_the_switch_everything_is_taken_away_again() {
         let failure = attempt(&failing).await.unwrap_err();
         assert!(matches!(failure.error, Error::Fault(at) if at == point), "{point:?}: {failure:?}");
         assert_eq!(failure.state, State::OnSource, "{point:?}");
-        assert_eq!(bench.front.lock().unwrap().serving.1, bench.source.port(), "{point:?}");
+        assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.source.port(), "{point:?}");
         bench.assert_clean("shop");
         bench.source.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (1)");
     }
@@ -107,7 +107,7 @@ async fn a_table_that_is_being_made_when_the_slot_is_made_is_not_left_behind() {
 
 /// A server continues a statement after its client is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_being_made_when_somebody_interrupts_does_not_come() {
+async fn a_database_that_is_being_made_at_an_interrupt_does_not_come() {
     if !available() {
         return;
     }
@@ -131,7 +131,7 @@ async fn a_database_that_is_being_made_when_somebody_interrupts_does_not_come() 
     assert!(matches!(failure.error, Error::Interrupted) && failure.state == State::OnSource, "{failure:?}");
     holder.batch_execute("ROLLBACK").await.unwrap();
     const LEFT: &str = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE DATABASE%'";
-    assert_eq!(bench.target.sql("postgres", LEFT), "0", "nobody makes it");
+    assert_eq!(bench.target.sql("postgres", LEFT), "0", "no session makes it");
     bench.assert_clean("shop");
     attempt(&options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
 }
@@ -145,7 +145,7 @@ async fn after_the_switch_clients_stay_on_the_target() {
     let failing = Options { faults: vec![FaultPoint::Switched], ..options(&bench) };
     let failure = attempt(&failing).await.unwrap_err();
     assert_eq!(failure.state, State::OnTarget, "{failure:?}");
-    assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
+    assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.target.port());
     let told = status(&failing).await.unwrap();
     assert_eq!((told.record.map(|record| record.phase), told.serving), (Some(Phase::Switched), Some("target")));
     assert_eq!(abort(&failing).await.unwrap_err().state, State::OnTarget, "too late to abort");
@@ -189,7 +189,7 @@ async fn a_journal_that_a_finished_migration_leaves_is_no_way_back() {
         }
         assert!(!journal.exists(), "{command}");
     }
-    assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
+    assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.target.port());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,7 +203,7 @@ async fn a_way_back_that_fails_leaves_clients_on_the_target() {
         let failing = Options { faults: vec![point], ..options(&bench) };
         let failure = fallback(&failing, observer().0).await.unwrap_err();
         assert_eq!(failure.state, State::OnTarget, "{point:?}: {failure:?}");
-        assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port(), "{point:?}");
+        assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.target.port(), "{point:?}");
         bench.target.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (1)");
         assert!(bench.source.try_sql("shop", "CREATE TABLE x ()").is_err(), "{point:?}: the source is shut");
     }
@@ -217,7 +217,7 @@ async fn finish_clean_up(which: &str, options: &Options) {
     match which {
         "fallback" => {
             let outcome = fallback(options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-            assert_eq!(outcome, Outcome::AlreadyThere, "nobody is moved");
+            assert_eq!(outcome, Outcome::AlreadyThere, "no client is moved");
         }
         "abort" => {
             let state = abort(options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
@@ -261,7 +261,7 @@ async fn a_clean_up_that_was_cut_off_is_finished_and_not_taken_for_a_migration()
     }
     let bench = bench();
     let network = Arc::new(Relay::to(bench.source.port()));
-    bench.front.lock().unwrap().serving.1 = network.port();
+    bench.fake_proxy.lock().unwrap().serving.1 = network.port();
     let behind = |faults| {
         let mut options = Options { faults, ..options(&bench) };
         let place = format!("host=127.0.0.1 port={} user=postgres dbname=shop", network.port());
@@ -291,7 +291,7 @@ async fn a_clean_up_that_was_cut_off_is_finished_and_not_taken_for_a_migration()
             bench.assert_clean("shop");
         }
     }
-    assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
+    assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.target.port());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -301,13 +301,13 @@ async fn a_proxy_that_refuses_is_fallen_back_from() {
     }
     let bench = bench();
     for refusal in ["prepare", "pause", "switch"] {
-        bench.front.lock().unwrap().refuse = vec![refusal];
+        bench.fake_proxy.lock().unwrap().refuse = vec![refusal];
         let failure = attempt(&options(&bench)).await.unwrap_err();
         assert!(failure.error.to_string().contains(refusal), "{failure:?}");
         assert_eq!(failure.state, State::OnSource, "{refusal}");
         bench.assert_clean("shop");
     }
-    bench.front.lock().unwrap().refuse.clear();
+    bench.fake_proxy.lock().unwrap().refuse.clear();
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     finish(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(fallback(&options(&bench), observer().0).await.is_err(), "there is no way back after finish");
@@ -364,7 +364,7 @@ async fn who_waits_behind_the_copy_is_named_without_his_statement() {
     });
     let failure = run(&options, observer).await.unwrap_err();
     let told = failure.error.to_string();
-    assert!(told.contains("in the way of process") && told.contains("(postgres, psql), active for"), "{told}");
+    assert!(told.contains("locks block process") && told.contains("(postgres, psql), active for"), "{told}");
     assert!(told.ends_with("ALTER") && !format!("{failure:?}").contains("hunter2"), "{failure:?}");
     let altered = waiting.1.lock().unwrap().take().unwrap().wait().unwrap();
     assert!(altered.success(), "he got his lock");
@@ -405,7 +405,7 @@ async fn rights_that_were_passed_on_are_given_back_as_they_were() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_role_that_is_dropped_behind_the_switch_keeps_nobody_else_out() {
+async fn a_role_that_is_dropped_behind_the_switch_keeps_no_other_role_out() {
     if !available() {
         return;
     }
@@ -432,7 +432,7 @@ async fn a_role_that_is_dropped_behind_the_switch_keeps_nobody_else_out() {
     fallback(&options(&bench), observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     let told = events.lock().unwrap();
     let warned = told.iter().find_map(|event| match &event.kind {
-        EventKind::Warning { text } if text.contains("CONNECT is not given back") => Some(text.clone()),
+        EventKind::Warning { text } if text.contains("CONNECT could not be granted again") => Some(text.clone()),
         _ => None,
     });
     let warned = warned.unwrap_or_else(|| panic!("{told:?}"));

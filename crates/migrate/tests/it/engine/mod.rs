@@ -2,22 +2,22 @@
 
 mod attach;
 mod check;
-mod compared;
+mod comparison;
+mod copy_without_snapshot;
+mod database_contents;
+mod database_names;
+mod ddl_changes;
 mod definitions;
 mod faults;
-mod holds;
-mod names;
 mod operators;
 mod regress;
 mod rehearsal;
 mod roles;
 mod run;
 mod settings;
-mod since;
 mod statements;
 mod support;
 mod targets;
 mod throttle;
 mod through_proxy;
 mod tls;
-mod unheld;

@@ -150,7 +150,7 @@ async fn clients_do_not_go_over_without_the_lock() {
     }
     let bench = bench();
     let options = Options { share: 0.0, pause_attempts: 1, ..bench.options("shop") };
-    bench.front.lock().unwrap().at_pause = vec![
+    bench.fake_proxy.lock().unwrap().at_pause = vec![
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND classid = 5461059 AND granted",
     ];
     let (observer, events) = observer();
@@ -158,7 +158,7 @@ async fn clients_do_not_go_over_without_the_lock() {
         Err(failure) => {
             assert!(matches!(&failure.error, Error::LockLost { .. }), "{failure:?}");
             assert_eq!(failure.state, State::OnSource);
-            assert!(!bench.front.lock().unwrap().asked.contains(&"switch".to_owned()));
+            assert!(!bench.fake_proxy.lock().unwrap().asked.contains(&"switch".to_owned()));
             bench.assert_clean("shop");
         }
         // The loss was noticed, and the lock taken again, in the same moment.
@@ -189,7 +189,7 @@ async fn a_lock_that_another_command_has_by_then_ends_the_run() {
     let failure = run(&options, acting).await.unwrap_err();
     assert!(matches!(&failure.error, Error::LockLost { why, .. } if why.contains("another command")), "{failure:?}");
     assert_eq!(failure.state, State::OnSource);
-    assert!(!bench.front.lock().unwrap().asked.contains(&"switch".to_owned()));
+    assert!(!bench.fake_proxy.lock().unwrap().asked.contains(&"switch".to_owned()));
     bench.assert_clean("shop");
 }
 

@@ -6,11 +6,11 @@
 //! and writes the page; `STILLPOINT_REGRESS=FILE,FILE` takes others. Images of rows cannot carry everything: there a
 //! file may also end the migration by name.
 
-mod carried;
+mod file_migration;
 mod page;
 mod script;
 
-use carried::{Carried, Servers};
+use file_migration::{FileResult, Servers};
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -52,7 +52,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("object_address", "refused: subscription"),
     ("subscription", "refused: subscription"),
     // Once split, it leaves transactions prepared.
-    ("temp", "deciding prepared transactions"),
+    ("temp", "waiting for prepared transactions"),
     // The output of `pg_dump` cannot be restored.
     ("alter_generic", "extension \"alt_lang2\" is not available"),
     ("foreign_data", "invalid option"),
@@ -80,15 +80,15 @@ fn of<'a, T: ?Sized>(table: &[(&str, &'a T)], name: &str) -> Option<&'a T> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_log_tells_leaves_both_sides_equal() {
-    carry(Capture::Log, SHORT, |carried| carried.fault(of(EXCEPTIONS, &carried.name))).await;
+    carry(Capture::Log, SHORT, |file_result| file_result.fault(of(EXCEPTIONS, &file_result.name))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_images_of_rows_tell_leaves_both_sides_equal_or_ends_the_migration_by_name() {
-    carry(Capture::Rows, SHORT_IMAGES, Carried::silent).await;
+    carry(Capture::Rows, SHORT_IMAGES, FileResult::silent).await;
 }
 
-async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&Carried) -> Option<String>) {
+async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&FileResult) -> Option<String>) {
     if !available() {
         return;
     }
@@ -106,18 +106,18 @@ async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&Carried) -> Opt
     let (mut servers, mut all, mut faults) = (None, Vec::new(), Vec::new());
     for name in &names {
         let at = servers.take().unwrap_or_else(|| Servers::start(regression, capture));
-        let carried = at.carry(name, of(NEEDED, name).unwrap_or_default()).await;
-        println!("CARRIED {carried:?}");
+        let file_result = at.carry(name, of(NEEDED, name).unwrap_or_default()).await;
+        println!("CARRIED {file_result:?}");
         // A failure must not affect the next file.
-        servers = carried.outcome.is_equal().then_some(at);
-        faults.extend(fault(&carried));
-        all.push(carried);
+        servers = file_result.outcome.is_equal().then_some(at);
+        faults.extend(fault(&file_result));
+        all.push(file_result);
         if is_soak() {
             page::write(&all, &order, capture);
         }
     }
-    let wrote: usize = all.iter().map(|carried| carried.wrote).sum();
-    let equal = all.iter().filter(|carried| carried.outcome.is_equal()).count();
+    let wrote: usize = all.iter().map(|file_result| file_result.wrote).sum();
+    let equal = all.iter().filter(|file_result| file_result.outcome.is_equal()).count();
     println!("COUNT files {}\nCOUNT equal {equal}\nCOUNT writes {wrote}", all.len());
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(is_soak() || equal > 0 && wrote > 50, "{equal} equal, {wrote} writes");

@@ -113,7 +113,7 @@ async fn bytes_that_are_no_text_arrive_as_they_are() {
     );
     let changes = "UPDATE odd SET note = E'\\xfd' || note WHERE id < 4; INSERT INTO odd VALUES (10, E'\\xe9', '{}'); \
                    DELETE FROM odd WHERE id = 9";
-    bench.front.lock().unwrap().at_pause = vec![changes];
+    bench.fake_proxy.lock().unwrap().at_pause = vec![changes];
     let options = bench.options("shop");
     let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
@@ -135,7 +135,7 @@ async fn names_that_are_no_text_are_refused() {
     let odd = "DO $$ BEGIN EXECUTE 'CREATE TABLE t (id int PRIMARY KEY, \"' || E'\\xff' || '\" int)'; END $$";
     bench.source.sql("shop", odd);
     let refusals = check(&bench.options("shop")).await.expect("a report").refusals().join("\n");
-    assert!(refusals.contains("it is no UTF-8"), "{refusals}");
+    assert!(refusals.contains("is not valid UTF-8"), "{refusals}");
 }
 
 /// A function that no row was given to is named; nothing is refused for it.

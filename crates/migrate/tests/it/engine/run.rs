@@ -4,7 +4,7 @@ use crate::engine::support::{Bench, FakeClients, observer, sums};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use stillpoint_events::EventKind;
-use stillpoint_migrate_engine::{Copying, Observer, Outcome, fallback, finish, run, status};
+use stillpoint_migrate_engine::{CopyProgress, Observer, Outcome, fallback, finish, run, status};
 use stillpoint_testing::postgresql::available;
 
 /// Tables of every kind that needs its own way of copying and replaying.
@@ -59,7 +59,7 @@ async fn pgbench_moves_and_comes_back() {
     bench.source.sql("postgres", "CREATE DATABASE shop");
     bench.source.pgbench("shop", &["-i", "-s", "2", "-q"]);
     let load = bench.source.pgbench_load("shop", bench.source.port(), &["-c", "4", "-T", "300", "-R", "400"]);
-    bench.front.lock().unwrap().loads.push(load);
+    bench.fake_proxy.lock().unwrap().loads.push(load);
     let (observer, events) = observer();
     let options = bench.options("shop");
     let outcome = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
@@ -97,7 +97,7 @@ async fn every_kind_of_table_and_change_arrives() {
     // At this rate the replay keeps up on a busy machine: tables without keys are read whole for each change.
     let load = ["-n", "-c", "4", "-T", "300", "-R", "100", "-f", &script];
     let load = bench.source.pgbench_load("shop", bench.source.port(), &load);
-    bench.front.lock().unwrap().loads.push(load);
+    bench.fake_proxy.lock().unwrap().loads.push(load);
     let (observer, _events) = observer();
     let options = bench.options("shop");
     run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
@@ -139,7 +139,7 @@ async fn parts_of_one_table_are_copied_at_the_same_time() {
     std::fs::write(&script, changes).expect("write a script");
     let load = ["-n", "-c", "2", "-T", "300", "-R", "50", "-f", script.to_str().expect("a path")];
     let load = bench.source.pgbench_load("shop", bench.source.port(), &load);
-    bench.front.lock().unwrap().loads.push(load);
+    bench.fake_proxy.lock().unwrap().loads.push(load);
     let outcome = run(&bench.options("shop"), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
 
@@ -166,14 +166,14 @@ async fn parts_of_one_table_are_copied_at_the_same_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn how_long_the_copy_takes_is_told_to_whoever_asks() {
+async fn how_long_the_copy_takes_is_reported_by_status() {
     if !available() {
         return;
     }
     let bench = Bench::start();
     bench.fill_big(56_000);
     // These clients make the copy begin with 16 MiB a second.
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
+    bench.fake_proxy.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
     let options = bench.options("shop");
     let (told, asked, target) = (Arc::new(Mutex::new(0)), options.clone(), options.target.to_string());
     let counted = Arc::clone(&told);
@@ -186,7 +186,7 @@ async fn how_long_the_copy_takes_is_told_to_whoever_asks() {
             runtime.block_on(status(&asked)).expect("a status")
         });
         let status = status.join().expect("the other thread does not panic");
-        let copying = Copying { bytes, bytes_total, bytes_per_s, estimate_s };
+        let copying = CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s };
         assert_eq!(status.copying, BTreeMap::from([(target.clone(), copying)]));
         *counted.lock().unwrap() += i32::from(estimate_s.is_some());
     });

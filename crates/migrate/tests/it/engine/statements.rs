@@ -244,7 +244,7 @@ async fn what_cannot_be_repeated_ends_the_migration_by_name() {
             "BEGIN ISOLATION LEVEL REPEATABLE READ; UPDATE item SET cost = (random() * 9)::int WHERE id = 2; COMMIT",
             "function random",
         ),
-        (shop.port, "UPDATE item SET cost = 7 WHERE id = 3", "a transaction that writes is not REPEATABLE READ"),
+        (shop.port, "UPDATE item SET cost = 7 WHERE id = 3", "a transaction that writes is not at REPEATABLE READ"),
         (shop.bench.source.port(), "UPDATE item SET cost = 7 WHERE id = 4", "stranger of postgres"),
     ] {
         let (observer, reached) = telling("catch-up");
@@ -273,7 +273,7 @@ async fn what_cannot_be_repeated_ends_the_migration_by_name() {
     assert_eq!(shop.bench.source.sql("shop", "SELECT stock FROM item WHERE id = 1"), "6");
 }
 
-/// Variable with source, target, control socket and state, for the process that [`a_killed_run_begins_anew`] starts.
+/// Variable with source, target, control socket and state, for the process that [`a_killed_run_starts_again`] starts.
 const TOLD: &str = "STILLPOINT_TEST_MOVES";
 
 /// Moves in a process of its own, which is killed.
@@ -290,7 +290,7 @@ async fn moves_when_it_is_told_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_run_begins_anew() {
+async fn a_killed_run_starts_again() {
     if !available() {
         return;
     }
@@ -316,8 +316,8 @@ async fn a_killed_run_begins_anew() {
     let (observer, events) = observer();
     let outcome = run(&shop.options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
-    let anew = |event: &Event| matches!(&event.kind, EventKind::Warning { text } if text.contains("begins anew"));
-    assert!(events.lock().expect("no test thread panicked").iter().any(anew), "a capture ends with its follower");
+    let restarts = |event: &Event| matches!(&event.kind, EventKind::Warning { text } if text.contains("starts again"));
+    assert!(events.lock().expect("no test thread panicked").iter().any(restarts), "a capture ends with its follower");
     assert!(loads.iter_mut().all(Load::running), "clients went on");
     shop.both_sides_are_equal();
     shop.judge(loads, &shop.bench.target);

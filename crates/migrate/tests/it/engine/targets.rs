@@ -20,7 +20,7 @@ fn bench() -> (Bench, Cluster) {
     bench.source.sql("postgres", "CREATE DATABASE shop");
     bench.source.pgbench("shop", &["-i", "-s", "1", "-q"]);
     let load = bench.source.pgbench_load("shop", bench.source.port(), &["-n", "-c", "4", "-R", "100", "-T", "600"]);
-    bench.front.lock().unwrap().loads.push(load);
+    bench.fake_proxy.lock().unwrap().loads.push(load);
     (bench, second)
 }
 
@@ -105,14 +105,14 @@ async fn the_second_takes_the_place_of_the_first() {
     }
     let (bench, second) = bench();
     let options = options(&bench, &second);
-    let Bench { source, target, dir, front } = bench;
+    let Bench { source, target, dir, fake_proxy } = bench;
     // Both targets are being copied.
     let (observer, events) = crash_at(target, "copy, target 2");
     let outcome = run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
     assert_eq!(dropped(&events), [options.target.to_string()]);
     assert_eq!(phases(&events).iter().filter(|phase| phase.starts_with("snapshot")).count(), 2, "no second copy");
-    assert_eq!(front.lock().unwrap().serving.1, second.port());
+    assert_eq!(fake_proxy.lock().unwrap().serving.1, second.port());
     source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
     assert_eq!(sums(&source, "shop"), sums(&second, "shop"));
     let told = status(&options).await.unwrap();
@@ -125,7 +125,7 @@ async fn the_second_takes_the_place_of_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_to_which_nobody_goes_are_emptied_again() {
+async fn targets_to_which_no_client_goes_are_emptied_again() {
     if !available() {
         return;
     }
@@ -164,7 +164,7 @@ async fn a_migration_that_was_killed_is_taken_away_from_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_migration_that_was_killed_in_the_copy_begins_anew() {
+async fn a_migration_that_was_killed_in_the_copy_starts_again() {
     if !available() {
         return;
     }
@@ -198,14 +198,14 @@ async fn a_migration_that_was_killed_when_all_follow_goes_on_with_all() {
     assert!(record.phase == Phase::Following && record.others[0].is_following(), "{record:?}");
     assert!(told.kept_bytes.is_some() && told.kept_for_others.contains_key(&record.others[0].server), "{told:?}");
     assert!(told.orphans.is_empty(), "{told:?}");
-    let Bench { source, target, dir, front } = bench;
+    let Bench { source, target, dir, fake_proxy } = bench;
     // The second target alone could not be copied again before the switch: that would take a snapshot.
     let (observer, events) = crash_at(target, "switch-over");
     let outcome = run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
     assert_eq!(dropped(&events), [options.target.to_string()]);
     assert!(!phases(&events).iter().any(|phase| phase.starts_with("snapshot")), "{:?}", phases(&events));
-    assert_eq!(front.lock().unwrap().serving.1, second.port());
+    assert_eq!(fake_proxy.lock().unwrap().serving.1, second.port());
     source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
     assert_eq!(sums(&source, "shop"), sums(&second, "shop"));
     drop(dir);
@@ -303,7 +303,7 @@ async fn a_second_target_that_will_not_do_is_refused() {
     let options = options(&bench, &second);
     let refusals = check(&options).await.unwrap().refusals().join("\n");
     assert!(refusals.contains(&options.others[0].to_string()), "it is named: {refusals}");
-    assert!(refusals.contains("exists on the target already"), "{refusals}");
+    assert!(refusals.contains("already exists on the target"), "{refusals}");
     let failure = run(&options, support::observer().0).await.unwrap_err();
     assert!(matches!(failure.error, Error::Refused(_)) && failure.state == State::Untouched, "{failure:?}");
     let twice = Options { others: vec![options.target.clone()], ..options.clone() };

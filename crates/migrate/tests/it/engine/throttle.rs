@@ -52,8 +52,8 @@ async fn indexes_are_made_with_less_weight_than_clients_have() {
     let bench = Bench::start();
     bench.source.sql("postgres", "CREATE DATABASE shop");
     bench.source.sql("shop", SLOW);
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
-    let (front, weights) = (Arc::clone(&bench.front), Arc::new(Mutex::new(Vec::new())));
+    bench.fake_proxy.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
+    let (fake_proxy, weights) = (Arc::clone(&bench.fake_proxy), Arc::new(Mutex::new(Vec::new())));
     let (bench, over) = (Arc::new(bench), Arc::new(AtomicBool::new(false)));
     let (looking, ended) = (Arc::clone(&bench), Arc::clone(&over));
     let nices = std::thread::spawn(move || {
@@ -68,7 +68,7 @@ async fn indexes_are_made_with_less_weight_than_clients_have() {
     let told = Arc::clone(&weights);
     let observer: Observer = Arc::new(move |event| {
         println!("{:?}", event.kind);
-        let go_at = |rate, wait| front.lock().unwrap().clients.as_mut().expect("some").go_at(rate, wait);
+        let go_at = |rate, wait| fake_proxy.lock().unwrap().clients.as_mut().expect("some").go_at(rate, wait);
         match event.kind {
             EventKind::PhaseStarted { phase, .. } if phase == "indexes" => go_at(400.0, 30_000),
             EventKind::PhaseEnded { phase, .. } if phase == "statistics" => go_at(USUAL.0, USUAL.1),
@@ -78,7 +78,7 @@ async fn indexes_are_made_with_less_weight_than_clients_have() {
     });
     let outcome = run(&bench.options("shop"), observer).await;
     over.store(true, Ordering::Release);
-    let (nices, weights) = (nices.join().expect("whoever looks"), weights.lock().unwrap());
+    let (nices, weights) = (nices.join().expect("the observer"), weights.lock().unwrap());
     assert!(matches!(outcome, Ok(Outcome::Switched { .. })), "{outcome:?}");
     assert!(weights.iter().any(|weight| *weight < 30), "less, as clients suffer: {weights:?}");
     assert!(nices.iter().any(|nice| *nice > 5), "by its nice value: {nices:?}");
@@ -97,7 +97,7 @@ async fn sessions_that_follow_have_less_weight_than_clients_until_a_pause_may_wa
     }
     let bench = Bench::start();
     bench.fill_big(1000);
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
+    bench.fake_proxy.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
     let (bench, seen) = (Arc::new(bench), Arc::new(Mutex::new((Vec::new(), Vec::new()))));
     let (looking, noted) = (Arc::clone(&bench), Arc::clone(&seen));
     let observer: Observer = Arc::new(move |event| {
@@ -136,13 +136,13 @@ async fn copied(fare: impl Fn(u64) -> Fare + Send + Sync + 'static) -> Option<Ve
     }
     let bench = Bench::start();
     bench.fill_big(ROWS);
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
-    let (front, rates) = (Arc::clone(&bench.front), Arc::new(Mutex::new((true, Vec::new()))));
+    bench.fake_proxy.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
+    let (fake_proxy, rates) = (Arc::clone(&bench.fake_proxy), Arc::new(Mutex::new((true, Vec::new()))));
     let told = Arc::clone(&rates);
     let observer: Observer = Arc::new(move |event| {
         println!("{:?}", event.kind);
         let go_at =
-            |(rate, wait)| front.lock().unwrap().clients.iter_mut().for_each(|clients| clients.go_at(rate, wait));
+            |(rate, wait)| fake_proxy.lock().unwrap().clients.iter_mut().for_each(|clients| clients.go_at(rate, wait));
         match event.kind {
             EventKind::Copying { bytes_per_s, .. } => go_at(fare(bytes_per_s)),
             EventKind::PhaseStarted { phase, .. } if phase == "indexes" => {

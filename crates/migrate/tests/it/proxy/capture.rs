@@ -185,7 +185,7 @@ const BEYOND: &[(&str, &str)] = &[
     ("CREATE TABLE more (a int)", "CREATE TABLE is not captured"),
     ("TRUNCATE item", "TRUNCATE ITEM is not captured"),
     ("COPY parent FROM '/dev/null'", "COPY FROM cannot return the rows"),
-    ("WITH x AS (DELETE FROM item RETURNING 1) SELECT count(*) FROM x", "WITH holds a statement that writes"),
+    ("WITH x AS (DELETE FROM item RETURNING 1) SELECT count(*) FROM x", "WITH contains a statement that writes"),
     ("DO $$ BEGIN DELETE FROM item; END $$", "DO cannot return the rows"),
     ("SELECT sneak()", "function sneak may write"),
     ("SELECT lo_create(0)", "function lo_create may write"),
@@ -249,7 +249,7 @@ fn ends_the_capture(proxy: &Proxy, statements: bool, text: &str, why: &str) {
 
 /// Statements each of which succeeds for the client, and cannot be repeated by its text.
 const BEYOND_REPEATING: &[(&str, &str)] = &[
-    ("UPDATE late SET other = 7 WHERE id = 1", "a transaction that writes is not REPEATABLE READ"),
+    ("UPDATE late SET other = 7 WHERE id = 1", "a transaction that writes is not at REPEATABLE READ"),
     ("BEGIN ISOLATION LEVEL REPEATABLE READ; SAVEPOINT a; COMMIT", "a savepoint"),
     (
         "BEGIN ISOLATION LEVEL REPEATABLE READ; INSERT INTO item (id, parent, amount) VALUES (1, 1, 1); COMMIT",
@@ -259,7 +259,7 @@ const BEYOND_REPEATING: &[(&str, &str)] = &[
         "BEGIN ISOLATION LEVEL REPEATABLE READ; UPDATE late SET other = (random() * 1000)::int WHERE id = 2; COMMIT",
         "function random",
     ),
-    ("SET work_mem = '7MB'", "SET changes what those behind it do"),
+    ("SET work_mem = '7MB'", "SET changes the effect of later statements"),
     ("TRUNCATE item", "TRUNCATE ITEM is not captured"),
 ];
 

@@ -1,7 +1,7 @@
 //! Drivers of other languages through the proxy. pip and npm fetch the ones of Python and Node once, into the cache.
 //! Java's is Debian's, and so is Node's where npm is missing.
 
-use crate::proxy::support::armed::Armed;
+use crate::proxy::support::repeated_capture::RepeatedCapture;
 use crate::proxy::support::{Proxy, certificate, server};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -68,7 +68,7 @@ fn passes(command: &mut Command) -> bool {
 /// Runs a driver without and with a capture: it notices no difference.
 fn twice(proxy: &Proxy, run: impl Fn()) {
     run();
-    let armed = Armed::start(proxy, "postgres");
+    let armed = RepeatedCapture::start(proxy, "postgres");
     run();
     println!("captured: {:?}", armed.finish());
 }

@@ -2,15 +2,15 @@
 
 mod capture;
 mod drivers;
-mod hostile;
-mod large;
+mod hostile_clients;
+mod large_messages;
 mod logins;
 mod metrics;
-mod pass;
+mod passthrough;
 mod regress;
 mod replication;
 mod signals;
-mod silent;
+mod silent_connections;
 mod startup;
 mod support;
 mod switch;

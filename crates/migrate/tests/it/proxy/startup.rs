@@ -122,9 +122,9 @@ fn a_client_is_served_as_the_one_who_proved_it_or_not_at_all() {
     log_in(&[("user", "postgres"), shop]).is_refused("28000", "no rule of the proxy allows user \"postgres\"");
 
     // The server takes the last of several.
-    log_in(&[alice, ("user", "postgres"), shop]).is_refused("08P01", "\"user\" is more than once");
-    log_in(&[("user", "postgres"), alice, shop]).is_refused("08P01", "\"user\" is more than once");
-    log_in(&[alice, shop, ("database", "postgres")]).is_refused("08P01", "\"database\" is more than once");
+    log_in(&[alice, ("user", "postgres"), shop]).is_refused("08P01", "\"user\" appears more than once");
+    log_in(&[("user", "postgres"), alice, shop]).is_refused("08P01", "\"user\" appears more than once");
+    log_in(&[alice, shop, ("database", "postgres")]).is_refused("08P01", "\"database\" appears more than once");
     log_in(&[alice, ("User", "postgres"), shop]).is_refused("08P01", "invalid name of a parameter");
     for name in ["options", "application_name", "role", "session_authorization", "_pq_.x"] {
         let upper = name.to_uppercase();
@@ -211,7 +211,7 @@ fn a_walsender_is_known_for_one() {
         say(stream, &startup(&all, V3_0), "secret")
     };
     for twice in [["false", "database"], ["database", "false"], ["false", "true"], ["database", "database"]] {
-        log_in(&mut raw(&proxy), &twice).is_refused("08P01", "\"replication\" is more than once");
+        log_in(&mut raw(&proxy), &twice).is_refused("08P01", "\"replication\" appears more than once");
     }
     log_in(&mut raw(&proxy), &["maybe"]).is_refused("22023", "invalid value for parameter \"replication\"");
     // It is for the whole server, and not for the database that it names.
@@ -414,7 +414,7 @@ fn names_come_back_as_they_were_sent() {
 }
 
 #[test]
-fn a_configuration_that_lets_no_client_in_or_everybody_read_is_not_good() {
+fn a_configuration_that_lets_no_client_in_or_every_user_read_is_not_good() {
     let dir = TempDir::with_prefix("stillpoint-proxy-").expect("make a directory");
     certificate(dir.path());
     let file = |name: &str| dir.path().join(name);
@@ -435,7 +435,7 @@ fn a_configuration_that_lets_no_client_in_or_everybody_read_is_not_good() {
     fs::write(file("proxy.toml"), text).expect("write the configuration");
     let (_, warnings) = stillpoint_migrate_proxy::check(&file("proxy.toml")).expect("it can be used");
     for expected in
-        ["no client may connect", "server.key has mode 0644", "verifiers has mode 0644", "line 1 is no role"]
+        ["no client may connect", "server.key has mode 0644", "verifiers has mode 0644", "line 1 is not a role"]
     {
         assert!(warnings.iter().any(|warning| warning.contains(expected)), "{expected}: {warnings:?}");
     }

@@ -268,7 +268,7 @@ async fn a_login_that_was_only_heard_opens_the_target_once_the_verifier_is_known
     let Reply::Prepared { failed, .. } = control.ask(&preparing("postgres", "b", &[])).await.unwrap() else {
         panic!("prepared")
     };
-    assert!(failed[0].why.contains("the verifier of this role was not given"), "{failed:?}");
+    assert!(failed[0].why.contains("no verifier for this role was given"), "{failed:?}");
     let reply = control.ask(&preparing("postgres", "b", &[("alice", &stored)])).await.unwrap();
     assert!(matches!(reply, Reply::Prepared { sessions: 1, .. }), "{reply:?}");
     switch(&mut control, "postgres").await;

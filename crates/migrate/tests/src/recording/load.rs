@@ -1,7 +1,7 @@
 //! Clients of a shop: half of their transactions are orders (after TPC-W's ordering mix; tables and statements are this
 //! crate's own), all of them at REPEATABLE READ, and none writes a value that depends on the time.
 
-use super::front::Front;
+use super::servers::ProxiedServers;
 use crate::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use tokio_postgres::{Client, NoTls};
 const CUSTOMERS: u64 = 2000;
 const ITEMS: u64 = 2000;
 /// Most tries of a transaction that conflicts with another one's row.
-const TRIES: usize = 50;
+const ATTEMPTS_MAX: usize = 50;
 
 /// Clients that are connected, and their counts.
 pub(super) struct Shop {
@@ -76,19 +76,19 @@ impl Shop {
 }
 
 /// Clients at work.
-pub struct Busy {
+pub struct LoadClients {
     shop: Shop,
     begun: Instant,
 }
 
 /// Starts `clients` clients, each of which thinks for `think` between two transactions.
-pub async fn busy(front: &Front, clients: usize, think: Duration) -> Busy {
-    let shop = Shop::connect(&front.conninfo(), clients, think).await;
+pub async fn busy(servers: &ProxiedServers, clients: usize, think: Duration) -> LoadClients {
+    let shop = Shop::connect(&servers.conninfo(), clients, think).await;
     shop.begin().await;
-    Busy { shop, begun: Instant::now() }
+    LoadClients { shop, begun: Instant::now() }
 }
 
-impl Busy {
+impl LoadClients {
     /// Lets clients end. Returns their committed transactions a second.
     pub async fn end(self) -> f64 {
         let seconds = self.begun.elapsed().as_secs_f64();
@@ -115,7 +115,7 @@ impl Customer {
         begin.wait().await;
         while !stop.load(Ordering::Relaxed) {
             let orders = self.random.below(2) == 0;
-            let statements = if orders { self.order() } else { self.look() };
+            let statements = if orders { self.order() } else { self.browse() };
             self.commit(&statements).await;
             all.fetch_add(1, Ordering::Relaxed);
             ordered.fetch_add(u64::from(orders), Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl Customer {
         }
     }
 
-    fn look(&mut self) -> Vec<String> {
+    fn browse(&mut self) -> Vec<String> {
         let (customer, first) = (self.random.below(CUSTOMERS) + 1, self.random.below(ITEMS - 20) + 1);
         vec![
             format!("SELECT name, balance FROM customer WHERE id = {customer}"),
@@ -155,7 +155,7 @@ impl Customer {
     }
 
     async fn commit(&self, statements: &[String]) {
-        for _ in 0..TRIES {
+        for _ in 0..ATTEMPTS_MAX {
             match self.attempt(statements).await {
                 Ok(()) => return,
                 Err(error) if error.code().is_some_and(|code| code.code() == "40001") => {
@@ -164,7 +164,7 @@ impl Customer {
                 Err(error) => panic!("client {}: {error:?}", self.number),
             }
         }
-        panic!("client {}: a transaction failed {TRIES} times", self.number);
+        panic!("client {}: a transaction failed {ATTEMPTS_MAX} times", self.number);
     }
 
     async fn attempt(&self, statements: &[String]) -> Result<(), tokio_postgres::Error> {

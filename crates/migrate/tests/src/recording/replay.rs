@@ -3,25 +3,25 @@
 
 use super::record::{Recording, SUMS};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_engine::spoken::{Replay, Way};
+use stillpoint_migrate_engine::statement_replay::{Replay, ReplaySettings};
 use stillpoint_migrate_engine::{Error, Server};
 use stillpoint_testing::{postgresql::Cluster, wait::until};
 
 /// Time without a report after which a replay counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Result of a replay.
 #[derive(Debug, Clone, Copy)]
-pub struct Replayed {
-    /// Time from the first operation to the last commit.
+pub struct ReplayResult {
+    /// Time from the first operation to the last commit, in seconds.
     pub seconds: f64,
-    /// Flushes of the target's log meanwhile.
+    /// Number of flushes of the target's log meanwhile.
     pub flushes: u64,
-    /// Transactions that were retried.
+    /// Number of transactions that were retried.
     pub retries: u64,
     /// Number of players at the end.
     pub players: u32,
-    /// Transactions that were sent.
+    /// Number of transactions that were sent.
     pub transactions: u64,
 }
 
@@ -50,14 +50,15 @@ impl<'a> Target<'a> {
     }
 
     /// Replays a recording on a copy of `base`, and panics unless that ends with the rows of the source.
-    pub async fn replay(&self, recording: &Recording, way: Way) -> Replayed {
+    pub async fn replay(&self, recording: &Recording, settings: ReplaySettings) -> ReplayResult {
         let cluster = self.cluster;
         cluster.sql("postgres", "DROP DATABASE IF EXISTS replayed");
         cluster.sql("postgres", "CREATE DATABASE replayed TEMPLATE base");
         cluster.sql("replayed", "CHECKPOINT");
         let target = Server::parse("target", &cluster.conninfo("replayed"), None).expect("a connection string");
         let before = self.flushes();
-        let (replay, seconds) = run(recording, way, &target).await.unwrap_or_else(|error| panic!("{way:?}: {error:?}"));
+        let (replay, seconds) =
+            run(recording, settings, &target).await.unwrap_or_else(|error| panic!("{settings:?}: {error:?}"));
         let (progress, players) = (replay.progress(), replay.players());
         drop(replay);
         until("players to be gone", || {
@@ -65,9 +66,9 @@ impl<'a> Target<'a> {
             (cluster.sql("postgres", there) == "0").then_some(())
         });
         let flushes = self.flushes().saturating_sub(before);
-        assert_eq!(cluster.sql("replayed", SUMS), recording.sums, "{way:?} ends in another state");
+        assert_eq!(cluster.sql("replayed", SUMS), recording.sums, "{settings:?} ends in another state");
         cluster.sql("postgres", "DROP DATABASE replayed");
-        Replayed { seconds, flushes, retries: progress.retries, players, transactions: progress.done }
+        ReplayResult { seconds, flushes, retries: progress.retries, players, transactions: progress.done }
     }
 
     fn flushes(&self) -> u64 {
@@ -76,10 +77,10 @@ impl<'a> Target<'a> {
 }
 
 /// Repeats the whole recording; returns the replay at its end.
-async fn run(recording: &Recording, way: Way, target: &Server) -> Result<(Replay, f64), Error> {
-    let mut replay = Replay::start(way, target).await?;
-    for happened in &recording.happened {
-        replay.hand_in(happened.clone())?;
+async fn run(recording: &Recording, settings: ReplaySettings, target: &Server) -> Result<(Replay, f64), Error> {
+    let mut replay = Replay::start(settings, target).await?;
+    for events in &recording.events {
+        replay.hand_in(events.clone())?;
     }
     let begun = Instant::now();
     loop {
@@ -87,7 +88,7 @@ async fn run(recording: &Recording, way: Way, target: &Server) -> Result<(Replay
         if replay.is_drained() {
             return Ok((replay, begun.elapsed().as_secs_f64()));
         }
-        let reported = tokio::time::timeout(PATIENCE, replay.reported()).await;
-        reported.unwrap_or_else(|_| panic!("{way:?} hangs: {:?}", replay.progress()))?;
+        let reported = tokio::time::timeout(REPLY_TIMEOUT, replay.take_reports()).await;
+        reported.unwrap_or_else(|_| panic!("{settings:?} hangs: {:?}", replay.progress()))?;
     }
 }

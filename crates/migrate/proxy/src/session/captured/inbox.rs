@@ -1,6 +1,6 @@
 //! Whole messages from a stream.
 
-use crate::capture::{Capture, Held};
+use crate::capture::{Capture, MemoryShare};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step};
 use stillpoint_migrate_wire::frontend;
@@ -9,10 +9,10 @@ use stillpoint_migrate_wire::frontend;
 const MESSAGE_MAX: u32 = (1 << 30) - 1;
 /// A message up to this length is always held whole, no matter how much others hold: each session's own memory is for
 /// that.
-pub(super) const SMALL: usize = 64 << 10;
+pub(super) const SMALL_MESSAGE_BYTES: usize = 64 << 10;
 /// Copies of a message: it is received, rewritten and sent; a text is also parsed.
-const COPIES: usize = 4;
-const COPIES_OF_TEXT: usize = 16;
+const MESSAGE_COPIES: usize = 4;
+const TEXT_COPIES: usize = 16;
 
 /// Bytes that have arrived and were not looked at.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Inbox {
     pub(super) bytes: Vec<u8>,
     start: usize,
     /// Memory reserved for the message that has begun.
-    held: Option<Held>,
+    held: Option<MemoryShare>,
 }
 
 /// A whole message.
@@ -30,7 +30,7 @@ pub(super) struct Message {
     /// Header and body.
     pub(super) bytes: Vec<u8>,
     /// Memory reserved for it.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<MemoryShare>,
 }
 
 impl Message {
@@ -65,12 +65,12 @@ impl Inbox {
         }
     }
 
-    /// Takes up to `most` bytes. A large message does not leave its memory behind.
-    pub(super) fn piece(&mut self, most: usize) -> Vec<u8> {
-        if self.start == 0 && self.bytes.len() <= most && self.bytes.len() > SMALL {
+    /// Takes up to `max_bytes` bytes. A large message does not leave its memory behind.
+    pub(super) fn piece(&mut self, max_bytes: usize) -> Vec<u8> {
+        if self.start == 0 && self.bytes.len() <= max_bytes && self.bytes.len() > SMALL_MESSAGE_BYTES {
             return std::mem::take(&mut self.bytes);
         }
-        let end = self.bytes.len().min(self.start + most);
+        let end = self.bytes.len().min(self.start + max_bytes);
         let piece = self.bytes[self.start..end].to_vec();
         self.start = end;
         piece
@@ -79,7 +79,7 @@ impl Inbox {
     /// Type and length of a message that has begun, is not all here, and is large.
     pub(super) fn large(&self) -> Option<(u8, usize)> {
         match Scanner::new(MESSAGE_MAX).peek(&self.bytes[self.start..]) {
-            Ok(Step::Message(message)) if message.total() > SMALL && !message.is_whole() => {
+            Ok(Step::Message(message)) if message.total() > SMALL_MESSAGE_BYTES && !message.is_whole() => {
                 Some((message.tag, message.total()))
             }
             _ => None,
@@ -87,13 +87,13 @@ impl Inbox {
     }
 
     /// Returns true if the large message that has begun may be held whole: the capture still runs, and there is memory.
-    pub(super) fn may_hold(&mut self, capture: &Capture) -> bool {
+    pub(super) fn may_buffer(&mut self, capture: &Capture) -> bool {
         let Some((tag, total)) = self.large() else { return true };
         if !capture.is_live() {
             self.held = None;
         } else if self.held.is_none() {
-            let copies = if matches!(tag, b'Q' | b'P') { COPIES_OF_TEXT } else { COPIES };
-            self.held = capture.room_for(total * copies);
+            let copies = if matches!(tag, b'Q' | b'P') { TEXT_COPIES } else { MESSAGE_COPIES };
+            self.held = capture.reserve(total * copies);
         }
         self.held.is_some()
     }
@@ -113,7 +113,7 @@ impl Inbox {
     }
 
     /// Takes all bytes that are left.
-    pub(super) fn rest(&mut self) -> Vec<u8> {
+    pub(super) fn take_rest(&mut self) -> Vec<u8> {
         let rest = self.bytes.split_off(self.start);
         *self = Inbox::default();
         rest

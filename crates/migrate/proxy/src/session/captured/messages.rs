@@ -1,28 +1,28 @@
 //! Messages of the client.
 
 use super::inbox::Message;
-use super::spoken::has_parameters;
-use super::statements::{Judged, Statement, What, leans_on_facts};
-use super::{Captured, Expected, Manner, SENT_AT, TWINS_MAX};
+use super::statement_capture::has_parameters;
+use super::statements::{Statement, StatementEffect, StatementFacts, depends_on_facts};
+use super::{CapturedSession, ExpectedReply, QueryProtocol, SEND_THRESHOLD_BYTES, TWINS_MAX};
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Control, Rewritten, split};
+use stillpoint_migrate_capture::{Control, RewrittenStatement, split};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{self, put, put_cstr};
 use stillpoint_migrate_wire::frontend::{self, put_bind, put_close_statement, put_execute, put_parse, put_sync};
-use stillpoint_migrate_wire::hidden::put_bind_elsewhere;
+use stillpoint_migrate_wire::hidden_column::put_bind_elsewhere;
 
-impl Captured {
+impl CapturedSession {
     /// Handles one message of the client.
     pub(super) async fn request(&mut self, pump: &mut Pump, mut message: Message) -> Result<(), SessionError> {
         if pump.conversation.at_boundary() && message.tag != b'H' {
             pump.entry.begin(crate::entry::now_us());
         }
         let body = message.body();
-        pump.notes.frontend(&frame::Message { tag: message.tag, body, len: body.len() });
+        pump.tracker.frontend(&frame::Message { tag: message.tag, body, len: body.len() });
         pump.conversation.frontend(message.tag);
-        self.manner = Manner::Extended;
+        self.protocol = QueryProtocol::Extended;
         if self.skipping && message.tag != b'S' {
             return Ok(());
         }
@@ -46,14 +46,14 @@ impl Captured {
                 if let Some((b'S', name)) = body.split_first() {
                     self.statements.remove(name.strip_suffix(&[0]).unwrap_or(name));
                 }
-                self.forward(&message, Expected::Complete);
+                self.forward(&message, ExpectedReply::Complete);
                 Ok(())
             }
             b'H' => self.flush(pump).await,
             b'S' => self.sync(pump).await,
             b'F' => {
-                self.break_off(pump, "a function was called by its number");
-                self.forward(&message, Expected::Query { mute: false });
+                self.break_off(pump, "a function was called by its object identifier");
+                self.forward(&message, ExpectedReply::Query { mute: false });
                 self.drain(pump).await
             }
             // Data of a copy after its end, which the server ignores.
@@ -64,14 +64,14 @@ impl Captured {
         }
     }
 
-    fn forward(&mut self, message: &Message, owed: Expected) {
+    fn forward(&mut self, message: &Message, owed: ExpectedReply) {
         self.to_server.extend(&message.bytes);
         self.expected.push_back(owed);
     }
 
     /// Waits if needed, so that the server never gets more than it takes before its replies are read.
     async fn make_room(&mut self, pump: &mut Pump, more: usize) -> Result<(), SessionError> {
-        if self.to_server.len() + more >= SENT_AT && !self.expected.is_empty() {
+        if self.to_server.len() + more >= SEND_THRESHOLD_BYTES && !self.expected.is_empty() {
             self.flush(pump).await?;
         }
         Ok(())
@@ -88,11 +88,11 @@ impl Captured {
         if self.capture.of_statements() {
             // Parse already takes the snapshot.
             let judged = self.judge(text);
-            if !self.know_snapshot(pump, text, &judged).await? {
+            if !self.report_snapshot(pump, text, &judged).await? {
                 return Ok(());
             }
         }
-        let owed = Expected::Parse(name.to_vec(), Arc::new(Statement { text: text.to_vec(), types }));
+        let owed = ExpectedReply::Parse(name.to_vec(), Arc::new(Statement { text: text.to_vec(), types }));
         self.forward(message, owed);
         Ok(())
     }
@@ -100,7 +100,7 @@ impl Captured {
     /// Statement that was parsed under a name, or is about to be.
     fn statement(&self, name: &[u8]) -> Option<Arc<Statement>> {
         let owed = self.expected.iter().rev().find_map(|owed| match owed {
-            Expected::Parse(other, statement) if other == name => Some(statement),
+            ExpectedReply::Parse(other, statement) if other == name => Some(statement),
             _ => None,
         });
         owed.or_else(|| self.statements.get(name)).cloned()
@@ -115,16 +115,16 @@ impl Captured {
         let (portal, name) = frontend::parse_text(message.body()).ok_or_else(malformed)?;
         let Some(statement) = self.statement(name) else {
             self.portals.remove(portal);
-            self.forward(message, Expected::Complete);
+            self.forward(message, ExpectedReply::Complete);
             return Ok(());
         };
-        if self.stale && leans_on_facts(&statement.text) && !self.refresh(pump).await? {
+        if self.stale && depends_on_facts(&statement.text) && !self.refresh(pump).await? {
             return Ok(());
         }
         let judged = self.judge(&statement.text);
         self.portals.insert(portal.to_vec(), judged.clone());
         if self.capture.of_statements() {
-            if !self.know_snapshot(pump, &statement.text, &judged).await? {
+            if !self.report_snapshot(pump, &statement.text, &judged).await? {
                 return Ok(());
             }
             let behind = message.body().get(portal.len() + name.len() + 2..).ok_or_else(malformed)?;
@@ -134,14 +134,14 @@ impl Captured {
             Some(rewritten) if self.capture.is_live() && !self.failed => {
                 let twin = self.twin(&statement, &rewritten.text);
                 put_bind_elsewhere(&mut self.to_server, message.body(), &twin).map_err(SessionError::ClientProtocol)?;
-                self.expected.push_back(Expected::Complete);
+                self.expected.push_back(ExpectedReply::Complete);
             }
             _ => {
                 if judged.writes().is_some() {
-                    let plain = Judged { what: What::Nothing, touches: false };
+                    let plain = StatementFacts { what: StatementEffect::Nothing, touches: false };
                     self.portals.insert(portal.to_vec(), Arc::new(plain));
                 }
-                self.forward(message, Expected::Complete);
+                self.forward(message, ExpectedReply::Complete);
             }
         }
         Ok(())
@@ -155,7 +155,7 @@ impl Captured {
         if self.twins.len() >= TWINS_MAX {
             for (_, name) in self.twins.drain() {
                 put_close_statement(&mut self.to_server, &name);
-                self.expected.push_back(Expected::Silent);
+                self.expected.push_back(ExpectedReply::Silent);
             }
         }
         self.twins_made += 1;
@@ -165,7 +165,7 @@ impl Captured {
             put_cstr(body, text.as_bytes());
             body.extend(&statement.types);
         });
-        self.expected.push_back(Expected::Twin(statement.clone()));
+        self.expected.push_back(ExpectedReply::Twin(statement.clone()));
         self.twins.insert(statement.clone(), name.clone());
         name
     }
@@ -178,19 +178,19 @@ impl Captured {
             }
             _ => None,
         };
-        self.forward(message, Expected::Describe(hides));
+        self.forward(message, ExpectedReply::Describe(hides));
         Ok(())
     }
 
     async fn execute(&mut self, pump: &mut Pump, message: &Message) -> Result<(), SessionError> {
         let name = message.body().split(|b| *b == 0).next().unwrap_or_default();
         let Some(judged) = self.portals.get(name).cloned() else {
-            self.forward(message, Expected::Execute(None));
+            self.forward(message, ExpectedReply::Execute(None));
             return self.flush(pump).await;
         };
         let portal = name.to_vec();
         if let Some((statement, parameters)) = self.bound.get(name).cloned() {
-            self.speak(pump, &statement.text, &judged, parameters);
+            self.record_statement(pump, &statement.text, &judged, parameters);
         }
         self.run_portal(pump, &judged, judged.writes().cloned(), |to| {
             if judged.writes().is_some_and(|rewritten| !rewritten.client_sees_rows) {
@@ -207,30 +207,32 @@ impl Captured {
     async fn run_portal(
         &mut self,
         pump: &mut Pump,
-        judged: &Judged,
-        writes: Option<Arc<Rewritten>>,
+        judged: &StatementFacts,
+        writes: Option<Arc<RewrittenStatement>>,
         put_execute: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), SessionError> {
-        let savepoint = matches!(judged.what, What::Control(Control::Savepoint(_)));
+        let savepoint = matches!(judged.what, StatementEffect::Control(Control::Savepoint(_)));
         if savepoint && self.transaction.wrote && !self.failed && !self.audit(pump).await? {
             return Ok(());
         }
         let mut stamp = None;
         match &judged.what {
-            What::Writes(_) if writes.is_some() => return self.run_write(pump, judged, writes, put_execute).await,
-            What::Control(Control::Commit { .. }) => match self.before_commit(pump).await? {
+            StatementEffect::Writes(_) if writes.is_some() => {
+                return self.run_write(pump, judged, writes, put_execute).await;
+            }
+            StatementEffect::Control(Control::Commit { .. }) => match self.before_commit(pump).await? {
                 Some(taken) => stamp = taken,
                 None => {
                     self.must_roll_back = self.block;
                     return Ok(());
                 }
             },
-            What::Beyond(why) if !self.failed => self.break_off(pump, why),
+            StatementEffect::Beyond(why) if !self.failed => self.break_off(pump, why),
             _ => {}
         }
         self.tag.clear();
         put_execute(&mut self.to_server);
-        self.expected.push_back(Expected::Execute(writes));
+        self.expected.push_back(ExpectedReply::Execute(writes));
         self.flush(pump).await?;
         self.executed(judged, stamp);
         Ok(())
@@ -240,8 +242,8 @@ impl Captured {
     async fn run_write(
         &mut self,
         pump: &mut Pump,
-        judged: &Judged,
-        writes: Option<Arc<Rewritten>>,
+        judged: &StatementFacts,
+        writes: Option<Arc<RewrittenStatement>>,
         put_execute: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), SessionError> {
         let asks = self.transaction.needs_baseline();
@@ -250,12 +252,12 @@ impl Captured {
         self.transaction.may_conflict |= writes.as_ref().is_some_and(|writes| writes.may_conflict);
         self.own_rows.clear();
         if asks {
-            self.put_own(&self.counters());
+            self.send_own_query(&self.counters());
         }
         put_execute(&mut self.to_server);
-        self.expected.push_back(Expected::Execute(writes));
+        self.expected.push_back(ExpectedReply::Execute(writes));
         if ends {
-            self.put_own(&self.counters());
+            self.send_own_query(&self.counters());
         }
         self.flush(pump).await?;
         if asks && let Some((count, _)) = self.count(0) {
@@ -269,22 +271,22 @@ impl Captured {
     }
 
     /// Records that the replies to a statement have arrived.
-    fn executed(&mut self, judged: &Judged, stamp: Option<crate::capture::Stamped>) {
+    fn executed(&mut self, judged: &StatementFacts, stamp: Option<crate::capture::PendingCommit>) {
         let good = !self.skipping;
         match &judged.what {
-            What::Control(Control::Commit { chain }) => {
+            StatementEffect::Control(Control::Commit { chain }) => {
                 // A COMMIT of a failed transaction rolls it back, without an error.
                 self.after_commit(stamp, good && self.tag.starts_with(b"COMMIT"));
                 if good {
                     (self.block, self.failed) = (*chain, false);
                 }
             }
-            What::Control(Control::Rollback { chain }) if good => {
+            StatementEffect::Control(Control::Rollback { chain }) if good => {
                 self.transaction_over();
                 (self.block, self.failed) = (*chain, false);
             }
-            What::Control(Control::Begin) if good => self.block = true,
-            What::Control(control) if good => {
+            StatementEffect::Control(Control::Begin) if good => self.block = true,
+            StatementEffect::Control(control) if good => {
                 self.failed &= !matches!(control, Control::RollbackTo(_));
                 self.transaction.control(control);
             }
@@ -305,7 +307,7 @@ impl Captured {
         let roll_back = std::mem::take(&mut self.must_roll_back);
         let errors = self.skipping;
         put_sync(&mut self.to_server);
-        self.expected.push_back(Expected::Sync { mute: roll_back });
+        self.expected.push_back(ExpectedReply::Sync { mute: roll_back });
         self.errors_until_ready = false;
         self.drain(pump).await?;
         if roll_back {
@@ -330,38 +332,38 @@ impl Captured {
         let offset = |at: usize| String::from_utf8_lossy(&text[..at]).chars().count();
         let offsets: Vec<usize> = pieces.iter().map(|piece| offset(piece.start)).collect();
         let texts: Vec<&[u8]> = pieces.into_iter().map(|piece| &text[piece]).collect();
-        let judged: Vec<Arc<Judged>> = texts.iter().map(|text| self.judge(text)).collect();
-        let plain = |judged: &Arc<Judged>| matches!(judged.what, What::Nothing) && !judged.touches;
+        let judged: Vec<Arc<StatementFacts>> = texts.iter().map(|text| self.judge(text)).collect();
+        let plain = |judged: &Arc<StatementFacts>| matches!(judged.what, StatementEffect::Nothing) && !judged.touches;
         let together = !self.capture.of_statements() && judged.iter().all(plain);
         if texts.len() > 1 && self.capture.is_live() && !together {
             return self.pieces(pump, &texts, &offsets).await;
         }
         let [text] = &texts[..] else { return self.whole_query(pump, &message).await };
-        if self.stale && leans_on_facts(text) && !self.refresh_before_query(pump).await? {
+        if self.stale && depends_on_facts(text) && !self.refresh_before_query(pump).await? {
             return Ok(());
         }
         let judged = self.judge(text);
         let alone = match &judged.what {
-            What::Writes(_) => !self.failed && self.capture.is_live(),
-            What::Control(_) => self.transaction.wrote && self.capture.is_live(),
-            What::Beyond(why) => {
+            StatementEffect::Writes(_) => !self.failed && self.capture.is_live(),
+            StatementEffect::Control(_) => self.transaction.wrote && self.capture.is_live(),
+            StatementEffect::Beyond(why) => {
                 if !self.failed {
                     self.break_off(pump, why);
                 }
                 false
             }
-            What::Nothing => false,
+            StatementEffect::Nothing => false,
         };
         if alone {
             return self.pieces(pump, &texts, &offsets).await;
         }
-        if !self.know_snapshot_before_query(pump, text, &judged).await? {
+        if !self.report_snapshot_before_query(pump, text, &judged).await? {
             return Ok(());
         }
-        self.speak(pump, text, &judged, false);
+        self.record_statement(pump, text, &judged, false);
         self.errors_until_ready = false;
         self.whole_query(pump, &message).await?;
-        if let What::Control(control) = &judged.what {
+        if let StatementEffect::Control(control) = &judged.what {
             self.transaction.control(control);
         }
         if judged.touches {
@@ -375,42 +377,46 @@ impl Captured {
     }
 
     async fn whole_query(&mut self, pump: &mut Pump, message: &Message) -> Result<(), SessionError> {
-        self.forward(message, Expected::Query { mute: false });
+        self.forward(message, ExpectedReply::Query { mute: false });
         self.drain(pump).await
     }
 
     /// Reads the facts before a Query. On failure the query is over, and the client has the error.
     async fn refresh_before_query(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
-        self.manner = Manner::Simple;
+        self.protocol = QueryProtocol::Simple;
         let good = self.refresh(pump).await?;
         put_sync(&mut self.to_server);
-        self.expected.push_back(Expected::Sync { mute: good });
+        self.expected.push_back(ExpectedReply::Sync { mute: good });
         self.drain(pump).await?;
-        self.manner = Manner::Extended;
+        self.protocol = QueryProtocol::Extended;
         Ok(good)
     }
 
     /// Executes the statements of one Query by the extended protocol: they are one transaction, as in a Query.
     async fn pieces(&mut self, pump: &mut Pump, texts: &[&[u8]], offsets: &[usize]) -> Result<(), SessionError> {
-        self.manner = Manner::Simple;
+        self.protocol = QueryProtocol::Simple;
         for (at, (text, offset)) in texts.iter().zip(offsets).enumerate() {
             self.offset = *offset;
-            if self.stale && leans_on_facts(text) && !self.refresh(pump).await? {
+            if self.stale && depends_on_facts(text) && !self.refresh(pump).await? {
                 break;
             }
             let judged = self.judge(text);
-            if !self.know_snapshot(pump, text, &judged).await? {
+            if !self.report_snapshot(pump, text, &judged).await? {
                 break;
             }
-            self.speak(pump, text, &judged, false);
+            self.record_statement(pump, text, &judged, false);
             let writes = judged.writes().filter(|_| !self.failed && self.capture.is_live());
             let sent = writes.map_or(*text, |rewritten| rewritten.text.as_bytes());
             put_parse(&mut self.to_server, b"", sent, &[]);
             put_bind(&mut self.to_server, b"", b"", &[]);
             put(&mut self.to_server, b'D', |body| body.extend(*b"P\0"));
-            self.expected.extend([Expected::Silent, Expected::Silent, Expected::Describe(writes.cloned())]);
+            self.expected.extend([
+                ExpectedReply::Silent,
+                ExpectedReply::Silent,
+                ExpectedReply::Describe(writes.cloned()),
+            ]);
             // The client gets the last completion only after the commit that it stands for.
-            self.hold = at + 1 == texts.len() && !matches!(judged.what, What::Control(_));
+            self.hold = at + 1 == texts.len() && !matches!(judged.what, StatementEffect::Control(_));
             self.run_portal(pump, &judged, writes.cloned(), |to| put_execute(to, b"")).await?;
             self.hold = false;
             if self.skipping {
@@ -420,7 +426,7 @@ impl Captured {
         self.offset = 0;
         if !self.skipping {
             put_close_statement(&mut self.to_server, b"");
-            self.expected.push_back(Expected::Silent);
+            self.expected.push_back(ExpectedReply::Silent);
         }
         self.sync(pump).await
     }

@@ -15,25 +15,25 @@
 //! ```
 
 mod inbox;
-mod large;
+mod large_messages;
 mod messages;
 mod replies;
-mod spoken;
+mod statement_capture;
 mod statements;
 mod transaction;
 
 use crate::capture::facts::{self, Facts};
-use crate::capture::{Capture, Held, Meant, Stamped};
+use crate::capture::{Capture, MemoryShare, PendingCommit, SessionContext};
 use crate::entry::Command;
 use crate::error::SessionError;
 use crate::link;
 use crate::session::pump::{Admission, Event, Pump};
-use inbox::{Inbox, SMALL};
-use statements::{Judged, Statement};
+use inbox::{Inbox, SMALL_MESSAGE_BYTES};
+use statements::{Statement, StatementFacts};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use stillpoint_migrate_capture::{Catalogue, Rewritten};
+use stillpoint_migrate_capture::{Catalogue, RewrittenStatement};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frontend::{
     self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
@@ -43,17 +43,17 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use transaction::{Counts, Transaction};
 
 /// Name of the proxy's own statement and portal. The unnamed ones belong to the client.
-const OWN: &[u8] = b"stillpoint_own";
+const OWN_STATEMENT: &[u8] = b"stillpoint_own";
 /// Bytes waiting in either direction at which they are sent.
-const SENT_AT: usize = 16 << 10;
+const SEND_THRESHOLD_BYTES: usize = 16 << 10;
 /// Time after which the client gets what there is, if the server takes longer.
-const PATIENCE: Duration = Duration::from_millis(5);
+const REPLY_DELAY_MAX: Duration = Duration::from_millis(5);
 /// Most twins that are remembered.
 const TWINS_MAX: usize = 200;
 
 /// Reply that the server owes.
 #[derive(Debug)]
-enum Expected {
+enum ExpectedReply {
     /// ParseComplete for the client.
     Parse(Vec<u8>, Arc<Statement>),
     /// ParseComplete for the proxy.
@@ -61,8 +61,8 @@ enum Expected {
     /// BindComplete, CloseComplete.
     Complete,
     /// A description; its rows may have a hidden column.
-    Describe(Option<Arc<Rewritten>>),
-    Execute(Option<Arc<Rewritten>>),
+    Describe(Option<Arc<RewrittenStatement>>),
+    Execute(Option<Arc<RewrittenStatement>>),
     /// Rows for the proxy itself.
     Own,
     /// Completions that only the proxy needs.
@@ -77,7 +77,7 @@ enum Expected {
 
 /// Protocol that the client sees for the present work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum QueryProtocol {
     Extended,
     /// The client sent a Query; the proxy executes it by the extended protocol.
     Simple,
@@ -85,17 +85,17 @@ enum Manner {
 
 /// State of a captured session.
 #[derive(Debug)]
-pub(super) struct Captured {
+pub(super) struct CapturedSession {
     capture: Arc<Capture>,
     catalogue: Catalogue,
     audited: String,
     defers: bool,
-    meant: Arc<Meant>,
+    context: Arc<SessionContext>,
     /// The facts may be outdated.
     stale: bool,
-    judged: HashMap<Vec<u8>, Arc<Judged>>,
+    judged: HashMap<Vec<u8>, Arc<StatementFacts>>,
     statements: HashMap<Vec<u8>, Arc<Statement>>,
-    portals: HashMap<Vec<u8>, Arc<Judged>>,
+    portals: HashMap<Vec<u8>, Arc<StatementFacts>>,
     /// Statement of each portal, and true if it has parameters; where statements are captured.
     bound: HashMap<Vec<u8>, (Arc<Statement>, bool)>,
     twins: HashMap<statements::TwinKey, Vec<u8>>,
@@ -116,50 +116,50 @@ pub(super) struct Captured {
     /// An error arrived since the last Sync was sent.
     errors_until_ready: bool,
     copying: bool,
-    manner: Manner,
+    protocol: QueryProtocol,
     /// The completion that the client gets only after the commit.
     held: Option<Vec<u8>>,
     hold: bool,
     /// The last completion.
     tag: Vec<u8>,
     own_rows: Vec<Vec<Option<Vec<u8>>>>,
-    expected: VecDeque<Expected>,
+    expected: VecDeque<ExpectedReply>,
     from_client: Inbox,
     from_server: Inbox,
     /// Memory reserved for large prepared statements.
-    kept: Vec<Held>,
+    kept: Vec<MemoryShare>,
     to_client: Vec<u8>,
     to_server: Vec<u8>,
 }
 
 /// Appends the question for the facts; nothing else may be under way.
 fn put_question(into: &mut Vec<u8>) {
-    put_parse(into, OWN, facts::QUESTION.as_bytes(), &[]);
-    put_bind(into, OWN, OWN, &[]);
-    put_execute(into, OWN);
-    put_close_statement(into, OWN);
+    put_parse(into, OWN_STATEMENT, facts::QUESTION.as_bytes(), &[]);
+    put_bind(into, OWN_STATEMENT, OWN_STATEMENT, &[]);
+    put_execute(into, OWN_STATEMENT);
+    put_close_statement(into, OWN_STATEMENT);
 }
 
-impl Captured {
+impl CapturedSession {
     /// Begins between two transactions.
     pub(super) async fn begin(
         pump: &mut Pump,
         capture: Arc<Capture>,
-    ) -> Result<Result<Captured, String>, SessionError> {
+    ) -> Result<Result<CapturedSession, String>, SessionError> {
         let mut question = Vec::new();
         put_question(&mut question);
         put_sync(&mut question);
         let answers = link::exchange(&mut pump.server, &question, 1).await?;
         pump.inject(&answers.aside);
         if let Some((code, message)) = answers.error {
-            return Ok(Err(format!("the catalogue cannot be asked: {code}: {message}")));
+            return Ok(Err(format!("cannot query the catalogue: {code}: {message}")));
         }
-        let mut captured = Captured {
+        let mut captured = CapturedSession {
             capture,
             catalogue: Catalogue::default(),
             audited: String::new(),
             defers: false,
-            meant: Arc::default(),
+            context: Arc::default(),
             stale: false,
             judged: HashMap::new(),
             statements: HashMap::new(),
@@ -176,7 +176,7 @@ impl Captured {
             offset: 0,
             errors_until_ready: false,
             copying: false,
-            manner: Manner::Extended,
+            protocol: QueryProtocol::Extended,
             held: None,
             hold: false,
             tag: Vec::new(),
@@ -188,14 +188,14 @@ impl Captured {
             to_client: Vec::new(),
             to_server: Vec::new(),
         };
-        if let Some((name, text)) = frontend::parse_text(&pump.notes.unnamed) {
-            let types = pump.notes.unnamed[name.len() + text.len() + 2..].to_vec();
+        if let Some((name, text)) = frontend::parse_text(&pump.tracker.unnamed) {
+            let types = pump.tracker.unnamed[name.len() + text.len() + 2..].to_vec();
             captured.statements.insert(Vec::new(), Arc::new(Statement { text: text.to_vec(), types }));
         }
         let facts = facts::read(&answers.rows);
         let refused = facts.refused.clone().or_else(|| foreign_settings(pump));
-        captured.know(&facts);
-        captured.learn(facts);
+        captured.record_prepared(&facts);
+        captured.apply_facts(facts);
         match refused {
             // Bytes under way stay with the pump.
             Some(why) => Ok(Err(why)),
@@ -204,24 +204,24 @@ impl Captured {
     }
 
     /// Records the statements that the session has prepared.
-    fn know(&mut self, facts: &Facts) {
+    fn record_prepared(&mut self, facts: &Facts) {
         for (name, text, types) in &facts.statements {
             let statement = Statement { text: text.clone(), types: statements::types(types) };
             self.statements.insert(name.clone(), Arc::new(statement));
         }
     }
 
-    fn learn(&mut self, facts: Facts) {
+    fn apply_facts(&mut self, facts: Facts) {
         self.capture.note_uncovered(facts.uncovered);
         (self.catalogue, self.audited, self.defers) = (facts.catalogue, facts.audited, facts.defers);
-        self.meant = Arc::new(facts.meant);
+        self.context = Arc::new(facts.context);
         self.judged.clear();
         self.stale = false;
     }
 
     /// Takes over the bytes that the pump has under way.
     fn take_over(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
-        let (up, sendable, unseen) = pump.lanes_taken();
+        let (up, sendable, unseen) = pump.take_lanes();
         self.from_client.bytes.extend(up);
         self.to_client.extend(sendable);
         self.from_server.bytes.extend(unseen);
@@ -237,7 +237,7 @@ impl Captured {
         self.twins.values().chain(&self.forgotten).for_each(|twin| put_close_statement(&mut bytes, twin));
         put_sync(&mut bytes);
         let answers = link::exchange(&mut pump.server, &bytes, 1).await?;
-        pump.lanes_given(&self.from_client.rest(), &self.to_client);
+        pump.return_lanes(&self.from_client.take_rest(), &self.to_client);
         pump.inject(&answers.aside);
         Ok(())
     }
@@ -272,7 +272,7 @@ impl Captured {
             if boundary && !self.capture.is_live() {
                 return Ok(Event::CaptureOver);
             }
-            if boundary && (pump.wants_boundary || pump.has_news()) {
+            if boundary && (pump.wants_boundary || pump.has_new_state()) {
                 self.flush_server(pump).await?;
                 self.flush_client(pump).await?;
                 return Ok(Event::Boundary);
@@ -295,7 +295,7 @@ impl Captured {
             }
             self.flush_server(pump).await?;
             self.flush_client(pump).await?;
-            let room = self.from_client.bytes.len() < SENT_AT || !held;
+            let room = self.from_client.bytes.len() < SEND_THRESHOLD_BYTES || !held;
             tokio::select! {
                 biased;
                 Some(command) = commands.recv() => return Ok(Event::Command(command)),
@@ -336,7 +336,7 @@ impl Captured {
             pump.client.write_all(&self.to_client).await.map_err(SessionError::Client)?;
             pump.client.flush().await.map_err(SessionError::Client)?;
             self.to_client.clear();
-            self.to_client.shrink_to(SMALL);
+            self.to_client.shrink_to(SMALL_MESSAGE_BYTES);
         }
         Ok(())
     }
@@ -346,7 +346,7 @@ impl Captured {
             pump.server.write_all(&self.to_server).await.map_err(SessionError::Server)?;
             pump.server.flush().await.map_err(SessionError::Server)?;
             self.to_server.clear();
-            self.to_server.shrink_to(SMALL);
+            self.to_server.shrink_to(SMALL_MESSAGE_BYTES);
         }
         Ok(())
     }
@@ -361,7 +361,7 @@ impl Captured {
             }
             if let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
                 self.reply(pump, message)?;
-                if self.to_client.len() >= SENT_AT {
+                if self.to_client.len() >= SEND_THRESHOLD_BYTES {
                     self.flush_client(pump).await?;
                 }
                 continue;
@@ -370,7 +370,7 @@ impl Captured {
                 continue;
             }
             let reading = pump.server.read_buf(&mut self.from_server.bytes);
-            match tokio::time::timeout(PATIENCE, reading).await {
+            match tokio::time::timeout(REPLY_DELAY_MAX, reading).await {
                 Ok(read) => self.count_down(pump, read.map_err(SessionError::Server)?)?,
                 Err(_) => {
                     self.flush_client(pump).await?;
@@ -401,7 +401,7 @@ impl Captured {
                     self.copying = false;
                     break;
                 }
-                if self.to_server.len() >= SENT_AT {
+                if self.to_server.len() >= SEND_THRESHOLD_BYTES {
                     self.flush_server(pump).await?;
                 }
             }
@@ -444,21 +444,21 @@ impl Captured {
 
     /// Asks a question of the proxy's own; its rows are in `own_rows`. False if it failed; the client has then got the
     /// error.
-    async fn ask(&mut self, pump: &mut Pump, sql: &str) -> Result<bool, SessionError> {
+    async fn query_server(&mut self, pump: &mut Pump, sql: &str) -> Result<bool, SessionError> {
         self.own_rows.clear();
-        self.put_own(sql);
+        self.send_own_query(sql);
         self.flush(pump).await?;
         Ok(!self.skipping)
     }
 
-    fn put_own(&mut self, sql: &str) {
-        put_parse(&mut self.to_server, OWN, sql.as_bytes(), &[]);
-        put_bind(&mut self.to_server, OWN, OWN, &[]);
-        put_execute(&mut self.to_server, OWN);
-        put_close_portal(&mut self.to_server, OWN);
-        put_close_statement(&mut self.to_server, OWN);
-        let silent = || Expected::Silent;
-        self.expected.extend([silent(), silent(), Expected::Own, silent(), silent()]);
+    fn send_own_query(&mut self, sql: &str) {
+        put_parse(&mut self.to_server, OWN_STATEMENT, sql.as_bytes(), &[]);
+        put_bind(&mut self.to_server, OWN_STATEMENT, OWN_STATEMENT, &[]);
+        put_execute(&mut self.to_server, OWN_STATEMENT);
+        put_close_portal(&mut self.to_server, OWN_STATEMENT);
+        put_close_statement(&mut self.to_server, OWN_STATEMENT);
+        let silent = || ExpectedReply::Silent;
+        self.expected.extend([silent(), silent(), ExpectedReply::Own, silent(), silent()]);
     }
 
     /// Reads the facts again if they may differ; false if that failed.
@@ -466,16 +466,16 @@ impl Captured {
         if !self.stale || self.failed || self.skipping || !self.capture.is_live() {
             return Ok(!self.skipping);
         }
-        if !self.ask(pump, &facts::QUESTION).await? {
+        if !self.query_server(pump, &facts::QUESTION).await? {
             return Ok(false);
         }
         let facts = facts::read(&std::mem::take(&mut self.own_rows));
         self.statements.retain(|name, _| name.is_empty());
-        self.know(&facts);
+        self.record_prepared(&facts);
         if let Some(why) = facts.refused.clone().or_else(|| foreign_settings(pump)) {
             self.break_off(pump, &why);
         }
-        self.learn(facts);
+        self.apply_facts(facts);
         Ok(true)
     }
 
@@ -506,7 +506,7 @@ impl Captured {
                 }
                 self.transaction.audited = true;
             }
-            None => self.break_off(pump, "the server's counters cannot be read"),
+            None => self.break_off(pump, "cannot read the server's counters"),
         }
     }
 
@@ -515,7 +515,7 @@ impl Captured {
         if self.transaction.audited {
             return Ok(true);
         }
-        if !self.ask(pump, &self.counters()).await? {
+        if !self.query_server(pump, &self.counters()).await? {
             return Ok(false);
         }
         self.compare(pump, 0);
@@ -524,11 +524,11 @@ impl Captured {
 
     /// Prepares for COMMIT, which is sent next. Outer `None`: COMMIT is not possible any more, and the client has the
     /// error. Inner `None`: nothing is captured.
-    async fn before_commit(&mut self, pump: &mut Pump) -> Result<Option<Option<Stamped>>, SessionError> {
+    async fn before_commit(&mut self, pump: &mut Pump) -> Result<Option<Option<PendingCommit>>, SessionError> {
         if !self.transaction.wrote || self.failed || self.skipping || !self.capture.is_live() {
             return Ok(Some(None));
         }
-        if self.defers && !self.ask(pump, "SET CONSTRAINTS ALL IMMEDIATE").await? {
+        if self.defers && !self.query_server(pump, "SET CONSTRAINTS ALL IMMEDIATE").await? {
             return Ok(None);
         }
         if !self.audit(pump).await? {
@@ -538,16 +538,16 @@ impl Captured {
     }
 
     /// Records the reply to COMMIT.
-    fn after_commit(&mut self, stamp: Option<Stamped>, committed: bool) {
+    fn after_commit(&mut self, stamp: Option<PendingCommit>, committed: bool) {
         let stamp = match stamp {
             // There are no captured rows then; a follower that repeats statements needs transactions that only read,
             // too.
-            None if committed && self.capture.is_live() && self.transaction.has_spoken() => self.capture.stamp(),
+            None if committed && self.capture.is_live() && self.transaction.has_statements() => self.capture.stamp(),
             None => return self.transaction_over(),
             Some(stamp) => stamp,
         };
         self.stale |= self.transaction.touched;
-        let written = if committed { self.transaction.committed(&self.meant) } else { Default::default() };
+        let written = if committed { self.transaction.committed(&self.context) } else { Default::default() };
         stamp.resolve(written);
         self.transaction_over();
     }
@@ -562,7 +562,7 @@ impl Captured {
     /// Ends a block by a query of the proxy's own. The proxy drops its completion; the client gets its ReadyForQuery.
     async fn roll_back(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         put_query(&mut self.to_server, "ROLLBACK");
-        self.expected.push_back(Expected::Query { mute: true });
+        self.expected.push_back(ExpectedReply::Query { mute: true });
         self.drain(pump).await?;
         self.transaction_over();
         Ok(())

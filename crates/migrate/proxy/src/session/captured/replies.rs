@@ -1,21 +1,21 @@
 //! Messages of the server, and the part of them that the client gets.
 
 use super::inbox::Message;
-use super::{Captured, Expected, Manner};
+use super::{CapturedSession, ExpectedReply, QueryProtocol};
 use crate::entry::{Activity, Counters};
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use std::sync::Arc;
-use stillpoint_migrate_capture::Rewritten;
-use stillpoint_migrate_wire::hidden::{
+use stillpoint_migrate_capture::RewrittenStatement;
+use stillpoint_migrate_wire::hidden_column::{
     first_value, put_description_without_first, put_error_moved, put_row_without_first,
 };
 use stillpoint_migrate_wire::{Status, backend};
 
-impl Captured {
+impl CapturedSession {
     /// Handles one message of the server.
     pub(super) fn reply(&mut self, pump: &mut Pump, message: Message) -> Result<(), SessionError> {
-        let extended = self.manner == Manner::Extended;
+        let extended = self.protocol == QueryProtocol::Extended;
         match message.tag {
             b'S' => {
                 let (name, value) = backend::parameter_status(message.body()).map_err(SessionError::ServerProtocol)?;
@@ -23,15 +23,15 @@ impl Captured {
                 self.pass(&message);
             }
             // The client does not get warnings about the proxy's own statements.
-            b'N' if matches!(self.expected.front(), Some(Expected::Own)) => {}
+            b'N' if matches!(self.expected.front(), Some(ExpectedReply::Own)) => {}
             b'E' => self.failed_reply(pump, &message),
             b'Z' => self.ready(pump, &message)?,
             b'1' | b'2' | b'3' => match self.expected.pop_front() {
-                Some(Expected::Parse(name, statement)) => {
+                Some(ExpectedReply::Parse(name, statement)) => {
                     self.statements.insert(name, statement);
                     self.pass(&message);
                 }
-                Some(Expected::Complete) if extended => self.pass(&message),
+                Some(ExpectedReply::Complete) if extended => self.pass(&message),
                 _ => {}
             },
             b'T' | b'n' => self.description(&message)?,
@@ -66,18 +66,18 @@ impl Captured {
         }
         self.held = None;
         self.failed |= self.block;
-        if matches!(self.expected.front(), None | Some(Expected::Query { .. } | Expected::Sync { .. })) {
+        if matches!(self.expected.front(), None | Some(ExpectedReply::Query { .. } | ExpectedReply::Sync { .. })) {
             return;
         }
-        if let Some(Expected::Twin(key)) = self.expected.front() {
+        if let Some(ExpectedReply::Twin(key)) = self.expected.front() {
             // The client's own text was parsed before: the server refuses the proxy's text.
             let beginning = beginning(&String::from_utf8_lossy(&key.text));
-            self.break_off(pump, &format!("the server does not take the rewritten form of `{beginning} ...`"));
+            self.break_off(pump, &format!("the server rejects the rewritten form of `{beginning} ...`"));
         }
         while let Some(owed) = self.expected.front() {
             match owed {
-                Expected::Sync { .. } | Expected::Query { .. } => return,
-                Expected::Twin(key) => drop(self.twins.remove(key)),
+                ExpectedReply::Sync { .. } | ExpectedReply::Query { .. } => return,
+                ExpectedReply::Twin(key) => drop(self.twins.remove(key)),
                 _ => {}
             }
             self.expected.pop_front();
@@ -89,7 +89,7 @@ impl Captured {
         let status = backend::ready(message.body()).map_err(SessionError::ServerProtocol)?;
         (self.block, self.failed) = (status != Status::Idle, status == Status::Failed);
         (self.skipping, self.copying) = (false, false);
-        if let Some(Expected::Sync { mute: true }) = self.expected.pop_front() {
+        if let Some(ExpectedReply::Sync { mute: true }) = self.expected.pop_front() {
             return Ok(());
         }
         if let Some(held) = self.held.take() {
@@ -107,22 +107,22 @@ impl Captured {
     }
 
     fn description(&mut self, message: &Message) -> Result<(), SessionError> {
-        let Some(Expected::Describe(_)) = self.expected.front() else {
+        let Some(ExpectedReply::Describe(_)) = self.expected.front() else {
             // The description of a Query's rows.
             self.pass(message);
             return Ok(());
         };
-        let Some(Expected::Describe(hides)) = self.expected.pop_front() else { return Ok(()) };
+        let Some(ExpectedReply::Describe(hides)) = self.expected.pop_front() else { return Ok(()) };
         match hides {
             Some(rewritten) if message.tag == b'T' => {
                 if rewritten.client_sees_rows {
                     put_description_without_first(&mut self.to_client, message.body())
                         .map_err(SessionError::ServerProtocol)?;
-                } else if self.manner == Manner::Extended {
+                } else if self.protocol == QueryProtocol::Extended {
                     self.to_client.extend(*b"n\0\0\0\x04");
                 }
             }
-            _ if message.tag == b'T' || self.manner == Manner::Extended => self.pass(message),
+            _ if message.tag == b'T' || self.protocol == QueryProtocol::Extended => self.pass(message),
             _ => {}
         }
         Ok(())
@@ -130,11 +130,11 @@ impl Captured {
 
     fn row(&mut self, pump: &Pump, message: &Message) -> Result<(), SessionError> {
         match self.expected.front() {
-            Some(Expected::Own) => {
+            Some(ExpectedReply::Own) => {
                 let row = backend::row(message.body()).map_err(SessionError::ServerProtocol)?;
                 self.own_rows.push(row.into_iter().map(|value| value.map(<[u8]>::to_vec)).collect());
             }
-            Some(Expected::Execute(Some(rewritten))) => {
+            Some(ExpectedReply::Execute(Some(rewritten))) => {
                 let rewritten = Arc::clone(rewritten);
                 self.captured_row(pump, &rewritten, message).map_err(SessionError::ServerProtocol)?;
             }
@@ -146,14 +146,14 @@ impl Captured {
     fn captured_row(
         &mut self,
         pump: &Pump,
-        rewritten: &Rewritten,
+        rewritten: &RewrittenStatement,
         message: &Message,
     ) -> Result<(), stillpoint_migrate_wire::WireError> {
         let (first, others) = first_value(message.body())?;
         let hidden = first.and_then(|hidden| std::str::from_utf8(hidden).ok()).unwrap_or_default();
         if self.capture.is_live() {
             let taken = self.transaction.row(rewritten, hidden).map_err(|refusal| refusal.to_string());
-            if let Err(why) = taken.and_then(|()| self.transaction.hold(&self.capture)) {
+            if let Err(why) = taken.and_then(|()| self.transaction.reserve_memory(&self.capture)) {
                 self.break_off(pump, &why);
             }
         }
@@ -168,9 +168,9 @@ impl Captured {
 
     fn completion(&mut self, pump: &mut Pump, message: Message) {
         match self.expected.front() {
-            Some(Expected::Own) => drop(self.expected.pop_front()),
-            Some(Expected::Query { mute: true }) => {}
-            Some(Expected::Query { mute: false }) => {
+            Some(ExpectedReply::Own) => drop(self.expected.pop_front()),
+            Some(ExpectedReply::Query { mute: true }) => {}
+            Some(ExpectedReply::Query { mute: false }) => {
                 pump.conversation.backend(b'C');
                 self.tag = message.body().to_vec();
                 self.pass(&message);

@@ -1,14 +1,14 @@
 //! Knowledge about a session's statements.
 
-use super::Captured;
-use super::inbox::SMALL;
+use super::CapturedSession;
+use super::inbox::SMALL_MESSAGE_BYTES;
 use super::replies::beginning;
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Control, Rewritten, Seen, rewrite};
+use stillpoint_migrate_capture::{Control, Effect, RewrittenStatement, rewrite};
 use stillpoint_migrate_wire::touch;
 
 /// Most texts that are remembered.
-const JUDGED_MAX: usize = 1000;
+const KNOWN_TEXTS_MAX: usize = 1000;
 
 /// A statement as it was parsed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -30,9 +30,9 @@ pub(super) fn types(oids: &[u32]) -> Vec<u8> {
 
 /// Effect of a statement.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum StatementEffect {
     Nothing,
-    Writes(Arc<Rewritten>),
+    Writes(Arc<RewrittenStatement>),
     Control(Control),
     /// A write that cannot be captured, with the reason.
     Beyond(String),
@@ -40,43 +40,43 @@ pub(super) enum What {
 
 /// Effect of a statement; `touches` if others must be judged again after it.
 #[derive(Debug)]
-pub(super) struct Judged {
-    pub(super) what: What,
+pub(super) struct StatementFacts {
+    pub(super) what: StatementEffect,
     pub(super) touches: bool,
 }
 
-impl Judged {
-    pub(super) fn writes(&self) -> Option<&Arc<Rewritten>> {
+impl StatementFacts {
+    pub(super) fn writes(&self) -> Option<&Arc<RewrittenStatement>> {
         match &self.what {
-            What::Writes(rewritten) => Some(rewritten),
+            StatementEffect::Writes(rewritten) => Some(rewritten),
             _ => None,
         }
     }
 }
 
-impl Captured {
+impl CapturedSession {
     /// Judges one statement; nothing is rewritten once the capture is over or the transaction has failed.
-    pub(super) fn judge(&mut self, text: &[u8]) -> Arc<Judged> {
+    pub(super) fn judge(&mut self, text: &[u8]) -> Arc<StatementFacts> {
         if let Some(known) = self.judged.get(text) {
             return known.clone();
         }
         let what = match std::str::from_utf8(text).map(|text| rewrite(text, &self.catalogue)) {
-            Ok(Ok(Seen::Nothing)) => What::Nothing,
-            Ok(Ok(Seen::Writes(rewritten))) => What::Writes(Arc::new(rewritten)),
-            Ok(Ok(Seen::Control(control))) => What::Control(control),
-            Ok(Ok(Seen::Barrier(_))) => What::Beyond(format!("{} is not captured", named(text))),
-            Ok(Err(refusal)) => What::Beyond(format!("{}: {refusal}", named(text))),
-            Err(_) => What::Beyond("a statement is not UTF-8".into()),
+            Ok(Ok(Effect::Nothing)) => StatementEffect::Nothing,
+            Ok(Ok(Effect::Writes(rewritten))) => StatementEffect::Writes(Arc::new(rewritten)),
+            Ok(Ok(Effect::Control(control))) => StatementEffect::Control(control),
+            Ok(Ok(Effect::Barrier(_))) => StatementEffect::Beyond(format!("{} is not captured", named(text))),
+            Ok(Err(refusal)) => StatementEffect::Beyond(format!("{}: {refusal}", named(text))),
+            Err(_) => StatementEffect::Beyond("a statement is not UTF-8".into()),
         };
         let word = first_words(text);
         let sets =
             ["SET", "RESET", "DISCARD", "DEALLOCATE", "DROP"].iter().any(|known| word.split(' ').next() == Some(known));
-        let judged = Arc::new(Judged { what, touches: sets || touch(text).state });
-        if self.judged.len() >= JUDGED_MAX {
+        let judged = Arc::new(StatementFacts { what, touches: sets || touch(text).state });
+        if self.judged.len() >= KNOWN_TEXTS_MAX {
             self.judged.clear();
         }
         // A large one would take more memory than its message.
-        if text.len() <= SMALL {
+        if text.len() <= SMALL_MESSAGE_BYTES {
             self.judged.insert(text.to_vec(), judged.clone());
         }
         judged
@@ -92,7 +92,7 @@ impl Captured {
 }
 
 /// Returns true if the meaning of a statement depends on the facts.
-pub(super) fn leans_on_facts(text: &[u8]) -> bool {
+pub(super) fn depends_on_facts(text: &[u8]) -> bool {
     let words = first_words(text);
     let plain =
         ["SELECT", "BEGIN", "START", "COMMIT", "END", "ROLLBACK", "SET", "SHOW", "FETCH", "SAVEPOINT", "RELEASE", ""];

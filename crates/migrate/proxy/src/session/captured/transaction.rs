@@ -1,8 +1,8 @@
 //! Writes of one transaction so far.
 
-use crate::capture::{Capture, Change, Held, Meant, Running, Spoken, Written};
+use crate::capture::{Capture, Change, MemoryShare, Running, SessionContext, StatementList, TransactionChanges};
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Action, Control, Refusal, Rewritten};
+use stillpoint_migrate_capture::{Action, Control, Refusal, RewrittenStatement};
 
 /// Rows of a transaction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Counts {
 /// Writes of one transaction so far, and how far the server has confirmed them.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
-    written: Written,
+    written: TransactionChanges,
     /// Rows that came back since the last reading of the server's counters.
     counted: Counts,
     /// Counters at that reading; none if they are not known.
@@ -50,7 +50,7 @@ pub(super) struct Transaction {
     pub(super) one_snapshot: bool,
     /// Statements of its client, each with true if it writes; where statements are captured.
     operations: Vec<(bool, String)>,
-    held: Held,
+    held: MemoryShare,
 }
 
 impl Transaction {
@@ -65,7 +65,7 @@ impl Transaction {
     }
 
     /// Records a row that came back.
-    pub(super) fn row(&mut self, rewritten: &Rewritten, hidden: &str) -> Result<(), Refusal> {
+    pub(super) fn row(&mut self, rewritten: &RewrittenStatement, hidden: &str) -> Result<(), Refusal> {
         let image = rewritten.read(hidden)?;
         match rewritten.action {
             Action::Insert | Action::Upsert | Action::Update => self.counted.written += 1,
@@ -84,7 +84,7 @@ impl Transaction {
     }
 
     /// Counts the bytes that wait for the commit; an error if they are too many.
-    pub(super) fn hold(&mut self, capture: &Capture) -> Result<(), String> {
+    pub(super) fn reserve_memory(&mut self, capture: &Capture) -> Result<(), String> {
         self.held.set(capture, self.written.bytes)
     }
 
@@ -149,24 +149,24 @@ impl Transaction {
     }
 
     /// Records a statement, which is sent next.
-    pub(super) fn speak(&mut self, writes: bool, text: &str) {
+    pub(super) fn record_statement(&mut self, writes: bool, text: &str) {
         self.written.bytes += text.len() + 64;
         self.operations.push((writes, text.to_owned()));
     }
 
     /// Returns true if a follower of statements needs the transaction.
-    pub(super) fn has_spoken(&self) -> bool {
+    pub(super) fn has_statements(&self) -> bool {
         !self.operations.is_empty()
     }
 
-    /// Returns the writes and statements of the committed transaction; `meant` gives the texts their meaning.
-    pub(super) fn committed(&mut self, meant: &Arc<Meant>) -> Written {
+    /// Returns the writes and statements of the committed transaction; `context` gives the texts their meaning.
+    pub(super) fn committed(&mut self, context: &Arc<SessionContext>) -> TransactionChanges {
         let Transaction { mut written, running, operations, .. } = std::mem::take(self);
         written.tokens.sort_unstable();
         written.tokens.dedup();
         if !operations.is_empty() {
-            written.spoken =
-                Some(Spoken { running: running.map(Running::committed), operations, meant: meant.clone() });
+            written.statements_run =
+                Some(StatementList { running: running.map(Running::committed), operations, context: context.clone() });
         }
         written
     }
@@ -175,9 +175,9 @@ impl Transaction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stillpoint_migrate_capture::{Catalogue, Column, Seen, Table, rewrite};
+    use stillpoint_migrate_capture::{Catalogue, Column, Effect, Table, rewrite};
 
-    fn delete() -> Rewritten {
+    fn delete() -> RewrittenStatement {
         let mut catalogue = Catalogue::new(["s".to_owned()]);
         let columns = vec![Column { name: "id".into(), ..Column::default() }];
         catalogue.add(Table {
@@ -189,7 +189,7 @@ mod tests {
             ..Table::default()
         });
         match rewrite("DELETE FROM t", &catalogue) {
-            Ok(Seen::Writes(rewritten)) => rewritten,
+            Ok(Effect::Writes(rewritten)) => rewritten,
             other => panic!("{other:?}"),
         }
     }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_nobody_saw_is_found() {
+    fn a_row_that_was_not_captured_is_found() {
         let (delete, mut transaction) = (delete(), Transaction::default());
         transaction.set_baseline(Counts::default());
         transaction.row(&delete, "(1,11)").unwrap();

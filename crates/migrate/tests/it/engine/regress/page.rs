@@ -1,6 +1,6 @@
 //! The page with the result of each file.
 
-use super::carried::{Carried, Outcome};
+use super::file_migration::{FileResult, Outcome};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -14,7 +14,7 @@ const TABLE: &str =
     "| file | statements | wrote | failed | both sides | taken away before |\n|---|---|---|---|---|---|\n";
 
 /// Writes these files into the page of this capture, beside the ones that it has; all in this order.
-pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
+pub(crate) fn write(file_result: &[FileResult], order: &[String], capture: Capture) {
     let (name, title, test) = match capture {
         Capture::Log => ("migrate-regress.md", "while a target follows", "what_the_log"),
         _ => ("migrate-regress-rows.md", "while a target follows by images of rows", "what_images"),
@@ -26,8 +26,8 @@ pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
             rows.insert(at, line.to_owned());
         }
     }
-    for one in carried {
-        let Carried { name, statements, wrote, failed, taken_away, outcome } = one;
+    for one in file_result {
+        let FileResult { name, statements, wrote, failed, taken_away, outcome } = one;
         let at = order.iter().position(|other| other == name).expect("it stands in the schedule");
         let cell = |text: String| text.replace('|', "\\|");
         let (outcome, taken) = (cell(outcome.to_string()), cell(taken_away.join(", ")));
@@ -44,7 +44,7 @@ pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
     fs::write(&path, page).expect("write the page");
 }
 
-impl Carried {
+impl FileResult {
     /// Fault of a file where images cannot carry everything: a migration may end by name, but after a success both
     /// sides must be equal.
     pub(crate) fn silent(&self) -> Option<String> {

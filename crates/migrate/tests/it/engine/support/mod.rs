@@ -22,11 +22,11 @@ pub(crate) struct Bench {
     pub(crate) source: Cluster,
     pub(crate) target: Cluster,
     pub(crate) dir: tempfile::TempDir,
-    pub(crate) front: Arc<Mutex<FakeFront>>,
+    pub(crate) fake_proxy: Arc<Mutex<FakeProxy>>,
 }
 
 /// The state of the stand-in.
-pub(crate) struct FakeFront {
+pub(crate) struct FakeProxy {
     /// Host and port that serve.
     pub(crate) serving: (String, u16),
     prepared: Option<(String, u16)>,
@@ -123,7 +123,7 @@ impl Bench {
 
     fn of(source: Cluster, target: Cluster) -> Bench {
         let dir = tempfile::tempdir().expect("make a directory");
-        let front = FakeFront {
+        let fake_proxy = FakeProxy {
             serving: ("127.0.0.1".into(), source.port()),
             prepared: None,
             paused: false,
@@ -133,16 +133,16 @@ impl Bench {
             clients: None,
             at_pause: Vec::new(),
         };
-        let front = Arc::new(Mutex::new(front));
+        let fake_proxy = Arc::new(Mutex::new(fake_proxy));
         let listener = UnixListener::bind(dir.path().join("control")).expect("bind the control socket");
-        let shared = Arc::clone(&front);
+        let shared = Arc::clone(&fake_proxy);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let front = Arc::clone(&shared);
-                std::thread::spawn(move || serve(stream, &front));
+                let fake_proxy = Arc::clone(&shared);
+                std::thread::spawn(move || serve(stream, &fake_proxy));
             }
         });
-        Bench { source, target, dir, front }
+        Bench { source, target, dir, fake_proxy }
     }
 
     pub(crate) fn options(&self, database: &str) -> Options {
@@ -225,12 +225,12 @@ pub(crate) fn sums(cluster: &Cluster, database: &str) -> String {
     cluster.sql(database, &tables)
 }
 
-fn serve(stream: UnixStream, front: &Mutex<FakeFront>) {
+fn serve(stream: UnixStream, fake_proxy: &Mutex<FakeProxy>) {
     let mut lines = BufReader::new(stream.try_clone().expect("share a socket")).lines();
     let mut out = stream;
     while let Some(Ok(line)) = lines.next() {
         let request: Request = serde_json::from_str(&line).expect("requests are understood");
-        let reply = front.lock().expect("no test thread panicked").answer(&request);
+        let reply = fake_proxy.lock().expect("no test thread panicked").answer(&request);
         if writeln!(out, "{}", serde_json::to_string(&reply).expect("replies are JSON")).is_err() {
             return;
         }
@@ -241,7 +241,7 @@ fn place((host, port): (String, u16)) -> ProxyServer {
     ProxyServer { name: String::new(), host, port, database: None, tls: ServerTls::Disable, ca: None }
 }
 
-impl FakeFront {
+impl FakeProxy {
     /// Waits for backends of killed clients, which first end their current statement.
     fn until_quiet(&self) {
         let port = self.serving.1.to_string();
@@ -274,7 +274,7 @@ impl FakeFront {
             Request::Resume { .. } => "resume",
             Request::Abandon { .. } => "abandon",
             // The proxy has more requests than the manager uses.
-            #[allow(unreachable_patterns, reason = "whatever else there is")]
+            #[allow(unreachable_patterns, reason = "other requests")]
             _ => return Reply::Error { message: "the stand-in knows nothing of it".into() },
         };
         self.asked.push(kind.to_owned());

@@ -4,7 +4,7 @@
 use super::{Proxy, runtime};
 use std::collections::HashMap;
 use std::process::Stdio;
-use stillpoint_migrate_proxy::control::rows::{Did, Row, Syncset as Rows, TableShape};
+use stillpoint_migrate_proxy::control::rows::{Row, RowChange, Syncset as Rows, TableShape};
 use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 use stillpoint_migrate_replay::{Limits, Mode, Player, Scheduler, Stamp, Syncset, Token};
 use stillpoint_testing::postgresql::Cluster;
@@ -197,9 +197,9 @@ fn statement(row: &Row, shape: &TableShape) -> String {
         format!("INSERT INTO {table} ({}) OVERRIDING SYSTEM VALUE VALUES ({})", columns.join(", "), values.join(", "));
     let key: Vec<&str> = shape.key.iter().map(|at| columns[*at].as_str()).collect();
     match row.did {
-        Did::Insert => insert,
-        Did::Upsert => format!("{insert} ON CONFLICT ({}) DO UPDATE SET {sets}", key.join(", ")),
-        Did::Update => format!("UPDATE {table} SET {sets} WHERE {place}"),
-        Did::Delete => format!("DELETE FROM {table} WHERE {place}"),
+        RowChange::Insert => insert,
+        RowChange::Upsert => format!("{insert} ON CONFLICT ({}) DO UPDATE SET {sets}", key.join(", ")),
+        RowChange::Update => format!("UPDATE {table} SET {sets} WHERE {place}"),
+        RowChange::Delete => format!("DELETE FROM {table} WHERE {place}"),
     }
 }

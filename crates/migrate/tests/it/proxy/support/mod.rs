@@ -1,7 +1,7 @@
 //! A proxy in a thread of the test, in front of real servers.
 
-pub(crate) mod armed;
 pub(crate) mod follower;
+pub(crate) mod repeated_capture;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -10,7 +10,7 @@ mod chart;
 use std::process::ExitCode;
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;
-use stillpoint_migrate_tests::recording::{Front, Recording, Replayed, Target, Way, record};
+use stillpoint_migrate_tests::recording::{ProxiedServers, Recording, ReplayResult, ReplaySettings, Target, record};
 use stillpoint_testing::postgresql::available;
 
 /// Default settings, with memory for this machine.
@@ -61,8 +61,8 @@ on average.
 - `rows, lazy`: the same by four players, commits that do not wait for the disk, as `migrate run` has its players. It sends
   batches besides, which is not done here.
 
-The time of a flush: as the machine's disk has it (0 ms more), and with the target's `commit_delay`, for which whoever flushes
-sleeps before it, and others wait meanwhile (`commit_siblings = 0`: also when nobody else is at work). What comes to be
+The time of a flush: as the machine's disk has it (0 ms more), and with the target's `commit_delay`, for which the process that flushes
+sleeps before it, and others wait meanwhile (`commit_siblings = 0`: also when no other process is at work). What comes to be
 committed while it sleeps goes with that flush, and not with the next one, as it would on a slow disk.
 ";
 
@@ -72,7 +72,7 @@ struct Line {
     clients: usize,
     delay_ms: u64,
     recording: (u64, u64, f64),
-    replayed: Vec<Vec<Replayed>>,
+    replayed: Vec<Vec<ReplayResult>>,
 }
 
 fn main() -> ExitCode {
@@ -112,13 +112,13 @@ fn usage() -> ExitCode {
 async fn measure(seconds: f64, rounds: usize) -> Vec<Line> {
     let mut lines = Vec::new();
     for (load, clients) in LOADS {
-        let front = Front::start(&SETTINGS);
-        let recording = record(&front, clients, THINK, seconds).await;
+        let servers = ProxiedServers::start(&SETTINGS);
+        let recording = record(&servers, clients, THINK, seconds).await;
         eprintln!("{load}: {} transactions, {} wrote", recording.transactions, recording.writing);
-        let target = Target::new(&front.target);
+        let target = Target::new(&servers.target);
         for delay_ms in DELAYS_MS {
             target.delay_flushes(Duration::from_millis(delay_ms));
-            let mut replayed: Vec<Vec<Replayed>> = COLUMNS.iter().map(|_| Vec::new()).collect();
+            let mut replayed: Vec<Vec<ReplayResult>> = COLUMNS.iter().map(|_| Vec::new()).collect();
             // In turns: a disturbance of the machine then affects all of them.
             for _ in 0..rounds {
                 for (column, results) in COLUMNS.iter().zip(&mut replayed) {
@@ -133,12 +133,12 @@ async fn measure(seconds: f64, rounds: usize) -> Vec<Line> {
     lines
 }
 
-async fn replay(target: &Target<'_>, recording: &Recording, column: &Column, clients: usize) -> Replayed {
+async fn replay(target: &Target<'_>, recording: &Recording, column: &Column, clients: usize) -> ReplayResult {
     let players = if column.product { PRODUCT_PLAYERS } else { clients };
-    target.replay(recording, Way { mode: column.mode, players, synchronous: !column.product }).await
+    target.replay(recording, ReplaySettings { mode: column.mode, players, synchronous: !column.product }).await
 }
 
-fn median(results: &[Replayed], of: impl Fn(&Replayed) -> f64) -> f64 {
+fn median(results: &[ReplayResult], of: impl Fn(&ReplayResult) -> f64) -> f64 {
     let mut values: Vec<f64> = results.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -155,7 +155,7 @@ fn print(lines: &[Line], seconds: f64, rounds: usize) {
     head("load, flush slower by");
     for line in lines {
         let (transactions, writing, took) = line.recording;
-        let cell = |results: &Vec<Replayed>| {
+        let cell = |results: &Vec<ReplayResult>| {
             let least = results.iter().map(|r| r.seconds).fold(f64::INFINITY, f64::min);
             let most = results.iter().map(|r| r.seconds).fold(0.0, f64::max);
             format!("{:.2} ({least:.2} to {most:.2})", median(results, |r| r.seconds))
@@ -175,7 +175,7 @@ fn print(lines: &[Line], seconds: f64, rounds: usize) {
     head("load, flush slower by");
     for line in lines {
         let orders = line.recording.1.max(1) as f64;
-        let cell = |results: &Vec<Replayed>| format!("{:.2}", median(results, |r| r.flushes as f64) / orders);
+        let cell = |results: &Vec<ReplayResult>| format!("{:.2}", median(results, |r| r.flushes as f64) / orders);
         let cells: Vec<String> = line.replayed.iter().map(cell).collect();
         println!("| {}; {} ms | {} |", line.load, line.delay_ms, cells.join(" | "));
     }
@@ -185,8 +185,8 @@ fn print(lines: &[Line], seconds: f64, rounds: usize) {
 
 fn values(lines: &[Line]) -> String {
     let line = |line: &Line| {
-        let of = |results: &Vec<Replayed>| -> Vec<serde_json::Value> {
-            let value = |r: &Replayed| {
+        let of = |results: &Vec<ReplayResult>| -> Vec<serde_json::Value> {
+            let value = |r: &ReplayResult| {
                 serde_json::json!({
                     "seconds": r.seconds, "flushes": r.flushes, "retries": r.retries,
                     "players": r.players, "transactions": r.transactions,

@@ -2,21 +2,21 @@
 
 use crate::Page;
 use crate::chart::{Panel, draw};
-use crate::scene::{Scene, line, number_of_browsers};
+use crate::testbed::{Bench, line, number_of_browsers};
 use std::time::Duration;
 use stillpoint_migrate_tests::processors::processors;
 
 /// Loads, in hundredths of the source's capacity.
 const PARTS: [u32; 8] = [10, 25, 40, 55, 70, 85, 95, 105];
 /// Time that is not counted: clients have connected, and nothing is in memory yet.
-const SETTLING: Duration = Duration::from_secs(2);
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
-    let scene = Scene::start(&["shop"], items);
-    let capacity = scene.capacity("shop", items);
+    let bench = Bench::start(&["shop"], items);
+    let capacity = bench.capacity("shop", items);
     let mut text = format!(
         "The source alone, through the proxy, can do {capacity:.0} interactions a second; the database has {:.0} MB.\n\n",
-        scene.mebibytes("shop")
+        bench.mebibytes("shop")
     );
     text +=
         &line(&["browsers", "due a second", "answered a second", "mean, ms", "p99, ms", "failed"].map(str::to_owned));
@@ -24,8 +24,8 @@ pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
     let (mut values, mut means, mut p99s) = (Vec::new(), Vec::new(), Vec::new());
     for part in PARTS {
         let due = capacity * f64::from(part) / 100.0;
-        let browsers = scene.browsers("shop", items, due);
-        std::thread::sleep(SETTLING);
+        let browsers = bench.browsers("shop", items, due);
+        std::thread::sleep(SETTLE_TIME);
         let from = stillpoint_measure::clock::now_ns();
         std::thread::sleep(stretch);
         let to = stillpoint_measure::clock::now_ns();

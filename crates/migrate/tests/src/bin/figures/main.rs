@@ -15,11 +15,11 @@
 mod browsers;
 mod chart;
 mod modes;
-mod one;
-mod scene;
 mod series;
+mod single_database;
 mod sizes;
 mod tenants;
+mod testbed;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ pub(crate) struct Page {
     pub(crate) drawings: Vec<(&'static str, String)>,
 }
 
-const PLACES: &str =
+const PROCESSOR_LAYOUT: &str =
     "The source has the first processor to itself; clients, the proxy, the target and the tool share the others.";
 
 fn main() -> ExitCode {
@@ -50,14 +50,14 @@ fn main() -> ExitCode {
     let page = match figure.as_str() {
         "fig5" => browsers::measure(stretch, items),
         "fig6" => modes::measure(stretch, items),
-        "fig7" => one::measure(stretch, items),
+        "fig7" => single_database::measure(stretch, items),
         "fig9" => sizes::measure(stretch, items),
         "fig10" => tenants::measure(stretch, items),
         _ => return usage(),
     };
     print!("{}", page.text);
     if figure != "fig6" {
-        println!("\n{PLACES}");
+        println!("\n{PROCESSOR_LAYOUT}");
     }
     let written =
         std::fs::write(Path::new(files).with_extension("json"), format!("{}\n", page.values)).and_then(|()| {

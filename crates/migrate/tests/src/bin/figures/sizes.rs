@@ -2,7 +2,7 @@
 
 use crate::Page;
 use crate::chart::{Panel, draw};
-use crate::scene::{Scene, line};
+use crate::testbed::{Bench, line};
 use std::time::Duration;
 
 /// Sizes, as fractions of the largest.
@@ -21,12 +21,12 @@ pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
     let (mut values, mut points) = (Vec::new(), vec![(0.0, 0.0)]);
     for part in PARTS {
         let items = (items / part).max(1000);
-        let scene = Scene::start(&["shop"], items);
-        let due = scene.capacity("shop", items) * LOAD;
-        let browsers = scene.browsers("shop", items, due);
+        let bench = Bench::start(&["shop"], items);
+        let due = bench.capacity("shop", items) * LOAD;
+        let browsers = bench.browsers("shop", items, due);
         std::thread::sleep(stretch);
-        let size = scene.mebibytes("shop");
-        let migration = scene.migrate("shop");
+        let size = bench.mebibytes("shop");
+        let migration = bench.migrate("shop");
         let answers = browsers.end();
         let failed = answers.between(migration.from_ns, migration.to_ns).failed;
         let phases = migration.phases();

@@ -3,15 +3,15 @@
 
 use crate::Page;
 use crate::chart::draw;
-use crate::one::panels;
-use crate::scene::{Scene, line};
 use crate::series::{Answers, values};
+use crate::single_database::panels;
+use crate::testbed::{Bench, line};
 use std::time::Duration;
 
 const TENANTS: [&str; 3] = ["a", "b", "c"];
 /// Loads of the three, as parts of the source's capacity with one database.
 const LOADS: [f64; 3] = [0.15, 0.55, 0.15];
-const SETTLING: Duration = Duration::from_secs(3);
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 /// Database that is moved, and the names of both cases.
 const CASES: [(&str, &str, &str); 2] = [
     ("b", "Case 1: the heavy tenant B is moved (Figs. 10 to 13)", "-heavy"),
@@ -22,18 +22,18 @@ pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
     let mut text = String::new();
     let (mut all, mut drawings) = (Vec::new(), Vec::new());
     for (moved, title, name) in CASES {
-        let scene = Scene::start(&TENANTS, items);
-        let capacity = scene.capacity("a", items);
-        let size = scene.mebibytes(moved);
+        let bench = Bench::start(&TENANTS, items);
+        let capacity = bench.capacity("a", items);
+        let size = bench.mebibytes(moved);
         let browsers: Vec<_> =
-            TENANTS.iter().zip(LOADS).map(|(tenant, load)| scene.browsers(tenant, items, capacity * load)).collect();
-        std::thread::sleep(SETTLING);
+            TENANTS.iter().zip(LOADS).map(|(tenant, load)| bench.browsers(tenant, items, capacity * load)).collect();
+        std::thread::sleep(SETTLE_TIME);
         let from = stillpoint_measure::clock::now_ns();
         std::thread::sleep(stretch);
-        let migration = scene.migrate(moved);
+        let migration = bench.migrate(moved);
         std::thread::sleep(stretch);
         let to = stillpoint_measure::clock::now_ns();
-        let answers: Vec<Answers> = browsers.into_iter().map(crate::scene::Browsers::end).collect();
+        let answers: Vec<Answers> = browsers.into_iter().map(crate::testbed::Browsers::end).collect();
         eprintln!("{moved}: {}", migration.text());
 
         text += &format!(

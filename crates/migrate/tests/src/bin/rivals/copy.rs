@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_tests::Stage;
+use stillpoint_migrate_tests::Testbed;
 use stillpoint_testing::packages::{Binary, binary};
 use stillpoint_testing::{postgresql::Cluster, wait::within};
 
 /// A copy that takes longer has failed.
-const LIMIT: Duration = Duration::from_secs(580);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(580);
 /// Message of pgcopydb when rows, indexes and constraints are there, and changes may follow.
-const FILLED: &str = "to enable applying changes";
+const FILLED_MESSAGE: &str = "to enable applying changes";
 
 pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
     let rival = Pgcopydb::unpack();
@@ -25,7 +25,7 @@ pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
         ours.push(stillpoint(size, &mut mib));
         natives.push(logical_replication(size));
         match &rival {
-            Ok(rival) => theirs.push(rival.takes(size)),
+            Ok(rival) => theirs.push(rival.copy_seconds(size)),
             Err(why) => eprintln!("no pgcopydb: {why}"),
         }
     }
@@ -59,16 +59,16 @@ fn fill(size: &Size, source: &Cluster) {
 }
 
 fn stillpoint(size: &Size, mib: &mut Vec<f64>) -> f64 {
-    let stage = Stage::direct(cluster(), cluster());
-    fill(size, &stage.source);
-    let bytes = stage.source.sql("shop", "SELECT pg_database_size('shop')");
+    let testbed = Testbed::direct(cluster(), cluster());
+    fill(size, &testbed.source);
+    let bytes = testbed.source.sql("shop", "SELECT pg_database_size('shop')");
     mib.push(bytes.parse::<f64>().expect("a size") / f64::from(1 << 20));
     let begun = Instant::now();
-    let mut tool = stage.tool(&["run"]);
+    let mut tool = testbed.tool(&["run"]);
     let follows = |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up");
     assert!(tool.await_event(follows), "it ended before: {:?}", tool.seen);
     let took = begun.elapsed().as_secs_f64();
-    let ended = tool.end_within(LIMIT);
+    let ended = tool.end_within(ROUND_TIMEOUT);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     took
 }
@@ -97,7 +97,7 @@ impl Pgcopydb {
     }
 
     /// Runs a copy; returns its seconds.
-    fn takes(&self, size: &Size) -> f64 {
+    fn copy_seconds(&self, size: &Size) -> f64 {
         let library_path = format!("dynamic_library_path=$libdir:{}", self.plugins.display());
         let source = Cluster::start(&[&SETTINGS[..], &[&library_path]].concat());
         let target = cluster();
@@ -117,15 +117,15 @@ impl Pgcopydb {
         let begun = Instant::now();
         let mut child = command.spawn().expect("start pgcopydb");
         let read = || std::fs::read_to_string(&log).unwrap_or_default();
-        let filled = within(LIMIT, || {
+        let filled = within(ROUND_TIMEOUT, || {
             let ended = child.try_wait().expect("a child can be waited for").is_some();
-            (ended || read().contains(FILLED)).then(|| begun.elapsed())
+            (ended || read().contains(FILLED_MESSAGE)).then(|| begun.elapsed())
         });
         // It would follow until it gets an end position.
         let group = Pid::from_raw(child.id() as i32).expect("a process has a number");
         let _ = kill_process_group(group, Signal::KILL);
         let _ = child.wait();
-        assert!(read().contains(FILLED), "pgcopydb: {}", read());
+        assert!(read().contains(FILLED_MESSAGE), "pgcopydb: {}", read());
         let rows = |server: &Cluster| server.sql("shop", "SELECT count(*) FROM pgbench_accounts");
         assert_eq!(rows(&source), rows(&target));
         filled.expect("it said so").as_secs_f64()

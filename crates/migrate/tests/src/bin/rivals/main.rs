@@ -6,13 +6,13 @@
 //! pgbench and the same machine; the page does not judge the results.
 #![forbid(unsafe_code)]
 
+mod blackout;
 mod copy;
-mod gap;
-mod kept;
 mod native;
 mod pgbench;
 mod phases;
 mod rate;
+mod throughput;
 
 use std::process::ExitCode;
 use stillpoint_testing::postgresql::{Cluster, available};
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
         return ExitCode::from(3);
     }
     let values = match part.as_str() {
-        "gap" => gap::measure(size, rounds),
+        "gap" => blackout::measure(size, rounds),
         "rate" => rate::measure(size, rounds),
-        "kept" => kept::measure(rounds),
+        "kept" => throughput::measure(rounds),
         "copy" => copy::measure(size, rounds),
         _ => return usage(),
     };

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use stillpoint_events::{Event, EventKind};
 
 /// Time outside all phases.
-const REST: &str = "before and after";
+const PHASE_OUTSIDE: &str = "before and after";
 
 /// Beginnings in seconds, each with the phase from then on; of nested phases the inner one.
 pub(crate) struct Phases(Vec<(f64, String)>);
 
 impl Phases {
     pub(crate) fn of(events: &[Event]) -> Phases {
-        let (mut marks, mut open) = (vec![(f64::NEG_INFINITY, REST.to_owned())], Vec::new());
+        let (mut marks, mut open) = (vec![(f64::NEG_INFINITY, PHASE_OUTSIDE.to_owned())], Vec::new());
         for event in events {
             match &event.kind {
                 EventKind::PhaseStarted { phase, .. } => open.push(phase.clone()),
                 EventKind::PhaseEnded { .. } => drop(open.pop()),
                 _ => continue,
             }
-            marks.push((of_event_s(event.t_ns), open.last().cloned().unwrap_or_else(|| REST.into())));
+            marks.push((of_event_s(event.t_ns), open.last().cloned().unwrap_or_else(|| PHASE_OUTSIDE.into())));
         }
         Phases(marks)
     }

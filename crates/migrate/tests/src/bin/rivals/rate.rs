@@ -5,7 +5,7 @@ use crate::{Raw, Size, against, cluster, of_rounds, spread};
 use rustix::process::Signal;
 use std::time::Instant;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_tests::Stage;
+use stillpoint_migrate_tests::Testbed;
 use stillpoint_testing::postgresql::Cluster;
 
 /// Clients that make the backlog, by transactions of pgbench's own kind: three updates and an insert each.
@@ -45,14 +45,14 @@ fn fill(size: &Size, source: &Cluster) {
 }
 
 fn stillpoint(size: &Size) -> f64 {
-    let stage = Stage::direct(cluster(), cluster());
-    fill(size, &stage.source);
-    let mut tool = stage.tool(&["run", "--share", "0"]);
+    let testbed = Testbed::direct(cluster(), cluster());
+    fill(size, &testbed.source);
+    let mut tool = testbed.tool(&["run", "--share", "0"]);
     let begins = |wanted: &'static str| move |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted);
     assert!(tool.await_event(begins("indexes")), "it ended before: {:?}", tool.seen);
     // The snapshot is taken; everything from here on has to be repeated.
     tool.signal(Signal::STOP);
-    size.make_backlog(&stage.source);
+    size.make_backlog(&testbed.source);
     tool.signal(Signal::CONT);
     let ended = tool.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");

@@ -1,0 +1,143 @@
+//! `stillpoint migrate fallback`, `finish` and `abort`: commands that end a migration.
+
+use super::run::MoveArgs;
+use super::servers::{REACHABILITY_HINT, Servers, block_on, failure, run_guarded, run_watched};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use stillpoint_migrate_engine as engine;
+
+/// Arguments of `stillpoint migrate fallback`.
+#[derive(clap::Args)]
+pub(crate) struct FallbackArgs {
+    #[command(flatten)]
+    servers: Servers,
+    #[command(flatten)]
+    how: MoveArgs,
+    /// Drop definitions made on the target since the switch-over, with the target's database: tables with their rows,
+    /// indexes, views, rights, and everything else that the command lists without this option.
+    #[arg(long)]
+    drop_definitions: bool,
+    /// Report what would be done, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Arguments of `stillpoint migrate abort`.
+#[derive(clap::Args)]
+pub(crate) struct AbortArgs {
+    #[command(flatten)]
+    end: EndArgs,
+    /// Number of a migration whose journal is lost, as `status` shows it: its objects on the source are removed without
+    /// the journal.
+    #[arg(long, value_name = "NUMBER")]
+    migration: Option<String>,
+}
+
+/// Arguments of `stillpoint migrate finish`, and of `abort`.
+#[derive(clap::Args)]
+pub(crate) struct EndArgs {
+    #[command(flatten)]
+    servers: Servers,
+    /// Report what would be done, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    database: &'a str,
+    paused_us: Option<u64>,
+}
+
+/// Runs `stillpoint migrate fallback`.
+pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failure> {
+    let mut options = args.servers.options()?;
+    args.how.apply(&mut options)?;
+    options.accepted.definitions_dropped = args.drop_definitions;
+    if args.dry_run {
+        show_dry_run(
+            &options,
+            output,
+            "would replay on the source what was committed on the target, and move clients there",
+        )?;
+        let lost = block_on(engine::definitions_since_switch(&options))?.map_err(Failure::refused)?;
+        for what in &lost {
+            output.line(format_args!("would drop: {what}"));
+        }
+        let refused = !lost.is_empty() && !args.drop_definitions;
+        let error =
+            || failure(engine::Failure { error: engine::Error::DefinedSince(lost), state: engine::State::Untouched });
+        return if refused { Err(error()) } else { Ok(()) };
+    }
+    let outcome = run_watched(&args.servers, &options, output, |observer| engine::fallback(&options, observer))?;
+    let database = options.source.database_name();
+    let paused_us = match outcome {
+        engine::Outcome::Switched { paused } => Some(paused.as_micros() as u64),
+        engine::Outcome::AlreadyThere => None,
+    };
+    output.json(&Line { v: stillpoint_events::VERSION, event: "returned", database, paused_us });
+    match paused_us {
+        Some(us) => output.line(format_args!(
+            "{database}: clients are on the source again, and were paused for {:.1} ms; nothing of the migration is \
+             left",
+            us as f64 / 1e3
+        )),
+        None => output.line(format_args!(
+            "{database}: clients were already on the source; the remains of the migration were removed"
+        )),
+    }
+    Ok(())
+}
+
+/// Runs `stillpoint migrate finish`.
+pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
+    let options = args.servers.options()?;
+    if args.dry_run {
+        return show_dry_run(
+            &options,
+            output,
+            "would drop slot, publications and schema of the migration; `fallback` would no longer be possible",
+        );
+    }
+    run_guarded(&args.servers, || block_on(engine::finish(&options))?.map_err(failure))?;
+    let database = options.source.database_name();
+    output.json(&Line { v: stillpoint_events::VERSION, event: "finished", database, paused_us: None });
+    output.line(format_args!("{database}: finished; the source keeps its rows, and connections to it stay disabled"));
+    Ok(())
+}
+
+/// Runs `stillpoint migrate abort`.
+pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
+    let mut options = args.end.servers.options()?;
+    options.without_journal.clone_from(&args.migration);
+    let args = &args.end;
+    if args.dry_run {
+        return show_dry_run(&options, output, "would drop slots, publications, schema and the target's database");
+    }
+    let state = block_on(engine::abort(&options))?.map_err(failure)?;
+    let database = options.source.database_name();
+    output.json(&Line { v: stillpoint_events::VERSION, event: "aborted", database, paused_us: None });
+    output.line(format_args!("{database}: {state}"));
+    Ok(())
+}
+
+fn show_dry_run(options: &engine::Options, output: &Output, what: &str) -> Result<(), Failure> {
+    let status = block_on(engine::status(options))?.map_err(Failure::refused)?;
+    match status.record {
+        Some(record) => output.line(format_args!("migration {} ({:?}): {what}", record.migration, record.phase)),
+        None if !status.is_known() => {
+            let why = status.unasked.unwrap_or_default();
+            return Err(Failure::refused(anyhow::anyhow!("cannot find out if there is a migration: {why}"))
+                .hint(REACHABILITY_HINT));
+        }
+        None => match status.owner {
+            Some(owner) => {
+                output.line(format_args!("{}: {owner}, which is not in this directory", options.source.database_name()))
+            }
+            None => output.line(format_args!("{}: there is no migration", options.source.database_name())),
+        },
+    }
+    Ok(())
+}

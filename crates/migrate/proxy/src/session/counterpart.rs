@@ -1,0 +1,300 @@
+//! A session's counterpart at the target: opened and kept alike before the switch-over, so that the pause need not wait
+//! for it.
+
+use crate::error::SessionError;
+use crate::link::{self, Answers, Ready};
+use crate::secret::Credential;
+use crate::session::session_state::{self, SessionState};
+use crate::target::Target;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use stillpoint_migrate_wire::backend;
+use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step, put};
+use stillpoint_migrate_wire::frontend::put_sync;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// Time for which a lock is retried that another session is just handing over.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Time after which a target that does not answer counts as gone.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Order to a counterpart.
+enum CounterpartCommand {
+    /// Carry this state; the answer is success or an error.
+    Carry(Box<SessionState>, oneshot::Sender<Result<(), String>>),
+    /// Report if the counterpart carries the state of the last order.
+    Verdict(oneshot::Sender<Result<(), String>>),
+    /// Become the session: with the body of the Parse of an unnamed statement.
+    HandOver(Vec<u8>, oneshot::Sender<Result<Box<Ready>, String>>),
+}
+
+/// Access to the target for a login.
+pub(crate) struct TargetLogin {
+    pub(crate) target: Arc<Target>,
+    pub(crate) packet: Vec<u8>,
+    pub(crate) user: String,
+    pub(crate) credential: Credential,
+    pub(crate) limit: Duration,
+}
+
+/// A counterpart; it has a task of its own and ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Counterpart {
+    commands: mpsc::UnboundedSender<CounterpartCommand>,
+    task: JoinHandle<()>,
+    failed: Arc<AtomicBool>,
+    /// State that it carries or is about to carry.
+    pub(crate) state: Option<SessionState>,
+}
+
+impl Drop for Counterpart {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Answer that comes later.
+pub(crate) type PendingAnswer<T> = oneshot::Receiver<Result<T, String>>;
+
+/// Waits for an answer; an error if the counterpart is gone.
+pub(crate) async fn answer<T>(later: PendingAnswer<T>) -> Result<T, String> {
+    later.await.unwrap_or_else(|_| Err("the session on the target has ended".into()))
+}
+
+impl Counterpart {
+    /// Begins to log in.
+    pub(crate) fn open(login: TargetLogin) -> Counterpart {
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let failed = Arc::new(AtomicBool::new(false));
+        let task = tokio::task::spawn_local(run_counterpart(login, receiver, failed.clone()));
+        Counterpart { commands, task, failed, state: None }
+    }
+
+    /// Returns true if it has failed; a new one may succeed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Orders it to carry the session's state.
+    pub(crate) fn carry(&mut self, state: SessionState) -> PendingAnswer<()> {
+        let (sender, later) = oneshot::channel();
+        self.state = Some(state.clone());
+        let _ = self.commands.send(CounterpartCommand::Carry(Box::new(state), sender));
+        later
+    }
+
+    /// Asks if it carries the state of the last order.
+    pub(crate) fn verdict(&self) -> PendingAnswer<()> {
+        let (sender, later) = oneshot::channel();
+        let _ = self.commands.send(CounterpartCommand::Verdict(sender));
+        later
+    }
+
+    /// Takes it over as the session.
+    pub(crate) fn hand_over(&self, unnamed: Vec<u8>) -> PendingAnswer<Box<Ready>> {
+        let (sender, later) = oneshot::channel();
+        let _ = self.commands.send(CounterpartCommand::HandOver(unnamed, sender));
+        later
+    }
+}
+
+async fn run_counterpart(
+    login: TargetLogin,
+    mut commands: mpsc::UnboundedReceiver<CounterpartCommand>,
+    failed: Arc<AtomicBool>,
+) {
+    let mut ready = log_in(&login).await;
+    failed.store(ready.is_err(), Ordering::Relaxed);
+    let (mut has_state, mut verdict) = (false, Ok(()));
+    while let Some(command) = commands.recv().await {
+        match command {
+            CounterpartCommand::Carry(state, sender) => {
+                let result = match &mut ready {
+                    Ok(ready) => carry(ready, &login, &state, has_state).await,
+                    Err(why) => Err(why.clone()),
+                };
+                has_state = true;
+                failed.store(result.is_err(), Ordering::Relaxed);
+                verdict.clone_from(&result);
+                let _ = sender.send(result);
+            }
+            CounterpartCommand::Verdict(sender) => {
+                let _ = sender.send(match &ready {
+                    Ok(_) => verdict.clone(),
+                    Err(why) => Err(why.clone()),
+                });
+            }
+            CounterpartCommand::HandOver(unnamed, sender) => {
+                let result = match ready {
+                    Ok(mut ready) => finish_hand_over(&mut ready, &unnamed).await.map(|()| ready),
+                    Err(why) => Err(why),
+                };
+                let _ = sender.send(result);
+                return;
+            }
+        }
+    }
+}
+
+/// Logs in, and lets the server process load the catalogue entries of the tables.
+async fn log_in(login: &TargetLogin) -> Result<Box<Ready>, String> {
+    let _place = login.target.place().await;
+    let login = link::login(&login.target.server, &login.packet, &login.user, &login.credential, login.limit).await;
+    let mut ready = login.map(Box::new).map_err(|error| error_chain(&error))?;
+    warm_up(&mut ready).await?;
+    Ok(ready)
+}
+
+fn error_chain(error: &SessionError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+async fn exchange(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, String> {
+    let exchange = tokio::time::timeout(REPLY_TIMEOUT, link::exchange(&mut ready.stream, bytes, syncs));
+    let answers = exchange.await.unwrap_or(Err(SessionError::TimedOut("an answer of the target")));
+    let answers = answers.map_err(|error| error_chain(&error))?;
+    note_parameters(&mut ready.parameters, &answers.aside);
+    Ok(answers)
+}
+
+/// Statements that plan a look-up by the key, an update and an insert on each of the largest tables, as far as the user
+/// may, and execute nothing. The key is compared to the result of another look-up: the planner would fold a constant,
+/// and look at no index.
+const WARM_UP: &str = "\
+WITH t AS (SELECT c.oid, c.relpages, c.oid::pg_catalog.regclass::pg_catalog.text AS name, \
+  (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ') \
+    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey) \
+    WHERE i.indrelid = c.oid AND i.indisprimary) AS key, \
+  (SELECT pg_catalog.min(pg_catalog.quote_ident(a.attname)) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid \
+    AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity <> 'a') AS settable, \
+  EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid \
+    AND a.attnum > 0 AND (a.attgenerated <> '' OR a.attidentity = 'a')) AS generated \
+  FROM pg_catalog.pg_class c WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 \
+  AND pg_catalog.has_table_privilege(c.oid, 'SELECT') ORDER BY c.relpages DESC LIMIT 30), \
+look (oid, place) AS (SELECT oid, CASE WHEN key IS NULL THEN '' ELSE \
+  pg_catalog.format(' WHERE ROW(%1$s) = (SELECT %1$s FROM %2$s LIMIT 1)', key, name) END FROM t) \
+SELECT CASE WHEN pg_catalog.has_table_privilege(oid, 'UPDATE') AND settable IS NOT NULL \
+  THEN pg_catalog.format('EXPLAIN UPDATE %1$s SET %2$s = %2$s%3$s', name, settable, place) \
+  ELSE pg_catalog.format('EXPLAIN SELECT * FROM %s%s', name, place) END FROM t JOIN look USING (oid) \
+UNION ALL SELECT pg_catalog.format('EXPLAIN INSERT INTO %1$s SELECT * FROM %1$s', name) FROM t \
+  WHERE NOT generated AND pg_catalog.has_table_privilege(oid, 'INSERT')";
+
+/// Plans the statements. A server process reads the catalogues about a table at its first use, some milliseconds' work;
+/// clients would wait for it if all sessions did this directly after a switch. Errors that the server returns here do
+/// no harm.
+async fn warm_up(ready: &mut Ready) -> Result<(), String> {
+    let mut question = Vec::new();
+    stillpoint_migrate_wire::frontend::put_query(&mut question, WARM_UP);
+    let statements = exchange(ready, &question, 1).await?.rows;
+    let first = |row: Vec<Option<Vec<u8>>>| String::from_utf8(row.into_iter().next()??).ok();
+    let statements: Vec<String> = statements.into_iter().filter_map(first).collect();
+    question.clear();
+    for statement in &statements {
+        // Each is a query of its own: if one fails, the others are still planned.
+        stillpoint_migrate_wire::frontend::put_query(&mut question, statement);
+    }
+    if statements.is_empty() { Ok(()) } else { exchange(ready, &question, statements.len()).await.map(drop) }
+}
+
+async fn carry(ready: &mut Ready, login: &TargetLogin, state: &SessionState, has_state: bool) -> Result<(), String> {
+    let _place = login.target.place().await;
+    if has_state {
+        let batch = session_state::discard();
+        check_replay(&exchange(ready, &batch.bytes, batch.syncs).await?)?;
+    }
+    set_inherited_settings(ready, state).await?;
+    let batch = state.replay(&login.user);
+    check_replay(&exchange(ready, &batch.bytes, batch.syncs).await?)?;
+    take_locks(ready, state).await
+}
+
+fn check_replay(answers: &Answers) -> Result<(), String> {
+    match &answers.error {
+        Some((code, message)) => {
+            let message = backend::without_values(code, message, "");
+            Err(format!("the target rejects the session's state: {code}: {message}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Gives the session the settings that the source gave it and the target does not. A value that the target does not
+/// know (a locale, a tablespace) does not stop the move: the check has reported it.
+async fn set_inherited_settings(ready: &mut Ready, state: &SessionState) -> Result<(), String> {
+    let Some(question) = state.inherited_query() else { return Ok(()) };
+    let different = exchange(ready, &question.bytes, question.syncs).await?;
+    check_replay(&different)?;
+    for row in different.rows {
+        let [Some(name), Some(value)] = &row[..] else { continue };
+        let batch = session_state::set(name, value);
+        if let Some((code, _)) = exchange(ready, &batch.bytes, batch.syncs).await?.error {
+            let name = String::from_utf8_lossy(name);
+            tracing::warn!(%name, code, "the target rejects a setting that a session has on the source");
+        }
+    }
+    Ok(())
+}
+
+/// Takes all of its advisory locks, or none.
+async fn take_locks(ready: &mut Ready, state: &SessionState) -> Result<(), String> {
+    if state.lock_count() == 0 {
+        return Ok(());
+    }
+    let limit = tokio::time::Instant::now() + LOCK_TIMEOUT;
+    loop {
+        let batch = state.take_locks();
+        let answers = exchange(ready, &batch.bytes, batch.syncs).await?;
+        let taken = answers.rows.iter().filter(|row| row.first() == Some(&Some(b"t".to_vec()))).count();
+        if taken == batch.syncs {
+            return Ok(());
+        }
+        let mut release = Vec::new();
+        stillpoint_migrate_wire::frontend::put_query(&mut release, "SELECT pg_catalog.pg_advisory_unlock_all()");
+        exchange(ready, &release, 1).await?;
+        if tokio::time::Instant::now() >= limit {
+            return Err("another session holds its advisory lock on the target".into());
+        }
+        tokio::time::sleep(LOCK_RETRY_INTERVAL).await;
+    }
+}
+
+/// Creates the unnamed statement, and proves that the server answers.
+async fn finish_hand_over(ready: &mut Ready, unnamed: &[u8]) -> Result<(), String> {
+    let mut bytes = Vec::new();
+    if !unnamed.is_empty() {
+        put(&mut bytes, b'P', |body| body.extend_from_slice(unnamed));
+    }
+    put_sync(&mut bytes);
+    // A statement that was wrong at the source is wrong here too; then neither side has one.
+    let answers = exchange(ready, &bytes, 1).await?;
+    ready.leftover.extend_from_slice(&answers.aside);
+    Ok(())
+}
+
+/// Records the parameters that the server reports.
+fn note_parameters(parameters: &mut BTreeMap<String, Vec<u8>>, aside: &[u8]) {
+    let (mut scanner, mut at) = (Scanner::new(1 << 20), 0);
+    while let Ok(Step::Message(message)) = scanner.peek(&aside[at..]) {
+        if !message.is_whole() {
+            return;
+        }
+        if message.tag == b'S'
+            && let Ok((name, value)) = backend::parameter_status(message.body)
+        {
+            parameters.insert(name.to_owned(), value.to_vec());
+        }
+        at += HEADER_LEN + message.len;
+        scanner.take(&message);
+    }
+}

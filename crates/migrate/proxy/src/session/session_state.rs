@@ -1,0 +1,460 @@
+//! State that a session carries from one transaction to the next: read from its server, and created again at another
+//! one.
+//!
+//! The obvious way is to follow the client's statements, but functions, DO blocks and prepared SETs hide from it. The
+//! server knows everything except two things: custom settings that no extension declared (the question names them), and
+//! the unnamed statement (see [`super::state_tracker`]).
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use stillpoint_migrate_wire::frontend::{put_bind, put_close_statement, put_execute, put_parse, put_query, put_sync};
+
+/// Name of the question's own statement and portal. The unnamed ones belong to the client.
+const STATEMENT_NAME: &[u8] = b"stillpoint_carried";
+
+/// Settings that change the effect of a session's statements: a session keeps their values from any source. Other
+/// settings control how a server works, and stay the server's own. (The categories of `pg_settings` would separate the
+/// two, but are in the server's language.)
+pub const SESSION_SETTINGS: [&str; 37] = [
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "array_nulls",
+    "backslash_quote",
+    "bytea_output",
+    "check_function_bodies",
+    "client_min_messages",
+    "createrole_self_grant",
+    "default_table_access_method",
+    "default_text_search_config",
+    "default_transaction_deferrable",
+    "default_transaction_isolation",
+    "default_transaction_read_only",
+    "escape_string_warning",
+    "exit_on_error",
+    "extra_float_digits",
+    "gin_fuzzy_search_limit",
+    "icu_validation_level",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "lc_monetary",
+    "lc_numeric",
+    "lc_time",
+    "lock_timeout",
+    "quote_all_identifiers",
+    "restrict_nonsystem_relation_kind",
+    "row_security",
+    "search_path",
+    "standard_conforming_strings",
+    "statement_timeout",
+    "synchronous_commit",
+    "timezone_abbreviations",
+    "transaction_timeout",
+    "transform_null_equals",
+    "xmlbinary",
+    "xmloption",
+];
+
+/// Question for one round trip. Every row of the answer: its subject, and three texts.
+static STATE_QUERY: LazyLock<String> =
+    LazyLock::new(|| format!("{SETTINGS_QUERY}'{}'))){OTHER_STATE_QUERY}", SESSION_SETTINGS.join("', '")));
+
+/// Settings that the client gave the session, and settings that it has from its server, read together.
+const SETTINGS_QUERY: &str = "\
+SELECT CASE source WHEN 'session' THEN 'setting' ELSE 'inherited' END, name, setting, '' FROM pg_catalog.pg_settings \
+  WHERE name !~ '^transaction_(isolation|read_only|deferrable)$' AND (source = 'session' \
+  OR source <> 'client' AND context IN ('user', 'superuser') \
+  AND (source IN ('global', 'database', 'user', 'database user') OR name IN (";
+
+/// Rest of the question; custom settings of ALTER ROLE and ALTER DATABASE are in no list of settings.
+const OTHER_STATE_QUERY: &str = " \
+UNION ALL SELECT 'inherited', n, pg_catalog.current_setting(n, true), '' FROM (SELECT DISTINCT pg_catalog.split_part(s, '=', 1) \
+  FROM pg_catalog.pg_db_role_setting d, pg_catalog.unnest(d.setconfig) s \
+  WHERE d.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) \
+  AND d.setrole IN (0, (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = session_user))) p (n) \
+  WHERE n LIKE '%.%' AND NOT EXISTS (SELECT FROM pg_catalog.pg_settings WHERE name = n) \
+UNION ALL SELECT 'custom', n, pg_catalog.current_setting(n, true), '' FROM pg_catalog.unnest($1::pg_catalog.text[]) n \
+UNION ALL SELECT 'role', session_user::pg_catalog.text, pg_catalog.current_setting('role'), '' \
+UNION ALL SELECT CASE WHEN from_sql THEN 'prepare' ELSE 'parse' END, name, statement, \
+  pg_catalog.array_to_string(parameter_types::pg_catalog.oid[], ',') FROM pg_catalog.pg_prepared_statements \
+  WHERE name !~ '^stillpoint_' \
+UNION ALL SELECT 'listen', c, '', '' FROM pg_catalog.pg_listening_channels() c \
+UNION ALL SELECT 'lock', mode, pg_catalog.concat_ws(',', classid, objid, objsubid), '' FROM pg_catalog.pg_locks \
+  WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid() AND granted \
+UNION ALL SELECT 'pin', 'cursor WITH HOLD ' || name, '', '' FROM pg_catalog.pg_cursors WHERE is_holdable \
+UNION ALL SELECT 'pin', 'temporary relation ' || relname, '', '' FROM pg_catalog.pg_class \
+  WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'";
+
+/// Smallest object identifier that a database assigns itself (`FirstNormalObjectId`).
+const FIRST_OWN_OID: u32 = 16_384;
+
+/// Settings whose values mean different things on different servers.
+const NOT_CARRIED: [&str; 3] = ["is_superuser", "session_authorization", "role"];
+
+/// A prepared statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Statement {
+    text: Vec<u8>,
+    types: Vec<u32>,
+    /// Made by `PREPARE`, which is then its text, not by a Parse.
+    by_sql: bool,
+}
+
+/// Object identifiers of the types `text` and `text[]`.
+const TEXT_OID: u32 = 25;
+const TEXT_ARRAY_OID: u32 = 1009;
+
+const SET_CONFIG: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
+
+/// A statement that clears the state of a session at another server.
+pub(crate) fn discard() -> Batch {
+    let mut batch = Batch::default();
+    batch.query("DISCARD ALL");
+    batch
+}
+
+/// A statement that gives a session a setting.
+pub(crate) fn set(name: &[u8], value: &[u8]) -> Batch {
+    let mut batch = Batch::default();
+    put_parse(&mut batch.bytes, b"", SET_CONFIG, &[TEXT_OID, TEXT_OID]);
+    put_bind(&mut batch.bytes, b"", b"", &[name, value]);
+    put_execute(&mut batch.bytes, b"");
+    batch.sync();
+    batch
+}
+
+/// Text of an array, as the server reads it.
+fn array<'t>(texts: impl Iterator<Item = &'t Vec<u8>>) -> Vec<u8> {
+    let mut array = b"{".to_vec();
+    for text in texts {
+        array.extend(if array.len() > 1 { &b",\""[..] } else { b"\"" });
+        for byte in text {
+            array.extend((*byte == b'"' || *byte == b'\\').then_some(b'\\'));
+            array.push(*byte);
+        }
+        array.push(b'"');
+    }
+    array.push(b'}');
+    array
+}
+
+/// State that a session carries.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SessionState {
+    settings: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Settings that its server gave it: those of ALTER ROLE and ALTER DATABASE, and [`SESSION_SETTINGS`].
+    inherited: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Session user and role.
+    roles: (Vec<u8>, Vec<u8>),
+    statements: BTreeMap<Vec<u8>, Statement>,
+    channels: Vec<Vec<u8>>,
+    /// Mode, and the three numbers of `pg_locks`.
+    locks: Vec<(Vec<u8>, Vec<u8>)>,
+    /// State that cannot be created at another server.
+    pub(crate) pins: Vec<String>,
+}
+
+/// A question or a sequence of statements, with the number of its ReadyForQuery messages.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) syncs: usize,
+}
+
+impl Batch {
+    fn query(&mut self, sql: &str) {
+        put_query(&mut self.bytes, sql);
+        self.syncs += 1;
+    }
+
+    fn sync(&mut self) {
+        put_sync(&mut self.bytes);
+        self.syncs += 1;
+    }
+}
+
+/// Builds the question; `custom` are names of settings that no catalogue lists.
+pub(crate) fn state_query<'a>(custom: impl Iterator<Item = &'a str>) -> Batch {
+    let quoted: Vec<String> = custom.map(|name| format!("\"{}\"", name.replace(['"', '\\'], ""))).collect();
+    let names = format!("{{{}}}", quoted.join(","));
+    let mut batch = Batch::default();
+    put_parse(&mut batch.bytes, STATEMENT_NAME, STATE_QUERY.as_bytes(), &[]);
+    put_bind(&mut batch.bytes, STATEMENT_NAME, STATEMENT_NAME, &[names.as_bytes()]);
+    put_execute(&mut batch.bytes, STATEMENT_NAME);
+    put_close_statement(&mut batch.bytes, STATEMENT_NAME);
+    batch.sync();
+    batch
+}
+
+/// Reads the answer. Rows of an unknown form are left out; the question returns none.
+pub(crate) fn parse_state(rows: Vec<Vec<Option<Vec<u8>>>>) -> SessionState {
+    let mut carried = SessionState::default();
+    for row in rows {
+        let mut row = row.into_iter();
+        let mut next = || row.next().flatten();
+        let (Some(kind), Some(name), value, more) = (next(), next(), next(), next()) else { continue };
+        let Some(value) = value else { continue };
+        match kind.as_slice() {
+            b"setting" | b"custom" | b"inherited" => {
+                if !NOT_CARRIED.iter().any(|known| known.as_bytes() == name) {
+                    let of = if kind == b"inherited" { &mut carried.inherited } else { &mut carried.settings };
+                    of.insert(name, value);
+                }
+            }
+            b"role" => carried.roles = (name, value),
+            b"prepare" | b"parse" => {
+                let types = String::from_utf8(more.unwrap_or_default()).unwrap_or_default();
+                let types = types.split(',').filter_map(|oid| oid.parse().ok()).map(portable).collect();
+                carried.statements.insert(name, Statement { text: value, types, by_sql: kind == b"prepare" });
+            }
+            b"listen" => carried.channels.push(name),
+            b"lock" => carried.locks.push((name, value)),
+            _ => carried.pins.push(String::from_utf8_lossy(&name).into_owned()),
+        }
+    }
+    carried.channels.sort();
+    carried.locks.sort();
+    carried
+}
+
+/// Types that a database defines have other numbers on other servers: 0 lets the server infer the type, as most clients
+/// do.
+fn portable(oid: u32) -> u32 {
+    if oid < FIRST_OWN_OID { oid } else { 0 }
+}
+
+impl SessionState {
+    /// Returns true if notifications may be under way.
+    pub(crate) fn listens(&self) -> bool {
+        !self.channels.is_empty()
+    }
+
+    /// Asks a session at another server which inherited settings differ there, with the values that they must get, as
+    /// far as the session may set them. `None` if nothing was inherited. Names and values are in the session's
+    /// encoding, which the caller must set before.
+    pub(crate) fn inherited_query(&self) -> Option<Batch> {
+        const DIFFERENT_SETTINGS: &[u8] =
+            b"SELECT w.name, w.value FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) w (name, value) \
+            LEFT JOIN pg_catalog.pg_settings s ON s.name = w.name WHERE CASE WHEN s.name IS NULL \
+            THEN w.name LIKE '%.%' AND pg_catalog.current_setting(w.name, true) IS DISTINCT FROM w.value \
+            ELSE s.setting IS DISTINCT FROM w.value AND (s.context = 'user' \
+            OR s.context = 'superuser' AND pg_catalog.current_setting('is_superuser') = 'on') END";
+        if self.inherited.is_empty() {
+            return None;
+        }
+        let mut batch = Batch::default();
+        let encoding = &b"client_encoding"[..];
+        if let Some(value) = self.settings.get(encoding).or_else(|| self.inherited.get(encoding)) {
+            batch.bytes.extend(set(encoding, value).bytes);
+            batch.syncs += 1;
+        }
+        put_parse(&mut batch.bytes, b"", DIFFERENT_SETTINGS, &[TEXT_ARRAY_OID, TEXT_ARRAY_OID]);
+        put_bind(&mut batch.bytes, b"", b"", &[&array(self.inherited.keys()), &array(self.inherited.values())]);
+        put_execute(&mut batch.bytes, b"");
+        batch.sync();
+        Some(batch)
+    }
+
+    /// Statements that give a session at another server, logged in as `user`, the same state, except for
+    /// [`SessionState::inherited_query`].
+    pub(crate) fn replay(&self, user: &str) -> Batch {
+        let mut batch = Batch::default();
+        self.replay_settings(user, &mut batch);
+        for (name, statement) in &self.statements {
+            if statement.by_sql {
+                batch.bytes.extend(query_of_bytes(&statement.text));
+                batch.syncs += 1;
+            } else {
+                put_parse(&mut batch.bytes, name, &statement.text, &statement.types);
+                batch.sync();
+            }
+        }
+        for channel in &self.channels {
+            let mut sql = b"LISTEN \"".to_vec();
+            channel.iter().for_each(|b| sql.extend(std::iter::repeat_n(*b, if *b == b'"' { 2 } else { 1 })));
+            sql.push(b'"');
+            batch.bytes.extend(query_of_bytes(&sql));
+            batch.syncs += 1;
+        }
+        batch
+    }
+
+    fn replay_settings(&self, user: &str, batch: &mut Batch) {
+        let mut settings: Vec<(&[u8], &[u8])> = Vec::new();
+        // The encoding is first: the other values are in it. The role is last: it may not be allowed to set the others.
+        let encoding = self.settings.get_key_value(&b"client_encoding"[..]);
+        let others = self.settings.iter().filter(|(name, _)| name.as_slice() != b"client_encoding");
+        settings.extend(encoding.into_iter().chain(others).map(|(name, value)| (name.as_slice(), value.as_slice())));
+        let (session_user, role) = &self.roles;
+        if !session_user.is_empty() && session_user != user.as_bytes() {
+            settings.push((b"session_authorization", session_user));
+        }
+        if !role.is_empty() && role != b"none" {
+            settings.push((b"role", role));
+        }
+        if settings.is_empty() {
+            return;
+        }
+        put_parse(&mut batch.bytes, b"", SET_CONFIG, &[TEXT_OID, TEXT_OID]);
+        for (name, value) in settings {
+            put_bind(&mut batch.bytes, b"", b"", &[name, value]);
+            put_execute(&mut batch.bytes, b"");
+        }
+        batch.sync();
+    }
+
+    /// Statements that take its advisory locks; each returns one row with `t` if the lock was taken.
+    pub(crate) fn take_locks(&self) -> Batch {
+        let mut batch = Batch::default();
+        for (mode, numbers) in &self.locks {
+            let shared = if mode.starts_with(b"Share") { "_shared" } else { "" };
+            let numbers: Vec<u64> =
+                String::from_utf8_lossy(numbers).split(',').filter_map(|number| number.parse().ok()).collect();
+            let key = match numbers.as_slice() {
+                [high, low, 1] => format!("{}", ((high << 32) | low) as i64),
+                [first, second, 2] => format!("{}, {}", *first as i32, *second as i32),
+                _ => continue,
+            };
+            batch.query(&format!("SELECT pg_catalog.pg_try_advisory_lock{shared}({key})"));
+        }
+        batch
+    }
+
+    /// Number of its advisory locks.
+    pub(crate) fn lock_count(&self) -> usize {
+        self.locks.len()
+    }
+}
+
+fn query_of_bytes(sql: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stillpoint_migrate_wire::frame::put(&mut bytes, b'Q', |body| {
+        stillpoint_migrate_wire::frame::put_cstr(body, sql);
+    });
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stillpoint_migrate_wire::frame::{Scanner, Step};
+    use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
+
+    fn row(texts: [&str; 4]) -> Vec<Option<Vec<u8>>> {
+        texts.map(|text| Some(text.as_bytes().to_vec())).to_vec()
+    }
+
+    /// Types of the messages and the text of queries.
+    fn summarize(batch: &Batch) -> Vec<String> {
+        let (mut scanner, mut at, mut told) = (Scanner::new(1 << 20), 0, Vec::new());
+        while let Ok(Step::Message(message)) = scanner.peek(&batch.bytes[at..]) {
+            let text = match message.tag {
+                b'Q' | b'B' => String::from_utf8_lossy(message.body).replace('\0', " ").trim().to_owned(),
+                _ => String::new(),
+            };
+            told.push(format!("{}{text}", char::from(message.tag)));
+            at += scanner.take(&message);
+        }
+        told
+    }
+
+    #[test]
+    fn what_was_answered_is_made_again() {
+        let carried = parse_state(vec![
+            row(["setting", "work_mem", "4096", ""]),
+            row(["setting", "client_encoding", "LATIN1", ""]),
+            row(["custom", "app.tenant", "7", ""]),
+            row(["role", "alice", "reader", ""]),
+            row(["parse", "s1", "select $1", "23"]),
+            row(["prepare", "p", "prepare p as select 1", ""]),
+            row(["listen", "a\"b", "", ""]),
+            row(["lock", "ExclusiveLock", "1,2,1", ""]),
+            row(["lock", "ShareLock", "1,4294967295,2", ""]),
+        ]);
+        let replay = carried.replay("alice");
+        let told = summarize(&replay);
+        let binds: Vec<&String> = told.iter().filter(|message| message.starts_with('B')).collect();
+        assert_eq!(binds.len(), 4, "{told:?}");
+        assert!(binds[0].contains("client_encoding") && binds[3].contains("reader"), "{binds:?}");
+        assert!(told.contains(&"Qprepare p as select 1".to_owned()) && told.contains(&"QLISTEN \"a\"\"b\"".to_owned()));
+        assert_eq!(replay.syncs, told.iter().filter(|message| message.starts_with(['Q', 'S'])).count());
+        let locks = self::summarize(&carried.take_locks());
+        assert_eq!(
+            locks,
+            [
+                "QSELECT pg_catalog.pg_try_advisory_lock(4294967298)",
+                "QSELECT pg_catalog.pg_try_advisory_lock_shared(1, -1)"
+            ]
+        );
+        assert!(carried.listens() && carried.lock_count() == 2 && carried.pins.is_empty());
+    }
+
+    #[test]
+    fn a_session_that_carries_nothing_needs_nothing() {
+        let carried = parse_state(vec![row(["role", "alice", "none", ""])]);
+        assert_eq!(carried.replay("alice").syncs, 0);
+        assert!(carried.inherited_query().is_none());
+        assert_eq!(carried.take_locks().syncs, 0);
+        let pinned = parse_state(vec![row(["pin", "temporary relation t", "", ""])]);
+        assert_eq!(pinned.pins, ["temporary relation t"]);
+    }
+
+    /// Settings of the same categories that control how a server works.
+    const OF_SERVERS: [&str; 14] = [
+        "client_encoding",
+        "commit_siblings",
+        "default_tablespace",
+        "default_toast_compression",
+        "gin_pending_list_limit",
+        "local_preload_libraries",
+        "synchronize_seqscans",
+        "temp_tablespaces",
+        "transaction_deferrable",
+        "transaction_isolation",
+        "transaction_read_only",
+        "wal_skip_threshold",
+        // Of servers before 18, which has other categories for these.
+        "vacuum_freeze_min_age",
+        "vacuum_freeze_table_age",
+    ];
+
+    #[test]
+    fn every_setting_of_a_session_is_kept_or_its_server_s() {
+        if !available() {
+            return;
+        }
+        let newer = newer_available().then(|| Cluster::of_major(NEWER_MAJOR, &["lc_messages=C"]));
+        for cluster in [Some(Cluster::start(&["lc_messages=C"])), newer].into_iter().flatten() {
+            let names = cluster.sql(
+                "postgres",
+                "SELECT name FROM pg_settings WHERE context = 'user' AND category ~ '^(Client Connection Defaults|\
+                 Error Handling|Lock Management|Version and Platform|Write-Ahead Log / S)' AND name !~ 'failsafe|multixact'",
+            );
+            let unknown = |name: &&str| !SESSION_SETTINGS.contains(name) && !OF_SERVERS.contains(name);
+            assert_eq!(names.lines().filter(unknown).collect::<Vec<_>>(), Vec::<&str>::new());
+        }
+    }
+
+    #[test]
+    fn inherited_settings_are_asked_for_in_the_session_s_encoding() {
+        let inherited =
+            [row(["inherited", "DateStyle", "SQL, DMY", ""]), row(["inherited", "search_path", "\"a\\b\"", ""])];
+        let encoding = row(["setting", "client_encoding", "LATIN1", ""]);
+        for (rows, syncs) in [(inherited.to_vec(), 1), ([&inherited[..], &[encoding]].concat(), 2)] {
+            let batch = parse_state(rows).inherited_query().unwrap();
+            let told = summarize(&batch);
+            assert_eq!((batch.syncs, told.iter().filter(|message| *message == "S").count()), (syncs, syncs));
+            assert_eq!(told.iter().any(|message| message.contains("client_encoding")), syncs == 2, "{told:?}");
+            let asked = told.iter().rfind(|message| message.starts_with('B')).unwrap();
+            assert!(asked.contains(r#"{"DateStyle","search_path"}"#), "{asked}");
+            assert!(asked.contains(r#"{"SQL, DMY","\"a\\b\""}"#), "{asked}");
+        }
+    }
+
+    #[test]
+    fn names_are_quoted_in_the_question() {
+        let batch = state_query(["a.b", "c\".d"].into_iter());
+        assert!(summarize(&batch).iter().any(|message| message.contains("{\"a.b\",\"c.d\"}")));
+        assert_eq!(batch.syncs, 1);
+    }
+}
