@@ -1,9 +1,9 @@
 //! Assembly of the patch: new code, all that it needs, and the destination of every relocation.
 
 use crate::closure::{Function, Plan};
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, SymbolType};
 use crate::resolve::Resolution;
+use crate::symbol_names;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal, unwind_data};
@@ -354,7 +354,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let Home::Section(section) = symbol.home else { return function };
         let same = |s: &&usize| {
             let other = &after.symbols[**s];
-            other.value == symbol.value && other.kind != SymbolType::Section && !names::is_cold(other.name)
+            other.value == symbol.value && other.kind != SymbolType::Section && !symbol_names::is_cold(other.name)
         };
         after.sections[section].symbols.iter().find(same).copied().unwrap_or(function)
     }

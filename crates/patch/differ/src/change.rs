@@ -3,7 +3,7 @@
 use crate::compare::Pair;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, SymbolType};
 use crate::unit::{Ancestor, Unit};
-use crate::{Refusal, clobbers, names, unnamed};
+use crate::{Refusal, clobbers, symbol_names, unnamed_types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::readable;
 
@@ -23,7 +23,7 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: 
         if after.symbols[function].kind == SymbolType::Indirect {
             let function = after.symbols[function].name.to_owned();
             refusals.push(Refusal::IndirectFunction { unit: unit.path.to_owned(), function });
-        } else if names::is_static_initialiser(after.symbols[function].name) {
+        } else if symbol_names::is_static_initialiser(after.symbols[function].name) {
             let function = after.symbols[function].name.to_owned();
             refusals.push(Refusal::StaticInitialiser { unit: unit.path.to_owned(), function, why });
         } else {
@@ -77,7 +77,8 @@ fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
         let target = |r: &Reloc| match object.site(r) {
             Site::Extern(name, _) => name.to_owned(),
             Site::Inside { section, offset, .. } => {
-                let name = |s: usize| names::initialiser_kind(names::stem(object.symbols[s].name)).to_owned();
+                let name =
+                    |s: usize| symbol_names::initialiser_kind(symbol_names::stem(object.symbols[s].name)).to_owned();
                 object.owner(section, offset).map_or(String::new(), name)
             }
             Site::Value(_) => String::new(),
@@ -103,8 +104,8 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     if other.name.starts_with("DW.ref.") {
         return None;
     }
-    if names::is_class_data(other.name) {
-        if other.name.starts_with("_ZTS") && unnamed::Name::parse(other.name).is_some() {
+    if symbol_names::is_class_data(other.name) {
+        if other.name.starts_with("_ZTS") && unnamed_types::Name::parse(other.name).is_some() {
             return None;
         }
         return class_data(unit, pair, old, variable);
@@ -118,7 +119,7 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     let changed = |before: String, after: String| {
         Some(Refusal::VariableChanged {
             unit: unit.path.to_owned(),
-            object: names::stem(other.name).to_owned(),
+            object: symbol_names::stem(other.name).to_owned(),
             before,
             after,
         })
@@ -135,7 +136,7 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     }
     Some(Refusal::DataChanged {
         unit: unit.path.to_owned(),
-        object: names::stem(other.name).to_owned(),
+        object: symbol_names::stem(other.name).to_owned(),
         why: format!("its initial value differs; {}", used_by(pair.new, variable)),
     })
 }
@@ -160,7 +161,7 @@ fn class_data(unit: &Unit<'_>, pair: &Pair<'_, '_>, old: usize, new: usize) -> O
             None => what.to_owned(),
         }
     };
-    Some(Refusal::ClassChanged { unit: unit.path.to_owned(), class: names::class_of(other.name), what })
+    Some(Refusal::ClassChanged { unit: unit.path.to_owned(), class: symbol_names::class_of(other.name), what })
 }
 
 fn kind_of(object: &Object<'_>, symbol: usize) -> &'static str {
@@ -188,7 +189,7 @@ fn used_by(object: &Object<'_>, variable: usize) -> String {
             if found == Some(variable)
                 && let Some(user) = object.owner(index, reloc.offset as i64)
             {
-                users.insert(names::stem(object.symbols[user].name));
+                users.insert(symbol_names::stem(object.symbols[user].name));
             }
         }
     }

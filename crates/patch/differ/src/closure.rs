@@ -7,11 +7,11 @@
 
 use crate::change::Changed;
 use crate::object_file::{Home, Nature, Object, Site};
-use crate::shipped::Shipped;
+use crate::shipped_unit::Shipped;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
-use crate::{in_place, moved, names};
+use crate::{function_moves, in_place, symbol_names};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::{Range, ResolvedBy, Svma, TargetKind, readable};
 use stillpoint_patch_insn as insn;
@@ -205,7 +205,7 @@ fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
 
 /// Returns the function itself, or the function that a cold part belongs to.
 fn hot_parent(object: &Object<'_>, symbol: usize) -> Option<usize> {
-    match names::cold_parent(object.symbols[symbol].name) {
+    match symbol_names::cold_parent(object.symbols[symbol].name) {
         None => Some(symbol),
         Some(parent) => {
             let (found, symbol) = object.functions().find(|(_, s)| s.name == parent)?;
@@ -222,7 +222,7 @@ fn standing(
     (unit, function): Function,
     options: &Options,
 ) -> Result<Standing, Refusal> {
-    let moved = moved::from(units, unit, function);
+    let moved = function_moves::from(units, unit, function);
     let unit = &units[unit];
     let Some(after) = &unit.after else {
         return Err(Refusal::BadTarget("a function without a unit".to_owned()));

@@ -1,8 +1,8 @@
 //! Comparison of two builds of a function or a constant, except for the addresses that the linker chooses.
 
 use crate::correlate::Correlation;
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Site};
+use crate::symbol_names;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use stillpoint_patch_format::readable;
@@ -122,7 +122,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         }
         let named = |object: &Object<'a>, section, offset, anchor| {
             let owner = object.owner(section, anchor).or_else(|| object.owner(section, offset));
-            owner.filter(|s| !names::is_anonymous(object.symbols[*s].name))
+            owner.filter(|s| !symbol_names::is_anonymous(object.symbols[*s].name))
         };
         match (named(self.old, a, x, p), named(self.new, b, y, q)) {
             (Some(s), Some(t)) => {
@@ -163,7 +163,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         let symbol = &self.new.symbols[new];
         let Home::Section(section) = symbol.home else { return false };
         let constant = matches!(self.new.sections[section].nature, Nature::Constant | Nature::Merged { .. });
-        (symbol.local || self.new.is_comdat(new)) && constant && !names::is_class_data(symbol.name)
+        (symbol.local || self.new.is_comdat(new)) && constant && !symbol_names::is_class_data(symbol.name)
     }
 
     /// Returns true if two variables have the same size and initial contents.

@@ -5,7 +5,7 @@ use crate::closure::{self, Plan};
 use crate::object_file::Home;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
-use crate::{Options, Outcome, Refusal, UnitInput, change, in_place, moved, types};
+use crate::{Options, Outcome, Refusal, UnitInput, change, function_moves, in_place, types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format as format;
 use stillpoint_patch_format::{
@@ -19,7 +19,7 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut constants: Vec<Vec<usize>> = vec![Vec::new(); units.len()];
     let find = |(unit, constants)| change::find(unit, &mut refusals, Some(constants).filter(|_| options.in_place));
     let mut changed: Vec<change::Changed> = units.iter().zip(&mut constants).map(find).collect();
-    moved::add(&units, &mut changed);
+    function_moves::add(&units, &mut changed);
     let mut plan = closure::plan(target, &units, changed, options, &mut refusals);
     in_place::add(target, &units, constants, &mut plan, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);

@@ -2,8 +2,8 @@
 //! functions that have no room for a jump.
 
 use crate::closure::{Function, Plan, padding};
-use crate::names;
 use crate::object_file::{Home, Nature, Site};
+use crate::symbol_names;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
@@ -34,7 +34,7 @@ pub(crate) fn add(
             }
             None => refusals.push(Refusal::DataChanged {
                 unit: unit.path.to_owned(),
-                object: names::stem(symbol.name).to_owned(),
+                object: symbol_names::stem(symbol.name).to_owned(),
                 why: "its initial value differs, and it was not found in the target, or other modules may have copies of it"
                     .to_owned(),
             }),

@@ -52,20 +52,20 @@ mod compare;
 mod correlate;
 mod diff;
 mod error;
+mod function_moves;
 mod in_place;
 mod library;
-mod moved;
-mod names;
 mod object_file;
 mod options;
-mod place;
+mod placement;
 mod resolve;
 mod reverse;
-mod shipped;
+mod shipped_unit;
+mod symbol_names;
 mod target;
 pub mod types;
 mod unit;
-mod unnamed;
+mod unnamed_types;
 mod unwind_data;
 
 use std::collections::BTreeMap;
@@ -82,7 +82,7 @@ pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> R
 
 /// Finds one unit, compiled exactly as shipped, in the target.
 pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
-    match shipped::Shipped::find(target, path, shipped, &BTreeMap::new()) {
+    match shipped_unit::Shipped::find(target, path, shipped, &BTreeMap::new()) {
         Ok(found) => Ok(found.placement(target)),
         Err(refusals) => Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("nothing found".to_owned()))),
     }

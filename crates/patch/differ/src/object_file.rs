@@ -1,6 +1,6 @@
 //! A relocatable object, read once: sections, symbols, and the destination of every relocation.
 
-use crate::names;
+use crate::symbol_names;
 use crate::{Refusal, unwind_data};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use object::elf;
@@ -325,7 +325,7 @@ impl<'a> Object<'a> {
                 by_name.entry(symbol.name).or_insert(index);
             }
         }
-        for (index, parent) in self.functions().filter_map(|(i, s)| Some((i, names::cold_parent(s.name)?))) {
+        for (index, parent) in self.functions().filter_map(|(i, s)| Some((i, symbol_names::cold_parent(s.name)?))) {
             cold.entry(parent).or_insert_with(Vec::new).push(index);
         }
         (self.by_name, self.cold) = (by_name, cold);

@@ -2,11 +2,11 @@
 
 use crate::Refusal;
 use crate::assemble::Assembly;
-use crate::names;
 use crate::object_file::{Home, Nature, Reloc, Site, SymbolType};
 use crate::reverse::Name;
+use crate::symbol_names;
 use crate::unit::Ancestor;
-use crate::unnamed;
+use crate::unnamed_types;
 use object::elf;
 use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue, TargetKind};
 
@@ -168,7 +168,10 @@ impl Assembly<'_, '_> {
                 let within = symbol.value.wrapping_sub(variable.value);
                 Ok(known.tls.map(|at| at.wrapping_add(within)))
             }
-            _ => Err(Refusal::NewThreadLocal { unit: path.to_owned(), object: names::stem(variable.name).to_owned() }),
+            _ => Err(Refusal::NewThreadLocal {
+                unit: path.to_owned(),
+                object: symbol_names::stem(variable.name).to_owned(),
+            }),
         }
     }
 
@@ -248,7 +251,7 @@ impl Assembly<'_, '_> {
         let internal = own && from != section;
         match function {
             Some(function)
-                if !internal && !names::is_cold(after.symbols[function].name) && !self.is_table(unit, from) =>
+                if !internal && !symbol_names::is_cold(after.symbols[function].name) && !self.is_table(unit, from) =>
             {
                 let function = self.canonical(unit, function);
                 let base = after.symbols[function].value as i64;
@@ -267,7 +270,7 @@ impl Assembly<'_, '_> {
         let Some(after) = self.after(unit) else { return false };
         let parent = |section: usize| {
             let first = *after.sections[section].symbols.first()?;
-            Some(names::cold_parent(after.symbols[first].name).unwrap_or(after.symbols[first].name))
+            Some(symbol_names::cold_parent(after.symbols[first].name).unwrap_or(after.symbols[first].name))
         };
         one == other || (parent(one).is_some() && parent(one) == parent(other))
     }
@@ -345,7 +348,7 @@ impl Assembly<'_, '_> {
         let after = self.after(unit)?;
         let (name, new) = (after.symbols[symbol].name, self.units[unit].ancestor(symbol) == Ancestor::None);
         let merged = new && !after.symbols[symbol].local && after.is_comdat(symbol);
-        if !merged || unnamed::Name::parse(name).is_some() {
+        if !merged || unnamed_types::Name::parse(name).is_some() {
             return None;
         }
         self.in_target(unit, name, way)
@@ -362,10 +365,10 @@ impl Assembly<'_, '_> {
     fn variable(&mut self, unit: usize, reloc: &Reloc, place: (usize, i64, i64), user: &str) -> Resolved {
         let (section, at, raw) = place;
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
-        let owner = after.owner(section, at).filter(|s| !names::is_anonymous(after.symbols[*s].name));
+        let owner = after.owner(section, at).filter(|s| !symbol_names::is_anonymous(after.symbols[*s].name));
         let Some(owner) = owner else { return self.bring_data(unit, section, None, reloc, raw) };
         let (symbol, path) = (&after.symbols[owner], self.units[unit].path);
-        let (name, addend) = (names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
+        let (name, addend) = (symbol_names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
         if symbol.name.starts_with("DW.ref.") {
             // For the unwinder, near the code: any pointer to the same object works as well.
             return self.bring_data(unit, section, Some(owner), reloc, raw);

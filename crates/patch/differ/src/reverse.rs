@@ -1,8 +1,8 @@
 //! Reverse relocation: reads every value that the linker filled in back from the target.
 
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Site, SymbolType};
-use crate::place::Piece;
+use crate::placement::Piece;
+use crate::symbol_names;
 use crate::target::{Dynamic, TargetElf};
 use object::elf;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -394,7 +394,7 @@ impl<'a> Known<'a> {
         }
         if let (Value::Address(at), Some((_, symbol))) = (value, object.defined(name))
             && let Home::Section(section) = symbol.home
-            && object.sections[section].comdat | names::is_class_data(name)
+            && object.sections[section].comdat | symbol_names::is_class_data(name)
         {
             self.named.entry(section).or_insert(at.wrapping_sub(symbol.value));
         }

@@ -2,11 +2,11 @@
 
 use crate::compare::Pair;
 use crate::correlate::Correlation;
-use crate::names;
 use crate::object_file::{Home, Nature, Object, SymbolType};
-use crate::shipped::Shipped;
+use crate::shipped_unit::Shipped;
+use crate::symbol_names;
 use crate::target::TargetElf;
-use crate::{Refusal, UnitInput, types, unnamed};
+use crate::{Refusal, UnitInput, types, unnamed_types};
 use std::collections::BTreeMap;
 
 /// One translation unit in all its builds.
@@ -80,7 +80,7 @@ impl<'a> Unit<'a> {
             Some(Shipped::find(target, input.path, input.shipped, globals)?)
         };
         let (before, after) = (parse(input.before, "before").map_err(one)?, parse(input.after, "after").map_err(one)?);
-        let closures = |object: Option<&Object<'_>>, bytes: &[u8]| match object.is_some_and(unnamed::has_any) {
+        let closures = |object: Option<&Object<'_>>, bytes: &[u8]| match object.is_some_and(unnamed_types::has_any) {
             true => types::closures(bytes).map_err(one),
             false => Ok(BTreeMap::new()),
         };
@@ -152,7 +152,7 @@ impl<'a> Unit<'a> {
         };
         let mut out: Vec<usize> = Vec::new();
         for section in after.sections.iter().filter(|s| s.nature == Nature::Text) {
-            let hot = |s: &&usize| after.symbols[**s].is_function() && !names::is_cold(after.symbols[**s].name);
+            let hot = |s: &&usize| after.symbols[**s].is_function() && !symbol_names::is_cold(after.symbols[**s].name);
             let mut group: Vec<usize> = Vec::new();
             for &index in section.symbols.iter().filter(hot) {
                 group.retain(|s| after.symbols[*s].value == after.symbols[index].value);
@@ -181,7 +181,7 @@ impl<'a> Unit<'a> {
                 Home::Common => true,
                 _ => false,
             };
-            data && symbol.kind != SymbolType::Section && !names::is_anonymous(symbol.name)
+            data && symbol.kind != SymbolType::Section && !symbol_names::is_anonymous(symbol.name)
         })
     }
 
@@ -191,9 +191,9 @@ impl<'a> Unit<'a> {
         if !symbol.local {
             return symbol.name.to_owned();
         }
-        let stem = names::stem(symbol.name);
+        let stem = symbol_names::stem(symbol.name);
         let sharing = |s: &&crate::object_file::Symbol<'_>| {
-            s.local && s.is_function() == symbol.is_function() && names::stem(s.name) == stem
+            s.local && s.is_function() == symbol.is_function() && symbol_names::stem(s.name) == stem
         };
         let alone = !symbol.is_function() && object.symbols.iter().filter(sharing).count() == 1;
         format!("{}:{}", self.path, if alone { stem } else { symbol.name })

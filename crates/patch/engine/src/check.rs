@@ -1,20 +1,20 @@
 //! Dry run: all checks of an operation, without changing the target.
 
 use crate::barrier;
-use crate::calm::{self, ended_or, traced};
 use crate::error::Busy;
+use crate::event_pump::{self, ended_or, traced};
 use crate::inject::{self, Wanted};
 use crate::ledger::Span;
 use crate::link::{Layout, link};
-use crate::operate::{Options, Quiescence, Ready, Target, already, find_room, ready, remaining};
+use crate::operation::{Options, Quiescence, Ready, Target, already, find_room, ready, remaining};
 use crate::plan::{Room, plan};
 use crate::probe::Prober;
 use crate::report::{Observer, Report};
 use crate::scan::Forbidden;
 use crate::store::Store;
-use crate::suspended;
+use crate::suspended_frames;
 use crate::walk::Walker;
-use crate::{Error, generation, place, word};
+use crate::{Error, generation, generation_word, placement};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
@@ -66,7 +66,7 @@ pub(crate) fn predict(
     let at = find_room(&target.mappings, module, layout.len(), 0)?;
     let mut image = link(&signed.patch, &layout, at, &values)
         .map_err(|source| Error::Link { patch: signed.patch.name.clone(), source })?;
-    let placed = place::place(signed, None, module, &prepared, &layout, at, &mut image)?;
+    let placed = placement::place(signed, None, module, &prepared, &layout, at, &mut image)?;
     let mut view = target.view.clone();
     view.placed.push(placed.into());
     let mut after = remaining(&view, signed, options);
@@ -87,16 +87,16 @@ pub(crate) fn predict(
         let mut stopped = |tid, ns| report.stopped(tid, "check", ns);
         inject::rehearse(&process, session, wanted, &mut stopped)?;
         if needs_word {
-            word::choose(&process, session, &mut stopped)?;
+            generation_word::choose(&process, session, &mut stopped)?;
         }
         let mut prober = Prober::new(mappings);
         look_at_all(session, &process, &mut prober, &walker, &forbidden, report)
     })?;
     let mut busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
     let mut unseen = unseen(target, signed, options, bytes);
-    if suspended::switches_stacks(&process, &target.modules)?.is_some() {
+    if suspended_frames::switches_stacks(&process, &target.modules)?.is_some() {
         let code = Forbidden::new(&transition.leave, &[], &[]);
-        let search = suspended::search(&process, &code, target.store.as_ref().map(Store::at))?;
+        let search = suspended_frames::search(&process, &code, target.store.as_ref().map(Store::at))?;
         let tid = process.pid().leader();
         busy.extend(search.found.map(|frame| Busy { tid, function: frame.describe() }));
         if search.left > 0 {
@@ -162,7 +162,7 @@ fn look_at_all(
         }
         Ok(())
     };
-    let threads = calm::each_thread(process, session, look, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
+    let threads = event_pump::each_thread(process, session, look, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
     found.sort_unstable_by_key(|b| b.tid);
     for busy in &found {
         report.event(EventKind::ThreadBusy { tid: busy.tid.0, function: busy.function.clone() });

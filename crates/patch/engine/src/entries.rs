@@ -5,7 +5,7 @@ use crate::ledger::{Site, Transition};
 use crate::probe::Verdict;
 use crate::scan::Forbidden;
 use crate::transition::{Mover, RETRY_FIRST, RETRY_MAX};
-use crate::{Error, guide};
+use crate::{Error, lookup_redirect};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
@@ -44,18 +44,18 @@ impl Mover<'_, '_, '_, '_> {
         Ok(now)
     }
 
-    /// Writes entries, and removes the guide last: while entries lead to dispatchers, threads execute code that only the guide knows, and
-    /// an unwinder may walk back from there.
+    /// Writes entries, and removes the lookup redirect last: while entries lead to dispatchers, threads execute code that only the lookup
+    /// redirect knows, and an unwinder may walk back from there.
     pub(crate) fn write_entries(
         &mut self,
         entries: &[(&Site, [u8; JUMP_LEN])],
         reason: &str,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let (guide, others): (Vec<_>, Vec<_>) =
-            entries.iter().partition(|(site, bytes)| guide::is_taken_away(site, *bytes));
+        let (redirect, others): (Vec<_>, Vec<_>) =
+            entries.iter().partition(|(site, bytes)| lookup_redirect::is_taken_away(site, *bytes));
         let left = Forbidden::new(&[], &self.trampolines, &[]);
-        let (mut all, mut last) = (self.changes(&others)?, self.changes(&guide)?);
+        let (mut all, mut last) = (self.changes(&others)?, self.changes(&redirect)?);
         if !all.pieces.is_empty() && !last.pieces.is_empty() {
             // mostly no thread is in that code, and the threads need be stopped only once
             self.write_bytes(&all)?;
@@ -67,9 +67,9 @@ impl Mover<'_, '_, '_, '_> {
         }
         self.write_some(&others, reason, deadline, &Forbidden::default())?;
         let soon = deadline.min(Instant::now() + LEAVING);
-        match self.write_some(&guide, reason, soon, &left) {
+        match self.write_some(&redirect, reason, soon, &left) {
             // threads that wait in a function called from displaced code are not waited for
-            Err(Error::TimedOut { .. }) => self.write_some(&guide, reason, deadline, &Forbidden::default()),
+            Err(Error::TimedOut { .. }) => self.write_some(&redirect, reason, deadline, &Forbidden::default()),
             other => other,
         }
     }

@@ -1,7 +1,7 @@
 //! Mapping of memory in a target: few system calls, made by one of its own threads, none of them through the C library.
 
 use crate::Error;
-use crate::calm::with_carrier;
+use crate::event_pump::with_carrier;
 use crate::ledger::CAPACITY;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Process, Remote, Session, Stopped, Tid};

@@ -35,37 +35,37 @@
 //! it needs no modified kernel.
 #![forbid(unsafe_code)]
 
-mod again;
 mod arena;
 mod barrier;
-mod calm;
 mod check;
 mod debuggers;
 mod entries;
 mod error;
+mod event_pump;
 mod fault;
 pub mod fleet;
 mod generation;
-mod guide;
+mod generation_word;
 mod image;
 mod inject;
 pub mod ledger;
 pub mod link;
+mod lookup_redirect;
 mod memory_limit;
-mod operate;
-mod place;
+mod operation;
+mod placement;
+mod placement_reuse;
 mod plan;
-mod prepare;
+mod preflight;
 mod probe;
 mod report;
 mod resolve;
 mod scan;
 mod status;
 mod store;
-mod suspended;
+mod suspended_frames;
 mod transition;
 mod walk;
-mod word;
 
 pub use barrier::{Asked, Name, Part, Points, ThreadState, abi};
 pub use check::{Prediction, check};
@@ -73,7 +73,7 @@ pub use debuggers::{DebuggerFiles, debugger_files};
 pub use error::{Busy, Error, Landing};
 pub use fault::FaultPoint;
 pub use generation::{Generation, ThreadView};
-pub use operate::{Options, Outcome, Quiescence, Which, apply, recover_only, revert};
+pub use operation::{Options, Outcome, Quiescence, Which, apply, recover_only, revert};
 pub use report::{Observer, now_ns};
 pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, Unfinished, peek, status};
 pub use stillpoint_patch_tracee::GivingWay;

@@ -2,12 +2,12 @@
 
 use crate::barrier::abi::Slot;
 use crate::barrier::{Part, Points};
-use crate::calm::ended_or;
+use crate::event_pump::ended_or;
 use crate::generation::{Generation, generations, in_base};
 use crate::ledger::{ConstantRecord, Phase, View, first_of};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
-use crate::{Error, calm};
+use crate::{Error, event_pump};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::{Avma, Scope};
@@ -158,7 +158,7 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
     let view = store.view();
     let offset = store.ledger.word_offset;
     let mut threads = match traced {
-        false => calm::traced(process, |session| words(session, process, offset))?,
+        false => event_pump::traced(process, |session| words(session, process, offset))?,
         true => known_words(process, &parts, offset)?,
     };
     for thread in &mut threads {
@@ -293,7 +293,7 @@ fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Ve
         out.push(ThreadStatus { tid: stopped.tid().0, transition, part: None });
         Ok(())
     };
-    calm::each_thread(process, session, look, &mut |_, _| {})?;
+    event_pump::each_thread(process, session, look, &mut |_, _| {})?;
     out.sort_unstable_by_key(|t| t.tid);
     Ok(out)
 }

@@ -10,8 +10,8 @@
 
 use crate::barrier::abi::Gathered;
 use crate::barrier::{Following, Library};
-use crate::calm::{EVENTS_AT_ONCE, Pace, STOP_SLOW, Window, weight};
 use crate::error::Busy;
+use crate::event_pump::{EVENTS_AT_ONCE, Pace, STOP_SLOW, Window, weight};
 use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Span, Transition, Unfinished};
 use crate::plan::word_value;
@@ -19,7 +19,7 @@ use crate::probe::{Prober, Verdict};
 use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::store::Store;
-use crate::suspended;
+use crate::suspended_frames;
 use crate::walk::Walker;
 use crate::{Error, Quiescence};
 use std::collections::btree_map::Entry;
@@ -141,7 +141,7 @@ impl Mover<'_, '_, '_, '_> {
     fn await_suspended(&mut self, transition: &Transition, deadline: Instant) -> Result<(), Error> {
         let Some(why) = self.switches_stacks.clone() else { return Ok(()) };
         let (ledger, allowed) = (Some(self.store.at()), self.allow_suspended);
-        let mut wait = suspended::Wait::new((self.process, why), transition, ledger, allowed, deadline);
+        let mut wait = suspended_frames::Wait::new((self.process, why), transition, ledger, allowed, deadline);
         self.in_phase("search suspended stacks", |m| {
             while let Some(until) = wait.search(m.report)? {
                 m.serve(until)?;
@@ -304,7 +304,7 @@ impl Mover<'_, '_, '_, '_> {
         }
         // a coroutine may have been suspended since the last search
         if busy.is_empty() && self.switches_stacks.is_some() && !self.allow_suspended {
-            let search = suspended::search(self.process, forbidden, Some(self.store.at()))?;
+            let search = suspended_frames::search(self.process, forbidden, Some(self.store.at()))?;
             let found = search.found.map(|frame| frame.describe());
             busy.extend(found.map(|function| Busy { tid: self.process.pid().leader(), function }));
         }

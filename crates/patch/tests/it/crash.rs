@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::kill_at::{Ending, Moment, run, sample};
+use stillpoint_patch_tests::kill_injection::{Ending, Moment, run, sample};
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, revert, soak, status};
 use stillpoint_testing::random::Random;
 

@@ -2,7 +2,7 @@
 //! reverted. Every exception is caught at its handler and every destructor runs, at any time and after any kill.
 
 use std::path::Path;
-use stillpoint_patch_tests::kill_at::{Moment, run, sample};
+use stillpoint_patch_tests::kill_injection::{Moment, run, sample};
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, revert, soak, status};
 use stillpoint_patch_tests::wait;
 
@@ -55,7 +55,7 @@ fn exceptions_by_an_unwinder_of_the_programs_own() {
     cycles(&Program::build_as("exceptions", Kind::Pie, &[], &["-static-libgcc"]), if soak() { 200 } else { 2 });
 }
 
-/// Kills after any system call: threads continue to throw, and the next call finishes or undoes. The guide for
+/// Kills after any system call: threads continue to throw, and the next call finishes or undoes. The lookup redirect for
 /// unwinders is placed in a process once, so each kill of an apply has a process of its own.
 #[test]
 fn killed_while_unwinders_are_told() {

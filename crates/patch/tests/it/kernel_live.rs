@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use stillpoint_patch_tests::checkpointed_server::{Taken, criu};
 use stillpoint_patch_tests::mariadb::client::{Answer, Client};
-use stillpoint_patch_tests::patching::{apply, revert, status};
+use stillpoint_patch_tests::patch_calls::{apply, revert, status};
 use stillpoint_patch_tests::server::free_port;
-use stillpoint_patch_tests::shipped::older;
-use stillpoint_patch_tests::taken::{Taken, criu};
+use stillpoint_patch_tests::shipped_program::older;
 use stillpoint_patch_tests::victim::residue;
 use stillpoint_patch_tests::{effects, mariadb, skip, wait};
 use tempfile::TempDir;

@@ -4,9 +4,9 @@
 use std::fmt::Display;
 use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::client::Client;
+use stillpoint_patch_tests::mariadb::client_loop::Repeated;
 use stillpoint_patch_tests::mariadb::effect::{half, in_mode, is_half, there_and_back};
 use stillpoint_patch_tests::mariadb::load::{Counted, Sysbench, Transactions};
-use stillpoint_patch_tests::mariadb::repeated::Repeated;
 use stillpoint_patch_tests::mariadb::tpc::{self, Mix, Tpc};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::victim::{apply, residue, revert, rounds};

@@ -3,15 +3,15 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::OnceLock;
-use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::kill_injection::{Moment, run};
 use stillpoint_patch_tests::server::Memcached;
-use stillpoint_patch_tests::shipped::{self, Shipped, Watched, older};
+use stillpoint_patch_tests::shipped_program::{self, Shipped, Watched, older};
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{packages, skip, wait};
 
 fn memcached() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> {
     static BUILT: OnceLock<Result<Shipped, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
-    BUILT.get_or_init(shipped::memcached)
+    BUILT.get_or_init(shipped_program::memcached)
 }
 
 /// Returns memcached's answer to `version`.

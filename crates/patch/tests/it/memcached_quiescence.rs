@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::server::Memcached;
-use stillpoint_patch_tests::shipped::Watched;
+use stillpoint_patch_tests::shipped_program::Watched;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{annotated, skip, wait};
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use stillpoint_patch_tests::points::{flags, in_mode, libstillpoint, program, there_and_back};
+use stillpoint_patch_tests::quiescence_program::{flags, in_mode, libstillpoint, program, there_and_back};
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
 use stillpoint_patch_tests::wait;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::kill_at::{Ending, Moment, run, sample};
-use stillpoint_patch_tests::points::{in_mode, program};
+use stillpoint_patch_tests::kill_injection::{Ending, Moment, run, sample};
+use stillpoint_patch_tests::quiescence_program::{in_mode, program};
 use stillpoint_patch_tests::victim::{Phase, Victim, apply, revert, status};
 use stillpoint_patch_tests::wait;
 

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::kill_injection::{Moment, run};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::server::{Redis, Server};
-use stillpoint_patch_tests::shipped::{Shipped, Watched, older};
+use stillpoint_patch_tests::shipped_program::{Shipped, Watched, older};
 use stillpoint_patch_tests::victim::{Program, apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
 

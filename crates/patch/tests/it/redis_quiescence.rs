@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use stillpoint_patch_tests::resp::{Client, Reply};
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Guarded, Redis, tied};
-use stillpoint_patch_tests::shipped::Watched;
+use stillpoint_patch_tests::shipped_program::Watched;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{annotated, effects, packages, skip, wait};
 

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::kill_injection::{Moment, run};
 use stillpoint_patch_tests::server::tied;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, assert_refused, revert, soak};
 use stillpoint_patch_tests::{skip, wait};

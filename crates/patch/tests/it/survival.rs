@@ -11,7 +11,7 @@ use stillpoint_patch_tests::cli::{Stillpoint, binary};
 use stillpoint_patch_tests::control_group::ControlGroup;
 use stillpoint_patch_tests::packages::{self, Binary};
 use stillpoint_patch_tests::server::{Guarded, Server};
-use stillpoint_patch_tests::shipped::older;
+use stillpoint_patch_tests::shipped_program::older;
 use stillpoint_patch_tests::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
 use stillpoint_testing::long::rounds;

@@ -4,7 +4,7 @@
 use crate::Unavailable;
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
-use crate::shipped::{builder_cache, version_diff};
+use crate::shipped_program::{builder_cache, version_diff};
 use crate::workspace_root;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub fn runnable(program: &Path, packaged: &Binary) -> Result<Binary, Unavailable
 
 /// Returns the names of a process's registered threads, as `stillpoint patch status` lists them, in order.
 pub fn taking_part(pid: i32) -> Vec<String> {
-    let run = crate::patching::status(pid).json().succeed();
+    let run = crate::patch_calls::status(pid).json().succeed();
     let lines = run.json();
     let threads = lines.iter().filter_map(|line| line["threads"].as_array()).flatten();
     let mut names: Vec<String> = threads.filter_map(|thread| Some(thread["name"].as_str()?.to_owned())).collect();

@@ -2,7 +2,7 @@
 //! and clients that record the times and the answers of their requests.
 
 use crate::cli::Stillpoint;
-use crate::points::flags;
+use crate::quiescence_program::flags;
 use crate::server::{Guarded, Restart, soon, tied};
 use crate::wait;
 use rustix::process::Signal;

@@ -15,7 +15,7 @@ use crate::Unavailable;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::{self, Binary};
 use crate::server::{Guarded, free_port};
-use crate::{shipped, wait};
+use crate::{shipped_program, wait};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 /// Returns the directory of sources, clean roots and builds.
 pub fn builder_cache() -> PathBuf {
-    shipped::builder_cache()
+    shipped_program::builder_cache()
 }
 
 /// Name of the package, of the major version in Debian 12.
@@ -49,7 +49,7 @@ impl Postgres {
     /// Returns the newest version of which the archive serves programs and source.
     pub fn debian() -> Result<Postgres, Unavailable> {
         let versions = packages::versions_with_source(&PACKAGES)?;
-        shipped::target(PACKAGE, &versions[0])?;
+        shipped_program::target(PACKAGE, &versions[0])?;
         Postgres::unpacked(&versions[0])
     }
 

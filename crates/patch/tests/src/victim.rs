@@ -6,7 +6,7 @@
 //! threads that were left stopped or traced, a pending SIGTRAP.
 
 use crate::cli::{Run, Stillpoint};
-pub use crate::patching::{apply, revert, status};
+pub use crate::patch_calls::{apply, revert, status};
 use crate::server::{Guarded, tied};
 use crate::wait;
 use object::{Object, ObjectSymbol, SymbolKind};

@@ -2,7 +2,7 @@
 
 use super::Compared;
 use super::dwarf::{Die, NESTING_MAX, Side, TypeKey, Unreadable};
-use super::mentions::{Mentions, mentions};
+use super::references::{Mentions, mentions};
 use super::shape::{Count, Member, Shape};
 use crate::Refusal;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};

@@ -35,7 +35,7 @@
 mod closures;
 mod dwarf;
 mod layout;
-mod mentions;
+mod references;
 mod shape;
 mod signature;
 

@@ -2,7 +2,7 @@
 
 use super::Library;
 use super::abi::{Gathered, Mode, Name, Request};
-use super::standing::{self, Eyes, describe};
+use super::rendezvous::{self, Eyes, describe};
 use crate::error::Busy;
 use crate::ledger::Transition;
 use crate::plan::word_value;
@@ -142,9 +142,9 @@ impl Mover<'_, '_, '_, '_> {
             self.serve(Instant::now() + wait)?;
             wait = (wait * 2).min(LOOK_MAX);
             let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
-            let mut busy = standing::awaited(self.process, library, &request, &self.session.threads())?;
+            let mut busy = rendezvous::awaited(self.process, library, &request, &self.session.threads())?;
             // the blocked threads have continued: the other threads are the cause
-            if standing::is_over(self.process, library, &request)? {
+            if rendezvous::is_over(self.process, library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
             if busy.is_empty() {
@@ -179,7 +179,7 @@ impl Mover<'_, '_, '_, '_> {
         let memory = self.process.memory();
         let offset = i64::from(self.store.ledger.word_offset);
         let eyes = Eyes { prober: &mut self.prober, walker: &self.walker, forbidden };
-        let busy = standing::who_keeps_it(&mut frozen, self.process, library, request, eyes, |_, look| {
+        let busy = rendezvous::who_keeps_it(&mut frozen, self.process, library, request, eyes, |_, look| {
             let at = Avma(look.fs_base.0.wrapping_add_signed(offset));
             request.mode != Mode::Global && holds(memory, at, request.word)
         })?;
@@ -214,12 +214,12 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     fn abandon(&mut self) -> Result<(), Error> {
-        let limit = Instant::now() + standing::LOCK_LIMIT;
+        let limit = Instant::now() + rendezvous::LOCK_LIMIT;
         while let Some(library) = &mut self.library
-            && !standing::abandon(self.process, self.session, library, self.report)?
+            && !rendezvous::abandon(self.process, self.session, library, self.report)?
         {
             if Instant::now() > limit {
-                return Err(Error::TimedOut { busy: vec![standing::locked(self.process)] });
+                return Err(Error::TimedOut { busy: vec![rendezvous::locked(self.process)] });
             }
             self.serve(Instant::now() + LOOK_FIRST)?;
         }

@@ -13,16 +13,16 @@
 pub mod abi;
 mod gather;
 mod library;
-mod present;
-pub(crate) mod standing;
+mod point_status;
+pub(crate) mod rendezvous;
 
 use crate::error::Busy;
 use crate::{Error, Quiescence};
 pub use abi::{Name, ThreadState};
 pub(crate) use gather::Following;
 pub(crate) use library::{Library, own_word};
-pub(crate) use present::present;
-pub use present::{Asked, Part, Points};
+pub(crate) use point_status::present;
+pub use point_status::{Asked, Part, Points};
 use stillpoint_patch_format::Scope;
 use stillpoint_patch_tracee::{Module, Process};
 

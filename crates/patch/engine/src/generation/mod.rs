@@ -20,25 +20,25 @@
 //! record states it, those threads are in the base, which is unchanged, and all others in the generation. A new thread is in the generation
 //! of its parent. The same command continues when they have left; the opposite command moves all back.
 
-mod crossing;
 mod kernel;
+mod migration;
 mod points;
 
 use crate::barrier::Name;
 use crate::barrier::abi::Mode;
-use crate::calm::traced;
 use crate::error::Busy;
+use crate::event_pump::traced;
 use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Transition, Version, View};
-use crate::operate::{Hooks, Target, call_hooks, committed, expect_old_side, limits, settle_guide};
+use crate::operation::{Hooks, Target, call_hooks, committed, expect_old_side, limits, update_lookup_table};
 use crate::plan::Plan;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
 use crate::store::Store;
-use crate::{Error, Options, Outcome, Quiescence, calm, guide, suspended};
-use crossing::{Crossed, Crossing, who_is_elsewhere};
+use crate::{Error, Options, Outcome, Quiescence, event_pump, lookup_redirect, suspended_frames};
 pub use kernel::Generation;
 pub(crate) use kernel::{generations, in_base};
+use migration::{Crossed, Crossing, who_is_elsewhere};
 use points::Points;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -289,14 +289,14 @@ pub(crate) fn go_on(
         report.operation("abort");
         let threads = way.home(session, None, report).map_err(|error| stuck(error, number))?;
         way.note(Phase::Aborted)?;
-        settle_guide(target, report);
+        update_lookup_table(target, report);
         target.reload()?;
         let active = transition.before.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone()).collect();
         let duration_ns = now_ns() - start;
         return Ok(Rested::Back(Outcome::Committed { transition: number, active, threads, duration_ns }));
     }
     let crossed = way.on(session, report).map_err(|error| stuck(error, number))?;
-    settle_guide(target, report);
+    update_lookup_table(target, report);
     let coming = transition.after.iter().filter(|n| !transition.before.contains(n)).filter_map(|n| view.patch(*n));
     let leaving = transition.before.iter().rev().filter(|n| !transition.after.contains(n));
     let leaving = leaving.filter_map(|n| view.patch(*n)).flat_map(|p| p.hooks.post_revert.clone());
@@ -382,11 +382,11 @@ pub(crate) fn run(
     let process = target.process.clone();
     let memory = process.memory();
     let Plan { mut transition, dispatchers } = plan;
-    transition.sites.extend(guide::site(memory, view, &transition.after)?);
+    transition.sites.extend(lookup_redirect::site(memory, view, &transition.after)?);
     expect_old_side(memory, &transition)?;
-    guide::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
+    lookup_redirect::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
     if let Err(error) = call_hooks(&process, session, pre, true, report) {
-        settle_guide(target, report);
+        update_lookup_table(target, report);
         return Err(error);
     }
     // the calls use the room of a dispatcher that is not needed
@@ -394,7 +394,7 @@ pub(crate) fn run(
     let room = transition.trampolines.first().map(|room| room.start);
     let scratch = dispatchers.first().map(|(at, _)| *at).or(room).ok_or_else(nothing)?;
     let moved = cross(session, target, &transition, scratch, options, report);
-    settle_guide(target, report);
+    update_lookup_table(target, report);
     Ok(outcome(&process, session, view, &transition, moved?, post, report, start))
 }
 
@@ -541,7 +541,7 @@ impl Way<'_> {
 
     /// Returns the reason why the program probably has stacks that must be searched like those of its threads, if there is one.
     fn suspends(&self) -> Result<Option<String>, Error> {
-        suspended::switches_stacks(&self.target.process, &self.target.modules)
+        suspended_frames::switches_stacks(&self.target.process, &self.target.modules)
     }
 
     /// Waits until no frame of code to be left is found on a suspended stack; one may have appeared since the transition began.
@@ -549,10 +549,10 @@ impl Way<'_> {
         let Some(why) = self.suspends()? else { return Ok(()) };
         let process = &self.target.process;
         let (ledger, allowed) = (self.target.store.as_ref().map(Store::at), self.options.allow_suspended_frames);
-        let mut wait = suspended::Wait::new((process, why), self.transition, ledger, allowed, self.deadline);
+        let mut wait = suspended_frames::Wait::new((process, why), self.transition, ledger, allowed, self.deadline);
         in_phase(report, "search suspended stacks", |report| {
             while let Some(until) = wait.search(report)? {
-                calm::serve(process, session, until)?;
+                event_pump::serve(process, session, until)?;
             }
             Ok(())
         })
@@ -595,7 +595,8 @@ impl Way<'_> {
     fn decide(&mut self, frozen: &mut Frozen<'_, '_>, search: bool) -> Result<Option<Busy>, Error> {
         if search {
             let (process, ledger) = (&self.target.process, self.target.store.as_ref().map(Store::at));
-            let found = suspended::search(process, &Forbidden::new(&self.transition.leave, &[], &[]), ledger)?.found;
+            let found =
+                suspended_frames::search(process, &Forbidden::new(&self.transition.leave, &[], &[]), ledger)?.found;
             if let Some(frame) = found {
                 return Ok(Some(Busy { tid: process.pid().leader(), function: frame.describe() }));
             }

@@ -2,17 +2,17 @@
 
 use super::kernel;
 use crate::barrier::abi::{Gathered, Mode, Name, Request};
-use crate::barrier::standing::{self, Eyes, describe};
+use crate::barrier::rendezvous::{self, Eyes, describe};
 use crate::barrier::{Library, ThreadState};
 use crate::error::Busy;
 use crate::ledger::Span;
-use crate::operate::Target;
+use crate::operation::Target;
 use crate::plan::word_value;
 use crate::probe::Prober;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
 use crate::walk::Walker;
-use crate::{Error, calm};
+use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
@@ -106,10 +106,10 @@ impl Points {
         walker.prepare();
         let (mut told, mut last) = (BTreeSet::new(), Vec::new());
         loop {
-            calm::serve(&process, session, Instant::now() + LOOK)?;
-            let mut busy = standing::awaited(&process, &mut self.library, &request, &session.threads())?;
+            event_pump::serve(&process, session, Instant::now() + LOOK)?;
+            let mut busy = rendezvous::awaited(&process, &mut self.library, &request, &session.threads())?;
             // the blocked threads have continued: the other threads are the cause
-            if standing::is_over(&process, &self.library, &request)? {
+            if rendezvous::is_over(&process, &self.library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
             if busy.is_empty() {
@@ -123,7 +123,7 @@ impl Points {
                     other => other?,
                 };
                 busy =
-                    standing::who_keeps_it(&mut frozen, &process, &self.library, &request, eyes, |tid, _| over(tid))?;
+                    rendezvous::who_keeps_it(&mut frozen, &process, &self.library, &request, eyes, |tid, _| over(tid))?;
                 let worked = if busy.is_empty() { work(&mut frozen) } else { Ok(None) };
                 let done = busy.is_empty() && matches!(worked, Ok(None));
                 if done {
@@ -165,12 +165,12 @@ impl Points {
     /// Abandons the request: no thread migrates to a generation, or blocks for it, any more.
     pub(super) fn abandon(&mut self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
         self.request = None;
-        let limit = Instant::now() + standing::LOCK_LIMIT;
-        while self.is_asked()? && !standing::abandon(&self.process, session, &mut self.library, report)? {
+        let limit = Instant::now() + rendezvous::LOCK_LIMIT;
+        while self.is_asked()? && !rendezvous::abandon(&self.process, session, &mut self.library, report)? {
             if Instant::now() > limit {
-                return Err(Error::TimedOut { busy: vec![standing::locked(&self.process)] });
+                return Err(Error::TimedOut { busy: vec![rendezvous::locked(&self.process)] });
             }
-            calm::serve(&self.process, session, Instant::now() + LOOK)?;
+            event_pump::serve(&self.process, session, Instant::now() + LOOK)?;
         }
         Ok(())
     }

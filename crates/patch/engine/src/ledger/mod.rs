@@ -6,15 +6,15 @@
 //! ```
 //! Records are only appended. An incompletely written record fails its check, ends the list, and the next record overwrites it. The region
 //! is mapped read-only into the target (the tool writes through `/proc/PID/mem`), so that no fault of the target damages it. But the target
-//! may forge all of it, so a record that breaks a rule ([`valid`]) is invalid.
+//! may forge all of it, so a record that breaks a rule ([`validation`]) is invalid.
 
 mod record;
-mod valid;
+mod validation;
 mod view;
 
 pub use record::{
-    ConstantRecord, Contents, ExportRecord, FunctionRecord, GuideRecord, HookRecord, NamedSpan, OffStackRecord, Phase,
-    PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
+    ConstantRecord, Contents, ExportRecord, FunctionRecord, HookRecord, LookupRedirectRecord, NamedSpan,
+    OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
 };
 pub(crate) use view::first_of;
 pub use view::{Origin, Unfinished, Version, View};
@@ -149,7 +149,7 @@ impl Ledger {
     /// The record breaks a rule, or there is no room for it: then nothing may be written.
     /// The record breaks a rule, or there is no room for it: nothing may be written then.
     pub fn encode(&self, record: &Record) -> Result<Vec<u8>, LedgerError> {
-        valid::check(&self.view, record)?;
+        validation::check(&self.view, record)?;
         let payload = postcard::to_stdvec(record)?;
         let sequence = self.count + 1;
         let mut out = Vec::with_capacity(payload.len() + 24);

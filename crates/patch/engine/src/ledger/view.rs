@@ -1,7 +1,8 @@
 //! State that all records define together.
 
 use super::{
-    ConstantRecord, FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition, valid,
+    ConstantRecord, FunctionRecord, LedgerError, LookupRedirectRecord, Phase, PlacedPatch, Record, Span, Transition,
+    validation,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,8 +28,8 @@ pub struct View {
     pub came: BTreeSet<u32>,
     /// Room for dispatchers that transitions have mapped, without that of patches.
     pub laid: Vec<Span>,
-    /// The guide; `None` before it is in memory.
-    pub guide: Option<GuideRecord>,
+    /// The lookup redirect; `None` before it is in memory.
+    pub lookup_redirect: Option<LookupRedirectRecord>,
 }
 
 /// A transition that has not ended.
@@ -77,7 +78,7 @@ impl View {
     /// # Errors
     /// The record breaks a rule, or contradicts an earlier one.
     pub fn add(&mut self, record: Record) -> Result<(), LedgerError> {
-        valid::check(self, &record)?;
+        validation::check(self, &record)?;
         match record {
             Record::Placed(patch) => self.placed.push(Arc::from(patch)),
             Record::Begin(transition) => self.begin(Arc::from(transition))?,
@@ -87,7 +88,7 @@ impl View {
                 self.phase(number, Phase::Resting)?;
             }
             Record::Phase { transition, phase } => self.phase(transition, phase)?,
-            Record::Guide(guide) => self.guide = Some(*guide),
+            Record::LookupRedirect(redirect) => self.lookup_redirect = Some(*redirect),
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use stillpoint_patch_engine::fleet::carriers;
 use stillpoint_patch_engine::ledger::{
-    ConstantRecord, FunctionRecord, GuideRecord, HookRecord, Phase, PlacedPatch, Record, Span, SymbolRecord,
+    ConstantRecord, FunctionRecord, HookRecord, LookupRedirectRecord, Phase, PlacedPatch, Record, Span, SymbolRecord,
     Transition, encode_header,
 };
 use stillpoint_patch_engine::{Error, Landing, debugger_files, peek};
@@ -147,8 +147,8 @@ fn forged(forge: impl FnOnce(&mut PlacedPatch)) -> Record {
     Record::Placed(Box::new(patch))
 }
 
-fn guide(len: u64) -> Record {
-    Record::Guide(Box::new(GuideRecord {
+fn redirect(len: u64) -> Record {
+    Record::LookupRedirect(Box::new(LookupRedirectRecord {
         entry: Avma(0x1000),
         original: [0; 5],
         jump: [0; 5],
@@ -168,7 +168,7 @@ fn a_forged_ledger_is_refused_and_nothing_is_written_for_it() {
         ("memory without end", forged(|patch| patch.arena.len = u64::MAX)),
         ("1 TiB", forged(|patch| patch.eh_frame.len = 1 << 40)),
         ("states before the text", forged(|patch| patch.states.start = Avma(0))),
-        ("a guide without a table", guide(8)),
+        ("a lookup redirect without a table", redirect(8)),
     ];
     for (what, record) in cases {
         let forger = shop.forger(&[record]);
@@ -302,7 +302,7 @@ impl Dice {
             records.push(Record::Phase { transition: number, phase });
         }
         if self.below(4) == 0 {
-            records.push(guide(self.number()));
+            records.push(redirect(self.number()));
         }
         records
     }

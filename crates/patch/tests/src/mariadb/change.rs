@@ -17,7 +17,7 @@
 use super::client::{Answer, Client};
 use super::{MariaDb, Packaged};
 use crate::cli::{Run, Stillpoint};
-use crate::shipped::builder_cache;
+use crate::shipped_program::builder_cache;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use stillpoint_integrations::Edits;

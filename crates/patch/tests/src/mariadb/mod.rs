@@ -3,16 +3,16 @@
 pub mod annotated;
 pub mod change;
 pub mod client;
+pub mod client_loop;
 pub mod effect;
 pub mod load;
-pub mod repeated;
 pub mod tpc;
 pub mod traffic;
 
 use crate::Unavailable;
 use crate::packages::{self, Binary};
 use crate::server::{Restart, Server};
-use crate::shipped;
+use crate::shipped_program;
 use crate::wait;
 use client::Client;
 use rustix::process::Signal;
@@ -73,11 +73,11 @@ pub fn packaged() -> &'static Result<Packaged, Unavailable> {
 fn find() -> Result<Packaged, Unavailable> {
     const PACKAGES: [&str; 1] = ["mariadb-server-core"];
     let version = packages::versions_with_source(&PACKAGES)?.swap_remove(0);
-    shipped::target("mariadb", &version)?;
+    shipped_program::target("mariadb", &version)?;
     let binary = packages::binary(&PACKAGES, Some(&version), "usr/sbin/mariadbd")?;
     let name = format!("source/mariadb_{}/tree", version.replace([':', '/'], "%"));
     let usr = binary.path.ancestors().nth(2).expect("usr/sbin/mariadbd lies in usr").to_owned();
-    Ok(Packaged { version, binary, source: shipped::builder_cache().join(name), usr })
+    Ok(Packaged { version, binary, source: shipped_program::builder_cache().join(name), usr })
 }
 
 impl Packaged {

@@ -5,7 +5,7 @@ use crate::results::{Section, number};
 use serde::Serialize;
 use std::ops::Deref;
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::{NOTHING_CHANGES, Series};
 use stillpoint_patch_tests::server::Server;
 
@@ -99,7 +99,7 @@ fn applied(server: &Counted, series: &Series, mode: &str, left_out: &mut Vec<(St
     let process = (server.start)(&series.binary);
     let mut count = 0;
     for patch in &series.patches {
-        let run = patching::apply(&patch.file, process.pid()).args(["--quiescence", mode]).run();
+        let run = patch_calls::apply(&patch.file, process.pid()).args(["--quiescence", mode]).run();
         match run.code {
             Some(0) => count += 1,
             _ => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_patch_tests::load::{Clients, Load, Observed};
 use stillpoint_patch_tests::operation::{Called, Operation, Spread, StopsUs};
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Redis;
 
 /// Start and end, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -169,7 +169,7 @@ pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&st
     for second in 0..seconds / 2 * 2 {
         let due = start + second * 1_000_000_000;
         std::thread::sleep(Duration::from_nanos(due.saturating_sub(now_ns())));
-        let call = if second % 2 == 0 { patching::apply(patch, pid) } else { patching::revert(pid) };
+        let call = if second % 2 == 0 { patch_calls::apply(patch, pid) } else { patch_calls::revert(pid) };
         done.push(Called::of(call.args(options.iter().copied())));
     }
     std::thread::sleep(Duration::from_nanos((start + seconds * 1_000_000_000).saturating_sub(now_ns())));

@@ -4,6 +4,7 @@
 //! Each section makes its comparison within one run, keeps the raw numbers, and is written to `experiments/` as soon as
 //! it is complete. The program does not judge results.
 
+mod alternatives;
 mod buildable;
 mod cost;
 mod latency;
@@ -13,10 +14,9 @@ mod modes;
 mod overhead;
 mod proxy;
 mod results;
-mod rivals;
 mod series;
 mod sizes;
-mod tail;
+mod tail_latency;
 mod threads;
 
 use modes::Restarted;
@@ -197,7 +197,7 @@ fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
         add(latency::latency(&redis, patch, &clients, amount.pairs, amount.seconds))?;
     }
     if wish.has("rivals") {
-        add(rivals::rivals(&series.binary, patch, &clients, amount.keys, amount.runs))?;
+        add(alternatives::rivals(&series.binary, patch, &clients, amount.keys, amount.runs))?;
     }
     if wish.has("buildable") || wish.has("overhead") {
         with_and_without_points(wish, &series, add)?;
@@ -267,7 +267,7 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
         let mut memcached = Memcached::start(&binary, &["-t", "4"]);
         let clients = Clients { rate: 4_000, blocking: 0, idle: 50, mix: "get=80,set=20", ..Clients::default() };
         let mut servers = [
-            tail::Server {
+            tail_latency::Server {
                 name: "redis",
                 pid: redis.pid(),
                 port: redis.port(),
@@ -275,7 +275,7 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
                 patch: &series.first().file,
                 clients: clients.clone(),
             },
-            tail::Server {
+            tail_latency::Server {
                 name: "memcached",
                 pid: memcached.pid(),
                 port: memcached.port(),
@@ -284,7 +284,7 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
                 clients: Clients { protocol: "memcached", ..clients },
             },
         ];
-        add(tail::tail(&mut servers, amount.seconds))?;
+        add(tail_latency::tail(&mut servers, amount.seconds))?;
     }
     Ok(())
 }

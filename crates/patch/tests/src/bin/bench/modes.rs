@@ -8,7 +8,7 @@ use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::operation::{Operation, Spread, Why};
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis, Restart};
 
@@ -64,7 +64,7 @@ pub(crate) fn redis(series: &Series, runs: usize) -> Vec<Applied> {
             let redis = Redis::start(&series.binary, &[]);
             let load = Load::start(redis.port(), &clients("redis"), dir.path(), "series");
             for patch in &series.patches {
-                let call = patching::apply(&patch.file, redis.pid()).args(["--quiescence", mode]);
+                let call = patch_calls::apply(&patch.file, redis.pid()).args(["--quiescence", mode]);
                 let operation = Operation::of(call).succeeded();
                 let (patch, text_bytes) = (patch.name.clone(), patch.text_bytes);
                 done.push(Applied { server: "redis", mode, patch, text_bytes, operation });
@@ -83,7 +83,7 @@ pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<Appli
     let load = Load::start(memcached.port(), &clients("memcached"), dir.path(), "memcached");
     for mode in MODES {
         for _ in 0..runs {
-            for call in [patching::apply(patch, memcached.pid()), patching::revert(memcached.pid())] {
+            for call in [patch_calls::apply(patch, memcached.pid()), patch_calls::revert(memcached.pid())] {
                 let operation = Operation::of(call.args(["--quiescence", mode])).succeeded();
                 done.push(Applied::new("memcached", mode, "version", operation));
             }

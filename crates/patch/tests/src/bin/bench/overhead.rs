@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis, Server};
 
@@ -173,7 +173,7 @@ fn measure(kind: Kind, server: &Server, variant: &Variant, seconds: u64) -> Meas
     };
     Load::fill(server.port(), &Clients { protocol, keys: KEYS, ..Clients::default() });
     for patch in &variant.patches {
-        Operation::of(patching::apply(patch, server.pid()).args(["--quiescence", variant.mode])).succeeded();
+        Operation::of(patch_calls::apply(patch, server.pid()).args(["--quiescence", variant.mode])).succeeded();
     }
     std::thread::sleep(Duration::from_millis(500));
     let mut measured = memory(server.pid());

@@ -11,7 +11,7 @@ use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::load::{Clients, Load, Observed};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::resp::Client;
 use stillpoint_patch_tests::server::Redis;
 
@@ -149,7 +149,7 @@ fn at_size(binary: &Binary, patch: &Path, gigabytes: f64, runs: usize) -> Vec<Ro
 fn patched(mode: &'static str, pid: i32, patch: &Path, runs: usize) -> Done {
     let mut done = Done { way: mode, over_ms: Vec::new(), command_ms: Vec::new(), windows: Vec::new() };
     for _ in 0..runs {
-        for call in [patching::apply(patch, pid), patching::revert(pid)] {
+        for call in [patch_calls::apply(patch, pid), patch_calls::revert(pid)] {
             let operation = Operation::of(call.args(["--quiescence", mode])).succeeded();
             done.over_ms.extend(operation.migrated_ns.map(|ns| ns as f64 / 1e6));
             done.command_ms.push(operation.elapsed_ns() as f64 / 1e6);

@@ -16,7 +16,7 @@ use stillpoint_patch_tests::load::{Clients, Load, Observed};
 use stillpoint_patch_tests::operation::{Operation, Why};
 use stillpoint_patch_tests::series::{Series, SeriesPatch};
 use stillpoint_patch_tests::server::Redis;
-use stillpoint_patch_tests::{cli::Stillpoint, packages, patching, workspace_root};
+use stillpoint_patch_tests::{cli::Stillpoint, packages, patch_calls, workspace_root};
 use table::Change;
 
 /// Keys in the database.
@@ -71,12 +71,12 @@ fn run() -> Result<(), String> {
     }
     ask_all(&narrator, &redis, |_| true)?;
     narrator.tell("the first one once more:");
-    let again = patching::apply(&series.patches[0].file, redis.pid()).run();
+    let again = patch_calls::apply(&series.patches[0].file, redis.pid()).run();
     expect(again.code == Some(0), || again.to_string())?;
     print_indented(&again.stdout);
 
     narrator.step("Ask what the process carries");
-    print_indented(&patching::status(redis.pid()).succeed().stdout);
+    print_indented(&patch_calls::status(redis.pid()).succeed().stdout);
 
     narrator.step("Take some back, see the old answer again, and apply them once more");
     let newest_effect = EFFECTS.last().expect("there are effects");
@@ -130,7 +130,7 @@ fn ask_all(narrator: &Narrator, redis: &Redis, expected: impl Fn(&effects::Effec
 }
 
 fn apply(narrator: &Narrator, redis: &Redis, patch: &SeriesPatch) -> Result<Change, String> {
-    let change = change(narrator, "apply", patch, patching::apply(&patch.file, redis.pid()))?;
+    let change = change(narrator, "apply", patch, patch_calls::apply(&patch.file, redis.pid()))?;
     for effect in effects::of_diff(&patch.diff) {
         let answer = effect.ask(redis.port()).map_err(|e| format!("{}: {e}", effect.request))?;
         expect(answer.fixed, || {
@@ -141,7 +141,7 @@ fn apply(narrator: &Narrator, redis: &Redis, patch: &SeriesPatch) -> Result<Chan
 }
 
 fn revert(narrator: &Narrator, redis: &Redis, patch: &SeriesPatch) -> Result<Change, String> {
-    change(narrator, "revert", patch, patching::revert(redis.pid()))
+    change(narrator, "revert", patch, patch_calls::revert(redis.pid()))
 }
 
 fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: Stillpoint) -> Result<Change, String> {
@@ -225,7 +225,7 @@ fn older_package(narrator: &mut Narrator) -> Result<(), String> {
         apply(narrator, &redis, patch)?;
     }
     ask_all(narrator, &redis, |_| true)?;
-    print_indented(&patching::status(redis.pid()).succeed().stdout);
+    print_indented(&patch_calls::status(redis.pid()).succeed().stdout);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Comparison of our page server and lazy-pages daemon with criu's own: the same redis, the same criu, the same memory
 //! for images, in turns. Prints tables.
 
-mod afterwards;
+mod restored_throughput;
 
 use serde_json::Value;
 use std::ffi::OsString;
@@ -9,11 +9,11 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use stillpoint_patch_tests::checkpointed_server::{Taken, criu};
 use stillpoint_patch_tests::cli::{self, Run, Stillpoint};
 use stillpoint_patch_tests::packages;
 use stillpoint_patch_tests::resp::Client;
 use stillpoint_patch_tests::server::free_port;
-use stillpoint_patch_tests::taken::{Taken, criu};
 use stillpoint_patch_tests::wait;
 use tempfile::TempDir;
 
@@ -90,7 +90,7 @@ fn main() {
             of(&|f| f.pages as f64 / (f.first + f.rest).as_secs_f64()),
         );
     }
-    afterwards::table(criu, mib, rounds);
+    restored_throughput::table(criu, mib, rounds);
 }
 
 /// Returns the median, the smallest and the largest.

@@ -15,7 +15,7 @@ use stillpoint_patch_tests::machine::machine;
 use stillpoint_patch_tests::mariadb::change::{self, Change};
 use stillpoint_patch_tests::mariadb::load::Transactions;
 use stillpoint_patch_tests::mariadb::{MariaDb, Packaged, Policy, packaged};
-use stillpoint_patch_tests::patching::{apply, revert};
+use stillpoint_patch_tests::patch_calls::{apply, revert};
 
 /// Result for one change.
 struct Row {

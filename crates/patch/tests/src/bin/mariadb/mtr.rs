@@ -9,7 +9,7 @@ use stillpoint_patch_tests::machine::machine;
 use stillpoint_patch_tests::mariadb::change;
 use stillpoint_patch_tests::mariadb::{Packaged, packaged};
 use stillpoint_patch_tests::packages;
-use stillpoint_patch_tests::patching::{apply, revert};
+use stillpoint_patch_tests::patch_calls::{apply, revert};
 use stillpoint_patch_tests::server::Guarded;
 
 /// Changes without visible effect, in functions that some of the tests call.

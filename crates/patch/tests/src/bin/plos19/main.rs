@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::hash_server::{HashServer, Sample, seeds};
 use stillpoint_patch_tests::operation::{Operation, Spread};
-use stillpoint_patch_tests::points::in_mode;
+use stillpoint_patch_tests::quiescence_program::in_mode;
 use stillpoint_patch_tests::victim::apply;
 
 /// Zero bits: a request takes some 65,000 hashes, and some tens of milliseconds.

@@ -3,12 +3,12 @@
 use super::kernel;
 use super::points::Points;
 use crate::error::Busy;
-use crate::operate::Target;
+use crate::operation::Target;
 use crate::probe::{Prober, Verdict};
 use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::walk::Walker;
-use crate::{Error, calm};
+use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
@@ -69,7 +69,7 @@ pub(super) struct Crossing {
     /// Threads that could not migrate at the last check, each with the reason.
     busy: BTreeMap<Tid, String>,
     /// Addresses of instructions at which no thread may migrate: the middle of an entry that has a jump in the other text. All code of
-    /// patched functions is forbidden already; these belong to the guide.
+    /// patched functions is forbidden already; these belong to the lookup redirect.
     boundaries: Vec<u64>,
     /// Busy threads whose stack has been walked.
     walked: BTreeSet<Tid>,
@@ -87,8 +87,8 @@ impl Crossing {
         let process = target.process.clone();
         let prober = Prober::new(process.mappings()?);
         let modules = target.modules.clone();
-        let guide = target.view.guide.iter();
-        let boundaries = guide.flat_map(|g| g.inner_boundaries.iter().map(|b| g.entry.0 + u64::from(*b))).collect();
+        let redirect = target.view.lookup_redirect.iter();
+        let boundaries = redirect.flat_map(|g| g.inner_boundaries.iter().map(|b| g.entry.0 + u64::from(*b))).collect();
         let (stays, busy, walked) = Default::default();
         Ok(Crossing {
             process,
@@ -120,7 +120,7 @@ impl Crossing {
         // since when only threads that may stay are left
         let mut alone_since: Option<Instant> = None;
         loop {
-            calm::serve(&process, session, Instant::now())?;
+            event_pump::serve(&process, session, Instant::now())?;
             let threads = session.threads();
             self.busy.retain(|tid, _| session.knows(*tid));
             self.walked.retain(|tid| session.knows(*tid));
@@ -157,7 +157,7 @@ impl Crossing {
             if late {
                 return Err(Error::TimedOut { busy });
             }
-            calm::serve(&process, session, Instant::now() + REST)?;
+            event_pump::serve(&process, session, Instant::now() + REST)?;
         }
     }
 

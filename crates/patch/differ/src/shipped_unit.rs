@@ -1,9 +1,9 @@
 //! One unit as shipped: its object, the places of its code in the target, and every name read back.
 
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, Symbol, SymbolType};
-use crate::place::{self, Piece, Places};
+use crate::placement::{self, Piece, Places};
 use crate::reverse::{self, Name};
+use crate::symbol_names;
 use crate::target::TargetElf;
 use crate::{Placed, Placement, Refusal};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ impl<'a> Shipped<'a> {
         globals: &BTreeMap<String, u64>,
     ) -> Result<Self, Vec<Refusal>> {
         let object = Object::parse(bytes, unit, "shipped").map_err(|refusal| vec![refusal])?;
-        let places = place::locate(target, &object, globals);
+        let places = placement::locate(target, &object, globals);
         let shipped = Shipped { unit: unit.to_owned(), object, places };
         let mut refusals: Vec<Refusal> = shipped.places.known.conflicts.iter().map(|c| shipped.conflict(c)).collect();
         shipped.check_tables(target, &mut refusals);
@@ -193,7 +193,7 @@ impl<'a> Shipped<'a> {
 
     /// Returns the number of all hot functions, and of those that were found.
     pub(crate) fn counts(&self) -> (u32, u32) {
-        let hot = || self.object.functions().filter(|(_, s)| !names::is_cold(s.name));
+        let hot = || self.object.functions().filter(|(_, s)| !symbol_names::is_cold(s.name));
         let placed = hot().filter(|(_, s)| self.code(s.name).is_some()).count();
         (placed as u32, hot().count() as u32)
     }
@@ -201,7 +201,7 @@ impl<'a> Shipped<'a> {
     /// Makes the placement for callers outside of the differ.
     pub(crate) fn placement(&self, target: &TargetElf) -> Placement {
         let (functions_placed, functions_total) = self.counts();
-        let hot = self.object.functions().filter(|(_, s)| !names::is_cold(s.name));
+        let hot = self.object.functions().filter(|(_, s)| !symbol_names::is_cold(s.name));
         let unplaced = hot.filter(|(_, s)| self.code(s.name).is_none()).map(|(_, s)| s.name.to_owned()).collect();
         let mut symbols = BTreeMap::new();
         for symbol in &self.object.symbols {

@@ -1,23 +1,23 @@
 //! Operations on one process: apply, revert, check; each runs checks, then one transition.
 
 use crate::barrier::{self, Name};
-use crate::calm::{ended_or, traced};
 use crate::error::Busy;
+use crate::event_pump::{ended_or, traced};
 use crate::fault::{self, FaultPoint};
 use crate::generation::{self, Rested, ThreadView, Wanted as OfRest};
 use crate::inject::{self, Wanted};
 use crate::ledger::{Phase, Record, Span, Transition, Unfinished, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
 use crate::plan::{Plan, Room, changed_entries, dispatchers_missing, free_state, plan};
-use crate::prepare::{Prepared, check_based_on, check_process, prepare};
+use crate::preflight::{Prepared, check_based_on, check_process, prepare};
 use crate::probe::Prober;
 use crate::report::{Observer, Report, now_ns};
 use crate::resolve::resolve;
 use crate::store::{self, Store};
-use crate::suspended;
+use crate::suspended_frames;
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
-use crate::{Error, again, arena, calm, check, guide, memory_limit, place};
+use crate::{Error, arena, check, event_pump, lookup_redirect, memory_limit, placement, placement_reuse};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Patch, Scope, Signed};
@@ -253,7 +253,7 @@ pub(crate) struct Ready {
     /// Number of bytes of memory needed.
     pub(crate) len: u64,
     /// Way to make the code visible to unwinders.
-    pub(crate) way: guide::Way,
+    pub(crate) way: lookup_redirect::Way,
 }
 
 /// Runs all checks that need no stopped thread.
@@ -265,20 +265,20 @@ pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Resu
         return Err(Error::NameTaken(patch.name.clone()));
     }
     check_view(view, view.active.iter().filter(|n| !below.contains(n)), Some(patch), options)?;
-    suspended::refuse_contexts(target, options)?;
+    suspended_frames::refuse_contexts(target, options)?;
     let prepared = prepare(&target.process, &target.modules, view, patch, options.quiescence)?;
     barrier::check_points(&target.process, &target.modules, options.quiescence)?;
     check_based_on(view, &below, patch)?;
     let module = &target.modules[prepared.module];
     let values = resolve(&target.process, &target.modules, module, view, patch)?;
     let layout = Layout::of(patch);
-    let again = again::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);
+    let again = placement_reuse::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);
     if again.is_none() {
         let at = find_room(&target.mappings, module, layout.len(), 0)?;
         let linked = link(patch, &layout, at, &values).and_then(|mut image| make_visible(&layout, at, &mut image));
         linked.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
     }
-    let way = guide::way(&target.process, &target.modules, view, patch)?;
+    let way = lookup_redirect::way(&target.process, &target.modules, view, patch)?;
     let len = if again.is_some() { 0 } else { layout.len() };
     memory_limit::check(target.process.pid(), len)?;
     Ok(Ready { prepared, values, again, len, way })
@@ -331,7 +331,7 @@ fn apply_in(
     let injecting = now_ns();
     let number = match ready.again {
         Some(number) => {
-            lay_guide(session, target, &module, ready.way, report)?;
+            place_lookup_redirect(session, target, &module, ready.way, report)?;
             number
         }
         None => place_in(session, target, signed, &module, ready, options, report)?,
@@ -367,15 +367,17 @@ fn place_in(
         Some(store) => store.ledger.word_offset,
         None => match barrier::own_word(&target.process, &target.modules)? {
             Some(offset) => offset,
-            None => crate::word::choose(&target.process, session, &mut |tid, ns| report.stopped(tid, "check", ns))?,
+            None => crate::generation_word::choose(&target.process, session, &mut |tid, ns| {
+                report.stopped(tid, "check", ns)
+            })?,
         },
     };
     let at = map_arena(session, target, module, layout.lens, word_offset, report)?;
     let unlinkable = |source| Error::Link { patch: patch.name.clone(), source };
     let mut image = link(patch, &layout, at, &values).map_err(unlinkable)?;
-    let placed = place::place(signed, options.signer.clone(), module, &prepared, &layout, at, &mut image)?;
+    let placed = placement::place(signed, options.signer.clone(), module, &prepared, &layout, at, &mut image)?;
     make_visible(&layout, at, &mut image).map_err(unlinkable)?;
-    lay_guide(session, target, module, way, report)?;
+    place_lookup_redirect(session, target, module, way, report)?;
     let memory = target.process.memory();
     for (segment, offset) in image.segments.iter().zip([0, layout.lens[0], layout.lens[0] + layout.lens[1]]) {
         if !segment.is_empty() {
@@ -387,28 +389,28 @@ fn place_in(
     Ok(store.view().placed.len() as u32 - 1)
 }
 
-/// Places the guide near the C library, unless it is in memory.
-fn lay_guide(
+/// Places the lookup redirect near the C library, unless it is in memory.
+fn place_lookup_redirect(
     session: &mut Session<'_>,
     target: &mut Target,
     module: &Module,
-    way: guide::Way,
+    way: lookup_redirect::Way,
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
     let entry = match way {
-        guide::Way::InPlace => return Ok(()),
-        guide::Way::Lay(entry) => entry,
-        guide::Way::Without(why) => {
+        lookup_redirect::Way::InPlace => return Ok(()),
+        lookup_redirect::Way::Lay(entry) => entry,
+        lookup_redirect::Way::Without(why) => {
             report.warn(format!("exceptions, cancellation and backtraces end at new code: {why}"));
             return Ok(());
         }
     };
     let library = target.modules[entry.module].clone();
     let word_offset = target.store.as_ref().map_or(0, |s| s.ledger.word_offset);
-    let area = map_arena(session, target, &library, guide::LENS, word_offset, report)?;
-    let record = guide::lay(target, &entry, area, module_span(module))?;
+    let area = map_arena(session, target, &library, lookup_redirect::LENS, word_offset, report)?;
+    let record = lookup_redirect::lay(target, &entry, area, module_span(module))?;
     let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
-    store.append(target.process.memory(), Record::Guide(Box::new(record)))
+    store.append(target.process.memory(), Record::LookupRedirect(Box::new(record)))
 }
 
 /// Maps an arena near `module`, and the ledger if there is none yet.
@@ -474,7 +476,7 @@ fn mover<'m, 's, 'p, 'r>(
     transition_trampolines: &[Span],
     report: &'m mut Report<'r>,
 ) -> Result<Mover<'m, 's, 'p, 'r>, Error> {
-    let switches_stacks = suspended::switches_stacks(process, &modules)?;
+    let switches_stacks = suspended_frames::switches_stacks(process, &modules)?;
     let prober = Prober::new(process.mappings()?);
     let frames = view.placed.iter().map(|p| p.eh_frame).collect();
     let walker = Walker::new(process, modules, frames);
@@ -490,7 +492,7 @@ fn mover<'m, 's, 'p, 'r>(
         trampolines,
         newborn: None,
         stood: Vec::new(),
-        window: calm::Window::new(),
+        window: event_pump::Window::new(),
         welcomed: Vec::new(),
         library: None,
         following: Default::default(),
@@ -515,14 +517,14 @@ fn run(
     start: u64,
 ) -> Result<Outcome, Error> {
     if options.view == ThreadView::Generation {
-        suspended::refuse(target, &plan.transition, options)?;
+        suspended_frames::refuse(target, &plan.transition, options)?;
         return generation::run(session, target, view, plan, options, report, (pre, post), start);
     }
     let process = target.process.clone();
     let Plan { mut transition, dispatchers } = plan;
     let memory = process.memory();
-    transition.sites.extend(guide::site(memory, view, &transition.after)?);
-    guide::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
+    transition.sites.extend(lookup_redirect::site(memory, view, &transition.after)?);
+    lookup_redirect::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
     expect_old_side(memory, &transition)?;
     memory.write(transition.state, &[DispatchState::AllOtherwise as u8])?;
@@ -533,7 +535,7 @@ fn run(
     if let Err(error) = call_hooks(&process, session, pre, true, report) {
         store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Aborted })?;
         report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
-        settle_guide(target, report);
+        update_lookup_table(target, report);
         return Err(Error::FellBack { transition: transition.number, source: Box::new(error) });
     }
     let modules = target.modules.clone();
@@ -541,7 +543,7 @@ fn run(
     mover.faults.clone_from(&options.faults);
     mover.allow_suspended = options.allow_suspended_frames;
     let moved = mover.run(&transition, options.quiescence, limits(options));
-    settle_guide(target, report);
+    update_lookup_table(target, report);
     let threads = moved?;
     Ok(committed(&process, session, view, &transition, threads, post, report, start))
 }
@@ -588,11 +590,11 @@ pub(crate) fn committed(
 }
 
 /// Deactivates the unwind data of code that no thread can be in any more. Data that stays active too long does no harm.
-pub(crate) fn settle_guide(target: &mut Target, report: &mut Report<'_>) {
+pub(crate) fn update_lookup_table(target: &mut Target, report: &mut Report<'_>) {
     let settled = target.reload().and_then(|()| {
         let view = &target.view;
         let open = view.unfinished.iter().flat_map(|u| u.transition.before.iter().chain(&u.transition.after));
-        guide::settle(target, view, &view.active.iter().chain(open).copied().collect::<Vec<_>>())
+        lookup_redirect::settle(target, view, &view.active.iter().chain(open).copied().collect::<Vec<_>>())
     });
     if let Err(error) = settled.map_err(|error| ended_or(&target.process, error))
         && !matches!(error, Error::Ended(_))
@@ -612,7 +614,8 @@ pub(crate) fn call_hooks(
 ) -> Result<(), Error> {
     for hook in hooks {
         let call = |carrier: &mut Stopped<'_>| Ok(carrier.call_function(*hook, HOOK_LIMIT)?);
-        let returned = calm::with_carrier(process, session, call, &mut |tid, ns| report.stopped(tid, "hook", ns))?;
+        let returned =
+            event_pump::with_carrier(process, session, call, &mut |tid, ns| report.stopped(tid, "hook", ns))?;
         if must_be_zero && returned != 0 {
             return Err(Error::Hook { at: *hook, returned });
         }
@@ -642,7 +645,7 @@ fn recover(
     mover.faults.clone_from(&options.faults);
     mover.allow_suspended = options.allow_suspended_frames;
     let completed = mover.recover(&open, forward, limits(options));
-    settle_guide(target, report);
+    update_lookup_table(target, report);
     Ok(completed? && forward)
 }
 

@@ -5,7 +5,7 @@
 //! new unit.
 
 use crate::change::Changed;
-use crate::shipped::Shipped;
+use crate::shipped_unit::Shipped;
 use crate::unit::{Ancestor, Unit};
 
 /// Finds the former place of a global function of the after side that is new in `unit`: the former unit's path, that

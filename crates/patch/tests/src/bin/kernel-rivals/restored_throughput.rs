@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use stillpoint_patch_tests::checkpointed_server::Taken;
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::taken::Taken;
 use stillpoint_patch_tests::wait;
 use tempfile::TempDir;
 

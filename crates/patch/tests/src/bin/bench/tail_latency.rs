@@ -11,7 +11,7 @@ use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::summary::Distribution;
 use stillpoint_patch_tests::load::{Clients, Load, Observed};
 use stillpoint_patch_tests::operation::{Operation, Spread};
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Restart;
 
 /// Time between two operations.
@@ -128,7 +128,7 @@ fn again_and_again(server: &Server, mode: &str, seconds: u64) -> Vec<f64> {
     let end = now_ns() + seconds * 1_000_000_000;
     let mut done = Vec::new();
     while now_ns() < end {
-        for call in [patching::apply(server.patch, server.pid), patching::revert(server.pid)] {
+        for call in [patch_calls::apply(server.patch, server.pid), patch_calls::revert(server.pid)] {
             let operation = Operation::of(call.args(["--quiescence", mode])).succeeded();
             done.push(operation.reached_and_rest_ns().0 as f64 / 1e6);
             std::thread::sleep(PAUSE);

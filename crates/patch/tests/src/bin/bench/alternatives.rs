@@ -7,7 +7,7 @@ use std::time::Duration;
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Redis;
 
 #[derive(Serialize)]
@@ -68,7 +68,7 @@ fn patched(
     std::thread::sleep(Duration::from_secs(2));
     let mut spans = Vec::new();
     for _ in 0..runs {
-        for call in [patching::apply(patch, redis.pid()), patching::revert(redis.pid())] {
+        for call in [patch_calls::apply(patch, redis.pid()), patch_calls::revert(redis.pid())] {
             let done = Operation::of(call.args(["--quiescence", quiescence])).succeeded();
             spans.push(done.window_ns);
             std::thread::sleep(Duration::from_nanos(2 * AROUND));

@@ -29,7 +29,7 @@ pub(crate) struct Prepared {
 
 /// Refuses a process that is unsuitable for every patch.
 pub(crate) fn check_process(process: &Process, mappings: &[Mapping], modules: &[Module]) -> Result<(), Error> {
-    crate::word::check_libc(process, mappings)?;
+    crate::generation_word::check_libc(process, mappings)?;
     let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
     if process.shadow_stack()? {
         return unsuitable("has an active shadow stack".into());

@@ -1,4 +1,4 @@
-//! Table of the guide in the target. Its readers are the target's threads, which hold no lock and may be stopped between any two
+//! Table of the lookup redirect in the target. Its readers are the target's threads, which hold no lock and may be stopped between any two
 //! instructions; its only writer may be killed between any two writes.
 
 use crate::ledger::Span;

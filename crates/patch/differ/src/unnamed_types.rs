@@ -4,8 +4,8 @@
 //! lambda, pairing by name would give a lambda in live data the code of another one. So the classes are paired by the
 //! code of all their functions, and the names follow.
 
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Site};
+use crate::symbol_names;
 use std::collections::{BTreeMap, HashMap};
 use stillpoint_patch_format::readable;
 
@@ -150,7 +150,8 @@ fn contents(object: &Object<'_>, symbol: usize) -> Option<String> {
 }
 
 fn lead(object: &Object<'_>, site: Site<'_>) -> String {
-    let plain = |name: &str| Name::parse(name).map_or_else(|| names::stem(name).to_owned(), |name| name.erased());
+    let plain =
+        |name: &str| Name::parse(name).map_or_else(|| symbol_names::stem(name).to_owned(), |name| name.erased());
     match site {
         Site::Extern(name, offset) => format!("{} {offset}", plain(name)),
         Site::Value(value) => value.to_string(),

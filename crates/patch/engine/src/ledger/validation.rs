@@ -4,10 +4,10 @@
 //! sums that overflow, names that are paths, lines or escape sequences.
 
 use super::{
-    ConstantRecord, Contents, FunctionRecord, GuideRecord, LedgerError, PlacedPatch, Record, Site, Span, Transition,
-    View,
+    ConstantRecord, Contents, FunctionRecord, LedgerError, LookupRedirectRecord, PlacedPatch, Record, Site, Span,
+    Transition, View,
 };
-use crate::guide::TABLE_LEN;
+use crate::lookup_redirect::TABLE_LEN;
 use stillpoint_patch_format::{Avma, is_patch_name};
 use stillpoint_patch_insn::{DISPLACED_MAX, JUMP_LEN};
 
@@ -34,7 +34,7 @@ pub(super) fn check(view: &View, record: &Record) -> Valid {
         Record::Placed(patch) => placed(view, patch),
         Record::Begin(begun) | Record::Rest(begun) => transition(view, begun),
         Record::Phase { .. } => Ok(()),
-        Record::Guide(guide) => self::guide(guide),
+        Record::LookupRedirect(redirect) => self::lookup_redirect(redirect),
     }
 }
 
@@ -186,11 +186,15 @@ fn site(view: &View, site: &Site) -> Valid {
     })
 }
 
-fn guide(guide: &GuideRecord) -> Valid {
-    span("the guide's table", guide.table)?;
-    ensure(guide.table.len == TABLE_LEN, || format!("the guide's table has {} bytes", guide.table.len))?;
-    boundaries("the guide's entry", &guide.inner_boundaries)?;
-    [guide.entry, guide.code, guide.displaced].into_iter().try_for_each(|at| address("the guide", at))
+fn lookup_redirect(redirect: &LookupRedirectRecord) -> Valid {
+    span("the lookup redirect's table", redirect.table)?;
+    ensure(redirect.table.len == TABLE_LEN, || {
+        format!("the lookup redirect's table has {} bytes", redirect.table.len)
+    })?;
+    boundaries("the lookup redirect's entry", &redirect.inner_boundaries)?;
+    [redirect.entry, redirect.code, redirect.displaced]
+        .into_iter()
+        .try_for_each(|at| address("the lookup redirect", at))
 }
 
 #[cfg(test)]
@@ -315,8 +319,8 @@ mod tests {
 
     #[test]
     fn a_guide_has_the_table_that_is_read() {
-        let guide = |table: Span| {
-            let record = GuideRecord {
+        let redirect = |table: Span| {
+            let record = LookupRedirectRecord {
                 entry: Avma(0x1000),
                 original: [0; 5],
                 jump: [0; 5],
@@ -325,11 +329,11 @@ mod tests {
                 displaced: Avma(0x2080),
                 table,
             };
-            check(&View::default(), &Record::Guide(Box::new(record)))
+            check(&View::default(), &Record::LookupRedirect(Box::new(record)))
         };
-        guide(Span::new(Avma(0x3000), TABLE_LEN)).expect("ours");
+        redirect(Span::new(Avma(0x3000), TABLE_LEN)).expect("ours");
         for len in [0, 8, 63, TABLE_LEN - 1, TABLE_LEN + 64, u64::MAX] {
-            guide(Span::new(Avma(0x3000), len)).expect_err("no table of ours");
+            redirect(Span::new(Avma(0x3000), len)).expect_err("no table of ours");
         }
     }
 }

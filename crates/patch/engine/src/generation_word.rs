@@ -1,7 +1,7 @@
 //! Generation word: four bytes of every thread's control block that glibc keeps free.
 
 use crate::plan::transition_of_word;
-use crate::{Error, calm};
+use crate::{Error, event_pump};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Libc, Mapping, Process, Session, Stopped};
 
@@ -46,7 +46,7 @@ pub(crate) fn choose(
         exclude(&block, &mut free);
         Ok(())
     };
-    calm::each_thread(process, session, look, stopped)?;
+    event_pump::each_thread(process, session, look, stopped)?;
     let index = free.iter().rposition(|free| *free).ok_or(Error::NoWord(process.pid()))?;
     Ok((FIRST + index * 8) as i32)
 }

@@ -2,15 +2,15 @@
 //!
 //! Every unwinder in use with glibc 2.35 and later asks `_dl_find_object` for the unwind data of an address: libgcc's, shared or linked
 //! into a program, and the copy that `pthread_cancel` and `backtrace` load only when they are called. While a patch is active its entry
-//! leads to the *guide*, a few instructions that look the address up in a table of ours and forward all others to glibc.
+//! leads to the *lookup redirect*, a few instructions that look the address up in a table of ours and forward all others to glibc.
 //!
 //! The obvious way is `__register_frame_info`, called by a thread of the target. It takes a lock inside libgcc (from libgcc 13 on it also
 //! allocates). From then on every throw in every thread of the process takes that lock, permanently, and a child forked meanwhile inherits
-//! it locked. The guide has no lock. It is written together with the entries, while all threads are stopped; like them it is a site of the
-//! transition, so that abort, recovery and revert handle it.
+//! it locked. The lookup redirect has no lock. It is written together with the entries, while all threads are stopped; like them it is a
+//! site of the transition, so that abort, recovery and revert handle it.
 //!
 //! ```text
-//! entry of _dl_find_object:  jmp guide       guide:  in the table?  -> answer
+//! entry of _dl_find_object:  jmp redirect    redirect:  in the table?  -> answer
 //!                                                    otherwise      -> displaced instructions, jmp entry + n
 //! table:  header (lowest, highest address)  | start, end, link map, search table, state | ...
 //! ```
@@ -20,9 +20,9 @@ mod table;
 
 use crate::Error;
 use crate::image::{Dynamic, link_map, search_order};
-use crate::ledger::{GuideRecord, PlacedPatch, Side, Site, Span, View};
-use crate::operate::Target;
-use crate::prepare::{no_uprobe, uprobes};
+use crate::ledger::{LookupRedirectRecord, PlacedPatch, Side, Site, Span, View};
+use crate::operation::Target;
+use crate::preflight::{no_uprobe, uprobes};
 use std::collections::BTreeSet;
 use stillpoint_patch_format::{Avma, Patch, SectionKind, Svma};
 use stillpoint_patch_insn::{self as insn, EntryPlan, FIND_OBJECT_LEN, JUMP_LEN};
@@ -31,11 +31,11 @@ pub(crate) use table::TABLE_LEN;
 
 const NAME: &str = "_dl_find_object";
 const PAGE: u64 = 4096;
-/// Offset of the displaced instructions after the guide.
+/// Offset of the displaced instructions after the lookup redirect.
 const DISPLACED_AT: u64 = 128;
 const _: () = assert!(FIND_OBJECT_LEN as u64 <= DISPLACED_AT);
 
-/// Lengths of the segments of the guide's memory in bytes: code, table, none.
+/// Lengths of the segments of the lookup redirect's memory in bytes: code, table, none.
 pub(crate) const LENS: [u64; 3] = [PAGE, TABLE_LEN, 0];
 
 /// `_dl_find_object` of a process, as in glibc.
@@ -49,19 +49,19 @@ pub(crate) struct Entry {
 
 /// Way to make a patch visible.
 pub(crate) enum Way {
-    /// The guide is in place.
+    /// The lookup redirect is in place.
     InPlace,
-    /// The guide must be placed.
+    /// The lookup redirect must be placed.
     Lay(Entry),
-    /// The guide is impossible for this reason, and the patch does not need it.
+    /// The lookup redirect is impossible for this reason, and the patch does not need it.
     Without(String),
 }
 
-/// Finds out, before anything is changed, how new code can be made visible to the unwinders. Refuses a patch that needs the guide if it is
-/// impossible.
+/// Finds out, before anything is changed, how new code can be made visible to the unwinders. Refuses a patch that needs the lookup redirect
+/// if it is impossible.
 pub(crate) fn way(process: &Process, modules: &[Module], view: &View, patch: &Patch) -> Result<Way, Error> {
-    let found = match &view.guide {
-        Some(guide) => stands(process.memory(), guide).map(|_| Way::InPlace),
+    let found = match &view.lookup_redirect {
+        Some(redirect) => stands(process.memory(), redirect).map(|_| Way::InPlace),
         None => find(process, modules).map(Way::Lay),
     };
     let foreign = found.and_then(|way| match foreign_unwinder(process, modules)? {
@@ -117,8 +117,8 @@ fn find(process: &Process, modules: &[Module]) -> Result<Entry, Error> {
     Err(invisible(process, format!("its C library has no {NAME} (glibc has it since 2.35)")))
 }
 
-/// Fills the guide's memory at `area`; no jump leads there yet.
-pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> Result<GuideRecord, Error> {
+/// Fills the lookup redirect's memory at `area`; no jump leads there yet.
+pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> Result<LookupRedirectRecord, Error> {
     let failed = |source| Error::Entry { function: NAME.to_owned(), source };
     let (displaced_at, table) = (Avma(area.0 + DISPLACED_AT), Span::new(Avma(area.0 + LENS[0]), TABLE_LEN));
     let displaced = insn::displace(&entry.code, Svma(entry.at.0), &entry.plan, entry.at, displaced_at);
@@ -127,7 +127,7 @@ pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> R
     memory.write(area, &code)?;
     memory.write(displaced_at, &displaced.map_err(failed)?)?;
     table::create(memory, table, module)?;
-    Ok(GuideRecord {
+    Ok(LookupRedirectRecord {
         entry: entry.at,
         original: std::array::from_fn(|i| entry.code.get(i).copied().unwrap_or_default()),
         jump: insn::jump5(entry.at, area).map_err(failed)?,
@@ -138,33 +138,33 @@ pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> R
     })
 }
 
-/// Returns true if the entry holds the jump to the guide.
-fn stands(memory: &Memory, guide: &GuideRecord) -> Result<bool, Error> {
+/// Returns true if the entry holds the jump to the lookup redirect.
+fn stands(memory: &Memory, redirect: &LookupRedirectRecord) -> Result<bool, Error> {
     let mut now = [0; JUMP_LEN];
-    memory.read(guide.entry, &mut now)?;
+    memory.read(redirect.entry, &mut now)?;
     match now {
-        _ if now == guide.jump => Ok(true),
-        _ if now == guide.original => Ok(false),
-        _ => Err(Error::BytesDiffer { function: NAME.to_owned(), at: guide.entry, offset: 0 }),
+        _ if now == redirect.jump => Ok(true),
+        _ if now == redirect.original => Ok(false),
+        _ => Err(Error::BytesDiffer { function: NAME.to_owned(), at: redirect.entry, offset: 0 }),
     }
 }
 
-/// Returns the site that a transition to `after` needs, so that the guide is active exactly when the table has entries.
+/// Returns the site that a transition to `after` needs, so that the lookup redirect is active exactly when the table has entries.
 pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option<Site>, Error> {
-    let Some(guide) = &view.guide else { return Ok(None) };
+    let Some(redirect) = &view.lookup_redirect else { return Ok(None) };
     let wanted = !told(view, after).is_empty();
-    if stands(memory, guide)? == wanted {
+    if stands(memory, redirect)? == wanted {
         return Ok(None);
     }
-    let off = Side { bytes: guide.original, target: guide.displaced, patch: None };
-    let on = Side { bytes: guide.jump, target: guide.code, patch: None };
+    let off = Side { bytes: redirect.original, target: redirect.displaced, patch: None };
+    let on = Side { bytes: redirect.jump, target: redirect.code, patch: None };
     let (from, to) = if wanted { (off, on) } else { (on, off) };
-    let inner_boundaries = if wanted { guide.inner_boundaries.clone() } else { Vec::new() };
-    let (entry, dispatcher, armed) = (guide.entry, guide.code, guide.jump);
+    let inner_boundaries = if wanted { redirect.inner_boundaries.clone() } else { Vec::new() };
+    let (entry, dispatcher, armed) = (redirect.entry, redirect.code, redirect.jump);
     Ok(Some(Site { name: NAME.to_owned(), entry, from, to, dispatcher, armed, inner_boundaries }))
 }
 
-/// Returns true if writing these bytes at a site removes the guide.
+/// Returns true if writing these bytes at a site removes the lookup redirect.
 pub(crate) fn is_taken_away(site: &Site, bytes: [u8; JUMP_LEN]) -> bool {
     site.name == NAME && bytes != site.armed
 }
@@ -183,7 +183,7 @@ fn code_escapes(patch: &PlacedPatch) -> bool {
 /// Updates the table for the case that the patches in `active` may run: entries of others are deactivated, missing ones become active. A
 /// second call has no effect.
 pub(crate) fn settle(target: &Target, view: &View, active: &[u32]) -> Result<(), Error> {
-    let Some(guide) = &view.guide else { return Ok(()) };
+    let Some(redirect) = &view.lookup_redirect else { return Ok(()) };
     let wanted: Vec<_> = told(view, active).into_iter().filter_map(|n| view.patch(n)).collect();
     let entry = |patch: &&PlacedPatch| table::Entry {
         // the whole text segment: the read-only segment begins with the state bytes
@@ -192,9 +192,9 @@ pub(crate) fn settle(target: &Target, view: &View, active: &[u32]) -> Result<(),
         search_table: patch.search_table.start,
     };
     let entries: Vec<table::Entry> = wanted.iter().map(entry).collect();
-    table::settle(target.process.memory(), guide.table, &entries).map_err(|why| match why {
+    table::settle(target.process.memory(), redirect.table, &entries).map_err(|why| match why {
         table::Error::Memory(error) => error.into(),
-        table::Error::Full => invisible(&target.process, "the guide's table is full".to_owned()),
+        table::Error::Full => invisible(&target.process, "the lookup redirect's table is full".to_owned()),
     })
 }
 

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::error::Busy;
 use crate::image::{Dynamic, text_segments};
 use crate::ledger::{Span, Transition};
-use crate::operate::{Options, Target};
+use crate::operation::{Options, Target};
 use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::store::Store;

@@ -1,7 +1,7 @@
 //! Cost of an operation for clients, by single seconds of all kinds in random order. Disturbances by the machine affect
 //! all kinds equally, and the cost of starting any program is separated from that of patching.
 
-use super::steady::{CONNECTIONS, IDLE, RATE};
+use super::periodic_patching::{CONNECTIONS, IDLE, RATE};
 use super::{Amount, start, until};
 use crate::latency::{Span, windows};
 use crate::results::{Section, number};
@@ -15,7 +15,7 @@ use stillpoint_patch_tests::mariadb::client::Client;
 use stillpoint_patch_tests::mariadb::effect::nothing;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::operation::Called;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_testing::random::Random;
 
 /// Event at the beginning of a second: none, a program without effect on the server, one apply or revert.
@@ -97,7 +97,7 @@ fn act(kind: &str, pid: i32, patch: &Path, patched: &mut bool) -> Option<Called>
             None
         }
         mode => {
-            let call = if *patched { patching::revert(pid) } else { patching::apply(patch, pid) };
+            let call = if *patched { patch_calls::revert(pid) } else { patch_calls::apply(patch, pid) };
             *patched = !*patched;
             Some(Called::of(call.args(["--quiescence", mode])))
         }

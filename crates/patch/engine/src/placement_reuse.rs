@@ -6,9 +6,9 @@
 
 use crate::ledger::{PlacedPatch, Span};
 use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, link, make_visible};
-use crate::operate::Target;
-use crate::place;
-use crate::prepare::Prepared;
+use crate::operation::Target;
+use crate::placement;
+use crate::preflight::Prepared;
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Memory;
 
@@ -44,7 +44,7 @@ fn serves(
         return Some(false);
     }
     let mut image = link(&signed.patch, layout, at, values).ok()?;
-    let record = place::place(signed, placed.signer.clone(), module, prepared, layout, at, &mut image).ok()?;
+    let record = placement::place(signed, placed.signer.clone(), module, prepared, layout, at, &mut image).ok()?;
     make_visible(layout, at, &mut image).ok()?;
     if (PlacedPatch { placed_at_s: placed.placed_at_s, ..record }) != *placed {
         return Some(false);

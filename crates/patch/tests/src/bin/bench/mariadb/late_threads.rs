@@ -11,7 +11,7 @@ use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy, change, packaged};
 use stillpoint_patch_tests::operation::{Spread, StopsUs};
-use stillpoint_patch_tests::{patching, wait};
+use stillpoint_patch_tests::{patch_calls, wait};
 
 const IDLE: usize = 1000;
 /// Time-out of operations that wait for the end of a query.
@@ -115,7 +115,7 @@ fn there_and_back(
 ) -> Row {
     let mut all = Vec::new();
     for _ in 0..runs {
-        for call in [patching::apply(patch, mariadb.pid()), patching::revert(mariadb.pid())] {
+        for call in [patch_calls::apply(patch, mariadb.pid()), patch_calls::revert(mariadb.pid())] {
             // Debian's own server has no modes: the default is to probe threads.
             all.push(in_mode(call, mode, super::LIMIT).succeeded());
         }
@@ -157,7 +157,7 @@ fn beside_queries(server: &Annotated, policy: Policy, runs: usize) -> Vec<Row> {
     let threads = format!("2 queries of minutes, 4 clients; {}", policy.name());
     let mut rows = vec![there_and_back("with points", &mariadb, half(server), "probe", &threads, runs)];
     for mode in ["local", "global"] {
-        let call = patching::apply(half(server), mariadb.pid());
+        let call = patch_calls::apply(half(server), mariadb.pid());
         let operation = in_mode(call, mode, PATIENCE);
         assert_eq!(operation.run.code, Some(4), "{}", operation.run);
         rows.push(Row {
