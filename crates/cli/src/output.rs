@@ -169,12 +169,12 @@ impl Output {
         match &event.kind {
             EventKind::PhaseStarted { operation, phase } => self.progress_of(event, format!("{operation}: {phase}")),
             EventKind::ThreadBusy { tid, function } => {
-                self.progress(&format!("waiting for thread {tid}, which stands in {function}"));
+                self.progress(&format!("waiting for thread {tid}, which is in {function}"));
             }
             EventKind::Warning { text } => self.warn(text),
             EventKind::TargetDropped { target, reason } => {
                 self.at_work().remove(&event.target.unwrap_or(1));
-                self.warn(format_args!("{target} is dropped: {reason}"));
+                self.warn(format_args!("target {target} is dropped: {reason}"));
             }
             EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s } => {
                 let far = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
@@ -183,28 +183,28 @@ impl Output {
             EventKind::Throttled { kept_percent, .. } => {
                 self.progress_of(
                     event,
-                    format!("clients keep {kept_percent} % of their throughput: going on with care"),
+                    format!("clients keep {kept_percent} % of their throughput: the migration is throttled"),
                 );
             }
             EventKind::Yielding { kept_percent, weight_percent } => {
                 self.progress_of(
                     event,
                     format!(
-                        "clients keep {kept_percent} % of their throughput: indexes are made with {weight_percent} % of the \
-                         weight of their processes"
+                        "clients keep {kept_percent} % of their throughput: index builds run with {weight_percent} % of the \
+                         processor weight of their processes"
                     ),
                 );
             }
             EventKind::Following { lag_bytes, tps, estimate_s, .. } => {
                 let kib = lag_bytes >> 10;
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));
-                self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions a second{left}"));
+                self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions per second{left}"));
             }
             EventKind::Compared { tables, rows } => {
                 self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides"));
             }
             EventKind::SwitchedOver { paused_us, drained_us, sessions } => self.line(format_args!(
-                "{sessions} sessions went over; paused for {:.1} ms, {:.1} ms of it for running transactions to end",
+                "{sessions} sessions switched over; paused for {:.1} ms, {:.1} ms of it until running transactions ended",
                 *paused_us as f64 / 1e3,
                 *drained_us as f64 / 1e3
             )),

@@ -17,13 +17,13 @@ pub(crate) struct Args {
     pace: Pace,
     #[command(flatten)]
     how: How,
-    /// After this time without every thread on the new code, all go back.
+    /// Time limit for the migration of all threads; after it the transition is rolled back.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
-    /// The patch supersedes all older ones, in one transition.
+    /// Replace all older patches by this one, in one transition.
     #[arg(long)]
     replace: bool,
-    /// Do everything short of touching.
+    /// Dry run: do all checks and change nothing.
     #[arg(long)]
     dry_run: bool,
 }

@@ -102,7 +102,7 @@ impl Missing {
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Missing { patch, file, .. } = self;
-        write!(f, "patch {patch} builds upon {}, which no patch enabled below it brings to {file}", self.base())
+        write!(f, "patch {patch} is based on {}, which no patch enabled below it adds to {file}", self.base())
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Args {
     processes: Processes,
     #[command(flatten)]
     how: How,
-    /// The patch would supersede all older ones.
+    /// Check for a replacement of all older patches.
     #[arg(long)]
     replace: bool,
 }
@@ -78,7 +78,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             for busy in &found.busy {
                 output.line(format_args!("  thread {} would have to leave {} first", busy.tid, busy.function));
             }
-            output.line(format_args!("  not looked at: {}", found.unseen.join("; ")));
+            output.line(format_args!("  not checked: {}", found.unseen.join("; ")));
         }
         Ok(())
     })

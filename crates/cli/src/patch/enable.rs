@@ -21,26 +21,26 @@ const PROGRAM_MAX: u64 = 2 << 30;
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
 pub(crate) struct EnableArgs {
-    /// Patch files, in the order to be applied, behind those that are enabled already.
+    /// Patch files in the order to be applied, after those that are already enabled.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The systemd unit that is to start with them.
+    /// The systemd unit to start with the patches.
     #[arg(long, value_name = "NAME")]
     unit: String,
     #[command(flatten)]
     root: Root,
     #[command(flatten)]
     trust: Trust,
-    /// The service does not start unless every patch is in force.
+    /// Do not start the service unless every patch is active.
     #[arg(long)]
     strict: bool,
-    /// Let a unit that confines its system calls or sockets allow those that a helper needs.
+    /// If the unit restricts its system calls or sockets, allow those that the helper needs.
     #[arg(long)]
     loosen_sandbox: bool,
-    /// The program as the unit is to call it.
+    /// Path of `stillpoint` for the unit's command line.
     #[arg(long, value_name = "PATH")]
     stillpoint: Option<PathBuf>,
-    /// Print what would be written.
+    /// Dry run: print the files that would be written.
     #[arg(long)]
     dry_run: bool,
 }
@@ -48,14 +48,14 @@ pub(crate) struct EnableArgs {
 /// Arguments of `stillpoint patch disable`.
 #[derive(clap::Args)]
 pub(crate) struct DisableArgs {
-    /// Names of patches; without any, all of the unit.
+    /// Names of patches; without names, all patches of the unit.
     names: Vec<String>,
-    /// The systemd unit; without it, every unit for which a patch of that name is enabled.
+    /// The systemd unit; without it, all units for which a patch of that name is enabled.
     #[arg(long, value_name = "NAME", required_unless_present = "names")]
     unit: Option<String>,
     #[command(flatten)]
     root: Root,
-    /// Print what would be removed.
+    /// Dry run: print the files that would be removed.
     #[arg(long)]
     dry_run: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) struct DisableArgs {
 /// Arguments of `stillpoint patch enabled`.
 #[derive(clap::Args)]
 pub(crate) struct ListArgs {
-    /// Only this unit.
+    /// List only the patches of this unit.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
     #[command(flatten)]
@@ -138,10 +138,10 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
         let known = there.iter().any(|stored| stored.bytes == file.bytes);
         let taken = there.iter().find(|stored| stored.patch().is_ok_and(|other| other.name == patch.name));
         match (known, taken) {
-            (true, _) => output.line(format_args!("{unit}: {} is enabled already", patch.name)),
+            (true, _) => output.line(format_args!("{unit}: {} is already enabled", patch.name)),
             (false, Some(stored)) => {
                 let (name, path) = (&patch.name, stored.path.display());
-                let error = anyhow::anyhow!("another patch of the name {name} is enabled: {path}");
+                let error = anyhow::anyhow!("another patch with the name {name} is enabled: {path}");
                 return Err(Failure::refused(error).hint(format!("stillpoint patch disable {name} --unit {unit}")));
             }
             (false, None) => {
@@ -160,7 +160,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     }
     if service.lacks_local_sockets() && !args.loosen_sandbox {
         output.warn(format_args!(
-            "{unit} may not make sockets of AF_UNIX (RestrictAddressFamilies=): the helper of stillpoint-exec.socket is out of its \
+            "{unit} may not create sockets of AF_UNIX (RestrictAddressFamilies=): the helper of stillpoint-exec.socket is out of its \
              reach, and one in its sandbox needs CAP_SYS_ADMIN; --loosen-sandbox allows AF_UNIX"
         ));
     }
@@ -183,7 +183,9 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
         reload(&args.root, output);
         Ok(())
     };
-    write().map_err(|error| Failure::failed(error, "the service starts as before, or with what was enabled so far"))
+    write().map_err(|error| {
+        Failure::failed(error, "the service starts as before, or with the patches that were enabled so far")
+    })
 }
 
 /// Refuses a patch whose base would not be active at a start, and names the patches to enable first.
@@ -193,7 +195,7 @@ fn base_first(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Pat
     let hint = match args.files.iter().find(brings) {
         Some(base) => format!("stillpoint patch enable {} {} --unit {unit}", base.display(), file.display()),
         None => {
-            format!("stillpoint patch enable FILE --unit {unit}, with the patch that brings {}, first", missing.base())
+            format!("first stillpoint patch enable FILE --unit {unit}, with the patch that adds {}", missing.base())
         }
     };
     Failure::refused(anyhow::anyhow!("{missing}")).hint(hint)
@@ -247,7 +249,7 @@ pub(super) fn reload(root: &Root, output: &Output) {
     let runs = root.is_machine() && Path::new("/run/systemd/system").is_dir();
     let reloaded = runs && Command::new("systemctl").arg("daemon-reload").status().is_ok_and(|s| s.success());
     if !reloaded {
-        output.line("`systemctl daemon-reload` makes systemd see it");
+        output.line("run `systemctl daemon-reload`, so that systemd reads it");
     }
 }
 
@@ -273,7 +275,7 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
     let mut removed = 0;
     for (unit, enabled, go, stay) in &plan {
         removed += go.len();
-        let failed = |error| Failure::failed(error, "what was not removed stays enabled");
+        let failed = |error| Failure::failed(error, "patches that were not removed stay enabled");
         for file in go {
             Line::new(if args.dry_run { "would be disabled" } else { "disabled" }, unit, file).show(output);
             if !args.dry_run {
@@ -285,7 +287,7 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         }
     }
     if removed == 0 {
-        output.line("nothing of that name is enabled");
+        output.line("no patch of that name is enabled");
     }
     Ok(())
 }

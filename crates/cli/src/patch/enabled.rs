@@ -15,7 +15,7 @@ use stillpoint_patch_format::Patch;
 /// Root directory of all paths.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Root {
-    /// Take units and enabled patches from below this directory instead of the machine's own (an image, a test).
+    /// Root directory of units and enabled patches, for example of a machine's image.
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub(crate) root: PathBuf,
 }

@@ -24,26 +24,26 @@ use stillpoint_patch_tracee::{Module, Pid, Process};
 /// Arguments of `stillpoint patch exec`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Patch files to be applied in this order; of a directory all its `*.patch` files, in the order of their names.
+    /// Patch files in the order to be applied; for a directory, its `*.patch` files in the order of their names.
     #[arg(long, value_name = "FILE|DIR")]
     patches: Vec<PathBuf>,
-    /// The patches that are enabled for this systemd unit, before those of --patches.
+    /// Apply the patches that are enabled for this systemd unit, before those of --patches.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
-    /// With --unit alone: the helper that listens here is asked first, one of our own is forked only when none does.
+    /// With --unit alone: socket of the helper to use; without a helper there, the command forks its own.
     #[arg(long, value_name = "SOCKET", default_value = "/run/stillpoint/exec.sock")]
     helper: PathBuf,
     #[command(flatten)]
     root: Root,
     #[command(flatten)]
     pub(super) trust: Trust,
-    /// Do not run the program unless every patch is in force.
+    /// Do not run the program unless every patch is active.
     #[arg(long)]
     pub(super) strict: bool,
-    /// How long to wait for a wrapper (a script) to execute the program that the patches are for.
+    /// Time limit for a wrapper (a script) to execute the program that the patches are for.
     #[arg(long, value_parser = duration, default_value = "30s")]
     wait: Duration,
-    /// The name that the program is to see as its own (as with `@` in a unit's ExecStart).
+    /// Value of argv[0] for the program (as with `@` in a unit's ExecStart).
     #[arg(long, value_name = "NAME")]
     argv0: Option<OsString>,
     /// The program and its arguments.
@@ -96,10 +96,10 @@ fn check_unit(args: &Args) -> Result<(), Failure> {
             return Err(Failure::refused(error).hint(hint));
         }
         Ok(Some(change)) => tell(format_args!(
-            "warning: {unit} was changed after its patches were enabled: {change}; it starts as before; try: {hint}"
+            "warning: {unit} was changed after its patches were enabled: {change}; it starts without these changes; try: {hint}"
         )),
         // a sandbox may hide the files; that must not prevent the start of the service
-        Err(error) => tell(format_args!("warning: whether {unit} has changed cannot be seen: {error:#}")),
+        Err(error) => tell(format_args!("warning: changes of {unit} cannot be detected: {error:#}")),
     }
     Ok(())
 }
@@ -151,13 +151,13 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
         }
     };
     if find(program).is_some_and(|path| launch::gains_privileges(&path)) {
-        return unpatched("it gains privileges when it is executed, which only root may watch".into());
+        return unpatched("it gains privileges when it is executed, so only root may trace it".into());
     }
     if args.unit.is_some() && args.patches.is_empty() && ask(&args.helper, args.strict) {
         return Ok(());
     }
     match launch::split() {
-        Err(error) => unpatched(format!("no helper could be started: {error}")),
+        Err(error) => unpatched(format!("the helper could not be started: {error}")),
         Ok(Side::Program(mut waiting)) => {
             if waiting.ready() {
                 waiting.keep();
@@ -249,7 +249,10 @@ impl Helper {
                 }
                 (Reached::TimedOut, _) if ungated.is_none() => {
                     let names = self.names();
-                    tell(format_args!("warning: {} is not what {names} is for; it runs unpatched", name_of(pid)));
+                    tell(format_args!(
+                        "warning: {} is not the program that {names} is for; it runs unpatched",
+                        name_of(pid)
+                    ));
                     return Ok(());
                 }
                 _ => return Ok(()),
@@ -287,10 +290,10 @@ impl Helper {
         for ((signed, signer), fit) in self.patches.iter().zip(fits) {
             let outcome = match fit {
                 Fit::OtherBuild => Err((Landing::Untouched, other_build(signed))),
-                Fit::Foreign => Err((Landing::Untouched, "what it is for is not mapped".into())),
+                Fit::Foreign => Err((Landing::Untouched, "the file that it is for is not mapped".into())),
                 Fit::Fits => {
                     if !touched && gate.touch(process).is_err() {
-                        return Err("it cannot be written to".into());
+                        return Err("its memory cannot be written".into());
                     }
                     touched = true;
                     apply(process, signed, signer.clone())
@@ -324,7 +327,7 @@ fn apply(process: &Process, signed: &Signed, signer: Option<String>) -> Result<S
         Ok(Outcome::Committed { duration_ns, .. }) => {
             Ok(format!("applied to {} before its start, in {:.1} ms", name_of(pid), duration_ns as f64 / 1e6))
         }
-        Ok(Outcome::Rests { .. }) => Ok(format!("applied to {}, but for threads that stay", name_of(pid))),
+        Ok(Outcome::Rests { .. }) => Ok(format!("applied to {}, except threads that stay in old code", name_of(pid))),
         Ok(Outcome::AlreadyThere(what) | Outcome::DryRun(what)) => Ok(what),
         Err(error) => Err((error.landing(), format!("{:#}", anyhow::Error::new(error)))),
     }
@@ -346,7 +349,7 @@ fn fit(signed: &Signed, modules: &[Module]) -> Fit {
 fn other_build(signed: &Signed) -> String {
     let target = &signed.patch.target;
     format!(
-        "it is for another build of {} (build-id {}): the package was upgraded; `stillpoint patch disable {}`",
+        "it is for another build of {} (build-id {}): the package was upgraded; run `stillpoint patch disable {}`",
         target.file_name, target.build_id, signed.patch.name
     )
 }

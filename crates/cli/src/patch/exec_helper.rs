@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Listen here; without it, serve the connection that standard input is (a socket unit with Accept=yes).
     #[arg(long, value_name = "SOCKET")]
     listen: Option<PathBuf>,
-    /// How long to wait for a wrapper (a script) to execute the program that the patches are for.
+    /// Time limit for a wrapper (a script) to execute the program that the patches are for.
     #[arg(long, value_parser = super::processes::duration, default_value = "30s")]
     wait: Duration,
     #[command(flatten)]
@@ -68,7 +68,7 @@ fn serve(args: &Args, connection: UnixStream) {
 }
 
 fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
-    let process = Connected::accept(connection).context("a connection of no process that is to be seen")?;
+    let process = Connected::accept(connection).context("the process of the connection is not visible")?;
     let pid = process.pid();
     // Checked before the process is read from: other processes are refused without a wait.
     let unit = service_of_process(pid.0)?;
@@ -76,7 +76,7 @@ fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
     let wanted = Wanted::of(args, &unit).with_context(|| format!("process {pid} of {unit} gets no patches"))?;
     let introduced = process.challenge().and_then(|asked| asked.answer());
     let Introduced { program, strict } =
-        introduced.with_context(|| format!("process {pid} of {unit} does not introduce itself"))?;
+        introduced.with_context(|| format!("process {pid} of {unit} does not send its handshake"))?;
     let helper = Helper {
         patches: wanted.patches,
         strict: strict || wanted.strict,
@@ -142,7 +142,10 @@ impl Executables {
         let is_meant = self.files.contains(&(file.dev(), file.ino())) || build_id.is_some_and(is_target);
         let is_roots = file.uid() == 0 && file.mode() & 0o022 == 0;
         if is_meant && !is_roots {
-            tell(format_args!("warning: process {}: others than root can change its program's file", process.pid()));
+            tell(format_args!(
+                "warning: process {}: users other than root can change its program's file",
+                process.pid()
+            ));
         }
         is_meant && is_roots
     }

@@ -18,13 +18,13 @@ use stillpoint_patch_tracee::Pid;
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Processes {
-    /// This process; may be given several times.
+    /// Number of a process; may be given several times.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pid: Vec<i32>,
-    /// All processes of this executable, parents before children, those born meanwhile included.
+    /// All processes of this executable, parents before children, including those that start during the operation.
     #[arg(long, value_name = "PATH")]
     exe: Option<PathBuf>,
-    /// All processes of this service of systemd, which must be active.
+    /// All processes of this systemd service, which must be active.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
     /// The service's control group, asked for once.
@@ -113,8 +113,8 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
     let (exit, state) = match error.landing() {
         Landing::Untouched => (Exit::Refused, "nothing was touched"),
         Landing::OldSide => (Exit::Failed, "the target runs the code that it ran before"),
-        Landing::Gone => (Exit::Failed, "the process is gone"),
-        Landing::FellBack => (Exit::FellBack, "every thread is back on the code that it ran before"),
+        Landing::Gone => (Exit::Failed, "the process has ended"),
+        Landing::FellBack => (Exit::FellBack, "every thread runs the code that it ran before"),
         Landing::Unfinished => {
             (Exit::Unknown, "the target runs, each thread consistently old or new; a transition is open")
         }
@@ -125,16 +125,16 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
 /// Options for the migration of threads.
 #[derive(clap::Args)]
 pub(crate) struct How {
-    /// How threads are brought over: `probe` (each by itself, when no patched function is on its stack), `local` (each by
+    /// How threads migrate: `probe` (each by itself, when no patched function is on its stack), `local` (each by
     /// itself at its next quiescence point), `group:NAME` (the threads of a group together at theirs, the others as
     /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
     #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]
     pub(crate) quiescence: Quiescence,
-    /// What lets each thread see its version of the code: `trampoline` (jumps that every kernel can run) or `generation`
-    /// (pages of its own, by a kernel with address-space generations).
+    /// Mechanism by which each thread sees its version of the code: `trampoline` (jumps, on every kernel) or `generation`
+    /// (pages of its own, on a kernel with address-space generations).
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
-    /// Go on in a program with coroutines of its own although old code may run on in those that are suspended.
+    /// Continue in a program with its own coroutines, although old code may continue to run in suspended ones.
     #[arg(long)]
     pub(crate) allow_suspended_frames: bool,
 }
@@ -177,19 +177,20 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 /// Policy for the makers of patches.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Policy {
-    /// Anybody.
+    /// Any file.
     Any,
-    /// The holder of a key whose public half lies in the key directory.
+    /// Files signed by a key whose public key is in the key directory.
     Signed,
 }
 
 /// Policy and keys by which patches are accepted.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Trust {
-    /// Whom patches are accepted from.
+    /// Patches to accept.
     #[arg(long, value_enum, default_value = "any")]
     pub(crate) policy: Policy,
-    /// Directory of trusted public keys, which root alone can change, as all directories above it; no symbolic links.
+    /// Directory of trusted public keys; only root may be able to change it and all directories above it. No symbolic
+    /// links.
     #[arg(long, value_name = "DIR", default_value = "/etc/stillpoint/keys")]
     pub(crate) keys: PathBuf,
 }
@@ -221,7 +222,7 @@ fn check_with(keys: Option<&[PublicKey]>, bytes: &[u8], path: &Path) -> anyhow::
 /// Patch files and the policy for their makers.
 #[derive(clap::Args)]
 pub(crate) struct Files {
-    /// Patch files, in the order to be applied.
+    /// Patch files in the order to be applied.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -262,7 +263,7 @@ fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
         let text = String::from_utf8(opened.read(&name, KEY_MAX)?).with_context(at)?;
         keys.push(PublicKey::parse(&text).with_context(at)?);
     }
-    anyhow::ensure!(!keys.is_empty(), "{} holds no *.pub file", at());
+    anyhow::ensure!(!keys.is_empty(), "{} contains no *.pub file", at());
     Ok(keys)
 }
 

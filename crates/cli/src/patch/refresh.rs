@@ -18,15 +18,15 @@ use stillpoint_host::systemd::ServiceName;
 /// Arguments of `stillpoint patch refresh`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only this unit.
+    /// Update only this unit.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
-    /// Leave the drop-ins as they are, and write what has to be in place of them below this directory (of a generator).
+    /// Do not change the drop-ins; write their replacements below this directory (of a systemd generator).
     #[arg(long, value_name = "DIR")]
     into: Option<PathBuf>,
     #[command(flatten)]
     root: Root,
-    /// Print what would be written.
+    /// Dry run: print the files that would be written.
     #[arg(long)]
     dry_run: bool,
 }
@@ -73,7 +73,7 @@ impl Record {
     }
 
     fn read(drop_in: &str) -> anyhow::Result<Record> {
-        let line = drop_in.lines().find_map(|line| line.strip_prefix(MARK)).context("it holds no record")?;
+        let line = drop_in.lines().find_map(|line| line.strip_prefix(MARK)).context("it contains no record")?;
         serde_json::from_str(line).context("its record")
     }
 
@@ -83,7 +83,7 @@ impl Record {
         if self.exec_start != now.exec_start {
             Some(format!("ExecStart= was {:?} and is {:?}", one(&self.exec_start), one(&now.exec_start)))
         } else {
-            (self != now).then(|| "its sandbox is another one".to_owned())
+            (self != now).then(|| "its sandbox settings changed".to_owned())
         }
     }
 }
@@ -136,8 +136,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         reload(&args.root, output);
     }
     if failed > 0 {
-        let error = anyhow::anyhow!("{failed} of {} drop-ins could not be made again", units.len());
-        return Err(Failure::failed(error, "those services start as their drop-ins say"));
+        let error = anyhow::anyhow!("{failed} of {} drop-ins could not be updated", units.len());
+        return Err(Failure::failed(error, "these services start according to their present drop-ins"));
     }
     Ok(())
 }
@@ -163,7 +163,7 @@ fn refresh(args: &Args, unit: &ServiceName, output: &Output) -> anyhow::Result<b
         return Ok(true);
     }
     enabled::write(&to, text.as_bytes())?;
-    output.line(format_args!("{unit}: {change}: made {} again", to.display()));
+    output.line(format_args!("{unit}: {change}: updated {}", to.display()));
     Ok(true)
 }
 

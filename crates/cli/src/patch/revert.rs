@@ -9,10 +9,10 @@ use stillpoint_patch_engine::{Options, Outcome, Which, revert};
 /// Arguments of `stillpoint patch revert`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The patch to take back; it must be the newest. Without a name, the newest.
+    /// The patch to revert; it must be the newest one. Default: the newest one.
     #[arg(conflicts_with = "all")]
     name: Option<String>,
-    /// Take all patches back.
+    /// Revert all patches.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -21,10 +21,10 @@ pub(crate) struct Args {
     pace: Pace,
     #[command(flatten)]
     how: How,
-    /// After this time without every thread on the old code, all stay on the patched code.
+    /// Time limit for the migration of all threads to the old code; after it all stay on the patched code.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
-    /// Do everything short of touching.
+    /// Dry run: do all checks and change nothing.
     #[arg(long)]
     dry_run: bool,
 }

@@ -115,7 +115,7 @@ impl Service {
         let template = unit.template().map(|template| template.to_string());
         let names: Vec<String> = [Some(unit.to_string()), template].into_iter().flatten().collect();
         let fragment = names.iter().flat_map(|name| DIRECTORIES.map(|d| root.at(d).join(name))).find(|p| p.is_file());
-        let fragment = fragment.with_context(|| format!("unit {unit} is in no directory of systemd"))?;
+        let fragment = fragment.with_context(|| format!("no systemd directory contains the unit {unit}"))?;
         let mut files = vec![fragment];
         files.extend(drop_ins(root, &names));
         let mut service = Service::default();
@@ -230,8 +230,8 @@ pub(crate) fn program(line: &str) -> Option<PathBuf> {
 pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<String> {
     let mut text =
         "# Written by `stillpoint patch enable`, removed by `stillpoint patch disable`: the service starts with its\n\
-                    # live patches in force before its first instruction (stillpoint-patch-exec(1)). When the unit has\n\
-                    # changed, `stillpoint patch refresh` makes this again.\n"
+                    # live patches active before its first instruction (stillpoint-patch-exec(1)). When the unit has\n\
+                    # changed, `stillpoint patch refresh` updates this file.\n"
             .to_owned();
     text += &Record::of(service, request).line()?;
     text += "[Service]\nExecStart=\n";
@@ -242,11 +242,11 @@ pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<Strin
         text += &format!("ExecPaths={}\n", request.stillpoint);
     }
     if request.loosen_sandbox && !service.confined_by.is_empty() {
-        text += "# Asked for by --loosen-sandbox: the helper lives in the sandbox of the service.\n";
+        text += "# Requested by --loosen-sandbox: the helper runs in the sandbox of the service.\n";
         text += &format!("SystemCallFilter={NEEDED}\n");
     }
     if request.loosen_sandbox && service.lacks_local_sockets() {
-        text += "# Asked for by --loosen-sandbox: the helper outside of the sandbox is reached by a socket.\n";
+        text += "# Requested by --loosen-sandbox: a socket connects to the helper outside of the sandbox.\n";
         text += "RestrictAddressFamilies=AF_UNIX\n";
     }
     Ok(text)

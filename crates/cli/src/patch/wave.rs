@@ -12,7 +12,7 @@ use stillpoint_patch_tracee::Pid;
 /// Number of processes at a time.
 #[derive(clap::Args)]
 pub(crate) struct Pace {
-    /// How many processes to work on at a time [default: one for every two processors].
+    /// Number of processes to work on at the same time [default: one for every two processors].
     #[arg(long, value_name = "N")]
     at_once: Option<std::num::NonZeroUsize>,
 }
@@ -132,8 +132,8 @@ impl Wave {
         output.line(format_args!("{} in {:.0} ms", self.describe(), duration.as_secs_f64() * 1e3));
         if !self.without.is_empty() {
             output.warn(format_args!(
-                "{} processes do not map the library that the patch is for; one that loads it later runs the code of \
-                 the file: call again then, or have the library loaded at the start",
+                "{} processes do not map the library that the patch is for; a process that loads it later runs the \
+                 code of the file: then run the command again, or load the library at the start",
                 self.without.len()
             ));
         }
@@ -142,7 +142,7 @@ impl Wave {
         let worst = (0..self.failures.len()).max_by_key(|i| severity(&self.failures[*i].1));
         let Some((pid, error)) = worst.map(|i| self.failures.remove(i)) else { return Ok(()) };
         for (pid, error) in self.failures {
-            output.warn(format_args!("process {pid} did not change over: {:#}", anyhow::Error::from(error)));
+            output.warn(format_args!("process {pid} failed: {:#}", anyhow::Error::from(error)));
         }
         let mut failure = with_pid(failure(error), pid);
         if touched > 0 {
@@ -150,18 +150,18 @@ impl Wave {
                 failure.exit = Exit::FellBack;
             }
             failure.state = format!("{described}; of process {pid}: {}", failure.state);
-            failure.hint = Some("call again for the rest, or take it back everywhere".into());
+            failure.hint = Some("run the command again for the others, or revert it in all processes".into());
         }
         Err(failure)
     }
 
     fn describe(&self) -> String {
         let counts = [
-            (self.done, "processes changed over"),
-            (self.already, "were there already"),
+            (self.done, "processes done"),
+            (self.already, "had it already"),
             (self.without.len(), "do not map the library"),
-            (self.ended, "ended meanwhile"),
-            (self.failures.len(), "did not change over"),
+            (self.ended, "ended during the operation"),
+            (self.failures.len(), "failed"),
         ];
         let parts = counts.iter().filter(|(count, what)| *count > 0 || *what == counts[0].1);
         parts.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")

@@ -308,7 +308,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
                 relocations: Vec::new(),
             });
         }
-        self.patch_symbol("a function that nothing defines", section, 0)
+        self.patch_symbol("an undefined function", section, 0)
     }
 
     /// Warns of new state that threads share: it needs a scope.
@@ -324,8 +324,8 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let names: Vec<String> = new.map(|s| format!("`{}`", readable(&s.name))).collect();
         if !names.is_empty() && self.options.scope.is_none() {
             self.warnings.push(format!(
-                "new code has new variables ({}), and no scope was stated: while threads migrate, old code does not \
-                 keep them up to date; state the scope",
+                "new code has new variables ({}), and the patch has no scope: while threads migrate, old code does not \
+                 update these variables; state a scope",
                 names.join(", ")
             ));
         }

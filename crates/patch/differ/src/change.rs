@@ -62,7 +62,7 @@ fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Chang
                 let callee = pair.new.owner(to, offset).filter(|callee| *callee != caller);
                 let Some((callee, more)) = callee.and_then(|c| Some((c, grown.get(&c)?))) else { continue };
                 let name = readable(pair.new.symbols[callee].name);
-                let reason = format!("it calls `{name}`, which now clobbers {more} as well (-fipa-ra)");
+                let reason = format!("it calls `{name}`, which now also clobbers {more} (-fipa-ra)");
                 if !reasons.contains(&reason) {
                     reasons.push(reason);
                 }
@@ -195,7 +195,7 @@ fn used_by(object: &Object<'_>, variable: usize) -> String {
     }
     let named: Vec<String> = users.iter().take(3).map(|u| format!("`{}`", readable(u))).collect();
     match users.len() {
-        0 => "nothing in the unit uses it".to_owned(),
+        0 => "no code of the unit uses it".to_owned(),
         n if n > 3 => format!("used by {} and {} more", named.join(", "), n - 3),
         _ => format!("used by {}", named.join(", ")),
     }

@@ -144,7 +144,7 @@ fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function:
     }
     if found.address_taken {
         plan.warnings.push(format!(
-            "pointers to `{name}` that the program has stored keep the old code, since its entry cannot be redirected: {why}"
+            "pointers to `{name}` that the program has stored still point to the old code, because its entry cannot be redirected: {why}"
         ));
     }
 }
@@ -158,7 +158,7 @@ fn shared_with_modules(target: &TargetElf, unit: &Unit<'_>, function: usize) -> 
     (library && after.is_comdat(function) && !symbol.local && exported(symbol.name)).then(|| {
         let (name, file) = (readable(symbol.name), &target.identity().file_name);
         format!(
-            "`{name}` is inline and exported: where {file} calls another module's copy, that module needs a patch too"
+            "`{name}` is inline and exported: if {file} calls the copy of another module, that module needs a patch too"
         )
     })
 }
@@ -170,11 +170,11 @@ struct Callers {
 
 /// Returns all functions of the unit that refer to `function`; an error if other code or data does, or might.
 fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
-    let Some(after) = &unit.after else { return Err("its unit is not compiled".to_owned()) };
+    let Some(after) = &unit.after else { return Err("its unit was not compiled".to_owned()) };
     let symbol = &after.symbols[function];
     // Every caller of inline code has its source: all of them are known.
     if !symbol.local && !after.is_comdat(function) {
-        return Err("it is global: other units may call it".to_owned());
+        return Err("it is global, so other units may call it".to_owned());
     }
     let Home::Section(home) = symbol.home else { return Err("it has no section".to_owned()) };
     let own = after.parts(function).unwrap_or_default();
@@ -193,8 +193,8 @@ fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
                 return Err(format!("`{}` holds its address", readable(holder)));
             }
             found.address_taken |= !reloc.is_branch();
-            let caller = section.symbols.first().copied().ok_or("code without a name calls it")?;
-            let caller = hot_parent(after, caller).ok_or("code without a name calls it")?;
+            let caller = section.symbols.first().copied().ok_or("code without a symbol calls it")?;
+            let caller = hot_parent(after, caller).ok_or("code without a symbol calls it")?;
             if !found.functions.contains(&caller) {
                 found.functions.push(caller);
             }
@@ -233,8 +233,8 @@ fn standing(
         move |why: String| Refusal::EntryUnsuitable { unit: unit.clone(), function: function.clone(), why }
     };
     if options.known.contains(&unit.public_name(after, function)) {
-        let why = "an earlier patch of the series brought it".to_owned();
-        let refusal = move |also: String| unsuitable(format!("an earlier patch of the series brought it, and {also}"));
+        let why = "an earlier patch of the series added it".to_owned();
+        let refusal = move |also: String| unsuitable(format!("an earlier patch of the series added it, and {also}"));
         return Ok(Standing::Blocked(Blocked { why, alone: None, refusal: Box::new(refusal) }));
     }
     let (shipped, old) = match (&unit.shipped, unit.ancestor(function), moved) {
@@ -265,7 +265,7 @@ fn standing(
         parts.push(shipped.code(cold).ok_or_else(|| unplaced(cold))?);
     }
     if let Some(other) = folded_with(unit, function, old) {
-        let why = format!("it shares its code with `{other}`, which is another after the change");
+        let why = format!("it shares its code with `{other}`, whose code differs after the change");
         let at = hot.start;
         let refusal =
             move |_| Refusal::IdenticalCodeFolded { unit: path.clone(), one: name.clone(), other: other.clone(), at };
@@ -314,7 +314,7 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
                     len,
                     why,
                 };
-                let why = format!("it has {len} bytes, no room for a jump");
+                let why = format!("it has {len} bytes, too few for a jump");
                 return Some(Blocked { why, alone: None, refusal: Box::new(refusal) });
             }
         }
@@ -342,5 +342,5 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
     };
     let refusal =
         move |why: String| Refusal::BranchIntoEntry { unit: unit.clone(), function: function.clone(), from, to, why };
-    Some(Blocked { alone: None, why: format!("the branch at {from} leads into it"), refusal: Box::new(refusal) })
+    Some(Blocked { alone: None, why: format!("the branch at {from} goes into it"), refusal: Box::new(refusal) })
 }

@@ -61,7 +61,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         };
         let mut pairs = ours.iter().map(|at| span(self.old, at)).zip(theirs.iter().map(|at| span(self.new, at)));
         if ours.len() != theirs.len() || !pairs.all(|(a, b)| self.spans(a, b, own_old, own_new)) {
-            return Err("what it catches differs".to_owned());
+            return Err("its exception table differs".to_owned());
         }
         Ok(())
     }
@@ -80,7 +80,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         }
         for (one, other) in a.relocations.iter().zip(&b.relocations) {
             self.sites(self.old.site(one), self.new.site(other), own_old, own_new)
-                .map_err(|why| format!("at byte {:#x} {why}", other.offset))?;
+                .map_err(|why| format!("at byte {:#x}: {why}", other.offset))?;
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         let (Site::Inside { section: a, offset: x, anchor: p }, Site::Inside { section: b, offset: y, anchor: q }) =
             (old, new)
         else {
-            return Err("unlike references".to_owned());
+            return Err("the references are of different kinds".to_owned());
         };
         let differ = || Err(format!("{} became {}", self.describe_old(old), self.describe_new(new)));
         let (one, other) = (self.old.sections[a].nature, self.new.sections[b].nature);

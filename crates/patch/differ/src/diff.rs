@@ -36,7 +36,10 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     assembly.run();
     assembly.warnings.extend(notes);
     for (unit, lambda) in units.iter().flat_map(|unit| unit.lambdas_left().iter().map(move |lambda| (unit, lambda))) {
-        let warning = format!("closures that live of `{lambda}` of {} keep the old code: it has none after", unit.path);
+        let warning = format!(
+            "live closures of `{lambda}` of {} keep the old code, because the lambda does not exist after the change",
+            unit.path
+        );
         assembly.warnings.push(warning);
     }
     refusals.append(&mut assembly.refusals);

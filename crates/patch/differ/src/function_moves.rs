@@ -34,7 +34,7 @@ pub(crate) fn add(units: &[Unit<'_>], changed: &mut [Changed]) {
     for (index, changed) in changed.iter_mut().enumerate() {
         for function in units[index].functions() {
             if let Some((path, ..)) = from(units, index, function) {
-                changed.insert(function, vec![format!("it was in {path} before")]);
+                changed.insert(function, vec![format!("it was in {path} before the change")]);
             }
         }
     }

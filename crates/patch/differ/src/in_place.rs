@@ -28,7 +28,7 @@ pub(crate) fn add(
             Some(old) => {
                 plan.constants.insert((index, constant), old);
                 plan.warnings.push(format!(
-                    "code of other units that uses `{}`, which changes where it lies, is not looked at",
+                    "`{}` changes in place; code of other units that uses it was not checked",
                     readable(symbol.name)
                 ));
             }
@@ -73,7 +73,7 @@ pub(crate) fn room(
 pub(crate) fn code<'p>(units: &'p [Unit<'_>], plan: &'p Plan) -> impl Iterator<Item = OffStack> + 'p {
     plan.in_place.iter().filter_map(|(&(unit, function), room)| {
         let name = units[unit].after.as_ref()?.symbols[function].name.to_owned();
-        Some(OffStack { name, range: *room, reason: "changes where it lies".to_owned() })
+        Some(OffStack { name, range: *room, reason: "changes in place".to_owned() })
     })
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn users(units: &[Unit<'_>], plan: &Plan) -> Vec<OffStack> {
     let off_stack = found.into_iter().filter_map(|((unit, user), constant)| {
         let Ancestor::Shipped(old) = units[unit].ancestor(user) else { return None };
         let range = units[unit].shipped.as_ref()?.code(old)?;
-        let reason = format!("uses `{}`, which changes where it lies", readable(constant));
+        let reason = format!("uses `{}`, which changes in place", readable(constant));
         Some(OffStack { name: old.to_owned(), range, reason })
     });
     off_stack.collect()

@@ -84,6 +84,8 @@ pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> R
 pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
     match shipped_unit::Shipped::find(target, path, shipped, &BTreeMap::new()) {
         Ok(found) => Ok(found.placement(target)),
-        Err(refusals) => Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("nothing found".to_owned()))),
+        Err(refusals) => {
+            Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("no code of the unit was found".to_owned())))
+        }
     }
 }

@@ -287,7 +287,7 @@ impl<'a> Object<'a> {
                     continue;
                 }
                 let reloc = Reloc { offset, kind, symbol, addend, origin: 0, usage: Usage::Other };
-                let end = offset.checked_add(reloc.width()).ok_or("relocation past the end of its section")?;
+                let end = offset.checked_add(reloc.width()).ok_or("a relocation is past the end of its section")?;
                 if symbol >= self.symbols.len() || end > entry.bytes.len() as u64 {
                     return Err(format!("relocation at {}+{offset:#x} is out of range", entry.name));
                 }

@@ -108,7 +108,7 @@ impl Assembly<'_, '_> {
         match elf::RelocationType(reloc.kind) {
             elf::R_X86_64_DTPOFF32 => {
                 let offset = self.thread_local(unit, reloc)?;
-                let why = "no code of the target shows where this thread-local is";
+                let why = "no code of the target shows the offset of this thread-local variable";
                 let offset = offset.ok_or_else(|| self.unresolved(unit, symbol.name, user, why))?;
                 Ok(Some((offset as i64).wrapping_add(reloc.addend)))
             }
@@ -226,7 +226,7 @@ impl Assembly<'_, '_> {
             Nature::Text => self.code(unit, from, reloc, (section, offset, raw)),
             Nature::Merged { .. } => {
                 let Some(bytes) = after.literal(section, anchor) else {
-                    return Err(self.unresolved(unit, entry.name, user, "it points outside of every literal"));
+                    return Err(self.unresolved(unit, entry.name, user, "it points outside of all literals"));
                 };
                 Ok((self.literal(bytes, entry.align), raw - anchor))
             }
@@ -235,7 +235,9 @@ impl Assembly<'_, '_> {
                 let index = self.bring(unit, section);
                 Ok((self.patch_symbol(entry.name, index, 0), raw))
             }
-            Nature::StartUp | Nature::Aside => Err(self.unresolved(unit, entry.name, user, "it is no code or data")),
+            Nature::StartUp | Nature::Aside => {
+                Err(self.unresolved(unit, entry.name, user, "it is neither code nor data"))
+            }
             Nature::Constant | Nature::Data | Nature::Zero | Nature::Custom { .. } => {
                 self.variable(unit, reloc, (section, if offset == anchor { offset } else { anchor }, raw), user)
             }
@@ -380,7 +382,7 @@ impl Assembly<'_, '_> {
             if self.is_constant(unit, section) {
                 return self.bring_data(unit, section, Some(owner), reloc, raw);
             }
-            let why = format!("it holds addresses inside of `{function}`, and `{user}`, which changed, uses it");
+            let why = format!("it holds addresses inside of `{function}`, and the changed function `{user}` uses it");
             return Err(Refusal::DataChanged { unit: path.to_owned(), object: name, why });
         }
         match self.units[unit].ancestor(owner) {
@@ -412,7 +414,7 @@ impl Assembly<'_, '_> {
                     return Err(Refusal::NewThreadLocal { unit: path.to_owned(), object: name });
                 }
                 if !new && !constant {
-                    let why = "an earlier patch of the series added it, and does not export it";
+                    let why = "an earlier patch of the series added it but does not export it";
                     return Err(self.unresolved(unit, symbol.name, user, why));
                 }
                 self.bring_data(unit, section, Some(owner), reloc, raw)
@@ -506,7 +508,12 @@ impl Assembly<'_, '_> {
         let imported = || self.options.imports.as_ref().is_some_and(|all| all.contains_key(name));
         let by_slot = elf::RelocationType(reloc.kind) == elf::R_X86_64_GOTTPOFF || way == Way::Descriptor;
         if way == Way::Index || way == Way::ThreadLocal && !by_slot || by_slot && !imported() {
-            return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));
+            return Err(self.unresolved(
+                unit,
+                name,
+                user,
+                "no unit of the patch shows the offset of this thread-local variable",
+            ));
         }
         self.check_reach(unit, name, reloc, user)?;
         match &self.options.imports {
@@ -517,15 +524,16 @@ impl Assembly<'_, '_> {
                 }
             }
             None => {
-                let warning =
-                    format!("`{name}` is taken from whatever library exports it: its libraries were not stated");
+                let warning = format!(
+                    "`{name}` is resolved to any library that exports it, because the target's libraries were not stated"
+                );
                 if !self.warnings.contains(&warning) {
                     self.warnings.push(warning);
                 }
                 return Ok(self.symbol(name, SymbolValue::Import { version: None }, ResolvedBy::Runtime));
             }
         }
-        let why = "no unit at hand refers to it or defines it, no symbol table of the target lists it, and no library \
+        let why = "no unit of the patch refers to it or defines it, no symbol table of the target lists it, and no library \
                    that the target needs exports it";
         Err(self.unresolved(unit, name, user, why))
     }
@@ -539,8 +547,8 @@ impl Assembly<'_, '_> {
         if way(reloc) != Way::Address || wide || is_code {
             return Ok(());
         }
-        let why = "it is in a library, the target has no copy of it, and the code reaches for it directly, not through \
-                   the GOT";
+        let why = "it is in a library, the target has no copy of it, and the code accesses it directly, not through the \
+                   GOT";
         Err(self.unresolved(unit, name, user, why))
     }
 

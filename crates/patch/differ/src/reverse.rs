@@ -292,7 +292,7 @@ pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut
             known.conflicts.push(Conflict {
                 name: object.sections[section].name.to_owned(),
                 one: format!("{base:#x}"),
-                other: "another place: the contents there differ".to_owned(),
+                other: "another address, where the contents differ".to_owned(),
             });
         }
     }

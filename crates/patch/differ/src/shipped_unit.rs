@@ -67,7 +67,7 @@ impl<'a> Shipped<'a> {
             refusals.push(Refusal::SymbolConflict {
                 unit: self.unit.clone(),
                 name: name.to_owned(),
-                one: format!("{called:#x} as its callers say"),
+                one: format!("{called:#x} by its callers"),
                 other: format!("{} by its code", code.start),
             });
         }
@@ -122,8 +122,8 @@ impl<'a> Shipped<'a> {
         }
         let ambiguous = self.places.ambiguous.iter().find(|((s, start), _)| *s == section && *start <= symbol.value);
         match ambiguous {
-            Some((_, count)) => format!("it matches at {count} places"),
-            None if comdat => "no bytes match, or nothing tells whether those that do are this function's".to_owned(),
+            Some((_, count)) => format!("it matches at {count} addresses"),
+            None if comdat => "no bytes match, or matching bytes cannot be attributed to this function".to_owned(),
             None => "no bytes match".to_owned(),
         }
     }

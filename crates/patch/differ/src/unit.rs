@@ -53,7 +53,7 @@ impl<'a> Unit<'a> {
             for (name, at) in unit.shipped.iter().flat_map(Shipped::globals) {
                 let before = *globals.entry(name.clone()).or_insert(at);
                 if before != at {
-                    let (one, other) = (format!("{before:#x} as another unit says"), format!("{at:#x}"));
+                    let (one, other) = (format!("{before:#x} by another unit"), format!("{at:#x}"));
                     refusals.push(Refusal::SymbolConflict { unit: unit.path.to_owned(), name, one, other });
                 }
             }

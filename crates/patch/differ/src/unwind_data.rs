@@ -120,7 +120,7 @@ fn bring_unit(
     for section in text.difference(&covered) {
         let name =
             after.sections[*section].symbols.first().map_or(after.sections[*section].name, |s| after.symbols[*s].name);
-        assembly.warnings.push(format!("`{name}` of {path} has no unwind data: debuggers cannot look through it"));
+        assembly.warnings.push(format!("`{name}` of {path} has no unwind data: debuggers cannot unwind through it"));
     }
     Ok(())
 }

@@ -111,19 +111,19 @@ fn unseen(target: &Target, signed: &Signed, options: &Options, bytes: u64) -> Ve
     let mut unseen = Vec::new();
     if let Some(open) = &target.view.unfinished {
         let number = open.transition.number;
-        unseen.push(format!("the end of transition {number}, which a killed tool left unfinished"));
+        unseen.push(format!("the completion of transition {number}, which a killed tool left unfinished"));
     }
     if !signed.patch.hooks.pre_apply.is_empty() {
         unseen.push("the patch's hooks, which may refuse".to_owned());
     }
     if bytes > 0 {
-        unseen.push(format!("the target's limit of addresses (RLIMIT_AS), which {bytes} bytes more could exceed"));
+        unseen.push(format!("the target's address space limit (RLIMIT_AS), which {bytes} more bytes could exceed"));
     }
     unseen.push(match options.quiescence {
         Quiescence::Probe | Quiescence::Stop => {
-            "functions that threads enter, and threads that are born, from now on".to_owned()
+            "functions that threads enter from now on, and threads that start from now on".to_owned()
         }
-        _ => "the time until threads come to their quiescence points".to_owned(),
+        _ => "the time until threads reach their quiescence points".to_owned(),
     });
     unseen
 }
@@ -141,7 +141,7 @@ impl Prediction {
         if self.busy.len() > THREADS_SHOWN {
             text += &format!("; and {} more threads", self.busy.len() - THREADS_SHOWN);
         }
-        text + "; not looked at: " + &self.unseen.join("; ")
+        text + "; not checked: " + &self.unseen.join("; ")
     }
 }
 

@@ -153,7 +153,9 @@ fn visit_each(
         if Instant::now() > deadline {
             session.withdraw_requests()?;
             let tid = asked.first().copied().unwrap_or(process.pid().leader());
-            return Err(tracee::Error::Unstoppable { tid, why: "it gets no turn on a processor".into() }.into());
+            return Err(
+                tracee::Error::Unstoppable { tid, why: "the scheduler gives it no processor time".into() }.into()
+            );
         }
         let mut until = if asked.is_empty() { Instant::now() } else { Instant::now() + STOP_SLOW };
         let mut served = 0;

@@ -18,7 +18,7 @@ pub(crate) fn check_libc(process: &Process, mappings: &[Mapping]) -> Result<(), 
     match process.libc_among(mappings) {
         Libc::Glibc { version, .. } if KNOWN.contains(&version) => Ok(()),
         Libc::Glibc { version: (major, minor), .. } => {
-            unsuitable(format!("uses glibc {major}.{minor}, whose thread control block is not known to this program"))
+            unsuitable(format!("uses glibc {major}.{minor}, whose thread control block this program does not know"))
         }
         Libc::Musl => unsuitable("uses musl, whose threads have no free word for a generation".into()),
         Libc::Unknown => unsuitable("uses a C library that this program does not know".into()),

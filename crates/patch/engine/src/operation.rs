@@ -227,7 +227,7 @@ pub(crate) fn already(view: &View, signed: &Signed) -> bool {
 }
 
 fn there_already(report: &mut Report<'_>, signed: &Signed) -> Outcome {
-    let what = format!("patch {} is applied", signed.patch.name);
+    let what = format!("patch {} is already applied", signed.patch.name);
     report.event(EventKind::AlreadyThere { what: what.clone() });
     Outcome::AlreadyThere(what)
 }
@@ -401,7 +401,7 @@ fn place_lookup_redirect(
         lookup_redirect::Way::InPlace => return Ok(()),
         lookup_redirect::Way::Lay(entry) => entry,
         lookup_redirect::Way::Without(why) => {
-            report.warn(format!("exceptions, cancellation and backtraces end at new code: {why}"));
+            report.warn(format!("exceptions, thread cancellation and backtraces cannot pass through new code: {why}"));
             return Ok(());
         }
     };
@@ -599,7 +599,7 @@ pub(crate) fn update_lookup_table(target: &mut Target, report: &mut Report<'_>) 
     if let Err(error) = settled.map_err(|error| ended_or(&target.process, error))
         && !matches!(error, Error::Ended(_))
     {
-        report.warn(format!("unwind data of code that is out of force could not be withdrawn: {error}"));
+        report.warn(format!("unwind data of inactive code could not be withdrawn: {error}"));
     }
 }
 
@@ -637,7 +637,7 @@ fn recover(
     let Some(open) = target.view.unfinished.clone() else { return Ok(false) };
     // probing completes a transition in which each thread may migrate by itself; any other has to begin again
     let forward = wanted(&target.view, &open.transition) && goes_thread_by_thread(&target.view, &open.transition);
-    report.warn(format!("transition {} was left unfinished by a tool that was killed", open.transition.number));
+    report.warn(format!("a tool that was killed left transition {} unfinished", open.transition.number));
     let process = target.process.clone();
     let (view, modules) = (target.view.clone(), target.modules.clone());
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
@@ -713,7 +713,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
         }
         target.reload()?;
         if recover(session, &mut target, drops_it, options, &mut report)? && *which != Which::All {
-            return Ok(Outcome::AlreadyThere("the revert that was left unfinished is complete now".into()));
+            return Ok(Outcome::AlreadyThere("the unfinished revert is complete now".into()));
         }
         loop {
             let dropped = match to_drop(pid, &target.view, which) {
@@ -776,7 +776,7 @@ fn revert_in(
     let module = module.or_else(fallback).cloned().ok_or(Error::NothingActive(target.process.pid()))?;
     for patch in patches.iter().filter(|p| !p.escaping.is_empty()) {
         let names = patch.escaping.join(", ");
-        report.warn(format!("addresses of {} may live on in data: {names}; its memory stays", patch.name));
+        report.warn(format!("addresses of {} may remain in data: {names}; its memory stays mapped", patch.name));
     }
     let state = free_state(&view, dropped);
     let room = room(session, target, &module, &view, &after, state, report)?;

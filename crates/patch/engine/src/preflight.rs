@@ -35,10 +35,10 @@ pub(crate) fn check_process(process: &Process, mappings: &[Mapping], modules: &[
         return unsuitable("has an active shadow stack".into());
     }
     let Some(executable) = modules.iter().find(|m| m.executable) else {
-        return unsuitable("maps no executable".into());
+        return unsuitable("does not map its executable".into());
     };
     if Dynamic::of(process.memory(), executable)?.is_none() {
-        return unsuitable("is a static executable".into());
+        return unsuitable("runs a statically linked executable".into());
     }
     Ok(())
 }

@@ -37,9 +37,9 @@ impl Verdict {
     /// Returns the text for messages.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Verdict::Clear => "nothing that is patched".into(),
+            Verdict::Clear => "no code that is patched".into(),
             Verdict::Busy(finding) => finding.name.to_string(),
-            Verdict::ForeignStack => "a stack that is not its own".into(),
+            Verdict::ForeignStack => "code on a stack that is not its own".into(),
             Verdict::KernelWorker => "the kernel".into(),
         }
     }

@@ -110,7 +110,7 @@ pub(crate) fn refuse_contexts(target: &Target, options: &Options) -> Result<(), 
     Err(Error::SuspendedFrames {
         pid: target.process.pid(),
         why: format!("it imports {}", String::from_utf8_lossy(name)),
-        frames: "frames may be on stacks that cannot be found".to_owned(),
+        frames: "suspended frames may be on stacks that cannot be found".to_owned(),
     })
 }
 
@@ -183,7 +183,7 @@ fn switch_of(process: &Process, module: &Module) -> Result<Option<Avma>, Error> 
     match SEARCHED.get_or_search((module.file, module.build_id.clone(), searched), of_file) {
         Ok(found) => Ok(found.map(|at| module.avma(at))),
         Err(error) => {
-            tracing::debug!(%error, "the text of {} is read from memory", module.path);
+            tracing::debug!(%error, "the text of {} is read from memory instead of its file", module.path);
             in_memory(process.memory(), module)
         }
     }
@@ -288,14 +288,14 @@ impl<'w> Wait<'w> {
             if search.left > 0 {
                 let left = search.left.div_ceil(1 << 20);
                 report.warn(format!(
-                    "{why}: {left} MiB were not searched for suspended frames, which may run old code on"
+                    "{why}: {left} MiB were not searched for suspended frames, in which old code may continue to run"
                 ));
             }
             return Ok(None);
         };
         let function = frame.describe();
         if self.allowed {
-            report.warn(format!("{why}: old code may run on in {function}"));
+            report.warn(format!("{why}: old code may continue to run in {function}"));
             return Ok(None);
         }
         let tid = self.process.pid().leader();
@@ -346,7 +346,7 @@ pub(crate) fn search(process: &Process, forbidden: &Forbidden, ledger: Option<Av
             let words = chunk[..read].as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
             let hit = words.enumerate().find_map(|(i, word)| Some((i, forbidden.within(word)?)));
             if let Some((i, function)) = hit {
-                let within = mapping.path.clone().unwrap_or_else(|| "memory without a name".to_owned());
+                let within = mapping.path.clone().unwrap_or_else(|| "anonymous memory".to_owned());
                 result.found = Some(Frame { function: function.clone(), address: Avma(at.0 + 8 * i as u64), within });
                 return Ok(result);
             }

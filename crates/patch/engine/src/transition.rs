@@ -31,7 +31,7 @@ use stillpoint_patch_insn::DispatchState;
 use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
 
 pub(crate) const RETRY_FIRST: Duration = Duration::from_micros(500);
-const SHARER: &str = "another process that uses the same memory";
+const SHARER: &str = "another process that shares the memory";
 pub(crate) const RETRY_MAX: Duration = Duration::from_millis(2);
 /// Longest time for which idle threads are moved before others.
 const IDLE_LIMIT: Duration = Duration::from_millis(50);
@@ -195,7 +195,7 @@ impl Mover<'_, '_, '_, '_> {
         }
         self.report.operation("abort");
         if let Err(second) = self.back(transition, limits) {
-            tracing::warn!(%error, "a transition failed, and so did the way back");
+            tracing::warn!(%error, "a transition failed, and so did its rollback");
             return match second {
                 Error::Ended(_) | Error::Stuck { .. } => second,
                 other => Error::Unfinished { transition: transition.number, source: Box::new(other) },
@@ -258,7 +258,7 @@ impl Mover<'_, '_, '_, '_> {
             _ => {
                 self.report.operation("abort");
                 self.back(transition, limits)?;
-                let reason = "the tool that began it was killed".to_owned();
+                let reason = "the tool that started it was killed".to_owned();
                 self.report.event(EventKind::FellBack { transition: transition.number, reason });
                 Ok(false)
             }
@@ -494,7 +494,7 @@ impl Mover<'_, '_, '_, '_> {
             Asked::Stands => self.stood.push(tid),
             Asked::Gone | Asked::Newborn => drop(traveller.remove()),
             Asked::InVfork => {
-                traveller.get_mut().seen = Some("vfork, whose child uses the same memory".into());
+                traveller.get_mut().seen = Some("vfork, whose child shares the memory".into());
                 traveller.get_mut().put_off();
             }
         }
@@ -538,7 +538,7 @@ impl Mover<'_, '_, '_, '_> {
             Ok(Stop::Stopped(stopped)) => stopped,
             Ok(Stop::Gone) => return Ok(Visit::Gone),
             Ok(Stop::InVfork) => {
-                traveller.seen = Some("vfork, whose child uses the same memory".into());
+                traveller.seen = Some("vfork, whose child shares the memory".into());
                 return Ok(Visit::NotYet);
             }
             Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => return Ok(Visit::Gone),
@@ -577,7 +577,7 @@ impl Mover<'_, '_, '_, '_> {
             return Ok(Visit::Moved(fs_base));
         }
         let function = match verdict {
-            Verdict::Clear => "code of a thread whose control block another thread uses as well".to_owned(),
+            Verdict::Clear => "code of a thread that shares its control block with another thread".to_owned(),
             other => other.describe(),
         };
         if traveller.seen.as_ref() != Some(&function) {
@@ -630,7 +630,7 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     fn release(&mut self, child: Pid, how: Birth) -> Result<(), Error> {
-        tracing::debug!(%child, ?how, "born during the transition");
+        tracing::debug!(%child, ?how, "a process started during the transition");
         Ok(self.session.release(child)?)
     }
 }
@@ -664,7 +664,7 @@ impl Traveller {
     }
 
     fn describe(&self) -> String {
-        self.seen.clone().unwrap_or_else(|| "a queue for a processor, and does not stop".to_owned())
+        self.seen.clone().unwrap_or_else(|| "a run queue, and does not stop".to_owned())
     }
 }
 

@@ -83,5 +83,5 @@ fn not_movable(instruction: &Instruction, start: Svma) -> Error {
     let mut text = String::new();
     IntelFormatter::new().format(instruction, &mut text);
     let at = Svma(instruction.ip());
-    Error::NotRelocatable { start, at, instruction: text, why: "its operand does not reach from the new place" }
+    Error::NotRelocatable { start, at, instruction: text, why: "its operand is out of reach from the new address" }
 }

@@ -48,7 +48,7 @@ impl Integration {
             }
         }
         if edits.files().next().is_none() {
-            return Err(Error::Integration(format!("{} holds no edits", dir.display())));
+            return Err(Error::Integration(format!("{} contains no edits", dir.display())));
         }
         let mut files = BTreeMap::new();
         let added = dir.join("files");
@@ -77,7 +77,7 @@ impl Integration {
         }
         for (file, bytes) in &self.files {
             if pristine.join(file).exists() {
-                return Err(Error::Integration(format!("{file} would be added, but is there already")));
+                return Err(Error::Integration(format!("{file} would be added, but it already exists")));
             }
             wanted.insert(file.clone(), bytes.clone());
         }

@@ -259,7 +259,7 @@ fn a_coroutine_of_the_program_s_own_is_waited_for() {
     let mut other = program.start(&[]);
     other.announce(Phase::Over(1, 2));
     let allowed = apply(&patch, other.pid()).arg("--allow-suspended-frames").succeed();
-    assert!(allowed.stderr.contains("old code may run on in suspends"), "{allowed}");
+    assert!(allowed.stderr.contains("old code may continue to run in suspends"), "{allowed}");
     other.assert_settled(2);
     victim.command();
     victim.announce(Phase::Over(1, 2));

@@ -411,7 +411,7 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
 
     // A repeated enable changes nothing; a second patch follows the first, and the drop-in stays unchanged.
     let again = enable(&second).succeed().stdout;
-    assert!(again.contains("is enabled already"), "{again}");
+    assert!(again.contains("is already enabled"), "{again}");
     enable(&third).succeed();
     assert_eq!(fs::read_to_string(&path).expect("a drop-in"), written);
     assert_eq!(version(&start()), 3);

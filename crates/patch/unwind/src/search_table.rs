@@ -13,10 +13,10 @@ const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// A record is not understood.
-    #[error("unwind data at offset {0:#x} is not understood")]
+    #[error("unwind data at offset {0:#x} has an unknown format")]
     Record(usize),
     /// Code or records are more than 2 GiB away from the table.
-    #[error("unwind data of {0:#x} is out of the table's reach")]
+    #[error("unwind data for {0:#x} is out of the search table's reach")]
     Reach(u64),
 }
 

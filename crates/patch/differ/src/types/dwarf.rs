@@ -20,7 +20,7 @@ pub(super) enum Unreadable {
     Object(#[from] object::Error),
     #[error("damaged: {0}")]
     Dwarf(#[from] gimli::Error),
-    #[error("a reference to a type that is not there")]
+    #[error("a reference to a type that does not exist")]
     NoType,
     #[error("types in a file of their own (-gsplit-dwarf) are not supported")]
     Split,

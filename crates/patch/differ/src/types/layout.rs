@@ -241,7 +241,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let mut found = Vec::new();
         for member in &old_members {
             match by_name.get(member.name.as_str()) {
-                None => found.push(format!("member `{}` at offset {} is gone", member.name, member.place)),
+                None => found.push(format!("member `{}` at offset {} was removed", member.name, member.place)),
                 Some(after) => found.extend(self.member(label, member, after)?),
             }
         }
@@ -296,7 +296,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let mut found = Vec::new();
         for (name, value) in &before {
             match values.get(name.as_str()) {
-                None => found.push(format!("enumerator `{name}` = {value} is gone")),
+                None => found.push(format!("enumerator `{name}` = {value} was removed")),
                 Some(now) if now != value => found.push(format!("enumerator `{name}` changed from {value} to {now}")),
                 Some(_) => {}
             }

@@ -37,7 +37,7 @@ pub(super) fn compare(
             let user = if user.is_data {
                 format!("data `{}` holds its address", user.name)
             } else {
-                format!("`{}`, which calls it, did not", user.name)
+                format!("its caller `{}` did not change", user.name)
             };
             comparison.refuse(Refusal::SignatureChanged { function: function.to_owned(), before, after: now, user });
         }

@@ -91,7 +91,7 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     fn no_library(&self, mode: Mode) -> Error {
-        let why = "its libstillpoint is gone".to_owned();
+        let why = "its libstillpoint is not mapped any more".to_owned();
         Error::NoPoints { pid: self.process.pid(), mode: format!("{mode:?}").to_lowercase(), why }
     }
 

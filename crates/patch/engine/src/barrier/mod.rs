@@ -82,15 +82,15 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     let Some(library) = Library::find(process, modules)? else {
         return refuse(match Library::of_another_version(process, modules)? {
             Some(version) => format!(
-                "its libstillpoint has control blocks of version {version}, this program knows version {}: restart it with \
-                 the library that came with this program",
+                "its libstillpoint has control blocks of version {version}, but this program knows version {}: restart the \
+                 process with the library that came with this program",
                 abi::VERSION
             ),
             None => "it has no libstillpoint".into(),
         });
     };
     if library.control(process.memory())?.priorities == 0 {
-        return refuse("it has libstillpoint, but never called sp_init".into());
+        return refuse("it has libstillpoint but never called sp_init".into());
     }
     let slots = library.slots(process.memory())?;
     if slots.is_empty() {
@@ -105,7 +105,7 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     groups.sort_unstable();
     groups.dedup();
     let there = if groups.is_empty() { "no groups".to_owned() } else { format!("the groups {}", groups.join(", ")) };
-    refuse(format!("it has no thread of the group {name}, but {there}"))
+    refuse(format!("it has no thread of the group {name}; it has {there}"))
 }
 
 /// Returns the busy threads that would be probed: the others migrate at their points.

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
-const LOCK: &str = "the lock of libstillpoint";
+const LOCK: &str = "code that holds the lock of libstillpoint";
 /// Time limit for the lock; it is held for some instructions.
 pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(5);
 

@@ -36,11 +36,11 @@ pub(super) fn who_is_elsewhere(
                 && kernel::generation_of(process, t.tid).is_some_and(|found| found != generation)
         });
         if !threads.is_empty() {
-            let busy = |t: ThreadInfo| Busy { tid: t.tid, function: "code that nobody has looked at yet".into() };
+            let busy = |t: ThreadInfo| Busy { tid: t.tid, function: "code that was not examined yet".into() };
             return Ok(threads.into_iter().map(busy).collect());
         }
     }
-    let sharer = |pid: Pid| Busy { tid: pid.leader(), function: "another process that uses the same memory".into() };
+    let sharer = |pid: Pid| Busy { tid: pid.leader(), function: "another process that shares the memory".into() };
     Ok(process.memory_sharers()?.into_iter().map(sharer).collect())
 }
 
@@ -188,7 +188,7 @@ impl Crossing {
                 report.stopped(tid, "probe", thread.resume()?);
                 why
             }
-            Ok(Stop::InVfork) => Some("vfork, whose child uses the same memory".to_owned()),
+            Ok(Stop::InVfork) => Some("vfork, whose child shares the memory".to_owned()),
             Ok(Stop::Gone) | Err(tracee::Error::ThreadGone(_)) => None,
             Err(error @ tracee::Error::Unstoppable { .. }) => Some(error.to_string()),
             Err(error) => return Err(error.into()),
@@ -278,7 +278,7 @@ impl Crossing {
                 error @ (tracee::Error::BadCarrier { .. }
                 | tracee::Error::Seccomp { .. }
                 | tracee::Error::SeccompUnreadable { .. }),
-            ) => Ok(Some(format!("a place where it cannot make the call: {error}"))),
+            ) => Ok(Some(format!("code in which it cannot make the call: {error}"))),
             Err(error) => Err(error.into()),
         }
     }

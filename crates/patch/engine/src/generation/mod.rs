@@ -74,7 +74,7 @@ fn refuse_among(target: &Target, options: &Options, inhabited: &BTreeMap<u32, Ti
         ThreadView::Generation if !kernel::has_generations() => Err(Error::NoGenerations),
         ThreadView::Generation if options.quiescence == Quiescence::Stop => Err(Error::NotStopped),
         ThreadView::Generation if generations(pid).is_none() => {
-            unsuitable("has lost its first thread, and its generations cannot be seen")
+            unsuitable("has lost its first thread, so its generations are not visible")
         }
         ThreadView::Generation if own.iter().any(|(generation, _)| **generation != 0) => {
             unsuitable("has threads in generations of its own")
@@ -154,7 +154,7 @@ fn settle(
         if left == 0 || rests || !is_of_patches(target, tid) {
             continue;
         }
-        report.warn(format!("generation {left} was left by a tool that was killed"));
+        report.warn(format!("a tool that was killed left generation {left}"));
         let all_there = who_is_elsewhere(&process, left, &BTreeSet::new())?.is_empty();
         if all_there && (is_decided(target, tid) || shows_what_is_in_force(target, tid)) {
             kernel::commit(&process, session, left).map_err(unfinished)?;
@@ -180,7 +180,7 @@ pub(crate) fn undo_decision(target: &mut Target, report: &mut Report<'_>) -> Res
     }
     let number = open.transition.number;
     take_back(target, &open.transition)?;
-    let reason = "the tool that began it was killed".to_owned();
+    let reason = "the tool that started it was killed".to_owned();
     report.event(EventKind::FellBack { transition: number, reason });
     target.reload()
 }
@@ -325,7 +325,7 @@ fn outcome(
         return committed(process, session, view, transition, threads, post, report, start);
     }
     for busy in &staying {
-        report.warn(format!("thread {} stays in {}, with the version of before", busy.tid, busy.function));
+        report.warn(format!("thread {} stays in {} and keeps the previous version", busy.tid, busy.function));
     }
     Outcome::Rests { transition: transition.number, threads, staying, duration_ns: now_ns() - start }
 }

@@ -48,7 +48,7 @@ impl Points {
                 let pid = self.process.pid();
                 let what =
                     "has threads with seccomp filters, which may not change generations by themselves; --quiescence \
-                            probe takes them there"
+                            probe migrates them"
                         .to_owned();
                 return Err(Error::Unsuitable { pid, what });
             }

@@ -35,25 +35,25 @@ const RECORD_HEADER_LEN: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// The bytes do not start with the magic bytes of a ledger.
-    #[error("no ledger there")]
+    #[error("the memory holds no ledger")]
     Magic,
     /// Another version of stillpoint wrote it.
-    #[error("ledger has version {0}, this program reads version {VERSION}")]
+    #[error("the ledger has version {0}, but this program reads version {VERSION}")]
     Version(u32),
     /// The checksum of the header does not match.
-    #[error("header of the ledger is damaged")]
+    #[error("the header of the ledger is damaged")]
     Header,
     /// The records contradict each other.
-    #[error("ledger contradicts itself: {0}")]
+    #[error("the ledger contradicts itself: {0}")]
     Inconsistent(String),
     /// There is no room for another record.
-    #[error("ledger is full ({used} of {CAPACITY} bytes)")]
+    #[error("the ledger is full ({used} of {CAPACITY} bytes)")]
     Full {
         /// Bytes used.
         used: usize,
     },
     /// A record cannot be encoded.
-    #[error("ledger record cannot be encoded: {0}")]
+    #[error("a ledger record cannot be encoded: {0}")]
     Encode(#[from] postcard::Error),
 }
 

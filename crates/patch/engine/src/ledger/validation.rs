@@ -157,7 +157,7 @@ fn contents(name: &str, at: Avma, from: &[u8], to: &[u8]) -> Valid {
 
 fn transition(view: &View, transition: &Transition) -> Valid {
     let operation = &transition.operation;
-    ensure(OPERATIONS.contains(&operation.as_str()), || format!("{operation:?} is no operation"))?;
+    ensure(OPERATIONS.contains(&operation.as_str()), || format!("{operation:?} is not an operation"))?;
     address("a state byte", transition.state)?;
     bounded(transition.sites.len() + transition.constants.len())?;
     for Contents { name, at, from, to } in &transition.constants {
@@ -181,7 +181,7 @@ fn site(view: &View, site: &Site) -> Valid {
     [site.from, site.to].into_iter().try_for_each(|side| {
         address(&site.name, side.target)?;
         ensure(side.patch.is_none_or(|number| view.patch(number).is_some()), || {
-            format!("{} has code of a patch that is not there", site.name)
+            format!("{} has code of a patch that does not exist", site.name)
         })
     })
 }

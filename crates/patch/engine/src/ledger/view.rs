@@ -105,7 +105,7 @@ impl View {
             return contradiction(format!("transition {} names a patch twice", transition.number));
         }
         if transition.before != self.active || transition.after.iter().any(|p| *p >= known) {
-            return contradiction(format!("transition {} names patches that are not there", transition.number));
+            return contradiction(format!("transition {} names patches that do not exist", transition.number));
         }
         self.last_transition = transition.number;
         self.came.extend(&transition.after);

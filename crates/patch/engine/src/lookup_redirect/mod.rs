@@ -65,7 +65,7 @@ pub(crate) fn way(process: &Process, modules: &[Module], view: &View, patch: &Pa
         None => find(process, modules).map(Way::Lay),
     };
     let foreign = found.and_then(|way| match foreign_unwinder(process, modules)? {
-        Some(path) => Err(invisible(process, format!("{path} unwinds, and does not ask {NAME}"))),
+        Some(path) => Err(invisible(process, format!("the unwinder of {path} does not call {NAME}"))),
         None => Ok(way),
     });
     match foreign {

@@ -90,7 +90,7 @@ fn options(quiescence: Quiescence, faults: &[FaultPoint]) -> Options {
 }
 
 fn landing(result: Result<Outcome, Error>) -> Landing {
-    result.expect_err("made to fail").landing()
+    result.expect_err("fault injection").landing()
 }
 
 const OLD: &str = "old 6";
@@ -119,7 +119,7 @@ fn before_the_decision_everything_is_taken_back() {
 #[test]
 fn a_patch_that_is_only_placed_is_not_in_force() {
     let mut victim = Victim::start();
-    let error = victim.apply(Quiescence::Probe, &[FaultPoint::Placed]).expect_err("made to fail");
+    let error = victim.apply(Quiescence::Probe, &[FaultPoint::Placed]).expect_err("fault injection");
     assert!(!matches!(error.landing(), Landing::Unfinished), "{error}");
     assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)));
     victim.apply(Quiescence::Probe, &[]).expect("the next call works");
