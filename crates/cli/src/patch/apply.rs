@@ -1,6 +1,6 @@
 //! `stillpoint patch apply`: puts patches into running processes.
 
-use super::processes::{Files, How, Processes, duration, observer};
+use super::processes::{Files, MigrationOptions, Processes, duration, observer};
 use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
-    how: How,
+    migration: MigrationOptions,
     /// Time limit for the migration of all threads; after it the transition is rolled back.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
@@ -32,9 +32,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     for (signed, signer) in args.files.read()? {
         let options = Options {
-            quiescence: args.how.quiescence,
-            view: args.how.view(),
-            allow_suspended_frames: args.how.allow_suspended_frames,
+            quiescence: args.migration.quiescence,
+            view: args.migration.view(),
+            allow_suspended_frames: args.migration.allow_suspended_frames,
             timeout: args.timeout,
             replace: args.replace,
             dry_run: args.dry_run,

@@ -172,7 +172,7 @@ struct BuiltLine<'a> {
 }
 
 /// Limit of files that are listed for people when there is nothing to patch.
-const FILES_MAX: usize = 20;
+const LISTED_FILES_MAX: usize = 20;
 
 /// Parses the value of `--shipped`.
 pub(super) fn parse_shipped(text: &str) -> ShippedAs {
@@ -306,9 +306,9 @@ fn finish(
         built.report.warnings.iter().for_each(|w| output.warn(w));
         output.line(format_args!("nothing to patch in {}", built.report.target.display()));
         let files = &built.report.files;
-        files.iter().take(FILES_MAX).for_each(|f| output.line(format_args!("  {}: {}", f.path, f.reason)));
-        if files.len() > FILES_MAX {
-            output.line(format_args!("  and {} more files, see --json", files.len() - FILES_MAX));
+        files.iter().take(LISTED_FILES_MAX).for_each(|f| output.line(format_args!("  {}: {}", f.path, f.reason)));
+        if files.len() > LISTED_FILES_MAX {
+            output.line(format_args!("  and {} more files, see --json", files.len() - LISTED_FILES_MAX));
         }
         output.json(&line(&built.report, None, None, &[]));
         return Ok(Success::Nothing);

@@ -1,10 +1,10 @@
 //! `stillpoint patch enable`, `disable`, `enabled`: patches that are active again after each start of a service.
 
-use super::bases::{Missing, Stack};
-use super::enabled::{self, Enabled, Root, Stored};
+use super::bases::{MissingBase, Stack};
+use super::enabled::{self, Enabled, PatchFile, Root};
 use super::processes::{Policy, Trust};
 use super::refresh::Request;
-use super::unit_file::{self, Service, UNIT_FILE_MAX};
+use super::unit_file::{self, Service, UNIT_FILE_LEN_MAX};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Patch;
 
 /// Size limit of a program whose build-id is read: the service's own user may have made the file.
-const PROGRAM_MAX: u64 = 2 << 30;
+const PROGRAM_LEN_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
@@ -83,7 +83,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(event: &'static str, unit: &'a ServiceName, stored: &Stored) -> Self {
+    fn new(event: &'static str, unit: &'a ServiceName, stored: &PatchFile) -> Self {
         let read = stored.patch();
         let (patch, error) = match &read {
             Ok(patch) => (Some(patch), None),
@@ -126,12 +126,12 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let text = unit_file::text(&service, &request).map_err(Failure::refused)?;
     let enabled = Enabled::of(&args.root, &unit);
     let there = enabled.patches().map_err(Failure::refused)?;
-    let in_force = |stored: &Stored| Some(args.trust.check(&stored.bytes, &stored.path).ok()?.0.patch);
-    let mut stack = Stack::of(there.iter().filter_map(in_force));
+    let active = |stored: &PatchFile| Some(args.trust.check(&stored.bytes, &stored.path).ok()?.0.patch);
+    let mut stack = Stack::of(there.iter().filter_map(active));
     let mut new = Vec::new();
     for path in &args.files {
         // read once: when it is stored, the path may lead to another file than the one whose signature was checked
-        let file = Stored::read(path).map_err(Failure::refused)?;
+        let file = PatchFile::read(path).map_err(Failure::refused)?;
         let (signed, _) = args.trust.check(&file.bytes, path).map_err(Failure::refused)?;
         let patch = signed.patch;
         check_program(&args.root, &service, &patch).map_err(Failure::refused)?;
@@ -145,7 +145,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
                 return Err(Failure::refused(error).hint(format!("stillpoint patch disable {name} --unit {unit}")));
             }
             (false, None) => {
-                stack.push(patch.clone()).map_err(|missing| base_first(&args, &unit, (path, &patch), &missing))?;
+                stack.push(patch.clone()).map_err(|missing| check_base(&args, &unit, (path, &patch), &missing))?;
                 new.push((patch.name, file.bytes));
             }
         }
@@ -155,7 +155,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
             "{unit} confines its system calls ({}): it runs unpatched unless stillpoint-exec.socket is started, whose helper \
              works from outside, or --loosen-sandbox allows {} inside",
             service.confined_by.join(" "),
-            unit_file::NEEDED
+            unit_file::HELPER_SYSTEM_CALLS
         ));
     }
     if service.lacks_local_sockets() && !args.loosen_sandbox {
@@ -174,9 +174,9 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let write = || -> anyhow::Result<()> {
         for (name, bytes) in new {
             let path = enabled.add(&name, &bytes)?;
-            Line::new("enabled", &unit, &Stored { path, bytes }).show(output);
+            Line::new("enabled", &unit, &PatchFile { path, bytes }).show(output);
         }
-        if read_regular_text(&drop_in, UNIT_FILE_MAX).is_ok_and(|there| there == text) {
+        if read_regular_text(&drop_in, UNIT_FILE_LEN_MAX).is_ok_and(|there| there == text) {
             return Ok(());
         }
         enabled::write(&drop_in, text.as_bytes())?;
@@ -189,9 +189,9 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Refuses a patch whose base would not be active at a start, and names the patches to enable first.
-fn base_first(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Patch), missing: &Missing) -> Failure {
-    let read = |other: &PathBuf| Stored::read(other).and_then(|other| other.patch());
-    let brings = |other: &&PathBuf| read(other).is_ok_and(|below| missing.is_brought_by(&below, above));
+fn check_base(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Patch), missing: &MissingBase) -> Failure {
+    let read = |other: &PathBuf| PatchFile::read(other).and_then(|other| other.patch());
+    let brings = |other: &&PathBuf| read(other).is_ok_and(|below| missing.is_added_by(&below, above));
     let hint = match args.files.iter().find(brings) {
         Some(base) => format!("stillpoint patch enable {} {} --unit {unit}", base.display(), file.display()),
         None => {
@@ -235,7 +235,7 @@ fn check_program(root: &Root, service: &Service, patch: &Patch) -> anyhow::Resul
 
 fn build_id(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     use object::Object;
-    let bytes = match read_regular(path, PROGRAM_MAX) {
+    let bytes = match read_regular(path, PROGRAM_LEN_MAX) {
         // The service reports this itself when it starts.
         Err(error) if error.is_not_found() => return Ok(None),
         bytes => bytes?,
@@ -259,14 +259,15 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         Some(unit) => vec![ServiceName::parse(unit).map_err(Failure::refused)?],
         None => Enabled::units(&args.root).map_err(Failure::refused)?,
     };
-    let wanted =
-        |stored: &Stored| args.names.is_empty() || stored.patch().is_ok_and(|patch| args.names.contains(&patch.name));
+    let wanted = |stored: &PatchFile| {
+        args.names.is_empty() || stored.patch().is_ok_and(|patch| args.names.contains(&patch.name))
+    };
     let mut plan = Vec::new();
     for unit in &units {
         let enabled = Enabled::of(&args.root, unit);
-        let (go, stay): (Vec<Stored>, Vec<Stored>) =
+        let (go, stay): (Vec<PatchFile>, Vec<PatchFile>) =
             enabled.patches().map_err(Failure::refused)?.into_iter().partition(wanted);
-        if let Some(missing) = stranded(&go, &stay) {
+        if let Some(missing) = lost_base(&go, &stay) {
             let hint = format!("stillpoint patch disable {} {} --unit {unit}", missing.patch, args.names.join(" "));
             return Err(Failure::refused(anyhow::anyhow!("{unit}: {missing} then")).hint(hint));
         }
@@ -293,8 +294,8 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
 }
 
 /// Returns the first base that a remaining patch loses with the removed ones.
-fn stranded(go: &[Stored], stay: &[Stored]) -> Option<Missing> {
-    let mut all: Vec<&Stored> = go.iter().chain(stay).collect();
+fn lost_base(go: &[PatchFile], stay: &[PatchFile]) -> Option<MissingBase> {
+    let mut all: Vec<&PatchFile> = go.iter().chain(stay).collect();
     all.sort();
     let before = Stack::of(all.into_iter().filter_map(|stored| stored.patch().ok()));
     let mut after = Stack::default();

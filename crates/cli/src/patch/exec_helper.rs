@@ -11,7 +11,7 @@
 //! - A program that gains privileges in exec is released at once.
 
 use super::enabled::{Enabled, Root};
-use super::exec::{self, Helper, Patches, tell};
+use super::exec::{self, LaunchHelper, Patches, report};
 use super::processes::{Policy, Trust};
 use super::refresh;
 use super::unit_file::{self, Service};
@@ -63,7 +63,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
 fn serve(args: &Args, connection: UnixStream) {
     if let Err(error) = follow(args, connection) {
-        tell(format_args!("warning: {error:#}"));
+        report(format_args!("warning: {error:#}"));
     }
 }
 
@@ -77,7 +77,7 @@ fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
     let introduced = process.challenge().and_then(|asked| asked.answer());
     let Introduced { program, strict } =
         introduced.with_context(|| format!("process {pid} of {unit} does not send its handshake"))?;
-    let helper = Helper {
+    let helper = LaunchHelper {
         patches: wanted.patches,
         strict: strict || wanted.strict,
         wait: args.wait,
@@ -109,7 +109,7 @@ impl Wanted {
             match trust.check(&file.bytes, &file.path) {
                 Ok(read) => patches.push(read),
                 // The program's own process reports it, and refuses if it must.
-                Err(error) => tell(format_args!("warning: {unit}: dropped: {error:#}")),
+                Err(error) => report(format_args!("warning: {unit}: dropped: {error:#}")),
             }
         }
         anyhow::ensure!(!patches.is_empty(), "none are enabled for it");
@@ -142,7 +142,7 @@ impl Executables {
         let is_meant = self.files.contains(&(file.dev(), file.ino())) || build_id.is_some_and(is_target);
         let is_roots = file.uid() == 0 && file.mode() & 0o022 == 0;
         if is_meant && !is_roots {
-            tell(format_args!(
+            report(format_args!(
                 "warning: process {}: users other than root can change its program's file",
                 process.pid()
             ));

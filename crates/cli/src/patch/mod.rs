@@ -65,7 +65,7 @@ pub(crate) enum Command {
 
 /// Lowers the priority of this process; to be called before all else. Reading the command line, and then checking and linking, must not
 /// take the processor from the database to be patched.
-pub(crate) fn give_way() {
+pub(crate) fn lower_priority() {
     if GivingWay::is_called_for() {
         GivingWay::begin().to_the_end();
     }

@@ -10,7 +10,7 @@ use stillpoint_events::Event;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::systemd::ControlGroup;
 use stillpoint_host::trusted::Directory;
-use stillpoint_patch_engine::{self as engine, Landing, Quiescence, ThreadView};
+use stillpoint_patch_engine::{self as engine, Quiescence, ServiceState, ThreadView};
 use stillpoint_patch_format::{PublicKey, Signed};
 use stillpoint_patch_tracee::Pid;
 
@@ -63,11 +63,11 @@ impl Processes {
     /// Runs `work` on every process, one after another, parents before children, until no new one has appeared. An ended process is an
     /// error only if it was given by its number.
     pub(crate) fn each(&self, mut work: impl FnMut(Pid) -> Result<(), engine::Error>) -> Result<(), Failure> {
-        let named = self.are_named();
+        let named = self.given_by_number();
         let mut done = BTreeSet::new();
         // a service that forks without pause always has new processes
-        for _ in 0..LOOKS_MAX {
-            let Some(new) = self.new_ones(&mut done)? else { break };
+        for _ in 0..CHECKS_MAX {
+            let Some(new) = self.new_processes(&mut done)? else { break };
             for pid in new {
                 match work(pid) {
                     Err(error) if !named && ended(&error) => {}
@@ -79,12 +79,12 @@ impl Processes {
     }
 
     /// Returns true if each was given by its number.
-    pub(super) fn are_named(&self) -> bool {
+    pub(super) fn given_by_number(&self) -> bool {
         self.exe.is_none() && self.unit.is_none()
     }
 
     /// Returns processes that are not in `seen`; `None` if there are none.
-    pub(super) fn new_ones(&self, seen: &mut BTreeSet<Pid>) -> Result<Option<Vec<Pid>>, Failure> {
+    pub(super) fn new_processes(&self, seen: &mut BTreeSet<Pid>) -> Result<Option<Vec<Pid>>, Failure> {
         let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| seen.insert(*pid)).collect();
         if seen.is_empty() {
             let error = anyhow::anyhow!("no process of {} runs", self.describe());
@@ -95,7 +95,7 @@ impl Processes {
 }
 
 /// Limit of checks for new processes.
-const LOOKS_MAX: u32 = 3;
+const CHECKS_MAX: u32 = 3;
 
 /// Returns true if it failed because the process has ended.
 pub(super) fn ended(error: &engine::Error) -> bool {
@@ -110,12 +110,12 @@ pub(super) fn with_pid(failure: Failure, pid: Pid) -> Failure {
 /// Converts a failure of the engine to that of the command.
 pub(crate) fn failure(error: engine::Error) -> Failure {
     let hint = error.hint();
-    let (exit, state) = match error.landing() {
-        Landing::Untouched => (Exit::Refused, "nothing was touched"),
-        Landing::OldSide => (Exit::Failed, "the target runs the code that it ran before"),
-        Landing::Gone => (Exit::Failed, "the process has ended"),
-        Landing::FellBack => (Exit::FellBack, "every thread runs the code that it ran before"),
-        Landing::Unfinished => {
+    let (exit, state) = match error.service_state() {
+        ServiceState::Untouched => (Exit::Refused, "nothing was touched"),
+        ServiceState::OldSide => (Exit::Failed, "the target runs the code that it ran before"),
+        ServiceState::Ended => (Exit::Failed, "the process has ended"),
+        ServiceState::RolledBack => (Exit::FellBack, "every thread runs the code that it ran before"),
+        ServiceState::Unfinished => {
             (Exit::Unknown, "the target runs, each thread consistently old or new; a transition is open")
         }
     };
@@ -124,7 +124,7 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
 
 /// Options for the migration of threads.
 #[derive(clap::Args)]
-pub(crate) struct How {
+pub(crate) struct MigrationOptions {
     /// How threads migrate: `probe` (each by itself, when no patched function is on its stack), `local` (each by
     /// itself at its next quiescence point), `group:NAME` (the threads of a group together at theirs, the others as
     /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
@@ -139,7 +139,7 @@ pub(crate) struct How {
     pub(crate) allow_suspended_frames: bool,
 }
 
-impl How {
+impl MigrationOptions {
     /// Returns the mechanism by which each thread sees its version.
     pub(crate) fn view(&self) -> ThreadView {
         match self.view {
@@ -239,16 +239,16 @@ impl Files {
 }
 
 /// Size limit of a patch file in bytes; a larger file is not read.
-pub(crate) const PATCH_MAX: u64 = 300 << 20;
+pub(crate) const PATCH_LEN_MAX: u64 = 300 << 20;
 /// Size limit of a public key's file in bytes.
-const KEY_MAX: u64 = 4 << 10;
+const KEY_LEN_MAX: u64 = 4 << 10;
 
 /// Reads a patch file once; any user may own it, since trust depends on its signature.
 ///
 /// # Errors
 /// It is not a regular file, is larger than a patch can be, or cannot be read.
 pub(crate) fn read_patch(path: &Path) -> anyhow::Result<Vec<u8>> {
-    Ok(read_regular(path, PATCH_MAX)?)
+    Ok(read_regular(path, PATCH_LEN_MAX)?)
 }
 
 fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
@@ -260,7 +260,7 @@ fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
             continue;
         }
         let at = || directory.join(&name).display().to_string();
-        let text = String::from_utf8(opened.read(&name, KEY_MAX)?).with_context(at)?;
+        let text = String::from_utf8(opened.read(&name, KEY_LEN_MAX)?).with_context(at)?;
         keys.push(PublicKey::parse(&text).with_context(at)?);
     }
     anyhow::ensure!(!keys.is_empty(), "{} contains no *.pub file", at());

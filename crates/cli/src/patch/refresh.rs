@@ -7,7 +7,7 @@
 
 use super::enable::reload;
 use super::enabled::{self, Root};
-use super::unit_file::{self, Service, UNIT_FILE_MAX};
+use super::unit_file::{self, Service, UNIT_FILE_LEN_MAX};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub(crate) struct Record {
     lacks_local_sockets: bool,
 }
 
-const MARK: &str = "# made-from: ";
+const RECORD_PREFIX: &str = "# made-from: ";
 
 impl Record {
     /// Makes the record of the current unit.
@@ -69,11 +69,12 @@ impl Record {
 
     /// Returns the line, with its end.
     pub(crate) fn line(&self) -> anyhow::Result<String> {
-        Ok(format!("{MARK}{}\n", serde_json::to_string(self)?))
+        Ok(format!("{RECORD_PREFIX}{}\n", serde_json::to_string(self)?))
     }
 
     fn read(drop_in: &str) -> anyhow::Result<Record> {
-        let line = drop_in.lines().find_map(|line| line.strip_prefix(MARK)).context("it contains no record")?;
+        let line =
+            drop_in.lines().find_map(|line| line.strip_prefix(RECORD_PREFIX)).context("it contains no record")?;
         serde_json::from_str(line).context("its record")
     }
 
@@ -94,7 +95,7 @@ fn recorded(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<Record>> {
         return Ok(None);
     };
     let at = || path.display().to_string();
-    Record::read(&read_regular_text(&path, UNIT_FILE_MAX)?).with_context(at).map(Some)
+    Record::read(&read_regular_text(&path, UNIT_FILE_LEN_MAX)?).with_context(at).map(Some)
 }
 
 /// Reads the request of the drop-in that is active for a unit; `None` if there is none.
@@ -146,7 +147,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn refresh(args: &Args, unit: &ServiceName, output: &Output) -> anyhow::Result<bool> {
     let drop_in = unit_file::drop_in(&args.root, unit);
     let at = || drop_in.display().to_string();
-    let old = read_regular_text(&drop_in, UNIT_FILE_MAX)?;
+    let old = read_regular_text(&drop_in, UNIT_FILE_LEN_MAX)?;
     let record = Record::read(&old).with_context(at)?;
     let service = Service::read(&args.root, unit)?;
     let text = unit_file::text(&service, &record.request)?;

@@ -1,10 +1,10 @@
 //! `stillpoint patch revert`: reverts patches.
 
-use super::processes::{How, Processes, duration, observer};
+use super::processes::{MigrationOptions, Processes, duration, observer};
 use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
-use stillpoint_patch_engine::{Options, Outcome, Which, revert};
+use stillpoint_patch_engine::{Options, Outcome, PatchSelection, revert};
 
 /// Arguments of `stillpoint patch revert`.
 #[derive(clap::Args)]
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
-    how: How,
+    migration: MigrationOptions,
     /// Time limit for the migration of all threads to the old code; after it all stay on the patched code.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
@@ -32,14 +32,14 @@ pub(crate) struct Args {
 /// Runs `stillpoint patch revert`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let which = match (&args.name, args.all) {
-        (_, true) => Which::All,
-        (Some(name), _) => Which::Named(name.clone()),
-        (None, false) => Which::Top,
+        (_, true) => PatchSelection::All,
+        (Some(name), _) => PatchSelection::Named(name.clone()),
+        (None, false) => PatchSelection::Newest,
     };
     let options = Options {
-        quiescence: args.how.quiescence,
-        view: args.how.view(),
-        allow_suspended_frames: args.how.allow_suspended_frames,
+        quiescence: args.migration.quiescence,
+        view: args.migration.view(),
+        allow_suspended_frames: args.migration.allow_suspended_frames,
         timeout: args.timeout,
         dry_run: args.dry_run,
         ..Options::default()

@@ -79,12 +79,12 @@ fn print(status: &Status, output: &Output) {
     for entry in status.entries.iter().filter(|e| !e.verified) {
         output.line(format_args!("    {} at {} has unexpected contents", entry.function, entry.address));
     }
-    let behind = status.threads.iter().filter(|t| t.transition.is_none_or(|n| n < status.generation)).count();
+    let not_migrated = status.threads.iter().filter(|t| t.transition.is_none_or(|n| n < status.generation)).count();
     if !status.threads.is_empty() && status.ledger_bytes > 0 {
         output.line(format_args!(
             "  threads: {}, of them {} migrated in an older transition or started later",
             status.threads.len(),
-            behind
+            not_migrated
         ));
     }
     for generation in &status.generations {
@@ -102,20 +102,20 @@ fn print_points(status: &Status, output: &Output) {
     if points.priorities == 0 {
         return output.line("  quiescence points: libstillpoint is mapped, but sp_init was never called");
     }
-    let said = match points.program_threads {
+    let counted = match points.program_threads {
         0 => String::new(),
-        said => format!(", {said} by the count of the program"),
+        counted => format!(", {counted} by the count of the program"),
     };
-    output.line(format_args!("  quiescence points: {} threads registered{said}", points.registered));
-    if let Some(asked) = &points.request {
-        let group = asked.group.as_ref().map(|name| format!(" of group {name}")).unwrap_or_default();
+    output.line(format_args!("  quiescence points: {} threads registered{counted}", points.registered));
+    if let Some(request) = &points.request {
+        let group = request.group.as_ref().map(|name| format!(" of group {name}")).unwrap_or_default();
         output.line(format_args!(
             "  request ({}{group}) by process {}: {} blocked, {} awaited, {} ms left",
-            asked.mode, asked.patcher_pid, asked.standing, asked.awaited, asked.left_ms
+            request.mode, request.patcher_pid, request.blocked, request.awaited, request.left_ms
         ));
     }
     for thread in &status.threads {
-        let Some(part) = &thread.part else { continue };
+        let Some(part) = &thread.registered else { continue };
         let group = part.group.as_ref().map(|name| format!(", group {name}")).unwrap_or_default();
         let generation = thread.transition.map_or_else(|| "-".to_owned(), |number| number.to_string());
         let state = format!("{:?}", part.state).to_lowercase();

@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_patch_engine::{self as engine, GivingWay, Landing};
+use stillpoint_patch_engine::{self as engine, GivingWay, ServiceState};
 use stillpoint_patch_tracee::Pid;
 
 /// Number of processes at a time.
@@ -37,11 +37,11 @@ impl Processes {
         work: impl Fn(Pid) -> Result<Step, engine::Error> + Sync,
     ) -> Result<(), Failure> {
         let start = Instant::now();
-        let mut wave = Wave { named: self.are_named(), ..Wave::default() };
+        let mut wave = Wave { named: self.given_by_number(), ..Wave::default() };
         let mut seen = BTreeSet::new();
         let mut quiet = 0;
         'all: while quiet < QUIET_PASSES
-            && let Some(new) = self.new_ones(&mut seen)?
+            && let Some(new) = self.new_processes(&mut seen)?
         {
             let before = wave.done;
             for generation in generations(new) {
@@ -170,9 +170,9 @@ impl Wave {
 
 /// Rank of a failure; the highest one of several is reported.
 fn severity(error: &engine::Error) -> u8 {
-    match error.landing() {
-        Landing::Unfinished => 2,
-        Landing::FellBack => 1,
+    match error.service_state() {
+        ServiceState::Unfinished => 2,
+        ServiceState::RolledBack => 1,
         _ => 0,
     }
 }

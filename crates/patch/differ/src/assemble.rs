@@ -65,17 +65,17 @@ impl<'p, 'a> Assembly<'p, 'a> {
         for (unit, function) in functions {
             let redirected = self.plan.entries.contains_key(&(unit, function));
             if redirected || self.one_copy(unit, function) == (unit, function) {
-                self.bring_function(unit, function);
+                self.add_function(unit, function);
             }
         }
         for (unit, function) in self.new_exports() {
-            self.bring_function(unit, function);
+            self.add_function(unit, function);
         }
         for &(unit, constant) in self.plan.constants.keys() {
-            self.bring_constant(unit, constant);
+            self.add_constant(unit, constant);
         }
         self.drain();
-        unwind_data::bring(self);
+        unwind_data::add(self);
         self.drain();
         self.warn_of_state();
     }
@@ -110,13 +110,13 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 
     /// Adds a function with its cold parts; returns its symbol.
-    pub(crate) fn bring_function(&mut self, unit: usize, function: usize) -> Option<u32> {
+    pub(crate) fn add_function(&mut self, unit: usize, function: usize) -> Option<u32> {
         let after = self.after(unit)?;
         for section in after.parts(function)? {
-            self.bring(unit, section);
+            self.add_section(unit, section);
         }
         let Home::Section(home) = after.symbols[function].home else { return None };
-        let section = self.bring(unit, home);
+        let section = self.add_section(unit, home);
         let name = self.units[unit].public_name(after, function);
         let symbol = self.patch_symbol(&name, section, after.symbols[function].value);
         let in_target = self.plan.entries.contains_key(&(unit, function));
@@ -127,16 +127,16 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 
     /// Adds the new content of a constant; returns the symbol of that content.
-    pub(crate) fn bring_constant(&mut self, unit: usize, constant: usize) -> Option<u32> {
+    pub(crate) fn add_constant(&mut self, unit: usize, constant: usize) -> Option<u32> {
         let after = self.after(unit)?;
         let Home::Section(home) = after.symbols[constant].home else { return None };
-        let section = self.bring(unit, home);
+        let section = self.add_section(unit, home);
         let name = self.units[unit].public_name(after, constant);
         Some(self.patch_symbol(&name, section, after.symbols[constant].value))
     }
 
     /// Adds a section of the after side; returns its index in the patch. Relocations are filled in later.
-    pub(crate) fn bring(&mut self, unit: usize, section: usize) -> u32 {
+    pub(crate) fn add_section(&mut self, unit: usize, section: usize) -> u32 {
         if let Some(index) = self.brought.get(&(unit, section)) {
             return *index;
         }
@@ -163,7 +163,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 
     /// Returns the text sections that the patch contains, by unit and section.
-    pub(crate) fn brought_text(&self) -> Vec<((usize, usize), u32)> {
+    pub(crate) fn added_text(&self) -> Vec<((usize, usize), u32)> {
         let text = |(_, index): &(&(usize, usize), &u32)| self.sections[**index as usize].kind == SectionKind::Text;
         self.brought.iter().filter(text).map(|(key, index)| (*key, *index)).collect()
     }

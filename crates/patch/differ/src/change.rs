@@ -8,12 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::readable;
 
 /// Functions of the after side that differ, each with its reasons.
-pub(crate) type Changed = BTreeMap<usize, Vec<String>>;
+pub(crate) type ChangedFunctions = BTreeMap<usize, Vec<String>>;
 
 /// Compares one unit's two sides. Collects refusals in `refusals`; where constants may change in place, collects those
 /// with different contents in `constants`.
-pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: Option<&mut Vec<usize>>) -> Changed {
-    let mut changed = Changed::new();
+pub(crate) fn find(
+    unit: &Unit<'_>,
+    refusals: &mut Vec<Refusal>,
+    mut constants: Option<&mut Vec<usize>>,
+) -> ChangedFunctions {
+    let mut changed = ChangedFunctions::new();
     let Some(after) = &unit.after else { return changed };
     start_up(unit, after, refusals);
     let Some(pair) = unit.pair() else { return changed };
@@ -45,7 +49,7 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: 
 }
 
 /// Adds a reason to changed callers: a static callee now clobbers registers in which they could keep values before.
-fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Changed) {
+fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut ChangedFunctions) {
     let mut grown: BTreeMap<usize, String> = BTreeMap::new();
     for &function in changed.keys().filter(|f| pair.new.symbols[**f].local) {
         let Some(old) = unit.older(function) else { continue };

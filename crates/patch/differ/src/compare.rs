@@ -209,12 +209,12 @@ impl<'p, 'a> Pair<'p, 'a> {
             return *verdict;
         }
         self.constants.borrow_mut().insert(key, true);
-        let verdict = self.spans_now(old, new, own_old, own_new);
+        let verdict = self.spans_equal(old, new, own_old, own_new);
         self.constants.borrow_mut().insert(key, verdict);
         verdict
     }
 
-    fn spans_now(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
+    fn spans_equal(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
         // The bytes, and the number of zero bytes after them.
         let contents = |object: &Object<'a>, span: Span| {
             let section = &object.sections[span.section];

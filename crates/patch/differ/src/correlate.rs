@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stillpoint_patch_format::readable;
 
 /// Symbols of the older and of the newer object that may be pairs.
-type Unpaired = (Vec<usize>, Vec<usize>);
+type Candidates = (Vec<usize>, Vec<usize>);
 
 /// Mapping from the symbols of a newer object to those of an older one.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Correlation {
 
     /// Joins two mappings, newest to middle object (`self`) and middle to oldest (`next`), to one from newest to
     /// oldest.
-    pub(crate) fn through(&self, next: &Correlation) -> Correlation {
+    pub(crate) fn join(&self, next: &Correlation) -> Correlation {
         let to_old = self.to_old.iter().filter_map(|(new, old)| Some((*new, next.old(*old)?))).collect();
         Correlation { to_old, ..Correlation::default() }
     }
@@ -73,7 +73,7 @@ impl Correlation {
     /// Pairs a clone whose number changed, when it is the only one of its kind on both sides.
     fn pair_clones(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
-        let mut left: BTreeMap<(&str, String), Unpaired> = BTreeMap::new();
+        let mut left: BTreeMap<(&str, String), Candidates> = BTreeMap::new();
         for (index, symbol) in old.functions().filter(|(i, _)| !taken.contains(i) && !classes.is_old(*i)) {
             left.entry(symbol_names::clone_key(symbol.name)).or_default().0.push(index);
         }
@@ -123,7 +123,7 @@ impl Correlation {
     /// if all exist on both sides with the same sizes.
     fn pair_same_locals(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
-        let mut left: BTreeMap<(String, Class), Unpaired> = BTreeMap::new();
+        let mut left: BTreeMap<(String, Class), Candidates> = BTreeMap::new();
         let local = |object: &Object<'_>, index: usize| {
             let code = class(object, index) == Some(Class::Code);
             local_key(object.symbols[index].name).filter(|_| !code)
@@ -163,7 +163,7 @@ impl Correlation {
             let name = object.symbols[index].name;
             symbol_names::is_numbered(name) && !symbol_names::is_anonymous(name)
         };
-        let mut left: BTreeMap<(&str, Class), Unpaired> = BTreeMap::new();
+        let mut left: BTreeMap<(&str, Class), Candidates> = BTreeMap::new();
         for (index, class) in defined(old).filter(|(i, c)| *c != Class::Code && open(old, *i) && !taken.contains(i)) {
             left.entry((symbol_names::stem(old.symbols[index].name), class)).or_default().0.push(index);
         }
@@ -224,7 +224,7 @@ fn local_key(name: &str) -> Option<String> {
     if !name.starts_with("_ZZ") && !name.starts_with("_ZGVZ") {
         return None;
     }
-    Some(unnamed_types::Name::parse(name).map_or_else(|| readable(name).into_owned(), |name| name.erased()))
+    Some(unnamed_types::Name::parse(name).map_or_else(|| readable(name).into_owned(), |name| name.without_numbers()))
 }
 
 /// Returns true if a number distinguishes a static local from others of its name: `_ZZ1fvE1n_0`.

@@ -4,8 +4,8 @@
 //! code, and new code calls the new function. So the entry is that of the old unit, redirected to the function of the
 //! new unit.
 
-use crate::change::Changed;
-use crate::shipped_unit::Shipped;
+use crate::change::ChangedFunctions;
+use crate::shipped_unit::ShippedUnit;
 use crate::unit::{Ancestor, Unit};
 
 /// Finds the former place of a global function of the after side that is new in `unit`: the former unit's path, that
@@ -14,7 +14,7 @@ pub(crate) fn from<'u, 'a>(
     units: &'u [Unit<'a>],
     unit: usize,
     function: usize,
-) -> Option<(&'a str, &'u Shipped<'a>, &'a str)> {
+) -> Option<(&'a str, &'u ShippedUnit<'a>, &'a str)> {
     let after = units[unit].after.as_ref()?;
     let symbol = &after.symbols[function];
     if symbol.local || after.is_comdat(function) || units[unit].ancestor(function) != Ancestor::None {
@@ -30,7 +30,7 @@ pub(crate) fn from<'u, 'a>(
 }
 
 /// Adds moved functions to the changed ones, which are listed by unit.
-pub(crate) fn add(units: &[Unit<'_>], changed: &mut [Changed]) {
+pub(crate) fn add(units: &[Unit<'_>], changed: &mut [ChangedFunctions]) {
     for (index, changed) in changed.iter_mut().enumerate() {
         for function in units[index].functions() {
             if let Some((path, ..)) = from(units, index, function) {

@@ -82,7 +82,7 @@ pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> R
 
 /// Finds one unit, compiled exactly as shipped, in the target.
 pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
-    match shipped_unit::Shipped::find(target, path, shipped, &BTreeMap::new()) {
+    match shipped_unit::ShippedUnit::find(target, path, shipped, &BTreeMap::new()) {
         Ok(found) => Ok(found.placement(target)),
         Err(refusals) => {
             Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("no code of the unit was found".to_owned())))

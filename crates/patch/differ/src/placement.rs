@@ -1,7 +1,7 @@
 //! Search for a unit's code in the target: masked comparison; relocations decide among several candidates.
 
 use crate::object_file::{Nature, Object, Reloc};
-use crate::reverse::{self, Known};
+use crate::reverse::{self, KnownValues};
 use crate::target::TargetElf;
 use object::elf;
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +84,7 @@ impl<'a, 'o> Matcher<'a, 'o> {
 
 /// A range of code and its possible addresses.
 #[derive(Debug)]
-struct Open {
+struct UnplacedRange {
     section: usize,
     start: u64,
     end: u64,
@@ -98,7 +98,7 @@ struct Open {
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     pub(crate) pieces: Vec<Piece>,
-    pub(crate) known: Known<'a>,
+    pub(crate) known: KnownValues<'a>,
     /// Ranges found at more than one place, by section and start, and the number of places.
     pub(crate) ambiguous: BTreeMap<(usize, u64), usize>,
 }
@@ -114,12 +114,12 @@ impl Places<'_> {
 /// Finds all code of the unit that the target has.
 pub(crate) fn locate<'a>(target: &TargetElf, object: &Object<'a>, globals: &BTreeMap<String, u64>) -> Places<'a> {
     let mut open = candidates(target, object, globals);
-    let mut places = Places { pieces: Vec::new(), known: Known::default(), ambiguous: BTreeMap::new() };
+    let mut places = Places { pieces: Vec::new(), known: KnownValues::default(), ambiguous: BTreeMap::new() };
     loop {
         let before = places.pieces.len();
-        settle(target, object, &mut places, &mut open);
+        place_unique(target, object, &mut places, &mut open);
         if places.pieces.len() == before
-            && !settle_by_neighbours(object, &mut places, &mut open)
+            && !place_by_order(object, &mut places, &mut open)
             && !confirm_by_contents(target, object, &places, &mut open)
         {
             break;
@@ -132,7 +132,7 @@ pub(crate) fn locate<'a>(target: &TargetElf, object: &Object<'a>, globals: &BTre
     places
 }
 
-fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String, u64>) -> Vec<Open> {
+fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String, u64>) -> Vec<UnplacedRange> {
     let mut open = Vec::new();
     for (index, section) in object.sections.iter().enumerate() {
         if section.nature != Nature::Text || section.size == 0 || section.bytes.len() as u64 != section.size {
@@ -141,7 +141,7 @@ fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String
         let whole = find(target, object, globals, (index, 0, section.size));
         if !whole.is_empty() {
             let unconfirmed = section.comdat && !is_listed(target, object, globals, index);
-            open.push(Open { section: index, start: 0, end: section.size, candidates: whole, unconfirmed });
+            open.push(UnplacedRange { section: index, start: 0, end: section.size, candidates: whole, unconfirmed });
             continue;
         }
         for &symbol in &section.symbols {
@@ -149,14 +149,14 @@ fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String
             let Some(end) = symbol.value.checked_add(symbol.size).filter(|end| *end <= section.size) else { continue };
             if !symbol.is_function()
                 || symbol.size == 0
-                || open.iter().any(|o: &Open| o.section == index && o.start == symbol.value)
+                || open.iter().any(|o: &UnplacedRange| o.section == index && o.start == symbol.value)
             {
                 continue;
             }
             let found = find(target, object, globals, (index, symbol.value, end));
             if !found.is_empty() {
                 let unconfirmed = section.comdat && !is_listed(target, object, globals, index);
-                open.push(Open { section: index, start: symbol.value, end, candidates: found, unconfirmed });
+                open.push(UnplacedRange { section: index, start: symbol.value, end, candidates: found, unconfirmed });
             }
         }
     }
@@ -202,7 +202,7 @@ fn find(
 }
 
 /// Places every range that has one candidate left, reads it, and drops candidates that contradict known values.
-fn settle<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, open: &mut Vec<Open>) {
+fn place_unique<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, open: &mut Vec<UnplacedRange>) {
     loop {
         let mut moved = false;
         let mut index = 0;
@@ -243,7 +243,7 @@ fn settle<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, 
 
 /// Uses order: the linker keeps the order of the sections of one object and of the functions of one section. Returns
 /// true if that left one candidate for some range.
-fn settle_by_neighbours(object: &Object<'_>, places: &mut Places<'_>, open: &mut [Open]) -> bool {
+fn place_by_order(object: &Object<'_>, places: &mut Places<'_>, open: &mut [UnplacedRange]) -> bool {
     let class = |section: usize| {
         let name = object.sections[section].name;
         let kinds = [".text.unlikely", ".text.exit", ".text.startup", ".text.hot", ".text.sorted"];
@@ -275,7 +275,12 @@ fn settle_by_neighbours(object: &Object<'_>, places: &mut Places<'_>, open: &mut
 
 /// Confirms a range with one candidate that refers to a known place and contradicts none. Returns true if there was
 /// one.
-fn confirm_by_contents(target: &TargetElf, object: &Object<'_>, places: &Places<'_>, open: &mut [Open]) -> bool {
+fn confirm_by_contents(
+    target: &TargetElf,
+    object: &Object<'_>,
+    places: &Places<'_>,
+    open: &mut [UnplacedRange],
+) -> bool {
     for stretch in open.iter_mut().filter(|stretch| stretch.unconfirmed && stretch.candidates.len() == 1) {
         let Some(&address) = stretch.candidates.first() else { continue };
         let piece = Piece { section: stretch.section, start: stretch.start, end: stretch.end, address };

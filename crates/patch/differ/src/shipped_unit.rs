@@ -11,13 +11,13 @@ use stillpoint_patch_format::{Range, ResolvedBy, Svma, SymbolValue};
 
 /// One unit as shipped.
 #[derive(Debug)]
-pub(crate) struct Shipped<'a> {
+pub(crate) struct ShippedUnit<'a> {
     pub(crate) unit: String,
     pub(crate) object: Object<'a>,
     places: Places<'a>,
 }
 
-impl<'a> Shipped<'a> {
+impl<'a> ShippedUnit<'a> {
     /// Reads the object, finds it in the target, and checks the values read back against each other and the symbol
     /// tables. `globals` are names whose addresses other units have shown.
     pub(crate) fn find(
@@ -28,7 +28,7 @@ impl<'a> Shipped<'a> {
     ) -> Result<Self, Vec<Refusal>> {
         let object = Object::parse(bytes, unit, "shipped").map_err(|refusal| vec![refusal])?;
         let places = placement::locate(target, &object, globals);
-        let shipped = Shipped { unit: unit.to_owned(), object, places };
+        let shipped = ShippedUnit { unit: unit.to_owned(), object, places };
         let mut refusals: Vec<Refusal> = shipped.places.known.conflicts.iter().map(|c| shipped.conflict(c)).collect();
         shipped.check_tables(target, &mut refusals);
         if refusals.is_empty() { Ok(shipped) } else { Err(refusals) }
@@ -111,7 +111,7 @@ impl<'a> Shipped<'a> {
     }
 
     /// Returns the reason why the code of `name` has no place.
-    pub(crate) fn why_not(&self, name: &str) -> String {
+    pub(crate) fn unplaced_reason(&self, name: &str) -> String {
         let Some((_, symbol)) = self.function(name) else {
             return "the unit does not define it".to_owned();
         };
@@ -147,7 +147,7 @@ impl<'a> Shipped<'a> {
     /// Returns true if code or data of this unit in the target refers to a name, or might: code that exists there and
     /// was not found counts. Copies of inline code without a reference do not count: the unit has no evidence that the
     /// target has them.
-    pub(crate) fn may_lead_to(&self, name: &str) -> bool {
+    pub(crate) fn may_refer_to(&self, name: &str) -> bool {
         let seen = |name: &str| self.places.known.names.get(name).is_some_and(|known| *known != Name::default());
         let names_it = |reloc: &Reloc| match self.object.site(reloc) {
             Site::Extern(found, _) => found == name,

@@ -47,14 +47,15 @@ pub(crate) fn is_numbered(name: &str) -> bool {
 
 /// Returns true if the compiler made the object for its own use, so that only its content identifies it.
 pub(crate) fn is_anonymous(name: &str) -> bool {
-    const MADE: [&str; 4] = ["CSWTCH", "__func__", "__FUNCTION__", "__PRETTY_FUNCTION__"];
-    name.is_empty() || name.starts_with(".L") || (is_numbered(name) && MADE.contains(&stem(name)))
+    const COMPILER_PREFIXES: [&str; 4] = ["CSWTCH", "__func__", "__FUNCTION__", "__PRETTY_FUNCTION__"];
+    name.is_empty() || name.starts_with(".L") || (is_numbered(name) && COMPILER_PREFIXES.contains(&stem(name)))
 }
 
 /// Returns true if a function initialises or destroys a unit's static objects.
 pub(crate) fn is_static_initialiser(name: &str) -> bool {
-    const MADE: [&str; 4] = ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_", "_GLOBAL__I_", "__cxx_global_"];
-    MADE.iter().any(|prefix| name.starts_with(prefix)) || name.contains("__static_initialization_and_destruction_")
+    const COMPILER_PREFIXES: [&str; 4] = ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_", "_GLOBAL__I_", "__cxx_global_"];
+    COMPILER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || name.contains("__static_initialization_and_destruction_")
 }
 
 /// Returns `name` without the part that a compiler takes from the unit's first global or its file.

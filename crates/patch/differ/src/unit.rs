@@ -3,7 +3,7 @@
 use crate::compare::Pair;
 use crate::correlate::Correlation;
 use crate::object_file::{Home, Nature, Object, SymbolType};
-use crate::shipped_unit::Shipped;
+use crate::shipped_unit::ShippedUnit;
 use crate::symbol_names;
 use crate::target::TargetElf;
 use crate::{Refusal, UnitInput, types, unnamed_types};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(crate) struct Unit<'a> {
     pub(crate) path: &'a str,
-    pub(crate) shipped: Option<Shipped<'a>>,
+    pub(crate) shipped: Option<ShippedUnit<'a>>,
     pub(crate) before: Option<Object<'a>>,
     /// Object of the after side; absent for a unit that only provides names.
     pub(crate) after: Option<Object<'a>>,
@@ -50,7 +50,7 @@ impl<'a> Unit<'a> {
         }
         let mut globals: BTreeMap<String, u64> = BTreeMap::new();
         for unit in &units {
-            for (name, at) in unit.shipped.iter().flat_map(Shipped::globals) {
+            for (name, at) in unit.shipped.iter().flat_map(ShippedUnit::globals) {
                 let before = *globals.entry(name.clone()).or_insert(at);
                 if before != at {
                     let (one, other) = (format!("{before:#x} by another unit"), format!("{at:#x}"));
@@ -62,7 +62,7 @@ impl<'a> Unit<'a> {
             return Err(refusals);
         }
         for (unit, input) in units.iter_mut().zip(inputs) {
-            if unit.shipped.as_ref().is_some_and(Shipped::is_ambiguous) {
+            if unit.shipped.as_ref().is_some_and(ShippedUnit::is_ambiguous) {
                 *unit = Unit::read(target, input, &globals)?;
             }
         }
@@ -77,7 +77,7 @@ impl<'a> Unit<'a> {
         let shipped = if input.shipped.is_empty() {
             None
         } else {
-            Some(Shipped::find(target, input.path, input.shipped, globals)?)
+            Some(ShippedUnit::find(target, input.path, input.shipped, globals)?)
         };
         let (before, after) = (parse(input.before, "before").map_err(one)?, parse(input.after, "after").map_err(one)?);
         let closures = |object: Option<&Object<'_>>, bytes: &[u8]| match object.is_some_and(unnamed_types::has_any) {
@@ -96,7 +96,7 @@ impl<'a> Unit<'a> {
             }
             _ => Correlation::default(),
         };
-        let after_to_shipped = to_before.through(&to_shipped);
+        let after_to_shipped = to_before.join(&to_shipped);
         Ok(Unit { path: input.path, shipped, before, after, to_before, to_shipped, after_to_shipped })
     }
 
@@ -117,7 +117,7 @@ impl<'a> Unit<'a> {
     }
 
     /// Returns the lambdas that the after side replaced by others.
-    pub(crate) fn lambdas_left(&self) -> &[String] {
+    pub(crate) fn replaced_lambdas(&self) -> &[String] {
         &self.to_before.left
     }
 

@@ -35,12 +35,12 @@ impl Name {
     }
 
     /// Returns the name without the numbers.
-    pub(crate) fn erased(&self) -> String {
+    pub(crate) fn without_numbers(&self) -> String {
         format!("{} {}", erase(&self.text), self.form)
     }
 
     /// Returns the name with every class replaced by its pair in `to_old`; `None` when one of them has no counterpart.
-    fn translated(&self, to_old: &HashMap<String, String>) -> Option<String> {
+    fn translate(&self, to_old: &HashMap<String, String>) -> Option<String> {
         let (mut out, mut at) = (String::new(), 0);
         for &(start, end) in &self.classes {
             // A class nested in another, or named in its parameters, has been replaced along with it.
@@ -98,7 +98,7 @@ impl Classes {
         }
         let mut found: Vec<(usize, Vec<usize>)> = Vec::new();
         for (symbol, name) in &self.new {
-            let olds = name.translated(&self.to_old).and_then(|name| by_name.get(&name));
+            let olds = name.translate(&self.to_old).and_then(|name| by_name.get(&name));
             found.extend(olds.map(|olds| (*symbol, olds.clone())));
         }
         found.sort_unstable();
@@ -117,12 +117,12 @@ fn names_of(object: &Object<'_>) -> HashMap<usize, Name> {
 }
 
 /// Code of each class's functions: that of all functions that mention the class, independent of numbers.
-type Traits = BTreeMap<String, Vec<String>>;
+type ClassCode = BTreeMap<String, Vec<String>>;
 
-fn traits(object: &Object<'_>, all: &HashMap<usize, Name>) -> Traits {
-    let mut out = Traits::new();
+fn traits(object: &Object<'_>, all: &HashMap<usize, Name>) -> ClassCode {
+    let mut out = ClassCode::new();
     for (index, name) in all {
-        let contents = contents(object, *index).map(|contents| format!("{} {contents}", name.erased()));
+        let contents = contents(object, *index).map(|contents| format!("{} {contents}", name.without_numbers()));
         for &(start, end) in &name.classes {
             out.entry(name.text[start..end].to_owned()).or_default().extend(contents.clone());
         }
@@ -139,19 +139,20 @@ fn contents(object: &Object<'_>, symbol: usize) -> Option<String> {
     let section = object.sections.get(home).filter(|s| s.nature == Nature::Text)?;
     let (start, end) = (symbol.value, symbol.value.checked_add(symbol.size)?);
     let mut bytes = section.bytes.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)?.to_vec();
-    let mut leads = Vec::new();
+    let mut references = Vec::new();
     for reloc in section.relocations.iter().filter(|r| (start..end).contains(&r.offset)) {
         let at = (reloc.offset - start) as usize;
         let field = at..(at + 4).min(bytes.len());
         bytes[field].fill(0);
-        leads.push(lead(object, object.site(reloc)));
+        references.push(reference_text(object, object.site(reloc)));
     }
-    Some(format!("{bytes:?} {leads:?}"))
+    Some(format!("{bytes:?} {references:?}"))
 }
 
-fn lead(object: &Object<'_>, site: Site<'_>) -> String {
-    let plain =
-        |name: &str| Name::parse(name).map_or_else(|| symbol_names::stem(name).to_owned(), |name| name.erased());
+fn reference_text(object: &Object<'_>, site: Site<'_>) -> String {
+    let plain = |name: &str| {
+        Name::parse(name).map_or_else(|| symbol_names::stem(name).to_owned(), |name| name.without_numbers())
+    };
     match site {
         Site::Extern(name, offset) => format!("{} {offset}", plain(name)),
         Site::Value(value) => value.to_string(),
@@ -180,7 +181,11 @@ fn enclosing(class: &str) -> &str {
 /// Pairs classes of one place in the source by their code. If the same number is left on both sides, and no closure has
 /// other members than before, pairs the rest by order. Also returns those of the older side that the newer one replaced
 /// by others.
-fn pair(old: &Traits, new: &Traits, same_closures: impl Fn(&str) -> bool) -> (HashMap<String, String>, Vec<String>) {
+fn pair(
+    old: &ClassCode,
+    new: &ClassCode,
+    same_closures: impl Fn(&str) -> bool,
+) -> (HashMap<String, String>, Vec<String>) {
     let mut groups: BTreeMap<String, (Vec<&String>, Vec<&String>)> = BTreeMap::new();
     old.keys().for_each(|class| groups.entry(erase(class)).or_default().0.push(class));
     new.keys().for_each(|class| groups.entry(erase(class)).or_default().1.push(class));
@@ -211,7 +216,7 @@ fn classes(text: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     for mark in ["{lambda(", "{unnamed type#", "$_"] {
         for (at, _) in text.match_indices(mark) {
-            let end = if mark == "$_" { digits_end(text, at + mark.len()) } else { closing(text, at) };
+            let end = if mark == "$_" { digits_end(text, at + mark.len()) } else { closing_bracket(text, at) };
             found.extend(end.map(|end| (scope_start(text, at), end)));
         }
     }
@@ -226,7 +231,7 @@ fn digits_end(text: &str, at: usize) -> Option<usize> {
 }
 
 /// Returns the position one past the bracket that closes the one at `at`.
-fn closing(text: &str, at: usize) -> Option<usize> {
+fn closing_bracket(text: &str, at: usize) -> Option<usize> {
     let mut depth = 0usize;
     for (offset, byte) in text.bytes().enumerate().skip(at) {
         match byte {
@@ -300,7 +305,7 @@ mod tests {
         let parse = |name: &str| Name::parse(name).expect("a lambda's function");
         let (one, other) = (parse("_ZZ3seteENKUliE_clEi"), parse("_ZZ3seteENKUliE0_clEi"));
         assert_ne!(one, other);
-        assert_eq!(one.erased(), other.erased());
+        assert_eq!(one.without_numbers(), other.without_numbers());
         assert_eq!(numbers("f()::{lambda()#12}::g()::$_3"), [12, 3]);
         assert_eq!(Name::parse("_Z3Ulai"), None);
         assert_eq!(enclosing("A::f() const::{lambda()#1}::operator()() const::{lambda()#2}"), "A::f() const");

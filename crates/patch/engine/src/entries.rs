@@ -4,7 +4,7 @@ use crate::error::Busy;
 use crate::ledger::{Site, Transition};
 use crate::probe::Verdict;
 use crate::scan::Forbidden;
-use crate::transition::{Mover, RETRY_FIRST, RETRY_MAX};
+use crate::transition::{Migrator, RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
 use crate::{Error, lookup_redirect};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use stillpoint_patch_insn::JUMP_LEN;
 use stillpoint_patch_tracee::Held;
 
 /// Time limit for threads to leave a dispatcher or displaced code when entries are restored.
-const LEAVING: Duration = Duration::from_millis(20);
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Changes to entries.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ struct Changes {
     boundaries: Vec<u64>,
 }
 
-impl Mover<'_, '_, '_, '_> {
+impl Migrator<'_, '_, '_, '_> {
     /// Checks that every entry holds bytes that the transition wrote; another program wrote any other bytes.
     pub(crate) fn check_entries(&self, transition: &Transition) -> Result<(), Error> {
         for site in &transition.sites {
@@ -44,7 +44,7 @@ impl Mover<'_, '_, '_, '_> {
         Ok(now)
     }
 
-    /// Writes entries, and removes the lookup redirect last: while entries lead to dispatchers, threads execute code that only the lookup
+    /// Writes entries, and removes the lookup redirect last: while entries jump to dispatchers, threads execute code that only the lookup
     /// redirect knows, and an unwinder may walk back from there.
     pub(crate) fn write_entries(
         &mut self,
@@ -53,7 +53,7 @@ impl Mover<'_, '_, '_, '_> {
         deadline: Instant,
     ) -> Result<(), Error> {
         let (redirect, others): (Vec<_>, Vec<_>) =
-            entries.iter().partition(|(site, bytes)| lookup_redirect::is_taken_away(site, *bytes));
+            entries.iter().partition(|(site, bytes)| lookup_redirect::removes_redirect(site, *bytes));
         let left = Forbidden::new(&[], &self.trampolines, &[]);
         let (mut all, mut last) = (self.changes(&others)?, self.changes(&redirect)?);
         if !all.pieces.is_empty() && !last.pieces.is_empty() {
@@ -66,7 +66,7 @@ impl Mover<'_, '_, '_, '_> {
             }
         }
         self.write_some(&others, reason, deadline, &Forbidden::default())?;
-        let soon = deadline.min(Instant::now() + LEAVING);
+        let soon = deadline.min(Instant::now() + LEAVE_TIMEOUT);
         match self.write_some(&redirect, reason, soon, &left) {
             // threads that wait in a function called from displaced code are not waited for
             Err(Error::TimedOut { .. }) => self.write_some(&redirect, reason, deadline, &Forbidden::default()),
@@ -113,14 +113,14 @@ impl Mover<'_, '_, '_, '_> {
         if changes.pieces.is_empty() {
             return Ok(());
         }
-        let mut wait = RETRY_FIRST;
+        let mut wait = RETRY_INTERVAL_MIN;
         loop {
             match self.write_frozen(&changes, forbidden, reason)? {
                 None => return Ok(()),
                 Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
                 Some(_) => self.serve(Instant::now() + wait)?,
             }
-            wait = (wait * 2).min(RETRY_MAX);
+            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
         }
     }
 
@@ -130,11 +130,11 @@ impl Mover<'_, '_, '_, '_> {
         let (process, prober) = (self.process, &mut self.prober);
         let mut inside = |held: &mut Held<'_>| -> Result<Option<Busy>, Error> {
             let tid = held.tid();
-            let look = prober.look(process, held)?;
-            if look.stands_inside(&changes.boundaries) {
+            let snapshot = prober.snapshot(process, held)?;
+            if snapshot.is_inside(&changes.boundaries) {
                 return Ok(Some(Busy { tid, function: "the first bytes of a function".into() }));
             }
-            match look.verdict(forbidden) {
+            match snapshot.verdict(forbidden) {
                 Verdict::Busy(finding) => Ok(Some(Busy { tid, function: finding.name.to_string() })),
                 _ => Ok(None),
             }
@@ -148,19 +148,19 @@ impl Mover<'_, '_, '_, '_> {
             Err(error) => return unstoppable(error),
             Ok(freezing) => freezing,
         };
-        let mut seen = BTreeSet::new();
+        let mut checked = BTreeSet::new();
         for tid in freezing.threads().to_vec().into_iter().filter(|_| matters) {
             if let Some(busy) = inside(&mut freezing.thread(tid)?)? {
                 return Ok(Some(busy));
             }
-            seen.insert(tid);
+            checked.insert(tid);
         }
         let mut frozen = match freezing.complete() {
             Err(error) => return unstoppable(error),
             Ok(frozen) => frozen,
         };
         let mut found = None;
-        for tid in frozen.threads().into_iter().filter(|tid| matters && !seen.contains(tid)) {
+        for tid in frozen.threads().into_iter().filter(|tid| matters && !checked.contains(tid)) {
             found = inside(&mut frozen.thread(tid)?)?;
             if found.is_some() {
                 break;

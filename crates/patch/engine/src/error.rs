@@ -10,15 +10,15 @@ use stillpoint_patch_tracee::{Pid, Tid};
 
 /// State of the service after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Landing {
+pub enum ServiceState {
     /// Nothing was changed.
     Untouched,
     /// The service runs the code that it ran before.
     OldSide,
     /// A transition was begun, and rolled back.
-    FellBack,
+    RolledBack,
     /// The process has ended, or runs another program.
-    Gone,
+    Ended,
     /// A transition is incomplete; the next call completes it or rolls it back.
     Unfinished,
 }
@@ -38,7 +38,7 @@ pub enum Error {
     Ledger(#[from] LedgerError),
     /// There is more than one ledger.
     #[error("process {0} holds more than one ledger")]
-    TwoLedgers(Pid),
+    MultipleLedgers(Pid),
     /// It is unknown if the process is patched.
     #[error("process {0} has too much read-only memory without a file to be searched for a ledger")]
     TooMuchMemory(Pid),
@@ -221,12 +221,12 @@ pub enum Error {
     NoGenerations,
     /// A killed tool left threads in a generation.
     #[error("a tool that was killed has left threads of process {0} in an address-space generation")]
-    LeftBehind(Pid),
+    AbandonedThreads(Pid),
     /// The mode `stop` has no use with generations.
     #[error(
         "--view generation migrates threads one by one, or while they are blocked at their quiescence points; --quiescence stop is not supported"
     )]
-    NotStopped,
+    StopUnsupported,
     /// The patch changes constants in place.
     #[error("patch {0} changes code or constants in place, which only --view generation supports")]
     ByGenerationsOnly(String),
@@ -240,7 +240,7 @@ pub enum Error {
     },
     /// A transition waits for threads that may stay in old code.
     #[error("threads of process {pid} stay in {functions} and have not migrated")]
-    Rests {
+    ThreadsStay {
         /// The process.
         pid: Pid,
         /// Functions in which they may stay.
@@ -284,7 +284,7 @@ pub enum Error {
     Ended(Pid),
     /// A transition failed and was rolled back.
     #[error("transition {transition} was rolled back")]
-    FellBack {
+    RolledBack {
         /// Number of the transition.
         transition: u32,
         /// Reason.
@@ -334,13 +334,13 @@ fn describe(busy: &[Busy]) -> String {
 
 impl Error {
     /// Returns the state of the service after this failure.
-    pub fn landing(&self) -> Landing {
+    pub fn service_state(&self) -> ServiceState {
         match self {
-            Error::FellBack { .. } | Error::TimedOut { .. } => Landing::FellBack,
-            Error::Unfinished { .. } | Error::Stuck { .. } => Landing::Unfinished,
-            Error::Ended(_) => Landing::Gone,
-            Error::Hook { .. } | Error::File { .. } => Landing::OldSide,
-            _ => Landing::Untouched,
+            Error::RolledBack { .. } | Error::TimedOut { .. } => ServiceState::RolledBack,
+            Error::Unfinished { .. } | Error::Stuck { .. } => ServiceState::Unfinished,
+            Error::Ended(_) => ServiceState::Ended,
+            Error::Hook { .. } | Error::File { .. } => ServiceState::OldSide,
+            _ => ServiceState::Untouched,
         }
     }
 
@@ -354,7 +354,7 @@ impl Error {
                 "stillpoint patch enable and a restart; or --allow-suspended-frames, if old code may continue to run in a coroutine"
             }
             Error::TimedOut { .. } => "a longer --timeout, or add a quiescence point",
-            Error::FellBack { source, .. } => return source.hint(),
+            Error::RolledBack { source, .. } => return source.hint(),
             Error::Stuck { .. } | Error::Unfinished { .. } => {
                 "the same command again: it completes the transition or rolls it back"
             }
@@ -367,16 +367,16 @@ impl Error {
             }
             Error::NoModule { .. } => "a patch that was built for the running file",
             Error::NoGenerations => "--view trampoline",
-            Error::Rests { .. } => {
+            Error::ThreadsStay { .. } => {
                 "apply again when these threads have left the functions, or revert, with --view generation"
             }
             Error::ByGenerationsOnly(_) | Error::StayingByGenerationsOnly { .. } => {
                 "--view generation, on a kernel with address-space generations"
             }
-            Error::LeftBehind(_) => {
+            Error::AbandonedThreads(_) => {
                 "the same command with --view generation: it completes the transition or rolls it back"
             }
-            Error::NotStopped => "--quiescence probe, local, group:NAME or global, or --view trampoline",
+            Error::StopUnsupported => "--quiescence probe, local, group:NAME or global, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",
             Error::Host(host::Error::Service { service, .. }) if host::systemd::is_booted() => {

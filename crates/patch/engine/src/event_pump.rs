@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 use stillpoint_patch_tracee::{self as tracee, Asked, Event, Process, Session, Stop, Stopped};
 
 /// Time limit for a carrier: threads leave the calls in which they cannot carry by themselves, mostly soon.
-const CARRIER_LIMIT: Duration = Duration::from_secs(5);
-const EACH_LIMIT: Duration = Duration::from_secs(20);
-const CARRIER_RETRY: Duration = Duration::from_millis(1);
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+const VISIT_TIMEOUT: Duration = Duration::from_secs(20);
+const CARRIER_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Largest number of events served after the given time: a program that makes threads without pause always has another event.
-pub(crate) const EVENTS_AT_ONCE: usize = 256;
+pub(crate) const EVENTS_MAX: usize = 256;
 /// Weight of an event while a thread is stopped on request: that thread has to wait for it.
-const WHILE_STANDING: usize = 32;
+const EVENT_WEIGHT_STOPPED: usize = 32;
 
-/// Returns the weight of an event, out of [`EVENTS_AT_ONCE`], with this number of stopped threads.
-pub(crate) fn weight(standing: usize) -> usize {
-    if standing == 0 { 1 } else { WHILE_STANDING }
+/// Returns the weight of an event, out of [`EVENTS_MAX`], with this number of stopped threads.
+pub(crate) fn weight(stopped_threads: usize) -> usize {
+    if stopped_threads == 0 { 1 } else { EVENT_WEIGHT_STOPPED }
 }
 
 /// Serves events until `until` has passed; with a time in the past, only events that are already there.
 pub(crate) fn serve(process: &Process, session: &mut Session<'_>, until: Instant) -> Result<(), Error> {
     let mut late = 0;
-    while late < EVENTS_AT_ONCE
+    while late < EVENTS_MAX
         && let Some(event) = session.pump(until)?
     {
         late += usize::from(Instant::now() > until);
@@ -47,26 +47,26 @@ pub(crate) struct Window {
 
 const WINDOW_MAX: usize = 64;
 /// Duration after which a stop counts as slow: it waited for a processor.
-pub(crate) const STOP_SLOW: Duration = Duration::from_micros(150);
+pub(crate) const SLOW_STOP: Duration = Duration::from_micros(150);
 
 impl Window {
     pub(crate) fn new() -> Self {
         Window { size: 1 }
     }
 
-    /// Returns the number of further threads that may be asked while `asked` are on their way.
-    pub(crate) fn room(&self, asked: usize) -> usize {
-        self.size.saturating_sub(asked)
+    /// Returns the number of further threads that may be asked while `requested` are on their way.
+    pub(crate) fn room(&self, requested: usize) -> usize {
+        self.size.saturating_sub(requested)
     }
 
-    /// Widens the window: no thread stopped within [`STOP_SLOW`].
-    pub(crate) fn waited(&mut self) {
+    /// Widens the window: no thread stopped within [`SLOW_STOP`].
+    pub(crate) fn widen(&mut self) {
         self.size = (self.size * 2).min(WINDOW_MAX);
     }
 
     /// Narrows the window if more than two threads are stopped at once: the others are stopped for nothing.
-    pub(crate) fn arrived(&mut self, standing: usize) {
-        if standing > 2 {
+    pub(crate) fn narrow(&mut self, stopped_threads: usize) {
+        if stopped_threads > 2 {
             self.size = (self.size / 2).max(1);
         }
     }
@@ -80,11 +80,11 @@ pub(crate) struct Pace {
 }
 
 /// Duration of stops without a pause: shorter than a client would notice.
-const BURST: Duration = Duration::from_micros(500);
+const BURST_DURATION: Duration = Duration::from_micros(500);
 /// Duration of a pause: as long as a burst, for a number of threads that takes some bursts only. With many more threads the pauses get
 /// shorter, so that all of them together stay below about a tenth of a second.
-const REST: Duration = Duration::from_micros(500);
-const THREADS_IN_FULL: usize = 128;
+const PAUSE_DURATION: Duration = Duration::from_micros(500);
+const FULL_PAUSE_THREADS: usize = 128;
 
 impl Pace {
     pub(crate) fn new() -> Pace {
@@ -93,12 +93,12 @@ impl Pace {
 
     /// Returns true if it is time for a pause.
     pub(crate) fn is_over(&self) -> bool {
-        self.since.elapsed() >= BURST
+        self.since.elapsed() >= BURST_DURATION
     }
 
     /// Returns the duration of a pause with this number of threads to migrate.
-    pub(crate) fn rest(threads: usize) -> Duration {
-        REST.mul_f64((THREADS_IN_FULL as f64 / threads.max(1) as f64).min(1.0))
+    pub(crate) fn pause_duration(threads: usize) -> Duration {
+        PAUSE_DURATION.mul_f64((FULL_PAUSE_THREADS as f64 / threads.max(1) as f64).min(1.0))
     }
 }
 
@@ -110,9 +110,9 @@ pub(crate) fn each_thread(
     stopped: &mut dyn FnMut(tracee::Tid, u64),
 ) -> Result<u32, Error> {
     session.expect_all_to_stop(true);
-    let visited = visit_each(process, session, work, stopped);
+    let result = visit_each(process, session, work, stopped);
     session.expect_all_to_stop(false);
-    visited
+    result
 }
 
 fn visit_each(
@@ -121,52 +121,55 @@ fn visit_each(
     mut work: impl FnMut(&mut Stopped<'_>) -> Result<(), Error>,
     stopped: &mut dyn FnMut(tracee::Tid, u64),
 ) -> Result<u32, Error> {
-    let mut seen = BTreeSet::new();
-    let mut asked = BTreeSet::new();
-    let mut stood = Vec::new();
+    let mut visited = BTreeSet::new();
+    let mut requested = BTreeSet::new();
+    let mut at_stop = Vec::new();
     let mut window = Window::new();
-    let deadline = Instant::now() + EACH_LIMIT;
+    let deadline = Instant::now() + VISIT_TIMEOUT;
     loop {
         let threads = session.threads();
-        asked.retain(|tid| session.knows(*tid));
-        for tid in
-            threads.into_iter().filter(|tid| !seen.contains(tid)).take(window.room(asked.len())).collect::<Vec<_>>()
+        requested.retain(|tid| session.knows(*tid));
+        for tid in threads
+            .into_iter()
+            .filter(|tid| !visited.contains(tid))
+            .take(window.room(requested.len()))
+            .collect::<Vec<_>>()
         {
-            seen.insert(tid);
+            visited.insert(tid);
             match session.request_stop(tid)? {
-                Asked::Asked => drop(asked.insert(tid)),
-                Asked::Stands => stood.push(tid),
+                Asked::Asked => drop(requested.insert(tid)),
+                Asked::Stands => at_stop.push(tid),
                 // a new thread is visited when its event comes
-                Asked::Newborn => drop(seen.remove(&tid)),
+                Asked::Newborn => drop(visited.remove(&tid)),
                 Asked::Gone | Asked::InVfork => {}
             }
         }
-        window.arrived(stood.len());
-        for tid in stood.drain(..) {
-            asked.remove(&tid);
+        window.narrow(at_stop.len());
+        for tid in at_stop.drain(..) {
+            requested.remove(&tid);
             visit(session, tid, &mut work, stopped)?;
         }
-        let unseen = session.threads().iter().any(|tid| !seen.contains(tid));
-        if asked.is_empty() && !unseen && !session.seize_untold()? {
-            return Ok(seen.len() as u32);
+        let unvisited = session.threads().iter().any(|tid| !visited.contains(tid));
+        if requested.is_empty() && !unvisited && !session.seize_untold()? {
+            return Ok(visited.len() as u32);
         }
         if Instant::now() > deadline {
             session.withdraw_requests()?;
-            let tid = asked.first().copied().unwrap_or(process.pid().leader());
+            let tid = requested.first().copied().unwrap_or(process.pid().leader());
             return Err(
                 tracee::Error::Unstoppable { tid, why: "the scheduler gives it no processor time".into() }.into()
             );
         }
-        let mut until = if asked.is_empty() { Instant::now() } else { Instant::now() + STOP_SLOW };
+        let mut until = if requested.is_empty() { Instant::now() } else { Instant::now() + SLOW_STOP };
         let mut served = 0;
-        while served < EVENTS_AT_ONCE
+        while served < EVENTS_MAX
             && let Some(event) = session.pump(until)?
         {
             match event {
-                Event::Stood(tid) => stood.push(tid),
+                Event::Stood(tid) => at_stop.push(tid),
                 // Visited at once because it is stopped anyway: in a storm of new threads one would always be left.
                 Event::NewThread(tid) => {
-                    seen.insert(tid);
+                    visited.insert(tid);
                     visit(session, tid, &mut work, stopped)?;
                 }
                 Event::NewProcess { pid, .. } => session.release(pid)?,
@@ -174,10 +177,10 @@ fn visit_each(
                 _ => {}
             }
             until = Instant::now();
-            served += weight(stood.len());
+            served += weight(at_stop.len());
         }
-        if stood.is_empty() && !asked.is_empty() {
-            window.waited();
+        if at_stop.is_empty() && !requested.is_empty() {
+            window.widen();
         }
     }
 }
@@ -203,7 +206,7 @@ pub(crate) fn with_carrier<T>(
     mut work: impl FnMut(&mut Stopped<'_>) -> Result<T, Error>,
     stopped: &mut dyn FnMut(tracee::Tid, u64),
 ) -> Result<T, Error> {
-    let deadline = Instant::now() + CARRIER_LIMIT;
+    let deadline = Instant::now() + CARRIER_TIMEOUT;
     loop {
         serve(process, session, Instant::now())?;
         match session.stop_carrier() {
@@ -217,7 +220,7 @@ pub(crate) fn with_carrier<T>(
             Err(tracee::Error::NoCarrier { .. } | tracee::Error::BadCarrier { .. }) if Instant::now() < deadline => {}
             Err(error) => return Err(error.into()),
         }
-        serve(process, session, Instant::now() + CARRIER_RETRY)?;
+        serve(process, session, Instant::now() + CARRIER_RETRY_INTERVAL)?;
     }
 }
 

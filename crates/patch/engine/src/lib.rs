@@ -67,13 +67,13 @@ mod suspended_frames;
 mod transition;
 mod walk;
 
-pub use barrier::{Asked, Name, Part, Points, ThreadState, abi};
+pub use barrier::{Name, PendingRequest, QuiescencePoints, RegisteredThread, ThreadState, abi};
 pub use check::{Prediction, check};
 pub use debuggers::{DebuggerFiles, debugger_files};
-pub use error::{Busy, Error, Landing};
+pub use error::{Busy, Error, ServiceState};
 pub use fault::FaultPoint;
 pub use generation::{Generation, ThreadView};
-pub use operation::{Options, Outcome, Quiescence, Which, apply, recover_only, revert};
+pub use operation::{Options, Outcome, PatchSelection, Quiescence, apply, recover_only, revert};
 pub use report::{Observer, now_ns};
-pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, Unfinished, peek, status};
+pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, UnfinishedTransition, peek, status};
 pub use stillpoint_patch_tracee::GivingWay;

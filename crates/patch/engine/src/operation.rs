@@ -4,18 +4,18 @@ use crate::barrier::{self, Name};
 use crate::error::Busy;
 use crate::event_pump::{ended_or, traced};
 use crate::fault::{self, FaultPoint};
-use crate::generation::{self, Rested, ThreadView, Wanted as OfRest};
-use crate::inject::{self, Wanted};
-use crate::ledger::{Phase, Record, Span, Transition, Unfinished, View};
+use crate::generation::{self, RestRequest, RestResult, ThreadView};
+use crate::inject::{self, MemoryRequest};
+use crate::ledger::{OpenTransition, Phase, Record, Span, Transition, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
 use crate::plan::{Plan, Room, changed_entries, dispatchers_missing, free_state, plan};
-use crate::preflight::{Prepared, check_based_on, check_process, prepare};
+use crate::preflight::{Preflight, check_based_on, check_process, prepare};
 use crate::probe::Prober;
 use crate::report::{Observer, Report, now_ns};
 use crate::resolve::resolve;
 use crate::store::{self, Store};
 use crate::suspended_frames;
-use crate::transition::{Limits, Mover};
+use crate::transition::{Limits, Migrator};
 use crate::walk::Walker;
 use crate::{Error, arena, check, event_pump, lookup_redirect, memory_limit, placement, placement_reuse};
 use std::time::Duration;
@@ -112,9 +112,9 @@ pub enum Outcome {
 
 /// Selection of patches to revert.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
+pub enum PatchSelection {
     /// The newest active patch.
-    Top,
+    Newest,
     /// The patch of this name; it must be the newest.
     Named(String),
     /// All active patches.
@@ -133,10 +133,10 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) fn open(pid: Pid) -> Result<Self, Error> {
         let process = Process::open(pid)?;
-        Target::look(process.clone()).map_err(|error| ended_or(&process, error))
+        Target::inspect(process.clone()).map_err(|error| ended_or(&process, error))
     }
 
-    fn look(process: Process) -> Result<Self, Error> {
+    fn inspect(process: Process) -> Result<Self, Error> {
         let mappings = process.mappings()?;
         let modules = process.modules_among(&mappings);
         check_process(&process, &mappings, &modules)?;
@@ -149,7 +149,7 @@ impl Target {
 
     pub(crate) fn reload(&mut self) -> Result<(), Error> {
         self.mappings = self.process.mappings()?;
-        self.store = store::find_again(&self.process, &self.mappings, self.store.take())?;
+        self.store = store::refresh(&self.process, &self.mappings, self.store.take())?;
         self.view = self.store.as_ref().map(|s| s.view().clone()).unwrap_or_default();
         Ok(())
     }
@@ -161,9 +161,9 @@ impl Target {
 }
 
 /// First distance in bytes below a library, when memory directly below it was mapped meanwhile: some stacks; it doubles each time.
-const APART_FIRST: u64 = 32 << 20;
+const GAP_MIN: u64 = 32 << 20;
 /// Largest such distance in bytes, well within reach.
-const APART_MAX: u64 = 1 << 30;
+const GAP_MAX: u64 = 1 << 30;
 
 pub(crate) fn limits(options: &Options) -> Limits {
     Limits { migrate: options.timeout, back: options.timeout.max(Duration::from_secs(10)) }
@@ -177,63 +177,64 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     if options.process.as_ref().is_some_and(|process| !process.is_alive()) {
         return Err(stillpoint_patch_tracee::Error::Gone(pid).into());
     }
-    generation::enter(&mut target, options, &mut report)?;
-    if target.view.unfinished.is_none() && already(&target.view, signed) {
-        return Ok(there_already(&mut report, signed));
+    generation::prepare(&mut target, options, &mut report)?;
+    if target.view.unfinished.is_none() && is_applied(&target.view, signed) {
+        return Ok(already_applied(&mut report, signed));
     }
     if options.dry_run {
         return Ok(Outcome::DryRun(check::predict(&target, signed, options, &mut report)?.summary()));
     }
     // The results from before the trace hold as long as no other tool has changed the ledger.
-    let mut ready_before = None;
+    let mut earlier_checks = None;
     if target.view.unfinished.is_none() {
-        let checked = ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
-        ready_before = Some((target.ledger_len(), checked));
+        let checked = run_checks(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
+        earlier_checks = Some((target.ledger_len(), checked));
     }
     let process = target.process.clone();
     process.prepare_remote().map_err(|error| ended_or(&process, error.into()))?;
     traced(&process, move |session| {
         let start = now_ns();
-        let brings_it = |view: &View, open: &Transition| {
+        let adds_patch = |view: &View, open: &Transition| {
             let mut coming = open.after.iter().filter(|n| !open.before.contains(n)).filter_map(|n| view.patch(*n));
             coming.any(|patch| patch.digest == signed.digest)
         };
         let wanted = |view: &View, open: &Transition| {
             let is_it = |n: &u32| view.patch(*n).is_some_and(|patch| patch.digest == signed.digest);
             match (open.before.iter().any(is_it), open.after.iter().any(is_it)) {
-                (false, true) => OfRest::Forward,
-                (true, false) => OfRest::Back,
-                _ => OfRest::Other,
+                (false, true) => RestRequest::Forward,
+                (true, false) => RestRequest::Back,
+                _ => RestRequest::Other,
             }
         };
-        if let Rested::Forward(outcome) = generation::go_on(session, &mut target, wanted, options, &mut report, start)?
+        if let RestResult::Forward(outcome) =
+            generation::continue_resting(session, &mut target, wanted, options, &mut report, start)?
         {
             return Ok(outcome);
         }
-        recover(session, &mut target, brings_it, options, &mut report)?;
-        if already(&target.view, signed) {
-            return Ok(there_already(&mut report, signed));
+        recover(session, &mut target, adds_patch, options, &mut report)?;
+        if is_applied(&target.view, signed) {
+            return Ok(already_applied(&mut report, signed));
         }
-        let ready = match ready_before {
+        let ready = match earlier_checks {
             Some((len, ready)) if len == target.ledger_len() => ready,
-            _ => ready(&target, signed, options)?,
+            _ => run_checks(&target, signed, options)?,
         };
         apply_in(session, &mut target, signed, ready, options, &mut report, start)
     })
 }
 
-pub(crate) fn already(view: &View, signed: &Signed) -> bool {
+pub(crate) fn is_applied(view: &View, signed: &Signed) -> bool {
     view.active.iter().filter_map(|n| view.patch(*n)).any(|p| p.digest == signed.digest)
 }
 
-fn there_already(report: &mut Report<'_>, signed: &Signed) -> Outcome {
+fn already_applied(report: &mut Report<'_>, signed: &Signed) -> Outcome {
     let what = format!("patch {} is already applied", signed.patch.name);
     report.event(EventKind::AlreadyThere { what: what.clone() });
     Outcome::AlreadyThere(what)
 }
 
 /// Returns the patches that stay active below a new one.
-pub(crate) fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
+pub(crate) fn remaining_patches(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
     let patch = &signed.patch;
     let stays = |n: &u32| {
         view.patch(*n).is_some_and(|p| {
@@ -244,23 +245,23 @@ pub(crate) fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<
 }
 
 /// Results of the checks that need no stopped thread.
-pub(crate) struct Ready {
-    pub(crate) prepared: Prepared,
+pub(crate) struct CheckResult {
+    pub(crate) prepared: Preflight,
     /// Values of the patch's symbols.
     pub(crate) values: Vec<Option<u64>>,
     /// The placed patch that can be reused.
-    pub(crate) again: Option<u32>,
+    pub(crate) reused: Option<u32>,
     /// Number of bytes of memory needed.
     pub(crate) len: u64,
     /// Way to make the code visible to unwinders.
-    pub(crate) way: lookup_redirect::Way,
+    pub(crate) unwind_support: UnwindSupport,
 }
 
 /// Runs all checks that need no stopped thread.
-pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, Error> {
+pub(crate) fn run_checks(target: &Target, signed: &Signed, options: &Options) -> Result<CheckResult, Error> {
     let patch = &signed.patch;
     let view = &target.view;
-    let below = remaining(view, signed, options);
+    let below = remaining_patches(view, signed, options);
     if below.iter().filter_map(|n| view.patch(*n)).any(|p| p.name == patch.name) {
         return Err(Error::NameTaken(patch.name.clone()));
     }
@@ -272,16 +273,16 @@ pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Resu
     let module = &target.modules[prepared.module];
     let values = resolve(&target.process, &target.modules, module, view, patch)?;
     let layout = Layout::of(patch);
-    let again = placement_reuse::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);
-    if again.is_none() {
+    let reused = placement_reuse::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);
+    if reused.is_none() {
         let at = find_room(&target.mappings, module, layout.len(), 0)?;
         let linked = link(patch, &layout, at, &values).and_then(|mut image| make_visible(&layout, at, &mut image));
         linked.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
     }
-    let way = lookup_redirect::way(&target.process, &target.modules, view, patch)?;
-    let len = if again.is_some() { 0 } else { layout.len() };
+    let unwind_support = lookup_redirect::unwind_support(&target.process, &target.modules, view, patch)?;
+    let len = if reused.is_some() { 0 } else { layout.len() };
     memory_limit::check(target.process.pid(), len)?;
-    Ok(Ready { prepared, values, again, len, way })
+    Ok(CheckResult { prepared, values, reused, len, unwind_support })
 }
 
 /// Refuses to apply or revert by trampolines a patch that only generations support.
@@ -311,8 +312,8 @@ fn module_span(module: &Module) -> Span {
     Span::new(start, end.0 - start.0)
 }
 
-pub(crate) fn find_room(mappings: &[Mapping], module: &Module, len: u64, apart: u64) -> Result<Avma, Error> {
-    let found = arena::find(mappings, module_span(module), len, apart);
+pub(crate) fn find_room(mappings: &[Mapping], module: &Module, len: u64, gap: u64) -> Result<Avma, Error> {
+    let found = arena::find(mappings, module_span(module), len, gap);
     found.ok_or_else(|| Error::NoRoom { len, module: module.path.clone() })
 }
 
@@ -320,18 +321,18 @@ fn apply_in(
     session: &mut Session<'_>,
     target: &mut Target,
     signed: &Signed,
-    ready: Ready,
+    ready: CheckResult,
     options: &Options,
     report: &mut Report<'_>,
     start: u64,
 ) -> Result<Outcome, Error> {
-    let below = remaining(&target.view, signed, options);
+    let below = remaining_patches(&target.view, signed, options);
     let module = target.modules[ready.prepared.module].clone();
     report.started("inject");
     let injecting = now_ns();
-    let number = match ready.again {
+    let number = match ready.reused {
         Some(number) => {
-            place_lookup_redirect(session, target, &module, ready.way, report)?;
+            place_lookup_redirect(session, target, &module, ready.unwind_support, report)?;
             number
         }
         None => place_in(session, target, signed, &module, ready, options, report)?,
@@ -356,12 +357,12 @@ fn place_in(
     target: &mut Target,
     signed: &Signed,
     module: &Module,
-    ready: Ready,
+    ready: CheckResult,
     options: &Options,
     report: &mut Report<'_>,
 ) -> Result<u32, Error> {
     let patch = &signed.patch;
-    let Ready { prepared, values, way, .. } = ready;
+    let CheckResult { prepared, values, unwind_support, .. } = ready;
     let layout = Layout::of(patch);
     let word_offset = match &target.store {
         Some(store) => store.ledger.word_offset,
@@ -377,7 +378,7 @@ fn place_in(
     let mut image = link(patch, &layout, at, &values).map_err(unlinkable)?;
     let placed = placement::place(signed, options.signer.clone(), module, &prepared, &layout, at, &mut image)?;
     make_visible(&layout, at, &mut image).map_err(unlinkable)?;
-    place_lookup_redirect(session, target, module, way, report)?;
+    place_lookup_redirect(session, target, module, unwind_support, report)?;
     let memory = target.process.memory();
     for (segment, offset) in image.segments.iter().zip([0, layout.lens[0], layout.lens[0] + layout.lens[1]]) {
         if !segment.is_empty() {
@@ -394,13 +395,13 @@ fn place_lookup_redirect(
     session: &mut Session<'_>,
     target: &mut Target,
     module: &Module,
-    way: lookup_redirect::Way,
+    unwind_support: UnwindSupport,
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
-    let entry = match way {
-        lookup_redirect::Way::InPlace => return Ok(()),
-        lookup_redirect::Way::Lay(entry) => entry,
-        lookup_redirect::Way::Without(why) => {
+    let entry = match unwind_support {
+        UnwindSupport::Installed => return Ok(()),
+        UnwindSupport::Place(entry) => entry,
+        UnwindSupport::Unavailable(why) => {
             report.warn(format!("exceptions, thread cancellation and backtraces cannot pass through new code: {why}"));
             return Ok(());
         }
@@ -408,7 +409,7 @@ fn place_lookup_redirect(
     let library = target.modules[entry.module].clone();
     let word_offset = target.store.as_ref().map_or(0, |s| s.ledger.word_offset);
     let area = map_arena(session, target, &library, lookup_redirect::LENS, word_offset, report)?;
-    let record = lookup_redirect::lay(target, &entry, area, module_span(module))?;
+    let record = lookup_redirect::place(target, &entry, area, module_span(module))?;
     let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
     store.append(target.process.memory(), Record::LookupRedirect(Box::new(record)))
 }
@@ -422,11 +423,11 @@ fn map_arena(
     word_offset: i32,
     report: &mut Report<'_>,
 ) -> Result<Avma, Error> {
-    let mut apart = 0;
+    let mut gap = 0;
     loop {
         target.mappings = target.process.mappings()?;
-        let at = find_room(&target.mappings, module, lens.iter().sum(), apart)?;
-        let wanted = Wanted { arena: Some((at, lens)), ledger: target.store.is_none() };
+        let at = find_room(&target.mappings, module, lens.iter().sum(), gap)?;
+        let wanted = MemoryRequest { arena: Some((at, lens)), ledger: target.store.is_none() };
         match inject::map(&target.process, session, wanted, &mut |tid, ns| report.stopped(tid, "carrier", ns)) {
             Ok(ledger) => {
                 if let Some(ledger) = ledger {
@@ -436,9 +437,9 @@ fn map_arena(
             }
             // the target has mapped memory there meanwhile; a program that makes threads will do so again
             Err(Error::Tracee(stillpoint_patch_tracee::Error::RemoteSyscall { source, .. }))
-                if apart < APART_MAX && source.kind() == std::io::ErrorKind::AlreadyExists =>
+                if gap < GAP_MAX && source.kind() == std::io::ErrorKind::AlreadyExists =>
             {
-                apart = (apart * 2).max(APART_FIRST);
+                gap = (gap * 2).max(GAP_MIN);
             }
             Err(error) => return Err(error),
         }
@@ -467,7 +468,7 @@ fn room(
     Ok(Room { state: state.unwrap_or(Avma(at.0 + text)), dispatchers: Some(Span::new(at, text)) })
 }
 
-fn mover<'m, 's, 'p, 'r>(
+fn migrator<'m, 's, 'p, 'r>(
     session: &'m mut Session<'s>,
     process: &'p Process,
     modules: Vec<Module>,
@@ -475,14 +476,14 @@ fn mover<'m, 's, 'p, 'r>(
     view: &View,
     transition_trampolines: &[Span],
     report: &'m mut Report<'r>,
-) -> Result<Mover<'m, 's, 'p, 'r>, Error> {
+) -> Result<Migrator<'m, 's, 'p, 'r>, Error> {
     let switches_stacks = suspended_frames::switches_stacks(process, &modules)?;
     let prober = Prober::new(process.mappings()?);
     let frames = view.placed.iter().map(|p| p.eh_frame).collect();
     let walker = Walker::new(process, modules, frames);
     let mut trampolines = view.trampolines();
     trampolines.extend(transition_trampolines);
-    Ok(Mover {
+    Ok(Migrator {
         session,
         process,
         store,
@@ -490,12 +491,12 @@ fn mover<'m, 's, 'p, 'r>(
         prober,
         walker,
         trampolines,
-        newborn: None,
-        stood: Vec::new(),
+        new_thread_word: None,
+        at_stop: Vec::new(),
         window: event_pump::Window::new(),
-        welcomed: Vec::new(),
+        initialised: Vec::new(),
         library: None,
-        following: Default::default(),
+        followed_request: Default::default(),
         faults: Vec::new(),
         switches_stacks,
         allow_suspended: false,
@@ -524,7 +525,7 @@ fn run(
     let Plan { mut transition, dispatchers } = plan;
     let memory = process.memory();
     transition.sites.extend(lookup_redirect::site(memory, view, &transition.after)?);
-    lookup_redirect::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
+    lookup_redirect::update_table(target, view, &[&transition.before[..], &transition.after].concat())?;
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
     expect_old_side(memory, &transition)?;
     memory.write(transition.state, &[DispatchState::AllOtherwise as u8])?;
@@ -536,13 +537,13 @@ fn run(
         store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Aborted })?;
         report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
         update_lookup_table(target, report);
-        return Err(Error::FellBack { transition: transition.number, source: Box::new(error) });
+        return Err(Error::RolledBack { transition: transition.number, source: Box::new(error) });
     }
     let modules = target.modules.clone();
-    let mut mover = mover(session, &process, modules, store, view, &transition.trampolines, report)?;
-    mover.faults.clone_from(&options.faults);
-    mover.allow_suspended = options.allow_suspended_frames;
-    let moved = mover.run(&transition, options.quiescence, limits(options));
+    let mut migrator = migrator(session, &process, modules, store, view, &transition.trampolines, report)?;
+    migrator.faults.clone_from(&options.faults);
+    migrator.allow_suspended = options.allow_suspended_frames;
+    let moved = migrator.run(&transition, options.quiescence, limits(options));
     update_lookup_table(target, report);
     let threads = moved?;
     Ok(committed(&process, session, view, &transition, threads, post, report, start))
@@ -594,7 +595,7 @@ pub(crate) fn update_lookup_table(target: &mut Target, report: &mut Report<'_>) 
     let settled = target.reload().and_then(|()| {
         let view = &target.view;
         let open = view.unfinished.iter().flat_map(|u| u.transition.before.iter().chain(&u.transition.after));
-        lookup_redirect::settle(target, view, &view.active.iter().chain(open).copied().collect::<Vec<_>>())
+        lookup_redirect::update_table(target, view, &view.active.iter().chain(open).copied().collect::<Vec<_>>())
     });
     if let Err(error) = settled.map_err(|error| ended_or(&target.process, error))
         && !matches!(error, Error::Ended(_))
@@ -603,7 +604,7 @@ pub(crate) fn update_lookup_table(target: &mut Target, report: &mut Report<'_>) 
     }
 }
 
-const HOOK_LIMIT: Duration = Duration::from_secs(5);
+const HOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn call_hooks(
     process: &Process,
@@ -613,7 +614,7 @@ pub(crate) fn call_hooks(
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
     for hook in hooks {
-        let call = |carrier: &mut Stopped<'_>| Ok(carrier.call_function(*hook, HOOK_LIMIT)?);
+        let call = |carrier: &mut Stopped<'_>| Ok(carrier.call_function(*hook, HOOK_TIMEOUT)?);
         let returned =
             event_pump::with_carrier(process, session, call, &mut |tid, ns| report.stopped(tid, "hook", ns))?;
         if must_be_zero && returned != 0 {
@@ -636,21 +637,21 @@ fn recover(
     generation::undo_decision(target, report)?;
     let Some(open) = target.view.unfinished.clone() else { return Ok(false) };
     // probing completes a transition in which each thread may migrate by itself; any other has to begin again
-    let forward = wanted(&target.view, &open.transition) && goes_thread_by_thread(&target.view, &open.transition);
+    let forward = wanted(&target.view, &open.transition) && allows_mixed_versions(&target.view, &open.transition);
     report.warn(format!("a tool that was killed left transition {} unfinished", open.transition.number));
     let process = target.process.clone();
     let (view, modules) = (target.view.clone(), target.modules.clone());
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
-    let mut mover = mover(session, &process, modules, store, &view, &[], report)?;
-    mover.faults.clone_from(&options.faults);
-    mover.allow_suspended = options.allow_suspended_frames;
-    let completed = mover.recover(&open, forward, limits(options));
+    let mut migrator = migrator(session, &process, modules, store, &view, &[], report)?;
+    migrator.faults.clone_from(&options.faults);
+    migrator.allow_suspended = options.allow_suspended_frames;
+    let completed = migrator.recover(&open, forward, limits(options));
     update_lookup_table(target, report);
     Ok(completed? && forward)
 }
 
 /// Returns true if all patches that come or go allow threads of old and new code side by side.
-fn goes_thread_by_thread(view: &View, transition: &Transition) -> bool {
+fn allows_mixed_versions(view: &View, transition: &Transition) -> bool {
     let moved = |n: &&u32| transition.before.contains(n) != transition.after.contains(n);
     let patches = transition.before.iter().chain(&transition.after).filter(moved).filter_map(|n| view.patch(*n));
     patches.into_iter().all(|p| p.scope == Scope::ThreadLocal)
@@ -660,7 +661,7 @@ fn goes_thread_by_thread(view: &View, transition: &Transition) -> bool {
 pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Result<bool, Error> {
     let mut report = Report::new(observer, pid, "recover");
     let mut target = Target::open(pid)?;
-    let rests = |open: &Unfinished| open.phase == Some(Phase::Resting);
+    let rests = |open: &OpenTransition| open.phase == Some(Phase::Resting);
     if target.view.unfinished.as_ref().is_none_or(rests) {
         return Ok(false);
     }
@@ -669,13 +670,18 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
 }
 
 /// Reverts patches, as one transition for each module concerned.
-pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
+pub fn revert(
+    pid: Pid,
+    selection: &PatchSelection,
+    options: &Options,
+    observer: Observer<'_>,
+) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "revert");
     let mut target = Target::open(pid)?;
-    generation::enter(&mut target, options, &mut report)?;
+    generation::prepare(&mut target, options, &mut report)?;
     let nothing = || Outcome::AlreadyThere("no patch is active".into());
     if target.view.unfinished.is_none() {
-        let dropped = match to_drop(pid, &target.view, which) {
+        let dropped = match patches_to_revert(pid, &target.view, selection) {
             Err(Error::NothingActive(_)) => return Ok(nothing()),
             dropped => dropped?,
         };
@@ -688,35 +694,35 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
     let process = target.process.clone();
     traced(&process, move |session| {
         let start = now_ns();
-        let drops_it = |view: &View, open: &Transition| {
-            to_drop(pid, view, which).is_ok_and(|dropped| {
+        let drops_patches = |view: &View, open: &Transition| {
+            patches_to_revert(pid, view, selection).is_ok_and(|dropped| {
                 let rest = view.active.iter().filter(|n| !dropped.contains(n));
                 rest.eq(&open.after)
             })
         };
-        let of_rest = |view: &View, open: &Transition| {
+        let rest_request = |view: &View, open: &Transition| {
             let coming = open.after.iter().filter(|n| !open.before.contains(n)).filter_map(|n| view.patch(*n));
             let named = |name: &String| coming.clone().any(|p| p.name == *name);
-            match which {
-                _ if drops_it(view, open) => OfRest::Forward,
-                Which::Named(name) if !named(name) => OfRest::Other,
-                _ if coming.clone().next().is_some() => OfRest::Back,
-                _ => OfRest::Other,
+            match selection {
+                _ if drops_patches(view, open) => RestRequest::Forward,
+                PatchSelection::Named(name) if !named(name) => RestRequest::Other,
+                _ if coming.clone().next().is_some() => RestRequest::Back,
+                _ => RestRequest::Other,
             }
         };
         let mut outcome = None;
-        match generation::go_on(session, &mut target, of_rest, options, &mut report, start)? {
-            Rested::Forward(done @ Outcome::Rests { .. }) => return Ok(done),
-            Rested::Forward(done) | Rested::Back(done) if *which != Which::All => return Ok(done),
-            Rested::Forward(done) | Rested::Back(done) => outcome = Some(done),
-            Rested::None => {}
+        match generation::continue_resting(session, &mut target, rest_request, options, &mut report, start)? {
+            RestResult::Forward(done @ Outcome::Rests { .. }) => return Ok(done),
+            RestResult::Forward(done) | RestResult::Back(done) if *selection != PatchSelection::All => return Ok(done),
+            RestResult::Forward(done) | RestResult::Back(done) => outcome = Some(done),
+            RestResult::None => {}
         }
         target.reload()?;
-        if recover(session, &mut target, drops_it, options, &mut report)? && *which != Which::All {
+        if recover(session, &mut target, drops_patches, options, &mut report)? && *selection != PatchSelection::All {
             return Ok(Outcome::AlreadyThere("the unfinished revert is complete now".into()));
         }
         loop {
-            let dropped = match to_drop(pid, &target.view, which) {
+            let dropped = match patches_to_revert(pid, &target.view, selection) {
                 Err(Error::NothingActive(_)) => break,
                 dropped => dropped?,
             };
@@ -724,7 +730,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
             let rests = matches!(done, Outcome::Rests { .. });
             outcome = Some(done);
             target.reload()?;
-            if rests || *which != Which::All {
+            if rests || *selection != PatchSelection::All {
                 break;
             }
         }
@@ -733,17 +739,17 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
 }
 
 /// Returns the patches to revert, all of one module.
-fn to_drop(pid: Pid, view: &View, which: &Which) -> Result<Vec<u32>, Error> {
+fn patches_to_revert(pid: Pid, view: &View, selection: &PatchSelection) -> Result<Vec<u32>, Error> {
     let top = *view.active.last().ok_or(Error::NothingActive(pid))?;
     let name = |n: u32| view.patch(n).map(|p| p.name.clone()).unwrap_or_default();
-    match which {
-        Which::Top => Ok(vec![top]),
-        Which::All => {
+    match selection {
+        PatchSelection::Newest => Ok(vec![top]),
+        PatchSelection::All => {
             let module = view.patch(top).map(|p| (p.build_id.clone(), p.bias));
             let same = |n: &u32| view.patch(*n).map(|p| (p.build_id.clone(), p.bias)) == module;
             Ok(view.active.iter().copied().filter(same).collect())
         }
-        Which::Named(wanted) => {
+        PatchSelection::Named(wanted) => {
             let place = view.active.iter().position(|n| name(*n) == *wanted);
             let place = place.ok_or_else(|| Error::NotActive(wanted.clone()))?;
             if place + 1 < view.active.len() {

@@ -6,7 +6,7 @@ use crate::ledger::{
     SymbolRecord,
 };
 use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, Segment};
-use crate::preflight::Prepared;
+use crate::preflight::Preflight;
 use std::time::{SystemTime, UNIX_EPOCH};
 use stillpoint_patch_format::{Avma, Constant, Patch, Range, SectionKind, Signed, SymbolValue};
 use stillpoint_patch_insn::{self as insn, JUMP_LEN};
@@ -17,7 +17,7 @@ pub(crate) fn place(
     signed: &Signed,
     signer: Option<String>,
     module: &Module,
-    prepared: &Prepared,
+    prepared: &Preflight,
     layout: &Layout,
     arena: Avma,
     image: &mut Image,

@@ -8,7 +8,7 @@ use crate::ledger::{PlacedPatch, Span};
 use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, link, make_visible};
 use crate::operation::Target;
 use crate::placement;
-use crate::preflight::Prepared;
+use crate::preflight::Preflight;
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Memory;
 
@@ -17,7 +17,7 @@ pub(crate) fn find(
     target: &Target,
     signed: &Signed,
     signer: Option<&String>,
-    prepared: &Prepared,
+    prepared: &Preflight,
     layout: &Layout,
     values: &[Option<u64>],
 ) -> Option<u32> {
@@ -25,17 +25,18 @@ pub(crate) fn find(
         return None;
     }
     let placed = target.view.placed.iter().enumerate().rev().map(|(number, placed)| (number as u32, &**placed));
-    let out_of_force = placed.filter(|(number, _)| !target.view.active.contains(number));
-    let mut same = out_of_force.filter(|(_, p)| p.digest == signed.digest && p.signer.as_ref() == signer);
-    same.find(|(_, p)| serves(target, signed, p, prepared, layout, values).unwrap_or(false)).map(|(number, _)| number)
+    let inactive = placed.filter(|(number, _)| !target.view.active.contains(number));
+    let mut same = inactive.filter(|(_, p)| p.digest == signed.digest && p.signer.as_ref() == signer);
+    same.find(|(_, p)| matches_placement(target, signed, p, prepared, layout, values).unwrap_or(false))
+        .map(|(number, _)| number)
 }
 
 /// Returns true if placing `signed` at the address of `placed` would change nothing; `None` if it cannot be placed there.
-fn serves(
+fn matches_placement(
     target: &Target,
     signed: &Signed,
     placed: &PlacedPatch,
-    prepared: &Prepared,
+    prepared: &Preflight,
     layout: &Layout,
     values: &[Option<u64>],
 ) -> Option<bool> {
@@ -49,17 +50,17 @@ fn serves(
     if (PlacedPatch { placed_at_s: placed.placed_at_s, ..record }) != *placed {
         return Some(false);
     }
-    lies_there(target.process.memory(), placed, layout, image)
+    matches_memory(target.process.memory(), placed, layout, image)
 }
 
 /// Returns true if the target holds the image, except for the parts that transitions write: dispatchers and state bytes.
-fn lies_there(memory: &Memory, placed: &PlacedPatch, layout: &Layout, image: Image) -> Option<bool> {
+fn matches_memory(memory: &Memory, placed: &PlacedPatch, layout: &Layout, image: Image) -> Option<bool> {
     let wanted = image.segments.concat();
-    let mut there = memory.read_vec(placed.arena.start, wanted.len()).ok()?;
+    let mut present = memory.read_vec(placed.arena.start, wanted.len()).ok()?;
     let dispatchers = layout.functions.iter().map(|f| (f.dispatchers, DISPATCHERS * DISPATCHER_LEN));
     for (start, len) in dispatchers.chain([(layout.states, STATES_LEN)]) {
         let room = start as usize..(start + len) as usize;
-        there[room.clone()].copy_from_slice(&wanted[room]);
+        present[room.clone()].copy_from_slice(&wanted[room]);
     }
-    Some(there == wanted)
+    Some(present == wanted)
 }

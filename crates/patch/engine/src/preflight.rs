@@ -16,7 +16,7 @@ const PAGE: u64 = 4096;
 const FUNCTION_ALIGN: u64 = 16;
 
 /// A patch that fits a process.
-pub(crate) struct Prepared {
+pub(crate) struct Preflight {
     /// Index of the module in the given list.
     pub(crate) module: usize,
     /// Plan of each function's entry.
@@ -50,7 +50,7 @@ pub(crate) fn prepare(
     view: &View,
     patch: &Patch,
     quiescence: Quiescence,
-) -> Result<Prepared, Error> {
+) -> Result<Preflight, Error> {
     crate::barrier::check_scope(&patch.name, patch.scope, quiescence)?;
     let index = find_module(process, modules, view, patch)?;
     let module = &modules[index];
@@ -67,7 +67,7 @@ pub(crate) fn prepare(
     check_uprobes(module, patch, &entries)?;
     let constants = patch.constants.iter().map(|constant| shipped_contents(process, module, view, constant));
     let constants = constants.collect::<Result<_, _>>()?;
-    Ok(Prepared { module: index, entries, codes, constants })
+    Ok(Preflight { module: index, entries, codes, constants })
 }
 
 /// Returns the shipped contents of a constant; an error if its present contents are not those of the active patches.

@@ -27,23 +27,23 @@ use stillpoint_patch_tracee::{Mapping, Memory, Module, Pagemap, Process};
 
 /// Functions of the C library that switch stacks, and of libraries for coroutines. A library that defines one of the latter is mapped only
 /// for that purpose.
-const OF_LIBC: [&str; 2] = ["swapcontext", "makecontext"];
-const OF_LIBRARIES: [&str; 6] =
+const LIBC_SWITCH_FUNCTIONS: [&str; 2] = ["swapcontext", "makecontext"];
+const COROUTINE_FUNCTIONS: [&str; 6] =
     ["jump_fcontext", "ontop_fcontext", "ASYNC_start_job", "co_switch", "aco_resume", "coro_transfer"];
 
 /// Bytes of text read at once.
-const TEXT_AT_ONCE: u64 = 4 << 20;
+const TEXT_CHUNK_LEN: u64 = 4 << 20;
 /// Largest distance in bytes between the instructions that store and load the stack pointer in a function that switches.
 const SWITCH_LEN: usize = 96;
 /// Limits of one search in bytes and time.
-const BYTES_MAX: u64 = 1 << 30;
-const TIME_MAX: Duration = Duration::from_secs(1);
+const SEARCH_BYTES_MAX: u64 = 1 << 30;
+const SEARCH_TIME_MAX: Duration = Duration::from_secs(1);
 /// Minimum pause between two searches, and ratio of the interval between searches to the duration of one: most of the time belongs to the
 /// program.
-const PAUSE: Duration = Duration::from_millis(20);
-const SHARE: u32 = 5;
+const SEARCH_PAUSE_MIN: Duration = Duration::from_millis(20);
+const SEARCH_INTERVAL_RATIO: u32 = 5;
 /// Bytes of memory read at once.
-const CHUNK: u64 = 1 << 20;
+const MEMORY_CHUNK_LEN: u64 = 1 << 20;
 /// Part of a stack's mapping, at its end, that is searched for a thread's control block, in bytes; static thread-local memory is between.
 const CONTROL_BLOCK_WITHIN: u64 = 256 << 10;
 const PAGE: u64 = 4096;
@@ -80,14 +80,16 @@ pub(crate) fn switches_stacks(process: &Process, modules: &[Module]) -> Result<O
     for module in modules {
         let Some(dynamic) = Dynamic::of(memory, module)? else { continue };
         if module.executable {
-            let known = |name: &[u8]| OF_LIBC.iter().chain(&OF_LIBRARIES).any(|known| known.as_bytes() == name);
+            let known = |name: &[u8]| {
+                LIBC_SWITCH_FUNCTIONS.iter().chain(&COROUTINE_FUNCTIONS).any(|known| known.as_bytes() == name)
+            };
             if let Some((_, name)) = dynamic.bound_slots(known).first() {
                 return Ok(Some(format!("it imports {}", String::from_utf8_lossy(name))));
             }
             if let Some(at) = switch_of(process, module)? {
                 return Ok(Some(format!("its text switches stacks at {at}")));
             }
-        } else if let Some(name) = OF_LIBRARIES.iter().find(|name| dynamic.find(name, None).is_some()) {
+        } else if let Some(name) = COROUTINE_FUNCTIONS.iter().find(|name| dynamic.find(name, None).is_some()) {
             // libcrypto offers coroutines too, and many processes map it
             if *name != "ASYNC_start_job" {
                 return Ok(Some(format!("{} defines {name}", module.path)));
@@ -105,7 +107,7 @@ pub(crate) fn refuse_contexts(target: &Target, options: &Options) -> Result<(), 
     let executable = target.modules.iter().find(|module| module.executable && !options.allow_suspended_frames);
     let Some(executable) = executable else { return Ok(()) };
     let Some(dynamic) = Dynamic::of(target.process.memory(), executable)? else { return Ok(()) };
-    let slots = dynamic.bound_slots(|name| OF_LIBC.iter().any(|known| known.as_bytes() == name));
+    let slots = dynamic.bound_slots(|name| LIBC_SWITCH_FUNCTIONS.iter().any(|known| known.as_bytes() == name));
     let Some((_, name)) = slots.first() else { return Ok(()) };
     Err(Error::SuspendedFrames {
         pid: target.process.pid(),
@@ -134,13 +136,13 @@ type Switch = Option<Svma>;
 
 /// Results for files that were searched: all processes of a rollout run the same file, and its text may have 100 MiB.
 #[derive(Default)]
-struct Searched(Mutex<Vec<(FileKey, Switch)>>);
+struct SearchCache(Mutex<Vec<(FileKey, Switch)>>);
 
 /// Device and inode of a file, its build-id, and offset and length of the text that was searched: a process that has unmapped a part of it
 /// gets a result of its own.
 type FileKey = (((u32, u32), u64), Option<BuildId>, Vec<(u64, u64)>);
 
-impl Searched {
+impl SearchCache {
     /// Returns the result for a file; one thread searches while others wait for it. An error is not stored.
     fn get_or_search(&self, file: FileKey, search: impl FnOnce() -> io::Result<Switch>) -> io::Result<Switch> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,7 +158,7 @@ impl Searched {
 /// Returns the address at which the text of an executable switches stacks. The text is read from the file, because one process may have
 /// changed its memory. If the file cannot be read, the text is read from memory.
 fn switch_of(process: &Process, module: &Module) -> Result<Option<Avma>, Error> {
-    static SEARCHED: Searched = Searched(Mutex::new(Vec::new()));
+    static SEARCHED: SearchCache = SearchCache(Mutex::new(Vec::new()));
     let text = module.mappings.iter().filter(|mapping| mapping.execute && mapping.inode != 0);
     let spans: Vec<(u64, Span)> = text.map(|m| (m.offset, Span::new(m.start, m.len()))).collect();
     let Some(first) = module.mappings.first() else { return Ok(None) };
@@ -184,12 +186,12 @@ fn switch_of(process: &Process, module: &Module) -> Result<Option<Avma>, Error> 
         Ok(found) => Ok(found.map(|at| module.avma(at))),
         Err(error) => {
             tracing::debug!(%error, "the text of {} is read from memory instead of its file", module.path);
-            in_memory(process.memory(), module)
+            search_memory(process.memory(), module)
         }
     }
 }
 
-fn in_memory(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
+fn search_memory(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
     for span in text_segments(memory, module)? {
         let read = |at: u64, buf: &mut [u8]| Ok::<_, Error>(memory.read_some(Avma(span.start.0 + at), buf));
         if let Some(at) = switch_in_text(span.len, read)? {
@@ -203,7 +205,7 @@ fn in_memory(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
 fn switch_in_text<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<usize, E>) -> Result<Option<u64>, E> {
     let mut at = 0;
     while at < len {
-        let mut text = vec![0; (len - at).min(TEXT_AT_ONCE) as usize];
+        let mut text = vec![0; (len - at).min(TEXT_CHUNK_LEN) as usize];
         let read = read(at, &mut text)?;
         if let Some(offset) = switch_in(&text[..read]) {
             return Ok(Some(at + offset as u64));
@@ -252,7 +254,7 @@ fn stores_stack_pointer(code: &[u8]) -> bool {
 }
 
 /// A wait until no frame of code to be left is found on a suspended stack. Threads that have migrated bring no new frames.
-pub(crate) struct Wait<'w> {
+pub(crate) struct SuspendedFrameWait<'w> {
     process: &'w Process,
     /// Reason why the program probably switches stacks by itself.
     why: String,
@@ -264,7 +266,7 @@ pub(crate) struct Wait<'w> {
     reported: Option<String>,
 }
 
-impl<'w> Wait<'w> {
+impl<'w> SuspendedFrameWait<'w> {
     /// Prepares the wait for a transition of a process that switches stacks by itself; `ledger` as for [`search`].
     pub(crate) fn new(
         (process, why): (&'w Process, String),
@@ -274,7 +276,7 @@ impl<'w> Wait<'w> {
         deadline: Instant,
     ) -> Self {
         let forbidden = Forbidden::new(&transition.leave, &[], &[]);
-        Wait { process, why, forbidden, ledger, allowed, deadline, reported: None }
+        SuspendedFrameWait { process, why, forbidden, ledger, allowed, deadline, reported: None }
     }
 
     /// Searches once. Returns the time of the next search; `None` if there is no reason to wait.
@@ -306,7 +308,9 @@ impl<'w> Wait<'w> {
             report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
             self.reported = Some(function);
         }
-        Ok(Some((begun + begun.elapsed() * SHARE).max(Instant::now() + PAUSE).min(self.deadline)))
+        Ok(Some(
+            (begun + begun.elapsed() * SEARCH_INTERVAL_RATIO).max(Instant::now() + SEARCH_PAUSE_MIN).min(self.deadline),
+        ))
     }
 }
 
@@ -317,9 +321,9 @@ impl<'w> Wait<'w> {
 /// The process has ended.
 pub(crate) fn search(process: &Process, forbidden: &Forbidden, ledger: Option<Avma>) -> Result<Search, Error> {
     let (memory, mut pages) = (process.memory(), Pagemap::of(process.pid()));
-    let end = Instant::now() + TIME_MAX;
-    let (mut result, mut left_to_read) = (Search::default(), BYTES_MAX);
-    let mut buffer = vec![0; CHUNK as usize];
+    let end = Instant::now() + SEARCH_TIME_MAX;
+    let (mut result, mut left_to_read) = (Search::default(), SEARCH_BYTES_MAX);
+    let mut buffer = vec![0; MEMORY_CHUNK_LEN as usize];
     let is_ours = |mapping: &Mapping| ledger.is_some_and(|at| mapping.contains(at));
     let mappings = process.mappings()?;
     for (i, mapping) in mappings.iter().enumerate().filter(|(_, m)| may_hold_stacks(m) && !is_ours(m)) {
@@ -331,7 +335,7 @@ pub(crate) fn search(process: &Process, forbidden: &Forbidden, ledger: Option<Av
                 continue;
             }
             let mut to = at;
-            while to < mapping.end && to.0 - at.0 < CHUNK && pages.is_held(to) {
+            while to < mapping.end && to.0 - at.0 < MEMORY_CHUNK_LEN && pages.is_held(to) {
                 to = Avma((to.0 & !(PAGE - 1)) + PAGE);
             }
             let len = to.0.min(mapping.end.0) - at.0;
@@ -388,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_file_is_searched_once_for_all_its_processes() {
-        let searched = Searched::default();
+        let searched = SearchCache::default();
         let mapped = |inode, id: u8, text: &[(u64, u64)]| (((8, 1), inode), Some(BuildId(vec![id; 20])), text.to_vec());
         let file = |inode, id| mapped(inode, id, &[(0x1000, 0x2000)]);
         let mut searches = 0;
@@ -411,8 +415,8 @@ mod tests {
 
     #[test]
     fn a_switch_across_two_reads_is_found() {
-        let mut text = vec![0x90; TEXT_AT_ONCE as usize + 200];
-        let at = TEXT_AT_ONCE as usize - 4;
+        let mut text = vec![0x90; TEXT_CHUNK_LEN as usize + 200];
+        let at = TEXT_CHUNK_LEN as usize - 4;
         text[at..at + 7].copy_from_slice(b"\x48\x89\x27\x48\x8b\x26\xc3");
         let read = |from: u64, buf: &mut [u8]| {
             buf.copy_from_slice(&text[from as usize..][..buf.len()]);

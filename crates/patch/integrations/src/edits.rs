@@ -206,7 +206,10 @@ impl Reader<'_> {
         let pattern = if by_line { pattern.split_whitespace().map(str::to_owned).collect() } else { words(pattern) };
         let takes_pattern = !matches!(verb, Verb::Begin | Verb::End);
         if takes_pattern == pattern.is_empty() {
-            return Err(format!("`{word}` {}", if takes_pattern { "needs words to search for" } else { "takes no words" }));
+            return Err(format!(
+                "`{word}` {}",
+                if takes_pattern { "needs words to search for" } else { "takes no words" }
+            ));
         }
         if by_line && !matches!(verb, Verb::Before | Verb::After | Verb::Replace) {
             return Err(format!("`{word}` has no meaning in lines"));

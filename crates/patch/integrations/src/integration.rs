@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// File in the tree that lists the files which differ from the shipped ones.
-const RECORD: &str = ".stillpoint-integration";
+const RECORD_FILE: &str = ".stillpoint-integration";
 
 /// All edits of a program, and the files that are added to it.
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ impl Integration {
             }
             wanted.insert(file.clone(), bytes.clone());
         }
-        let record = tree.join(RECORD);
+        let record = tree.join(RECORD_FILE);
         let earlier = fs::read_to_string(&record).unwrap_or_default();
         let files: Vec<String> = wanted.keys().cloned().collect();
         // Write the record before the files: the next run restores files that a failed run has written.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use stillpoint_patch_tests::mariadb::change::{self, Change};
 use stillpoint_patch_tests::mariadb::load::{Sysbench, Transactions};
-use stillpoint_patch_tests::mariadb::{MariaDb, Packaged, Policy, packaged};
+use stillpoint_patch_tests::mariadb::{MariaDb, PackagedServer, Policy, packaged};
 use stillpoint_patch_tests::skip;
 use stillpoint_patch_tests::victim::{apply, residue, revert, rounds, status};
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ struct Ready {
 }
 
 struct Built {
-    packaged: Packaged,
+    packaged: PackagedServer,
     ready: Vec<Ready>,
     _dir: TempDir,
 }

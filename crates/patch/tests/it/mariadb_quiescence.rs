@@ -6,7 +6,7 @@ use stillpoint_integrations::Integration;
 use stillpoint_patch_tests::cli::Run;
 use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::client::{Answer, Client};
-use stillpoint_patch_tests::mariadb::client_loop::Repeated;
+use stillpoint_patch_tests::mariadb::client_loop::ClientLoop;
 use stillpoint_patch_tests::mariadb::effect::{half, in_mode, is_half, nothing, there_and_back};
 use stillpoint_patch_tests::mariadb::load::Transactions;
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy, packaged};
@@ -46,11 +46,11 @@ fn assert_code(run: &Run, code: i32) {
 }
 
 /// Starts transactions that wait for each other's rows most of the time, and never in a circle.
-fn hot_rows(mariadb: &MariaDb) -> Repeated {
+fn hot_rows(mariadb: &MariaDb) -> ClientLoop {
     let mut client = mariadb.client();
     client.done("CREATE TABLE hot (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB").expect("make a table");
     client.done("INSERT INTO hot VALUES (0, 0), (1, 0), (2, 0), (3, 0)").expect("fill it");
-    Repeated::start(10, |number| {
+    ClientLoop::start(10, |number| {
         let mut client = mariadb.client();
         let rows = [number % 2, 2 + number / 2 % 2];
         Box::new(move || {
@@ -68,7 +68,7 @@ fn under_load(server: &Annotated, policy: Policy) {
     let patch = half(server);
     let idle: Vec<Client> = (0..20).map(|_| mariadb.client()).collect();
     let load = Transactions::start(&mariadb, 12);
-    let visitors = Repeated::visitors(&mariadb);
+    let visitors = ClientLoop::visitors(&mariadb);
     let mut client = mariadb.client();
     for round in 0..rounds(3, 250) {
         for mode in ["local", "global", "group:clients"] {

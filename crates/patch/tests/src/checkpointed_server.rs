@@ -28,15 +28,15 @@ const CLOSED: &str =
 
 /// A server that is checkpointed and restored. It ends with this value, also if its parent has changed.
 #[derive(Debug)]
-pub struct Taken {
+pub struct CheckpointedServer {
     child: Option<Child>,
     pid: i32,
     images: TempDir,
 }
 
-impl Taken {
+impl CheckpointedServer {
     /// Starts it in a session of its own, without open files of the caller.
-    pub fn start(binary: &Binary, arguments: &[OsString], dir: &Path) -> Taken {
+    pub fn start(binary: &Binary, arguments: &[OsString], dir: &Path) -> CheckpointedServer {
         let out = File::create(dir.join("out")).expect("a file for what it prints");
         let mut command = Command::new("setsid");
         command.args(["bash", "-c", CLOSED, "bash"]).arg(&binary.path).args(arguments).envs(binary.environment());
@@ -45,7 +45,7 @@ impl Taken {
         let pid = child.id() as i32;
         // memory: writing to a file system takes time, and such a file holds a whole address space
         let images = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a directory for images");
-        Taken { child: Some(child), pid, images }
+        CheckpointedServer { child: Some(child), pid, images }
     }
 
     /// Writes it into an image, and restores it; returns the results of both calls.
@@ -87,7 +87,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for CheckpointedServer {
     fn drop(&mut self) {
         let _ = Command::new("kill").args(["-KILL", &self.pid.to_string()]).stderr(Stdio::null()).status();
         self.reap();

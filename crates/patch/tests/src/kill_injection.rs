@@ -19,7 +19,7 @@ use stillpoint_testing::recipes;
 
 /// Instant of the kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub enum KillInstant {
     /// Kills right after this many system calls of the tool, all threads counted together.
     AfterSyscalls(u64),
     /// Kills right before it writes into the memory of another process for the Nth time. The number of system calls
@@ -33,7 +33,7 @@ pub enum Moment {
 
 /// Result of the run.
 #[derive(Debug)]
-pub struct Ending {
+pub struct RunResult {
     /// System calls that the tool completed (0 when it was not traced).
     pub syscalls: u64,
     /// Number of writes into the memory of another process, completed or about to begin (0 when it was not traced).
@@ -46,7 +46,7 @@ pub struct Ending {
     pub run: Run,
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for RunResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.killed { "killed" } else { "not killed" };
         let last = self.last.map_or_else(String::new, |nr| format!(" (last: number {nr})"));
@@ -57,27 +57,27 @@ impl fmt::Display for Ending {
 /// Runs `tool` and kills it at `moment`. On return the tool and all its threads are gone, and no process is traced by
 /// it.
 #[track_caller]
-pub fn run(tool: &Stillpoint, moment: Moment) -> Ending {
+pub fn run(tool: &Stillpoint, moment: KillInstant) -> RunResult {
     match moment {
-        Moment::AfterTime(time) => timed(tool, time),
-        Moment::AfterSyscalls(count) => traced(tool, "calls", count),
-        Moment::BeforeWrite(count) => traced(tool, "writes", count),
-        Moment::Never => traced(tool, "calls", u64::MAX),
+        KillInstant::AfterTime(time) => timed(tool, time),
+        KillInstant::AfterSyscalls(count) => traced(tool, "calls", count),
+        KillInstant::BeforeWrite(count) => traced(tool, "writes", count),
+        KillInstant::Never => traced(tool, "calls", u64::MAX),
     }
 }
 
 const SIGKILL: i32 = 9;
 
 /// Files for standard output and error of the tool: no thread reads a pipe while it is traced.
-struct Printed {
+struct CapturedOutput {
     stdout: File,
     stderr: File,
 }
 
-impl Printed {
-    fn new() -> Printed {
+impl CapturedOutput {
+    fn new() -> CapturedOutput {
         let file = || tempfile::tempfile().expect("make a file for the output");
-        Printed { stdout: file(), stderr: file() }
+        CapturedOutput { stdout: file(), stderr: file() }
     }
 
     fn share(file: &File) -> Stdio {
@@ -95,20 +95,20 @@ impl Printed {
     }
 }
 
-fn timed(tool: &Stillpoint, time: Duration) -> Ending {
-    let printed = Printed::new();
+fn timed(tool: &Stillpoint, time: Duration) -> RunResult {
+    let printed = CapturedOutput::new();
     let mut command = tool.command();
-    command.stdout(Printed::share(&printed.stdout)).stderr(Printed::share(&printed.stderr));
+    command.stdout(CapturedOutput::share(&printed.stdout)).stderr(CapturedOutput::share(&printed.stderr));
     let mut child = command.spawn().unwrap_or_else(|e| panic!("start {}: {e}", binary().display()));
     std::thread::sleep(time);
     child.kill().expect("kill the tool");
     let status = child.wait().expect("a child can be waited for");
     let killed = status.signal() == Some(SIGKILL);
-    Ending { syscalls: 0, writes: 0, last: None, killed, run: printed.into_run(tool, Some(status)) }
+    RunResult { syscalls: 0, writes: 0, last: None, killed, run: printed.into_run(tool, Some(status)) }
 }
 
-fn traced(tool: &Stillpoint, counted: &str, count: u64) -> Ending {
-    let printed = Printed::new();
+fn traced(tool: &Stillpoint, counted: &str, count: u64) -> RunResult {
+    let printed = CapturedOutput::new();
     let report = tempfile::NamedTempFile::new().expect("make a file for the report");
     let tool_command = tool.command();
     let mut command = Command::new(killer());
@@ -120,7 +120,10 @@ fn traced(tool: &Stillpoint, counted: &str, count: u64) -> Ending {
     for (key, value) in tool_command.get_envs() {
         command.env(key, value.unwrap_or_default());
     }
-    command.stdin(Stdio::null()).stdout(Printed::share(&printed.stdout)).stderr(Printed::share(&printed.stderr));
+    command
+        .stdin(Stdio::null())
+        .stdout(CapturedOutput::share(&printed.stdout))
+        .stderr(CapturedOutput::share(&printed.stderr));
     let done = command.status().expect("run kill_after");
     let text = fs::read_to_string(report.path()).expect("read the report");
     let numbers: Vec<i64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -128,7 +131,13 @@ fn traced(tool: &Stillpoint, counted: &str, count: u64) -> Ending {
     let status = ExitStatus::from_raw(status as i32);
     let killed = status.signal() == Some(SIGKILL);
     let last = u64::try_from(last).ok();
-    Ending { syscalls: syscalls as u64, writes: writes as u64, last, killed, run: printed.into_run(tool, Some(status)) }
+    RunResult {
+        syscalls: syscalls as u64,
+        writes: writes as u64,
+        last,
+        killed,
+        run: printed.into_run(tool, Some(status)),
+    }
 }
 
 /// Returns the path of `programs/kill_after.c`, compiled once for this test.
@@ -185,19 +194,19 @@ mod tests {
     #[test]
     fn kills_after_the_number_asked_for() {
         let tool = Stillpoint::new().arg("--version");
-        let whole = run(&tool, Moment::Never);
+        let whole = run(&tool, KillInstant::Never);
         assert_eq!(whole.run.code, Some(0), "{whole}");
         assert!(!whole.killed && whole.syscalls > 10, "{whole}");
         for n in [0, 1, whole.syscalls / 2] {
-            let cut = run(&tool, Moment::AfterSyscalls(n));
+            let cut = run(&tool, KillInstant::AfterSyscalls(n));
             assert!(cut.killed && cut.run.code.is_none(), "{cut}");
         }
-        assert!(!run(&tool, Moment::AfterSyscalls(whole.syscalls + 1)).killed);
+        assert!(!run(&tool, KillInstant::AfterSyscalls(whole.syscalls + 1)).killed);
     }
 
     #[test]
     fn kills_after_a_time() {
-        let ending = run(&Stillpoint::new().arg("--version"), Moment::AfterTime(Duration::ZERO));
+        let ending = run(&Stillpoint::new().arg("--version"), KillInstant::AfterTime(Duration::ZERO));
         assert!(ending.killed || ending.run.code == Some(0), "{ending}");
     }
 }

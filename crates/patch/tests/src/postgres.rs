@@ -34,7 +34,7 @@ pub const PACKAGE: &str = "postgresql-15";
 const PACKAGES: [&str; 2] = [PACKAGE, "postgresql-client-15"];
 const PROGRAMS: &str = "usr/lib/postgresql/15/bin";
 /// User id of the unprivileged user of every Debian.
-const USER: u32 = 65534;
+const USER_ID: u32 = 65534;
 
 /// A server and its tools, and the source that they were built from.
 #[derive(Debug, Clone)]
@@ -108,7 +108,7 @@ impl Postgres {
     /// first.
     fn as_nobody(&self, program: &Path) -> Command {
         let mut command = Command::new("setpriv");
-        let user = USER.to_string();
+        let user = USER_ID.to_string();
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--pdeathsig", "KILL", "--"]);
         command.arg(program).envs(self.binary.environment()).env("LC_ALL", "C").stdin(Stdio::null());
         command
@@ -142,7 +142,7 @@ impl Cluster {
     /// Makes and starts one; `settings` are `name=value`.
     pub fn start(postgres: &Postgres, settings: &[&str]) -> Cluster {
         let dir = TempDir::with_prefix("stillpoint-postgres-").expect("make a directory for the cluster");
-        chown(dir.path(), Some(USER), Some(USER)).expect("give the directory to nobody");
+        chown(dir.path(), Some(USER_ID), Some(USER_ID)).expect("give the directory to nobody");
         let postgres = copied(postgres, dir.path());
         let data = dir.path().join("data");
         let mut initdb = postgres.as_nobody(&postgres.tool("initdb"));

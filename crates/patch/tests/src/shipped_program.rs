@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 /// A program of the archive, older than the newest source of its package, and patches for it.
 #[derive(Debug)]
-pub struct Shipped {
+pub struct ShippedProgram {
     /// The program, unmodified.
     pub binary: Binary,
     /// Patches that were built for it, in the order of the series.
@@ -20,7 +20,7 @@ pub struct Shipped {
 /// Takes the file `path` of the oldest version of `packages` in the archive, and builds each of the diffs `quilt` that
 /// their source package has gained since (all when empty) on top of those before. Refused diffs are left out. An error
 /// means that the archive does not offer a needed file.
-pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<Shipped, Unavailable> {
+pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<ShippedProgram, Unavailable> {
     let versions = packages::versions_with_source(packages)?;
     let [newest, .., oldest] = &versions[..] else {
         return Err(packages::too_few(packages[0], &versions));
@@ -59,12 +59,12 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
         }
     }
     assert!(!patches.is_empty(), "no diff of {source} between {oldest} and {newest} makes a patch for {path}");
-    Ok(Shipped { binary, patches, _dir: dir })
+    Ok(ShippedProgram { binary, patches, _dir: dir })
 }
 
 /// Takes a memcached of the archive, and builds a patch by us that changes its answer to `version` to `VERSION
 /// stillpoint`: the package's own series only fixes units that Debian does not compile.
-pub fn memcached() -> Result<Shipped, Unavailable> {
+pub fn memcached() -> Result<ShippedProgram, Unavailable> {
     let versions = packages::versions_with_source(&["memcached"])?;
     let version = &versions[0];
     let binary = packages::memcached(Some(version))?;
@@ -86,7 +86,7 @@ pub fn memcached() -> Result<Shipped, Unavailable> {
     let run = build.run();
     // A failed build is no reason to skip: the archive has all packages.
     assert_eq!(run.code, Some(0), "{run}");
-    Ok(Shipped { binary, patches: vec![output], _dir: dir })
+    Ok(ShippedProgram { binary, patches: vec![output], _dir: dir })
 }
 
 /// Returns the diff of that patch, for the memcached of this version.
@@ -133,30 +133,30 @@ fn missing(package: &str, newer: &str, older: &str) -> Result<Vec<String>, Strin
 
 /// Load that a patch must not disturb.
 #[derive(Debug)]
-pub struct Watched {
+pub struct MonitoredLoad {
     load: Load,
 }
 
-impl Watched {
+impl MonitoredLoad {
     /// Starts it: 24 busy connections, and some idle ones.
-    pub fn redis(port: u16) -> Watched {
+    pub fn redis(port: u16) -> MonitoredLoad {
         let plan = Plan::redis(Target::Tcp(format!("127.0.0.1:{port}")));
-        Watched::start(Plan { blocking: 8, ..plan })
+        MonitoredLoad::start(Plan { blocking: 8, ..plan })
     }
 
     /// Starts such a load for a memcached.
-    pub fn memcached(port: u16) -> Watched {
+    pub fn memcached(port: u16) -> MonitoredLoad {
         let mix = "get=70,set=30".parse().expect("a mix");
         let protocol = Protocol::Memcached { mix, keys: 10_000, value_bytes: 64 };
-        Watched::start(Plan::new(Target::Tcp(format!("127.0.0.1:{port}")), protocol))
+        MonitoredLoad::start(Plan::new(Target::Tcp(format!("127.0.0.1:{port}")), protocol))
     }
 
-    fn start(plan: Plan) -> Watched {
+    fn start(plan: Plan) -> MonitoredLoad {
         // We end the load: the duration is only the limit of a test that hangs.
         let duration = std::time::Duration::from_secs(1800);
         let timeout = std::time::Duration::from_secs(60);
         let plan = Plan { connections: 24, idle: 16, rate: 2000.0, duration, timeout, ..plan };
-        Watched { load: Load::start(plan).expect("start the load") }
+        MonitoredLoad { load: Load::start(plan).expect("start the load") }
     }
 
     /// Waits until `count` more requests have been answered.

@@ -7,7 +7,7 @@ use gimli::{BaseAddresses, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindS
 const HEADER_LEN: usize = 12;
 const ENTRY_LEN: usize = 8;
 /// Version, and pcrel|sdata4, udata4, datarel|sdata4: the only form on which libgcc uses binary search.
-const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+const ENCODING: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 /// The reason why there is no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -79,7 +79,7 @@ pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8
         let distance = i32::try_from(to.wrapping_sub(from) as i64).map_err(|_| TableError::Reach(to))?;
         Ok(distance.to_le_bytes())
     };
-    let mut out = FORM.to_vec();
+    let mut out = ENCODING.to_vec();
     out.extend_from_slice(&near(eh_frame_at, at.wrapping_add(4))?);
     out.extend_from_slice(&(all.len() as u32).to_le_bytes());
     for code in all {
@@ -98,7 +98,7 @@ pub(crate) struct SearchTable<'r> {
 impl<'r> SearchTable<'r> {
     /// Returns the table in `.eh_frame_hdr`, if it has the known form and belongs to this `.eh_frame`.
     pub(crate) fn of(hdr: Section<'r>, eh_frame_at: u64) -> Option<Self> {
-        let known = hdr.word(0)? == u32::from_le_bytes(FORM);
+        let known = hdr.word(0)? == u32::from_le_bytes(ENCODING);
         let leads_to = hdr.at().wrapping_add(4).wrapping_add_signed(i64::from(hdr.word(4)? as i32));
         let count = hdr.word(8)? as usize;
         (known && leads_to == eh_frame_at && count > 0).then_some(SearchTable { hdr, count })

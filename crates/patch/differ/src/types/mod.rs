@@ -81,10 +81,10 @@ pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Re
 
 /// Returns the members of the closures of each function, in the order of the source, by the function's readable name.
 pub(crate) fn closures(object: &[u8]) -> Result<BTreeMap<String, Vec<String>>, Refusal> {
-    let damaged = |e: dwarf::Unreadable| Refusal::DebugInfo { unit: "an object".to_owned(), why: e.to_string() };
+    let damaged = |e: dwarf::DebugInfoError| Refusal::DebugInfo { unit: "an object".to_owned(), why: e.to_string() };
     let sections = match Sections::load(object) {
         // A unit without types is refused by name once its types are needed.
-        Err(dwarf::Unreadable::Missing) => return Ok(BTreeMap::new()),
+        Err(dwarf::DebugInfoError::Missing) => return Ok(BTreeMap::new()),
         other => other.map_err(damaged)?,
     };
     Side::index(&sections).and_then(|side| closures::all(&side)).map_err(damaged)

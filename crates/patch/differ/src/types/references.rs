@@ -1,13 +1,13 @@
 //! Types and static variables that a function's code uses.
 
-use super::dwarf::{Die, NESTING_MAX, Side, TypeKey, Unreadable, is_tagged};
+use super::dwarf::{DebugInfoError, Die, NESTING_MAX, Side, TypeKey, is_tagged};
 use super::shape::Shape;
 use gimli::{AttributeValue, constants as dw};
 use std::collections::{HashMap, HashSet};
 
 /// Named types and static locals, of several functions together.
 #[derive(Default)]
-pub(super) struct Mentions {
+pub(super) struct References {
     pub(super) types: HashMap<TypeKey, Die>,
     /// Static locals by `function::variable`, as several functions may have one of a name.
     pub(super) statics: HashMap<String, Vec<Die>>,
@@ -16,7 +16,7 @@ pub(super) struct Mentions {
 }
 
 /// Adds the types of `function`: parameters, result, locals, and the same of every function that it calls or inlines.
-pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> Result<(), Unreadable> {
+pub(super) fn references(side: &Side<'_>, function: &str, out: &mut References) -> Result<(), DebugInfoError> {
     let mut todo: Vec<Die> = side.functions.get(function).cloned().unwrap_or_default();
     while let Some(die) = todo.pop() {
         if !out.functions.insert(die) {
@@ -65,10 +65,16 @@ fn is_static(entry: &super::dwarf::Entry<'_>) -> bool {
 
 /// Adds the named types that `ty` consists of, up to their names. `scope` precedes the name of a class within a
 /// function.
-fn reach(side: &Side<'_>, ty: Option<Die>, scope: &str, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
+fn reach(
+    side: &Side<'_>,
+    ty: Option<Die>,
+    scope: &str,
+    out: &mut References,
+    depth: usize,
+) -> Result<(), DebugInfoError> {
     let Some(die) = ty else { return Ok(()) };
     if depth > NESTING_MAX {
-        return Err(Unreadable::Nesting);
+        return Err(DebugInfoError::Nesting);
     }
     if !out.seen.insert(die) {
         return Ok(());
@@ -106,7 +112,13 @@ fn is_closure(name: &str) -> bool {
 }
 
 /// Adds the types that pass between a function and its callers.
-fn reach_call(side: &Side<'_>, function: Die, scope: &str, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
+fn reach_call(
+    side: &Side<'_>,
+    function: Die,
+    scope: &str,
+    out: &mut References,
+    depth: usize,
+) -> Result<(), DebugInfoError> {
     let (parameters, _) = side.parameters(function)?;
     reach(side, side.type_of(function)?, scope, out, depth)?;
     parameters.into_iter().try_for_each(|ty| reach(side, ty, scope, out, depth))

@@ -19,10 +19,10 @@ pub(crate) mod rendezvous;
 use crate::error::Busy;
 use crate::{Error, Quiescence};
 pub use abi::{Name, ThreadState};
-pub(crate) use gather::Following;
+pub(crate) use gather::FollowedRequest;
 pub(crate) use library::{Library, own_word};
-pub(crate) use point_status::present;
-pub use point_status::{Asked, Part, Points};
+pub(crate) use point_status::read_points;
+pub use point_status::{PendingRequest, QuiescencePoints, RegisteredThread};
 use stillpoint_patch_format::Scope;
 use stillpoint_patch_tracee::{Module, Process};
 
@@ -80,7 +80,7 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     }
     let refuse = |why: String| Err(Error::NoPoints { pid: process.pid(), mode: quiescence.to_string(), why });
     let Some(library) = Library::find(process, modules)? else {
-        return refuse(match Library::of_another_version(process, modules)? {
+        return refuse(match Library::other_version(process, modules)? {
             Some(version) => format!(
                 "its libstillpoint has control blocks of version {version}, but this program knows version {}: restart the \
                  process with the library that came with this program",

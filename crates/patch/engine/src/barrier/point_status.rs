@@ -10,7 +10,7 @@ use stillpoint_patch_tracee::{Module, Process, Tid};
 
 /// State of one thread in quiescence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct RegisteredThread {
     /// Name that the program gave the thread.
     pub name: String,
     /// Its group; `None` for no group.
@@ -25,7 +25,7 @@ pub struct Part {
 
 /// Quiescence points of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Points {
+pub struct QuiescencePoints {
     /// Number of priorities; 0 if the program never called `sp_init`.
     pub priorities: u32,
     /// Number of registered threads.
@@ -33,12 +33,12 @@ pub struct Points {
     /// Number of threads that the program reports; 0 if it reported none.
     pub program_threads: u32,
     /// The present request to the threads.
-    pub request: Option<Asked>,
+    pub request: Option<PendingRequest>,
 }
 
 /// A pending request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Asked {
+pub struct PendingRequest {
     /// `local`, `group`, `global`, or `others` (the first half of a group's).
     pub mode: String,
     /// Group for `group` and `others`.
@@ -48,19 +48,20 @@ pub struct Asked {
     /// Milliseconds until threads stop waiting by themselves.
     pub left_ms: u64,
     /// Number of blocked threads.
-    pub standing: u32,
+    #[serde(rename = "standing")]
+    pub blocked: u32,
     /// Number of threads that it waits for.
     pub awaited: u32,
 }
 
-fn asked(request: &Request, slots: &[Slot]) -> Asked {
+fn pending_request(request: &Request, slots: &[Slot]) -> PendingRequest {
     let count = |wanted: &dyn Fn(&&Slot) -> bool| slots.iter().filter(wanted).count() as u32;
-    Asked {
+    PendingRequest {
         mode: format!("{:?}", request.mode).to_lowercase(),
         group: (!request.group.is_empty()).then(|| request.group.to_string()),
         patcher_pid: request.patcher_pid,
         left_ms: request.deadline_ns.saturating_sub(now_ns()) / 1_000_000,
-        standing: count(&|slot| slot.state == ThreadState::Blocked),
+        blocked: count(&|slot| slot.state == ThreadState::Blocked),
         awaited: count(&|slot| request.awaits(slot)),
     }
 }
@@ -73,29 +74,32 @@ fn current(control: &Control) -> Option<&Request> {
 }
 
 /// Registered threads by their number.
-pub(crate) type Parts = BTreeMap<Tid, (Part, Slot)>;
+pub(crate) type RegisteredThreads = BTreeMap<Tid, (RegisteredThread, Slot)>;
 
 /// Reads the state of the process's library, if it has one; stops no thread.
-pub(crate) fn present(process: &Process, modules: &[Module]) -> Result<Option<(Points, Parts)>, Error> {
+pub(crate) fn read_points(
+    process: &Process,
+    modules: &[Module],
+) -> Result<Option<(QuiescencePoints, RegisteredThreads)>, Error> {
     let Some(mut library) = Library::find(process, modules)? else { return Ok(None) };
     let control = library.control(process.memory())?;
     let slots = library.slots(process.memory())?;
     let threads: Vec<Tid> = process.threads()?.iter().map(|thread| thread.tid).collect();
-    library.learn(process, &threads);
+    library.update_tids(process, &threads);
     let request = current(&control);
-    let part = |slot: &Slot| Part {
+    let registered = |slot: &Slot| RegisteredThread {
         name: slot.name.to_string(),
         group: (!slot.group.is_empty()).then(|| slot.group.to_string()),
         priority: slot.priority,
         state: slot.state,
         blocks: request.is_some_and(|request| request.awaits(slot)),
     };
-    let parts = slots.iter().filter_map(|slot| Some((library.thread(slot)?, (part(slot), *slot)))).collect();
-    let points = Points {
+    let parts = slots.iter().filter_map(|slot| Some((library.thread(slot)?, (registered(slot), *slot)))).collect();
+    let points = QuiescencePoints {
         priorities: control.priorities,
         registered: slots.len() as u32,
         program_threads: control.program_threads,
-        request: request.map(|request| asked(request, &slots)),
+        request: request.map(|request| pending_request(request, &slots)),
     };
     Ok(Some((points, parts)))
 }

@@ -1,10 +1,10 @@
 //! A request at which threads block, for both ways of changing code: awaited threads, blocked threads, abandoning.
 
 use super::Library;
-use super::abi::{Gathered, Request, Slot};
+use super::abi::{GatherOutcome, Request, Slot};
 use crate::Error;
 use crate::error::Busy;
-use crate::probe::{Look, Prober};
+use crate::probe::{Prober, ThreadSnapshot};
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
 use crate::walk::Walker;
@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
-const LOCK: &str = "code that holds the lock of libstillpoint";
+const LOCK_DESCRIPTION: &str = "code that holds the lock of libstillpoint";
 /// Time limit for the lock; it is held for some instructions.
-pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Describes the location of a thread for which a request still waits.
 pub(crate) fn describe(slot: &Slot) -> String {
@@ -22,14 +22,16 @@ pub(crate) fn describe(slot: &Slot) -> String {
 }
 
 /// Describes the library's lock, which a thread holds.
-pub(crate) fn locked(process: &Process) -> Busy {
-    Busy { tid: process.pid().leader(), function: LOCK.into() }
+pub(crate) fn lock_holder(process: &Process) -> Busy {
+    Busy { tid: process.pid().leader(), function: LOCK_DESCRIPTION.into() }
 }
 
 /// Returns true if the blocked threads have continued, or will not be asked any more.
 pub(crate) fn is_over(process: &Process, library: &Library, request: &Request) -> Result<bool, Error> {
     let control = library.control(process.memory())?;
-    Ok(now_ns() >= request.deadline_ns || control.answered != request.number || control.outcome == Gathered::Abandoned)
+    Ok(now_ns() >= request.deadline_ns
+        || control.answered != request.number
+        || control.outcome == GatherOutcome::Abandoned)
 }
 
 /// Returns the threads for which the request still waits, by the slots.
@@ -40,7 +42,7 @@ pub(crate) fn awaited(
     threads: &[Tid],
 ) -> Result<Vec<Busy>, Error> {
     let slots = library.slots(process.memory())?;
-    library.learn(process, threads);
+    library.update_tids(process, threads);
     Ok(busy_of(library, request, &slots))
 }
 
@@ -50,7 +52,7 @@ fn busy_of(library: &Library, request: &Request, slots: &[Slot]) -> Vec<Busy> {
 }
 
 /// Tools to search the stacks of threads that the library does not know.
-pub(crate) struct Eyes<'e, 'p> {
+pub(crate) struct StackExaminer<'e, 'p> {
     pub(crate) prober: &'e mut Prober,
     pub(crate) walker: &'e Walker<'p>,
     pub(crate) forbidden: &'e Forbidden,
@@ -58,20 +60,20 @@ pub(crate) struct Eyes<'e, 'p> {
 
 /// Returns the threads that prevent the release of a request while the process is frozen. Such a thread holds the library's lock or is not
 /// blocked. Or the library does not know it, it is not `over`, and it has code that changes on its stack.
-pub(crate) fn who_keeps_it(
+pub(crate) fn blocking_threads(
     frozen: &mut Frozen<'_, '_>,
     process: &Process,
     library: &Library,
     request: &Request,
-    eyes: Eyes<'_, '_>,
-    over: impl Fn(Tid, &Look<'_>) -> bool,
+    examiner: StackExaminer<'_, '_>,
+    over: impl Fn(Tid, &ThreadSnapshot<'_>) -> bool,
 ) -> Result<Vec<Busy>, Error> {
     let memory = process.memory();
     let control = library.control(memory)?;
     let slots = library.slots(memory)?;
     let mut busy = Vec::new();
     if control.busy || control.pending() != Some(request) || now_ns() >= request.deadline_ns {
-        busy.push(locked(process));
+        busy.push(lock_holder(process));
     }
     busy.extend(busy_of(library, request, &slots));
     if !busy.is_empty() {
@@ -79,11 +81,11 @@ pub(crate) fn who_keeps_it(
     }
     let known: BTreeSet<Tid> = slots.iter().map(|slot| library.thread(slot).unwrap_or(Tid(slot.tid))).collect();
     for tid in frozen.threads().into_iter().filter(|tid| !known.contains(tid)) {
-        let look = eyes.prober.look(process, &mut frozen.thread(tid)?)?;
-        if over(tid, &look) {
+        let snapshot = examiner.prober.snapshot(process, &mut frozen.thread(tid)?)?;
+        if over(tid, &snapshot) {
             continue;
         }
-        let verdict = eyes.walker.judge(&look, eyes.forbidden);
+        let verdict = examiner.walker.judge(&snapshot, examiner.forbidden);
         if !verdict.is_free() {
             busy.push(Busy { tid, function: verdict.describe() });
         }
@@ -106,13 +108,13 @@ pub(crate) fn abandon(
     let memory = process.memory();
     let busy = library.control(memory)?.busy;
     if !busy {
-        library.settle(memory, Gathered::Abandoned)?;
+        library.write_outcome(memory, GatherOutcome::Abandoned)?;
     }
     for (tid, stopped_ns) in frozen.thaw()? {
         report.stopped(tid, "freeze: abandon", stopped_ns);
     }
     if !busy {
-        library.ring(process);
+        library.wake(process);
     }
     Ok(!busy)
 }

@@ -1,7 +1,7 @@
 //! Migration of every thread of a process to one generation, each alone.
 
 use super::kernel;
-use super::points::Points;
+use super::points::PointMigration;
 use crate::error::Busy;
 use crate::operation::Target;
 use crate::probe::{Prober, Verdict};
@@ -15,19 +15,15 @@ use stillpoint_events::EventKind;
 use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, ThreadInfo, Tid};
 
 /// Interval between two checks of busy threads.
-const REST: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Time to wait for threads that may stay, after all others have migrated.
-const PATIENCE: Duration = Duration::from_millis(500);
+const STAY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Returns the threads of the process, and the processes that share its memory, that are not in the generation and cannot be migrated
 /// alone. Omits threads in `staying`, and workers of the kernel, which run none of its code and are always in the base. The threads are
 /// read twice, because one may be created while another is read; no thread is created elsewhere by threads that are in the generation.
-pub(super) fn who_is_elsewhere(
-    process: &Process,
-    generation: u32,
-    staying: &BTreeSet<Tid>,
-) -> Result<Vec<Busy>, Error> {
+pub(super) fn threads_outside(process: &Process, generation: u32, staying: &BTreeSet<Tid>) -> Result<Vec<Busy>, Error> {
     for _ in 0..2 {
         let mut threads = process.threads()?;
         threads.retain(|t| {
@@ -45,7 +41,7 @@ pub(super) fn who_is_elsewhere(
 }
 
 /// Result of a migration.
-pub(super) struct Crossed {
+pub(super) struct MigrationResult {
     /// Number of threads.
     pub(super) threads: u32,
     /// Threads that keep the old version, each with the code in which it stays.
@@ -53,7 +49,7 @@ pub(super) struct Crossed {
 }
 
 /// Threads on their way to a generation.
-pub(super) struct Crossing {
+pub(super) struct Migration {
     process: Process,
     modules: Vec<tracee::Module>,
     prober: Prober,
@@ -72,10 +68,10 @@ pub(super) struct Crossing {
     /// patched functions is forbidden already; these belong to the lookup redirect.
     boundaries: Vec<u64>,
     /// Busy threads whose stack has been walked.
-    walked: BTreeSet<Tid>,
+    stack_walked: BTreeSet<Tid>,
 }
 
-impl Crossing {
+impl Migration {
     /// Prepares a migration to a generation, in a transition of this number; no thread has migrated.
     pub(super) fn new(
         target: &Target,
@@ -89,8 +85,8 @@ impl Crossing {
         let modules = target.modules.clone();
         let redirect = target.view.lookup_redirect.iter();
         let boundaries = redirect.flat_map(|g| g.inner_boundaries.iter().map(|b| g.entry.0 + u64::from(*b))).collect();
-        let (stays, busy, walked) = Default::default();
-        Ok(Crossing {
+        let (stays, busy, stack_walked) = Default::default();
+        Ok(Migration {
             process,
             modules,
             prober,
@@ -102,19 +98,19 @@ impl Crossing {
             stays,
             busy,
             boundaries,
-            walked,
+            stack_walked,
         })
     }
 
     /// Migrates all threads except those that stay elsewhere; threads that their `points` migrate are not touched. A thread that may stay
     /// does so if it has not left soon after all others have migrated.
-    pub(super) fn all(
+    pub(super) fn run(
         &mut self,
         session: &mut Session<'_>,
         report: &mut Report<'_>,
-        mut points: Option<&mut Points>,
+        mut points: Option<&mut PointMigration>,
         deadline: Instant,
-    ) -> Result<Crossed, Error> {
+    ) -> Result<MigrationResult, Error> {
         let process = self.process.clone();
         let walker = Walker::new(&process, self.modules.clone(), self.frames.clone());
         // since when only threads that may stay are left
@@ -123,16 +119,16 @@ impl Crossing {
             event_pump::serve(&process, session, Instant::now())?;
             let threads = session.threads();
             self.busy.retain(|tid, _| session.knows(*tid));
-            self.walked.retain(|tid| session.knows(*tid));
+            self.stack_walked.retain(|tid| session.knows(*tid));
             let (going, staying) = match &mut points {
-                Some(points) => points.own_way(&threads)?,
+                Some(points) => points.self_migrating(&threads)?,
                 None => Default::default(),
             };
             for tid in threads.iter().filter(|tid| !staying.contains(tid)) {
                 match going.get(tid) {
-                    Some(where_) if !self.is_there(report, *tid) => {
-                        self.is_busy(report, *tid, where_.clone());
-                        self.learn_whether_it_stays(session, report, &walker, *tid)?;
+                    Some(location) if !self.has_arrived(report, *tid) => {
+                        self.record_busy(report, *tid, location.clone());
+                        self.record_stay(session, report, &walker, *tid)?;
                     }
                     _ => self.visit(session, report, &walker, *tid)?,
                 }
@@ -143,13 +139,13 @@ impl Crossing {
             let late = Instant::now() > deadline;
             let alone = self.busy.keys().all(|tid| self.stays.contains_key(tid));
             alone_since = alone.then(|| alone_since.unwrap_or_else(Instant::now));
-            if busy.is_empty() || alone && (late || alone_since.is_some_and(|since| since.elapsed() > PATIENCE)) {
+            if busy.is_empty() || alone && (late || alone_since.is_some_and(|since| since.elapsed() > STAY_TIMEOUT)) {
                 let left: BTreeSet<Tid> = staying.iter().chain(self.busy.keys()).copied().collect();
-                busy = who_is_elsewhere(&process, self.goal, &left)?;
+                busy = threads_outside(&process, self.goal, &left)?;
                 if busy.is_empty() {
                     let stays = |tid| Some(Busy { tid, function: self.stays.get(&tid)?.clone() });
                     let staying = self.busy.keys().filter_map(|tid| stays(*tid)).collect();
-                    return Ok(Crossed { threads: threads.len() as u32, staying });
+                    return Ok(MigrationResult { threads: threads.len() as u32, staying });
                 }
                 // seizes threads that wait to be reported as new
                 session.seize_untold()?;
@@ -157,7 +153,7 @@ impl Crossing {
             if late {
                 return Err(Error::TimedOut { busy });
             }
-            event_pump::serve(&process, session, Instant::now() + REST)?;
+            event_pump::serve(&process, session, Instant::now() + POLL_INTERVAL)?;
         }
     }
 
@@ -168,23 +164,23 @@ impl Crossing {
         walker: &Walker<'_>,
         tid: Tid,
     ) -> Result<(), Error> {
-        if self.is_there(report, tid) {
+        if self.has_arrived(report, tid) {
             return Ok(());
         }
         // a new thread is resumed by its event; stopping a thread again that has not run would show nothing new, unless its stack can be
         // walked by now
         let again = self.busy.contains_key(&tid);
-        let walked = again && self.walked.contains(&tid);
-        if session.is_newborn(tid) || walked && session.idle_since_stop(tid)? {
+        let stack_walked = again && self.stack_walked.contains(&tid);
+        if session.is_newborn(tid) || stack_walked && session.idle_since_stop(tid)? {
             return Ok(());
         }
         if again {
             walker.prepare();
-            self.walked.insert(tid);
+            self.stack_walked.insert(tid);
         }
         let why = match session.stop(tid) {
             Ok(Stop::Stopped(mut thread)) => {
-                let why = self.take(walker, &mut thread)?;
+                let why = self.migrate_stopped(walker, &mut thread)?;
                 report.stopped(tid, "probe", thread.resume()?);
                 why
             }
@@ -194,14 +190,14 @@ impl Crossing {
             Err(error) => return Err(error.into()),
         };
         match why {
-            None => self.has_gone(report, tid),
-            Some(why) => self.is_busy(report, tid, why),
+            None => self.record_migrated(report, tid),
+            Some(why) => self.record_busy(report, tid, why),
         }
         Ok(())
     }
 
     /// Checks if a thread that migrates by itself is in code in which it may stay, and records it.
-    fn learn_whether_it_stays(
+    fn record_stay(
         &mut self,
         session: &mut Session<'_>,
         report: &mut Report<'_>,
@@ -216,8 +212,8 @@ impl Crossing {
         self.stays.remove(&tid);
         match session.stop(tid) {
             Ok(Stop::Stopped(mut thread)) => {
-                let look = self.prober.look(&self.process, &mut thread)?;
-                if let stays @ Verdict::Busy(_) = walker.judge(&look, &self.may_stay) {
+                let snapshot = self.prober.snapshot(&self.process, &mut thread)?;
+                if let stays @ Verdict::Busy(_) = walker.judge(&snapshot, &self.may_stay) {
                     self.stays.insert(tid, stays.describe());
                 }
                 report.stopped(tid, "probe", thread.resume()?);
@@ -231,16 +227,16 @@ impl Crossing {
     }
 
     /// Returns true if a thread is in the generation, or has ended.
-    fn is_there(&mut self, report: &mut Report<'_>, tid: Tid) -> bool {
-        let there = kernel::generation_of(&self.process, tid).is_none_or(|generation| generation == self.goal);
+    fn has_arrived(&mut self, report: &mut Report<'_>, tid: Tid) -> bool {
+        let arrived = kernel::generation_of(&self.process, tid).is_none_or(|generation| generation == self.goal);
         // it was waited for, and has migrated by itself
-        if there && self.busy.contains_key(&tid) {
-            self.has_gone(report, tid);
+        if arrived && self.busy.contains_key(&tid) {
+            self.record_migrated(report, tid);
         }
-        there
+        arrived
     }
 
-    fn has_gone(&mut self, report: &mut Report<'_>, tid: Tid) {
+    fn record_migrated(&mut self, report: &mut Report<'_>, tid: Tid) {
         self.busy.remove(&tid);
         self.stays.remove(&tid);
         if self.goal != 0 {
@@ -248,7 +244,7 @@ impl Crossing {
         }
     }
 
-    fn is_busy(&mut self, report: &mut Report<'_>, tid: Tid, why: String) {
+    fn record_busy(&mut self, report: &mut Report<'_>, tid: Tid, why: String) {
         if self.busy.get(&tid) != Some(&why) {
             report.event(EventKind::ThreadBusy { tid: tid.0, function: why.clone() });
         }
@@ -256,17 +252,21 @@ impl Crossing {
     }
 
     /// Migrates a thread that is stopped; returns the reason if that is impossible now.
-    fn take(&mut self, walker: &Walker<'_>, thread: &mut tracee::Stopped<'_>) -> Result<Option<String>, Error> {
+    fn migrate_stopped(
+        &mut self,
+        walker: &Walker<'_>,
+        thread: &mut tracee::Stopped<'_>,
+    ) -> Result<Option<String>, Error> {
         let tid = thread.tid();
-        let look = self.prober.look(&self.process, thread)?;
+        let snapshot = self.prober.snapshot(&self.process, thread)?;
         self.stays.remove(&tid);
-        if look.stands_inside(&self.boundaries) {
+        if snapshot.is_inside(&self.boundaries) {
             return Ok(Some("the first bytes of a function".to_owned()));
         }
-        let verdict = walker.judge(&look, &self.forbidden);
+        let verdict = walker.judge(&snapshot, &self.forbidden);
         if verdict != Verdict::Clear {
             if !self.may_stay.is_empty()
-                && let stays @ Verdict::Busy(_) = walker.judge(&look, &self.may_stay)
+                && let stays @ Verdict::Busy(_) = walker.judge(&snapshot, &self.may_stay)
             {
                 self.stays.insert(tid, stays.describe());
             }

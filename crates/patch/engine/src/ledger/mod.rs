@@ -17,7 +17,7 @@ pub use record::{
     OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
 };
 pub(crate) use view::first_of;
-pub use view::{Origin, Unfinished, Version, View};
+pub use view::{OpenTransition, Origin, Version, View};
 
 use sha2::{Digest, Sha256};
 
@@ -93,7 +93,7 @@ pub fn encode_header(word_offset: i32) -> [u8; HEADER_LEN] {
 /// Reads a ledger; never panics, never allocates more than a small multiple of the input.
 pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     let mut ledger = decode_header(bytes)?;
-    ledger.read_on(&bytes[HEADER_LEN..])?;
+    ledger.read_more(&bytes[HEADER_LEN..])?;
     Ok(ledger)
 }
 
@@ -119,7 +119,7 @@ fn padded(payload_len: usize) -> usize {
 }
 
 /// Returns true if a record begins in `bytes` whose stated length exceeds them.
-pub fn is_cut_off(bytes: &[u8]) -> bool {
+pub fn is_truncated(bytes: &[u8]) -> bool {
     u32_at(bytes, 0).is_none_or(|len| len > 0 && padded(len as usize) > bytes.len())
 }
 
@@ -144,7 +144,7 @@ impl Ledger {
         Ledger { word_offset, view: View::default(), end: HEADER_LEN, count: 0 }
     }
 
-    /// Returns the bytes of one more record, to be written at `self.end` before [`Ledger::appended`] is called.
+    /// Returns the bytes of one more record, to be written at `self.end` before [`Ledger::advance`] is called.
     ///
     /// The record breaks a rule, or there is no room for it: then nothing may be written.
     /// The record breaks a rule, or there is no room for it: nothing may be written then.
@@ -165,7 +165,7 @@ impl Ledger {
     }
 
     /// Records that the `len` bytes of `record` have been written.
-    pub fn appended(&mut self, record: Record, len: usize) -> Result<(), LedgerError> {
+    pub fn advance(&mut self, record: Record, len: usize) -> Result<(), LedgerError> {
         self.view.add(record)?;
         self.count += 1;
         self.end += len;
@@ -173,10 +173,10 @@ impl Ledger {
     }
 
     /// Reads the complete records in `bytes`, which are located at `self.end`; refuses a record that this tool would never write.
-    pub fn read_on(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
+    pub fn read_more(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
         let start = self.end;
         while let Some((record, len)) = decode_record(&bytes[self.end - start..], self.count + 1) {
-            self.appended(record, len)?;
+            self.advance(record, len)?;
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ mod tests {
         for record in records {
             let encoded = ledger.encode(record).expect("encodes");
             bytes.extend_from_slice(&encoded);
-            ledger.appended(record.clone(), encoded.len()).expect("consistent");
+            ledger.advance(record.clone(), encoded.len()).expect("consistent");
         }
         bytes
     }
@@ -230,8 +230,8 @@ mod tests {
         let bytes = image(&mut ledger, &records());
         for cut in HEADER_LEN..bytes.len() {
             let mut read = decode(&bytes[..cut]).expect("header is whole");
-            assert!(is_cut_off(&bytes[read.end..cut]), "cut at {cut}");
-            read.read_on(&bytes[read.end..]).expect("records are consistent");
+            assert!(is_truncated(&bytes[read.end..cut]), "cut at {cut}");
+            read.read_more(&bytes[read.end..]).expect("records are consistent");
             assert_eq!(read, ledger, "cut at {cut}");
         }
     }
@@ -241,7 +241,7 @@ mod tests {
         let [_, phase] = records();
         let mut ledger = Ledger::new(0x278);
         let encoded = ledger.encode(&phase).expect("encodes");
-        assert!(matches!(ledger.read_on(&encoded), Err(LedgerError::Inconsistent(_))));
+        assert!(matches!(ledger.read_more(&encoded), Err(LedgerError::Inconsistent(_))));
     }
 
     #[test]

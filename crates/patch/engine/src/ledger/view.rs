@@ -16,7 +16,7 @@ pub struct View {
     /// Numbers of the active patches, oldest first.
     pub active: Vec<u32>,
     /// The transition that has not ended.
-    pub unfinished: Option<Unfinished>,
+    pub unfinished: Option<OpenTransition>,
     /// Number of the last transition begun, 0 before the first.
     pub last_transition: u32,
     /// Number of the last transition committed, 0 before the first.
@@ -34,7 +34,7 @@ pub struct View {
 
 /// A transition that has not ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Unfinished {
+pub struct OpenTransition {
     /// The transition.
     pub transition: Arc<Transition>,
     /// Its last phase; `None` if no thread can have migrated yet.

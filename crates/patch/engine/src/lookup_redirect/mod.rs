@@ -48,28 +48,33 @@ pub(crate) struct Entry {
 }
 
 /// Way to make a patch visible.
-pub(crate) enum Way {
+pub(crate) enum UnwindSupport {
     /// The lookup redirect is in place.
-    InPlace,
+    Installed,
     /// The lookup redirect must be placed.
-    Lay(Entry),
+    Place(Entry),
     /// The lookup redirect is impossible for this reason, and the patch does not need it.
-    Without(String),
+    Unavailable(String),
 }
 
 /// Finds out, before anything is changed, how new code can be made visible to the unwinders. Refuses a patch that needs the lookup redirect
 /// if it is impossible.
-pub(crate) fn way(process: &Process, modules: &[Module], view: &View, patch: &Patch) -> Result<Way, Error> {
+pub(crate) fn unwind_support(
+    process: &Process,
+    modules: &[Module],
+    view: &View,
+    patch: &Patch,
+) -> Result<UnwindSupport, Error> {
     let found = match &view.lookup_redirect {
-        Some(redirect) => stands(process.memory(), redirect).map(|_| Way::InPlace),
-        None => find(process, modules).map(Way::Lay),
+        Some(redirect) => is_installed(process.memory(), redirect).map(|_| UnwindSupport::Installed),
+        None => find(process, modules).map(UnwindSupport::Place),
     };
-    let foreign = found.and_then(|way| match foreign_unwinder(process, modules)? {
+    let foreign = found.and_then(|support| match foreign_unwinder(process, modules)? {
         Some(path) => Err(invisible(process, format!("the unwinder of {path} does not call {NAME}"))),
-        None => Ok(way),
+        None => Ok(support),
     });
     match foreign {
-        Err(Error::Invisible { why, .. }) if !is_needed(modules, patch) => Ok(Way::Without(why)),
+        Err(Error::Invisible { why, .. }) if !is_needed(modules, patch) => Ok(UnwindSupport::Unavailable(why)),
         other => other,
     }
 }
@@ -118,7 +123,7 @@ fn find(process: &Process, modules: &[Module]) -> Result<Entry, Error> {
 }
 
 /// Fills the lookup redirect's memory at `area`; no jump leads there yet.
-pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> Result<LookupRedirectRecord, Error> {
+pub(crate) fn place(target: &Target, entry: &Entry, area: Avma, module: Span) -> Result<LookupRedirectRecord, Error> {
     let failed = |source| Error::Entry { function: NAME.to_owned(), source };
     let (displaced_at, table) = (Avma(area.0 + DISPLACED_AT), Span::new(Avma(area.0 + LENS[0]), TABLE_LEN));
     let displaced = insn::displace(&entry.code, Svma(entry.at.0), &entry.plan, entry.at, displaced_at);
@@ -139,7 +144,7 @@ pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> R
 }
 
 /// Returns true if the entry holds the jump to the lookup redirect.
-fn stands(memory: &Memory, redirect: &LookupRedirectRecord) -> Result<bool, Error> {
+fn is_installed(memory: &Memory, redirect: &LookupRedirectRecord) -> Result<bool, Error> {
     let mut now = [0; JUMP_LEN];
     memory.read(redirect.entry, &mut now)?;
     match now {
@@ -152,8 +157,8 @@ fn stands(memory: &Memory, redirect: &LookupRedirectRecord) -> Result<bool, Erro
 /// Returns the site that a transition to `after` needs, so that the lookup redirect is active exactly when the table has entries.
 pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option<Site>, Error> {
     let Some(redirect) = &view.lookup_redirect else { return Ok(None) };
-    let wanted = !told(view, after).is_empty();
-    if stands(memory, redirect)? == wanted {
+    let wanted = !reachable_patches(view, after).is_empty();
+    if is_installed(memory, redirect)? == wanted {
         return Ok(None);
     }
     let off = Side { bytes: redirect.original, target: redirect.displaced, patch: None };
@@ -165,15 +170,15 @@ pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option
 }
 
 /// Returns true if writing these bytes at a site removes the lookup redirect.
-pub(crate) fn is_taken_away(site: &Site, bytes: [u8; JUMP_LEN]) -> bool {
+pub(crate) fn removes_redirect(site: &Site, bytes: [u8; JUMP_LEN]) -> bool {
     site.name == NAME && bytes != site.armed
 }
 
 /// Returns the patches whose code threads may run when those in `active` are active: these, and earlier active ones whose functions'
 /// addresses may remain in data.
-fn told(view: &View, active: &[u32]) -> BTreeSet<u32> {
-    let lives_on = view.came.iter().filter(|n| view.patch(**n).is_some_and(code_escapes));
-    active.iter().chain(lives_on).copied().filter(|n| view.patch(*n).is_some()).collect()
+fn reachable_patches(view: &View, active: &[u32]) -> BTreeSet<u32> {
+    let escaped = view.came.iter().filter(|n| view.patch(**n).is_some_and(code_escapes));
+    active.iter().chain(escaped).copied().filter(|n| view.patch(*n).is_some()).collect()
 }
 
 fn code_escapes(patch: &PlacedPatch) -> bool {
@@ -182,9 +187,9 @@ fn code_escapes(patch: &PlacedPatch) -> bool {
 
 /// Updates the table for the case that the patches in `active` may run: entries of others are deactivated, missing ones become active. A
 /// second call has no effect.
-pub(crate) fn settle(target: &Target, view: &View, active: &[u32]) -> Result<(), Error> {
+pub(crate) fn update_table(target: &Target, view: &View, active: &[u32]) -> Result<(), Error> {
     let Some(redirect) = &view.lookup_redirect else { return Ok(()) };
-    let wanted: Vec<_> = told(view, active).into_iter().filter_map(|n| view.patch(n)).collect();
+    let wanted: Vec<_> = reachable_patches(view, active).into_iter().filter_map(|n| view.patch(n)).collect();
     let entry = |patch: &&PlacedPatch| table::Entry {
         // the whole text segment: the read-only segment begins with the state bytes
         code: Span::new(patch.arena.start, patch.states.start.0 - patch.arena.start.0),
@@ -192,7 +197,7 @@ pub(crate) fn settle(target: &Target, view: &View, active: &[u32]) -> Result<(),
         search_table: patch.search_table.start,
     };
     let entries: Vec<table::Entry> = wanted.iter().map(entry).collect();
-    table::settle(target.process.memory(), redirect.table, &entries).map_err(|why| match why {
+    table::update(target.process.memory(), redirect.table, &entries).map_err(|why| match why {
         table::Error::Memory(error) => error.into(),
         table::Error::Full => invisible(&target.process, "the lookup redirect's table is full".to_owned()),
     })

@@ -9,10 +9,10 @@ use stillpoint_patch_tracee::Memory;
 /// Length of the table in bytes; only written pages use memory.
 pub(crate) const TABLE_LEN: u64 = 64 << 10;
 /// Number of usable entries; the last one is never used, because it ends the table.
-const ENTRIES: usize = (TABLE_LEN as usize - FIND_HEADER_LEN) / FIND_ENTRY_LEN - 1;
+const ENTRIES_MAX: usize = (TABLE_LEN as usize - FIND_HEADER_LEN) / FIND_ENTRY_LEN - 1;
 const MAGIC: &[u8; 16] = b"STILLPOINT-GUIDE";
 /// Largest distance of a patch from its module in bytes.
-const REACH: u64 = 1 << 31;
+const DISTANCE_MAX: u64 = 1 << 31;
 
 /// Code and unwind data of one patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,21 +45,21 @@ impl Entry {
 
 /// Writes the header of a table that no thread reads yet: addresses around `module` are looked up.
 pub(crate) fn create(memory: &Memory, table: Span, module: Span) -> Result<(), crate::Error> {
-    let window = [module.start.0.saturating_sub(REACH), module.end().0.saturating_add(REACH)];
+    let window = [module.start.0.saturating_sub(DISTANCE_MAX), module.end().0.saturating_add(DISTANCE_MAX)];
     memory.write(table.start, MAGIC)?;
     memory.write(Avma(table.start.0 + 16), &window.map(u64::to_le_bytes).concat())?;
     Ok(())
 }
 
 /// Makes exactly the entries in `wanted` active.
-pub(crate) fn settle(memory: &Memory, table: Span, wanted: &[Entry]) -> Result<(), Error> {
+pub(crate) fn update(memory: &Memory, table: Span, wanted: &[Entry]) -> Result<(), Error> {
     let bytes = memory.read_vec(table.start, table.len as usize)?;
     let at = |index: usize| table.start.0 + (FIND_HEADER_LEN + index * FIND_ENTRY_LEN) as u64;
     let entry = |index: usize| &bytes[FIND_HEADER_LEN + index * FIND_ENTRY_LEN..][..FIND_ENTRY_LEN];
     let state = |index: usize| entry(index)[FIND_STATE_AT];
     let mut missing = wanted.to_vec();
     let mut free = Vec::new();
-    for index in 0..ENTRIES.min((bytes.len() - FIND_HEADER_LEN) / FIND_ENTRY_LEN) {
+    for index in 0..ENTRIES_MAX.min((bytes.len() - FIND_HEADER_LEN) / FIND_ENTRY_LEN) {
         let known = missing.iter().position(|m| m.bytes() == entry(index)[..FIND_STATE_AT]);
         match (state(index) % 2, known) {
             (1, Some(known)) => drop(missing.swap_remove(known)),
@@ -71,7 +71,7 @@ pub(crate) fn settle(memory: &Memory, table: Span, wanted: &[Entry]) -> Result<(
         }
         if state(index) == 0 {
             // no entry after it has ever been used
-            free.extend((index + 1..ENTRIES).map(|i| (i, 0)));
+            free.extend((index + 1..ENTRIES_MAX).map(|i| (i, 0)));
             break;
         }
     }

@@ -6,12 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_patch_engine::fleet::carriers;
+use stillpoint_patch_engine::fleet::patched_processes;
 use stillpoint_patch_engine::ledger::{
     ConstantRecord, FunctionRecord, HookRecord, LookupRedirectRecord, Phase, PlacedPatch, Record, Span, SymbolRecord,
     Transition, encode_header,
 };
-use stillpoint_patch_engine::{Error, Landing, debugger_files, peek};
+use stillpoint_patch_engine::{Error, ServiceState, debugger_files, peek};
 use stillpoint_patch_format::{Avma, BuildId, Scope};
 use stillpoint_patch_tracee::Pid;
 use stillpoint_testing::long::rounds;
@@ -174,7 +174,7 @@ fn a_forged_ledger_is_refused_and_nothing_is_written_for_it() {
         let forger = shop.forger(&[record]);
         let error = peek(forger.pid()).expect_err(what);
         assert!(matches!(error, Error::Ledger(_)), "{what}: {error:?}");
-        assert_eq!(error.landing(), Landing::Untouched, "{what}");
+        assert_eq!(error.service_state(), ServiceState::Untouched, "{what}");
         let directory = shop.dir.path().join("gdb");
         debugger_files(forger.pid(), &directory).expect_err(what);
         assert!(!directory.exists(), "{what}");
@@ -324,7 +324,7 @@ fn ledgers_that_were_made_up_harm_no_reader() {
         let of = || format!("seed {seed}, round {round}: {records:?}");
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}, {}", begun.elapsed(), of());
         if let Err(error) = &peeked {
-            assert_eq!(error.landing(), Landing::Untouched, "{error}, {}", of());
+            assert_eq!(error.service_state(), ServiceState::Untouched, "{error}, {}", of());
         }
         assert!(!Path::new("/tmp/stillpoint-forged").exists(), "{}", of());
         let Ok(files) = files else { continue };
@@ -346,13 +346,13 @@ fn ledgers_that_were_made_up_harm_no_reader() {
 fn a_hostile_process_keeps_none_of_the_others_from_being_found() {
     let shop = Workshop::new();
     let (liar, honest) = (shop.forger(&[forged(|patch| patch.name = "a\nb".into())]), shop.forger(&[forged(|_| ())]));
-    let carriers = carriers();
+    let carriers = patched_processes();
     assert!(carriers.found.iter().any(|status| status.pid == honest.pid().0), "{carriers:?}");
-    let left_out = carriers.unclear.iter().find(|(pid, _)| *pid == liar.pid()).expect("it is named");
+    let left_out = carriers.unknown.iter().find(|(pid, _)| *pid == liar.pid()).expect("it is named");
     assert!(matches!(left_out.1, Error::Ledger(_)), "{left_out:?}");
     // threads of the kernel carry no patches, and are not reported
     let is_kernel = |(_, error): &(Pid, Error)| error.to_string().contains("kernel thread");
-    assert!(!carriers.unclear.iter().any(is_kernel), "{carriers:?}");
+    assert!(!carriers.unknown.iter().any(is_kernel), "{carriers:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@
 //! rows.
 
 use super::client::{Answer, Client};
-use super::{MariaDb, Packaged};
+use super::{MariaDb, PackagedServer};
 use crate::cli::{Run, Stillpoint};
 use crate::shipped_program::builder_cache;
 use std::path::{Path, PathBuf};
@@ -133,7 +133,7 @@ impl Change {
     }
 
     /// Builds the live patch into `into`.
-    pub fn build(&self, packaged: &Packaged, into: &Path) -> Result<(PathBuf, Run), String> {
+    pub fn build(&self, packaged: &PackagedServer, into: &Path) -> Result<(PathBuf, Run), String> {
         let (diff, patch) = (into.join(format!("{}.diff", self.name)), into.join(format!("{}.patch", self.name)));
         std::fs::write(&diff, self.diff(&packaged.source)?).map_err(|e| format!("write {}: {e}", diff.display()))?;
         let run = Stillpoint::new()

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Time limit of an answer.
-const LIMIT: Duration = crate::wait::LIMIT.saturating_mul(5);
+const ANSWER_TIMEOUT: Duration = crate::wait::LIMIT.saturating_mul(5);
 
 const CLIENT_PROTOCOL_41: u32 = 0x200;
 const CLIENT_TRANSACTIONS: u32 = 0x2000;
@@ -63,14 +63,14 @@ impl Client {
     /// Connects by the server's socket.
     pub fn connect(socket: &Path, database: &str) -> io::Result<Client> {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         Client::log_in(OwnedFd::from(stream), database)
     }
 
     /// Connects by TCP.
     pub fn connect_tcp(port: u16, database: &str) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         Client::log_in(OwnedFd::from(stream), database)
     }
 

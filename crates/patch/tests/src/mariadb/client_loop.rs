@@ -12,15 +12,15 @@ pub type Step = Box<dyn FnMut() -> Result<(), String> + Send>;
 
 /// Threads that repeat a step.
 #[derive(Debug)]
-pub struct Repeated {
+pub struct ClientLoop {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
     threads: Vec<JoinHandle<Result<(), String>>>,
 }
 
-impl Repeated {
+impl ClientLoop {
     /// Starts `count` of them, each with a step of its own.
-    pub fn start(count: usize, make: impl Fn(usize) -> Step) -> Repeated {
+    pub fn start(count: usize, make: impl Fn(usize) -> Step) -> ClientLoop {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let start = |number| {
             let (mut step, stop, done) = (make(number), Arc::clone(&stop), Arc::clone(&done));
@@ -33,13 +33,13 @@ impl Repeated {
             })
         };
         let threads = (0..count).map(start).collect();
-        Repeated { stop, done, threads }
+        ClientLoop { stop, done, threads }
     }
 
     /// Starts clients that connect, send one request, and disconnect.
-    pub fn visitors(mariadb: &MariaDb) -> Repeated {
+    pub fn visitors(mariadb: &MariaDb) -> ClientLoop {
         let socket = mariadb.socket();
-        Repeated::start(2, |_| {
+        ClientLoop::start(2, |_| {
             let socket = socket.clone();
             Box::new(move || {
                 let mut client = Client::connect(&socket, "test").map_err(|e| format!("a new connection: {e}"))?;

@@ -95,7 +95,7 @@ pub struct Sysbench {
 
 /// Counts of sysbench.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct SysbenchCounts {
     /// Statements answered.
     pub queries: u64,
     /// Errors after which it continued: dead-locks of transactions among themselves.
@@ -155,16 +155,16 @@ impl Sysbench {
 
     /// Waits for its end and reads its counts; panics if it failed.
     #[track_caller]
-    pub fn finish(self) -> Counted {
+    pub fn finish(self) -> SysbenchCounts {
         let text = self.ended();
-        Counted::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
+        SysbenchCounts::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
     }
 
     /// Waits as `finish` does, and returns the latencies of its transactions too; it was started with `at_rate`.
     #[track_caller]
-    pub fn finish_paced(self) -> (Counted, Latencies) {
+    pub fn finish_paced(self) -> (SysbenchCounts, Latencies) {
         let text = self.ended();
-        let both = Counted::parse(&text).zip(Latencies::parse(&text));
+        let both = SysbenchCounts::parse(&text).zip(Latencies::parse(&text));
         both.unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
     }
 
@@ -242,21 +242,21 @@ impl std::ops::AddAssign for Latencies {
     }
 }
 
-impl std::ops::AddAssign for Counted {
-    fn add_assign(&mut self, other: Counted) {
+impl std::ops::AddAssign for SysbenchCounts {
+    fn add_assign(&mut self, other: SysbenchCounts) {
         self.queries += other.queries;
         self.ignored += other.ignored;
         self.reconnects += other.reconnects;
     }
 }
 
-impl Counted {
-    fn parse(text: &str) -> Option<Counted> {
+impl SysbenchCounts {
+    fn parse(text: &str) -> Option<SysbenchCounts> {
         let number = |label: &str| {
             let line = text.lines().find_map(|l| l.trim().strip_prefix(label))?;
             line.split_whitespace().next()?.parse().ok()
         };
-        Some(Counted {
+        Some(SysbenchCounts {
             queries: number("queries:")?,
             ignored: number("ignored errors:")?,
             reconnects: number("reconnects:")?,
@@ -271,8 +271,8 @@ mod tests {
     #[test]
     fn what_sysbench_prints_is_read() {
         let text = "    queries:                             6120   (610.55 per sec.)\n    ignored errors:                      3      (0.30 per sec.)\n    reconnects:                          0      (0.00 per sec.)\n";
-        assert_eq!(Counted::parse(text), Some(Counted { queries: 6120, ignored: 3, reconnects: 0 }));
-        assert_eq!(Counted::parse("FATAL: lost"), None);
+        assert_eq!(SysbenchCounts::parse(text), Some(SysbenchCounts { queries: 6120, ignored: 3, reconnects: 0 }));
+        assert_eq!(SysbenchCounts::parse("FATAL: lost"), None);
     }
 
     #[test]

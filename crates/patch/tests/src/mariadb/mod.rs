@@ -24,7 +24,7 @@ use stillpoint_testing::recipes;
 
 /// Debian's server, and its source.
 #[derive(Debug, Clone)]
-pub struct Packaged {
+pub struct PackagedServer {
     /// Version of the server and of the source.
     pub version: String,
     /// The program, unmodified.
@@ -65,22 +65,22 @@ impl Policy {
 }
 
 /// Returns the newest version of which the archive serves the program *and* the source; once for each process.
-pub fn packaged() -> &'static Result<Packaged, Unavailable> {
-    static PACKAGED: OnceLock<Result<Packaged, Unavailable>> = OnceLock::new();
+pub fn packaged() -> &'static Result<PackagedServer, Unavailable> {
+    static PACKAGED: OnceLock<Result<PackagedServer, Unavailable>> = OnceLock::new();
     PACKAGED.get_or_init(find)
 }
 
-fn find() -> Result<Packaged, Unavailable> {
+fn find() -> Result<PackagedServer, Unavailable> {
     const PACKAGES: [&str; 1] = ["mariadb-server-core"];
     let version = packages::versions_with_source(&PACKAGES)?.swap_remove(0);
     shipped_program::target("mariadb", &version)?;
     let binary = packages::binary(&PACKAGES, Some(&version), "usr/sbin/mariadbd")?;
     let name = format!("source/mariadb_{}/tree", version.replace([':', '/'], "%"));
     let usr = binary.path.ancestors().nth(2).expect("usr/sbin/mariadbd lies in usr").to_owned();
-    Ok(Packaged { version, binary, source: shipped_program::builder_cache().join(name), usr })
+    Ok(PackagedServer { version, binary, source: shipped_program::builder_cache().join(name), usr })
 }
 
-impl Packaged {
+impl PackagedServer {
     fn arguments(&self, data: &Path) -> Vec<OsString> {
         let set = |name: &str, path: &Path| {
             let mut argument = OsString::from(format!("--{name}="));

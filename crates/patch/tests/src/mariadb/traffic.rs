@@ -5,7 +5,7 @@
 
 use super::MariaDb;
 use super::client::{Answer, Client};
-use crate::load::Observed;
+use crate::load::LoadResult;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -214,7 +214,7 @@ impl Traffic {
 
     /// Ends it; panics unless every statement had an answer, and none was refused. Only a restart may lose any.
     #[track_caller]
-    pub fn finish(self) -> Observed {
+    pub fn finish(self) -> LoadResult {
         self.stop.store(true, Ordering::Relaxed);
         let mut samples = Vec::new();
         for thread in self.threads {
@@ -224,7 +224,7 @@ impl Traffic {
         let dropped = samples.iter().filter(|sample| sample.outcome == Outcome::Lost).count() as u64;
         let end = Some(End { ended_ns: now_ns(), dropped, ..End::default() });
         let record = Record { header: self.header, samples, marks: Vec::new(), end };
-        Observed { record, result: serde_json::Value::Null }
+        LoadResult { record, result: serde_json::Value::Null }
     }
 }
 

@@ -11,7 +11,7 @@ use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Redis;
 
 #[derive(Serialize)]
-struct Way {
+struct Alternative {
     way: &'static str,
     runs: usize,
     blackout_ms: Spread,
@@ -21,10 +21,10 @@ struct Way {
 }
 
 /// Time around each operation that is evaluated, in nanoseconds.
-const AROUND: u64 = 500_000_000;
+const WINDOW_NS: u64 = 500_000_000;
 
 /// Compares probing, stopping all, and a restart with `keys` keys, each `runs` times.
-pub(crate) fn rivals(binary: &Binary, patch: &Path, clients: &Clients, keys: u64, runs: usize) -> Section {
+pub(crate) fn alternatives(binary: &Binary, patch: &Path, clients: &Clients, keys: u64, runs: usize) -> Section {
     let title = format!("Ways to bring new code to a redis with {keys} keys under load: median (max) of {runs} runs");
     let columns = ["way", "blackout, ms", "longest request, ms", "failed requests", "dropped connections"];
     let mut section = Section::new("rivals", title, &columns);
@@ -59,7 +59,7 @@ fn patched(
     clients: &Clients,
     keys: u64,
     runs: usize,
-) -> Way {
+) -> Alternative {
     let redis = Redis::start(binary, &[]);
     let dir = tempfile::tempdir().expect("make a directory for the record");
     redis.populate(keys);
@@ -71,13 +71,13 @@ fn patched(
         for call in [patch_calls::apply(patch, redis.pid()), patch_calls::revert(redis.pid())] {
             let done = Operation::of(call.args(["--quiescence", quiescence])).succeeded();
             spans.push(done.window_ns);
-            std::thread::sleep(Duration::from_nanos(2 * AROUND));
+            std::thread::sleep(Duration::from_nanos(2 * WINDOW_NS));
         }
     }
     finish(way, load, &spans)
 }
 
-fn restarted(binary: &Binary, clients: &Clients, keys: u64, runs: usize) -> Way {
+fn restarted(binary: &Binary, clients: &Clients, keys: u64, runs: usize) -> Alternative {
     let mut redis = Redis::start(binary, &[]);
     let dir = tempfile::tempdir().expect("make a directory for the record");
     redis.populate(keys);
@@ -93,11 +93,12 @@ fn restarted(binary: &Binary, clients: &Clients, keys: u64, runs: usize) -> Way 
     finish("restart", load, &spans)
 }
 
-fn finish(way: &'static str, load: Load, spans: &[(u64, u64)]) -> Way {
+fn finish(way: &'static str, load: Load, spans: &[(u64, u64)]) -> Alternative {
     let observed = load.finish();
-    let windows: Vec<_> = spans.iter().map(|&(from, to)| observed.windows(&[(from - AROUND, to + AROUND)])).collect();
+    let windows: Vec<_> =
+        spans.iter().map(|&(from, to)| observed.windows(&[(from - WINDOW_NS, to + WINDOW_NS)])).collect();
     let ms = |values: Vec<u64>| Spread::of(values.into_iter().map(|ns| ns as f64 / 1e6).collect());
-    Way {
+    Alternative {
         way,
         runs: spans.len(),
         blackout_ms: ms(windows.iter().map(|w| w.blackout.duration_ns).collect()),

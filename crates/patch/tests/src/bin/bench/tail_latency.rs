@@ -9,15 +9,15 @@ use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::summary::Distribution;
-use stillpoint_patch_tests::load::{Clients, Load, Observed};
+use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Restart;
 
 /// Time between two operations.
-const PAUSE: Duration = Duration::from_millis(250);
+const OPERATION_INTERVAL: Duration = Duration::from_millis(250);
 /// Factor between the upper ends of the histogram's classes.
-const CLASS: f64 = 1.3;
+const CLASS_FACTOR: f64 = 1.3;
 
 /// A server under test: its process and port, its restart, a patch for it, and the load of its clients.
 pub(crate) struct Server<'a> {
@@ -30,7 +30,7 @@ pub(crate) struct Server<'a> {
 }
 
 #[derive(Serialize)]
-struct Seen {
+struct ModeLatencies {
     server: &'static str,
     mode: &'static str,
     requests: u64,
@@ -47,7 +47,7 @@ struct Seen {
 }
 
 /// Measures latencies of each server, without patching and in each mode, for `seconds` each.
-pub(crate) fn tail(servers: &mut [Server], seconds: u64) -> Section {
+pub(crate) fn tail_latency(servers: &mut [Server], seconds: u64) -> Section {
     let title =
         format!("Latency while a server is patched or reverted every 250 ms, or restarted once, us ({seconds} s each)");
     let columns = [
@@ -89,7 +89,7 @@ pub(crate) fn tail(servers: &mut [Server], seconds: u64) -> Section {
     section
 }
 
-fn watch(server: &mut Server, seconds: u64) -> Vec<Seen> {
+fn watch(server: &mut Server, seconds: u64) -> Vec<ModeLatencies> {
     let dir = tempfile::tempdir().expect("make a directory for the record");
     Load::fill(server.port, &server.clients);
     let mut load = Load::start(server.port, &server.clients, dir.path(), server.name);
@@ -131,23 +131,29 @@ fn again_and_again(server: &Server, mode: &str, seconds: u64) -> Vec<f64> {
         for call in [patch_calls::apply(server.patch, server.pid), patch_calls::revert(server.pid)] {
             let operation = Operation::of(call.args(["--quiescence", mode])).succeeded();
             done.push(operation.reached_and_rest_ns().0 as f64 / 1e6);
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(OPERATION_INTERVAL);
         }
     }
     done
 }
 
-fn seen(server: &'static str, mode: &'static str, observed: &Observed, span: (u64, u64), over_ms: Vec<f64>) -> Seen {
+fn seen(
+    server: &'static str,
+    mode: &'static str,
+    observed: &LoadResult,
+    span: (u64, u64),
+    over_ms: Vec<f64>,
+) -> ModeLatencies {
     let summary = observed.windows(&[span]);
     let mut latencies = Distribution::default();
     let mut classes = std::collections::BTreeMap::<i32, u64>::new();
     for sample in observed.record.samples.iter().filter(|s| s.scheduled_ns <= span.1 && s.ended_ns() >= span.0) {
         let ns = sample.ended_ns() - sample.scheduled_ns;
         latencies.add(ns);
-        *classes.entry((ns.max(1) as f64 / 1e3).log(CLASS).ceil() as i32).or_default() += 1;
+        *classes.entry((ns.max(1) as f64 / 1e3).log(CLASS_FACTOR).ceil() as i32).or_default() += 1;
     }
     let us = |ns: u64| ns as f64 / 1e3;
-    Seen {
+    ModeLatencies {
         server,
         mode,
         requests: summary.counts.requests,
@@ -158,12 +164,12 @@ fn seen(server: &'static str, mode: &'static str, observed: &Observed, span: (u6
         p995_us: us(latencies.quantile(0.995)),
         max_us: us(summary.latency.max_ns),
         blackout_us: us(summary.blackout.duration_ns),
-        histogram: classes.into_iter().map(|(class, count)| (CLASS.powi(class), count)).collect(),
+        histogram: classes.into_iter().map(|(class, count)| (CLASS_FACTOR.powi(class), count)).collect(),
     }
 }
 
-fn figure(seen: &[Seen]) -> Figure {
-    let curve = |seen: &Seen| Curve {
+fn figure(seen: &[ModeLatencies]) -> Figure {
+    let curve = |seen: &ModeLatencies| Curve {
         name: match seen.mode {
             "none" => "left alone".to_owned(),
             RESTART => "one restart".to_owned(),

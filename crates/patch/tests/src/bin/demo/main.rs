@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use stillpoint_patch_tests::effects::{self, EFFECTS};
-use stillpoint_patch_tests::load::{Clients, Load, Observed};
+use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::operation::{Operation, Why};
 use stillpoint_patch_tests::series::{Series, SeriesPatch};
 use stillpoint_patch_tests::server::Redis;
@@ -162,7 +162,7 @@ fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: St
     Ok(Change { verb, name: patch.name.clone(), operation })
 }
 
-fn conclude(changes: &[Change], observed: &Observed) -> Result<(), String> {
+fn conclude(changes: &[Change], observed: &LoadResult) -> Result<(), String> {
     println!("{}", table::render(changes, observed));
     let all = observed.all();
     let failed = all.counts.failed();

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use stillpoint_patch_tests::checkpointed_server::Taken;
+use stillpoint_patch_tests::checkpointed_server::CheckpointedServer;
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::wait;
 use tempfile::TempDir;
@@ -13,23 +13,23 @@ use tempfile::TempDir;
 /// Number of the program's lines, four a second, of which the median counts.
 const LINES: usize = 8;
 /// Lines after the end of the restore that do not count: the caches fill again.
-const WARM: usize = 2;
+const WARM_UP_LINES: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum RestoreMethod {
     CriuAtOnce,
     CriuOnDemand,
     Ours,
 }
 
-impl Way {
-    const ALL: [Way; 3] = [Way::CriuAtOnce, Way::CriuOnDemand, Way::Ours];
+impl RestoreMethod {
+    const ALL: [RestoreMethod; 3] = [RestoreMethod::CriuAtOnce, RestoreMethod::CriuOnDemand, RestoreMethod::Ours];
 
     fn name(self) -> &'static str {
         match self {
-            Way::CriuAtOnce => "criu, all memory before it runs",
-            Way::CriuOnDemand => "criu lazy-pages",
-            Way::Ours => "stillpoint",
+            RestoreMethod::CriuAtOnce => "criu, all memory before it runs",
+            RestoreMethod::CriuOnDemand => "criu lazy-pages",
+            RestoreMethod::Ours => "stillpoint",
         }
     }
 }
@@ -38,9 +38,9 @@ impl Way {
 pub(crate) fn table(criu: &Path, mib: u64, rounds: u64) {
     let dir = TempDir::new().expect("a directory");
     let program = compiled(dir.path());
-    let mut all: Vec<(Way, f64, f64)> = Vec::new();
+    let mut all: Vec<(RestoreMethod, f64, f64)> = Vec::new();
     for round in 0..rounds {
-        for way in Way::ALL {
+        for way in RestoreMethod::ALL {
             let (before, after) = once(way, criu, &program, mib);
             eprintln!("round {}: {}: {before:.2} and {after:.2} million reads a second", round + 1, way.name());
             all.push((way, before, after));
@@ -53,7 +53,7 @@ pub(crate) fn table(criu: &Path, mib: u64, rounds: u64) {
     );
     println!("| | before | after | kept, % |");
     println!("|---|---|---|---|");
-    for way in Way::ALL {
+    for way in RestoreMethod::ALL {
         let of = |value: fn(f64, f64) -> f64| {
             let values =
                 all.iter().filter(|(found, ..)| *found == way).map(|(_, before, after)| value(*before, *after));
@@ -65,9 +65,9 @@ pub(crate) fn table(criu: &Path, mib: u64, rounds: u64) {
     }
 }
 
-fn once(way: Way, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
+fn once(way: RestoreMethod, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
     let dir = TempDir::new().expect("a directory");
-    let mut taken = Taken::start(program, &[OsString::from(mib.to_string())], dir.path());
+    let mut taken = CheckpointedServer::start(program, &[OsString::from(mib.to_string())], dir.path());
     let out = dir.path().join("out");
     let lines = || -> Vec<f64> {
         let text = fs::read_to_string(&out).unwrap_or_default();
@@ -79,10 +79,10 @@ fn once(way: Way, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
             .collect()
     };
     let enough = |from: usize| wait::until("it to read", || lines().get(from..from + LINES).map(<[f64]>::to_vec));
-    let (before, ..) = spread(enough(WARM));
+    let (before, ..) = spread(enough(WARM_UP_LINES));
     let (image, pid) = (taken.images().join("image"), taken.pid().to_string());
     let begin = |verb: &str, more: &[&str]| start(criu, &image, verb, more);
-    if way == Way::Ours {
+    if way == RestoreMethod::Ours {
         let (_, restored) = taken.there_and_back(criu, "image");
         let keeper = number(&lines_of(&restored), "restored", "keeper");
         wait::until("all memory to come", || has_ended(keeper).then_some(()));
@@ -90,7 +90,7 @@ fn once(way: Way, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
         fs::create_dir(&image).expect("make a directory");
         ended(begin("dump", &["-t", &pid, "--shell-job"]), &image.join("dump.log"));
         taken.until_gone();
-        let daemon = (way == Way::CriuOnDemand).then(|| begin("lazy-pages", &[]));
+        let daemon = (way == RestoreMethod::CriuOnDemand).then(|| begin("lazy-pages", &[]));
         if daemon.is_some() {
             wait::until("criu's daemon", || image.join("lazy-pages.socket").exists().then_some(()));
         }
@@ -98,7 +98,7 @@ fn once(way: Way, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
         ended(begin("restore", &[&["-d", "--shell-job"], lazy].concat()), &image.join("restore.log"));
         daemon.into_iter().for_each(|daemon| ended(daemon, &image.join("lazy-pages.log")));
     }
-    let (after, ..) = spread(enough(lines().len() + WARM));
+    let (after, ..) = spread(enough(lines().len() + WARM_UP_LINES));
     (before, after)
 }
 

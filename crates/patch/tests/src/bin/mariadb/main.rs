@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use stillpoint_patch_tests::machine::machine;
 use stillpoint_patch_tests::mariadb::change::{self, Change};
 use stillpoint_patch_tests::mariadb::load::Transactions;
-use stillpoint_patch_tests::mariadb::{MariaDb, Packaged, Policy, packaged};
+use stillpoint_patch_tests::mariadb::{MariaDb, PackagedServer, Policy, packaged};
 use stillpoint_patch_tests::patch_calls::{apply, revert};
 
 /// Result for one change.
@@ -50,7 +50,7 @@ fn main() {
     print(packaged, &rows, statements);
 }
 
-fn attempt(change: Change, packaged: &Packaged, servers: &mut [MariaDb; 2], dir: &Path) -> Row {
+fn attempt(change: Change, packaged: &PackagedServer, servers: &mut [MariaDb; 2], dir: &Path) -> Row {
     let started = Instant::now();
     let built = change.build(packaged, dir);
     let time = started.elapsed();
@@ -102,7 +102,7 @@ fn shown(row: &Row) -> String {
     }
 }
 
-fn print(packaged: &Packaged, rows: &[Row], statements: u64) {
+fn print(packaged: &PackagedServer, rows: &[Row], statements: u64) {
     let good = rows.iter().filter(|r| r.result.is_ok()).count();
     println!("# Changes of ours to Debian's mariadbd {}, unmodified and running\n", packaged.version);
     println!("Printed by `experiments/mariadb-changes` on {}.\n", machine());

@@ -19,7 +19,7 @@ pub(crate) fn run() -> Result<(), String> {
     let idle: Vec<_> = (0..100).map(|_| cluster.session()).collect();
     let bench = Bench::start(&cluster, 4, &[]);
     let (mut in_force, mut total) = (0, 0);
-    let mut placed = Placed::default();
+    let mut placed = PlacedShare::default();
     for change in changes().into_iter().chain(unpatchable()) {
         let outcome = one(&postgres, &mut cluster, &change, &dir);
         placed.add(&dir.path().join(format!("{}.patch", change.name)));
@@ -47,13 +47,13 @@ pub(crate) fn run() -> Result<(), String> {
 
 /// Share of the recompiled units that is in the target unchanged.
 #[derive(Debug, Default)]
-struct Placed {
+struct PlacedShare {
     units: usize,
     functions: u64,
     found: u64,
 }
 
-impl Placed {
+impl PlacedShare {
     fn add(&mut self, patch: &Path) {
         let Some(signed) = std::fs::read(patch).ok().and_then(|bytes| decode(&bytes).ok()) else { return };
         for unit in &signed.patch.source.units {

@@ -15,7 +15,7 @@ use stillpoint_patch_tests::{patch_calls, wait};
 
 const IDLE: usize = 1000;
 /// Time-out of operations that wait for the end of a query.
-const PATIENCE: Duration = Duration::from_secs(3);
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Serialize)]
 struct Row {
@@ -29,7 +29,7 @@ struct Row {
     stopped_us: StopsUs,
 }
 
-pub(super) fn waiting(server: &Annotated, amount: Amount) -> Result<Section, String> {
+pub(super) fn measure(server: &Annotated, amount: Amount) -> Result<Section, String> {
     let mut rows = Vec::new();
     let idle = format!("{IDLE} idle connections, a thread each");
     let debian = packaged().as_ref().map_err(Clone::clone)?;
@@ -82,7 +82,7 @@ pub(super) fn waiting(server: &Annotated, amount: Amount) -> Result<Section, Str
     }
     section.notes.push(format!(
         "A query of minutes runs to its end, whatever the mode; a request that waits for it is given up after {} s here, and then nothing has happened.",
-        PATIENCE.as_secs()
+        OPERATION_TIMEOUT.as_secs()
     ));
     section.raw(&rows);
     Ok(section)
@@ -117,7 +117,7 @@ fn there_and_back(
     for _ in 0..runs {
         for call in [patch_calls::apply(patch, mariadb.pid()), patch_calls::revert(mariadb.pid())] {
             // Debian's own server has no modes: the default is to probe threads.
-            all.push(in_mode(call, mode, super::LIMIT).succeeded());
+            all.push(in_mode(call, mode, super::CALL_TIMEOUT).succeeded());
         }
     }
     Row {
@@ -158,7 +158,7 @@ fn beside_queries(server: &Annotated, policy: Policy, runs: usize) -> Vec<Row> {
     let mut rows = vec![there_and_back("with points", &mariadb, half(server), "probe", &threads, runs)];
     for mode in ["local", "global"] {
         let call = patch_calls::apply(half(server), mariadb.pid());
-        let operation = in_mode(call, mode, PATIENCE);
+        let operation = in_mode(call, mode, OPERATION_TIMEOUT);
         assert_eq!(operation.run.code, Some(4), "{}", operation.run);
         rows.push(Row {
             server: "with points",

@@ -69,18 +69,18 @@ pub(crate) fn run(
     for name in SECTIONS.into_iter().filter(|name| wanted(name)) {
         match name {
             "mariadb-steps" => add(steps::steps(server, amount))?,
-            "mariadb-idle" => add(late_threads::waiting(server, amount)?)?,
+            "mariadb-idle" => add(late_threads::measure(server, amount)?)?,
             "mariadb-versions" => add(versions::versions(server, amount))?,
             "mariadb-throughput" => add(throughput::throughput(server, amount))?,
             "mariadb-traces" => add(traces::traces(server, amount))?,
             "mariadb-pool" => add(pool::pool(server, amount))?,
             "mariadb-extremes" => add(extremes::extremes(server, amount))?,
-            "mariadb-seconds" => add(random_seconds::seconds(server, amount))?,
-            "mariadb-latency" => add(periodic_patching::steady(server, periodic_patching::Load::Statements, amount)?)?,
+            "mariadb-seconds" => add(random_seconds::measure(server, amount))?,
+            "mariadb-latency" => add(periodic_patching::measure(server, periodic_patching::Load::Statements, amount)?)?,
             "mariadb-latency-oltp" => {
-                add(periodic_patching::steady(server, periodic_patching::Load::Transactions, amount)?)?
+                add(periodic_patching::measure(server, periodic_patching::Load::Transactions, amount)?)?
             }
-            _ => add(periodic_patching::steady(server, periodic_patching::Load::ManyTransactions, amount)?)?,
+            _ => add(periodic_patching::measure(server, periodic_patching::Load::ManyTransactions, amount)?)?,
         }
     }
     Ok(())
@@ -107,14 +107,14 @@ fn in_mode(call: Stillpoint, mode: &str, limit: Duration) -> Operation {
 }
 
 /// Time limit far above the expected times: reaching it is a failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn apply(mariadb: &MariaDb, patch: &Path, mode: &str) -> Operation {
-    in_mode(patch_calls::apply(patch, mariadb.pid()), mode, LIMIT).succeeded()
+    in_mode(patch_calls::apply(patch, mariadb.pid()), mode, CALL_TIMEOUT).succeeded()
 }
 
 fn revert(mariadb: &MariaDb, mode: &str) -> Operation {
-    in_mode(patch_calls::revert(mariadb.pid()), mode, LIMIT).succeeded()
+    in_mode(patch_calls::revert(mariadb.pid()), mode, CALL_TIMEOUT).succeeded()
 }
 
 /// Sleeps until this moment of `CLOCK_MONOTONIC`.

@@ -16,22 +16,22 @@ use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotated::Annotated;
 use stillpoint_patch_tests::mariadb::client::Client;
 use stillpoint_patch_tests::mariadb::effect::nothing;
-use stillpoint_patch_tests::mariadb::load::{Counted, Latencies, Sysbench};
+use stillpoint_patch_tests::mariadb::load::{Latencies, Sysbench, SysbenchCounts};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
-use stillpoint_patch_tests::operation::{Called, Operation, Spread, StopsUs, Why};
+use stillpoint_patch_tests::operation::{Operation, PendingOperation, Spread, StopsUs, Why};
 use stillpoint_patch_tests::stalls::{Stall, Watch};
 use stillpoint_patch_tests::workspace_root;
 
 pub(super) const CONNECTIONS: u32 = 16;
 pub(super) const IDLE: usize = 50;
 /// Time after an operation within which every delayed request has its answer.
-const AFTER_NS: u64 = 20_000_000;
+const DELAY_MAX_NS: u64 = 20_000_000;
 /// Statements a second.
-pub(super) const RATE: f64 = 1_500.0;
+pub(super) const STATEMENTS_PER_S: f64 = 1_500.0;
 /// Transactions of sysbench a second, 20 statements each: for a lightly loaded server, and at about half the maximum of
 /// two processors.
-const QUIET: u32 = 100;
-const BUSY: u32 = 500;
+const LIGHT_RATE: u32 = 100;
+const HALF_LOAD_RATE: u32 = 500;
 /// Default option of a server: it writes a commit to the disk before it answers.
 const DURABLE: &str = "--innodb-flush-log-at-trx-commit=1";
 
@@ -60,8 +60,8 @@ impl Load {
     fn transactions_a_second(self) -> Option<u32> {
         match self {
             Load::Statements => None,
-            Load::Transactions => Some(QUIET),
-            Load::ManyTransactions => Some(BUSY),
+            Load::Transactions => Some(LIGHT_RATE),
+            Load::ManyTransactions => Some(HALF_LOAD_RATE),
         }
     }
 
@@ -79,7 +79,7 @@ impl Load {
 
     fn described(self) -> String {
         match self.transactions_a_second() {
-            None => format!("{RATE} statements a second by {CONNECTIONS} clients"),
+            None => format!("{STATEMENTS_PER_S} statements a second by {CONNECTIONS} clients"),
             Some(rate) => {
                 format!("{rate} transactions a second of sysbench's oltp_read_write by {CONNECTIONS} clients")
             }
@@ -89,7 +89,7 @@ impl Load {
 
 /// One window of one round.
 #[derive(Serialize, Deserialize)]
-struct Seen {
+struct WindowLatencies {
     window: Window,
     operations: usize,
     over_ms: Vec<f64>,
@@ -112,10 +112,10 @@ struct Round {
     machine: String,
     seconds: u64,
     block_seconds: u64,
-    windows: BTreeMap<String, Seen>,
+    windows: BTreeMap<String, WindowLatencies>,
 }
 
-pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<Section, String> {
+pub(super) fn measure(server: &Annotated, load: Load, amount: Amount) -> Result<Section, String> {
     let path = workspace_root().join(format!("experiments/{}.jsonl", load.name()));
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let earlier = text.lines().map(serde_json::from_str::<Round>).collect::<Result<Vec<_>, _>>();
@@ -163,21 +163,21 @@ fn blocks(round: usize, seconds: u64, longest: u64) -> Vec<Block> {
 /// Sum of the blocks of one mode.
 #[derive(Default)]
 struct Sum {
-    counted: Counted,
+    counted: SysbenchCounts,
     latencies: Latencies,
     seconds: u64,
     stall_us: f64,
-    called: Vec<Called>,
+    called: Vec<PendingOperation>,
 }
 
 impl Sum {
-    fn seen(self) -> Seen {
+    fn seen(self) -> WindowLatencies {
         seen(counted_window(self.counted, &self.latencies, self.seconds), &read(self.called), self.stall_us)
     }
 }
 
 /// Measures with sysbench, which counts for itself: each block is a separate run, a second longer at both ends.
-fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTreeMap<String, Seen>, String> {
+fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTreeMap<String, WindowLatencies>, String> {
     let mariadb = start(server, Policy::ThreadPerConnection, Work::NoOp, &[DURABLE]);
     let patch = nothing(server);
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
@@ -190,7 +190,7 @@ fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTree
         let watch = Watch::start();
         let load = run(seconds + 2)?;
         rest(1);
-        let mut called: Vec<Called> = Vec::new();
+        let mut called: Vec<PendingOperation> = Vec::new();
         let span = timed(|| match mode {
             WITHOUT => rest(seconds),
             _ => called = once_a_second(mariadb.pid(), patch, seconds, &["--quiescence", mode]),
@@ -208,7 +208,7 @@ fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTree
     Ok(done.into_iter().map(|(mode, sum)| (mode.to_owned(), sum.seen())).collect())
 }
 
-fn counted_window(counted: Counted, latencies: &Latencies, seconds: u64) -> Window {
+fn counted_window(counted: SysbenchCounts, latencies: &Latencies, seconds: u64) -> Window {
     let us = |share: f64| latencies.quantile_ms(share) * 1e3;
     Window {
         seconds: seconds as f64,
@@ -223,9 +223,9 @@ fn counted_window(counted: Counted, latencies: &Latencies, seconds: u64) -> Wind
     }
 }
 
-fn seen(window: Window, operations: &[Operation], stall_us: f64) -> Seen {
+fn seen(window: Window, operations: &[Operation], stall_us: f64) -> WindowLatencies {
     let stood = |operation: &Operation| operation.stopped(Why::All).max().unwrap_or(0) as f64 / 1e3;
-    Seen {
+    WindowLatencies {
         window,
         operations: operations.len(),
         over_ms: operations.iter().map(|o| super::ms(o.reached_and_rest_ns().0)).collect(),
@@ -237,19 +237,19 @@ fn seen(window: Window, operations: &[Operation], stall_us: f64) -> Seen {
     }
 }
 
-fn statements(server: &Annotated, blocks: &[Block]) -> BTreeMap<String, Seen> {
+fn statements(server: &Annotated, blocks: &[Block]) -> BTreeMap<String, WindowLatencies> {
     let policy = Policy::ThreadPerConnection;
     let mariadb = start(server, policy, Work::Ycsb, &[]);
     let patch = nothing(server);
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
-    let plan = Plan { work: Work::Ycsb, connections: CONNECTIONS, rate: Some(RATE), first: 0 };
+    let plan = Plan { work: Work::Ycsb, connections: CONNECTIONS, rate: Some(STATEMENTS_PER_S), first: 0 };
     let mut load = Traffic::start(&mariadb, &plan);
     // The first seconds of a load include connecting and filling caches.
     rest(3);
-    let mut done: BTreeMap<&str, (Vec<Span>, Vec<Called>)> = BTreeMap::new();
+    let mut done: BTreeMap<&str, (Vec<Span>, Vec<PendingOperation>)> = BTreeMap::new();
     let watch = Watch::start();
     for &Block { mode, seconds } in blocks {
-        let mut called: Vec<Called> = Vec::new();
+        let mut called: Vec<PendingOperation> = Vec::new();
         let options = ["--quiescence", mode];
         let span = timed(|| match mode {
             WITHOUT => rest(seconds),
@@ -263,13 +263,13 @@ fn statements(server: &Annotated, blocks: &[Block]) -> BTreeMap<String, Seen> {
     let observed = load.finish();
     let stalls = watch.finish();
     drop(idle);
-    let split = |(mode, (spans, called)): (&str, (Vec<Span>, Vec<Called>))| {
+    let split = |(mode, (spans, called)): (&str, (Vec<Span>, Vec<PendingOperation>))| {
         let operations = read(called);
-        let during: Vec<Span> = operations.iter().map(|o| (o.window_ns.0, o.window_ns.1 + AFTER_NS)).collect();
+        let during: Vec<Span> = operations.iter().map(|o| (o.window_ns.0, o.window_ns.1 + DELAY_MAX_NS)).collect();
         let beside: Vec<Span> = spans.iter().flat_map(|span| between(*span, &during)).collect();
         let some = |spans: &[Span]| (!operations.is_empty()).then(|| windows(&observed, spans));
         let whole = seen(windows(&observed, &spans), &operations, longest(&stalls, &spans));
-        (mode.to_owned(), Seen { during: some(&during), beside: some(&beside), ..whole })
+        (mode.to_owned(), WindowLatencies { during: some(&during), beside: some(&beside), ..whole })
     };
     done.into_iter().map(split).collect()
 }

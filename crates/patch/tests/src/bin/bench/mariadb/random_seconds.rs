@@ -1,7 +1,7 @@
 //! Cost of an operation for clients, by single seconds of all kinds in random order. Disturbances by the machine affect
 //! all kinds equally, and the cost of starting any program is separated from that of patching.
 
-use super::periodic_patching::{CONNECTIONS, IDLE, RATE};
+use super::periodic_patching::{CONNECTIONS, IDLE, STATEMENTS_PER_S};
 use super::{Amount, start, until};
 use crate::latency::{Span, windows};
 use crate::results::{Section, number};
@@ -14,7 +14,7 @@ use stillpoint_patch_tests::mariadb::annotated::Annotated;
 use stillpoint_patch_tests::mariadb::client::Client;
 use stillpoint_patch_tests::mariadb::effect::nothing;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
-use stillpoint_patch_tests::operation::Called;
+use stillpoint_patch_tests::operation::PendingOperation;
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_testing::random::Random;
 
@@ -25,7 +25,7 @@ const SLOW_NS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
 #[derive(Serialize)]
-struct Seen {
+struct SecondSample {
     kind: &'static str,
     seconds: usize,
     slow_a_second: f64,
@@ -35,11 +35,11 @@ struct Seen {
     max_us: f64,
 }
 
-pub(super) fn seconds(server: &Annotated, amount: Amount) -> Section {
+pub(super) fn measure(server: &Annotated, amount: Amount) -> Section {
     let mariadb = start(server, Policy::ThreadPerConnection, Work::Ycsb, &[]);
     let patch = nothing(server);
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
-    let plan = Plan { work: Work::Ycsb, connections: CONNECTIONS, rate: Some(RATE), first: 0 };
+    let plan = Plan { work: Work::Ycsb, connections: CONNECTIONS, rate: Some(STATEMENTS_PER_S), first: 0 };
     let mut load = Traffic::start(&mariadb, &plan);
     // The first seconds of a load include connecting and filling caches.
     super::rest(3.0);
@@ -66,7 +66,7 @@ pub(super) fn seconds(server: &Annotated, amount: Amount) -> Section {
         let slow = observed.record.samples.iter().filter(|sample| sample.ended_ns() - sample.scheduled_ns > SLOW_NS);
         let slow = slow.filter(|sample| inside(sample.scheduled_ns)).count();
         let window = windows(&observed, &spans);
-        Seen {
+        SecondSample {
             kind,
             seconds: spans.len(),
             slow_a_second: slow as f64 / spans.len() as f64,
@@ -89,7 +89,7 @@ fn shuffled(of_each: usize) -> Vec<&'static str> {
     kinds
 }
 
-fn act(kind: &str, pid: i32, patch: &Path, patched: &mut bool) -> Option<Called> {
+fn act(kind: &str, pid: i32, patch: &Path, patched: &mut bool) -> Option<PendingOperation> {
     match kind {
         "none" => None,
         "program" => {
@@ -99,12 +99,12 @@ fn act(kind: &str, pid: i32, patch: &Path, patched: &mut bool) -> Option<Called>
         mode => {
             let call = if *patched { patch_calls::revert(pid) } else { patch_calls::apply(patch, pid) };
             *patched = !*patched;
-            Some(Called::of(call.args(["--quiescence", mode])))
+            Some(PendingOperation::of(call.args(["--quiescence", mode])))
         }
     }
 }
 
-fn section(seen: &[Seen]) -> Section {
+fn section(seen: &[SecondSample]) -> Section {
     let columns = [
         "at the beginning of a second",
         "seconds",
@@ -116,7 +116,7 @@ fn section(seen: &[Seen]) -> Section {
         "p99.9 to nothing",
     ];
     let title = format!(
-        "MariaDB, a thread per connection, {RATE} statements a second by {CONNECTIONS} clients, {IDLE} idle: latency, us, by single seconds"
+        "MariaDB, a thread per connection, {STATEMENTS_PER_S} statements a second by {CONNECTIONS} clients, {IDLE} idle: latency, us, by single seconds"
     );
     let mut section = Section::new("mariadb-seconds", title, &columns);
     let alone = seen[0].p999_us;
