@@ -76,11 +76,17 @@ pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
 pub use target::TargetElf;
 
 /// Compares the units before and after, and makes the patch that changes `target` from one to the other.
+///
+/// # Errors
+/// All reasons why the patch is impossible.
 pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     diff::diff(target, units, options)
 }
 
 /// Finds one unit, compiled exactly as shipped, in the target.
+///
+/// # Errors
+/// [`Refusal::BadObject`] or [`Refusal::Lto`] for an object that cannot be read, [`Refusal::SymbolConflict`] if the target contradicts it.
 pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
     match shipped_unit::ShippedUnit::find(target, path, shipped, &BTreeMap::new()) {
         Ok(found) => Ok(found.placement(target)),

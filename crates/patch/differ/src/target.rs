@@ -96,6 +96,9 @@ fn bad<T>(why: impl Into<String>) -> Result<T, Refusal> {
 impl TargetElf {
     /// Parses an executable or shared library. `file_name` is for messages and [`Target::file_name`]. Never panics, for
     /// any input.
+    ///
+    /// # Errors
+    /// [`Refusal::BadTarget`] if it is not a dynamic x86-64 ELF file, or if it is damaged.
     pub fn parse(bytes: &[u8], file_name: &str) -> Result<Self, Refusal> {
         let text = |e: object::Error| Refusal::BadTarget(format!("{file_name}: {e}"));
         let file = File::parse(bytes).map_err(text)?;

@@ -39,6 +39,9 @@ pub struct Prediction {
 }
 
 /// Runs all checks without changing the target, and returns the threads that would block now.
+///
+/// # Errors
+/// The same refusals as of [`apply`](crate::apply), or the process cannot be read or traced, or has ended.
 pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
     let mut report = Report::new(observer, pid, "check");
     let target = Target::open(pid)?;

@@ -36,6 +36,9 @@ fn parents_first(pids: impl IntoIterator<Item = i32>) -> Vec<Pid> {
 
 /// Returns all processes of the executable at `path`, parents before children. A process whose file was deleted or replaced under that name
 /// is included, because it needs the patch as much as the others; its build-id shows if the patch fits.
+///
+/// # Errors
+/// [`Error::File`] if `path` exists and its metadata cannot be read.
 pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
     let file = |source| Error::File { path: path.display().to_string(), source };
     let (name, identity) = match path.canonicalize() {

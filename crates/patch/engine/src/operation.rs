@@ -170,6 +170,9 @@ pub(crate) fn limits(options: &Options) -> Limits {
 }
 
 /// Applies `signed` to the process `pid`, as one transition.
+///
+/// # Errors
+/// [`Error::service_state`] of the error states if the process is unchanged, rolled back, unfinished or has ended.
 pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "apply");
     let mut target = Target::open(pid)?;
@@ -658,6 +661,9 @@ fn allows_mixed_versions(view: &View, transition: &Transition) -> bool {
 }
 
 /// Completes or rolls back the transition of a killed tool in `pid`; returns true if there was one.
+///
+/// # Errors
+/// [`Error::service_state`] of the error states if the transition is unchanged or still unfinished.
 pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Result<bool, Error> {
     let mut report = Report::new(observer, pid, "recover");
     let mut target = Target::open(pid)?;
@@ -670,6 +676,9 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
 }
 
 /// Reverts patches, as one transition for each module concerned.
+///
+/// # Errors
+/// [`Error::service_state`] of the error states if the process is unchanged, rolled back, unfinished or has ended.
 pub fn revert(
     pid: Pid,
     selection: &PatchSelection,

@@ -117,6 +117,9 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// Reads the status of one process. Each thread is stopped for some microseconds, one after another, to find its word. While another tool
 /// traces them, only the words of threads known to libstillpoint are reported.
+///
+/// # Errors
+/// The process cannot be read or traced, its ledger is invalid, or it has ended.
 pub fn status(pid: Pid) -> Result<Status, Error> {
     let (process, traced) = match Process::open(pid) {
         Err(tracee::Error::AlreadyTraced { .. }) => (Process::watch(pid)?, true),
@@ -168,6 +171,9 @@ fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
 }
 
 /// Returns the contents of [`status`] without stopping any thread, and so without the threads' words.
+///
+/// # Errors
+/// The process cannot be read, its ledger is invalid, or it has ended.
 pub fn peek(pid: Pid) -> Result<Option<Status>, Error> {
     let process = Process::open(pid)?;
     let Some(store) = store::find(&process)? else { return Ok(None) };

@@ -56,6 +56,9 @@ fn hex(bytes: &[u8]) -> String {
 
 impl PublicKey {
     /// Reads the text of a public key file.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if the text is not a public key of 64 hex digits.
     pub fn parse(text: &str) -> Result<Self, Error> {
         VerifyingKey::from_bytes(&parse_hex32(text)?).map(PublicKey).map_err(|e| Error::Key(e.to_string()))
     }
@@ -79,6 +82,9 @@ impl SecretKey {
     }
 
     /// Reads the text of a secret key file.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if the text is not a secret key of 64 hex digits.
     pub fn parse(text: &str) -> Result<Self, Error> {
         Ok(Self::from_seed(parse_hex32(text)?))
     }
@@ -112,6 +118,9 @@ impl Signed {
     }
 
     /// Checks the signature against the trusted keys and returns the id of the key that made it.
+    ///
+    /// # Errors
+    /// The patch is not signed, its key is not among the trusted ones, or the signature is invalid.
     pub fn verify(&self, trusted: &[PublicKey]) -> Result<KeyId, Error> {
         let (id, signature) = self.signature.ok_or(Error::Unsigned)?;
         let key = trusted.iter().find(|key| key.id() == id).ok_or(Error::UnknownKey(id))?;
@@ -149,16 +158,25 @@ fn encode_with(patch: &Patch, key: Option<&SecretKey>) -> Result<Vec<u8>, Error>
 }
 
 /// The bytes of an unsigned patch file.
+///
+/// # Errors
+/// The patch breaks a rule, or its body is too large.
 pub fn encode(patch: &Patch) -> Result<Vec<u8>, Error> {
     encode_with(patch, None)
 }
 
 /// The bytes of a signed patch file.
+///
+/// # Errors
+/// The patch breaks a rule, or its body is too large.
 pub fn encode_signed(patch: &Patch, key: &SecretKey) -> Result<Vec<u8>, Error> {
     encode_with(patch, Some(key))
 }
 
 /// Reads a patch file: checks the header, length, checksum and body, and every rule of [`Patch`].
+///
+/// # Errors
+/// The file is not a patch file of this version, is damaged, or breaks a rule.
 pub fn decode(bytes: &[u8]) -> Result<Signed, Error> {
     if bytes.len() >= 8 && &bytes[..8] != MAGIC {
         return Err(Error::Magic);

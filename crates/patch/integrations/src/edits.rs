@@ -56,6 +56,9 @@ pub struct Edits {
 
 impl Edits {
     /// Reads the text of an `.edits` file; `name` is for messages.
+    ///
+    /// # Errors
+    /// The first line that is not in the language of `.edits` files.
     pub fn parse(name: &str, text: &str) -> Result<Edits, Error> {
         let mut edits = Edits::default();
         edits.add(name, text)?;
@@ -89,6 +92,9 @@ impl Edits {
 
 impl FileEdits {
     /// Returns the text of `file` with all edits in it.
+    ///
+    /// # Errors
+    /// An anchor that is not found as often as stated, or two edits that overlap.
     pub fn apply(&self, file: &str, text: &str) -> Result<String, Error> {
         let source = Source::read(text);
         let mut insertions = Vec::new();

@@ -30,6 +30,9 @@ pub struct Applied {
 
 impl Integration {
     /// Reads `DIR/*.edits` and everything below `DIR/files`.
+    ///
+    /// # Errors
+    /// A file cannot be read, an `.edits` file has an error, or there is none.
     pub fn read(dir: &Path) -> Result<Integration, Error> {
         let mut edits = Edits::default();
         let mut hash = Sha256::new();
@@ -66,6 +69,9 @@ impl Integration {
     }
 
     /// Changes `tree`, a copy of `pristine`, to the state of this integration.
+    ///
+    /// # Errors
+    /// A file cannot be read or written, an anchor has no match, or a file to be added exists already.
     pub fn apply(&self, pristine: &Path, tree: &Path) -> Result<Applied, Error> {
         let mut wanted: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         for (file, edits) in self.edits.files() {

@@ -12,6 +12,9 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// Returns a criu that works on this kernel, or the reason why there is none.
+///
+/// # Errors
+/// The reason why criu cannot be built, or does not work on this kernel.
 pub fn criu() -> &'static Result<PathBuf, String> {
     static CRIU: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     CRIU.get_or_init(|| {

@@ -47,6 +47,9 @@ pub struct Postgres {
 
 impl Postgres {
     /// Returns the newest version of which the archive serves programs and source.
+    ///
+    /// # Errors
+    /// The package cannot be fetched.
     pub fn debian() -> Result<Postgres, Unavailable> {
         let versions = packages::versions_with_source(&PACKAGES)?;
         shipped_program::target(PACKAGE, &versions[0])?;
@@ -54,6 +57,9 @@ impl Postgres {
     }
 
     /// Returns the newest version, without its source, for tests without patches.
+    ///
+    /// # Errors
+    /// The package cannot be fetched or built.
     pub fn unpatched() -> Result<Postgres, Unavailable> {
         Postgres::unpacked(&packages::versions(PACKAGE)?[0])
     }

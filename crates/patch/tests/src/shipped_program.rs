@@ -20,6 +20,9 @@ pub struct ShippedProgram {
 /// Takes the file `path` of the oldest version of `packages` in the archive, and builds each of the diffs `quilt` that
 /// their source package has gained since (all when empty) on top of those before. Refused diffs are left out. An error
 /// means that the archive does not offer a needed file.
+///
+/// # Errors
+/// The archive does not offer a needed file.
 pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<ShippedProgram, Unavailable> {
     let versions = packages::versions_with_source(packages)?;
     let [newest, .., oldest] = &versions[..] else {
@@ -64,6 +67,9 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
 
 /// Takes a memcached of the archive, and builds a patch by us that changes its answer to `version` to `VERSION
 /// stillpoint`: the package's own series only fixes units that Debian does not compile.
+///
+/// # Errors
+/// The archive does not offer a needed file.
 pub fn memcached() -> Result<ShippedProgram, Unavailable> {
     let versions = packages::versions_with_source(&["memcached"])?;
     let version = &versions[0];

@@ -32,6 +32,9 @@ pub struct Described {
 }
 
 /// Returns all code that the records in `eh_frame` (mapped at `at`) describe, in ascending order.
+///
+/// # Errors
+/// [`TableError::Record`] for a record that cannot be read.
 pub fn described(at: u64, eh_frame: &[u8]) -> Result<Vec<Described>, TableError> {
     let bases = BaseAddresses::default().set_eh_frame(at);
     let section = EhFrame::from(EndianSlice::new(eh_frame, LittleEndian));
@@ -52,6 +55,9 @@ pub fn described(at: u64, eh_frame: &[u8]) -> Result<Vec<Described>, TableError>
 }
 
 /// Counts the pieces of code that the records in `eh_frame` describe. Reads only the record headers, so it works before relocation.
+///
+/// # Errors
+/// [`TableError::Record`] for a record that cannot be read.
 pub fn count_described(eh_frame: &[u8]) -> Result<usize, TableError> {
     let word = |at: usize| eh_frame.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
     let (mut at, mut count) = (0, 0);
@@ -73,6 +79,9 @@ pub fn table_len(count: usize) -> usize {
 }
 
 /// Returns the table for the records in `eh_frame` (at `eh_frame_at`), made for the address `at`, a multiple of four.
+///
+/// # Errors
+/// A record cannot be read, or its code is out of reach of the table.
 pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8>, TableError> {
     let all = described(eh_frame_at, eh_frame)?;
     let near = |to: u64, from: u64| {

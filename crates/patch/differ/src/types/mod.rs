@@ -57,6 +57,9 @@ pub struct Compared {
 /// Compares every type that the functions in `used_by` or static data reach, as `shipped` and as `after` lay it out.
 /// Each function is a pair of names, in `shipped` and in `after` (a lambda's number may differ). Both objects are whole
 /// files with DWARF; an empty one is compared with nothing.
+///
+/// # Errors
+/// A refusal for each type that changed, or [`Refusal::DebugInfo`] if debug information cannot be read.
 pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Result<Compared, Vec<Refusal>> {
     if shipped.is_empty() || after.is_empty() || used_by.is_empty() {
         return Ok(Compared::default());

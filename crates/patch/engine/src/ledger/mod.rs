@@ -91,6 +91,9 @@ pub fn encode_header(word_offset: i32) -> [u8; HEADER_LEN] {
 }
 
 /// Reads a ledger; never panics, never allocates more than a small multiple of the input.
+///
+/// # Errors
+/// The header is not that of a ledger of this version, or a complete record contradicts an earlier one.
 pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     let mut ledger = decode_header(bytes)?;
     ledger.read_more(&bytes[HEADER_LEN..])?;
@@ -98,6 +101,9 @@ pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
 }
 
 /// Reads the header of a ledger; the records are not read yet.
+///
+/// # Errors
+/// The magic bytes, the version or the checksum are wrong, or `bytes` is shorter than a header.
 pub fn decode_header(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if bytes.get(..16) != Some(MAGIC) {
         return Err(LedgerError::Magic);
@@ -146,8 +152,8 @@ impl Ledger {
 
     /// Returns the bytes of one more record, to be written at `self.end` before [`Ledger::advance`] is called.
     ///
+    /// # Errors
     /// The record breaks a rule, or there is no room for it: then nothing may be written.
-    /// The record breaks a rule, or there is no room for it: nothing may be written then.
     pub fn encode(&self, record: &Record) -> Result<Vec<u8>, LedgerError> {
         validation::check(&self.view, record)?;
         let payload = postcard::to_stdvec(record)?;
@@ -165,6 +171,9 @@ impl Ledger {
     }
 
     /// Records that the `len` bytes of `record` have been written.
+    ///
+    /// # Errors
+    /// [`LedgerError::Inconsistent`] if the record contradicts earlier ones.
     pub fn advance(&mut self, record: Record, len: usize) -> Result<(), LedgerError> {
         self.view.add(record)?;
         self.count += 1;
@@ -173,6 +182,9 @@ impl Ledger {
     }
 
     /// Reads the complete records in `bytes`, which are located at `self.end`; refuses a record that this tool would never write.
+    ///
+    /// # Errors
+    /// [`LedgerError::Inconsistent`] for a complete record that contradicts earlier ones.
     pub fn read_more(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
         let start = self.end;
         while let Some((record, len)) = decode_record(&bytes[self.end - start..], self.count + 1) {

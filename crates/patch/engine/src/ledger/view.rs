@@ -111,7 +111,7 @@ impl View {
         self.came.extend(&transition.after);
         self.laid.extend(&transition.trampolines);
         self.recent.push(Arc::clone(&transition));
-        self.unfinished = Some(Unfinished { transition, phase: None });
+        self.unfinished = Some(OpenTransition { transition, phase: None });
         Ok(())
     }
 

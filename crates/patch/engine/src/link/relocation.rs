@@ -42,6 +42,9 @@ pub struct Image {
 }
 
 /// Links `patch` for an arena at `arena`; `values` holds the values of external symbols.
+///
+/// # Errors
+/// A symbol has no value, or a value does not fit its place.
 pub fn link(patch: &Patch, layout: &Layout, arena: Avma, values: &[Option<SymbolAddress>]) -> Result<Image, LinkError> {
     let addresses = patch.symbols.iter().zip(values).map(|(symbol, outside)| match symbol.value {
         SymbolValue::Patch { section, offset } => Some(arena.0 + layout.sections[section as usize] + offset),

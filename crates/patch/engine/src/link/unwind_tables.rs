@@ -8,6 +8,9 @@ use stillpoint_patch_unwind::{Piece, Row, TableError, describe, search_table};
 /// Describes dispatchers, stubs and displaced prologues, which must be in `image`, and makes the search table.
 ///
 /// A thread can be cancelled or examined in any of them, although no call returns there.
+///
+/// # Errors
+/// [`LinkError::UnwindData`] if a record of the patch cannot be read, or is out of reach of the table.
 pub fn make_visible(layout: &Layout, arena: Avma, image: &mut Image) -> Result<(), LinkError> {
     let at = |offset: u64| arena.0 + offset;
     let [text, read_only, _] = &mut image.segments;

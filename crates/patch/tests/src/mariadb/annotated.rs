@@ -75,6 +75,9 @@ const OPTIONS: [&str; 20] = [
 ];
 
 /// Builds it unless that is done; once for each process. An error means that the archive does not offer the source.
+///
+/// # Errors
+/// The package or its source cannot be fetched, or libstillpoint cannot be built.
 pub fn annotated() -> &'static Result<Annotated, Unavailable> {
     static ANNOTATED: OnceLock<Result<Annotated, Unavailable>> = OnceLock::new();
     ANNOTATED.get_or_init(|| {

@@ -112,6 +112,9 @@ impl Change {
     }
 
     /// Returns the change as a diff of the source.
+    ///
+    /// # Errors
+    /// The source does not have the text that the change replaces, or cannot be read.
     pub fn diff(&self, source: &Path) -> Result<String, String> {
         let edits = Edits::parse(&self.name, &self.edits).map_err(|e| e.to_string())?;
         let mut all = String::new();
@@ -133,6 +136,9 @@ impl Change {
     }
 
     /// Builds the live patch into `into`.
+    ///
+    /// # Errors
+    /// The diff cannot be written, or the build fails.
     pub fn build(&self, packaged: &PackagedServer, into: &Path) -> Result<(PathBuf, Run), String> {
         let (diff, patch) = (into.join(format!("{}.diff", self.name)), into.join(format!("{}.patch", self.name)));
         std::fs::write(&diff, self.diff(&packaged.source)?).map_err(|e| format!("write {}: {e}", diff.display()))?;
@@ -152,7 +158,10 @@ impl Change {
     }
 
     /// Checks if the change is active. An answer that matches neither side is an error.
-    pub fn in_force(&self, server: &MariaDb) -> Result<bool, String> {
+    ///
+    /// # Errors
+    /// The server does not answer, or answers in neither way.
+    pub fn is_active(&self, server: &MariaDb) -> Result<bool, String> {
         let mut client: Client = server.client();
         let mut answer = Answer::Done(0);
         for statement in &self.ask {

@@ -61,6 +61,9 @@ pub struct Client {
 
 impl Client {
     /// Connects by the server's socket.
+    ///
+    /// # Errors
+    /// The server does not accept the connection, or refuses the login.
     pub fn connect(socket: &Path, database: &str) -> io::Result<Client> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -68,6 +71,9 @@ impl Client {
     }
 
     /// Connects by TCP.
+    ///
+    /// # Errors
+    /// The server does not accept the connection, or refuses the login.
     pub fn connect_tcp(port: u16, database: &str) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -104,12 +110,18 @@ impl Client {
     }
 
     /// Sends a statement and reads the whole answer. An error means that the connection is lost.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer is not of the protocol.
     pub fn query(&mut self, statement: &str) -> io::Result<Answer> {
         self.begin(statement)?;
         self.answer()
     }
 
     /// Sends a statement whose answer [`Client::answer`] reads later.
+    ///
+    /// # Errors
+    /// The connection fails.
     pub fn begin(&mut self, statement: &str) -> io::Result<()> {
         self.sequence = 0;
         let mut packet = vec![3];
@@ -118,6 +130,9 @@ impl Client {
     }
 
     /// Reads the answer to a statement.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer is not of the protocol.
     pub fn answer(&mut self) -> io::Result<Answer> {
         let first = self.receive()?;
         match first.first() {
@@ -129,6 +144,9 @@ impl Client {
     }
 
     /// Runs [`Client::query`]; an error answer is an error.
+    ///
+    /// # Errors
+    /// The connection fails, or the server reports an error.
     pub fn done(&mut self, statement: &str) -> io::Result<Answer> {
         match self.query(statement)? {
             Answer::Error(number, text) => Err(io::Error::other(format!("{statement}: {number}: {text}"))),

@@ -106,12 +106,18 @@ pub struct SysbenchCounts {
 
 impl Sysbench {
     /// Fills its tables and starts `threads` connections of read-write transactions for `seconds`.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched, or its tables cannot be made.
     pub fn start(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
         Sysbench::prepare(server)?;
         Sysbench::again(server, threads, seconds)
     }
 
     /// Fills its tables.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched, or its tables cannot be made.
     pub fn prepare(server: &MariaDb) -> Result<(), String> {
         server.client().done("CREATE DATABASE IF NOT EXISTS sbtest").map_err(|e| e.to_string())?;
         let prepared = sysbench(server)?.arg("prepare").output().map_err(|e| format!("run sysbench: {e}"))?;
@@ -122,12 +128,18 @@ impl Sysbench {
     }
 
     /// Starts it on filled tables, one transaction after another.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched or started.
     pub fn again(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
         Sysbench::run(server, &[format!("--threads={threads}"), format!("--time={seconds}")])
     }
 
     /// Starts it on filled tables, with so many transactions a second at random times, independent of those before:
     /// their latency counts from the time at which they were due.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched or started.
     pub fn at_rate(server: &MariaDb, threads: u32, seconds: u32, rate: u32) -> Result<Sysbench, String> {
         let paced = [format!("--threads={threads}"), format!("--time={seconds}"), format!("--rate={rate}")];
         Sysbench::run(server, &[&paced[..], &["--histogram=on".into()]].concat())

@@ -65,6 +65,9 @@ impl Policy {
 }
 
 /// Returns the newest version of which the archive serves the program *and* the source; once for each process.
+///
+/// # Errors
+/// The package or its source cannot be fetched.
 pub fn packaged() -> &'static Result<PackagedServer, Unavailable> {
     static PACKAGED: OnceLock<Result<PackagedServer, Unavailable>> = OnceLock::new();
     PACKAGED.get_or_init(find)
@@ -146,6 +149,9 @@ impl PackagedServer {
 
     /// Returns program and arguments of a server on a port, with data of its own in `dir`, for tests that start it in
     /// another way.
+    ///
+    /// # Errors
+    /// The data directory cannot be made.
     pub fn command(&self, port: u16, dir: &Path, extra: &[&str]) -> Result<(Binary, Vec<OsString>), String> {
         let fresh = self.fresh_data()?;
         let copied = Command::new("cp").arg("-a").arg(&fresh).arg(dir.join("data")).status();

@@ -17,6 +17,9 @@ const DATABASE: &str = "tpcc";
 pub const OPTION: &str = "--innodb-buffer-pool-size=512M";
 
 /// Makes data of a server whose database has the tables of both, for one warehouse; once.
+///
+/// # Errors
+/// go-tpc cannot be fetched, or its data cannot be made.
 pub fn data(packaged: &PackagedServer) -> Result<PathBuf, Unavailable> {
     let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
     let entry =
@@ -92,6 +95,9 @@ pub struct StatementCounts {
 
 impl Tpc {
     /// Starts `clients` connections of transactions on a server that was started on [`data`].
+    ///
+    /// # Errors
+    /// go-tpc cannot be fetched or started.
     pub fn start(server: &MariaDb, mix: LoadKind, clients: u32) -> Result<Tpc, String> {
         let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
         let output = server.dir().join("go-tpc.out");

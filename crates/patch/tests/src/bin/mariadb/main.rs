@@ -78,7 +78,7 @@ fn units(patch: &Path) -> BTreeMap<String, (u32, u32)> {
 
 /// Checks that the change is inactive, active after the apply, and inactive after the revert.
 fn life(change: &Change, server: &mut MariaDb, patch: &Path) -> Result<(), String> {
-    let expect = |server: &MariaDb, wanted: bool| match change.in_force(server)? {
+    let expect = |server: &MariaDb, wanted: bool| match change.is_active(server)? {
         state if state == wanted => Ok(()),
         state => Err(format!("in force is {state}, not {wanted}")),
     };

@@ -18,12 +18,12 @@ pub(crate) fn run() -> Result<(), String> {
     Bench::prepare(&cluster, 1);
     let idle: Vec<_> = (0..100).map(|_| cluster.session()).collect();
     let bench = Bench::start(&cluster, 4, &[]);
-    let (mut in_force, mut total) = (0, 0);
+    let (mut active, mut total) = (0, 0);
     let mut placed = PlacedShare::default();
     for change in changes().into_iter().chain(unpatchable()) {
         let outcome = one(&postgres, &mut cluster, &change, &dir);
         placed.add(&dir.path().join(format!("{}.patch", change.name)));
-        in_force += usize::from(outcome.is_ok());
+        active += usize::from(outcome.is_ok());
         total += 1;
         let (functions, wave, effect, reason) = match outcome {
             Ok((functions, wave)) => (functions.to_string(), wave, "seen, and gone after the revert", String::new()),
@@ -34,7 +34,7 @@ pub(crate) fn run() -> Result<(), String> {
         cluster.assert_unharmed();
     }
     println!(
-        "\n{in_force} of {total} in force, seen and reverted; {} statements of pgbench, none failed",
+        "\n{active} of {total} active, observed and reverted; {} statements of pgbench, none failed",
         bench.assert_clean()
     );
     println!(
