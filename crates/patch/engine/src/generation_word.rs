@@ -1,4 +1,5 @@
-//! Generation word: four bytes of every thread's control block that glibc keeps free.
+//! Generation word: four bytes of every thread's control block, in eight aligned bytes that glibc keeps free. All eight bytes must be free,
+//! because the search compares words of 64 bits; the transition is stored in the lower four.
 
 use crate::plan::transition_of_word;
 use crate::{Error, event_pump};
