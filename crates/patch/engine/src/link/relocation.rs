@@ -2,7 +2,7 @@
 
 use super::{Layout, Segment};
 use stillpoint_patch_format::{Avma, Patch, Relocation, RelocationKind, Section, SectionKind, SymbolValue};
-use stillpoint_patch_insn::far_stub;
+use stillpoint_patch_insn::{FAR_STUB_LEN, far_stub};
 
 /// The reason why a patch cannot be linked at its address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +24,29 @@ pub enum LinkError {
     /// A symbol has no value.
     #[error("symbol `{0}` has no value")]
     NoValue(String),
+    /// A far stub does not reach its slot.
+    #[error("the far stub of `{symbol}` at {at} does not reach its slot at {slot}")]
+    StubReach {
+        /// The symbol.
+        symbol: String,
+        /// Address of the stub.
+        at: Avma,
+        /// Address of the slot.
+        slot: Avma,
+    },
+    /// The unwind data of our own code does not reach that code.
+    #[error("unwind data at {0} does not reach the code that it describes")]
+    UnwindReach(Avma),
+    /// A part of the arena needs more room than its layout reserves.
+    #[error("{part} needs {needed} bytes, but the layout reserves {reserved}")]
+    Room {
+        /// Name of the part.
+        part: &'static str,
+        /// Length of its contents in bytes.
+        needed: usize,
+        /// Length of its room in bytes.
+        reserved: usize,
+    },
     /// The unwind data cannot be searched.
     #[error(transparent)]
     UnwindData(#[from] stillpoint_patch_unwind::TableError),
@@ -90,8 +113,7 @@ impl Linker<'_> {
         for (symbol, (stub, slot)) in &self.layout.stubs {
             put(bytes, *slot, &self.value(*symbol)?.to_le_bytes());
             let (at, to) = (Avma(self.arena.0 + stub), Avma(self.arena.0 + slot));
-            let jump = far_stub(at, to).map_err(|_| LinkError::NoValue("far stub".into()))?;
-            put(bytes, *stub, &jump);
+            put(bytes, *stub, &stub_of(&self.patch.symbols[*symbol as usize].name, at, to)?);
         }
         Ok(())
     }
@@ -140,6 +162,22 @@ impl Linker<'_> {
     }
 }
 
+fn stub_of(symbol: &str, at: Avma, slot: Avma) -> Result<[u8; FAR_STUB_LEN], LinkError> {
+    far_stub(at, slot).map_err(|_| LinkError::StubReach { symbol: symbol.to_owned(), at, slot })
+}
+
 fn put(bytes: &mut [u8], at: u64, value: &[u8]) {
     bytes[at as usize..at as usize + value.len()].copy_from_slice(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stub_out_of_reach_names_its_symbol() {
+        assert!(stub_of("malloc", Avma(0x1000), Avma(0x2000)).is_ok());
+        let error = stub_of("malloc", Avma(0x1000), Avma(1 << 40)).expect_err("too far for 32 bits");
+        assert_eq!(error.to_string(), "the far stub of `malloc` at 0x1000 does not reach its slot at 0x10000000000");
+    }
 }
