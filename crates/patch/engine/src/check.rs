@@ -28,7 +28,7 @@ pub struct Prediction {
     pub already: bool,
     /// Functions that would be redirected.
     pub functions: Vec<String>,
-    /// Bytes of memory that the patch would take.
+    /// Memory that the patch would take, in bytes.
     pub bytes: u64,
     /// Number of threads examined.
     pub threads: u32,

@@ -36,7 +36,7 @@ pub struct Status {
     /// Address-space generations, if the kernel supports them; one exists while `--view generation` works on the process.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub generations: Vec<Generation>,
-    /// Bytes of memory that patches occupy, active or not.
+    /// Memory that patches occupy, active or not, in bytes.
     pub bytes_kept: u64,
     /// Used bytes of the ledger.
     pub ledger_bytes: u64,
@@ -104,7 +104,7 @@ pub struct EntryStatus {
 pub struct ThreadStatus {
     /// Number of the thread.
     pub tid: i32,
-    /// Last transition that it went through; `None` if it was created after the last one, or could not be read.
+    /// Number of the last transition that it went through; `None` if it was created after the last one, or could not be read.
     pub transition: Option<u32>,
     /// Its state in libstillpoint; `None` if the library does not know it.
     #[serde(flatten)]

@@ -157,7 +157,7 @@ fn encode_with(patch: &Patch, key: Option<&SecretKey>) -> Result<Vec<u8>, Error>
     Ok(out)
 }
 
-/// The bytes of an unsigned patch file.
+/// Returns the bytes of an unsigned patch file.
 ///
 /// # Errors
 /// The patch breaks a rule, or its body is too large.
@@ -165,7 +165,7 @@ pub fn encode(patch: &Patch) -> Result<Vec<u8>, Error> {
     encode_with(patch, None)
 }
 
-/// The bytes of a signed patch file.
+/// Returns the bytes of a signed patch file.
 ///
 /// # Errors
 /// The patch breaks a rule, or its body is too large.

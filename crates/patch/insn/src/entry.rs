@@ -7,7 +7,7 @@ use stillpoint_patch_format::Svma;
 /// The bytes that a jump at an entry displaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryPlan {
-    /// Bytes from the entry to the first instruction boundary at or after the end of the jump.
+    /// Number of bytes from the entry to the first instruction boundary at or after the end of the jump.
     pub displaced_len: usize,
     /// Offsets of the displaced instructions after the first one. The jump must not be written while a thread is stopped at one of them, or
     /// while a signal frame points to one.

@@ -34,7 +34,7 @@ pub enum KillInstant {
 /// Result of the run.
 #[derive(Debug)]
 pub struct RunResult {
-    /// System calls that the tool completed (0 when it was not traced).
+    /// Number of system calls that the tool completed (0 when it was not traced).
     pub syscalls: u64,
     /// Number of writes into the memory of another process, completed or about to begin (0 when it was not traced).
     pub writes: u64,

@@ -27,7 +27,7 @@ pub struct Clients {
     pub blocking: u32,
     /// Kinds of requests with weights.
     pub mix: &'static str,
-    /// Keys in the key space.
+    /// Number of keys in the key space.
     pub keys: u64,
 }
 

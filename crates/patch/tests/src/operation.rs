@@ -51,13 +51,13 @@ impl PendingOperation {
 pub struct Operation {
     /// Exit code and output.
     pub run: Run,
-    /// `CLOCK_MONOTONIC` before the program was started and after it had ended.
+    /// Nanoseconds of `CLOCK_MONOTONIC` before the program was started and after it had ended.
     pub window_ns: (u64, u64),
     /// Each stop of a thread.
     pub stops: Vec<Stop>,
     /// Time from the start of the transition until every thread ran the new code.
     pub migrated_ns: Option<u64>,
-    /// Threads that migrated.
+    /// Number of threads that migrated.
     pub threads: u32,
     /// Phases by name, with the duration of each in nanoseconds.
     pub phases: Vec<(String, u64)>,

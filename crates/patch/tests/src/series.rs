@@ -27,7 +27,7 @@ pub struct SeriesPatch {
     pub file: PathBuf,
     /// Functions that it replaces.
     pub functions: u64,
-    /// Bytes of new code.
+    /// Length of the new code in bytes.
     pub text_bytes: u64,
 }
 

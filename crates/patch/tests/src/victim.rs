@@ -557,7 +557,7 @@ pub struct Mapping {
     pub end: u64,
     /// Permissions, for instance `r-xp`.
     pub permissions: String,
-    /// Offset in the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// The file, or a name in brackets; empty for anonymous memory.
     pub path: String,

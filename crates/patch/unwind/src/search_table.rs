@@ -27,7 +27,7 @@ pub struct Described {
     pub start: u64,
     /// One past its last byte.
     pub end: u64,
-    /// Offset of the record in `.eh_frame`.
+    /// Offset of the record in `.eh_frame`, in bytes.
     pub record: usize,
 }
 

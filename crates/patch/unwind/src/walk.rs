@@ -43,7 +43,7 @@ pub struct Frame {
     pub address: u64,
     /// True if the thread is stopped at this address, or a signal interrupted it there; false if it will return there.
     pub executing: bool,
-    /// Stack pointer in that frame.
+    /// Address in the stack pointer in that frame.
     pub sp: u64,
 }
 

@@ -179,7 +179,7 @@ impl std::fmt::Debug for Name {
 /// A control block, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Control {
-    /// Offset of the library's own word from the thread pointer.
+    /// Offset in bytes of the library's own word from the thread pointer.
     pub word_offset: i32,
     /// Address of the bell, the word that threads poll.
     pub bell: u64,
@@ -208,17 +208,17 @@ pub struct Control {
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Never 0, never used before.
+    /// Number of the request: never 0, never used before.
     pub number: u32,
     /// New value of the thread's word.
     pub word: u32,
     /// Way in which threads take it.
     pub mode: Mode,
-    /// Process that makes the request.
+    /// Number of the process that makes the request.
     pub patcher_pid: i32,
     /// Deadline in nanoseconds of `CLOCK_MONOTONIC`.
     pub deadline_ns: u64,
-    /// Offset of the word from the thread pointer.
+    /// Offset in bytes of the word from the thread pointer.
     pub word_offset: i64,
     /// Group for [`Mode::Group`] and [`Mode::Others`].
     pub group: Name,

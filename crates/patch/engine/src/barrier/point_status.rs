@@ -43,7 +43,7 @@ pub struct PendingRequest {
     pub mode: String,
     /// Group for `group` and `others`.
     pub group: Option<String>,
-    /// Process that makes the request.
+    /// Number of the process that makes the request.
     pub patcher_pid: i32,
     /// Milliseconds until threads stop waiting by themselves.
     pub left_ms: u64,

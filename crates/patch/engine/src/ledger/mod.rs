@@ -60,7 +60,7 @@ pub enum LedgerError {
 /// State from the records of a target, and the position of the next record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ledger {
-    /// Offset of the generation word from the thread pointer, the same in every thread.
+    /// Offset in bytes of the generation word from the thread pointer, the same in every thread.
     pub word_offset: i32,
     /// State that all records define together.
     pub view: View,

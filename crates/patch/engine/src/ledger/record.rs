@@ -150,7 +150,7 @@ pub struct FunctionRecord {
     pub old_parts: Vec<Span>,
     /// The five bytes of the entry as shipped.
     pub original: [u8; 5],
-    /// Bytes that a jump displaces.
+    /// Number of bytes that a jump displaces.
     pub displaced_len: u8,
     /// Offsets of instructions inside these bytes.
     pub inner_boundaries: Vec<u8>,

@@ -96,7 +96,7 @@ pub struct Sysbench {
 /// Counts of sysbench.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SysbenchCounts {
-    /// Statements answered.
+    /// Number of statements answered.
     pub queries: u64,
     /// Errors after which it continued: dead-locks of transactions among themselves.
     pub ignored: u64,

@@ -146,7 +146,7 @@ impl Work {
 pub struct Plan {
     /// Kind of statements.
     pub work: Work,
-    /// Clients, with a connection each.
+    /// Number of clients, with a connection each.
     pub connections: u32,
     /// Transactions a second of all clients together, at random times; `None`: one after another.
     pub rate: Option<f64>,
