@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_worked_on_once_and_in_order() {
+    fn every_item_is_worked_on_once_and_in_order() {
         for workers in [1, 3, 100] {
             let items: Vec<usize> = (0..40).collect();
             assert_eq!(parallel(workers, &items, |n| n * 2), (0..40).map(|n| n * 2).collect::<Vec<_>>());

@@ -159,9 +159,9 @@ fn held_things_are_respected(server: &Annotated, policy: Policy) {
     // A prepared transaction outlives its connection.
     all_done(&mut holder, HELD[6].0);
     drop(holder);
-    assert!(!is_half(&mut other), "whoever asks from here on may be the one who ends it");
+    assert!(!is_half(&mut other), "the next request may end it");
     assert_code(&in_mode(apply(patch, pid), "global", "700ms"), 4);
-    wait::until("the transaction to be nobody's", || other.done("XA COMMIT 'x'").ok());
+    wait::until("the transaction to have no owner", || other.done("XA COMMIT 'x'").ok());
     there_and_back(&mariadb, patch, &mut other, "global");
 }
 
@@ -246,7 +246,7 @@ fn every_kind_of_thread_takes_part_in_its_role() {
         busy.answer().expect("the connection lives");
         if policy == Policy::Pool {
             // the listener that replaced the worker stays, so the worker sleeps
-            until("a worker sleeps, nobody works", &|seen| {
+            until("a worker sleeps, no worker works", &|seen| {
                 count(seen, "worker", 1, "parked") >= 1 && seen.iter().all(|part| part.2 == "parked")
             });
         }

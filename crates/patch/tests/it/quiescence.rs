@@ -272,7 +272,7 @@ fn status_tells_role_group_priority_state_and_generation() {
         worker("b"),
         worker("b"),
     ];
-    let idle = wait::until("everybody to take its role, and one to park", || {
+    let idle = wait::until("all threads to take their roles, and one to park", || {
         let line = look(&victim);
         (roles(&line) == wanted && of_role(&line, "parked")[0]["state"] == "parked").then_some(line)
     });

@@ -112,7 +112,7 @@ impl Postgres {
 
     /// Makes a command that runs `program` as the unprivileged user; the kernel kills it if the calling thread ends
     /// first.
-    fn as_nobody(&self, program: &Path) -> Command {
+    fn as_unprivileged_user(&self, program: &Path) -> Command {
         let mut command = Command::new("setpriv");
         let user = USER_ID.to_string();
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--pdeathsig", "KILL", "--"]);
@@ -148,16 +148,16 @@ impl Cluster {
     /// Makes and starts one; `settings` are `name=value`.
     pub fn start(postgres: &Postgres, settings: &[&str]) -> Cluster {
         let dir = TempDir::with_prefix("stillpoint-postgres-").expect("make a directory for the cluster");
-        chown(dir.path(), Some(USER_ID), Some(USER_ID)).expect("give the directory to nobody");
+        chown(dir.path(), Some(USER_ID), Some(USER_ID)).expect("give the directory to the unprivileged user");
         let postgres = copied(postgres, dir.path());
         let data = dir.path().join("data");
-        let mut initdb = postgres.as_nobody(&postgres.tool("initdb"));
+        let mut initdb = postgres.as_unprivileged_user(&postgres.tool("initdb"));
         initdb.args(["-N", "-A", "trust", "-U", "postgres", "--locale=C", "-E", "UTF8", "-D"]).arg(&data);
         let made = initdb.current_dir(dir.path()).output().expect("run initdb");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         let port = free_port();
         let log = std::fs::File::create(dir.path().join("log")).expect("make the log");
-        let mut command = postgres.as_nobody(&postgres.binary.path);
+        let mut command = postgres.as_unprivileged_user(&postgres.binary.path);
         command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-k"]).arg(dir.path());
         for setting in SETTINGS.iter().chain(settings) {
             command.args(["-c", setting]);
@@ -226,7 +226,7 @@ impl Cluster {
     /// Makes a command that runs one of the server's tools as the unprivileged user, with the address of the server in
     /// its environment.
     pub fn client(&self, name: &str) -> Command {
-        let mut command = self.postgres.as_nobody(&self.postgres.tool(name));
+        let mut command = self.postgres.as_unprivileged_user(&self.postgres.tool(name));
         command.env("PGHOST", "127.0.0.1").env("PGPORT", self.port.to_string()).env("PGUSER", "postgres");
         command.current_dir(self.dir.path());
         command

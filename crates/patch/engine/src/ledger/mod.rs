@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back_whatever_follows() {
+    fn what_was_written_is_read_back_with_any_rest() {
         let mut ledger = Ledger::new(0x278);
         let mut bytes = image(&mut ledger, &records());
         assert_eq!(decode(&bytes), Ok(ledger.clone()));

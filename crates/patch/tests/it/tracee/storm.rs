@@ -93,7 +93,7 @@ fn signals_during_remote_calls_are_held_back() {
 /// Checks that a released or inspected thread never counts as new: no later event may announce it, for the tool would
 /// then assume that it has no frames.
 #[test]
-fn whoever_is_announced_has_not_run_yet() {
+fn an_announced_thread_has_not_run_yet() {
     let target = Target::start_with("storm", &[], &["threads"]);
     let process = target.process();
     let announced = attach(&process, |session| {

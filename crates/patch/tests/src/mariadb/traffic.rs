@@ -208,7 +208,7 @@ impl Traffic {
     pub fn assert_running(&mut self) {
         if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
             let ended = self.threads.swap_remove(at).join().expect("a client does not panic");
-            panic!("a client has ended: {}", ended.err().unwrap_or_else(|| "nobody asked it to".into()));
+            panic!("a client has ended: {}", ended.err().unwrap_or_else(|| "without a request to end".into()));
         }
     }
 

@@ -352,7 +352,7 @@ impl Server {
         match asked.map(|()| self.answers.recv_timeout(ANSWER_TIMEOUT)) {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => format!("(no answer: {:?})", self.child.try_wait()),
-            Err(e) => format!("(nobody listens: {e}; {:?})", self.child.try_wait()),
+            Err(e) => format!("(no answer: {e}; {:?})", self.child.try_wait()),
         }
     }
 

@@ -88,7 +88,7 @@ pub(crate) fn buildable(servers: &[FixCounts]) -> Section {
         section.notes.extend(row.left_out.iter().map(why));
     }
     section.notes.push(
-        "A restart as Debian's own program brings in whatever is in the program, and ends every connection.".into(),
+        "A restart as Debian's own program activates all changes of the program, and ends every connection.".into(),
     );
     section.raw(&rows);
     section

@@ -69,8 +69,9 @@ pub(crate) fn proxy(rounds: usize, seconds: u64) -> Result<Section, String> {
     let cluster = Cluster::start(&postgres, &["max_connections=1000", "autovacuum=off"]);
     Bench::prepare(&cluster, 10);
     let dir = TempDir::with_prefix("stillpoint-bench-").map_err(|e| format!("make a directory: {e}"))?;
-    chown(dir.path(), Some(USER_ID), Some(USER_ID)).map_err(|e| format!("give the directory to nobody: {e}"))?;
-    let pgbouncer = nobodys(&pgbouncer, dir.path());
+    chown(dir.path(), Some(USER_ID), Some(USER_ID))
+        .map_err(|e| format!("give the directory to the unprivileged user: {e}"))?;
+    let pgbouncer = owned_by_unprivileged_user(&pgbouncer, dir.path());
     let ways = [
         ServerPath { name: "direct", port: cluster.port(), process: None, prepares: true },
         ours(&cluster, dir.path()),
@@ -148,7 +149,7 @@ fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str
 
 /// Copies a program and its libraries to a directory that the unprivileged user can read: only the owner can read a
 /// cache below a home directory.
-fn nobodys(binary: &Binary, dir: &Path) -> Binary {
+fn owned_by_unprivileged_user(binary: &Binary, dir: &Path) -> Binary {
     let inside = |path: &Path| dir.join(path.file_name().expect("programs and directories have names"));
     for path in binary.libraries.iter().chain([&binary.path]) {
         let copied = Command::new("cp").arg("-a").arg(path).arg(inside(path)).status().expect("run cp");
@@ -182,7 +183,7 @@ fn run(cluster: &Cluster, way: &ServerPath, dir: &Path, cell: &RunGroup, mut sec
 /// Runs pgbench once: its own log has each transaction, and a thread reads the proxy's processor time meanwhile.
 fn run_for(cluster: &Cluster, way: &ServerPath, dir: &Path, cell: &RunGroup, seconds: u64) -> Option<Run> {
     let logs = TempDir::new_in(dir).expect("make a directory for pgbench");
-    chown(logs.path(), Some(USER_ID), Some(USER_ID)).expect("give the directory to nobody");
+    chown(logs.path(), Some(USER_ID), Some(USER_ID)).expect("give the directory to the unprivileged user");
     let mut pgbench: Command = cluster.client("pgbench");
     let (clients, time) = (cell.clients.to_string(), seconds.to_string());
     pgbench.env("PGPORT", way.port.to_string()).current_dir(logs.path());

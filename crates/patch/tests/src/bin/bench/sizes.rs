@@ -78,7 +78,7 @@ pub(crate) fn sizes(binary: &Binary, patch: &Path, gigabytes: &[f64], runs: usiz
         rows.extend(measured);
     }
     section.notes.push(
-        "All over: of `fork()`, how long all threads stand; of a restart, from SHUTDOWN SAVE until the data are loaded. Clients that lost their connection try again after 20 ms, and twice as long each time up to half a second; a request without an answer fails after 10 s, and one that meets the server as it loads at once."
+        "All over: of `fork()`, the time for which all threads are stopped; of a restart, from SHUTDOWN SAVE until the data are loaded. Clients that lost their connection try again after 20 ms, and twice as long each time up to half a second; a request without an answer fails after 10 s, and one that meets the server as it loads at once."
             .into(),
     );
     let ways = [ALONE].into_iter().chain(MODES).chain([FORK, RESTART]);

@@ -56,7 +56,7 @@ pub(crate) fn threads(program: &Program, patch: &Path, runs: usize) -> Section {
         }
     }
     section.notes.push(format!(
-        "`stop` stops all threads at once, checks all, and tries again until none stands in the code; after {CALL_TIMEOUT} it falls back, and every thread is on the code it ran before."
+        "`stop` stops all threads at once, checks all, and retries until no thread is in the code; after {CALL_TIMEOUT} it rolls back, and every thread is on the code it ran before."
     ));
     section.raw(&cases);
     section

@@ -63,22 +63,22 @@ fn run() -> Result<(), String> {
     rest(3);
     ask_all(&narrator, &redis, |_| false)?;
 
-    narrator.step(&format!("Apply {} patches one after another while the load goes on", series.patches.len()));
+    narrator.step(&format!("Apply {} patches one after another while the load continues", series.patches.len()));
     let mut changes = Vec::new();
     for patch in &series.patches {
         changes.push(apply(&narrator, &redis, patch)?);
         load.assert_running();
     }
     ask_all(&narrator, &redis, |_| true)?;
-    narrator.tell("the first one once more:");
+    narrator.tell("the first one again:");
     let again = patch_calls::apply(&series.patches[0].file, redis.pid()).run();
     expect(again.code == Some(0), || again.to_string())?;
     print_indented(&again.stdout);
 
-    narrator.step("Ask what the process carries");
+    narrator.step("List the patches of the process");
     print_indented(&patch_calls::status(redis.pid()).succeed().stdout);
 
-    narrator.step("Take some back, see the old answer again, and apply them once more");
+    narrator.step("Revert some, observe the old answers, and apply them again");
     let newest_effect = EFFECTS.last().expect("there are effects");
     let from = series.patches.iter().rposition(|patch| patch.diff.contains(newest_effect.diff));
     let from = from.ok_or_else(|| format!("no patch for {}", newest_effect.cve))?;
@@ -102,7 +102,7 @@ fn run() -> Result<(), String> {
     drop(redis);
 
     older_package(&mut narrator)?;
-    println!("\nDone: everything that was promised held.");
+    println!("\nDone: every check passed.");
     Ok(())
 }
 
@@ -147,10 +147,10 @@ fn revert(narrator: &Narrator, redis: &Redis, patch: &SeriesPatch) -> Result<Cha
 fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: Stillpoint) -> Result<Change, String> {
     let operation = Operation::of(call);
     expect(operation.run.code == Some(0), || operation.run.to_string())?;
-    let migrated = operation.migrated_ns.ok_or_else(|| format!("{verb} told no commit: {}", operation.run))?;
+    let migrated = operation.migrated_ns.ok_or_else(|| format!("{verb} reported no commit: {}", operation.run))?;
     let probed = operation.stopped(Why::Probe).max().unwrap_or(0);
     narrator.tell(&format!(
-        "{verb} {}: {} functions; {} threads over in {:.2} ms, probed for at most {:.0} us each",
+        "{verb} {}: {} functions; {} threads migrated in {:.2} ms, probed for at most {:.0} us each",
         patch.name,
         patch.functions,
         operation.threads,

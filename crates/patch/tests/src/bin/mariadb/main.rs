@@ -80,7 +80,7 @@ fn units(patch: &Path) -> BTreeMap<String, (u32, u32)> {
 fn life(change: &Change, server: &mut MariaDb, patch: &Path) -> Result<(), String> {
     let expect = |server: &MariaDb, wanted: bool| match change.is_active(server)? {
         state if state == wanted => Ok(()),
-        state => Err(format!("in force is {state}, not {wanted}")),
+        state => Err(format!("the change is active: {state}, expected {wanted}")),
     };
     let pid = server.pid();
     let step = |run: stillpoint_patch_tests::cli::Run| match run.code {

@@ -121,7 +121,7 @@ impl Live {
         println!("\n{} transactions of pgbench meanwhile, none failed.", self.bench.assert_clean());
         let revert = Stillpoint::new().args(["patch", "revert", "--all", "--exe"]).arg(self.cluster.executable()).run();
         self.cluster.assert_unharmed();
-        println!("{}", if revert.code == Some(0) { "All taken back again." } else { revert.stderr.as_str() });
+        println!("{}", if revert.code == Some(0) { "All were reverted." } else { revert.stderr.as_str() });
         Ok(())
     }
 }
@@ -207,10 +207,10 @@ impl Run {
             return FixResult::Nothing;
         }
         let applied = live.map(|live| apply(&output, live.cluster.executable()));
-        let nobody = applied.as_ref().is_some_and(|run| run.stderr.contains("does not map"));
+        let not_mapped = applied.as_ref().is_some_and(|run| run.stderr.contains("does not map"));
         if let (Some(live), Some(run)) = (live, &applied)
             && run.code != Some(0)
-            && !nobody
+            && !not_mapped
         {
             let exe = live.cluster.executable();
             let _ = Stillpoint::new().args(["patch", "revert", &name, "--exe"]).arg(exe).run();
@@ -220,7 +220,7 @@ impl Run {
         chain.diffs.extend(diffs);
         chain.patches.push(output);
         match applied {
-            Some(_) if !nobody => FixResult::Applied(functions),
+            Some(_) if !not_mapped => FixResult::Applied(functions),
             _ => FixResult::BuiltOnly(functions),
         }
     }

@@ -26,7 +26,9 @@ pub(crate) fn run() -> Result<(), String> {
         active += usize::from(outcome.is_ok());
         total += 1;
         let (functions, wave, effect, reason) = match outcome {
-            Ok((functions, wave)) => (functions.to_string(), wave, "seen, and gone after the revert", String::new()),
+            Ok((functions, wave)) => {
+                (functions.to_string(), wave, "observed, and absent after the revert", String::new())
+            }
             Err(reason) => ("".into(), "".into(), "", reason),
         };
         let Change { name, area, target, function, .. } = change;

@@ -81,7 +81,7 @@ pub(super) fn measure(server: &Annotated, amount: Amount) -> Result<Section, Str
         ]);
     }
     section.notes.push(format!(
-        "A query of minutes runs to its end, whatever the mode; a request that waits for it is given up after {} s here, and then nothing has happened.",
+        "A query of minutes runs to its end, in every mode; a request that waits for it is given up after {} s here, and then nothing has happened.",
         OPERATION_TIMEOUT.as_secs()
     ));
     section.raw(&rows);

@@ -301,7 +301,7 @@ fn section(load: Load, rounds: &[Round], seconds: u64) -> Section {
         "mode",
         "operations",
         "threads over, ms: median (max)",
-        "all threads standing: median (max)",
+        "all threads stopped: median (max)",
         "requests",
         "p50",
         "p99",
