@@ -7,7 +7,7 @@
 //! The crate guarantees
 //! - that every thread runs all old or all new code: it migrates alone when no patched function is on its stack, by one store to a word of
 //!   its own control block, while the other threads run;
-//! - that a failure leaves the old side active ([`Error::landing`] returns the state of the service), that a time-out only leads to a
+//! - that a failure leaves the old side active ([`Error::service_state`] returns the state of the service), that a time-out only leads to a
 //!   rollback, and that no memory of a patch is unmapped, or reused except for the same patch;
 //! - that the process continues correctly if the tool is killed at any instruction: each step is recorded in the [`ledger`], which is
 //!   located in the target, before it is done, and the next call completes the transition or rolls it back.

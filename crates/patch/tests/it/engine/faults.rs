@@ -91,7 +91,7 @@ fn options(quiescence: Quiescence, faults: &[FaultPoint]) -> Options {
     Options { quiescence, timeout: Duration::from_secs(20), faults: faults.to_vec(), ..Options::default() }
 }
 
-fn landing(result: Result<Outcome, Error>) -> ServiceState {
+fn service_state(result: Result<Outcome, Error>) -> ServiceState {
     result.expect_err("fault injection").service_state()
 }
 
@@ -105,12 +105,12 @@ fn before_the_decision_everything_is_taken_back() {
     let mut victim = Victim::start();
     for (how, points) in cases {
         for point in points {
-            assert_eq!(landing(victim.apply(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
+            assert_eq!(service_state(victim.apply(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
             assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)), "{how} {point:?}");
             victim.apply(how, &[]).expect("the next call works");
             assert_eq!(victim.answer(), NEW);
 
-            assert_eq!(landing(victim.revert(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
+            assert_eq!(service_state(victim.revert(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
             assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));
             victim.revert(how, &[]).expect("the next call works");
             assert_eq!(victim.answer(), OLD);
@@ -132,12 +132,12 @@ fn a_patch_that_is_only_placed_is_not_in_force() {
 fn behind_the_decision_there_is_no_way_back() {
     for how in [Quiescence::Probe, Quiescence::Stop] {
         let mut victim = Victim::start();
-        assert_eq!(landing(victim.apply(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
+        assert_eq!(service_state(victim.apply(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (NEW, true), "{how}");
         assert!(matches!(victim.apply(how, &[]), Ok(Outcome::AlreadyThere(_))), "the next call completes it");
         assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));
 
-        assert_eq!(landing(victim.revert(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
+        assert_eq!(service_state(victim.revert(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{how}");
         victim.revert(how, &[]).expect("the next call completes it");
         assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)));
@@ -148,7 +148,7 @@ fn behind_the_decision_there_is_no_way_back() {
 fn a_way_back_that_fails_is_gone_by_the_next_call() {
     for point in [FaultPoint::Armed, FaultPoint::Migrated] {
         let mut victim = Victim::start();
-        assert_eq!(landing(victim.apply(Quiescence::Probe, &[point, FaultPoint::Returned])), ServiceState::Unfinished);
+        assert_eq!(service_state(victim.apply(Quiescence::Probe, &[point, FaultPoint::Returned])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{point:?}");
         victim.apply(Quiescence::Probe, &[]).expect("undone, then applied");
         assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));

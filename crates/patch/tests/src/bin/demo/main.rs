@@ -40,7 +40,7 @@ fn run() -> Result<(), String> {
     fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
 
     narrator.step("Build a redis without its CVE fixes, and live patches from Debian's own diffs");
-    let series = Series::build(&[], &mut |text| narrator.tell(text))?;
+    let series = Series::build(&[], &mut |text| narrator.print(text))?;
     show_refused(&narrator, &series)?;
 
     narrator.step("Start it with a million keys and put it under load");
@@ -48,7 +48,7 @@ fn run() -> Result<(), String> {
     let redis = Redis::start(&series.binary, &[]);
     Load::fill(redis.port(), &clients);
     let mut load = Load::start(redis.port(), &clients, &dir, "demo");
-    narrator.tell(&format!(
+    narrator.print(&format!(
         "pid {}: {} requests a second on {} connections ({}), {} idle connections, {} blocked in BLPOP",
         redis.pid(),
         clients.rate,
@@ -59,7 +59,7 @@ fn run() -> Result<(), String> {
     ));
     let memory = fs::read_to_string(format!("/proc/{}/status", redis.pid())).unwrap_or_default();
     let threads = memory.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap_or("?").trim();
-    narrator.tell(&format!("it has {threads} threads and will keep its pid, its connections and its data"));
+    narrator.print(&format!("it has {threads} threads and will keep its pid, its connections and its data"));
     rest(3);
     ask_all(&narrator, &redis, |_| false)?;
 
@@ -70,7 +70,7 @@ fn run() -> Result<(), String> {
         load.assert_running();
     }
     ask_all(&narrator, &redis, |_| true)?;
-    narrator.tell("the first one again:");
+    narrator.print("the first one again:");
     let again = patch_calls::apply(&series.patches[0].file, redis.pid()).run();
     expect(again.code == Some(0), || again.to_string())?;
     print_indented(&again.stdout);
@@ -109,7 +109,7 @@ fn run() -> Result<(), String> {
 /// Shows that the diff that must be refused was refused, before any process was touched.
 fn show_refused(narrator: &Narrator, series: &Series) -> Result<(), String> {
     for refused in &series.refused {
-        narrator.tell(&format!("{} cannot be a live patch, and no process was touched:", refused.diff));
+        narrator.print(&format!("{} cannot be a live patch, and no process was touched:", refused.diff));
         refused.reasons.iter().for_each(|reason| println!("            {reason}"));
     }
     let names: Vec<&str> = series.refused.iter().map(|refused| refused.diff.as_str()).collect();
@@ -123,7 +123,7 @@ fn ask_all(narrator: &Narrator, redis: &Redis, expected: impl Fn(&effects::Effec
     for effect in &EFFECTS {
         let answer = effect.ask(redis.port()).map_err(|e| format!("{}: {e}", effect.request))?;
         let word = if answer.fixed { "fixed  " } else { "not yet" };
-        narrator.tell(&format!("{word} {}  {} -> {}", effect.cve, effect.request, answer.text));
+        narrator.print(&format!("{word} {}  {} -> {}", effect.cve, effect.request, answer.text));
         expect(answer.fixed == expected(effect), || format!("{} answered {:?}", effect.request, answer.text))?;
     }
     Ok(())
@@ -149,7 +149,7 @@ fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: St
     expect(operation.run.code == Some(0), || operation.run.to_string())?;
     let migrated = operation.migrated_ns.ok_or_else(|| format!("{verb} reported no commit: {}", operation.run))?;
     let probed = operation.stopped(Why::Probe).max().unwrap_or(0);
-    narrator.tell(&format!(
+    narrator.print(&format!(
         "{verb} {}: {} functions; {} threads migrated in {:.2} ms, probed for at most {:.0} us each",
         patch.name,
         patch.functions,
@@ -194,7 +194,7 @@ fn report(narrator: &Narrator, record: &Path, events: &Path, dir: &Path) -> Resu
         Stillpoint::new().args(["measure", "report", "--record"]).arg(record).arg("--events").arg(events).arg("-o");
     let run = call.arg(&html).run();
     expect(run.code == Some(0), || run.to_string())?;
-    narrator.tell(&format!("latency over time, coloured by version: {}", html.display()));
+    narrator.print(&format!("latency over time, coloured by version: {}", html.display()));
     Ok(())
 }
 
@@ -205,17 +205,17 @@ fn older_package(narrator: &mut Narrator) -> Result<(), String> {
     let versions = packages::versions_with_source(&["redis-server", "redis-tools"])?;
     let Some(older) = versions.get(1) else {
         narrator
-            .tell(&format!("the archive offers {} only, so there is no older binary to show it on", versions.join("")));
+            .print(&format!("the archive offers {} only, so there is no older binary to show it on", versions.join("")));
         return Ok(());
     };
     let binary = match packages::redis(Some(older)) {
         Ok(binary) => binary,
         Err(why) => {
-            narrator.tell(&format!("{older} cannot be downloaded, so it is not shown: {why}"));
+            narrator.print(&format!("{older} cannot be downloaded, so it is not shown: {why}"));
             return Ok(());
         }
     };
-    let series = Series::for_packaged(older, &mut |text| narrator.tell(text))?;
+    let series = Series::for_packaged(older, &mut |text| narrator.print(text))?;
     expect(series.refused.is_empty(), || format!("refused: {:?}", series.refused))?;
     let redis = Redis::start(&binary, &[]);
     let lacking: Vec<_> =
