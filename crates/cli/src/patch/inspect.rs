@@ -161,7 +161,7 @@ fn functions(out: &mut String, patch: &Patch) {
         .map(|o| format!("{} at {}, {} bytes: {}", readable(&o.name), o.range.start, o.range.len, o.reason))
         .collect();
     list(out, "must also not be on the stack", &off_stack);
-    list(out, "threads may stay in the old version of, by --view generation only", &patch.staying);
+    list(out, "functions in which threads may keep the old version, by --view generation only", &patch.staying);
     let hooks = &patch.hooks;
     for (when, hooks) in [
         ("before applying", &hooks.pre_apply),
