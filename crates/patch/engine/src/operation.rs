@@ -161,9 +161,9 @@ impl Target {
 }
 
 /// First distance in bytes below a library, when memory directly below it was mapped meanwhile: some stacks; it doubles each time.
-const GAP_MIN: u64 = 32 << 20;
+const DISTANCE_MIN: u64 = 32 << 20;
 /// Largest such distance in bytes, well within reach.
-const GAP_MAX: u64 = 1 << 30;
+const DISTANCE_MAX: u64 = 1 << 30;
 
 pub(crate) fn limits(options: &Options) -> Limits {
     Limits { migrate: options.timeout, back: options.timeout.max(Duration::from_secs(10)) }
@@ -257,7 +257,7 @@ pub(crate) struct CheckResult {
     /// Number of bytes of memory needed.
     pub(crate) len: u64,
     /// Way to make the code visible to unwinders.
-    pub(crate) unwind_support: UnwindSupport,
+    pub(crate) unwind_support: lookup_redirect::UnwindSupport,
 }
 
 /// Runs all checks that need no stopped thread.
@@ -315,8 +315,8 @@ fn module_span(module: &Module) -> Span {
     Span::new(start, end.0 - start.0)
 }
 
-pub(crate) fn find_room(mappings: &[Mapping], module: &Module, len: u64, gap: u64) -> Result<Avma, Error> {
-    let found = arena::find(mappings, module_span(module), len, gap);
+pub(crate) fn find_room(mappings: &[Mapping], module: &Module, len: u64, distance: u64) -> Result<Avma, Error> {
+    let found = arena::find(mappings, module_span(module), len, distance);
     found.ok_or_else(|| Error::NoRoom { len, module: module.path.clone() })
 }
 
@@ -398,13 +398,13 @@ fn place_lookup_redirect(
     session: &mut Session<'_>,
     target: &mut Target,
     module: &Module,
-    unwind_support: UnwindSupport,
+    unwind_support: lookup_redirect::UnwindSupport,
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
     let entry = match unwind_support {
-        UnwindSupport::Installed => return Ok(()),
-        UnwindSupport::Place(entry) => entry,
-        UnwindSupport::Unavailable(why) => {
+        lookup_redirect::UnwindSupport::Installed => return Ok(()),
+        lookup_redirect::UnwindSupport::Place(entry) => entry,
+        lookup_redirect::UnwindSupport::Unavailable(why) => {
             report.warn(format!("exceptions, thread cancellation and backtraces cannot pass through new code: {why}"));
             return Ok(());
         }
@@ -426,10 +426,10 @@ fn map_arena(
     word_offset: i32,
     report: &mut Report<'_>,
 ) -> Result<Avma, Error> {
-    let mut gap = 0;
+    let mut distance = 0;
     loop {
         target.mappings = target.process.mappings()?;
-        let at = find_room(&target.mappings, module, lens.iter().sum(), gap)?;
+        let at = find_room(&target.mappings, module, lens.iter().sum(), distance)?;
         let wanted = MemoryRequest { arena: Some((at, lens)), ledger: target.store.is_none() };
         match inject::map(&target.process, session, wanted, &mut |tid, ns| report.stopped(tid, "carrier", ns)) {
             Ok(ledger) => {
@@ -440,9 +440,9 @@ fn map_arena(
             }
             // the target has mapped memory there meanwhile; a program that makes threads will do so again
             Err(Error::Tracee(stillpoint_patch_tracee::Error::RemoteSyscall { source, .. }))
-                if gap < GAP_MAX && source.kind() == std::io::ErrorKind::AlreadyExists =>
+                if distance < DISTANCE_MAX && source.kind() == std::io::ErrorKind::AlreadyExists =>
             {
-                gap = (gap * 2).max(GAP_MIN);
+                distance = (distance * 2).max(DISTANCE_MIN);
             }
             Err(error) => return Err(error),
         }

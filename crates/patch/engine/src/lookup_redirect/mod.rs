@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! entry of _dl_find_object:  jmp redirect    redirect:  in the table?  -> answer
-//!                                                    otherwise      -> displaced instructions, jmp entry + n
+//!                                      otherwise      -> displaced instructions, jmp entry + n
 //! table:  header (lowest, highest address)  | start, end, link map, search table, state | ...
 //! ```
 //! An entry is filled while its state is even, and becomes active by the write of that byte.
