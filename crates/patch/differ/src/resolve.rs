@@ -324,7 +324,7 @@ impl Assembly<'_, '_> {
                 return Err(Refusal::UnplacedFunction {
                     unit: path.to_owned(),
                     function: old.to_owned(),
-                    why: shipped.why_not(old),
+                    why: shipped.unplaced_reason(old),
                 });
             }
         }
