@@ -16,11 +16,11 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 
-/// Keeps databases running through what otherwise stops them.
+/// Keeps databases running through patches, migrations and kernel updates.
 #[derive(Parser)]
 #[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120)]
 struct Cli {
-    /// Print one versioned JSON object per event line on stdout instead of text.
+    /// Print versioned JSON on stdout instead of text, one object per line.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -29,21 +29,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build live patches, and put them into running programs.
+    /// Build live patches, and apply them to running programs.
     #[command(subcommand)]
     Patch(Box<patch::Command>),
-    /// Move a PostgreSQL database to another server while its clients work.
+    /// Move a database to another server while its clients work.
     #[command(subcommand)]
     Migrate(migrate::Command),
-    /// Take running programs, connections and memory, into images and back.
+    /// Checkpoint and restore running programs with their connections and memory, and switch kernels below them.
     #[command(subcommand)]
     Kernel(kernel::Command),
-    /// Load a server, record every latency, and report.
+    /// Put load on a server, record every latency, and report.
     Measure(measure::Args),
 }
 
 fn main() -> ExitCode {
-    patch::give_way();
+    patch::lower_priority();
     // The SQL parser logs every text that it gets, with the values of clients in it.
     let silent: Option<Directive> = "sqlparser=off".parse().ok();
     let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);

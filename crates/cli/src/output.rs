@@ -85,10 +85,12 @@ impl Failure {
 }
 
 /// Current work of all targets; a single target is not numbered.
-fn told_of_all(at_work: &BTreeMap<u32, String>) -> String {
-    match at_work.len() {
-        1 => at_work.values().cloned().collect(),
-        _ => at_work.iter().map(|(target, text)| format!("target {target}: {text}")).collect::<Vec<_>>().join("; "),
+fn progress_text(current_work: &BTreeMap<u32, String>) -> String {
+    match current_work.len() {
+        1 => current_work.values().cloned().collect(),
+        _ => {
+            current_work.iter().map(|(target, text)| format!("target {target}: {text}")).collect::<Vec<_>>().join("; ")
+        }
     }
 }
 
@@ -103,7 +105,7 @@ pub(crate) fn copied(bytes: u64, total: u64, per_s: u64, estimate_s: Option<u64>
 pub(crate) struct Output {
     json: bool,
     /// Lines for events of single threads that are not printed yet.
-    held: Mutex<String>,
+    buffered: Mutex<String>,
     bar: Mutex<Option<ProgressBar>>,
     /// Current work of each target, if there are several.
     targets: Mutex<BTreeMap<u32, String>>,
@@ -124,7 +126,7 @@ struct FailureLine<'a> {
 impl Output {
     /// Makes an output of text for people, or of JSON lines.
     pub(crate) fn new(json: bool) -> Self {
-        Output { json, held: Mutex::default(), bar: Mutex::new(None), targets: Mutex::default() }
+        Output { json, buffered: Mutex::default(), bar: Mutex::new(None), targets: Mutex::default() }
     }
 
     /// Returns true if results are JSON lines.
@@ -162,49 +164,49 @@ impl Output {
     pub(crate) fn event(&self, event: &Event) {
         if self.json {
             return match event.kind {
-                EventKind::ThreadStopped { .. } | EventKind::ThreadMigrated { .. } => self.hold(event),
+                EventKind::ThreadStopped { .. } | EventKind::ThreadMigrated { .. } => self.buffer(event),
                 _ => self.json(event),
             };
         }
         match &event.kind {
             EventKind::PhaseStarted { operation, phase } => self.progress_of(event, format!("{operation}: {phase}")),
             EventKind::ThreadBusy { tid, function } => {
-                self.progress(&format!("waiting for thread {tid}, which stands in {function}"));
+                self.progress(&format!("waiting for thread {tid}, which is in {function}"));
             }
             EventKind::Warning { text } => self.warn(text),
             EventKind::TargetDropped { target, reason } => {
-                self.at_work().remove(&event.target.unwrap_or(1));
-                self.warn(format_args!("{target} is dropped: {reason}"));
+                self.current_work().remove(&event.target.unwrap_or(1));
+                self.warn(format_args!("target {target} is dropped: {reason}"));
             }
             EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s } => {
-                let far = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
+                let progress = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
                 self.progress_of(event, format!("copy: {far}"));
             }
             EventKind::Throttled { kept_percent, .. } => {
                 self.progress_of(
                     event,
-                    format!("clients keep {kept_percent} % of their throughput: going on with care"),
+                    format!("clients keep {kept_percent} % of their throughput: the migration is throttled"),
                 );
             }
             EventKind::Yielding { kept_percent, weight_percent } => {
                 self.progress_of(
                     event,
                     format!(
-                        "clients keep {kept_percent} % of their throughput: indexes are made with {weight_percent} % of the \
-                         weight of their processes"
+                        "clients keep {kept_percent} % of their throughput: index builds run with {weight_percent} % of the \
+                         processor weight of their processes"
                     ),
                 );
             }
             EventKind::Following { lag_bytes, tps, estimate_s, .. } => {
                 let kib = lag_bytes >> 10;
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));
-                self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions a second{left}"));
+                self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions per second{left}"));
             }
             EventKind::Compared { tables, rows } => {
                 self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides"));
             }
             EventKind::SwitchedOver { paused_us, drained_us, sessions } => self.line(format_args!(
-                "{sessions} sessions went over; paused for {:.1} ms, {:.1} ms of it for running transactions to end",
+                "{sessions} sessions switched over; paused for {:.1} ms, {:.1} ms of it until running transactions ended",
                 *paused_us as f64 / 1e3,
                 *drained_us as f64 / 1e3
             )),
@@ -212,25 +214,25 @@ impl Output {
         }
     }
 
-    fn hold(&self, event: &Event) {
+    fn buffer(&self, event: &Event) {
         if let Some(text) = serialised(event) {
-            *self.held() += &(text + "\n");
+            *self.buffered() += &(text + "\n");
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, String> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn buffered(&self) -> MutexGuard<'_, String> {
+        self.buffered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn at_work(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+    fn current_work(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Updates the progress of one of several targets that may work at the same time.
     fn progress_of(&self, event: &Event, text: String) {
-        let mut at_work = self.at_work();
-        at_work.insert(event.target.unwrap_or(1), text);
-        self.progress(&told_of_all(&at_work));
+        let mut current_work = self.current_work();
+        current_work.insert(event.target.unwrap_or(1), text);
+        self.progress(&progress_text(&current_work));
     }
 
     /// Shows the current work on stderr, only on a terminal.
@@ -260,13 +262,13 @@ impl Output {
     /// Prints a choice that the user should know on stderr.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         self.progress_done();
-        complain("note", text);
+        print_message("note", text);
     }
 
     /// Prints a warning on stderr; with `--json` engines report theirs as events.
     pub(crate) fn warn(&self, text: impl fmt::Display) {
         self.progress_done();
-        complain("warning", text);
+        print_message("warning", text);
     }
 
     /// Prints a failure and returns the exit code.
@@ -284,14 +286,14 @@ impl Output {
                 hint: failure.hint.as_deref(),
             });
         }
-        let _ = io::stderr().write_all(told(failure, &causes).as_bytes());
+        let _ = io::stderr().write_all(failure_text(failure, &causes).as_bytes());
         ExitCode::from(failure.exit as u8)
     }
 
     fn write(&self, text: &str) {
         self.progress_done();
-        let mut held = self.held();
-        let text = std::mem::take(&mut *held) + text + "\n";
+        let mut buffered = self.buffered();
+        let text = std::mem::take(&mut *buffered) + text + "\n";
         // a reader that has ended is not an error: `stillpoint patch list | head -1`
         let _ = io::stdout().write_all(text.as_bytes());
     }
@@ -303,13 +305,13 @@ fn serialised(value: &impl Serialize) -> Option<String> {
     Some(text::json(&text).into_owned())
 }
 
-fn complain(kind: &str, text: impl fmt::Display) {
+fn print_message(kind: &str, text: impl fmt::Display) {
     let text = format!("{kind}: {}\n", indented(&text.to_string()));
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
 /// Failure as text for people.
-fn told(failure: &Failure, causes: &[String]) -> String {
+fn failure_text(failure: &Failure, causes: &[String]) -> String {
     let mut text = format!("error: {}\n", indented(&failure.error.to_string()));
     for cause in causes {
         text += &format!("  caused by: {}\n", indented(cause));
@@ -338,20 +340,20 @@ impl Write for Log {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        let held = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let _ = io::stdout().write_all(held.as_bytes());
+        let buffered = std::mem::take(self.buffered.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let _ = io::stdout().write_all(buffered.as_bytes());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Failure, copied, serialised, told};
+    use super::{Failure, copied, failure_text, serialised};
 
     #[test]
     fn nothing_of_a_name_looks_like_a_line_of_ours() {
         let name = "shop\u{1b}[2K\rstate: forged\nstate: forged\u{9b}A";
         let failure = Failure::refused(anyhow::anyhow!("database {name}")).hint(format!("drop {name}"));
-        let text = told(&failure, &[format!("table {name}")]);
+        let text = failure_text(&failure, &[format!("table {name}")]);
         let shown = "shop\\u{1b}[2K\\rstate: forged\n    state: forged\\u{9b}A";
         let wanted = format!(
             "error: database {shown}\n  caused by: table {shown}\nstate: nothing was touched\ntry: drop {shown}\n"

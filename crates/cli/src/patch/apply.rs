@@ -1,6 +1,6 @@
 //! `stillpoint patch apply`: puts patches into running processes.
 
-use super::processes::{Files, How, Processes, duration, observer};
+use super::processes::{Files, MigrationOptions, Processes, duration, observer};
 use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
@@ -16,14 +16,14 @@ pub(crate) struct Args {
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
-    how: How,
-    /// After this time without every thread on the new code, all go back.
+    migration: MigrationOptions,
+    /// Time limit for the migration of all threads; after it the transition is rolled back.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
-    /// The patch supersedes all older ones, in one transition.
+    /// Replace all older patches by this one, in one transition.
     #[arg(long)]
     replace: bool,
-    /// Do everything short of touching.
+    /// Dry run: do all checks and change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -32,9 +32,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     for (signed, signer) in args.files.read()? {
         let options = Options {
-            quiescence: args.how.quiescence,
-            view: args.how.view(),
-            allow_suspended_frames: args.how.allow_suspended_frames,
+            quiescence: args.migration.quiescence,
+            view: args.migration.view(),
+            allow_suspended_frames: args.migration.allow_suspended_frames,
             timeout: args.timeout,
             replace: args.replace,
             dry_run: args.dry_run,

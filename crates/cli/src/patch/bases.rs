@@ -9,7 +9,7 @@ pub(crate) struct Stack(Vec<Patch>);
 
 /// Base that is not active below a patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Missing {
+pub(crate) struct MissingBase {
     /// Name of the patch that needs it.
     pub(crate) patch: String,
     base: Base,
@@ -41,14 +41,14 @@ impl Stack {
     ///
     /// # Errors
     /// The first base that no patch of the same file below it provides; the stack is unchanged.
-    pub(crate) fn push(&mut self, patch: Patch) -> Result<(), Missing> {
+    pub(crate) fn push(&mut self, patch: Patch) -> Result<(), MissingBase> {
         let is_replaced = |below: &Patch| is_same_file(below, &patch) && patch.replaces.contains(&below.name);
         let stays = |below: &&Patch| !is_replaced(below);
-        let brings = |base: &Base| self.0.iter().filter(stays).any(|below| base.is_brought_by(below, &patch));
+        let brings = |base: &Base| self.0.iter().filter(stays).any(|below| base.is_added_by(below, &patch));
         let missing = bases(&patch).find(|base| !brings(base));
         if let Some(base) = missing {
             let file = format!("{} (build-id {})", patch.target.file_name, patch.target.build_id);
-            return Err(Missing { patch: patch.name, base, file });
+            return Err(MissingBase { patch: patch.name, base, file });
         }
         self.0.retain(|below| !is_replaced(below));
         self.0.push(patch);
@@ -74,7 +74,7 @@ fn is_same_file(a: &Patch, b: &Patch) -> bool {
 }
 
 impl Base {
-    fn is_brought_by(&self, below: &Patch, above: &Patch) -> bool {
+    fn is_added_by(&self, below: &Patch, above: &Patch) -> bool {
         let mut exports = below.exports.iter().filter_map(|index| below.symbols.get(*index as usize));
         is_same_file(below, above)
             && match self {
@@ -84,10 +84,10 @@ impl Base {
     }
 }
 
-impl Missing {
+impl MissingBase {
     /// Returns true if `below` provides the base to the file that `above` is for.
-    pub(crate) fn is_brought_by(&self, below: &Patch, above: &Patch) -> bool {
-        self.base.is_brought_by(below, above)
+    pub(crate) fn is_added_by(&self, below: &Patch, above: &Patch) -> bool {
+        self.base.is_added_by(below, above)
     }
 
     /// Base in words, for the `try:` line.
@@ -99,10 +99,10 @@ impl Missing {
     }
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for MissingBase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Missing { patch, file, .. } = self;
-        write!(f, "patch {patch} builds upon {}, which no patch enabled below it brings to {file}", self.base())
+        let MissingBase { patch, file, .. } = self;
+        write!(f, "patch {patch} is based on {}, which no patch enabled below it adds to {file}", self.base())
     }
 }
 

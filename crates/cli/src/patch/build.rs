@@ -13,21 +13,21 @@ use stillpoint_patch_builder::{
 use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
 /// Exit codes, printed after the options.
-const AFTER_HELP: &str = "Exit status: 0 built; 1 failed; 2 usage; 3 refused; 6 nothing to patch, as the change is provably no part of \
-     the target";
+const AFTER_HELP: &str = "Exit status: 0 built; 1 failed; 2 usage; 3 refused; 6 nothing to patch: the change is provably not part of the \
+     target";
 
 /// Arguments of `stillpoint patch build`.
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]), after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Build for a program of this Debian source package; the newest version that the archive serves unless one is given.
+    /// Build for a program of this Debian source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]", help_heading = "From a Debian source package")]
     debian: Option<String>,
     /// Diffs of the package's series that make the patch: names, with or without `.patch`, or CVE numbers.
     #[arg(long, value_name = "NAME", num_args = 1.., requires = "debian", help_heading = "From a Debian source package")]
     quilt: Vec<String>,
-    /// What the running binary was built from: `full` series, `without-cves`, `without:NAME[,NAME...]`, or another
-    /// version of the package (then the patch is what the series gained, unless --quilt picks from it).
+    /// Source that the running binary was built from: the `full` series, `without-cves`, `without:NAME[,NAME...]`, or
+    /// another version of the package (then the patch is the diffs that the series gained, or those of --quilt).
     #[arg(
         long,
         value_name = "WHAT",
@@ -43,81 +43,81 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", requires_all = ["diff", "compile_commands", "target"],
           help_heading = "From a source directory")]
     source: Option<PathBuf>,
-    /// Diffs that make the patch; with --debian, besides those of the series.
+    /// Diffs that make the patch; with --debian, in addition to those of the series.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     diff: Vec<PathBuf>,
-    /// How the program was compiled: a `compile_commands.json`.
+    /// Compiler calls of the program: a `compile_commands.json`.
     #[arg(long, value_name = "JSON", requires = "source", help_heading = "From a source directory")]
     compile_commands: Option<PathBuf>,
-    /// Look only at units whose path starts so.
+    /// Compare only units whose path begins with PATH.
     #[arg(long, value_name = "PATH", num_args = 1.., requires = "source", help_heading = "From a source directory")]
     unit_filter: Vec<String>,
 
-    /// The executable or shared library that runs: a file, or with --debian the name of a program of the package.
+    /// The running executable or shared library: a file, or with --debian the name of a program of the package.
     #[arg(long, visible_alias = "binary", value_name = "ELF")]
     target: Option<PathBuf>,
-    /// Diffs in force already, brought by earlier patches: names of the series, or files.
+    /// Diffs that earlier patches have activated: names of the series, or files.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     on_top_of: Vec<String>,
-    /// Files or directories that the diffs change and that make no difference to the target, such as build files that
+    /// Files or directories to ignore: the diffs change them without an effect on the target, such as build files that
     /// list tests. Relative to the source.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     leave_out: Vec<String>,
-    /// Patch files of the series that are in force already: what they added may be referred to.
+    /// Active patch files of the series: the new patch may refer to the functions and variables that they added.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     earlier: Vec<PathBuf>,
     /// Name of the patch.
     #[arg(long)]
     name: Option<String>,
-    /// One line for people.
+    /// Description in one line.
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// CVE numbers besides those that the diffs name.
+    /// CVE numbers in addition to those that the diffs name.
     #[arg(long, value_name = "CVE", num_args = 1..)]
     cve: Vec<String>,
     /// Names of older patches that this one replaces.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     replaces: Vec<String>,
-    /// How far apart old and new code may run.
+    /// Threads that must run the same version at the same time.
     #[arg(long, value_enum)]
     scope: Option<ScopeName>,
-    /// Functions that must be on no stack when a thread changes over, besides the changed ones.
+    /// Functions that must not be on the stack of a thread that migrates, in addition to the changed ones.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     off_stack: Vec<String>,
-    /// What is to let each thread see its version of the code. With `generation` constants that other units use may change
-    /// where they lie, and functions that no jump fits into; such a patch can be applied with `--view generation` only.
+    /// Mechanism by which each thread sees its version of the code. With `generation`, constants that other units use and
+    /// functions that are too short for a jump may change in place; only `--view generation` can apply such a patch.
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
-    /// Changed functions that a thread may never leave: it keeps the old version while all others go over.
+    /// Changed functions that a thread may never leave: such a thread keeps the old version while all others migrate.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     may_stay: Vec<String>,
 
-    /// Function `int f(void)` of the new code to run before the first thread changes over.
+    /// Function `int f(void)` of the new code to run before the first thread migrates.
     #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
     pre_apply: Vec<String>,
-    /// ... to run when all threads have changed over.
+    /// Function to run after all threads have migrated.
     #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
     post_apply: Vec<String>,
-    /// ... to run before the first thread goes back.
+    /// Function to run before the first thread is moved back by a revert.
     #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
     pre_revert: Vec<String>,
-    /// ... to run when all threads have gone back.
+    /// Function to run after all threads have been moved back.
     #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
     post_revert: Vec<String>,
-    /// Source files to bring along besides the program's own, compiled with the flags of the first changed unit.
+    /// Source files to add to those of the program, compiled with the flags of the first changed unit.
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
     extra_unit: Vec<PathBuf>,
-    /// Bring shadow variables along (`stillpoint-shadow.h`).
+    /// Add support for shadow variables (`stillpoint-shadow.h`).
     #[arg(long, help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
     shadow_variables: bool,
 
-    /// Where to write the patch [default: NAME.patch].
+    /// Patch file to write [default: NAME.patch].
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Sign with this secret key.
     #[arg(long, value_name = "KEYFILE")]
     sign: Option<PathBuf>,
-    /// Do everything but write the patch.
+    /// Dry run: do everything but write the patch.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -127,11 +127,11 @@ pub(crate) struct Args {
 /// [`Scope`] on the command line.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum ScopeName {
-    /// Threads may run different versions for a while.
+    /// None: threads may run different versions at the same time.
     ThreadLocal,
-    /// The threads of a group change together.
+    /// The threads of a group, which migrate together.
     ThreadGroup,
-    /// All threads of the process change together.
+    /// All threads of the process, which migrate together.
     Process,
 }
 
@@ -172,7 +172,7 @@ struct BuiltLine<'a> {
 }
 
 /// Limit of files that are listed for people when there is nothing to patch.
-const FILES_MAX: usize = 20;
+const LISTED_FILES_MAX: usize = 20;
 
 /// Parses the value of `--shipped`.
 pub(super) fn parse_shipped(text: &str) -> ShippedAs {
@@ -306,9 +306,9 @@ fn finish(
         built.report.warnings.iter().for_each(|w| output.warn(w));
         output.line(format_args!("nothing to patch in {}", built.report.target.display()));
         let files = &built.report.files;
-        files.iter().take(FILES_MAX).for_each(|f| output.line(format_args!("  {}: {}", f.path, f.reason)));
-        if files.len() > FILES_MAX {
-            output.line(format_args!("  and {} more files, see --json", files.len() - FILES_MAX));
+        files.iter().take(LISTED_FILES_MAX).for_each(|f| output.line(format_args!("  {}: {}", f.path, f.reason)));
+        if files.len() > LISTED_FILES_MAX {
+            output.line(format_args!("  and {} more files, see --json", files.len() - LISTED_FILES_MAX));
         }
         output.json(&line(&built.report, None, None, &[]));
         return Ok(Success::Nothing);
@@ -342,7 +342,7 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
     if !patch.constants.is_empty() {
         let names: Vec<&str> = patch.constants.iter().map(|c| c.name.as_str()).collect();
         output.line(format_args!(
-            "only --view generation can apply it: {} constants or functions change where they lie: {}",
+            "only --view generation can apply it: {} constants or functions change in place: {}",
             names.len(),
             names.join(", ")
         ));
@@ -363,7 +363,7 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
     output.line(format_args!("fits {} (build-id {}){reproduced}", report.target.display(), patch.target.build_id));
     match path {
         Some(path) => output.line(format_args!("wrote {} ({bytes} bytes)", path.display())),
-        None => output.line("dry run: nothing written"),
+        None => output.line("dry run: nothing was written"),
     }
 }
 

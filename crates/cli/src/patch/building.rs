@@ -9,18 +9,18 @@ use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Verdict
 /// Directories and number of compilers.
 #[derive(clap::Args)]
 pub(super) struct Workplace {
-    /// How many compilers run at a time [default: one for each processor].
+    /// Number of compilers to run at the same time [default: one for each processor].
     #[arg(short, long, value_name = "N")]
     jobs: Option<usize>,
-    /// Where downloads, clean roots and objects are kept [default: $STILLPOINT_CACHE; else /var/cache/stillpoint for root,
-    /// ~/.cache/stillpoint for another user].
+    /// Directory for downloads, clean roots and objects [default: $STILLPOINT_CACHE; else /var/cache/stillpoint for root,
+    /// ~/.cache/stillpoint for other users].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Release of the distribution that the package is of, for instance `bullseye` [default: this system's].
+    /// Release of the distribution that has the package, for example `bullseye` [default: the release of this system].
     #[arg(long, value_name = "CODENAME")]
     release: Option<String>,
-    /// Release whose compilers and headers build the package [default: that of the package]. What it lacks of the
-    /// package's build dependencies is left out.
+    /// Release whose compilers and headers build the package [default: the release of the package]. Build dependencies
+    /// that it lacks are left out.
     #[arg(long, value_name = "CODENAME", requires = "release")]
     root_of: Option<String>,
 }
@@ -28,10 +28,10 @@ pub(super) struct Workplace {
 /// Quiescence points that a package is built with.
 #[derive(clap::Args)]
 pub(super) struct Integration {
-    /// Build the package with the quiescence points of this directory, for instance `crates/patch/integrations/redis`.
+    /// Build the package with the quiescence points of this directory, for example `crates/patch/integrations/redis`.
     #[arg(long, value_name = "DIR", requires_all = ["debian", "library"])]
     integration: Option<PathBuf>,
-    /// Directory of the `libstillpoint.so` that it is linked with, for instance `crates/patch/runtime/build`.
+    /// Directory of the `libstillpoint.so` to link with, for example `crates/patch/runtime/build`.
     #[arg(long, value_name = "DIR", requires = "integration")]
     library: Option<PathBuf>,
 }
@@ -93,7 +93,7 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
         }),
         Error::Unaccounted { target, files, .. } => {
             let file = files.iter().find(|file| file.verdict == Verdict::Unaccounted)?;
-            Some(format!("--leave-out {}, if it makes no difference to {target}", file.path))
+            Some(format!("--leave-out {}, if it has no effect on {target}", file.path))
         }
         _ => None,
     }

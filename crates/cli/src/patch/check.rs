@@ -1,6 +1,6 @@
 //! `stillpoint patch check`: a dry run, which also reports the threads that would block.
 
-use super::processes::{Files, How, Processes, observer};
+use super::processes::{Files, MigrationOptions, Processes, observer};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use stillpoint_patch_engine::{Options, check};
@@ -13,8 +13,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     processes: Processes,
     #[command(flatten)]
-    how: How,
-    /// The patch would supersede all older ones.
+    migration: MigrationOptions,
+    /// Check for a replacement of all older patches.
     #[arg(long)]
     replace: bool,
 }
@@ -43,9 +43,9 @@ struct BusyLine<'a> {
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let files = args.files.read()?;
     let options = Options {
-        quiescence: args.how.quiescence,
-        view: args.how.view(),
-        allow_suspended_frames: args.how.allow_suspended_frames,
+        quiescence: args.migration.quiescence,
+        view: args.migration.view(),
+        allow_suspended_frames: args.migration.allow_suspended_frames,
         replace: args.replace,
         ..Options::default()
     };
@@ -63,7 +63,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
                 bytes: found.bytes,
                 threads: found.threads,
                 busy: found.busy.iter().map(|b| BusyLine { tid: b.tid.0, function: &b.function }).collect(),
-                not_looked_at: &found.unseen,
+                not_looked_at: &found.unchecked,
             });
             if found.already {
                 output.line(format_args!("{name}: already applied to process {pid}"));
@@ -78,7 +78,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             for busy in &found.busy {
                 output.line(format_args!("  thread {} would have to leave {} first", busy.tid, busy.function));
             }
-            output.line(format_args!("  not looked at: {}", found.unseen.join("; ")));
+            output.line(format_args!("  not checked: {}", found.unchecked.join("; ")));
         }
         Ok(())
     })

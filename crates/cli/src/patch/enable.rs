@@ -1,10 +1,10 @@
 //! `stillpoint patch enable`, `disable`, `enabled`: patches that are active again after each start of a service.
 
-use super::bases::{Missing, Stack};
-use super::enabled::{self, Enabled, Root, Stored};
+use super::bases::{MissingBase, Stack};
+use super::enabled::{self, Enabled, PatchFile, Root};
 use super::processes::{Policy, Trust};
 use super::refresh::Request;
-use super::unit_file::{self, Service, UNIT_FILE_MAX};
+use super::unit_file::{self, Service, UNIT_FILE_LEN_MAX};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
@@ -16,31 +16,31 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Patch;
 
 /// Size limit of a program whose build-id is read: the service's own user may have made the file.
-const PROGRAM_MAX: u64 = 2 << 30;
+const PROGRAM_LEN_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
 pub(crate) struct EnableArgs {
-    /// Patch files, in the order to be applied, behind those that are enabled already.
+    /// Patch files in the order to be applied, after those that are already enabled.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The systemd unit that is to start with them.
+    /// The systemd unit to start with the patches.
     #[arg(long, value_name = "NAME")]
     unit: String,
     #[command(flatten)]
     root: Root,
     #[command(flatten)]
     trust: Trust,
-    /// The service does not start unless every patch is in force.
+    /// Do not start the service unless every patch is active.
     #[arg(long)]
     strict: bool,
-    /// Let a unit that confines its system calls or sockets allow those that a helper needs.
+    /// If the unit restricts its system calls or sockets, allow those that the helper needs.
     #[arg(long)]
     loosen_sandbox: bool,
-    /// The program as the unit is to call it.
+    /// Path of `stillpoint` for the unit's command line.
     #[arg(long, value_name = "PATH")]
     stillpoint: Option<PathBuf>,
-    /// Print what would be written.
+    /// Dry run: print the files that would be written.
     #[arg(long)]
     dry_run: bool,
 }
@@ -48,14 +48,14 @@ pub(crate) struct EnableArgs {
 /// Arguments of `stillpoint patch disable`.
 #[derive(clap::Args)]
 pub(crate) struct DisableArgs {
-    /// Names of patches; without any, all of the unit.
+    /// Names of patches; without names, all patches of the unit.
     names: Vec<String>,
-    /// The systemd unit; without it, every unit for which a patch of that name is enabled.
+    /// The systemd unit; without it, all units for which a patch of that name is enabled.
     #[arg(long, value_name = "NAME", required_unless_present = "names")]
     unit: Option<String>,
     #[command(flatten)]
     root: Root,
-    /// Print what would be removed.
+    /// Dry run: print the files that would be removed.
     #[arg(long)]
     dry_run: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) struct DisableArgs {
 /// Arguments of `stillpoint patch enabled`.
 #[derive(clap::Args)]
 pub(crate) struct ListArgs {
-    /// Only this unit.
+    /// List only the patches of this unit.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
     #[command(flatten)]
@@ -83,7 +83,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(event: &'static str, unit: &'a ServiceName, stored: &Stored) -> Self {
+    fn new(event: &'static str, unit: &'a ServiceName, stored: &PatchFile) -> Self {
         let read = stored.patch();
         let (patch, error) = match &read {
             Ok(patch) => (Some(patch), None),
@@ -126,26 +126,26 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let text = unit_file::text(&service, &request).map_err(Failure::refused)?;
     let enabled = Enabled::of(&args.root, &unit);
     let there = enabled.patches().map_err(Failure::refused)?;
-    let in_force = |stored: &Stored| Some(args.trust.check(&stored.bytes, &stored.path).ok()?.0.patch);
-    let mut stack = Stack::of(there.iter().filter_map(in_force));
+    let active = |stored: &PatchFile| Some(args.trust.check(&stored.bytes, &stored.path).ok()?.0.patch);
+    let mut stack = Stack::of(there.iter().filter_map(active));
     let mut new = Vec::new();
     for path in &args.files {
         // read once: when it is stored, the path may lead to another file than the one whose signature was checked
-        let file = Stored::read(path).map_err(Failure::refused)?;
+        let file = PatchFile::read(path).map_err(Failure::refused)?;
         let (signed, _) = args.trust.check(&file.bytes, path).map_err(Failure::refused)?;
         let patch = signed.patch;
         check_program(&args.root, &service, &patch).map_err(Failure::refused)?;
         let known = there.iter().any(|stored| stored.bytes == file.bytes);
         let taken = there.iter().find(|stored| stored.patch().is_ok_and(|other| other.name == patch.name));
         match (known, taken) {
-            (true, _) => output.line(format_args!("{unit}: {} is enabled already", patch.name)),
+            (true, _) => output.line(format_args!("{unit}: {} is already enabled", patch.name)),
             (false, Some(stored)) => {
                 let (name, path) = (&patch.name, stored.path.display());
-                let error = anyhow::anyhow!("another patch of the name {name} is enabled: {path}");
+                let error = anyhow::anyhow!("another patch with the name {name} is enabled: {path}");
                 return Err(Failure::refused(error).hint(format!("stillpoint patch disable {name} --unit {unit}")));
             }
             (false, None) => {
-                stack.push(patch.clone()).map_err(|missing| base_first(&args, &unit, (path, &patch), &missing))?;
+                stack.push(patch.clone()).map_err(|missing| check_base(&args, &unit, (path, &patch), &missing))?;
                 new.push((patch.name, file.bytes));
             }
         }
@@ -155,12 +155,12 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
             "{unit} confines its system calls ({}): it runs unpatched unless stillpoint-exec.socket is started, whose helper \
              works from outside, or --loosen-sandbox allows {} inside",
             service.confined_by.join(" "),
-            unit_file::NEEDED
+            unit_file::HELPER_SYSTEM_CALLS
         ));
     }
     if service.lacks_local_sockets() && !args.loosen_sandbox {
         output.warn(format_args!(
-            "{unit} may not make sockets of AF_UNIX (RestrictAddressFamilies=): the helper of stillpoint-exec.socket is out of its \
+            "{unit} may not create sockets of AF_UNIX (RestrictAddressFamilies=): the helper of stillpoint-exec.socket is out of its \
              reach, and one in its sandbox needs CAP_SYS_ADMIN; --loosen-sandbox allows AF_UNIX"
         ));
     }
@@ -174,26 +174,28 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let write = || -> anyhow::Result<()> {
         for (name, bytes) in new {
             let path = enabled.add(&name, &bytes)?;
-            Line::new("enabled", &unit, &Stored { path, bytes }).show(output);
+            Line::new("enabled", &unit, &PatchFile { path, bytes }).show(output);
         }
-        if read_regular_text(&drop_in, UNIT_FILE_MAX).is_ok_and(|there| there == text) {
+        if read_regular_text(&drop_in, UNIT_FILE_LEN_MAX).is_ok_and(|there| there == text) {
             return Ok(());
         }
         enabled::write(&drop_in, text.as_bytes())?;
         reload(&args.root, output);
         Ok(())
     };
-    write().map_err(|error| Failure::failed(error, "the service starts as before, or with what was enabled so far"))
+    write().map_err(|error| {
+        Failure::failed(error, "the service starts as before, or with the patches that were enabled so far")
+    })
 }
 
 /// Refuses a patch whose base would not be active at a start, and names the patches to enable first.
-fn base_first(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Patch), missing: &Missing) -> Failure {
-    let read = |other: &PathBuf| Stored::read(other).and_then(|other| other.patch());
-    let brings = |other: &&PathBuf| read(other).is_ok_and(|below| missing.is_brought_by(&below, above));
+fn check_base(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Patch), missing: &MissingBase) -> Failure {
+    let read = |other: &PathBuf| PatchFile::read(other).and_then(|other| other.patch());
+    let brings = |other: &&PathBuf| read(other).is_ok_and(|below| missing.is_added_by(&below, above));
     let hint = match args.files.iter().find(brings) {
         Some(base) => format!("stillpoint patch enable {} {} --unit {unit}", base.display(), file.display()),
         None => {
-            format!("stillpoint patch enable FILE --unit {unit}, with the patch that brings {}, first", missing.base())
+            format!("first stillpoint patch enable FILE --unit {unit}, with the patch that adds {}", missing.base())
         }
     };
     Failure::refused(anyhow::anyhow!("{missing}")).hint(hint)
@@ -233,7 +235,7 @@ fn check_program(root: &Root, service: &Service, patch: &Patch) -> anyhow::Resul
 
 fn build_id(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     use object::Object;
-    let bytes = match read_regular(path, PROGRAM_MAX) {
+    let bytes = match read_regular(path, PROGRAM_LEN_MAX) {
         // The service reports this itself when it starts.
         Err(error) if error.is_not_found() => return Ok(None),
         bytes => bytes?,
@@ -247,7 +249,7 @@ pub(super) fn reload(root: &Root, output: &Output) {
     let runs = root.is_machine() && Path::new("/run/systemd/system").is_dir();
     let reloaded = runs && Command::new("systemctl").arg("daemon-reload").status().is_ok_and(|s| s.success());
     if !reloaded {
-        output.line("`systemctl daemon-reload` makes systemd see it");
+        output.line("run `systemctl daemon-reload`, so that systemd reads it");
     }
 }
 
@@ -257,14 +259,15 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         Some(unit) => vec![ServiceName::parse(unit).map_err(Failure::refused)?],
         None => Enabled::units(&args.root).map_err(Failure::refused)?,
     };
-    let wanted =
-        |stored: &Stored| args.names.is_empty() || stored.patch().is_ok_and(|patch| args.names.contains(&patch.name));
+    let wanted = |stored: &PatchFile| {
+        args.names.is_empty() || stored.patch().is_ok_and(|patch| args.names.contains(&patch.name))
+    };
     let mut plan = Vec::new();
     for unit in &units {
         let enabled = Enabled::of(&args.root, unit);
-        let (go, stay): (Vec<Stored>, Vec<Stored>) =
+        let (go, stay): (Vec<PatchFile>, Vec<PatchFile>) =
             enabled.patches().map_err(Failure::refused)?.into_iter().partition(wanted);
-        if let Some(missing) = stranded(&go, &stay) {
+        if let Some(missing) = lost_base(&go, &stay) {
             let hint = format!("stillpoint patch disable {} {} --unit {unit}", missing.patch, args.names.join(" "));
             return Err(Failure::refused(anyhow::anyhow!("{unit}: {missing} then")).hint(hint));
         }
@@ -273,7 +276,7 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
     let mut removed = 0;
     for (unit, enabled, go, stay) in &plan {
         removed += go.len();
-        let failed = |error| Failure::failed(error, "what was not removed stays enabled");
+        let failed = |error| Failure::failed(error, "patches that were not removed stay enabled");
         for file in go {
             Line::new(if args.dry_run { "would be disabled" } else { "disabled" }, unit, file).show(output);
             if !args.dry_run {
@@ -285,14 +288,14 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         }
     }
     if removed == 0 {
-        output.line("nothing of that name is enabled");
+        output.line("no patch of that name is enabled");
     }
     Ok(())
 }
 
 /// Returns the first base that a remaining patch loses with the removed ones.
-fn stranded(go: &[Stored], stay: &[Stored]) -> Option<Missing> {
-    let mut all: Vec<&Stored> = go.iter().chain(stay).collect();
+fn lost_base(go: &[PatchFile], stay: &[PatchFile]) -> Option<MissingBase> {
+    let mut all: Vec<&PatchFile> = go.iter().chain(stay).collect();
     all.sort();
     let before = Stack::of(all.into_iter().filter_map(|stored| stored.patch().ok()));
     let mut after = Stack::default();

@@ -5,7 +5,7 @@
 //! /etc/systemd/system/redis-server.service.d/90-stillpoint.conf
 //! ```
 
-use super::processes::{PATCH_MAX, read_patch};
+use super::processes::{PATCH_LEN_MAX, read_patch};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use stillpoint_host::systemd::ServiceName;
@@ -15,7 +15,7 @@ use stillpoint_patch_format::Patch;
 /// Root directory of all paths.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Root {
-    /// Take units and enabled patches from below this directory instead of the machine's own (an image, a test).
+    /// Root directory of units and enabled patches, for example of a machine's image.
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub(crate) root: PathBuf,
 }
@@ -32,33 +32,33 @@ impl Root {
     }
 }
 
-const STORE: &str = "/var/lib/stillpoint/enabled";
+const ENABLED_DIRECTORY: &str = "/var/lib/stillpoint/enabled";
 
 /// Patch file that was read: the checked bytes are the used bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Stored {
+pub(crate) struct PatchFile {
     pub(crate) path: PathBuf,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Stored {
+impl PatchFile {
     /// Reads a file that any user may own.
     ///
     /// # Errors
     /// It is not a regular file, is larger than a patch can be, or cannot be read.
-    pub(crate) fn read(path: &Path) -> anyhow::Result<Stored> {
-        Ok(Stored { path: path.to_owned(), bytes: read_patch(path)? })
+    pub(crate) fn read(path: &Path) -> anyhow::Result<PatchFile> {
+        Ok(PatchFile { path: path.to_owned(), bytes: read_patch(path)? })
     }
 
     /// Reads the `*.patch` files of a directory that root alone can change, in the order of their names.
     ///
     /// # Errors
     /// Another user can change the directory or one of the files, or one cannot be read.
-    pub(crate) fn all_in(directory: &Directory) -> anyhow::Result<Vec<Stored>> {
+    pub(crate) fn all_in(directory: &Directory) -> anyhow::Result<Vec<PatchFile>> {
         let names = directory.names()?.into_iter().filter(|name| name.ends_with(".patch"));
         let read = |name: String| {
-            let bytes = directory.read(&name, PATCH_MAX)?;
-            Ok(Stored { path: directory.path().join(name), bytes })
+            let bytes = directory.read(&name, PATCH_LEN_MAX)?;
+            Ok(PatchFile { path: directory.path().join(name), bytes })
         };
         names.map(read).collect()
     }
@@ -82,12 +82,12 @@ pub(crate) struct Enabled {
 impl Enabled {
     /// Makes the value for a unit, also for one without patches.
     pub(crate) fn of(root: &Root, unit: &ServiceName) -> Enabled {
-        Enabled { directory: root.at(STORE).join(unit.as_str()) }
+        Enabled { directory: root.at(ENABLED_DIRECTORY).join(unit.as_str()) }
     }
 
     /// Returns every unit that has a directory.
     pub(crate) fn units(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
-        let Some(store) = opened(&root.at(STORE))? else { return Ok(Vec::new()) };
+        let Some(store) = opened(&root.at(ENABLED_DIRECTORY))? else { return Ok(Vec::new()) };
         let mut names: Vec<ServiceName> =
             store.names()?.iter().filter_map(|name| ServiceName::complete(name).ok()).collect();
         names.sort();
@@ -98,8 +98,8 @@ impl Enabled {
     ///
     /// # Errors
     /// Users other than root can change the directory or one of its files, or one cannot be read.
-    pub(crate) fn patches(&self) -> anyhow::Result<Vec<Stored>> {
-        opened(&self.directory)?.map_or(Ok(Vec::new()), |directory| Stored::all_in(&directory))
+    pub(crate) fn patches(&self) -> anyhow::Result<Vec<PatchFile>> {
+        opened(&self.directory)?.map_or(Ok(Vec::new()), |directory| PatchFile::all_in(&directory))
     }
 
     /// Adds a patch after the others; returns its path.
@@ -116,7 +116,7 @@ impl Enabled {
     ///
     /// # Errors
     /// Users other than root can change the directory, or the file cannot be removed.
-    pub(crate) fn remove(&self, stored: &Stored) -> anyhow::Result<()> {
+    pub(crate) fn remove(&self, stored: &PatchFile) -> anyhow::Result<()> {
         let directory = Directory::open_of_root(&self.directory)?;
         let name = stored.path.file_name().and_then(|name| name.to_str()).context("a patch file has a name")?;
         directory.remove(name)?;
@@ -169,7 +169,7 @@ mod tests {
         let first = enabled.add("zz/z", b"1").unwrap();
         let second = enabled.add("aa", b"2").unwrap();
         assert!(first.ends_with("0001-zz_z.patch") && second.ends_with("0002-aa.patch"));
-        let remove = |path: &PathBuf| enabled.remove(&Stored::read(path).unwrap()).unwrap();
+        let remove = |path: &PathBuf| enabled.remove(&PatchFile::read(path).unwrap()).unwrap();
         remove(&first);
         let third = enabled.add("bb", b"3").unwrap();
         assert_eq!(names(), [second.clone(), third.clone()]);

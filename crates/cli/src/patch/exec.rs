@@ -3,7 +3,7 @@
 //! The process becomes the program: pid, parent and all else stay the same. A helper process holds it at its entry point meanwhile (see
 //! `stillpoint_patch_tracee::launch`). All messages go to standard error: standard output belongs to the program.
 
-use super::enabled::{Enabled, Root, Stored};
+use super::enabled::{Enabled, PatchFile, Root};
 use super::exec_helper::Executables;
 use super::processes::{Trust, duration};
 use super::refresh;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files;
 use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
-use stillpoint_patch_engine::{self as engine, Landing, Options, Outcome, Quiescence};
+use stillpoint_patch_engine::{self as engine, Options, Outcome, Quiescence, ServiceState};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::launch::{self, Gate, Launch, Program, Reached, Side, Waiting};
 use stillpoint_patch_tracee::{Module, Pid, Process};
@@ -24,26 +24,26 @@ use stillpoint_patch_tracee::{Module, Pid, Process};
 /// Arguments of `stillpoint patch exec`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Patch files to be applied in this order; of a directory all its `*.patch` files, in the order of their names.
+    /// Patch files in the order to be applied; for a directory, its `*.patch` files in the order of their names.
     #[arg(long, value_name = "FILE|DIR")]
     patches: Vec<PathBuf>,
-    /// The patches that are enabled for this systemd unit, before those of --patches.
+    /// Apply the patches that are enabled for this systemd unit, before those of --patches.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
-    /// With --unit alone: the helper that listens here is asked first, one of our own is forked only when none does.
+    /// With --unit alone: socket of the helper to use; without a helper there, the command forks its own.
     #[arg(long, value_name = "SOCKET", default_value = "/run/stillpoint/exec.sock")]
     helper: PathBuf,
     #[command(flatten)]
     root: Root,
     #[command(flatten)]
     pub(super) trust: Trust,
-    /// Do not run the program unless every patch is in force.
+    /// Do not run the program unless every patch is active.
     #[arg(long)]
     pub(super) strict: bool,
-    /// How long to wait for a wrapper (a script) to execute the program that the patches are for.
+    /// Time limit for a wrapper (a script) to execute the program that the patches are for.
     #[arg(long, value_parser = duration, default_value = "30s")]
     wait: Duration,
-    /// The name that the program is to see as its own (as with `@` in a unit's ExecStart).
+    /// Value of argv[0] for the program (as with `@` in a unit's ExecStart).
     #[arg(long, value_name = "NAME")]
     argv0: Option<OsString>,
     /// The program and its arguments.
@@ -81,7 +81,7 @@ pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
 }
 
 /// Prints one line of this command among the program's.
-pub(super) fn tell(text: impl std::fmt::Display) {
+pub(super) fn report(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "stillpoint: {text}");
 }
 
@@ -95,11 +95,11 @@ fn check_unit(args: &Args) -> Result<(), Failure> {
             let error = anyhow::anyhow!("{unit} was changed after its patches were enabled: {change}");
             return Err(Failure::refused(error).hint(hint));
         }
-        Ok(Some(change)) => tell(format_args!(
-            "warning: {unit} was changed after its patches were enabled: {change}; it starts as before; try: {hint}"
+        Ok(Some(change)) => report(format_args!(
+            "warning: {unit} was changed after its patches were enabled: {change}; it starts without these changes; try: {hint}"
         )),
         // a sandbox may hide the files; that must not prevent the start of the service
-        Err(error) => tell(format_args!("warning: whether {unit} has changed cannot be seen: {error:#}")),
+        Err(error) => report(format_args!("warning: changes of {unit} cannot be detected: {error:#}")),
     }
     Ok(())
 }
@@ -110,7 +110,7 @@ fn read(args: &Args) -> Result<Patches, Failure> {
     let drop = |error: anyhow::Error| match args.strict {
         true => Err(Failure::refused(error)),
         false => {
-            tell(format_args!("warning: dropped: {error:#}"));
+            report(format_args!("warning: dropped: {error:#}"));
             Ok(())
         }
     };
@@ -137,8 +137,8 @@ fn read(args: &Args) -> Result<Patches, Failure> {
     Ok(patches)
 }
 
-fn expand(path: &Path) -> anyhow::Result<Vec<Stored>> {
-    if path.is_dir() { Stored::all_in(&Directory::open_of_root(path)?) } else { Ok(vec![Stored::read(path)?]) }
+fn expand(path: &Path) -> anyhow::Result<Vec<PatchFile>> {
+    if path.is_dir() { PatchFile::all_in(&Directory::open_of_root(path)?) } else { Ok(vec![PatchFile::read(path)?]) }
 }
 
 /// Forks the helper; returns in the process that becomes the program.
@@ -146,18 +146,18 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
     let unpatched = |why: String| match args.strict {
         true => Err(Failure::refused(anyhow::anyhow!("{why}"))),
         false => {
-            tell(format_args!("warning: {} runs unpatched: {why}", program.display()));
+            report(format_args!("warning: {} runs unpatched: {why}", program.display()));
             Ok(())
         }
     };
     if find(program).is_some_and(|path| launch::gains_privileges(&path)) {
-        return unpatched("it gains privileges when it is executed, which only root may watch".into());
+        return unpatched("it gains privileges when it is executed, so only root may trace it".into());
     }
-    if args.unit.is_some() && args.patches.is_empty() && ask(&args.helper, args.strict) {
+    if args.unit.is_some() && args.patches.is_empty() && request_helper(&args.helper, args.strict) {
         return Ok(());
     }
     match launch::split() {
-        Err(error) => unpatched(format!("no helper could be started: {error}")),
+        Err(error) => unpatched(format!("the helper could not be started: {error}")),
         Ok(Side::Program(mut waiting)) => {
             if waiting.ready() {
                 waiting.keep();
@@ -166,7 +166,7 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
             unpatched("its helper cannot trace it".into())
         }
         Ok(Side::Helper(program)) => {
-            let helper = Helper { patches, strict: args.strict, wait: args.wait, executables: None };
+            let helper = LaunchHelper { patches, strict: args.strict, wait: args.wait, executables: None };
             helper.run(program);
             std::process::exit(0);
         }
@@ -174,7 +174,7 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
 }
 
 /// Asks a helper outside of this process's sandbox; returns true if one is ready to patch it.
-fn ask(helper: &Path, strict: bool) -> bool {
+fn request_helper(helper: &Path, strict: bool) -> bool {
     let Ok(connection) = UnixStream::connect(helper) else { return false };
     let Ok(mut waiting) = Waiting::on(connection) else { return false };
     let follows = waiting.introduce(strict).is_ok() && waiting.ready();
@@ -195,7 +195,7 @@ fn find(program: &OsString) -> Option<PathBuf> {
 }
 
 /// Process that holds the program at its gate, patches it, and ends.
-pub(super) struct Helper {
+pub(super) struct LaunchHelper {
     pub(super) patches: Patches,
     pub(super) strict: bool,
     pub(super) wait: Duration,
@@ -214,11 +214,11 @@ enum Fit {
     Foreign,
 }
 
-impl Helper {
+impl LaunchHelper {
     pub(super) fn run(&self, program: Program) {
         let pid = program.pid();
         if let Err(error) = self.follow(program) {
-            tell(format_args!("warning: process {pid}: {:#}", anyhow::Error::new(error)));
+            report(format_args!("warning: process {pid}: {:#}", anyhow::Error::new(error)));
         }
     }
 
@@ -238,18 +238,21 @@ impl Helper {
                     None => return Ok(()),
                 },
                 (Reached::Ungated(why), Some(following)) if self.strict => {
-                    tell(format_args!("{} is not started: {why}", name_of(pid)));
+                    report(format_args!("{} is not started: {why}", name_of(pid)));
                     following.kill();
                     return Ok(());
                 }
                 (Reached::Ungated(why), Some(following)) => {
-                    tell(format_args!("warning: {} runs unpatched: {why}", name_of(pid)));
+                    report(format_args!("warning: {} runs unpatched: {why}", name_of(pid)));
                     ungated = Some(why);
                     launch = following;
                 }
                 (Reached::TimedOut, _) if ungated.is_none() => {
                     let names = self.names();
-                    tell(format_args!("warning: {} is not what {names} is for; it runs unpatched", name_of(pid)));
+                    report(format_args!(
+                        "warning: {} is not the program that {names} is for; it runs unpatched",
+                        name_of(pid)
+                    ));
                     return Ok(());
                 }
                 _ => return Ok(()),
@@ -273,7 +276,7 @@ impl Helper {
             return Ok(Some(gate.open_and_follow(&process)?));
         }
         if let Err(error) = self.patch(&fits, &mut gate, &process) {
-            tell(format_args!("{} is not started: {error}", name_of(pid)));
+            report(format_args!("{} is not started: {error}", name_of(pid)));
             gate.refuse()?;
         } else {
             gate.open(&process)?;
@@ -286,11 +289,11 @@ impl Helper {
         let mut touched = false;
         for ((signed, signer), fit) in self.patches.iter().zip(fits) {
             let outcome = match fit {
-                Fit::OtherBuild => Err((Landing::Untouched, other_build(signed))),
-                Fit::Foreign => Err((Landing::Untouched, "what it is for is not mapped".into())),
+                Fit::OtherBuild => Err((ServiceState::Untouched, other_build(signed))),
+                Fit::Foreign => Err((ServiceState::Untouched, "the file that it is for is not mapped".into())),
                 Fit::Fits => {
                     if !touched && gate.touch(process).is_err() {
-                        return Err("it cannot be written to".into());
+                        return Err("its memory cannot be written".into());
                     }
                     touched = true;
                     apply(process, signed, signer.clone())
@@ -298,10 +301,10 @@ impl Helper {
             };
             let name = &signed.patch.name;
             match outcome {
-                Ok(what) => tell(format_args!("{name}: {what}")),
+                Ok(what) => report(format_args!("{name}: {what}")),
                 Err((_, why)) if self.strict => return Err(format!("{name}: {why}")),
-                Err((Landing::Unfinished | Landing::Gone, why)) => return Err(format!("{name}: {why}")),
-                Err((_, why)) => tell(format_args!("warning: {name} dropped: {why}")),
+                Err((ServiceState::Unfinished | ServiceState::Ended, why)) => return Err(format!("{name}: {why}")),
+                Err((_, why)) => report(format_args!("warning: {name} dropped: {why}")),
             }
         }
         Ok(())
@@ -309,7 +312,7 @@ impl Helper {
 }
 
 /// Applies a patch. The process has one thread, before its first instruction: stopping all threads satisfies every scope.
-fn apply(process: &Process, signed: &Signed, signer: Option<String>) -> Result<String, (Landing, String)> {
+fn apply(process: &Process, signed: &Signed, signer: Option<String>) -> Result<String, (ServiceState, String)> {
     let pid = process.pid();
     let options = Options {
         quiescence: Quiescence::Stop,
@@ -324,9 +327,9 @@ fn apply(process: &Process, signed: &Signed, signer: Option<String>) -> Result<S
         Ok(Outcome::Committed { duration_ns, .. }) => {
             Ok(format!("applied to {} before its start, in {:.1} ms", name_of(pid), duration_ns as f64 / 1e6))
         }
-        Ok(Outcome::Rests { .. }) => Ok(format!("applied to {}, but for threads that stay", name_of(pid))),
+        Ok(Outcome::Rests { .. }) => Ok(format!("applied to {}, except threads that stay in old code", name_of(pid))),
         Ok(Outcome::AlreadyThere(what) | Outcome::DryRun(what)) => Ok(what),
-        Err(error) => Err((error.landing(), format!("{:#}", anyhow::Error::new(error)))),
+        Err(error) => Err((error.service_state(), format!("{:#}", anyhow::Error::new(error)))),
     }
 }
 
@@ -346,7 +349,7 @@ fn fit(signed: &Signed, modules: &[Module]) -> Fit {
 fn other_build(signed: &Signed) -> String {
     let target = &signed.patch.target;
     format!(
-        "it is for another build of {} (build-id {}): the package was upgraded; `stillpoint patch disable {}`",
+        "it is for another build of {} (build-id {}): the package was upgraded; run `stillpoint patch disable {}`",
         target.file_name, target.build_id, signed.patch.name
     )
 }

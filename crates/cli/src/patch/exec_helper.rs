@@ -11,7 +11,7 @@
 //! - A program that gains privileges in exec is released at once.
 
 use super::enabled::{Enabled, Root};
-use super::exec::{self, Helper, Patches, tell};
+use super::exec::{self, LaunchHelper, Patches, report};
 use super::processes::{Policy, Trust};
 use super::refresh;
 use super::unit_file::{self, Service};
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Listen here; without it, serve the connection that standard input is (a socket unit with Accept=yes).
     #[arg(long, value_name = "SOCKET")]
     listen: Option<PathBuf>,
-    /// How long to wait for a wrapper (a script) to execute the program that the patches are for.
+    /// Time limit for a wrapper (a script) to execute the program that the patches are for.
     #[arg(long, value_parser = super::processes::duration, default_value = "30s")]
     wait: Duration,
     #[command(flatten)]
@@ -63,12 +63,12 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
 fn serve(args: &Args, connection: UnixStream) {
     if let Err(error) = follow(args, connection) {
-        tell(format_args!("warning: {error:#}"));
+        report(format_args!("warning: {error:#}"));
     }
 }
 
 fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
-    let process = Connected::accept(connection).context("a connection of no process that is to be seen")?;
+    let process = Connected::accept(connection).context("the process of the connection is not visible")?;
     let pid = process.pid();
     // Checked before the process is read from: other processes are refused without a wait.
     let unit = service_of_process(pid.0)?;
@@ -76,8 +76,8 @@ fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
     let wanted = Wanted::of(args, &unit).with_context(|| format!("process {pid} of {unit} gets no patches"))?;
     let introduced = process.challenge().and_then(|asked| asked.answer());
     let Introduced { program, strict } =
-        introduced.with_context(|| format!("process {pid} of {unit} does not introduce itself"))?;
-    let helper = Helper {
+        introduced.with_context(|| format!("process {pid} of {unit} does not send its handshake"))?;
+    let helper = LaunchHelper {
         patches: wanted.patches,
         strict: strict || wanted.strict,
         wait: args.wait,
@@ -109,7 +109,7 @@ impl Wanted {
             match trust.check(&file.bytes, &file.path) {
                 Ok(read) => patches.push(read),
                 // The program's own process reports it, and refuses if it must.
-                Err(error) => tell(format_args!("warning: {unit}: dropped: {error:#}")),
+                Err(error) => report(format_args!("warning: {unit}: dropped: {error:#}")),
             }
         }
         anyhow::ensure!(!patches.is_empty(), "none are enabled for it");
@@ -142,7 +142,10 @@ impl Executables {
         let is_meant = self.files.contains(&(file.dev(), file.ino())) || build_id.is_some_and(is_target);
         let is_roots = file.uid() == 0 && file.mode() & 0o022 == 0;
         if is_meant && !is_roots {
-            tell(format_args!("warning: process {}: others than root can change its program's file", process.pid()));
+            report(format_args!(
+                "warning: process {}: users other than root can change its program's file",
+                process.pid()
+            ));
         }
         is_meant && is_roots
     }

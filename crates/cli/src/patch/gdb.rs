@@ -10,10 +10,10 @@ use stillpoint_patch_tracee::Pid;
 /// Arguments of `stillpoint patch gdb`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The process.
+    /// Number of the process.
     #[arg(long, value_name = "N")]
     pid: i32,
-    /// Where the files go; made when it does not exist.
+    /// Directory for the files; created if it does not exist.
     #[arg(long, value_name = "DIR", default_value = "stillpoint-gdb")]
     output: PathBuf,
 }

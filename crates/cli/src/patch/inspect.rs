@@ -96,13 +96,13 @@ fn head(out: &mut String, signed: &Signed) {
     field("compiler", patch.toolchain.compiler.clone());
     field("built by", format!("stillpoint {}", patch.toolchain.stillpoint));
     let scope = match patch.scope {
-        Scope::ThreadLocal => "each thread changes over by itself",
-        Scope::ThreadGroup => "the threads of a group change over together",
-        Scope::Process => "all threads change over together",
+        Scope::ThreadLocal => "each thread migrates by itself",
+        Scope::ThreadGroup => "the threads of a group migrate together",
+        Scope::Process => "all threads migrate together",
     };
     field("scope", format!("{scope} ({})", if patch.scope_stated { "stated" } else { "inferred" }));
     diffs(out, "diffs", &source.diffs);
-    diffs(out, "stands on", &patch.based_on);
+    diffs(out, "based on", &patch.based_on);
     let units = source.units.iter().map(|u| {
         format!(
             "{}: {} of {} functions found in the target byte for byte",
@@ -154,18 +154,14 @@ fn functions(out: &mut String, patch: &Patch) {
         .constants
         .iter()
         .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
-    list(
-        out,
-        "constants and functions changed where they lie, by --view generation only",
-        &constants.collect::<Vec<_>>(),
-    );
+    list(out, "constants and functions changed in place, by --view generation only", &constants.collect::<Vec<_>>());
     let off_stack: Vec<String> = patch
         .off_stack
         .iter()
         .map(|o| format!("{} at {}, {} bytes: {}", readable(&o.name), o.range.start, o.range.len, o.reason))
         .collect();
-    list(out, "must be off the stack as well", &off_stack);
-    list(out, "where a thread may stay with the old version, by --view generation only", &patch.staying);
+    list(out, "must also not be on the stack", &off_stack);
+    list(out, "functions in which threads may keep the old version, by --view generation only", &patch.staying);
     let hooks = &patch.hooks;
     for (when, hooks) in [
         ("before applying", &hooks.pre_apply),
@@ -211,11 +207,11 @@ fn symbols(out: &mut String, patch: &Patch) {
 
 fn value(patch: &Patch, symbol: &Symbol) -> String {
     let how = match symbol.resolved_by {
-        ResolvedBy::Patch => "brought along",
+        ResolvedBy::Patch => "in the patch",
         ResolvedBy::Symtab => "from the symbol table",
         ResolvedBy::Dynsym => "from the dynamic symbol table",
-        ResolvedBy::Placement => "its code was found there byte for byte",
-        ResolvedBy::ReverseRelocation => "read back out of the shipped code",
+        ResolvedBy::Placement => "its code was found byte for byte",
+        ResolvedBy::ReverseRelocation => "read back from the shipped code",
         ResolvedBy::Runtime => "at run time",
     };
     match &symbol.value {
@@ -224,9 +220,9 @@ fn value(patch: &Patch, symbol: &Symbol) -> String {
             format!("{name}+{offset:#x}, {how}")
         }
         SymbolValue::Target(at) => format!("{at}, {how}"),
-        SymbolValue::TargetSlot(at) => format!("what the slot at {at} holds, {how}"),
-        SymbolValue::TargetTls(offset) => format!("thread-local at offset {offset:#x}, {how}"),
-        SymbolValue::TargetTlsSlot(at) => format!("thread-local whose offset the slot at {at} holds, {how}"),
+        SymbolValue::TargetSlot(at) => format!("value of the slot at {at}, {how}"),
+        SymbolValue::TargetTls(offset) => format!("thread-local variable at offset {offset:#x}, {how}"),
+        SymbolValue::TargetTlsSlot(at) => format!("thread-local variable whose offset is in the slot at {at}, {how}"),
         SymbolValue::Import { version: Some(version) } => format!("imported, version {version}, {how}"),
         SymbolValue::Import { version: None } => format!("imported, {how}"),
         SymbolValue::OtherPatch => format!("another patch of the series, {how}"),

@@ -16,13 +16,13 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Make an ed25519 key: the secret half signs patches, the public half goes where patches are applied.
+    /// Create an ed25519 key pair: the secret key signs patches, the public key verifies them where they are applied.
     Generate {
         /// Directory for `stillpoint-ID.key` (mode 0600) and `stillpoint-ID.pub`.
         #[arg(short, long, value_name = "DIR")]
         output: PathBuf,
     },
-    /// Show the id and the public half of a key file of either kind.
+    /// Show the id and the public key of a key file, secret or public.
     Show {
         /// A key file.
         #[arg(value_name = "FILE")]
@@ -47,7 +47,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let line = match args.command {
         Command::Generate { output: directory } => {
             let made = generate_key(&directory).map_err(|e| Failure::failed(e, "no key was made"))?;
-            output.line(format_args!("secret key {}: keep it, it signs patches", made.secret.display()));
+            output.line(format_args!("secret key {}: keep it secret, it signs patches", made.secret.display()));
             output.line(format_args!("public key {}: install it where patches are applied", made.public.display()));
             let (secret_file, public_file) = (Some(made.secret), Some(made.public));
             KeyLine {

@@ -4,7 +4,7 @@ use super::status::{Line, brief};
 use crate::output::{Failure, Output};
 use std::fmt::Write;
 use stillpoint_patch_engine::Status;
-use stillpoint_patch_engine::fleet::{Carriers, carriers};
+use stillpoint_patch_engine::fleet::{PatchedProcesses, patched_processes};
 
 /// Arguments of `stillpoint patch list`.
 #[derive(clap::Args)]
@@ -16,21 +16,21 @@ pub(crate) struct Args {
 
 /// Runs `stillpoint patch list`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let Carriers { found, unseen, unclear } = carriers();
-    let left_out = unclear.len();
-    for (pid, error) in unclear {
-        output.warn(format_args!("process {pid} was left out: {:#}", anyhow::Error::from(error)));
+    let PatchedProcesses { found, uninspected, unknown } = patched_processes();
+    let left_out = unknown.len();
+    for (pid, error) in unknown {
+        output.warn(format_args!("process {pid} was skipped: {:#}", anyhow::Error::from(error)));
     }
     if args.prometheus {
-        output.lines(exposition(&found, unseen, left_out).trim_end());
+        output.lines(exposition(&found, uninspected, left_out).trim_end());
         return Ok(());
     }
     for status in &found {
         output.json(&Line::new(status));
         output.line(brief(status));
     }
-    if unseen > 0 {
-        output.warn(format_args!("{unseen} processes could not be looked at: run as root to see all"));
+    if uninspected > 0 {
+        output.warn(format_args!("{uninspected} processes could not be inspected: run as root to list all"));
     }
     Ok(())
 }
@@ -39,7 +39,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
 type Sample = (Vec<(&'static str, String)>, u64);
 
 /// Formats the exposition format 0.0.4: each metric's help, type and samples together.
-fn exposition(found: &[Status], unseen: usize, unclear: usize) -> String {
+fn exposition(found: &[Status], uninspected: usize, unknown: usize) -> String {
     let process = |status: &Status| vec![("pid", status.pid.to_string()), ("process", status.name.clone())];
     let each = |value: &dyn Fn(&Status) -> u64| -> Vec<Sample> {
         found.iter().map(|status| (process(status), value(status))).collect()
@@ -64,25 +64,21 @@ fn exposition(found: &[Status], unseen: usize, unclear: usize) -> String {
             let _ = writeln!(text, "stillpoint_{name}{labels} {value}");
         }
     };
-    metric("patch_generation", "Live patches in force; the value is the generation of the process.", patches.collect());
-    metric("process_patches", "Live patches in force in a process.", each(&|s| s.patches.len() as u64));
+    metric("patch_generation", "Active live patches; the value is the generation of the process.", patches.collect());
+    metric("process_patches", "Number of active live patches in a process.", each(&|s| s.patches.len() as u64));
     metric(
         "process_transition_open",
-        "1 while a transition is under way, or was left by a tool that was killed.",
+        "1 while a transition is in progress, or was left unfinished by a tool that was killed.",
         each(&|s| s.unfinished.is_some().into()),
     );
     metric(
         "process_entries_damaged",
-        "Patched entries that do not hold what they should.",
+        "Patched entries with unexpected bytes.",
         each(&|s| s.entries.iter().filter(|e| !e.verified).count() as u64),
     );
-    metric("process_patch_bytes", "Memory that patches hold, in force or not.", each(&|s| s.bytes_kept));
-    metric("processes_unseen", "Processes that could not be looked at.", vec![(Vec::new(), unseen as u64)]);
-    metric(
-        "processes_unclear",
-        "Processes of which it cannot be told what they carry.",
-        vec![(Vec::new(), unclear as u64)],
-    );
+    metric("process_patch_bytes", "Memory of patches in bytes, active or not.", each(&|s| s.bytes_kept));
+    metric("processes_unseen", "Processes that could not be inspected.", vec![(Vec::new(), uninspected as u64)]);
+    metric("processes_unclear", "Processes whose patches are unknown.", vec![(Vec::new(), unknown as u64)]);
     text
 }
 

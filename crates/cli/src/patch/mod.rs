@@ -31,41 +31,41 @@ use stillpoint_patch_engine::GivingWay;
 pub(crate) enum Command {
     /// Build a live patch from source diffs.
     Build(Box<build::Args>),
-    /// Get the program that a patch is for: as its package builds it, or as the archive has it.
+    /// Fetch the program that a patch is for: as its package builds it, or as the archive has it.
     Target(target::Args),
-    /// Show what a patch file holds, and why.
+    /// Show the contents of a patch file, with reasons.
     Inspect(inspect::Args),
-    /// Make keys, and sign patch files.
+    /// Create and show keys that sign patch files.
     Key(key::Args),
-    /// Put patches into running processes.
+    /// Apply patches to running processes.
     Apply(Box<apply::Args>),
-    /// Everything short of touching, and which threads would block.
+    /// Check that patches can be applied, and report threads that would block; changes nothing.
     Check(check::Args),
-    /// What a process carries, verified against its memory.
+    /// Show the patches of a process, verified against its memory.
     Status(status::Args),
-    /// Take patches back.
+    /// Revert patches.
     Revert(revert::Args),
-    /// Every process of this machine that carries patches.
+    /// List all processes of this machine that have patches.
     List(list::Args),
     /// Run a program that is patched before its first instruction.
     Exec(Box<exec::Args>),
-    /// The helper of `exec` for units whose sandbox allows none of their own.
+    /// Run the helper of `exec`, for units whose sandbox does not allow a helper of their own.
     ExecHelper(exec_helper::Args),
-    /// Have a systemd unit start with patches in force.
+    /// Start a systemd unit with active patches from now on.
     Enable(Box<enable::EnableArgs>),
-    /// Take that back.
+    /// Start a systemd unit without its patches again.
     Disable(enable::DisableArgs),
-    /// Follow units that have changed since their patches were enabled.
+    /// Update drop-ins of units that have changed since their patches were enabled.
     Refresh(refresh::Args),
-    /// Which patches are enabled for which units.
+    /// List the patches that are enabled for units.
     Enabled(enable::ListArgs),
-    /// Files that let gdb and perf see the patched code.
+    /// Write files that let gdb and perf see the patched code.
     Gdb(gdb::Args),
 }
 
 /// Lowers the priority of this process; to be called before all else. Reading the command line, and then checking and linking, must not
 /// take the processor from the database to be patched.
-pub(crate) fn give_way() {
+pub(crate) fn lower_priority() {
     if GivingWay::is_called_for() {
         GivingWay::begin().to_the_end();
     }

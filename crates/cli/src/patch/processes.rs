@@ -10,7 +10,7 @@ use stillpoint_events::Event;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::systemd::ControlGroup;
 use stillpoint_host::trusted::Directory;
-use stillpoint_patch_engine::{self as engine, Landing, Quiescence, ThreadView};
+use stillpoint_patch_engine::{self as engine, Quiescence, ServiceState, ThreadView};
 use stillpoint_patch_format::{PublicKey, Signed};
 use stillpoint_patch_tracee::Pid;
 
@@ -18,13 +18,13 @@ use stillpoint_patch_tracee::Pid;
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Processes {
-    /// This process; may be given several times.
+    /// Number of a process; may be given several times.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pid: Vec<i32>,
-    /// All processes of this executable, parents before children, those born meanwhile included.
+    /// All processes of this executable, parents before children, including those that start during the operation.
     #[arg(long, value_name = "PATH")]
     exe: Option<PathBuf>,
-    /// All processes of this service of systemd, which must be active.
+    /// All processes of this systemd service, which must be active.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
     /// The service's control group, asked for once.
@@ -63,11 +63,11 @@ impl Processes {
     /// Runs `work` on every process, one after another, parents before children, until no new one has appeared. An ended process is an
     /// error only if it was given by its number.
     pub(crate) fn each(&self, mut work: impl FnMut(Pid) -> Result<(), engine::Error>) -> Result<(), Failure> {
-        let named = self.are_named();
+        let named = self.given_by_number();
         let mut done = BTreeSet::new();
         // a service that forks without pause always has new processes
-        for _ in 0..LOOKS_MAX {
-            let Some(new) = self.new_ones(&mut done)? else { break };
+        for _ in 0..CHECKS_MAX {
+            let Some(new) = self.new_processes(&mut done)? else { break };
             for pid in new {
                 match work(pid) {
                     Err(error) if !named && ended(&error) => {}
@@ -79,12 +79,12 @@ impl Processes {
     }
 
     /// Returns true if each was given by its number.
-    pub(super) fn are_named(&self) -> bool {
+    pub(super) fn given_by_number(&self) -> bool {
         self.exe.is_none() && self.unit.is_none()
     }
 
     /// Returns processes that are not in `seen`; `None` if there are none.
-    pub(super) fn new_ones(&self, seen: &mut BTreeSet<Pid>) -> Result<Option<Vec<Pid>>, Failure> {
+    pub(super) fn new_processes(&self, seen: &mut BTreeSet<Pid>) -> Result<Option<Vec<Pid>>, Failure> {
         let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| seen.insert(*pid)).collect();
         if seen.is_empty() {
             let error = anyhow::anyhow!("no process of {} runs", self.describe());
@@ -95,7 +95,7 @@ impl Processes {
 }
 
 /// Limit of checks for new processes.
-const LOOKS_MAX: u32 = 3;
+const CHECKS_MAX: u32 = 3;
 
 /// Returns true if it failed because the process has ended.
 pub(super) fn ended(error: &engine::Error) -> bool {
@@ -110,12 +110,12 @@ pub(super) fn with_pid(failure: Failure, pid: Pid) -> Failure {
 /// Converts a failure of the engine to that of the command.
 pub(crate) fn failure(error: engine::Error) -> Failure {
     let hint = error.hint();
-    let (exit, state) = match error.landing() {
-        Landing::Untouched => (Exit::Refused, "nothing was touched"),
-        Landing::OldSide => (Exit::Failed, "the target runs the code that it ran before"),
-        Landing::Gone => (Exit::Failed, "the process is gone"),
-        Landing::FellBack => (Exit::FellBack, "every thread is back on the code that it ran before"),
-        Landing::Unfinished => {
+    let (exit, state) = match error.service_state() {
+        ServiceState::Untouched => (Exit::Refused, "nothing was touched"),
+        ServiceState::OldSide => (Exit::Failed, "the target runs the code that it ran before"),
+        ServiceState::Ended => (Exit::Failed, "the process has ended"),
+        ServiceState::RolledBack => (Exit::FellBack, "every thread runs the code that it ran before"),
+        ServiceState::Unfinished => {
             (Exit::Unknown, "the target runs, each thread consistently old or new; a transition is open")
         }
     };
@@ -124,22 +124,22 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
 
 /// Options for the migration of threads.
 #[derive(clap::Args)]
-pub(crate) struct How {
-    /// How threads are brought over: `probe` (each by itself, when no patched function is on its stack), `local` (each by
+pub(crate) struct MigrationOptions {
+    /// How threads migrate: `probe` (each by itself, when no patched function is on its stack), `local` (each by
     /// itself at its next quiescence point), `group:NAME` (the threads of a group together at theirs, the others as
     /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
     #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]
     pub(crate) quiescence: Quiescence,
-    /// What lets each thread see its version of the code: `trampoline` (jumps that every kernel can run) or `generation`
-    /// (pages of its own, by a kernel with address-space generations).
+    /// Mechanism by which each thread sees its version of the code: `trampoline` (jumps, on every kernel) or `generation`
+    /// (pages of its own, on a kernel with address-space generations).
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
-    /// Go on in a program with coroutines of its own although old code may run on in those that are suspended.
+    /// Continue in a program with its own coroutines, although old code may continue to run in suspended ones.
     #[arg(long)]
     pub(crate) allow_suspended_frames: bool,
 }
 
-impl How {
+impl MigrationOptions {
     /// Returns the mechanism by which each thread sees its version.
     pub(crate) fn view(&self) -> ThreadView {
         match self.view {
@@ -177,19 +177,20 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 /// Policy for the makers of patches.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Policy {
-    /// Anybody.
+    /// Any file.
     Any,
-    /// The holder of a key whose public half lies in the key directory.
+    /// Files signed by a key whose public key is in the key directory.
     Signed,
 }
 
 /// Policy and keys by which patches are accepted.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Trust {
-    /// Whom patches are accepted from.
+    /// Patches to accept.
     #[arg(long, value_enum, default_value = "any")]
     pub(crate) policy: Policy,
-    /// Directory of trusted public keys, which root alone can change, as all directories above it; no symbolic links.
+    /// Directory of trusted public keys; only root may be able to change it and all directories above it. No symbolic
+    /// links.
     #[arg(long, value_name = "DIR", default_value = "/etc/stillpoint/keys")]
     pub(crate) keys: PathBuf,
 }
@@ -221,7 +222,7 @@ fn check_with(keys: Option<&[PublicKey]>, bytes: &[u8], path: &Path) -> anyhow::
 /// Patch files and the policy for their makers.
 #[derive(clap::Args)]
 pub(crate) struct Files {
-    /// Patch files, in the order to be applied.
+    /// Patch files in the order to be applied.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -238,16 +239,16 @@ impl Files {
 }
 
 /// Size limit of a patch file in bytes; a larger file is not read.
-pub(crate) const PATCH_MAX: u64 = 300 << 20;
+pub(crate) const PATCH_LEN_MAX: u64 = 300 << 20;
 /// Size limit of a public key's file in bytes.
-const KEY_MAX: u64 = 4 << 10;
+const KEY_LEN_MAX: u64 = 4 << 10;
 
 /// Reads a patch file once; any user may own it, since trust depends on its signature.
 ///
 /// # Errors
 /// It is not a regular file, is larger than a patch can be, or cannot be read.
 pub(crate) fn read_patch(path: &Path) -> anyhow::Result<Vec<u8>> {
-    Ok(read_regular(path, PATCH_MAX)?)
+    Ok(read_regular(path, PATCH_LEN_MAX)?)
 }
 
 fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
@@ -259,10 +260,10 @@ fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
             continue;
         }
         let at = || directory.join(&name).display().to_string();
-        let text = String::from_utf8(opened.read(&name, KEY_MAX)?).with_context(at)?;
+        let text = String::from_utf8(opened.read(&name, KEY_LEN_MAX)?).with_context(at)?;
         keys.push(PublicKey::parse(&text).with_context(at)?);
     }
-    anyhow::ensure!(!keys.is_empty(), "{} holds no *.pub file", at());
+    anyhow::ensure!(!keys.is_empty(), "{} contains no *.pub file", at());
     Ok(keys)
 }
 

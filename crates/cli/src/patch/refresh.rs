@@ -7,7 +7,7 @@
 
 use super::enable::reload;
 use super::enabled::{self, Root};
-use super::unit_file::{self, Service, UNIT_FILE_MAX};
+use super::unit_file::{self, Service, UNIT_FILE_LEN_MAX};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -18,15 +18,15 @@ use stillpoint_host::systemd::ServiceName;
 /// Arguments of `stillpoint patch refresh`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only this unit.
+    /// Update only this unit.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
-    /// Leave the drop-ins as they are, and write what has to be in place of them below this directory (of a generator).
+    /// Do not change the drop-ins; write their replacements below this directory (of a systemd generator).
     #[arg(long, value_name = "DIR")]
     into: Option<PathBuf>,
     #[command(flatten)]
     root: Root,
-    /// Print what would be written.
+    /// Dry run: print the files that would be written.
     #[arg(long)]
     dry_run: bool,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Record {
     lacks_local_sockets: bool,
 }
 
-const MARK: &str = "# made-from: ";
+const RECORD_PREFIX: &str = "# made-from: ";
 
 impl Record {
     /// Makes the record of the current unit.
@@ -69,11 +69,12 @@ impl Record {
 
     /// Returns the line, with its end.
     pub(crate) fn line(&self) -> anyhow::Result<String> {
-        Ok(format!("{MARK}{}\n", serde_json::to_string(self)?))
+        Ok(format!("{RECORD_PREFIX}{}\n", serde_json::to_string(self)?))
     }
 
     fn read(drop_in: &str) -> anyhow::Result<Record> {
-        let line = drop_in.lines().find_map(|line| line.strip_prefix(MARK)).context("it holds no record")?;
+        let line =
+            drop_in.lines().find_map(|line| line.strip_prefix(RECORD_PREFIX)).context("it contains no record")?;
         serde_json::from_str(line).context("its record")
     }
 
@@ -83,7 +84,7 @@ impl Record {
         if self.exec_start != now.exec_start {
             Some(format!("ExecStart= was {:?} and is {:?}", one(&self.exec_start), one(&now.exec_start)))
         } else {
-            (self != now).then(|| "its sandbox is another one".to_owned())
+            (self != now).then(|| "its sandbox settings changed".to_owned())
         }
     }
 }
@@ -94,7 +95,7 @@ fn recorded(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<Record>> {
         return Ok(None);
     };
     let at = || path.display().to_string();
-    Record::read(&read_regular_text(&path, UNIT_FILE_MAX)?).with_context(at).map(Some)
+    Record::read(&read_regular_text(&path, UNIT_FILE_LEN_MAX)?).with_context(at).map(Some)
 }
 
 /// Reads the request of the drop-in that is active for a unit; `None` if there is none.
@@ -136,8 +137,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         reload(&args.root, output);
     }
     if failed > 0 {
-        let error = anyhow::anyhow!("{failed} of {} drop-ins could not be made again", units.len());
-        return Err(Failure::failed(error, "those services start as their drop-ins say"));
+        let error = anyhow::anyhow!("{failed} of {} drop-ins could not be updated", units.len());
+        return Err(Failure::failed(error, "these services start according to their present drop-ins"));
     }
     Ok(())
 }
@@ -146,7 +147,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn refresh(args: &Args, unit: &ServiceName, output: &Output) -> anyhow::Result<bool> {
     let drop_in = unit_file::drop_in(&args.root, unit);
     let at = || drop_in.display().to_string();
-    let old = read_regular_text(&drop_in, UNIT_FILE_MAX)?;
+    let old = read_regular_text(&drop_in, UNIT_FILE_LEN_MAX)?;
     let record = Record::read(&old).with_context(at)?;
     let service = Service::read(&args.root, unit)?;
     let text = unit_file::text(&service, &record.request)?;
@@ -163,7 +164,7 @@ fn refresh(args: &Args, unit: &ServiceName, output: &Output) -> anyhow::Result<b
         return Ok(true);
     }
     enabled::write(&to, text.as_bytes())?;
-    output.line(format_args!("{unit}: {change}: made {} again", to.display()));
+    output.line(format_args!("{unit}: {change}: updated {}", to.display()));
     Ok(true)
 }
 

@@ -1,18 +1,18 @@
 //! `stillpoint patch revert`: reverts patches.
 
-use super::processes::{How, Processes, duration, observer};
+use super::processes::{MigrationOptions, Processes, duration, observer};
 use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
-use stillpoint_patch_engine::{Options, Outcome, Which, revert};
+use stillpoint_patch_engine::{Options, Outcome, PatchSelection, revert};
 
 /// Arguments of `stillpoint patch revert`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The patch to take back; it must be the newest. Without a name, the newest.
+    /// The patch to revert; it must be the newest one. Default: the newest one.
     #[arg(conflicts_with = "all")]
     name: Option<String>,
-    /// Take all patches back.
+    /// Revert all patches.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -20,11 +20,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
-    how: How,
-    /// After this time without every thread on the old code, all stay on the patched code.
+    migration: MigrationOptions,
+    /// Time limit for the migration of all threads to the old code; after it all stay on the patched code.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
-    /// Do everything short of touching.
+    /// Dry run: do all checks and change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -32,14 +32,14 @@ pub(crate) struct Args {
 /// Runs `stillpoint patch revert`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let which = match (&args.name, args.all) {
-        (_, true) => Which::All,
-        (Some(name), _) => Which::Named(name.clone()),
-        (None, false) => Which::Top,
+        (_, true) => PatchSelection::All,
+        (Some(name), _) => PatchSelection::Named(name.clone()),
+        (None, false) => PatchSelection::Newest,
     };
     let options = Options {
-        quiescence: args.how.quiescence,
-        view: args.how.view(),
-        allow_suspended_frames: args.how.allow_suspended_frames,
+        quiescence: args.migration.quiescence,
+        view: args.migration.view(),
+        allow_suspended_frames: args.migration.allow_suspended_frames,
         timeout: args.timeout,
         dry_run: args.dry_run,
         ..Options::default()

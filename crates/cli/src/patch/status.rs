@@ -40,8 +40,8 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         None => Ok(()),
         Some((pid, function)) => Err(Failure {
             exit: Exit::Unknown,
-            error: anyhow::anyhow!("entry of {function} in process {pid} does not hold what the ledger says"),
-            state: "somebody else wrote there, for instance a uprobe or a debugger".into(),
+            error: anyhow::anyhow!("the entry of {function} in process {pid} differs from the ledger"),
+            state: "another program wrote there, for example a uprobe or a debugger".into(),
             hint: Some("remove the probe".into()),
         }),
     }
@@ -52,7 +52,7 @@ fn print(status: &Status, output: &Output) {
     if let Some(open) = status.unfinished.as_ref().filter(|open| open.phase == "resting") {
         let threads: Vec<String> = open.staying.iter().map(ToString::to_string).collect();
         output.line(format_args!(
-            "  transition {} ({}) is over for all threads but {}, which may stay in {}",
+            "  transition {} ({}) is complete for all threads but {}, which may stay in {}",
             open.transition,
             open.operation,
             threads.join(", "),
@@ -60,7 +60,7 @@ fn print(status: &Status, output: &Output) {
         ));
     } else if let Some(open) = &status.unfinished {
         output.line(format_args!(
-            "  transition {} ({}) is open, {}: another tool works on it, or was killed",
+            "  transition {} ({}) is unfinished, {}: another tool is working on it, or was killed",
             open.transition, open.operation, open.phase
         ));
     }
@@ -77,14 +77,14 @@ fn print(status: &Status, output: &Output) {
         output.line(format_args!("  entries: {verified} of {} verified against memory", status.entries.len()));
     }
     for entry in status.entries.iter().filter(|e| !e.verified) {
-        output.line(format_args!("    {} at {} holds something else", entry.function, entry.address));
+        output.line(format_args!("    {} at {} has unexpected contents", entry.function, entry.address));
     }
-    let behind = status.threads.iter().filter(|t| t.transition.is_none_or(|n| n < status.generation)).count();
+    let not_migrated = status.threads.iter().filter(|t| t.transition.is_none_or(|n| n < status.generation)).count();
     if !status.threads.is_empty() && status.ledger_bytes > 0 {
         output.line(format_args!(
-            "  threads: {}, of them {} went through an older transition or were born later",
+            "  threads: {}, of them {} migrated in an older transition or started later",
             status.threads.len(),
-            behind
+            not_migrated
         ));
     }
     for generation in &status.generations {
@@ -100,22 +100,22 @@ fn print(status: &Status, output: &Output) {
 fn print_points(status: &Status, output: &Output) {
     let Some(points) = &status.points else { return };
     if points.priorities == 0 {
-        return output.line("  quiescence points: libstillpoint is there, but sp_init was never called");
+        return output.line("  quiescence points: libstillpoint is mapped, but sp_init was never called");
     }
-    let said = match points.program_threads {
+    let counted = match points.program_threads {
         0 => String::new(),
-        said => format!(", {said} by the program's own count"),
+        counted => format!(", {counted} by the count of the program"),
     };
-    output.line(format_args!("  quiescence points: {} threads registered{said}", points.registered));
-    if let Some(asked) = &points.request {
-        let group = asked.group.as_ref().map(|name| format!(" of group {name}")).unwrap_or_default();
+    output.line(format_args!("  quiescence points: {} threads registered{counted}", points.registered));
+    if let Some(request) = &points.request {
+        let group = request.group.as_ref().map(|name| format!(" of group {name}")).unwrap_or_default();
         output.line(format_args!(
-            "  asked ({}{group}) by process {}: {} stand, {} awaited, {} ms left",
-            asked.mode, asked.patcher_pid, asked.standing, asked.awaited, asked.left_ms
+            "  request ({}{group}) by process {}: {} blocked, {} awaited, {} ms left",
+            request.mode, request.patcher_pid, request.blocked, request.awaited, request.left_ms
         ));
     }
     for thread in &status.threads {
-        let Some(part) = &thread.part else { continue };
+        let Some(part) = &thread.registered else { continue };
         let group = part.group.as_ref().map(|name| format!(", group {name}")).unwrap_or_default();
         let generation = thread.transition.map_or_else(|| "-".to_owned(), |number| number.to_string());
         let state = format!("{:?}", part.state).to_lowercase();
@@ -130,7 +130,7 @@ fn print_points(status: &Status, output: &Output) {
 /// One-line summary, for `list`.
 pub(crate) fn brief(status: &Status) -> String {
     let names: Vec<&str> = status.patches.iter().map(|p| p.name.as_str()).collect();
-    let open = if status.unfinished.is_some() { ", a transition is open" } else { "" };
+    let open = if status.unfinished.is_some() { ", a transition is unfinished" } else { "" };
     let names = if names.is_empty() { "none active".to_owned() } else { names.join(", ") };
     format!("{} {} generation {}: {names}{open}", status.pid, status.name, status.generation)
 }

@@ -10,19 +10,19 @@ use stillpoint_patch_builder::{Diff, Parts, Shipped, ShippedAs};
 /// Arguments of `stillpoint patch target`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Source package; the newest version that the archive serves unless one is given.
+    /// Source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]")]
     debian: String,
-    /// Which diffs of its series to build it with: `full`, `without-cves` or `without:NAME[,NAME...]`.
+    /// Diffs of the series to build it with: `full`, `without-cves` or `without:NAME[,NAME...]`.
     #[arg(long, value_name = "WHAT", default_value = "full")]
     shipped: String,
-    /// Take the archive's own binary instead of building one.
+    /// Fetch the binary of the archive instead of building one.
     #[arg(long, conflicts_with_all = ["shipped", "integration"])]
     prebuilt: bool,
     /// Name of the program; without it, only the series is listed.
     #[arg(long, value_name = "NAME", requires = "output")]
     program: Option<String>,
-    /// Directory to put the program into.
+    /// Directory for the program.
     #[arg(short, long, value_name = "DIR", requires = "program")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -94,7 +94,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         output.line(format_args!("  {mark:3}  {}  {}", entry.name, entry.cves.join(" ")));
     }
     if let Some(path) = &line.program {
-        let how = if args.prebuilt { "the archive's own" } else { built_with(&shipped) };
+        let how = if args.prebuilt { "from the archive" } else { built_with(&shipped) };
         output.line(format_args!("{} ({how})", path.display()));
     }
     output.json(&line);

@@ -12,7 +12,7 @@ use stillpoint_host::file::{list, read_regular_text};
 use stillpoint_host::systemd::ServiceName;
 
 /// Directories of units; an earlier directory hides a later one's file of the same name (systemd.unit(5)).
-const DIRECTORIES: [&str; 5] = [
+const UNIT_DIRECTORIES: [&str; 5] = [
     "/etc/systemd/system",
     "/run/systemd/system",
     "/usr/local/lib/systemd/system",
@@ -21,30 +21,30 @@ const DIRECTORIES: [&str; 5] = [
 ];
 
 /// Name of our drop-in: it sorts late, so that it sees the settings of other drop-ins.
-const DROP_IN: &str = "90-stillpoint.conf";
+const DROP_IN_NAME: &str = "90-stillpoint.conf";
 
 /// Size limit in bytes of a unit's file.
-pub(crate) const UNIT_FILE_MAX: u64 = 1 << 20;
+pub(crate) const UNIT_FILE_LEN_MAX: u64 = 1 << 20;
 
 /// Groups of system calls that a helper in a unit's sandbox makes: ptrace and kcmp, priorities.
-pub(crate) const NEEDED: &str = "@debug @resources";
+pub(crate) const HELPER_SYSTEM_CALLS: &str = "@debug @resources";
 
 /// Directory of generated units that hide others of their name, also those in /etc.
-const GENERATED: &str = "/run/systemd/generator.early";
+const GENERATED_UNITS: &str = "/run/systemd/generator.early";
 
 /// Path of a unit's drop-in.
 pub(crate) fn drop_in(root: &Root, unit: &ServiceName) -> PathBuf {
-    drop_in_below(&root.at(DIRECTORIES[0]), unit)
+    drop_in_below(&root.at(UNIT_DIRECTORIES[0]), unit)
 }
 
 /// A unit's drop-in below a directory of units.
 pub(crate) fn drop_in_below(directory: &Path, unit: &ServiceName) -> PathBuf {
-    directory.join(format!("{unit}.d")).join(DROP_IN)
+    directory.join(format!("{unit}.d")).join(DROP_IN_NAME)
 }
 
 /// Paths of our drop-ins; an earlier one hides a later one.
 pub(crate) fn drop_ins_of_ours(root: &Root, unit: &ServiceName) -> [PathBuf; 2] {
-    [drop_in_below(&root.at(GENERATED), unit), drop_in(root, unit)]
+    [drop_in_below(&root.at(GENERATED_UNITS), unit), drop_in(root, unit)]
 }
 
 /// Returns every unit that has the drop-in.
@@ -52,7 +52,7 @@ pub(crate) fn drop_ins_of_ours(root: &Root, unit: &ServiceName) -> [PathBuf; 2] 
 /// # Errors
 /// The directory of units cannot be read.
 pub(crate) fn with_drop_in(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
-    let directory = root.at(DIRECTORIES[0]);
+    let directory = root.at(UNIT_DIRECTORIES[0]);
     let entries = match list(&directory) {
         Err(error) if error.is_not_found() => return Ok(Vec::new()),
         entries => entries?,
@@ -114,13 +114,14 @@ impl Service {
     pub(crate) fn read(root: &Root, unit: &ServiceName) -> anyhow::Result<Service> {
         let template = unit.template().map(|template| template.to_string());
         let names: Vec<String> = [Some(unit.to_string()), template].into_iter().flatten().collect();
-        let fragment = names.iter().flat_map(|name| DIRECTORIES.map(|d| root.at(d).join(name))).find(|p| p.is_file());
-        let fragment = fragment.with_context(|| format!("unit {unit} is in no directory of systemd"))?;
+        let fragment =
+            names.iter().flat_map(|name| UNIT_DIRECTORIES.map(|d| root.at(d).join(name))).find(|p| p.is_file());
+        let fragment = fragment.with_context(|| format!("no systemd directory contains the unit {unit}"))?;
         let mut files = vec![fragment];
         files.extend(drop_ins(root, &names));
         let mut service = Service::default();
         for file in files {
-            let text = read_regular_text(&file, UNIT_FILE_MAX)?;
+            let text = read_regular_text(&file, UNIT_FILE_LEN_MAX)?;
             service.add(&text);
         }
         anyhow::ensure!(!service.exec_start.is_empty(), "unit {unit} has no ExecStart=");
@@ -151,9 +152,10 @@ impl Service {
 /// Returns all drop-ins but ours, in the order of their names; of two with one name the earlier directory's.
 fn drop_ins(root: &Root, names: &[String]) -> Vec<PathBuf> {
     let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for directory in DIRECTORIES.iter().flat_map(|d| names.iter().map(move |n| root.at(d).join(format!("{n}.d")))) {
+    for directory in UNIT_DIRECTORIES.iter().flat_map(|d| names.iter().map(move |n| root.at(d).join(format!("{n}.d"))))
+    {
         for name in list(&directory).unwrap_or_default() {
-            if name.ends_with(".conf") && name != DROP_IN {
+            if name.ends_with(".conf") && name != DROP_IN_NAME {
                 let path = directory.join(&name);
                 found.entry(name).or_insert(path);
             }
@@ -230,8 +232,8 @@ pub(crate) fn program(line: &str) -> Option<PathBuf> {
 pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<String> {
     let mut text =
         "# Written by `stillpoint patch enable`, removed by `stillpoint patch disable`: the service starts with its\n\
-                    # live patches in force before its first instruction (stillpoint-patch-exec(1)). When the unit has\n\
-                    # changed, `stillpoint patch refresh` makes this again.\n"
+                    # live patches active before its first instruction (stillpoint-patch-exec(1)). When the unit has\n\
+                    # changed, `stillpoint patch refresh` updates this file.\n"
             .to_owned();
     text += &Record::of(service, request).line()?;
     text += "[Service]\nExecStart=\n";
@@ -242,11 +244,11 @@ pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<Strin
         text += &format!("ExecPaths={}\n", request.stillpoint);
     }
     if request.loosen_sandbox && !service.confined_by.is_empty() {
-        text += "# Asked for by --loosen-sandbox: the helper lives in the sandbox of the service.\n";
-        text += &format!("SystemCallFilter={NEEDED}\n");
+        text += "# Requested by --loosen-sandbox: the helper runs in the sandbox of the service.\n";
+        text += &format!("SystemCallFilter={HELPER_SYSTEM_CALLS}\n");
     }
     if request.loosen_sandbox && service.lacks_local_sockets() {
-        text += "# Asked for by --loosen-sandbox: the helper outside of the sandbox is reached by a socket.\n";
+        text += "# Requested by --loosen-sandbox: a socket connects to the helper outside of the sandbox.\n";
         text += "RestrictAddressFamilies=AF_UNIX\n";
     }
     Ok(text)

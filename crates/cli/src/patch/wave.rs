@@ -6,13 +6,13 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_patch_engine::{self as engine, GivingWay, Landing};
+use stillpoint_patch_engine::{self as engine, GivingWay, ServiceState};
 use stillpoint_patch_tracee::Pid;
 
 /// Number of processes at a time.
 #[derive(clap::Args)]
 pub(crate) struct Pace {
-    /// How many processes to work on at a time [default: one for every two processors].
+    /// Number of processes to work on at the same time [default: one for every two processors].
     #[arg(long, value_name = "N")]
     at_once: Option<std::num::NonZeroUsize>,
 }
@@ -37,11 +37,11 @@ impl Processes {
         work: impl Fn(Pid) -> Result<Step, engine::Error> + Sync,
     ) -> Result<(), Failure> {
         let start = Instant::now();
-        let mut wave = Wave { named: self.are_named(), ..Wave::default() };
+        let mut wave = Wave { named: self.given_by_number(), ..Wave::default() };
         let mut seen = BTreeSet::new();
         let mut quiet = 0;
         'all: while quiet < QUIET_PASSES
-            && let Some(new) = self.new_ones(&mut seen)?
+            && let Some(new) = self.new_processes(&mut seen)?
         {
             let before = wave.done;
             for generation in generations(new) {
@@ -132,8 +132,8 @@ impl Wave {
         output.line(format_args!("{} in {:.0} ms", self.describe(), duration.as_secs_f64() * 1e3));
         if !self.without.is_empty() {
             output.warn(format_args!(
-                "{} processes do not map the library that the patch is for; one that loads it later runs the code of \
-                 the file: call again then, or have the library loaded at the start",
+                "{} processes do not map the library that the patch is for; a process that loads it later runs the \
+                 code of the file: then run the command again, or load the library at the start",
                 self.without.len()
             ));
         }
@@ -142,7 +142,7 @@ impl Wave {
         let worst = (0..self.failures.len()).max_by_key(|i| severity(&self.failures[*i].1));
         let Some((pid, error)) = worst.map(|i| self.failures.remove(i)) else { return Ok(()) };
         for (pid, error) in self.failures {
-            output.warn(format_args!("process {pid} did not change over: {:#}", anyhow::Error::from(error)));
+            output.warn(format_args!("process {pid} failed: {:#}", anyhow::Error::from(error)));
         }
         let mut failure = with_pid(failure(error), pid);
         if touched > 0 {
@@ -150,18 +150,18 @@ impl Wave {
                 failure.exit = Exit::FellBack;
             }
             failure.state = format!("{described}; of process {pid}: {}", failure.state);
-            failure.hint = Some("call again for the rest, or take it back everywhere".into());
+            failure.hint = Some("run the command again for the others, or revert it in all processes".into());
         }
         Err(failure)
     }
 
     fn describe(&self) -> String {
         let counts = [
-            (self.done, "processes changed over"),
-            (self.already, "were there already"),
+            (self.done, "processes done"),
+            (self.already, "had it already"),
             (self.without.len(), "do not map the library"),
-            (self.ended, "ended meanwhile"),
-            (self.failures.len(), "did not change over"),
+            (self.ended, "ended during the operation"),
+            (self.failures.len(), "failed"),
         ];
         let parts = counts.iter().filter(|(count, what)| *count > 0 || *what == counts[0].1);
         parts.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
@@ -170,9 +170,9 @@ impl Wave {
 
 /// Rank of a failure; the highest one of several is reported.
 fn severity(error: &engine::Error) -> u8 {
-    match error.landing() {
-        Landing::Unfinished => 2,
-        Landing::FellBack => 1,
+    match error.service_state() {
+        ServiceState::Unfinished => 2,
+        ServiceState::RolledBack => 1,
         _ => 0,
     }
 }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_worked_on_once_and_in_order() {
+    fn every_item_is_worked_on_once_and_in_order() {
         for workers in [1, 3, 100] {
             let items: Vec<usize> = (0..40).collect();
             assert_eq!(parallel(workers, &items, |n| n * 2), (0..40).map(|n| n * 2).collect::<Vec<_>>());

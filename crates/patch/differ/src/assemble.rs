@@ -1,9 +1,9 @@
 //! Assembly of the patch: new code, all that it needs, and the destination of every relocation.
 
 use crate::closure::{Function, Plan};
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, SymbolType};
 use crate::resolve::Resolution;
+use crate::symbol_names;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal, unwind_data};
@@ -65,17 +65,17 @@ impl<'p, 'a> Assembly<'p, 'a> {
         for (unit, function) in functions {
             let redirected = self.plan.entries.contains_key(&(unit, function));
             if redirected || self.one_copy(unit, function) == (unit, function) {
-                self.bring_function(unit, function);
+                self.add_function(unit, function);
             }
         }
         for (unit, function) in self.new_exports() {
-            self.bring_function(unit, function);
+            self.add_function(unit, function);
         }
         for &(unit, constant) in self.plan.constants.keys() {
-            self.bring_constant(unit, constant);
+            self.add_constant(unit, constant);
         }
         self.drain();
-        unwind_data::bring(self);
+        unwind_data::add(self);
         self.drain();
         self.warn_of_state();
     }
@@ -110,13 +110,13 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 
     /// Adds a function with its cold parts; returns its symbol.
-    pub(crate) fn bring_function(&mut self, unit: usize, function: usize) -> Option<u32> {
+    pub(crate) fn add_function(&mut self, unit: usize, function: usize) -> Option<u32> {
         let after = self.after(unit)?;
         for section in after.parts(function)? {
-            self.bring(unit, section);
+            self.add_section(unit, section);
         }
         let Home::Section(home) = after.symbols[function].home else { return None };
-        let section = self.bring(unit, home);
+        let section = self.add_section(unit, home);
         let name = self.units[unit].public_name(after, function);
         let symbol = self.patch_symbol(&name, section, after.symbols[function].value);
         let in_target = self.plan.entries.contains_key(&(unit, function));
@@ -127,16 +127,16 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 
     /// Adds the new content of a constant; returns the symbol of that content.
-    pub(crate) fn bring_constant(&mut self, unit: usize, constant: usize) -> Option<u32> {
+    pub(crate) fn add_constant(&mut self, unit: usize, constant: usize) -> Option<u32> {
         let after = self.after(unit)?;
         let Home::Section(home) = after.symbols[constant].home else { return None };
-        let section = self.bring(unit, home);
+        let section = self.add_section(unit, home);
         let name = self.units[unit].public_name(after, constant);
         Some(self.patch_symbol(&name, section, after.symbols[constant].value))
     }
 
     /// Adds a section of the after side; returns its index in the patch. Relocations are filled in later.
-    pub(crate) fn bring(&mut self, unit: usize, section: usize) -> u32 {
+    pub(crate) fn add_section(&mut self, unit: usize, section: usize) -> u32 {
         if let Some(index) = self.brought.get(&(unit, section)) {
             return *index;
         }
@@ -163,7 +163,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 
     /// Returns the text sections that the patch contains, by unit and section.
-    pub(crate) fn brought_text(&self) -> Vec<((usize, usize), u32)> {
+    pub(crate) fn added_text(&self) -> Vec<((usize, usize), u32)> {
         let text = |(_, index): &(&(usize, usize), &u32)| self.sections[**index as usize].kind == SectionKind::Text;
         self.brought.iter().filter(text).map(|(key, index)| (*key, *index)).collect()
     }
@@ -308,7 +308,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
                 relocations: Vec::new(),
             });
         }
-        self.patch_symbol("a function that nothing defines", section, 0)
+        self.patch_symbol("an undefined function", section, 0)
     }
 
     /// Warns of new state that threads share: it needs a scope.
@@ -324,8 +324,8 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let names: Vec<String> = new.map(|s| format!("`{}`", readable(&s.name))).collect();
         if !names.is_empty() && self.options.scope.is_none() {
             self.warnings.push(format!(
-                "new code has new variables ({}), and no scope was stated: while threads migrate, old code does not \
-                 keep them up to date; state the scope",
+                "new code has new variables ({}), and the patch has no scope: while threads migrate, old code does not \
+                 update these variables; state a scope",
                 names.join(", ")
             ));
         }
@@ -354,7 +354,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let Home::Section(section) = symbol.home else { return function };
         let same = |s: &&usize| {
             let other = &after.symbols[**s];
-            other.value == symbol.value && other.kind != SymbolType::Section && !names::is_cold(other.name)
+            other.value == symbol.value && other.kind != SymbolType::Section && !symbol_names::is_cold(other.name)
         };
         after.sections[section].symbols.iter().find(same).copied().unwrap_or(function)
     }

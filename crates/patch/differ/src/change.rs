@@ -3,17 +3,21 @@
 use crate::compare::Pair;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, SymbolType};
 use crate::unit::{Ancestor, Unit};
-use crate::{Refusal, clobbers, names, unnamed};
+use crate::{Refusal, clobbers, symbol_names, unnamed_types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::readable;
 
 /// Functions of the after side that differ, each with its reasons.
-pub(crate) type Changed = BTreeMap<usize, Vec<String>>;
+pub(crate) type ChangedFunctions = BTreeMap<usize, Vec<String>>;
 
 /// Compares one unit's two sides. Collects refusals in `refusals`; where constants may change in place, collects those
 /// with different contents in `constants`.
-pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: Option<&mut Vec<usize>>) -> Changed {
-    let mut changed = Changed::new();
+pub(crate) fn find(
+    unit: &Unit<'_>,
+    refusals: &mut Vec<Refusal>,
+    mut constants: Option<&mut Vec<usize>>,
+) -> ChangedFunctions {
+    let mut changed = ChangedFunctions::new();
     let Some(after) = &unit.after else { return changed };
     start_up(unit, after, refusals);
     let Some(pair) = unit.pair() else { return changed };
@@ -23,7 +27,7 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: 
         if after.symbols[function].kind == SymbolType::Indirect {
             let function = after.symbols[function].name.to_owned();
             refusals.push(Refusal::IndirectFunction { unit: unit.path.to_owned(), function });
-        } else if names::is_static_initialiser(after.symbols[function].name) {
+        } else if symbol_names::is_static_initialiser(after.symbols[function].name) {
             let function = after.symbols[function].name.to_owned();
             refusals.push(Refusal::StaticInitialiser { unit: unit.path.to_owned(), function, why });
         } else {
@@ -45,7 +49,7 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: 
 }
 
 /// Adds a reason to changed callers: a static callee now clobbers registers in which they could keep values before.
-fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Changed) {
+fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut ChangedFunctions) {
     let mut grown: BTreeMap<usize, String> = BTreeMap::new();
     for &function in changed.keys().filter(|f| pair.new.symbols[**f].local) {
         let Some(old) = unit.older(function) else { continue };
@@ -62,7 +66,7 @@ fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Chang
                 let callee = pair.new.owner(to, offset).filter(|callee| *callee != caller);
                 let Some((callee, more)) = callee.and_then(|c| Some((c, grown.get(&c)?))) else { continue };
                 let name = readable(pair.new.symbols[callee].name);
-                let reason = format!("it calls `{name}`, which now clobbers {more} as well (-fipa-ra)");
+                let reason = format!("it calls `{name}`, which now also clobbers {more} (-fipa-ra)");
                 if !reasons.contains(&reason) {
                     reasons.push(reason);
                 }
@@ -77,7 +81,8 @@ fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
         let target = |r: &Reloc| match object.site(r) {
             Site::Extern(name, _) => name.to_owned(),
             Site::Inside { section, offset, .. } => {
-                let name = |s: usize| names::initialiser_kind(names::stem(object.symbols[s].name)).to_owned();
+                let name =
+                    |s: usize| symbol_names::initialiser_kind(symbol_names::stem(object.symbols[s].name)).to_owned();
                 object.owner(section, offset).map_or(String::new(), name)
             }
             Site::Value(_) => String::new(),
@@ -103,8 +108,8 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     if other.name.starts_with("DW.ref.") {
         return None;
     }
-    if names::is_class_data(other.name) {
-        if other.name.starts_with("_ZTS") && unnamed::Name::parse(other.name).is_some() {
+    if symbol_names::is_class_data(other.name) {
+        if other.name.starts_with("_ZTS") && unnamed_types::Name::parse(other.name).is_some() {
             return None;
         }
         return class_data(unit, pair, old, variable);
@@ -118,7 +123,7 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     let changed = |before: String, after: String| {
         Some(Refusal::VariableChanged {
             unit: unit.path.to_owned(),
-            object: names::stem(other.name).to_owned(),
+            object: symbol_names::stem(other.name).to_owned(),
             before,
             after,
         })
@@ -135,7 +140,7 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     }
     Some(Refusal::DataChanged {
         unit: unit.path.to_owned(),
-        object: names::stem(other.name).to_owned(),
+        object: symbol_names::stem(other.name).to_owned(),
         why: format!("its initial value differs; {}", used_by(pair.new, variable)),
     })
 }
@@ -160,7 +165,7 @@ fn class_data(unit: &Unit<'_>, pair: &Pair<'_, '_>, old: usize, new: usize) -> O
             None => what.to_owned(),
         }
     };
-    Some(Refusal::ClassChanged { unit: unit.path.to_owned(), class: names::class_of(other.name), what })
+    Some(Refusal::ClassChanged { unit: unit.path.to_owned(), class: symbol_names::class_of(other.name), what })
 }
 
 fn kind_of(object: &Object<'_>, symbol: usize) -> &'static str {
@@ -188,13 +193,13 @@ fn used_by(object: &Object<'_>, variable: usize) -> String {
             if found == Some(variable)
                 && let Some(user) = object.owner(index, reloc.offset as i64)
             {
-                users.insert(names::stem(object.symbols[user].name));
+                users.insert(symbol_names::stem(object.symbols[user].name));
             }
         }
     }
     let named: Vec<String> = users.iter().take(3).map(|u| format!("`{}`", readable(u))).collect();
     match users.len() {
-        0 => "nothing in the unit uses it".to_owned(),
+        0 => "no code of the unit uses it".to_owned(),
         n if n > 3 => format!("used by {} and {} more", named.join(", "), n - 3),
         _ => format!("used by {}", named.join(", ")),
     }

@@ -5,13 +5,13 @@
 //! assumptions no longer hold gets other bytes, and is thereby changed itself. Where an entry cannot be redirected, its
 //! callers are patched instead.
 
-use crate::change::Changed;
+use crate::change::ChangedFunctions;
 use crate::object_file::{Home, Nature, Object, Site};
-use crate::shipped::Shipped;
+use crate::shipped_unit::ShippedUnit;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
-use crate::{in_place, moved, names};
+use crate::{function_moves, in_place, symbol_names};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::{Range, ResolvedBy, Svma, TargetKind, readable};
 use stillpoint_patch_insn as insn;
@@ -46,26 +46,26 @@ pub(crate) struct Plan {
 }
 
 /// Reason why an entry cannot be redirected.
-struct Blocked {
+struct EntryObstacle {
     why: String,
     /// Range of the function if it is in one piece, and the jump is the only obstacle.
     alone: Option<Range>,
     refusal: Box<dyn Fn(String) -> Refusal>,
 }
 
-enum Standing {
+enum EntryState {
     Redirect(Entry),
     Absent,
     /// The linker kept another unit's copy, which that unit's change replaces.
     Elsewhere,
-    Blocked(Blocked),
+    Blocked(EntryObstacle),
 }
 
 /// Computes the plan for all units.
 pub(crate) fn plan(
     target: &TargetElf,
     units: &[Unit<'_>],
-    changed: Vec<Changed>,
+    changed: Vec<ChangedFunctions>,
     options: &Options,
     refusals: &mut Vec<Refusal>,
 ) -> Plan {
@@ -85,20 +85,20 @@ pub(crate) fn plan(
         {
             continue;
         }
-        match standing(target, units, function, options) {
-            Ok(Standing::Redirect(entry)) => {
+        match entry_state(target, units, function, options) {
+            Ok(EntryState::Redirect(entry)) => {
                 let warning = shared_with_modules(target, &units[function.0], function.1);
                 plan.warnings.extend(warning.filter(|warning| !plan.warnings.contains(warning)));
                 plan.entries.insert(function, entry);
             }
-            Ok(Standing::Elsewhere) => {}
-            Ok(Standing::Absent) => {
+            Ok(EntryState::Elsewhere) => {}
+            Ok(EntryState::Absent) => {
                 plan.absent.insert(function);
             }
-            Ok(Standing::Blocked(blocked)) => match callers(&units[function.0], function.1) {
+            Ok(EntryState::Blocked(blocked)) => match callers(&units[function.0], function.1) {
                 Ok(found) => {
                     plan.rebound.insert(function);
-                    pull(units, &mut plan, &mut work, function, &found, &blocked.why);
+                    add_callers(units, &mut plan, &mut work, function, &found, &blocked.why);
                 }
                 Err(why) => match blocked.alone.and_then(|old| in_place::room(target, units, function, old, options)) {
                     Some(room) => drop(plan.in_place.insert(function, room)),
@@ -108,13 +108,13 @@ pub(crate) fn plan(
             Err(refusal) => refusals.push(refusal),
         }
     }
-    keep_one_of_each(units, &mut plan);
+    deduplicate_inline(units, &mut plan);
     plan
 }
 
 /// Keeps one entry of an inline function that several units define: the linker kept one copy, and the first unit's new
 /// code replaces it.
-fn keep_one_of_each(units: &[Unit<'_>], plan: &mut Plan) {
+fn deduplicate_inline(units: &[Unit<'_>], plan: &mut Plan) {
     let name = |(unit, symbol): &Function| units[*unit].after.as_ref().map(|after| after.symbols[*symbol].name);
     let comdat = |(unit, symbol): &Function| units[*unit].after.as_ref().is_some_and(|after| after.is_comdat(*symbol));
     let mut first: BTreeMap<Svma, Function> = BTreeMap::new();
@@ -131,7 +131,14 @@ fn keep_one_of_each(units: &[Unit<'_>], plan: &mut Plan) {
     }
 }
 
-fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function: Function, found: &Callers, why: &str) {
+fn add_callers(
+    units: &[Unit<'_>],
+    plan: &mut Plan,
+    work: &mut Vec<Function>,
+    function: Function,
+    found: &Callers,
+    why: &str,
+) {
     let Some(after) = &units[function.0].after else { return };
     let name = readable(after.symbols[function.1].name);
     // New callers call the new code anyway, and are added when other code needs them.
@@ -144,7 +151,7 @@ fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function:
     }
     if found.address_taken {
         plan.warnings.push(format!(
-            "pointers to `{name}` that the program has stored keep the old code, since its entry cannot be redirected: {why}"
+            "pointers to `{name}` that the program has stored still point to the old code, because its entry cannot be redirected: {why}"
         ));
     }
 }
@@ -158,7 +165,7 @@ fn shared_with_modules(target: &TargetElf, unit: &Unit<'_>, function: usize) -> 
     (library && after.is_comdat(function) && !symbol.local && exported(symbol.name)).then(|| {
         let (name, file) = (readable(symbol.name), &target.identity().file_name);
         format!(
-            "`{name}` is inline and exported: where {file} calls another module's copy, that module needs a patch too"
+            "`{name}` is inline and exported: if {file} calls the copy of another module, that module needs a patch too"
         )
     })
 }
@@ -170,11 +177,11 @@ struct Callers {
 
 /// Returns all functions of the unit that refer to `function`; an error if other code or data does, or might.
 fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
-    let Some(after) = &unit.after else { return Err("its unit is not compiled".to_owned()) };
+    let Some(after) = &unit.after else { return Err("its unit was not compiled".to_owned()) };
     let symbol = &after.symbols[function];
     // Every caller of inline code has its source: all of them are known.
     if !symbol.local && !after.is_comdat(function) {
-        return Err("it is global: other units may call it".to_owned());
+        return Err("it is global, so other units may call it".to_owned());
     }
     let Home::Section(home) = symbol.home else { return Err("it has no section".to_owned()) };
     let own = after.parts(function).unwrap_or_default();
@@ -193,8 +200,8 @@ fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
                 return Err(format!("`{}` holds its address", readable(holder)));
             }
             found.address_taken |= !reloc.is_branch();
-            let caller = section.symbols.first().copied().ok_or("code without a name calls it")?;
-            let caller = hot_parent(after, caller).ok_or("code without a name calls it")?;
+            let caller = section.symbols.first().copied().ok_or("code without a symbol calls it")?;
+            let caller = hot_parent(after, caller).ok_or("code without a symbol calls it")?;
             if !found.functions.contains(&caller) {
                 found.functions.push(caller);
             }
@@ -205,7 +212,7 @@ fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
 
 /// Returns the function itself, or the function that a cold part belongs to.
 fn hot_parent(object: &Object<'_>, symbol: usize) -> Option<usize> {
-    match names::cold_parent(object.symbols[symbol].name) {
+    match symbol_names::cold_parent(object.symbols[symbol].name) {
         None => Some(symbol),
         Some(parent) => {
             let (found, symbol) = object.functions().find(|(_, s)| s.name == parent)?;
@@ -216,13 +223,13 @@ fn hot_parent(object: &Object<'_>, symbol: usize) -> Option<usize> {
     }
 }
 
-fn standing(
+fn entry_state(
     target: &TargetElf,
     units: &[Unit<'_>],
     (unit, function): Function,
     options: &Options,
-) -> Result<Standing, Refusal> {
-    let moved = moved::from(units, unit, function);
+) -> Result<EntryState, Refusal> {
+    let moved = function_moves::from(units, unit, function);
     let unit = &units[unit];
     let Some(after) = &unit.after else {
         return Err(Refusal::BadTarget("a function without a unit".to_owned()));
@@ -233,9 +240,9 @@ fn standing(
         move |why: String| Refusal::EntryUnsuitable { unit: unit.clone(), function: function.clone(), why }
     };
     if options.known.contains(&unit.public_name(after, function)) {
-        let why = "an earlier patch of the series brought it".to_owned();
-        let refusal = move |also: String| unsuitable(format!("an earlier patch of the series brought it, and {also}"));
-        return Ok(Standing::Blocked(Blocked { why, alone: None, refusal: Box::new(refusal) }));
+        let why = "an earlier patch of the series added it".to_owned();
+        let refusal = move |also: String| unsuitable(format!("an earlier patch of the series added it, and {also}"));
+        return Ok(EntryState::Blocked(EntryObstacle { why, alone: None, refusal: Box::new(refusal) }));
     }
     let (shipped, old) = match (&unit.shipped, unit.ancestor(function), moved) {
         (Some(shipped), Ancestor::Shipped(old), _) => (shipped, old),
@@ -243,20 +250,20 @@ fn standing(
         _ => {
             let why = "the target does not have it".to_owned();
             let refusal = move |also: String| unsuitable(format!("the target does not have it, and {also}"));
-            return Ok(Standing::Blocked(Blocked { why, alone: None, refusal: Box::new(refusal) }));
+            return Ok(EntryState::Blocked(EntryObstacle { why, alone: None, refusal: Box::new(refusal) }));
         }
     };
     let unplaced = |part: &str| Refusal::UnplacedFunction {
         unit: path.clone(),
         function: part.to_owned(),
-        why: shipped.why_not(part),
+        why: shipped.unplaced_reason(part),
     };
     let comdat = after.is_comdat(function) && !after.symbols[function].local;
     let Some(mut hot) = shipped.code(old) else {
-        let has = |unit: &Unit<'_>, holds: &dyn Fn(&Shipped<'_>) -> bool| unit.shipped.as_ref().is_some_and(holds);
+        let has = |unit: &Unit<'_>, holds: &dyn Fn(&ShippedUnit<'_>) -> bool| unit.shipped.as_ref().is_some_and(holds);
         return match comdat {
-            true if units.iter().any(|unit| has(unit, &|s| s.code(old).is_some())) => Ok(Standing::Elsewhere),
-            true if !units.iter().any(|unit| has(unit, &|s| s.may_lead_to(old))) => Ok(Standing::Absent),
+            true if units.iter().any(|unit| has(unit, &|s| s.code(old).is_some())) => Ok(EntryState::Elsewhere),
+            true if !units.iter().any(|unit| has(unit, &|s| s.may_refer_to(old))) => Ok(EntryState::Absent),
             _ => Err(unplaced(old)),
         };
     };
@@ -265,18 +272,18 @@ fn standing(
         parts.push(shipped.code(cold).ok_or_else(|| unplaced(cold))?);
     }
     if let Some(other) = folded_with(unit, function, old) {
-        let why = format!("it shares its code with `{other}`, which is another after the change");
+        let why = format!("it shares its code with `{other}`, whose code differs after the change");
         let at = hot.start;
         let refusal =
             move |_| Refusal::IdenticalCodeFolded { unit: path.clone(), one: name.clone(), other: other.clone(), at };
-        return Ok(Standing::Blocked(Blocked { why, alone: None, refusal: Box::new(refusal) }));
+        return Ok(EntryState::Blocked(EntryObstacle { why, alone: None, refusal: Box::new(refusal) }));
     }
     if let Some(mut blocked) = entry_blocked(target, &path, &name, &mut hot, &parts) {
         blocked.alone = parts.is_empty().then_some(placed);
-        return Ok(Standing::Blocked(blocked));
+        return Ok(EntryState::Blocked(blocked));
     }
     let bytes = target.bytes(hot.start.0, hot.len).map(<[u8]>::to_vec).ok_or_else(|| unplaced(old))?;
-    Ok(Standing::Redirect(Entry { hot, parts, bytes }))
+    Ok(EntryState::Redirect(Entry { hot, parts, bytes }))
 }
 
 /// Returns another function that has the same code in the target and other code (or its own copy) after the change.
@@ -294,14 +301,20 @@ fn folded_with(unit: &Unit<'_>, function: usize, old: &str) -> Option<String> {
 
 /// Returns the length of whole padding instructions at `at`, `need` bytes or more, before the next function.
 pub(crate) fn padding(target: &TargetElf, at: u64, need: u64) -> Option<u64> {
-    const LONGEST: u64 = 15;
+    const INSTRUCTION_LEN_MAX: u64 = 15;
     let next = target.frames.range(at..).next().map_or(u64::MAX, |(start, _)| *start);
-    let last = (need + LONGEST).min(next.saturating_sub(at));
+    let last = (need + INSTRUCTION_LEN_MAX).min(next.saturating_sub(at));
     (need..=last).find(|len| target.bytes(at, *len).is_some_and(insn::is_padding))
 }
 
 /// Returns the reason why a jump does not fit at the entry. Adds padding after a short function to its range.
-fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, parts: &[Range]) -> Option<Blocked> {
+fn entry_blocked(
+    target: &TargetElf,
+    unit: &str,
+    name: &str,
+    hot: &mut Range,
+    parts: &[Range],
+) -> Option<EntryObstacle> {
     let (unit, function) = (unit.to_owned(), name.to_owned());
     let len = hot.len;
     if len < insn::JUMP_LEN as u64 {
@@ -314,8 +327,8 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
                     len,
                     why,
                 };
-                let why = format!("it has {len} bytes, no room for a jump");
-                return Some(Blocked { why, alone: None, refusal: Box::new(refusal) });
+                let why = format!("it has {len} bytes, too few for a jump");
+                return Some(EntryObstacle { why, alone: None, refusal: Box::new(refusal) });
             }
         }
     }
@@ -337,10 +350,10 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
                 function: function.clone(),
                 why: format!("{text}, and {also}"),
             };
-            return Some(Blocked { why, alone: None, refusal: Box::new(refusal) });
+            return Some(EntryObstacle { why, alone: None, refusal: Box::new(refusal) });
         }
     };
     let refusal =
         move |why: String| Refusal::BranchIntoEntry { unit: unit.clone(), function: function.clone(), from, to, why };
-    Some(Blocked { alone: None, why: format!("the branch at {from} leads into it"), refusal: Box::new(refusal) })
+    Some(EntryObstacle { alone: None, why: format!("the branch at {from} goes into it"), refusal: Box::new(refusal) })
 }

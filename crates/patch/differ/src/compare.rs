@@ -1,8 +1,8 @@
 //! Comparison of two builds of a function or a constant, except for the addresses that the linker chooses.
 
 use crate::correlate::Correlation;
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Site};
+use crate::symbol_names;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use stillpoint_patch_format::readable;
@@ -61,7 +61,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         };
         let mut pairs = ours.iter().map(|at| span(self.old, at)).zip(theirs.iter().map(|at| span(self.new, at)));
         if ours.len() != theirs.len() || !pairs.all(|(a, b)| self.spans(a, b, own_old, own_new)) {
-            return Err("what it catches differs".to_owned());
+            return Err("its exception table differs".to_owned());
         }
         Ok(())
     }
@@ -80,7 +80,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         }
         for (one, other) in a.relocations.iter().zip(&b.relocations) {
             self.sites(self.old.site(one), self.new.site(other), own_old, own_new)
-                .map_err(|why| format!("at byte {:#x} {why}", other.offset))?;
+                .map_err(|why| format!("at byte {:#x}: {why}", other.offset))?;
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         let (Site::Inside { section: a, offset: x, anchor: p }, Site::Inside { section: b, offset: y, anchor: q }) =
             (old, new)
         else {
-            return Err("unlike references".to_owned());
+            return Err("the references are of different kinds".to_owned());
         };
         let differ = || Err(format!("{} became {}", self.describe_old(old), self.describe_new(new)));
         let (one, other) = (self.old.sections[a].nature, self.new.sections[b].nature);
@@ -122,7 +122,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         }
         let named = |object: &Object<'a>, section, offset, anchor| {
             let owner = object.owner(section, anchor).or_else(|| object.owner(section, offset));
-            owner.filter(|s| !names::is_anonymous(object.symbols[*s].name))
+            owner.filter(|s| !symbol_names::is_anonymous(object.symbols[*s].name))
         };
         match (named(self.old, a, x, p), named(self.new, b, y, q)) {
             (Some(s), Some(t)) => {
@@ -163,7 +163,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         let symbol = &self.new.symbols[new];
         let Home::Section(section) = symbol.home else { return false };
         let constant = matches!(self.new.sections[section].nature, Nature::Constant | Nature::Merged { .. });
-        (symbol.local || self.new.is_comdat(new)) && constant && !names::is_class_data(symbol.name)
+        (symbol.local || self.new.is_comdat(new)) && constant && !symbol_names::is_class_data(symbol.name)
     }
 
     /// Returns true if two variables have the same size and initial contents.
@@ -209,12 +209,12 @@ impl<'p, 'a> Pair<'p, 'a> {
             return *verdict;
         }
         self.constants.borrow_mut().insert(key, true);
-        let verdict = self.spans_now(old, new, own_old, own_new);
+        let verdict = self.spans_equal(old, new, own_old, own_new);
         self.constants.borrow_mut().insert(key, verdict);
         verdict
     }
 
-    fn spans_now(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
+    fn spans_equal(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
         // The bytes, and the number of zero bytes after them.
         let contents = |object: &Object<'a>, span: Span| {
             let section = &object.sections[span.section];

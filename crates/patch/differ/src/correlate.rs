@@ -4,15 +4,15 @@
 //! *variables* would mix their states. So a static whose name has a number of the compiler is paired by its use in
 //! equal code, or else by its stem and its users, or not at all.
 
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Site, SymbolType};
-use crate::unnamed::{self, Classes, Closures};
+use crate::symbol_names;
+use crate::unnamed_types::{self, Classes, Closures};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stillpoint_patch_format::readable;
 
 /// Symbols of the older and of the newer object that may be pairs.
-type Unpaired = (Vec<usize>, Vec<usize>);
+type Candidates = (Vec<usize>, Vec<usize>);
 
 /// Mapping from the symbols of a newer object to those of an older one.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Correlation {
 
     /// Joins two mappings, newest to middle object (`self`) and middle to oldest (`next`), to one from newest to
     /// oldest.
-    pub(crate) fn through(&self, next: &Correlation) -> Correlation {
+    pub(crate) fn join(&self, next: &Correlation) -> Correlation {
         let to_old = self.to_old.iter().filter_map(|(new, old)| Some((*new, next.old(*old)?))).collect();
         Correlation { to_old, ..Correlation::default() }
     }
@@ -59,7 +59,7 @@ impl Correlation {
         for (index, class) in defined(old) {
             let symbol = &old.symbols[index];
             let by_number = classes.is_old(index) || class != Class::Code && is_numbered_local(symbol.name);
-            if !by_number && (class == Class::Code || !names::is_numbered(symbol.name)) {
+            if !by_number && (class == Class::Code || !symbol_names::is_numbered(symbol.name)) {
                 by_name.insert((symbol.name, class), index);
             }
         }
@@ -73,12 +73,12 @@ impl Correlation {
     /// Pairs a clone whose number changed, when it is the only one of its kind on both sides.
     fn pair_clones(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
-        let mut left: BTreeMap<(&str, String), Unpaired> = BTreeMap::new();
+        let mut left: BTreeMap<(&str, String), Candidates> = BTreeMap::new();
         for (index, symbol) in old.functions().filter(|(i, _)| !taken.contains(i) && !classes.is_old(*i)) {
-            left.entry(names::clone_key(symbol.name)).or_default().0.push(index);
+            left.entry(symbol_names::clone_key(symbol.name)).or_default().0.push(index);
         }
         for (index, symbol) in new.functions().filter(|(i, _)| !self.to_old.contains_key(i) && !classes.is_new(*i)) {
-            left.entry(names::clone_key(symbol.name)).or_default().1.push(index);
+            left.entry(symbol_names::clone_key(symbol.name)).or_default().1.push(index);
         }
         for (olds, news) in left.values() {
             if let ([one], [other]) = (olds.as_slice(), news.as_slice()) {
@@ -108,7 +108,8 @@ impl Correlation {
     /// be new.
     fn pair_initialisers(&mut self, old: &Object<'_>, new: &Object<'_>) {
         let of = |object: &Object<'_>, kind: &str| {
-            let all = object.functions().filter(|(_, s)| names::initialiser_kind(s.name) == kind && s.name != kind);
+            let all =
+                object.functions().filter(|(_, s)| symbol_names::initialiser_kind(s.name) == kind && s.name != kind);
             all.map(|(index, _)| index).collect::<Vec<_>>()
         };
         for kind in ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_"] {
@@ -122,7 +123,7 @@ impl Correlation {
     /// if all exist on both sides with the same sizes.
     fn pair_same_locals(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
-        let mut left: BTreeMap<(String, Class), Unpaired> = BTreeMap::new();
+        let mut left: BTreeMap<(String, Class), Candidates> = BTreeMap::new();
         let local = |object: &Object<'_>, index: usize| {
             let code = class(object, index) == Some(Class::Code);
             local_key(object.symbols[index].name).filter(|_| !code)
@@ -160,15 +161,15 @@ impl Correlation {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
         let open = |object: &Object<'_>, index: usize| {
             let name = object.symbols[index].name;
-            names::is_numbered(name) && !names::is_anonymous(name)
+            symbol_names::is_numbered(name) && !symbol_names::is_anonymous(name)
         };
-        let mut left: BTreeMap<(&str, Class), Unpaired> = BTreeMap::new();
+        let mut left: BTreeMap<(&str, Class), Candidates> = BTreeMap::new();
         for (index, class) in defined(old).filter(|(i, c)| *c != Class::Code && open(old, *i) && !taken.contains(i)) {
-            left.entry((names::stem(old.symbols[index].name), class)).or_default().0.push(index);
+            left.entry((symbol_names::stem(old.symbols[index].name), class)).or_default().0.push(index);
         }
         let unpaired = |i: &usize, c: &Class| *c != Class::Code && open(new, *i) && !self.to_old.contains_key(i);
         for (index, class) in defined(new).filter(|(i, c)| unpaired(i, c)).collect::<Vec<_>>() {
-            left.entry((names::stem(new.symbols[index].name), class)).or_default().1.push(index);
+            left.entry((symbol_names::stem(new.symbols[index].name), class)).or_default().1.push(index);
         }
         for (olds, news) in left.into_values() {
             self.pair_by_users(&olds, &news, &old_users, &new_users);
@@ -223,7 +224,7 @@ fn local_key(name: &str) -> Option<String> {
     if !name.starts_with("_ZZ") && !name.starts_with("_ZGVZ") {
         return None;
     }
-    Some(unnamed::Name::parse(name).map_or_else(|| readable(name).into_owned(), |name| name.erased()))
+    Some(unnamed_types::Name::parse(name).map_or_else(|| readable(name).into_owned(), |name| name.without_numbers()))
 }
 
 /// Returns true if a number distinguishes a static local from others of its name: `_ZZ1fvE1n_0`.
@@ -232,7 +233,7 @@ fn is_numbered_local(name: &str) -> bool {
 }
 
 fn variable_stem(name: &str) -> Cow<'_, str> {
-    local_key(name).map_or(Cow::Borrowed(names::stem(name)), Cow::Owned)
+    local_key(name).map_or(Cow::Borrowed(symbol_names::stem(name)), Cow::Owned)
 }
 
 /// Kinds of symbols; two symbols of different kinds are never a pair.
@@ -275,7 +276,7 @@ fn static_at(object: &Object<'_>, site: Site<'_>) -> Option<(usize, i64)> {
     let symbol = &object.symbols[owner];
     let within = offset.wrapping_sub(symbol.value as i64);
     let fits = u64::try_from(within).is_ok_and(|w| w < symbol.size.max(1));
-    (symbol.local && fits && !names::is_anonymous(symbol.name)).then_some((owner, within))
+    (symbol.local && fits && !symbol_names::is_anonymous(symbol.name)).then_some((owner, within))
 }
 
 /// Returns the sites that two functions refer to, pair by pair, if their code is equal except at relocated places.
@@ -329,7 +330,7 @@ fn users(object: &Object<'_>) -> Users {
         for reloc in &section.relocations {
             let Some((variable, _)) = static_at(object, object.site(reloc)) else { continue };
             let Some(user) = object.owner(index, reloc.offset as i64) else { continue };
-            out.entry(variable).or_default().insert(names::stem(object.symbols[user].name).to_owned());
+            out.entry(variable).or_default().insert(symbol_names::stem(object.symbols[user].name).to_owned());
         }
     }
     out

@@ -5,7 +5,7 @@ use crate::closure::{self, Plan};
 use crate::object_file::Home;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
-use crate::{Options, Outcome, Refusal, UnitInput, change, in_place, moved, types};
+use crate::{Options, Outcome, Refusal, UnitInput, change, function_moves, in_place, types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format as format;
 use stillpoint_patch_format::{
@@ -18,8 +18,8 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut refusals: Vec<Refusal> = Vec::new();
     let mut constants: Vec<Vec<usize>> = vec![Vec::new(); units.len()];
     let find = |(unit, constants)| change::find(unit, &mut refusals, Some(constants).filter(|_| options.in_place));
-    let mut changed: Vec<change::Changed> = units.iter().zip(&mut constants).map(find).collect();
-    moved::add(&units, &mut changed);
+    let mut changed: Vec<change::ChangedFunctions> = units.iter().zip(&mut constants).map(find).collect();
+    function_moves::add(&units, &mut changed);
     let mut plan = closure::plan(target, &units, changed, options, &mut refusals);
     in_place::add(target, &units, constants, &mut plan, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
@@ -35,8 +35,12 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let hooks = find_hooks(&mut assembly);
     assembly.run();
     assembly.warnings.extend(notes);
-    for (unit, lambda) in units.iter().flat_map(|unit| unit.lambdas_left().iter().map(move |lambda| (unit, lambda))) {
-        let warning = format!("closures that live of `{lambda}` of {} keep the old code: it has none after", unit.path);
+    for (unit, lambda) in units.iter().flat_map(|unit| unit.replaced_lambdas().iter().map(move |lambda| (unit, lambda)))
+    {
+        let warning = format!(
+            "live closures of `{lambda}` of {} keep the old code, because the lambda does not exist after the change",
+            unit.path
+        );
         assembly.warnings.push(warning);
     }
     refusals.append(&mut assembly.refusals);
@@ -104,7 +108,7 @@ fn find_hook(assembly: &mut Assembly<'_, '_>, name: &str) -> Option<u32> {
         let Some(after) = assembly.after(unit) else { continue };
         if let Some((function, _)) = after.functions().find(|(_, s)| s.name == name) {
             let function = assembly.canonical(unit, function);
-            return assembly.bring_function(unit, function);
+            return assembly.add_function(unit, function);
         }
     }
     assembly.refusals.push(Refusal::UnknownName { what: "hook", name: name.to_owned() });
@@ -166,7 +170,7 @@ fn finish(
     let (plan, units, options) = (assembly.plan, assembly.units, assembly.options);
     let mut functions = Vec::new();
     for ((unit, function), entry) in &plan.entries {
-        let Some(new) = assembly.bring_function(*unit, *function) else { continue };
+        let Some(new) = assembly.add_function(*unit, *function) else { continue };
         let Some(after) = assembly.after(*unit) else { continue };
         functions.push(Function {
             name: after.symbols[*function].name.to_owned(),
@@ -180,12 +184,12 @@ fn finish(
     }
     let mut constants = Vec::new();
     for (&(unit, symbol), &old) in &plan.constants {
-        let (Some(new), Some(after)) = (assembly.bring_constant(unit, symbol), assembly.after(unit)) else { continue };
+        let (Some(new), Some(after)) = (assembly.add_constant(unit, symbol), assembly.after(unit)) else { continue };
         let (name, unit) = (after.symbols[symbol].name.to_owned(), units[unit].path.to_owned());
         constants.push(Constant { name, unit, old, new });
     }
     for (&(unit, symbol), &room) in &plan.in_place {
-        let (Some(new), Some(after)) = (assembly.bring_constant(unit, symbol), assembly.after(unit)) else { continue };
+        let (Some(new), Some(after)) = (assembly.add_constant(unit, symbol), assembly.after(unit)) else { continue };
         let Home::Section(home) = after.symbols[symbol].home else { continue };
         let old = Range { start: room.start, len: after.sections[home].bytes.len() as u64 };
         let (name, unit) = (after.symbols[symbol].name.to_owned(), units[unit].path.to_owned());

@@ -86,7 +86,7 @@ pub enum Refusal {
         after: String,
     },
     /// A static local or file static could not be distinguished from others of its name.
-    #[error("static variable `{object}` of {unit} cannot be told apart: {why}", object = readable(.object))]
+    #[error("static variable `{object}` of {unit} cannot be identified: {why}", object = readable(.object))]
     AmbiguousStatic {
         /// Translation unit.
         unit: String,
@@ -108,7 +108,7 @@ pub enum Refusal {
         at: Svma,
     },
     /// An entry has no room for a jump.
-    #[error("function `{function}` of {unit} has {len} bytes, no room for a jump of 5, and {why}", function = readable(.function))]
+    #[error("function `{function}` of {unit} has {len} bytes, too few for a jump of 5 bytes, and {why}", function = readable(.function))]
     EntryTooShort {
         /// Translation unit.
         unit: String,
@@ -120,7 +120,7 @@ pub enum Refusal {
         why: String,
     },
     /// Code jumps into the bytes that a jump would overwrite.
-    #[error("branch at {from} leads into the entry of `{function}` of {unit}, at {to}, and {why}", function = readable(.function))]
+    #[error("the branch at {from} goes into the entry of `{function}` of {unit}, at {to}, and {why}", function = readable(.function))]
     BranchIntoEntry {
         /// Translation unit.
         unit: String,
@@ -144,7 +144,7 @@ pub enum Refusal {
         why: String,
     },
     /// New code that would have to run at start-up.
-    #[error("{unit} has a new or changed `{section}`: code that runs at start-up cannot be patched in")]
+    #[error("{unit} has a new or changed `{section}`: code that runs at start-up cannot be patched")]
     InitArray {
         /// Translation unit.
         unit: String,
@@ -152,7 +152,7 @@ pub enum Refusal {
         section: String,
     },
     /// Code that makes a unit's static objects changed.
-    #[error("{unit} makes its static objects another way (`{function}`: {why}): that code has run already")]
+    #[error("the initialisation of static objects of {unit} changed (`{function}`: {why}): that code has already run")]
     StaticInitialiser {
         /// Translation unit.
         unit: String,
@@ -162,7 +162,7 @@ pub enum Refusal {
         why: String,
     },
     /// The table of virtual functions or the run-time type information of a class changed.
-    #[error("class `{class}` of {unit} changed {what}: objects that live have it as it was")]
+    #[error("class `{class}` of {unit} changed {what}: live objects still have the old one")]
     ClassChanged {
         /// Translation unit.
         unit: String,
@@ -180,7 +180,7 @@ pub enum Refusal {
         object: String,
     },
     /// An indirect function (`STT_GNU_IFUNC`) changed or is new.
-    #[error("indirect function `{function}` of {unit} changed: its resolver has run already", function = readable(.function))]
+    #[error("indirect function `{function}` of {unit} changed: its resolver has already run", function = readable(.function))]
     IndirectFunction {
         /// Translation unit.
         unit: String,
@@ -220,7 +220,7 @@ pub enum Refusal {
         why: String,
     },
     /// A section that the differ does not know how to carry over.
-    #[error("section `{section}` of {unit} changed and is of an unknown kind")]
+    #[error("section `{section}` of {unit} changed and has an unknown kind")]
     UnknownSection {
         /// Translation unit.
         unit: String,

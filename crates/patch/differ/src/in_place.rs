@@ -2,8 +2,8 @@
 //! functions that have no room for a jump.
 
 use crate::closure::{Function, Plan, padding};
-use crate::names;
 use crate::object_file::{Home, Nature, Site};
+use crate::symbol_names;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
@@ -28,13 +28,13 @@ pub(crate) fn add(
             Some(old) => {
                 plan.constants.insert((index, constant), old);
                 plan.warnings.push(format!(
-                    "code of other units that uses `{}`, which changes where it lies, is not looked at",
+                    "`{}` changes in place; code of other units that uses it was not checked",
                     readable(symbol.name)
                 ));
             }
             None => refusals.push(Refusal::DataChanged {
                 unit: unit.path.to_owned(),
-                object: names::stem(symbol.name).to_owned(),
+                object: symbol_names::stem(symbol.name).to_owned(),
                 why: "its initial value differs, and it was not found in the target, or other modules may have copies of it"
                     .to_owned(),
             }),
@@ -73,7 +73,7 @@ pub(crate) fn room(
 pub(crate) fn code<'p>(units: &'p [Unit<'_>], plan: &'p Plan) -> impl Iterator<Item = OffStack> + 'p {
     plan.in_place.iter().filter_map(|(&(unit, function), room)| {
         let name = units[unit].after.as_ref()?.symbols[function].name.to_owned();
-        Some(OffStack { name, range: *room, reason: "changes where it lies".to_owned() })
+        Some(OffStack { name, range: *room, reason: "changes in place".to_owned() })
     })
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn users(units: &[Unit<'_>], plan: &Plan) -> Vec<OffStack> {
     let off_stack = found.into_iter().filter_map(|((unit, user), constant)| {
         let Ancestor::Shipped(old) = units[unit].ancestor(user) else { return None };
         let range = units[unit].shipped.as_ref()?.code(old)?;
-        let reason = format!("uses `{}`, which changes where it lies", readable(constant));
+        let reason = format!("uses `{}`, which changes in place", readable(constant));
         Some(OffStack { name: old.to_owned(), range, reason })
     });
     off_stack.collect()

@@ -52,20 +52,20 @@ mod compare;
 mod correlate;
 mod diff;
 mod error;
+mod function_moves;
 mod in_place;
 mod library;
-mod moved;
-mod names;
 mod object_file;
 mod options;
-mod place;
+mod placement;
 mod resolve;
 mod reverse;
-mod shipped;
+mod shipped_unit;
+mod symbol_names;
 mod target;
 pub mod types;
 mod unit;
-mod unnamed;
+mod unnamed_types;
 mod unwind_data;
 
 use std::collections::BTreeMap;
@@ -76,14 +76,22 @@ pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
 pub use target::TargetElf;
 
 /// Compares the units before and after, and makes the patch that changes `target` from one to the other.
+///
+/// # Errors
+/// All reasons why the patch is impossible.
 pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     diff::diff(target, units, options)
 }
 
 /// Finds one unit, compiled exactly as shipped, in the target.
+///
+/// # Errors
+/// [`Refusal::BadObject`] or [`Refusal::Lto`] for an object that cannot be read, [`Refusal::SymbolConflict`] if the target contradicts it.
 pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
-    match shipped::Shipped::find(target, path, shipped, &BTreeMap::new()) {
+    match shipped_unit::ShippedUnit::find(target, path, shipped, &BTreeMap::new()) {
         Ok(found) => Ok(found.placement(target)),
-        Err(refusals) => Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("nothing found".to_owned()))),
+        Err(refusals) => {
+            Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("no code of the unit was found".to_owned())))
+        }
     }
 }

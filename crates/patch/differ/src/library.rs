@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 
 /// Returns the names that a shared library exports, each with its default version, for
 /// [`Options::imports`](crate::Options). Never panics, for any input.
+///
+/// # Errors
+/// [`Refusal::BadTarget`] if the bytes are not an ELF file that can be parsed.
 pub fn exports(bytes: &[u8]) -> Result<BTreeMap<String, Option<String>>, Refusal> {
     let bad = |e: object::Error| Refusal::BadTarget(format!("library: {e}"));
     let file = ElfFile64::<Endianness>::parse(bytes).map_err(bad)?;

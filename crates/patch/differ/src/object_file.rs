@@ -1,6 +1,6 @@
 //! A relocatable object, read once: sections, symbols, and the destination of every relocation.
 
-use crate::names;
+use crate::symbol_names;
 use crate::{Refusal, unwind_data};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use object::elf;
@@ -287,7 +287,7 @@ impl<'a> Object<'a> {
                     continue;
                 }
                 let reloc = Reloc { offset, kind, symbol, addend, origin: 0, usage: Usage::Other };
-                let end = offset.checked_add(reloc.width()).ok_or("relocation past the end of its section")?;
+                let end = offset.checked_add(reloc.width()).ok_or("a relocation is past the end of its section")?;
                 if symbol >= self.symbols.len() || end > entry.bytes.len() as u64 {
                     return Err(format!("relocation at {}+{offset:#x} is out of range", entry.name));
                 }
@@ -325,7 +325,7 @@ impl<'a> Object<'a> {
                 by_name.entry(symbol.name).or_insert(index);
             }
         }
-        for (index, parent) in self.functions().filter_map(|(i, s)| Some((i, names::cold_parent(s.name)?))) {
+        for (index, parent) in self.functions().filter_map(|(i, s)| Some((i, symbol_names::cold_parent(s.name)?))) {
             cold.entry(parent).or_insert_with(Vec::new).push(index);
         }
         (self.by_name, self.cold) = (by_name, cold);

@@ -2,11 +2,11 @@
 
 use crate::Refusal;
 use crate::assemble::Assembly;
-use crate::names;
 use crate::object_file::{Home, Nature, Reloc, Site, SymbolType};
 use crate::reverse::Name;
+use crate::symbol_names;
 use crate::unit::Ancestor;
-use crate::unnamed;
+use crate::unnamed_types;
 use object::elf;
 use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue, TargetKind};
 
@@ -14,7 +14,7 @@ use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue, TargetKind};
 const MODULE_BASE: &str = "_TLS_MODULE_BASE_";
 
 /// Index of a symbol of the patch, and its addend.
-type Resolved = Result<(u32, i64), Refusal>;
+type ResolvedSymbol = Result<(u32, i64), Refusal>;
 
 /// Result for a relocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) enum Resolution {
 
 /// Kind of a reference: it selects among a name's address, stub and slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ReferenceKind {
     Branch,
     Slot,
     ThreadLocal,
@@ -40,35 +40,35 @@ enum Way {
     Address,
 }
 
-fn way(reloc: &Reloc) -> Way {
+fn reference_kind(reloc: &Reloc) -> ReferenceKind {
     match elf::RelocationType(reloc.kind) {
-        elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => Way::Slot,
-        elf::R_X86_64_TPOFF32 | elf::R_X86_64_GOTTPOFF => Way::ThreadLocal,
-        elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD => Way::Index,
-        _ if reloc.is_descriptor() => Way::Descriptor,
-        _ if reloc.is_branch() => Way::Branch,
-        _ => Way::Address,
+        elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => ReferenceKind::Slot,
+        elf::R_X86_64_TPOFF32 | elf::R_X86_64_GOTTPOFF => ReferenceKind::ThreadLocal,
+        elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD => ReferenceKind::Index,
+        _ if reloc.is_descriptor() => ReferenceKind::Descriptor,
+        _ if reloc.is_branch() => ReferenceKind::Branch,
+        _ => ReferenceKind::Address,
     }
 }
 
 /// Selects the value. In an executable that is not position-independent, the address of an imported function is its
 /// stub's.
-fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
+fn value(name: Name, reference: ReferenceKind, kind: TargetKind) -> Option<SymbolValue> {
     let stub = || if kind == TargetKind::Executable { name.stub } else { None };
     let at = |at: Option<u64>| at.map(|at| SymbolValue::Target(Svma(at)));
     let slot = || name.slot.map(|at| SymbolValue::TargetSlot(Svma(at)));
     let tls_slot = || name.tls_slot.map(|at| SymbolValue::TargetTlsSlot(Svma(at)));
     let offset = || name.tls.map(SymbolValue::TargetTls).or(tls_slot());
-    match way {
-        Way::Branch => at(name.direct).or(at(name.stub)).or(slot()),
-        Way::Address => at(name.direct).or(at(stub())).or(slot()),
+    match reference {
+        ReferenceKind::Branch => at(name.direct).or(at(name.stub)).or(slot()),
+        ReferenceKind::Address => at(name.direct).or(at(stub())).or(slot()),
         // Another module may define a name that a library exports (above all inline variables): its slot has the chosen
         // one.
-        Way::Slot if kind == TargetKind::SharedLibrary => slot().or(at(name.direct)).or(at(stub())),
-        Way::Slot => at(name.direct).or(slot()).or(at(stub())),
-        Way::Index => at(name.tls_index),
-        Way::ThreadLocal => offset(),
-        Way::Descriptor => at(name.tls_descriptor).or(offset()),
+        ReferenceKind::Slot if kind == TargetKind::SharedLibrary => slot().or(at(name.direct)).or(at(stub())),
+        ReferenceKind::Slot => at(name.direct).or(slot()).or(at(stub())),
+        ReferenceKind::Index => at(name.tls_index),
+        ReferenceKind::ThreadLocal => offset(),
+        ReferenceKind::Descriptor => at(name.tls_descriptor).or(offset()),
     }
 }
 
@@ -84,20 +84,20 @@ impl Assembly<'_, '_> {
         if let Some(value) = self.final_value(unit, reloc, user)? {
             return Ok(Resolution::Value(value));
         }
-        if way(reloc) == Way::Slot && self.is_absent(unit, reloc) {
+        if reference_kind(reloc) == ReferenceKind::Slot && self.is_absent(unit, reloc) {
             return Ok(Resolution::Slot(self.literal(&[0; 8], 8), reloc.addend));
         }
         if reloc.is_branch() && self.is_absent(unit, reloc) {
             return Ok(Resolution::Symbol(self.trap(), reloc.addend));
         }
-        if way(reloc) == Way::Slot
+        if reference_kind(reloc) == ReferenceKind::Slot
             && let Some((name, slot)) = self.weak_slot(unit, reloc)
         {
             // The slot may be empty, which is valid: new code reads the target's own.
             let symbol = self.symbol(name, SymbolValue::Target(Svma(slot)), ResolvedBy::ReverseRelocation);
             return Ok(Resolution::Slot(symbol, reloc.addend));
         }
-        self.lead(unit, from, reloc, user).map(|(symbol, addend)| Resolution::Symbol(symbol, addend))
+        self.symbol_of(unit, from, reloc, user).map(|(symbol, addend)| Resolution::Symbol(symbol, addend))
     }
 
     /// Returns a value that needs no symbol: an offset within the thread-local segment, or a weak name that nothing
@@ -108,7 +108,7 @@ impl Assembly<'_, '_> {
         match elf::RelocationType(reloc.kind) {
             elf::R_X86_64_DTPOFF32 => {
                 let offset = self.thread_local(unit, reloc)?;
-                let why = "no code of the target shows where this thread-local is";
+                let why = "no code of the target shows the offset of this thread-local variable";
                 let offset = offset.ok_or_else(|| self.unresolved(unit, symbol.name, user, why))?;
                 Ok(Some((offset as i64).wrapping_add(reloc.addend)))
             }
@@ -145,8 +145,12 @@ impl Assembly<'_, '_> {
         let imported = self.options.imports.as_ref().is_none_or(|all| all.contains_key(name));
         let known = self.options.known.iter().any(|known| known == name);
         let patched = || self.units.iter().filter_map(|u| u.after.as_ref()).any(|o| o.defined(name).is_some());
-        let ways = [Way::Branch, Way::Slot, Way::ThreadLocal];
-        listed && !imported && !known && !patched() && ways.iter().all(|way| self.in_target(unit, name, *way).is_none())
+        let ways = [ReferenceKind::Branch, ReferenceKind::Slot, ReferenceKind::ThreadLocal];
+        listed
+            && !imported
+            && !known
+            && !patched()
+            && ways.iter().all(|reference| self.in_target(unit, name, *reference).is_none())
     }
 
     /// Returns the offset in the thread-local segment of the variable that `reloc` names.
@@ -154,7 +158,7 @@ impl Assembly<'_, '_> {
         let Some(after) = self.after(unit) else { return Ok(None) };
         let symbol = &after.symbols[reloc.symbol];
         let Home::Section(section) = symbol.home else {
-            let found = self.in_target(unit, symbol.name, Way::ThreadLocal);
+            let found = self.in_target(unit, symbol.name, ReferenceKind::ThreadLocal);
             return Ok(
                 found.and_then(|(value, _)| if let SymbolValue::TargetTls(at) = value { Some(at) } else { None })
             );
@@ -168,12 +172,15 @@ impl Assembly<'_, '_> {
                 let within = symbol.value.wrapping_sub(variable.value);
                 Ok(known.tls.map(|at| at.wrapping_add(within)))
             }
-            _ => Err(Refusal::NewThreadLocal { unit: path.to_owned(), object: names::stem(variable.name).to_owned() }),
+            _ => Err(Refusal::NewThreadLocal {
+                unit: path.to_owned(),
+                object: symbol_names::stem(variable.name).to_owned(),
+            }),
         }
     }
 
     /// Returns the destination of `reloc` of a section in the patch.
-    fn lead(&mut self, unit: usize, from: usize, reloc: &Reloc, user: &str) -> Resolved {
+    fn symbol_of(&mut self, unit: usize, from: usize, reloc: &Reloc, user: &str) -> ResolvedSymbol {
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
         if elf::RelocationType(reloc.kind) == elf::R_X86_64_TLSLD {
             let found = self.units.iter().filter_map(|u| u.shipped.as_ref()).find_map(|s| s.module_index());
@@ -181,7 +188,7 @@ impl Assembly<'_, '_> {
             let value = SymbolValue::Target(Svma(at));
             return Ok((self.symbol("tls_index of the module", value, ResolvedBy::ReverseRelocation), reloc.addend));
         }
-        if way(reloc) == Way::Descriptor && after.symbols[reloc.symbol].name == MODULE_BASE {
+        if reference_kind(reloc) == ReferenceKind::Descriptor && after.symbols[reloc.symbol].name == MODULE_BASE {
             let value = match self.target.tls_descriptor_at(0) {
                 Some(at) => SymbolValue::Target(Svma(at)),
                 None => SymbolValue::TargetTls(0),
@@ -213,7 +220,7 @@ impl Assembly<'_, '_> {
         }
     }
 
-    fn inside(&mut self, unit: usize, from: usize, reloc: &Reloc, to: (usize, i64, i64), user: &str) -> Resolved {
+    fn inside(&mut self, unit: usize, from: usize, reloc: &Reloc, to: (usize, i64, i64), user: &str) -> ResolvedSymbol {
         let (section, offset, anchor) = to;
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
         let entry = &after.sections[section];
@@ -223,16 +230,18 @@ impl Assembly<'_, '_> {
             Nature::Text => self.code(unit, from, reloc, (section, offset, raw)),
             Nature::Merged { .. } => {
                 let Some(bytes) = after.literal(section, anchor) else {
-                    return Err(self.unresolved(unit, entry.name, user, "it points outside of every literal"));
+                    return Err(self.unresolved(unit, entry.name, user, "it points outside of all literals"));
                 };
                 Ok((self.literal(bytes, entry.align), raw - anchor))
             }
             Nature::Tls => self.variable(unit, reloc, (section, anchor, raw), user),
             Nature::Exceptions | Nature::Unwind => {
-                let index = self.bring(unit, section);
+                let index = self.add_section(unit, section);
                 Ok((self.patch_symbol(entry.name, index, 0), raw))
             }
-            Nature::StartUp | Nature::Aside => Err(self.unresolved(unit, entry.name, user, "it is no code or data")),
+            Nature::StartUp | Nature::Aside => {
+                Err(self.unresolved(unit, entry.name, user, "it is neither code nor data"))
+            }
             Nature::Constant | Nature::Data | Nature::Zero | Nature::Custom { .. } => {
                 self.variable(unit, reloc, (section, if offset == anchor { offset } else { anchor }, raw), user)
             }
@@ -240,7 +249,13 @@ impl Assembly<'_, '_> {
     }
 
     /// Resolves a reference to code of the same unit.
-    fn code(&mut self, unit: usize, from: usize, reloc: &Reloc, (section, offset, raw): (usize, i64, i64)) -> Resolved {
+    fn code(
+        &mut self,
+        unit: usize,
+        from: usize,
+        reloc: &Reloc,
+        (section, offset, raw): (usize, i64, i64),
+    ) -> ResolvedSymbol {
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", "", "no object")) };
         let entry = |s: &&usize| after.symbols[**s].is_function() && after.symbols[**s].value as i64 == offset;
         let function = after.sections[section].symbols.iter().find(entry).copied();
@@ -248,7 +263,7 @@ impl Assembly<'_, '_> {
         let internal = own && from != section;
         match function {
             Some(function)
-                if !internal && !names::is_cold(after.symbols[function].name) && !self.is_table(unit, from) =>
+                if !internal && !symbol_names::is_cold(after.symbols[function].name) && !self.is_table(unit, from) =>
             {
                 let function = self.canonical(unit, function);
                 let base = after.symbols[function].value as i64;
@@ -256,7 +271,7 @@ impl Assembly<'_, '_> {
             }
             _ => {
                 // For a part of a function or a byte inside of one, the reference must mean the new code.
-                let index = self.bring(unit, section);
+                let index = self.add_section(unit, section);
                 let name = after.sections[section].symbols.first().map(|s| after.symbols[*s].name);
                 Ok((self.patch_symbol(name.unwrap_or(after.sections[section].name), index, 0), raw))
             }
@@ -267,7 +282,7 @@ impl Assembly<'_, '_> {
         let Some(after) = self.after(unit) else { return false };
         let parent = |section: usize| {
             let first = *after.sections[section].symbols.first()?;
-            Some(names::cold_parent(after.symbols[first].name).unwrap_or(after.symbols[first].name))
+            Some(symbol_names::cold_parent(after.symbols[first].name).unwrap_or(after.symbols[first].name))
         };
         one == other || (parent(one).is_some() && parent(one) == parent(other))
     }
@@ -294,9 +309,11 @@ impl Assembly<'_, '_> {
             && let Ancestor::Shipped(old) = self.units[unit].ancestor(function)
         {
             let known = shipped.name(old).unwrap_or_default();
-            if let Some(value) =
-                value(known, if reloc.is_branch() { Way::Branch } else { Way::Address }, self.target.identity().kind)
-            {
+            if let Some(value) = value(
+                known,
+                if reloc.is_branch() { ReferenceKind::Branch } else { ReferenceKind::Address },
+                self.target.identity().kind,
+            ) {
                 let how =
                     if shipped.code(old).is_some() { ResolvedBy::Placement } else { ResolvedBy::ReverseRelocation };
                 let how = self.listed(name, &value).unwrap_or(how);
@@ -307,18 +324,18 @@ impl Assembly<'_, '_> {
                 return Err(Refusal::UnplacedFunction {
                     unit: path.to_owned(),
                     function: old.to_owned(),
-                    why: shipped.why_not(old),
+                    why: shipped.unplaced_reason(old),
                 });
             }
         }
-        if let Some((value, how)) = self.another_copy(unit, function, Way::Branch) {
+        if let Some((value, how)) = self.another_copy(unit, function, ReferenceKind::Branch) {
             return Ok(self.symbol(name, value, how));
         }
         let changed = self.plan.rebound.contains(&(unit, function));
         if !changed && self.options.known.contains(&public) {
             return Ok(self.symbol(&public, SymbolValue::OtherPatch, ResolvedBy::Runtime));
         }
-        let symbol = self.bring_function(unit, function);
+        let symbol = self.add_function(unit, function);
         self.note_address(&public, reloc.is_branch());
         symbol.ok_or_else(|| self.unresolved(unit, name, "", "it has no code"))
     }
@@ -341,14 +358,14 @@ impl Assembly<'_, '_> {
 
     /// Finds the target's copy, from another unit, of a definition that is new in this unit and would be merged with
     /// it. Names with the number of a lambda are left out: the number may belong to another lambda there.
-    fn another_copy(&self, unit: usize, symbol: usize, way: Way) -> Option<(SymbolValue, ResolvedBy)> {
+    fn another_copy(&self, unit: usize, symbol: usize, reference: ReferenceKind) -> Option<(SymbolValue, ResolvedBy)> {
         let after = self.after(unit)?;
         let (name, new) = (after.symbols[symbol].name, self.units[unit].ancestor(symbol) == Ancestor::None);
         let merged = new && !after.symbols[symbol].local && after.is_comdat(symbol);
-        if !merged || unnamed::Name::parse(name).is_some() {
+        if !merged || unnamed_types::Name::parse(name).is_some() {
             return None;
         }
-        self.in_target(unit, name, way)
+        self.in_target(unit, name, reference)
     }
 
     /// Returns the kind of entry by which the target's own tables list a value, if they do.
@@ -359,25 +376,25 @@ impl Assembly<'_, '_> {
 
     /// Resolves a variable or constant of the unit. `at` is the byte that identifies it, `raw` the offset in the
     /// relocation.
-    fn variable(&mut self, unit: usize, reloc: &Reloc, place: (usize, i64, i64), user: &str) -> Resolved {
+    fn variable(&mut self, unit: usize, reloc: &Reloc, place: (usize, i64, i64), user: &str) -> ResolvedSymbol {
         let (section, at, raw) = place;
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
-        let owner = after.owner(section, at).filter(|s| !names::is_anonymous(after.symbols[*s].name));
-        let Some(owner) = owner else { return self.bring_data(unit, section, None, reloc, raw) };
+        let owner = after.owner(section, at).filter(|s| !symbol_names::is_anonymous(after.symbols[*s].name));
+        let Some(owner) = owner else { return self.add_data(unit, section, None, reloc, raw) };
         let (symbol, path) = (&after.symbols[owner], self.units[unit].path);
-        let (name, addend) = (names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
+        let (name, addend) = (symbol_names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
         if symbol.name.starts_with("DW.ref.") {
             // For the unwinder, near the code: any pointer to the same object works as well.
-            return self.bring_data(unit, section, Some(owner), reloc, raw);
+            return self.add_data(unit, section, Some(owner), reloc, raw);
         }
-        if let Some((value, how)) = self.another_copy(unit, owner, way(reloc)) {
+        if let Some((value, how)) = self.another_copy(unit, owner, reference_kind(reloc)) {
             return Ok((self.symbol(&name, value, how), addend));
         }
         if let Some(function) = self.holds_labels(unit, owner) {
             if self.is_constant(unit, section) {
-                return self.bring_data(unit, section, Some(owner), reloc, raw);
+                return self.add_data(unit, section, Some(owner), reloc, raw);
             }
-            let why = format!("it holds addresses inside of `{function}`, and `{user}`, which changed, uses it");
+            let why = format!("it holds addresses inside of `{function}`, and the changed function `{user}` uses it");
             return Err(Refusal::DataChanged { unit: path.to_owned(), object: name, why });
         }
         match self.units[unit].ancestor(owner) {
@@ -389,12 +406,12 @@ impl Assembly<'_, '_> {
             Ancestor::Shipped(old) if !self.constant_changed(unit, owner) => {
                 let shipped = self.units[unit].shipped.as_ref();
                 let known = shipped.and_then(|s| s.name(old)).unwrap_or_default();
-                if let Some(value) = value(known, way(reloc), self.target.identity().kind) {
+                if let Some(value) = value(known, reference_kind(reloc), self.target.identity().kind) {
                     let how = self.listed(symbol.name, &value).unwrap_or(ResolvedBy::ReverseRelocation);
                     return Ok((self.symbol(&name, value, how), addend));
                 }
                 if self.is_constant(unit, section) {
-                    return self.bring_data(unit, section, Some(owner), reloc, raw);
+                    return self.add_data(unit, section, Some(owner), reloc, raw);
                 }
                 Err(self.unresolved(unit, symbol.name, user, "no code of the shipped unit that was found refers to it"))
             }
@@ -409,10 +426,10 @@ impl Assembly<'_, '_> {
                     return Err(Refusal::NewThreadLocal { unit: path.to_owned(), object: name });
                 }
                 if !new && !constant {
-                    let why = "an earlier patch of the series added it, and does not export it";
+                    let why = "an earlier patch of the series added it but does not export it";
                     return Err(self.unresolved(unit, symbol.name, user, why));
                 }
-                self.bring_data(unit, section, Some(owner), reloc, raw)
+                self.add_data(unit, section, Some(owner), reloc, raw)
             }
         }
     }
@@ -447,7 +464,14 @@ impl Assembly<'_, '_> {
         }
     }
 
-    fn bring_data(&mut self, unit: usize, section: usize, owner: Option<usize>, reloc: &Reloc, raw: i64) -> Resolved {
+    fn add_data(
+        &mut self,
+        unit: usize,
+        section: usize,
+        owner: Option<usize>,
+        reloc: &Reloc,
+        raw: i64,
+    ) -> ResolvedSymbol {
         let (mut unit, mut section, mut owner, mut raw) = (unit, section, owner, raw);
         if let (Some(symbol), Some(after)) = (owner, self.after(unit)) {
             let (first, copy) = self.one_copy(unit, symbol);
@@ -462,7 +486,7 @@ impl Assembly<'_, '_> {
         if owner.is_none() && writable && !entry.symbols.is_empty() {
             return Err(self.unresolved(unit, entry.name, "", "it is a variable without a name"));
         }
-        let index = self.bring(unit, section);
+        let index = self.add_section(unit, section);
         let Some(owner) = owner else {
             return Ok((self.patch_symbol(after.sections[section].name, index, 0), raw));
         };
@@ -480,11 +504,11 @@ impl Assembly<'_, '_> {
 
     /// Resolves a name that another object defines.
     fn external(&mut self, unit: usize, name: &str, reloc: &Reloc, user: &str) -> Result<u32, Refusal> {
-        let way = way(reloc);
+        let reference = reference_kind(reloc);
         if name == "_GLOBAL_OFFSET_TABLE_" {
             return Err(self.unresolved(unit, name, user, "code that computes the table's address is not supported"));
         }
-        if let Some((value, how)) = self.in_target(unit, name, way) {
+        if let Some((value, how)) = self.in_target(unit, name, reference) {
             if matches!(value, SymbolValue::TargetSlot(_)) {
                 self.check_reach(unit, name, reloc, user)?;
             }
@@ -501,9 +525,18 @@ impl Assembly<'_, '_> {
             return Ok(self.literal(&[0; 8], 8));
         }
         let imported = || self.options.imports.as_ref().is_some_and(|all| all.contains_key(name));
-        let by_slot = elf::RelocationType(reloc.kind) == elf::R_X86_64_GOTTPOFF || way == Way::Descriptor;
-        if way == Way::Index || way == Way::ThreadLocal && !by_slot || by_slot && !imported() {
-            return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));
+        let by_slot =
+            elf::RelocationType(reloc.kind) == elf::R_X86_64_GOTTPOFF || reference == ReferenceKind::Descriptor;
+        if reference == ReferenceKind::Index
+            || reference == ReferenceKind::ThreadLocal && !by_slot
+            || by_slot && !imported()
+        {
+            return Err(self.unresolved(
+                unit,
+                name,
+                user,
+                "no unit of the patch shows the offset of this thread-local variable",
+            ));
         }
         self.check_reach(unit, name, reloc, user)?;
         match &self.options.imports {
@@ -514,15 +547,16 @@ impl Assembly<'_, '_> {
                 }
             }
             None => {
-                let warning =
-                    format!("`{name}` is taken from whatever library exports it: its libraries were not stated");
+                let warning = format!(
+                    "`{name}` is resolved to any library that exports it, because the target's libraries were not stated"
+                );
                 if !self.warnings.contains(&warning) {
                     self.warnings.push(warning);
                 }
                 return Ok(self.symbol(name, SymbolValue::Import { version: None }, ResolvedBy::Runtime));
             }
         }
-        let why = "no unit at hand refers to it or defines it, no symbol table of the target lists it, and no library \
+        let why = "no unit of the patch refers to it or defines it, no symbol table of the target lists it, and no library \
                    that the target needs exports it";
         Err(self.unresolved(unit, name, user, why))
     }
@@ -533,16 +567,16 @@ impl Assembly<'_, '_> {
         let wide = reloc.width() == 8;
         // The engine redirects short references to a library's function through a stub.
         let is_code = name.ends_with("_personality_v0");
-        if way(reloc) != Way::Address || wide || is_code {
+        if reference_kind(reloc) != ReferenceKind::Address || wide || is_code {
             return Ok(());
         }
-        let why = "it is in a library, the target has no copy of it, and the code reaches for it directly, not through \
-                   the GOT";
+        let why = "it is in a library, the target has no copy of it, and the code accesses it directly, not through the \
+                   GOT";
         Err(self.unresolved(unit, name, user, why))
     }
 
     /// Returns the value in the target, from this unit, another unit, or the target's tables.
-    fn in_target(&self, unit: usize, name: &str, way: Way) -> Option<(SymbolValue, ResolvedBy)> {
+    fn in_target(&self, unit: usize, name: &str, reference: ReferenceKind) -> Option<(SymbolValue, ResolvedBy)> {
         if self.options.known.iter().any(|known| known == name) {
             return None;
         }
@@ -550,8 +584,10 @@ impl Assembly<'_, '_> {
         let others = self.units.iter().enumerate().filter(|(index, _)| *index != unit).map(|(_, u)| u);
         for shipped in this.chain(others).filter_map(|u| u.shipped.as_ref()) {
             let global = shipped.object.symbols.iter().any(|s| s.name == name && !s.local);
-            let found =
-                shipped.name(name).filter(|_| global).and_then(|known| value(known, way, self.target.identity().kind));
+            let found = shipped
+                .name(name)
+                .filter(|_| global)
+                .and_then(|known| value(known, reference, self.target.identity().kind));
             if let Some(value) = found {
                 let how = self.listed(name, &value);
                 let defined = shipped.object.defined(name).is_some_and(|(_, s)| s.is_function());
@@ -570,7 +606,7 @@ impl Assembly<'_, '_> {
             tls_descriptor: self.target.tls_descriptor_of(name),
         };
         let how = listed.map_or(ResolvedBy::Dynsym, |s| s.how);
-        value(known, way, self.target.identity().kind).map(|value| (value, how))
+        value(known, reference, self.target.identity().kind).map(|value| (value, how))
     }
 
     /// Returns a symbol that is new in another unit of this patch.

@@ -1,8 +1,8 @@
 //! Reverse relocation: reads every value that the linker filled in back from the target.
 
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Site, SymbolType};
-use crate::place::Piece;
+use crate::placement::Piece;
+use crate::symbol_names;
 use crate::target::{Dynamic, TargetElf};
 use object::elf;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -37,7 +37,7 @@ pub(crate) struct Conflict {
 
 /// All values read so far.
 #[derive(Debug, Default)]
-pub(crate) struct Known<'a> {
+pub(crate) struct KnownValues<'a> {
     pub(crate) names: HashMap<&'a str, Name>,
     /// Address of each section; for thread-local sections the offset in the segment.
     pub(crate) bases: BTreeMap<usize, u64>,
@@ -53,7 +53,7 @@ pub(crate) struct Known<'a> {
     named: BTreeMap<usize, u64>,
 }
 
-impl Known<'_> {
+impl KnownValues<'_> {
     /// Returns the address of a text section, if a relocation or a named function shows it.
     pub(crate) fn text_base(&self, object: &Object<'_>, section: usize) -> Option<u64> {
         self.bases.get(&section).copied().or_else(|| {
@@ -112,8 +112,8 @@ fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value
         }
         elf::R_X86_64_TPOFF32 => offset_in_segment(target, field()?.checked_sub(reloc.addend)?),
         elf::R_X86_64_GOTTPOFF => read_tls_got(target, code, reloc, at),
-        elf::R_X86_64_TLSGD if kept(target, code, reloc, at) => Some(Value::Index(relative(field()?))),
-        elf::R_X86_64_TLSLD if kept(target, code, reloc, at) => Some(Value::ModuleIndex(relative(field()?))),
+        elf::R_X86_64_TLSGD if is_unchanged(target, code, reloc, at) => Some(Value::Index(relative(field()?))),
+        elf::R_X86_64_TLSLD if is_unchanged(target, code, reloc, at) => Some(Value::ModuleIndex(relative(field()?))),
         elf::R_X86_64_GOTPC32_TLSDESC => read_descriptor(target, code, reloc, at),
         elf::R_X86_64_DTPOFF32 if target.identity().kind == TargetKind::SharedLibrary => {
             u64::try_from(field()?.checked_sub(reloc.addend)?).ok().map(Value::Offset)
@@ -125,7 +125,7 @@ fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value
 }
 
 /// Returns true if the linker did not change the instruction before a thread-local's field.
-fn kept(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> bool {
+fn is_unchanged(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> bool {
     let ours = usize::try_from(reloc.offset).ok().and_then(|place| code.get(place.checked_sub(3)?..place));
     let theirs = at.checked_sub(3).and_then(|start| target.bytes(start, 3));
     ours.is_some() && ours == theirs
@@ -209,7 +209,7 @@ fn linkage_name<'a>(object: &Object<'a>, reloc: &Reloc) -> Option<&'a str> {
 
 /// Returns true if a relocation of inline code refers to data of internal linkage: the linker may have kept the copy of
 /// another object, which refers to that object's data.
-fn is_anothers(object: &Object<'_>, piece: &Piece, reloc: &Reloc) -> bool {
+fn refers_to_internal_data(object: &Object<'_>, piece: &Piece, reloc: &Reloc) -> bool {
     let symbol = &object.symbols[reloc.symbol];
     let Home::Section(section) = symbol.home else { return false };
     let to = &object.sections[section];
@@ -218,7 +218,7 @@ fn is_anothers(object: &Object<'_>, piece: &Piece, reloc: &Reloc) -> bool {
 }
 
 /// Returns true if a piece at that address contradicts no known value; a contradiction means that it is elsewhere.
-pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Known<'_>, piece: &Piece) -> bool {
+pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &KnownValues<'_>, piece: &Piece) -> bool {
     let code = object.sections[piece.section].bytes;
     within(object, piece).all(|(reloc, at)| {
         let Some(value) = read(target, code, reloc, at) else { return false };
@@ -230,7 +230,7 @@ pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Kno
             return stub.map_or(seen && (listed || object.symbols[reloc.symbol].local), |n| n == name);
         }
         let Home::Section(section) = object.symbols[reloc.symbol].home else { return true };
-        if is_anothers(object, piece, reloc) {
+        if refers_to_internal_data(object, piece, reloc) {
             return true;
         }
         if section == piece.section {
@@ -247,7 +247,7 @@ pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Kno
 }
 
 /// Returns true if a relocation of the piece refers to the known address of a name, or to the literal that it names.
-pub(crate) fn is_confirmed(target: &TargetElf, object: &Object<'_>, known: &Known<'_>, piece: &Piece) -> bool {
+pub(crate) fn is_confirmed(target: &TargetElf, object: &Object<'_>, known: &KnownValues<'_>, piece: &Piece) -> bool {
     let code = object.sections[piece.section].bytes;
     within(object, piece).any(|(reloc, at)| {
         let Some(Value::Address(address)) = read(target, code, reloc, at) else { return false };
@@ -276,7 +276,7 @@ fn literal_matches(target: &TargetElf, object: &Object<'_>, reloc: &Reloc, addre
 }
 
 /// Reads every relocated value of a piece of code, and of the data that it refers to.
-pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut Known<'a>, piece: &Piece) {
+pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut KnownValues<'a>, piece: &Piece) {
     if piece.start == 0 && piece.end == object.sections[piece.section].size {
         known.note_base(object, piece.section, piece.address);
     }
@@ -292,7 +292,7 @@ pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut
             known.conflicts.push(Conflict {
                 name: object.sections[section].name.to_owned(),
                 one: format!("{base:#x}"),
-                other: "another place: the contents there differ".to_owned(),
+                other: "another address, where the contents differ".to_owned(),
             });
         }
     }
@@ -313,7 +313,7 @@ pub(crate) fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piec
     section.bytes.get(at..) == there.get(at..)
 }
 
-impl<'a> Known<'a> {
+impl<'a> KnownValues<'a> {
     /// Returns true if a section of data was found and read.
     pub(crate) fn has_read(&self, section: usize) -> bool {
         self.matched.contains(&section)
@@ -356,7 +356,7 @@ impl<'a> Known<'a> {
                 _ => {}
             }
             match read(target, code, reloc, at) {
-                Some(_) if is_anothers(object, piece, reloc) => {}
+                Some(_) if refers_to_internal_data(object, piece, reloc) => {}
                 Some(value) => self.note(target, object, reloc, value),
                 None => self.conflict(object.symbols[reloc.symbol].name, at, 0),
             }
@@ -394,7 +394,7 @@ impl<'a> Known<'a> {
         }
         if let (Value::Address(at), Some((_, symbol))) = (value, object.defined(name))
             && let Home::Section(section) = symbol.home
-            && object.sections[section].comdat | names::is_class_data(name)
+            && object.sections[section].comdat | symbol_names::is_class_data(name)
         {
             self.named.entry(section).or_insert(at.wrapping_sub(symbol.value));
         }

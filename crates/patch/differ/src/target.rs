@@ -87,7 +87,7 @@ pub struct TargetElf {
 }
 
 type File<'a> = ElfFile64<'a, Endianness>;
-const E: Endianness = Endianness::Little;
+const ENDIAN: Endianness = Endianness::Little;
 
 fn bad<T>(why: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal::BadTarget(why.into()))
@@ -96,11 +96,14 @@ fn bad<T>(why: impl Into<String>) -> Result<T, Refusal> {
 impl TargetElf {
     /// Parses an executable or shared library. `file_name` is for messages and [`Target::file_name`]. Never panics, for
     /// any input.
+    ///
+    /// # Errors
+    /// [`Refusal::BadTarget`] if it is not a dynamic x86-64 ELF file, or if it is damaged.
     pub fn parse(bytes: &[u8], file_name: &str) -> Result<Self, Refusal> {
         let text = |e: object::Error| Refusal::BadTarget(format!("{file_name}: {e}"));
         let file = File::parse(bytes).map_err(text)?;
         let header = file.elf_header();
-        if file.endianness() != E || header.e_machine(E) != elf::EM_X86_64 {
+        if file.endianness() != ENDIAN || header.e_machine(ENDIAN) != elf::EM_X86_64 {
             return bad(format!("{file_name} is not an x86-64 ELF file"));
         }
         let loads = read_loads(&file, bytes)?;
@@ -230,7 +233,7 @@ impl TargetElf {
                     || kind == elf::STT_TLS
                     || kind == elf::STT_GNU_IFUNC;
                 let Ok(name) = symbol.name() else { continue };
-                if named && symbol.is_definition() && !name.is_empty() && raw.st_shndx(E) != elf::SHN_ABS {
+                if named && symbol.is_definition() && !name.is_empty() && raw.st_shndx(ENDIAN) != elf::SHN_ABS {
                     let tls = kind == elf::STT_TLS;
                     let entry = TargetSymbol { at: symbol.address(), how, tls, global: symbol.is_global() };
                     self.symbols.entry(name.to_owned()).or_default().push(entry);
@@ -335,13 +338,13 @@ fn indirect_jump_slot(instruction: &Instruction) -> Option<u64> {
 
 fn read_loads(file: &File<'_>, bytes: &[u8]) -> Result<Vec<Load>, Refusal> {
     let mut loads = Vec::new();
-    for segment in file.elf_program_headers().iter().filter(|s| s.p_type(E) == elf::PT_LOAD) {
-        let data = segment.data(E, bytes).map_err(|()| Refusal::BadTarget("truncated segment".to_owned()))?;
-        let (start, size) = (segment.p_vaddr(E), segment.p_memsz(E));
+    for segment in file.elf_program_headers().iter().filter(|s| s.p_type(ENDIAN) == elf::PT_LOAD) {
+        let data = segment.data(ENDIAN, bytes).map_err(|()| Refusal::BadTarget("truncated segment".to_owned()))?;
+        let (start, size) = (segment.p_vaddr(ENDIAN), segment.p_memsz(ENDIAN));
         if size > SIZE_MAX || start > ADDRESS_MAX || data.len() as u64 > size {
             return bad(format!("segment of {size} bytes at {start:#x}"));
         }
-        let flags = segment.p_flags(E);
+        let flags = segment.p_flags(ENDIAN);
         let executable = flags.0 & elf::PF_X.0 != 0;
         loads.push(Load { start, size, bytes: data.to_vec(), executable });
     }
@@ -352,9 +355,9 @@ fn read_loads(file: &File<'_>, bytes: &[u8]) -> Result<Vec<Load>, Refusal> {
 }
 
 fn kind(file: &File<'_>, name: &str) -> Result<TargetKind, Refusal> {
-    let segment = |kind| file.elf_program_headers().iter().any(|s| s.p_type(E) == kind);
+    let segment = |kind| file.elf_program_headers().iter().any(|s| s.p_type(ENDIAN) == kind);
     let (interpreted, dynamic) = (segment(elf::PT_INTERP), segment(elf::PT_DYNAMIC));
-    match file.elf_header().e_type(E) {
+    match file.elf_header().e_type(ENDIAN) {
         elf::ET_EXEC if !interpreted => bad(format!("{name} is statically linked")),
         elf::ET_EXEC => Ok(TargetKind::Executable),
         elf::ET_DYN if !dynamic => bad(format!("{name} has no dynamic section")),
@@ -409,10 +412,10 @@ fn read_frames(file: &File<'_>) -> BTreeMap<u64, u64> {
 }
 
 fn read_tls(file: &File<'_>) -> Result<Option<Tls>, Refusal> {
-    let Some(segment) = file.elf_program_headers().iter().find(|s| s.p_type(E) == elf::PT_TLS) else {
+    let Some(segment) = file.elf_program_headers().iter().find(|s| s.p_type(ENDIAN) == elf::PT_TLS) else {
         return Ok(None);
     };
-    let (size, align) = (segment.p_memsz(E), segment.p_align(E).max(1));
+    let (size, align) = (segment.p_memsz(ENDIAN), segment.p_align(ENDIAN).max(1));
     if size > SIZE_MAX || align > SIZE_MAX || !align.is_power_of_two() {
         return bad(format!("thread-local segment of {size} bytes aligned to {align}"));
     }

@@ -2,18 +2,18 @@
 
 use crate::compare::Pair;
 use crate::correlate::Correlation;
-use crate::names;
 use crate::object_file::{Home, Nature, Object, SymbolType};
-use crate::shipped::Shipped;
+use crate::shipped_unit::ShippedUnit;
+use crate::symbol_names;
 use crate::target::TargetElf;
-use crate::{Refusal, UnitInput, types, unnamed};
+use crate::{Refusal, UnitInput, types, unnamed_types};
 use std::collections::BTreeMap;
 
 /// One translation unit in all its builds.
 #[derive(Debug)]
 pub(crate) struct Unit<'a> {
     pub(crate) path: &'a str,
-    pub(crate) shipped: Option<Shipped<'a>>,
+    pub(crate) shipped: Option<ShippedUnit<'a>>,
     pub(crate) before: Option<Object<'a>>,
     /// Object of the after side; absent for a unit that only provides names.
     pub(crate) after: Option<Object<'a>>,
@@ -50,10 +50,10 @@ impl<'a> Unit<'a> {
         }
         let mut globals: BTreeMap<String, u64> = BTreeMap::new();
         for unit in &units {
-            for (name, at) in unit.shipped.iter().flat_map(Shipped::globals) {
+            for (name, at) in unit.shipped.iter().flat_map(ShippedUnit::globals) {
                 let before = *globals.entry(name.clone()).or_insert(at);
                 if before != at {
-                    let (one, other) = (format!("{before:#x} as another unit says"), format!("{at:#x}"));
+                    let (one, other) = (format!("{before:#x} by another unit"), format!("{at:#x}"));
                     refusals.push(Refusal::SymbolConflict { unit: unit.path.to_owned(), name, one, other });
                 }
             }
@@ -62,7 +62,7 @@ impl<'a> Unit<'a> {
             return Err(refusals);
         }
         for (unit, input) in units.iter_mut().zip(inputs) {
-            if unit.shipped.as_ref().is_some_and(Shipped::is_ambiguous) {
+            if unit.shipped.as_ref().is_some_and(ShippedUnit::is_ambiguous) {
                 *unit = Unit::read(target, input, &globals)?;
             }
         }
@@ -77,10 +77,10 @@ impl<'a> Unit<'a> {
         let shipped = if input.shipped.is_empty() {
             None
         } else {
-            Some(Shipped::find(target, input.path, input.shipped, globals)?)
+            Some(ShippedUnit::find(target, input.path, input.shipped, globals)?)
         };
         let (before, after) = (parse(input.before, "before").map_err(one)?, parse(input.after, "after").map_err(one)?);
-        let closures = |object: Option<&Object<'_>>, bytes: &[u8]| match object.is_some_and(unnamed::has_any) {
+        let closures = |object: Option<&Object<'_>>, bytes: &[u8]| match object.is_some_and(unnamed_types::has_any) {
             true => types::closures(bytes).map_err(one),
             false => Ok(BTreeMap::new()),
         };
@@ -96,7 +96,7 @@ impl<'a> Unit<'a> {
             }
             _ => Correlation::default(),
         };
-        let after_to_shipped = to_before.through(&to_shipped);
+        let after_to_shipped = to_before.join(&to_shipped);
         Ok(Unit { path: input.path, shipped, before, after, to_before, to_shipped, after_to_shipped })
     }
 
@@ -117,7 +117,7 @@ impl<'a> Unit<'a> {
     }
 
     /// Returns the lambdas that the after side replaced by others.
-    pub(crate) fn lambdas_left(&self) -> &[String] {
+    pub(crate) fn replaced_lambdas(&self) -> &[String] {
         &self.to_before.left
     }
 
@@ -152,7 +152,7 @@ impl<'a> Unit<'a> {
         };
         let mut out: Vec<usize> = Vec::new();
         for section in after.sections.iter().filter(|s| s.nature == Nature::Text) {
-            let hot = |s: &&usize| after.symbols[**s].is_function() && !names::is_cold(after.symbols[**s].name);
+            let hot = |s: &&usize| after.symbols[**s].is_function() && !symbol_names::is_cold(after.symbols[**s].name);
             let mut group: Vec<usize> = Vec::new();
             for &index in section.symbols.iter().filter(hot) {
                 group.retain(|s| after.symbols[*s].value == after.symbols[index].value);
@@ -181,7 +181,7 @@ impl<'a> Unit<'a> {
                 Home::Common => true,
                 _ => false,
             };
-            data && symbol.kind != SymbolType::Section && !names::is_anonymous(symbol.name)
+            data && symbol.kind != SymbolType::Section && !symbol_names::is_anonymous(symbol.name)
         })
     }
 
@@ -191,9 +191,9 @@ impl<'a> Unit<'a> {
         if !symbol.local {
             return symbol.name.to_owned();
         }
-        let stem = names::stem(symbol.name);
+        let stem = symbol_names::stem(symbol.name);
         let sharing = |s: &&crate::object_file::Symbol<'_>| {
-            s.local && s.is_function() == symbol.is_function() && names::stem(s.name) == stem
+            s.local && s.is_function() == symbol.is_function() && symbol_names::stem(s.name) == stem
         };
         let alone = !symbol.is_function() && object.symbols.iter().filter(sharing).count() == 1;
         format!("{}:{}", self.path, if alone { stem } else { symbol.name })

@@ -62,8 +62,8 @@ pub(crate) fn exception_tables(object: &Object<'_>) -> BTreeMap<usize, Vec<(usiz
 }
 
 /// Adds one `.eh_frame` section with the records of all text in the patch.
-pub(crate) fn bring(assembly: &mut Assembly<'_, '_>) {
-    let text = assembly.brought_text();
+pub(crate) fn add(assembly: &mut Assembly<'_, '_>) {
+    let text = assembly.added_text();
     let units: BTreeSet<usize> = text.iter().map(|((unit, _), _)| *unit).collect();
     let mut out = Section {
         name: ".eh_frame".to_owned(),
@@ -75,7 +75,7 @@ pub(crate) fn bring(assembly: &mut Assembly<'_, '_>) {
     };
     for unit in units {
         let sections: BTreeSet<usize> = text.iter().filter(|((u, _), _)| *u == unit).map(|((_, s), _)| *s).collect();
-        if let Err(refusal) = bring_unit(assembly, unit, &sections, &mut out) {
+        if let Err(refusal) = add_unit(assembly, unit, &sections, &mut out) {
             assembly.refusals.push(refusal);
         }
     }
@@ -85,7 +85,7 @@ pub(crate) fn bring(assembly: &mut Assembly<'_, '_>) {
     }
 }
 
-fn bring_unit(
+fn add_unit(
     assembly: &mut Assembly<'_, '_>,
     unit: usize,
     text: &BTreeSet<usize>,
@@ -120,7 +120,7 @@ fn bring_unit(
     for section in text.difference(&covered) {
         let name =
             after.sections[*section].symbols.first().map_or(after.sections[*section].name, |s| after.symbols[*s].name);
-        assembly.warnings.push(format!("`{name}` of {path} has no unwind data: debuggers cannot look through it"));
+        assembly.warnings.push(format!("`{name}` of {path} has no unwind data: debuggers cannot unwind through it"));
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ fn code_start(
 ) -> Option<stillpoint_patch_format::Relocation> {
     let after = assembly.after(unit)?;
     let Site::Inside { section, .. } = after.site(reloc) else { return None };
-    let index = assembly.bring(unit, section);
+    let index = assembly.add_section(unit, section);
     let name = after.sections[section].symbols.first().map_or(after.sections[section].name, |s| after.symbols[*s].name);
     let symbol = assembly.patch_symbol(name, index, 0);
     let kind = match reloc.width() {

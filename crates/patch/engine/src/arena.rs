@@ -16,15 +16,15 @@ const GUARD: u64 = 4096;
 /// Finds `len` free bytes such that every byte of `module` and of the arena can reach every byte of the other. `mappings` must be in
 /// ascending order. A range below the module is preferred, because the heap grows above an executable.
 ///
-/// The kernel also puts the next thread's stack directly below a library: `apart` bytes are left free there, if the gap is large enough.
-pub(crate) fn find(mappings: &[Mapping], module: Span, len: u64, apart: u64) -> Option<Avma> {
+/// The kernel also puts the next thread's stack directly below a library: `distance` bytes are left free there, if the gap is large enough.
+pub(crate) fn find(mappings: &[Mapping], module: Span, len: u64, distance: u64) -> Option<Avma> {
     let window = (module.end().0.saturating_sub(REACH).max(LOWEST), module.start.0.saturating_add(REACH).min(HIGHEST));
     let gaps = gaps(mappings, window);
     let room = len + 2 * GUARD;
     let below = gaps.iter().rev().find(|(start, end)| *end <= module.start.0 && end - start >= room);
     if let Some((start, end)) = below {
-        let apart = if end - start >= room + apart { apart } else { 0 };
-        return Some(Avma(end - GUARD - len - apart));
+        let distance = if end - start >= room + distance { distance } else { 0 };
+        return Some(Avma(end - GUARD - len - distance));
     }
     let above = gaps.iter().rev().find(|(start, end)| *start >= module.end().0 && end - start >= room + HEAP_ROOM);
     let near = || gaps.iter().rev().find(|(start, end)| *start >= module.end().0 && end - start >= room);
@@ -89,14 +89,14 @@ mod tests {
     fn apart_from_the_next_stack() {
         let module = Span::new(Avma(0x7f00_0000_0000), 0x20_0000);
         let library = mapping(module.start.0, module.end().0, "libc");
-        let (len, apart) = (0x10000, 64 << 20);
+        let (len, distance) = (0x10000, 64 << 20);
         let near = find(std::slice::from_ref(&library), module, len, 0).expect("room");
-        let far = find(std::slice::from_ref(&library), module, len, apart).expect("room");
-        assert_eq!(near.0 - far.0, apart);
+        let far = find(std::slice::from_ref(&library), module, len, distance).expect("room");
+        assert_eq!(near.0 - far.0, distance);
         assert!(reaches(far, len, module));
         // a gap that is too small for both
-        let below = mapping(module.start.0 - (1 << 32), module.start.0 - apart, "below");
-        assert_eq!(find(&[below, library], module, len, apart), Some(near));
+        let below = mapping(module.start.0 - (1 << 32), module.start.0 - distance, "below");
+        assert_eq!(find(&[below, library], module, len, distance), Some(near));
     }
 
     #[test]

@@ -1,20 +1,22 @@
 //! Dry run: all checks of an operation, without changing the target.
 
 use crate::barrier;
-use crate::calm::{self, ended_or, traced};
 use crate::error::Busy;
-use crate::inject::{self, Wanted};
+use crate::event_pump::{self, ended_or, traced};
+use crate::inject::{self, MemoryRequest};
 use crate::ledger::Span;
 use crate::link::{Layout, link};
-use crate::operate::{Options, Quiescence, Ready, Target, already, find_room, ready, remaining};
+use crate::operation::{
+    CheckResult, Options, Quiescence, Target, find_room, is_applied, remaining_patches, run_checks,
+};
 use crate::plan::{Room, plan};
 use crate::probe::Prober;
 use crate::report::{Observer, Report};
 use crate::scan::Forbidden;
 use crate::store::Store;
-use crate::suspended;
+use crate::suspended_frames;
 use crate::walk::Walker;
-use crate::{Error, generation, place, word};
+use crate::{Error, generation, generation_word, placement};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
@@ -26,24 +28,34 @@ pub struct Prediction {
     pub already: bool,
     /// Functions that would be redirected.
     pub functions: Vec<String>,
-    /// Bytes of memory that the patch would take.
+    /// Memory that the patch would take, in bytes.
     pub bytes: u64,
     /// Number of threads examined.
     pub threads: u32,
     /// Threads that would block now, each with the code that blocks it.
     pub busy: Vec<Busy>,
     /// Conditions that the operation may meet and that a check cannot see in advance.
-    pub unseen: Vec<String>,
+    pub unchecked: Vec<String>,
 }
 
 /// Runs all checks without changing the target, and returns the threads that would block now.
+///
+/// # Errors
+/// The same refusals as of [`apply`](crate::apply), or the process cannot be read or traced, or has ended.
 pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
     let mut report = Report::new(observer, pid, "check");
     let target = Target::open(pid)?;
     generation::refuse(&target, options)?;
-    if already(&target.view, signed) {
+    if is_applied(&target.view, signed) {
         let functions = names(signed);
-        return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new(), unseen: Vec::new() });
+        return Ok(Prediction {
+            already: true,
+            functions,
+            bytes: 0,
+            threads: 0,
+            busy: Vec::new(),
+            unchecked: Vec::new(),
+        });
     }
     predict(&target, signed, options, &mut report)
 }
@@ -59,17 +71,17 @@ pub(crate) fn predict(
     options: &Options,
     report: &mut Report<'_>,
 ) -> Result<Prediction, Error> {
-    let Ready { prepared, values, again, len: bytes, .. } =
-        ready(target, signed, options).map_err(|error| ended_or(&target.process, error))?;
+    let CheckResult { prepared, values, reused, len: bytes, .. } =
+        run_checks(target, signed, options).map_err(|error| ended_or(&target.process, error))?;
     let module = &target.modules[prepared.module];
     let layout = Layout::of(&signed.patch);
     let at = find_room(&target.mappings, module, layout.len(), 0)?;
     let mut image = link(&signed.patch, &layout, at, &values)
         .map_err(|source| Error::Link { patch: signed.patch.name.clone(), source })?;
-    let placed = place::place(signed, None, module, &prepared, &layout, at, &mut image)?;
+    let placed = placement::place(signed, None, module, &prepared, &layout, at, &mut image)?;
     let mut view = target.view.clone();
     view.placed.push(placed.into());
-    let mut after = remaining(&view, signed, options);
+    let mut after = remaining_patches(&view, signed, options);
     after.push(view.placed.len() as u32 - 1);
     let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)) };
     let transition = plan(&view, "check", &after, room, 0x80)?.transition;
@@ -81,51 +93,51 @@ pub(crate) fn predict(
     walker.prepare();
     let mappings = target.mappings.clone();
     let is_first = target.store.is_none();
-    let wanted = Wanted { arena: again.is_none().then_some((at, layout.lens)), ledger: is_first };
+    let wanted = MemoryRequest { arena: reused.is_none().then_some((at, layout.lens)), ledger: is_first };
     let needs_word = is_first && barrier::own_word(&process, &target.modules)?.is_none();
     let (threads, busy) = traced(&process, |session| {
         let mut stopped = |tid, ns| report.stopped(tid, "check", ns);
-        inject::rehearse(&process, session, wanted, &mut stopped)?;
+        inject::check_calls(&process, session, wanted, &mut stopped)?;
         if needs_word {
-            word::choose(&process, session, &mut stopped)?;
+            generation_word::choose(&process, session, &mut stopped)?;
         }
         let mut prober = Prober::new(mappings);
-        look_at_all(session, &process, &mut prober, &walker, &forbidden, report)
+        examine_threads(session, &process, &mut prober, &walker, &forbidden, report)
     })?;
     let mut busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
-    let mut unseen = unseen(target, signed, options, bytes);
-    if suspended::switches_stacks(&process, &target.modules)?.is_some() {
+    let mut unchecked = unchecked(target, signed, options, bytes);
+    if suspended_frames::switches_stacks(&process, &target.modules)?.is_some() {
         let code = Forbidden::new(&transition.leave, &[], &[]);
-        let search = suspended::search(&process, &code, target.store.as_ref().map(Store::at))?;
+        let search = suspended_frames::search(&process, &code, target.store.as_ref().map(Store::at))?;
         let tid = process.pid().leader();
         busy.extend(search.found.map(|frame| Busy { tid, function: frame.describe() }));
         if search.left > 0 {
-            unseen.push(format!("{} MiB that may hold suspended frames", search.left.div_ceil(1 << 20)));
+            unchecked.push(format!("{} MiB that may hold suspended frames", search.left.div_ceil(1 << 20)));
         }
     }
-    Ok(Prediction { already: false, functions: names(signed), bytes, threads, busy, unseen })
+    Ok(Prediction { already: false, functions: names(signed), bytes, threads, busy, unchecked })
 }
 
 /// Returns the conditions that can still prevent the patch although all checks permit it.
-fn unseen(target: &Target, signed: &Signed, options: &Options, bytes: u64) -> Vec<String> {
-    let mut unseen = Vec::new();
+fn unchecked(target: &Target, signed: &Signed, options: &Options, bytes: u64) -> Vec<String> {
+    let mut unchecked = Vec::new();
     if let Some(open) = &target.view.unfinished {
         let number = open.transition.number;
-        unseen.push(format!("the end of transition {number}, which a killed tool left unfinished"));
+        unchecked.push(format!("the completion of transition {number}, which a killed tool left unfinished"));
     }
     if !signed.patch.hooks.pre_apply.is_empty() {
-        unseen.push("the patch's hooks, which may refuse".to_owned());
+        unchecked.push("the patch's hooks, which may refuse".to_owned());
     }
     if bytes > 0 {
-        unseen.push(format!("the target's limit of addresses (RLIMIT_AS), which {bytes} bytes more could exceed"));
+        unchecked.push(format!("the target's address space limit (RLIMIT_AS), which {bytes} more bytes could exceed"));
     }
-    unseen.push(match options.quiescence {
+    unchecked.push(match options.quiescence {
         Quiescence::Probe | Quiescence::Stop => {
-            "functions that threads enter, and threads that are born, from now on".to_owned()
+            "functions that threads enter from now on, and threads that start from now on".to_owned()
         }
-        _ => "the time until threads come to their quiescence points".to_owned(),
+        _ => "the time until threads reach their quiescence points".to_owned(),
     });
-    unseen
+    unchecked
 }
 
 impl Prediction {
@@ -141,11 +153,11 @@ impl Prediction {
         if self.busy.len() > THREADS_SHOWN {
             text += &format!("; and {} more threads", self.busy.len() - THREADS_SHOWN);
         }
-        text + "; not looked at: " + &self.unseen.join("; ")
+        text + "; not checked: " + &self.unchecked.join("; ")
     }
 }
 
-fn look_at_all(
+fn examine_threads(
     session: &mut Session<'_>,
     process: &Process,
     prober: &mut Prober,
@@ -154,15 +166,15 @@ fn look_at_all(
     report: &mut Report<'_>,
 ) -> Result<(u32, Vec<Busy>), Error> {
     let mut found = Vec::new();
-    let look = |stopped: &mut Stopped<'_>| {
-        let look = prober.look(process, stopped)?;
-        let verdict = walker.judge(&look, forbidden);
+    let examine = |stopped: &mut Stopped<'_>| {
+        let snapshot = prober.snapshot(process, stopped)?;
+        let verdict = walker.judge(&snapshot, forbidden);
         if !verdict.is_free() {
             found.push(Busy { tid: stopped.tid(), function: verdict.describe() });
         }
         Ok(())
     };
-    let threads = calm::each_thread(process, session, look, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
+    let threads = event_pump::each_thread(process, session, examine, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
     found.sort_unstable_by_key(|b| b.tid);
     for busy in &found {
         report.event(EventKind::ThreadBusy { tid: busy.tid.0, function: busy.function.clone() });

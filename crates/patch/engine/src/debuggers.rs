@@ -67,7 +67,7 @@ fn quoted(path: &Path) -> Result<&str, Error> {
     let fits = |text: &&str| !text.chars().any(|c| c.is_control() || matches!(c, '"' | '\\'));
     path.to_str().filter(fits).ok_or_else(|| Error::File {
         path: path.display().to_string(),
-        source: std::io::Error::other("gdb's scripts cannot name this directory"),
+        source: std::io::Error::other("a gdb script cannot name this directory"),
     })
 }
 
@@ -120,7 +120,7 @@ fn write_perf_map(process: &Process, lines: &str) -> Result<PathBuf, Error> {
     let mut file = open_below(&root, Path::new(&format!("tmp/perf-{inner}.map")))?;
     let bytes = file.metadata().map_err(io)?.len();
     if bytes > PERF_MAP_MAX {
-        return Err(io(std::io::Error::other(format!("has {bytes} bytes, more than {PERF_MAP_MAX}"))));
+        return Err(io(std::io::Error::other(format!("has {bytes} bytes; the limit is {PERF_MAP_MAX}"))));
     }
     let mut old = Vec::new();
     (&file).take(PERF_MAP_MAX).read_to_end(&mut old).map_err(io)?;

@@ -4,8 +4,8 @@ use crate::error::Busy;
 use crate::ledger::{Site, Transition};
 use crate::probe::Verdict;
 use crate::scan::Forbidden;
-use crate::transition::{Mover, RETRY_FIRST, RETRY_MAX};
-use crate::{Error, guide};
+use crate::transition::{Migrator, RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
+use crate::{Error, lookup_redirect};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
@@ -13,7 +13,7 @@ use stillpoint_patch_insn::JUMP_LEN;
 use stillpoint_patch_tracee::Held;
 
 /// Time limit for threads to leave a dispatcher or displaced code when entries are restored.
-const LEAVING: Duration = Duration::from_millis(20);
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Changes to entries.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ struct Changes {
     boundaries: Vec<u64>,
 }
 
-impl Mover<'_, '_, '_, '_> {
+impl Migrator<'_, '_, '_, '_> {
     /// Checks that every entry holds bytes that the transition wrote; another program wrote any other bytes.
     pub(crate) fn check_entries(&self, transition: &Transition) -> Result<(), Error> {
         for site in &transition.sites {
@@ -44,18 +44,18 @@ impl Mover<'_, '_, '_, '_> {
         Ok(now)
     }
 
-    /// Writes entries, and removes the guide last: while entries lead to dispatchers, threads execute code that only the guide knows, and
-    /// an unwinder may walk back from there.
+    /// Writes entries, and removes the lookup redirect last: while entries jump to dispatchers, threads execute code that only the lookup
+    /// redirect knows, and an unwinder may walk back from there.
     pub(crate) fn write_entries(
         &mut self,
         entries: &[(&Site, [u8; JUMP_LEN])],
         reason: &str,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let (guide, others): (Vec<_>, Vec<_>) =
-            entries.iter().partition(|(site, bytes)| guide::is_taken_away(site, *bytes));
+        let (redirect, others): (Vec<_>, Vec<_>) =
+            entries.iter().partition(|(site, bytes)| lookup_redirect::removes_redirect(site, *bytes));
         let left = Forbidden::new(&[], &self.trampolines, &[]);
-        let (mut all, mut last) = (self.changes(&others)?, self.changes(&guide)?);
+        let (mut all, mut last) = (self.changes(&others)?, self.changes(&redirect)?);
         if !all.pieces.is_empty() && !last.pieces.is_empty() {
             // mostly no thread is in that code, and the threads need be stopped only once
             self.write_bytes(&all)?;
@@ -66,10 +66,10 @@ impl Mover<'_, '_, '_, '_> {
             }
         }
         self.write_some(&others, reason, deadline, &Forbidden::default())?;
-        let soon = deadline.min(Instant::now() + LEAVING);
-        match self.write_some(&guide, reason, soon, &left) {
+        let soon = deadline.min(Instant::now() + LEAVE_TIMEOUT);
+        match self.write_some(&redirect, reason, soon, &left) {
             // threads that wait in a function called from displaced code are not waited for
-            Err(Error::TimedOut { .. }) => self.write_some(&guide, reason, deadline, &Forbidden::default()),
+            Err(Error::TimedOut { .. }) => self.write_some(&redirect, reason, deadline, &Forbidden::default()),
             other => other,
         }
     }
@@ -113,14 +113,14 @@ impl Mover<'_, '_, '_, '_> {
         if changes.pieces.is_empty() {
             return Ok(());
         }
-        let mut wait = RETRY_FIRST;
+        let mut wait = RETRY_INTERVAL_MIN;
         loop {
             match self.write_frozen(&changes, forbidden, reason)? {
                 None => return Ok(()),
                 Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
                 Some(_) => self.serve(Instant::now() + wait)?,
             }
-            wait = (wait * 2).min(RETRY_MAX);
+            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
         }
     }
 
@@ -130,11 +130,11 @@ impl Mover<'_, '_, '_, '_> {
         let (process, prober) = (self.process, &mut self.prober);
         let mut inside = |held: &mut Held<'_>| -> Result<Option<Busy>, Error> {
             let tid = held.tid();
-            let look = prober.look(process, held)?;
-            if look.stands_inside(&changes.boundaries) {
+            let snapshot = prober.snapshot(process, held)?;
+            if snapshot.is_inside(&changes.boundaries) {
                 return Ok(Some(Busy { tid, function: "the first bytes of a function".into() }));
             }
-            match look.verdict(forbidden) {
+            match snapshot.verdict(forbidden) {
                 Verdict::Busy(finding) => Ok(Some(Busy { tid, function: finding.name.to_string() })),
                 _ => Ok(None),
             }
@@ -148,19 +148,19 @@ impl Mover<'_, '_, '_, '_> {
             Err(error) => return unstoppable(error),
             Ok(freezing) => freezing,
         };
-        let mut seen = BTreeSet::new();
+        let mut checked = BTreeSet::new();
         for tid in freezing.threads().to_vec().into_iter().filter(|_| matters) {
             if let Some(busy) = inside(&mut freezing.thread(tid)?)? {
                 return Ok(Some(busy));
             }
-            seen.insert(tid);
+            checked.insert(tid);
         }
         let mut frozen = match freezing.complete() {
             Err(error) => return unstoppable(error),
             Ok(frozen) => frozen,
         };
         let mut found = None;
-        for tid in frozen.threads().into_iter().filter(|tid| matters && !seen.contains(tid)) {
+        for tid in frozen.threads().into_iter().filter(|tid| matters && !checked.contains(tid)) {
             found = inside(&mut frozen.thread(tid)?)?;
             if found.is_some() {
                 break;

@@ -10,15 +10,15 @@ use stillpoint_patch_tracee::{Pid, Tid};
 
 /// State of the service after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Landing {
+pub enum ServiceState {
     /// Nothing was changed.
     Untouched,
     /// The service runs the code that it ran before.
     OldSide,
     /// A transition was begun, and rolled back.
-    FellBack,
+    RolledBack,
     /// The process has ended, or runs another program.
-    Gone,
+    Ended,
     /// A transition is incomplete; the next call completes it or rolls it back.
     Unfinished,
 }
@@ -31,14 +31,14 @@ pub enum Error {
     #[error(transparent)]
     Tracee(#[from] tracee::Error),
     /// A test requested the failure.
-    #[error("made to fail at {0:?}")]
+    #[error("fault injection: failure at {0:?}")]
     Fault(crate::FaultPoint),
     /// The ledger cannot be used.
-    #[error("the ledger of the target")]
+    #[error("the ledger of the target cannot be used")]
     Ledger(#[from] LedgerError),
     /// There is more than one ledger.
     #[error("process {0} holds more than one ledger")]
-    TwoLedgers(Pid),
+    MultipleLedgers(Pid),
     /// It is unknown if the process is patched.
     #[error("process {0} has too much read-only memory without a file to be searched for a ledger")]
     TooMuchMemory(Pid),
@@ -57,7 +57,7 @@ pub enum Error {
         hint: String,
     },
     /// The module has no build-id and its text is not the one that the patch was made for.
-    #[error("patch {patch}: text of {file} in process {pid} is not the text that the patch was made for")]
+    #[error("patch {patch}: the text of {file} in process {pid} is not the text that the patch was made for")]
     OtherText {
         /// The patch.
         patch: String,
@@ -86,7 +86,7 @@ pub enum Error {
         source: insn::Error,
     },
     /// The jump at an entry would cross a page.
-    #[error("{function} at {at}: a jump there would cross a page and could not be written at once")]
+    #[error("{function} at {at}: a jump there would cross a page boundary and could not be written atomically")]
     EntryCrossesPage {
         /// The function.
         function: String,
@@ -94,7 +94,9 @@ pub enum Error {
         at: Avma,
     },
     /// A uprobe is set on a function.
-    #[error("{function} has a uprobe set at {at} ({probe}): remove it first, a jump there would crash the process")]
+    #[error(
+        "{function} has a uprobe set at {at} ({probe}): remove the probe first; a jump there would crash the process"
+    )]
     Uprobe {
         /// The function.
         function: String,
@@ -134,7 +136,7 @@ pub enum Error {
         needed: u64,
     },
     /// Exceptions could not pass through the new code.
-    #[error("process {pid}: unwinders cannot be told of new code: {why}")]
+    #[error("process {pid}: unwinders cannot find new code: {why}")]
     Invisible {
         /// The process.
         pid: Pid,
@@ -169,10 +171,10 @@ pub enum Error {
         module: String,
     },
     /// No word of the thread control block is free.
-    #[error("no word of the thread control block is zero in all threads of process {0}")]
+    #[error("process {0}: no free word of the thread control block is zero in all threads")]
     NoWord(Pid),
     /// The patch builds upon diffs that are not active.
-    #[error("patch {patch} builds upon {diff}, which is not in force")]
+    #[error("patch {patch} is based on {diff}, which is not active")]
     NotBased {
         /// The patch.
         patch: String,
@@ -180,16 +182,16 @@ pub enum Error {
         diff: String,
     },
     /// A patch of that name, but with other contents, is active.
-    #[error("another patch of the name {0} is active")]
+    #[error("another patch with the name {0} is active")]
     NameTaken(String),
     /// No patch of that name is active.
     #[error("no patch {0} is active")]
     NotActive(String),
     /// No patch is active.
-    #[error("process {0} carries no active patch")]
+    #[error("no patch is active in process {0}")]
     NothingActive(Pid),
     /// Other patches are above it.
-    #[error("patch {below} stands below {above}")]
+    #[error("patch {below} is below {above}: only the newest patch can be reverted")]
     NotOnTop {
         /// The patch to be reverted.
         below: String,
@@ -215,19 +217,21 @@ pub enum Error {
         why: String,
     },
     /// The kernel does not support generations.
-    #[error("this kernel has no address-space generations; use --view trampoline")]
+    #[error("this kernel does not support address-space generations")]
     NoGenerations,
     /// A killed tool left threads in a generation.
     #[error("a tool that was killed has left threads of process {0} in an address-space generation")]
-    LeftBehind(Pid),
+    AbandonedThreads(Pid),
     /// The mode `stop` has no use with generations.
-    #[error("--view generation brings threads over one by one, or while they stand at their points; not by stop")]
-    NotStopped,
+    #[error(
+        "--view generation migrates threads one by one, or while they are blocked at their quiescence points; --quiescence stop is not supported"
+    )]
+    StopUnsupported,
     /// The patch changes constants in place.
-    #[error("patch {0} changes code or constants where they lie, which only --view generation can do")]
+    #[error("patch {0} changes code or constants in place, which only --view generation supports")]
     ByGenerationsOnly(String),
     /// The patch lets threads stay in old code.
-    #[error("patch {patch} lets threads stay in {functions}, which only --view generation can do")]
+    #[error("patch {patch} lets threads stay in {functions}, which only --view generation supports")]
     StayingByGenerationsOnly {
         /// The patch.
         patch: String,
@@ -235,15 +239,15 @@ pub enum Error {
         functions: String,
     },
     /// A transition waits for threads that may stay in old code.
-    #[error("threads of process {pid} stay in {functions}, and have not changed over")]
-    Rests {
+    #[error("threads of process {pid} stay in {functions} and have not migrated")]
+    ThreadsStay {
         /// The process.
         pid: Pid,
         /// Functions in which they may stay.
         functions: String,
     },
     /// A constant is located in writable memory.
-    #[error("constant {name} at {at} lies in memory that may be written")]
+    #[error("constant {name} at {at} is located in writable memory")]
     NotConstant {
         /// Name of the constant.
         name: String,
@@ -251,10 +255,10 @@ pub enum Error {
         at: Avma,
     },
     /// The library's control block no longer has its known form.
-    #[error("control block of libstillpoint at {0} does not hold what it should")]
+    #[error("the control block of libstillpoint at {0} has unexpected contents")]
     Control(Avma),
     /// A hook aborted the operation.
-    #[error("hook at {at} returned {returned}")]
+    #[error("the hook at {at} returned {returned}")]
     Hook {
         /// Address of the hook.
         at: Avma,
@@ -268,7 +272,7 @@ pub enum Error {
         busy: Vec<Busy>,
     },
     /// The transition could be neither completed nor rolled back in time.
-    #[error("transition {transition} could neither be completed nor taken back in time: {}", describe(.busy))]
+    #[error("transition {transition} could be neither completed nor rolled back in time: {}", describe(.busy))]
     Stuck {
         /// Number of the transition.
         transition: u32,
@@ -276,11 +280,11 @@ pub enum Error {
         busy: Vec<Busy>,
     },
     /// The process ended meanwhile.
-    #[error("process {0} ended, or called exec, meanwhile")]
+    #[error("process {0} ended or called exec during the operation")]
     Ended(Pid),
     /// A transition failed and was rolled back.
-    #[error("transition {transition} was taken back")]
-    FellBack {
+    #[error("transition {transition} was rolled back")]
+    RolledBack {
         /// Number of the transition.
         transition: u32,
         /// Reason.
@@ -288,7 +292,7 @@ pub enum Error {
         source: Box<Error>,
     },
     /// A transition failed while it was incomplete.
-    #[error("transition {transition} is unfinished")]
+    #[error("transition {transition} is incomplete")]
     Unfinished {
         /// Number of the transition.
         transition: u32,
@@ -321,22 +325,22 @@ pub struct Busy {
 
 fn describe(busy: &[Busy]) -> String {
     if busy.is_empty() {
-        return "threads are born faster than they can be looked at".to_owned();
+        return "new threads start faster than they can be examined".to_owned();
     }
-    let some = busy.iter().take(4).map(|b| format!("thread {} stands in {}", b.tid, b.function));
+    let some = busy.iter().take(4).map(|b| format!("thread {} is in {}", b.tid, b.function));
     let more = if busy.len() > 4 { format!(", and {} more", busy.len() - 4) } else { String::new() };
     some.collect::<Vec<_>>().join(", ") + &more
 }
 
 impl Error {
     /// Returns the state of the service after this failure.
-    pub fn landing(&self) -> Landing {
+    pub fn service_state(&self) -> ServiceState {
         match self {
-            Error::FellBack { .. } | Error::TimedOut { .. } => Landing::FellBack,
-            Error::Unfinished { .. } | Error::Stuck { .. } => Landing::Unfinished,
-            Error::Ended(_) => Landing::Gone,
-            Error::Hook { .. } | Error::File { .. } => Landing::OldSide,
-            _ => Landing::Untouched,
+            Error::RolledBack { .. } | Error::TimedOut { .. } => ServiceState::RolledBack,
+            Error::Unfinished { .. } | Error::Stuck { .. } => ServiceState::Unfinished,
+            Error::Ended(_) => ServiceState::Ended,
+            Error::Hook { .. } | Error::File { .. } => ServiceState::OldSide,
+            _ => ServiceState::Untouched,
         }
     }
 
@@ -344,15 +348,15 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Error::MemoryLimit { .. } => {
-                "a higher limit of the group's memory, for instance `systemctl set-property UNIT MemoryMax=`"
+                "raise the memory limit of the group, for example by `systemctl set-property UNIT MemoryMax=`"
             }
             Error::SuspendedFrames { .. } => {
-                "stillpoint patch enable, and a restart; or --allow-suspended-frames, if old code may run on in a coroutine"
+                "stillpoint patch enable and a restart; or --allow-suspended-frames, if old code may continue to run in a coroutine"
             }
             Error::TimedOut { .. } => "a longer --timeout, or add a quiescence point",
-            Error::FellBack { source, .. } => return source.hint(),
+            Error::RolledBack { source, .. } => return source.hint(),
             Error::Stuck { .. } | Error::Unfinished { .. } => {
-                "the same command again: it completes or undoes what is there"
+                "the same command again: it completes the transition or rolls it back"
             }
             Error::NotOnTop { above, .. } => return Some(format!("revert {above} first, or --all")),
             Error::Scope { scope, .. } if scope == "process" => "--quiescence global, or stop",
@@ -361,14 +365,18 @@ impl Error {
             Error::Host(host::Error::Untrusted { .. }) => {
                 "a directory that only you and root can change, below your home or /run"
             }
-            Error::NoModule { .. } => "a patch built for the file that runs",
+            Error::NoModule { .. } => "a patch that was built for the running file",
             Error::NoGenerations => "--view trampoline",
-            Error::Rests { .. } => "apply again when they have left, or revert, with --view generation",
+            Error::ThreadsStay { .. } => {
+                "apply again when these threads have left the functions, or revert, with --view generation"
+            }
             Error::ByGenerationsOnly(_) | Error::StayingByGenerationsOnly { .. } => {
                 "--view generation, on a kernel with address-space generations"
             }
-            Error::LeftBehind(_) => "the same command with --view generation: it completes or undoes what is there",
-            Error::NotStopped => "--quiescence probe, local, group:NAME or global, or --view trampoline",
+            Error::AbandonedThreads(_) => {
+                "the same command with --view generation: it completes the transition or rolls it back"
+            }
+            Error::StopUnsupported => "--quiescence probe, local, group:NAME or global, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",
             Error::Host(host::Error::Service { service, .. }) if host::systemd::is_booted() => {

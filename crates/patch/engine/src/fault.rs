@@ -9,18 +9,18 @@ pub enum FaultPoint {
     Placed,
     /// The intent is in the ledger. Guaranteed: the old side.
     Begun,
-    /// Entries lead to dispatchers, all of which choose the old side. Guaranteed: the old side, entries as before.
+    /// Entries jump to dispatchers, all of which choose the old side. Guaranteed: the old side, entries as before.
     Armed,
     /// Threads have migrated, the transition is undecided. Guaranteed: all threads are moved back, entries as before.
     Migrated,
     /// The deciding byte is written. Guaranteed: the new side for every thread; the next operation turns the entries into direct jumps.
     Decided,
-    /// During a rollback every thread is on the old side again, and entries still lead to dispatchers. Guaranteed: the old side for every
+    /// During a rollback every thread is on the old side again, and entries still jump to dispatchers. Guaranteed: the old side for every
     /// thread; the next operation restores the entries.
     Returned,
 }
 
 /// Returns the failure if `point` is among the requested ones.
-pub(crate) fn reach(wished: &[FaultPoint], point: FaultPoint) -> Result<(), Error> {
-    if wished.contains(&point) { Err(Error::Fault(point)) } else { Ok(()) }
+pub(crate) fn reach(requested: &[FaultPoint], point: FaultPoint) -> Result<(), Error> {
+    if requested.contains(&point) { Err(Error::Fault(point)) } else { Ok(()) }
 }

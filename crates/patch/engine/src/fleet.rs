@@ -36,6 +36,9 @@ fn parents_first(pids: impl IntoIterator<Item = i32>) -> Vec<Pid> {
 
 /// Returns all processes of the executable at `path`, parents before children. A process whose file was deleted or replaced under that name
 /// is included, because it needs the patch as much as the others; its build-id shows if the patch fits.
+///
+/// # Errors
+/// [`Error::File`] if `path` exists and its metadata cannot be read.
 pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
     let file = |source| Error::File { path: path.display().to_string(), source };
     let (name, identity) = match path.canonicalize() {
@@ -76,33 +79,33 @@ pub fn of_service(group: &ControlGroup) -> Result<Vec<Pid>, Error> {
 
 /// Patched processes of a machine.
 #[derive(Debug, Default)]
-pub struct Carriers {
+pub struct PatchedProcesses {
     /// Processes that carry patches.
     pub found: Vec<Status>,
     /// Number of processes that this user may not inspect.
-    pub unseen: usize,
+    pub uninspected: usize,
     /// Processes whose state is unknown, each with the reason, for example a forged ledger.
-    pub unclear: Vec<(Pid, Error)>,
+    pub unknown: Vec<(Pid, Error)>,
 }
 
 /// Examines every process of this machine. A process that cannot be read does not hide the others.
-pub fn carriers() -> Carriers {
+pub fn patched_processes() -> PatchedProcesses {
     let own = std::process::id() as i32;
-    let mut carriers = Carriers::default();
+    let mut processes = PatchedProcesses::default();
     for pid in parents_first(all_pids().into_iter().filter(|pid| *pid != own)) {
         match peek(pid) {
-            Ok(Some(status)) => carriers.found.push(status),
-            Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { .. })) => carriers.unseen += 1,
-            Err(error) if !carries_nothing(&error) && started(pid.0).is_some() => carriers.unclear.push((pid, error)),
+            Ok(Some(status)) => processes.found.push(status),
+            Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { .. })) => processes.uninspected += 1,
+            Err(error) if !proves_unpatched(&error) && started(pid.0).is_some() => processes.unknown.push((pid, error)),
             Ok(None) | Err(_) => {}
         }
     }
-    carriers
+    processes
 }
 
 /// Returns true for an error that proves that there is no patch: no program runs there, another one than before, or one of a kind that is
 /// never patched.
-fn carries_nothing(error: &Error) -> bool {
+fn proves_unpatched(error: &Error) -> bool {
     use stillpoint_patch_tracee::Error::{Exec, Gone, KernelThread, NotAProcess, NotX86_64, Own, Static, Zombie};
     let Error::Tracee(error) = error else { return false };
     matches!(

@@ -1,7 +1,7 @@
 //! Mapping of memory in a target: few system calls, made by one of its own threads, none of them through the C library.
 
 use crate::Error;
-use crate::calm::with_carrier;
+use crate::event_pump::with_carrier;
 use crate::ledger::CAPACITY;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Process, Remote, Session, Stopped, Tid};
@@ -19,7 +19,7 @@ const NO_FILE: u64 = u64::MAX;
 
 /// Memory wanted in a target.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct MemoryRequest {
     /// Address, and lengths in bytes of text, read-only data and data from there.
     pub(crate) arena: Option<(Avma, [u64; 3])>,
     /// True if room for a ledger, at any address, is wanted too.
@@ -31,7 +31,7 @@ type Call = (u64, [u64; 6]);
 /// Returns the calls. The arena is mapped executable as a whole, and parts of it lose that permission if they must not have it. Mapping
 /// each part by itself takes as many calls, and `MemoryDenyWriteExecute=` forbids to gain the permission later. Writing and executing are
 /// never allowed together; the bytes come through `/proc/PID/mem`.
-fn calls(wanted: Wanted) -> Vec<Call> {
+fn calls(wanted: MemoryRequest) -> Vec<Call> {
     let private = MAP_PRIVATE | MAP_ANONYMOUS;
     let mut calls = Vec::new();
     if let Some((at, [text, read_only, data])) = wanted.arena {
@@ -55,7 +55,7 @@ fn calls(wanted: Wanted) -> Vec<Call> {
 pub(crate) fn map(
     process: &Process,
     session: &mut Session<'_>,
-    wanted: Wanted,
+    wanted: MemoryRequest,
     stopped: &mut dyn FnMut(Tid, u64),
 ) -> Result<Option<Avma>, Error> {
     let calls = calls(wanted);
@@ -73,17 +73,17 @@ pub(crate) fn map(
 }
 
 /// Checks that a thread of the target may make the calls that map the wanted memory. Changes nothing.
-pub(crate) fn rehearse(
+pub(crate) fn check_calls(
     process: &Process,
     session: &mut Session<'_>,
-    wanted: Wanted,
+    wanted: MemoryRequest,
     stopped: &mut dyn FnMut(Tid, u64),
 ) -> Result<(), Error> {
     let calls = calls(wanted);
     with_carrier(process, session, |carrier| Ok(carrier.check_syscalls(&calls)?), stopped)
 }
 
-fn run(remote: &mut Remote<'_>, calls: &[Call], wanted: Wanted) -> Result<Option<Avma>, Error> {
+fn run(remote: &mut Remote<'_>, calls: &[Call], wanted: MemoryRequest) -> Result<Option<Avma>, Error> {
     let mut ledger = None;
     for (nr, args) in calls {
         let result = remote.syscall(*nr, *args)?;

@@ -7,7 +7,7 @@
 //! The crate guarantees
 //! - that every thread runs all old or all new code: it migrates alone when no patched function is on its stack, by one store to a word of
 //!   its own control block, while the other threads run;
-//! - that a failure leaves the old side active ([`Error::landing`] returns the state of the service), that a time-out only leads to a
+//! - that a failure leaves the old side active ([`Error::service_state`] returns the state of the service), that a time-out only leads to a
 //!   rollback, and that no memory of a patch is unmapped, or reused except for the same patch;
 //! - that the process continues correctly if the tool is killed at any instruction: each step is recorded in the [`ledger`], which is
 //!   located in the target, before it is done, and the next call completes the transition or rolls it back.
@@ -35,45 +35,45 @@
 //! it needs no modified kernel.
 #![forbid(unsafe_code)]
 
-mod again;
 mod arena;
 mod barrier;
-mod calm;
 mod check;
 mod debuggers;
 mod entries;
 mod error;
+mod event_pump;
 mod fault;
 pub mod fleet;
 mod generation;
-mod guide;
+mod generation_word;
 mod image;
 mod inject;
 pub mod ledger;
 pub mod link;
+mod lookup_redirect;
 mod memory_limit;
-mod operate;
-mod place;
+mod operation;
+mod placement;
+mod placement_reuse;
 mod plan;
-mod prepare;
+mod preflight;
 mod probe;
 mod report;
 mod resolve;
 mod scan;
 mod status;
 mod store;
-mod suspended;
+mod suspended_frames;
 mod transition;
 mod walk;
-mod word;
 
-pub use barrier::{Asked, Name, Part, Points, ThreadState, abi};
+pub use barrier::{Name, PendingRequest, QuiescencePoints, RegisteredThread, ThreadState, abi};
 pub use check::{Prediction, check};
 pub use debuggers::{DebuggerFiles, debugger_files};
-pub use error::{Busy, Error, Landing};
+pub use error::{Busy, Error, ServiceState};
 pub use fault::FaultPoint;
 pub use generation::{Generation, ThreadView};
-pub use operate::{Options, Outcome, Quiescence, Which, apply, recover_only, revert};
+pub use operation::{Options, Outcome, PatchSelection, Quiescence, apply, recover_only, revert};
 pub use report::{Observer, now_ns};
-pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, Unfinished, peek, status};
+pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, UnfinishedTransition, peek, status};
 pub use stillpoint_patch_tracee::GivingWay;

@@ -54,7 +54,7 @@ fn shipped(view: &View, entry: Avma) -> Option<&FunctionRecord> {
 }
 
 fn unknown(entry: Avma) -> Error {
-    Error::Ledger(LedgerError::Inconsistent(format!("no patch tells what is shipped at {entry}")))
+    Error::Ledger(LedgerError::Inconsistent(format!("no patch records the shipped bytes at {entry}")))
 }
 
 fn side(view: &View, active: &[u32], entry: Avma) -> Result<Side, Error> {

@@ -31,15 +31,15 @@ impl Verdict {
 
     /// Returns true if the verdict depends on a word of the stack that may be stale.
     pub(crate) fn may_be_stale(&self) -> bool {
-        matches!(self, Verdict::Busy(finding) if !finding.standing)
+        matches!(self, Verdict::Busy(finding) if !finding.executing)
     }
 
     /// Returns the text for messages.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Verdict::Clear => "nothing that is patched".into(),
+            Verdict::Clear => "no code that is patched".into(),
             Verdict::Busy(finding) => finding.name.to_string(),
-            Verdict::ForeignStack => "a stack that is not its own".into(),
+            Verdict::ForeignStack => "code on a stack that is not its own".into(),
             Verdict::KernelWorker => "the kernel".into(),
         }
     }
@@ -54,7 +54,7 @@ pub(crate) struct Prober {
 }
 
 /// Registers of a thread, and the bytes read from the used part of its stack.
-pub(crate) struct Look<'p> {
+pub(crate) struct ThreadSnapshot<'p> {
     pub(crate) registers: Registers,
     pub(crate) fs_base: Avma,
     /// Bytes of the used parts of all its stacks, in words.
@@ -92,27 +92,27 @@ impl Prober {
     }
 
     /// Reads the registers and the stack of a thread.
-    pub(crate) fn look(&mut self, process: &Process, held: &mut Held<'_>) -> Result<Look<'_>, Error> {
+    pub(crate) fn snapshot(&mut self, process: &Process, held: &mut Held<'_>) -> Result<ThreadSnapshot<'_>, Error> {
         let registers = held.registers()?;
         let fs_base = Avma(registers.fs_base);
         let sp = Avma(registers.rsp & !7);
         if registers.no_user_side() {
-            return Ok(Look { registers, fs_base, stack: &[], base: sp, foreign: false, one_piece: true });
+            return Ok(ThreadSnapshot { registers, fs_base, stack: &[], base: sp, foreign: false, one_piece: true });
         }
         let mut end = own_stack_end(&self.mappings, sp, fs_base);
         if end.is_none() {
             self.mappings = process.mappings()?;
             end = own_stack_end(&self.mappings, sp, fs_base);
         }
-        let Some(end) = end else { return self.elsewhere(process, registers) };
+        let Some(end) = end else { return self.snapshot_foreign_stack(process, registers) };
         let len = self.read(process, 0, sp, end)?;
-        Ok(Look { registers, fs_base, stack: &self.stack[..len], base: sp, foreign: false, one_piece: true })
+        Ok(ThreadSnapshot { registers, fs_base, stack: &self.stack[..len], base: sp, foreign: false, one_piece: true })
     }
 
     /// Reads a thread that is on another stack than its own. If a signal frame is there, it is a signal handler's stack. Then the whole own
     /// stack counts as well, because the frame holds the interrupted address and is not decoded. Any other stack belongs to a coroutine:
     /// others may be suspended, with frames that cannot be found.
-    fn elsewhere(&mut self, process: &Process, registers: Registers) -> Result<Look<'_>, Error> {
+    fn snapshot_foreign_stack(&mut self, process: &Process, registers: Registers) -> Result<ThreadSnapshot<'_>, Error> {
         let (fs_base, base) = (Avma(registers.fs_base), Avma(registers.rsp & !7));
         let end = mapping_at(&self.mappings, base).map_or(base, |m| Avma(m.end.0.min(base.0 + ALTERNATE_MAX)));
         let mut len = self.read(process, 0, base, end)?;
@@ -125,7 +125,7 @@ impl Prober {
             len += self.read(process, len, start, end)?;
             foreign = false;
         }
-        Ok(Look { registers, fs_base, stack: &self.stack[..len], base, foreign, one_piece: false })
+        Ok(ThreadSnapshot { registers, fs_base, stack: &self.stack[..len], base, foreign, one_piece: false })
     }
 
     /// Returns the whole stack that belongs to a control block, used or not. The main thread's control block is in a small mapping or the
@@ -150,7 +150,7 @@ impl Prober {
     }
 }
 
-impl Look<'_> {
+impl ThreadSnapshot<'_> {
     /// Returns the verdict on the registers and stack.
     pub(crate) fn verdict(&self, forbidden: &Forbidden) -> Verdict {
         if self.registers.no_user_side() {
@@ -163,7 +163,7 @@ impl Look<'_> {
     }
 
     /// Returns true if the thread is stopped inside the first bytes of an entry, or one of its signal frames points there.
-    pub(crate) fn stands_inside(&self, boundaries: &[u64]) -> bool {
+    pub(crate) fn is_inside(&self, boundaries: &[u64]) -> bool {
         let words = self.stack.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w));
         !boundaries.is_empty()
             && (boundaries.contains(&self.registers.rip) || words.into_iter().any(|w| boundaries.contains(&w)))

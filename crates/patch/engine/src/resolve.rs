@@ -51,7 +51,7 @@ impl<'a> Resolver<'a> {
     fn thread_local_slot(&self, symbol: &Symbol, slot: Svma) -> Result<u64, Error> {
         let value = self.memory().read_u64(self.module.avma(slot))?;
         if value == 0 {
-            return self.refuse(symbol, format!("the target's slot at {slot} for its offset is empty"));
+            return self.refuse(symbol, format!("the target's slot at {slot}, which holds its offset, is empty"));
         }
         Ok(value)
     }
@@ -77,15 +77,21 @@ impl<'a> Resolver<'a> {
         }
         match tls_segment(self.memory(), self.module)? {
             Some(tls) if offset < tls.len => Ok(executable_tls_offset(tls).wrapping_add_unsigned(offset) as u64),
-            Some(tls) => self.refuse(symbol, format!("offset {offset:#x} in {:#x} bytes of thread-locals", tls.len)),
-            None => self.refuse(symbol, "the target has no thread-locals"),
+            Some(tls) => self.refuse(
+                symbol,
+                format!("its offset {offset:#x} is outside of the {:#x} bytes of thread-local variables", tls.len),
+            ),
+            None => self.refuse(symbol, "the target has no thread-local variables"),
         }
     }
 
     fn library_thread_locals(&self, symbol: &Symbol, module: &Module) -> Result<i64, Error> {
         match static_tls_offset(self.process, self.modules, module)? {
             Some(offset) => Ok(offset),
-            None => self.refuse(symbol, format!("the thread-locals of {} lie elsewhere in each thread", module.path)),
+            None => self.refuse(
+                symbol,
+                format!("the thread-local variables of {} have a different offset in each thread", module.path),
+            ),
         }
     }
 
@@ -93,8 +99,8 @@ impl<'a> Resolver<'a> {
     fn defined(&self, symbol: &Symbol, index: u32, module: &Module, found: Found) -> Result<u64, Error> {
         let meant = self.thread_locals.contains(&index);
         if meant != found.thread_local {
-            let is = if found.thread_local { "a thread-local" } else { "no thread-local" };
-            return self.refuse(symbol, format!("it is {is} of {}, and not used as such", module.path));
+            let is = if found.thread_local { "a thread-local variable" } else { "not a thread-local variable" };
+            return self.refuse(symbol, format!("it is {is} in {}, but the patch uses it differently", module.path));
         }
         if found.thread_local {
             let offset = found.address.0.wrapping_sub(module.bias);
@@ -102,7 +108,7 @@ impl<'a> Resolver<'a> {
         }
         // code can be reached through a stub
         if !found.function && self.narrow.contains(&index) && u32::try_from(found.address.0).is_err() {
-            return self.refuse(symbol, format!("it lies in {}, out of reach of 32 bits", module.path));
+            return self.refuse(symbol, format!("it is located in {}, out of reach of a 32-bit address", module.path));
         }
         Ok(found.address.0)
     }

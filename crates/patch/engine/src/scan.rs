@@ -35,7 +35,7 @@ pub(crate) struct Finding {
     /// The word, from the stack or a register.
     pub(crate) address: Avma,
     /// True if the thread is stopped there; a stack walk cannot disprove it.
-    pub(crate) standing: bool,
+    pub(crate) executing: bool,
 }
 
 fn sorted(mut ranges: Vec<Range>) -> Vec<Range> {
@@ -92,7 +92,7 @@ impl Forbidden {
     }
 
     /// Returns the forbidden code at which a thread is stopped. At an entry it has not begun, unless that entry is also a loop head.
-    pub(crate) fn standing(&self, pc: u64) -> Option<&Arc<str>> {
+    pub(crate) fn executing(&self, pc: u64) -> Option<&Arc<str>> {
         let pending = |r: &&Range| r.start <= pc && pc < r.end;
         if let Some(range) = self.pending.iter().find(pending) {
             return Some(&range.name);
@@ -111,17 +111,17 @@ impl Forbidden {
     /// Searches a whole thread; `registers` begins with the program counter.
     pub(crate) fn find(&self, registers: &[u64], stack: &[u8]) -> Option<Finding> {
         let (pc, others) = registers.split_first()?;
-        if let Some(name) = self.standing(*pc) {
-            return Some(Finding { name: name.clone(), address: Avma(*pc), standing: true });
+        if let Some(name) = self.executing(*pc) {
+            return Some(Finding { name: name.clone(), address: Avma(*pc), executing: true });
         }
         let words = stack.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w));
         let hit = others.iter().copied().chain(words).find_map(|word| Some((self.word(word)?, word)));
-        hit.map(|(name, word)| Finding { name: name.clone(), address: Avma(word), standing: false })
+        hit.map(|(name, word)| Finding { name: name.clone(), address: Avma(word), executing: false })
     }
 
     /// Returns the forbidden code of one frame of a stack walk.
-    pub(crate) fn frame(&self, address: Avma, standing: bool) -> Option<&Arc<str>> {
-        if standing { self.standing(address.0) } else { self.word(address.0) }
+    pub(crate) fn frame(&self, address: Avma, executing: bool) -> Option<&Arc<str>> {
+        if executing { self.executing(address.0) } else { self.word(address.0) }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Patches of processes, verified against their memory. Nothing is changed here.
 
 use crate::barrier::abi::Slot;
-use crate::barrier::{Part, Points};
-use crate::calm::ended_or;
+use crate::barrier::{QuiescencePoints, RegisteredThread};
+use crate::event_pump::ended_or;
 use crate::generation::{Generation, generations, in_base};
 use crate::ledger::{ConstantRecord, Phase, View, first_of};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
-use crate::{Error, calm};
+use crate::{Error, event_pump};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::{Avma, Scope};
@@ -24,7 +24,7 @@ pub struct Status {
     /// Number of the last transition committed, 0 for the code as shipped.
     pub generation: u32,
     /// A transition that a killed tool left, or that another tool runs now.
-    pub unfinished: Option<Unfinished>,
+    pub unfinished: Option<UnfinishedTransition>,
     /// Active patches, oldest first.
     pub patches: Vec<PatchStatus>,
     /// Every entry that was ever redirected.
@@ -32,11 +32,11 @@ pub struct Status {
     /// Generation of each thread by its own word.
     pub threads: Vec<ThreadStatus>,
     /// Its quiescence points, if it has libstillpoint.
-    pub points: Option<Points>,
+    pub points: Option<QuiescencePoints>,
     /// Address-space generations, if the kernel supports them; one exists while `--view generation` works on the process.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub generations: Vec<Generation>,
-    /// Bytes of memory that patches occupy, active or not.
+    /// Memory that patches occupy, active or not, in bytes.
     pub bytes_kept: u64,
     /// Used bytes of the ledger.
     pub ledger_bytes: u64,
@@ -44,7 +44,7 @@ pub struct Status {
 
 /// A transition that has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Unfinished {
+pub struct UnfinishedTransition {
     /// Number of the transition.
     pub transition: u32,
     /// `apply`, `revert`, `replace`.
@@ -104,11 +104,11 @@ pub struct EntryStatus {
 pub struct ThreadStatus {
     /// Number of the thread.
     pub tid: i32,
-    /// Last transition that it went through; `None` if it was created after the last one, or could not be read.
+    /// Number of the last transition that it went through; `None` if it was created after the last one, or could not be read.
     pub transition: Option<u32>,
     /// Its state in libstillpoint; `None` if the library does not know it.
     #[serde(flatten)]
-    pub part: Option<Part>,
+    pub registered: Option<RegisteredThread>,
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
@@ -117,24 +117,27 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// Reads the status of one process. Each thread is stopped for some microseconds, one after another, to find its word. While another tool
 /// traces them, only the words of threads known to libstillpoint are reported.
+///
+/// # Errors
+/// The process cannot be read or traced, its ledger is invalid, or it has ended.
 pub fn status(pid: Pid) -> Result<Status, Error> {
     let (process, traced) = match Process::open(pid) {
         Err(tracee::Error::AlreadyTraced { .. }) => (Process::watch(pid)?, true),
         other => (other?, false),
     };
-    let found = look(&process, traced);
+    let found = read_status(&process, traced);
     found.map_err(|error| ended_or(&process, error))
 }
 
-fn look(process: &Process, traced: bool) -> Result<Status, Error> {
+fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
     let pid = process.pid();
     let name = process.status()?.name;
-    let present = crate::barrier::present(process, &process.modules()?)?;
-    let (points, parts) = present.map_or_else(Default::default, |(points, parts)| (Some(points), parts));
-    let known = |(tid, (part, _)): (&Tid, &(Part, Slot))| ThreadStatus {
+    let found = crate::barrier::read_points(process, &process.modules()?)?;
+    let (points, parts) = found.map_or_else(Default::default, |(points, parts)| (Some(points), parts));
+    let known = |(tid, (part, _)): (&Tid, &(RegisteredThread, Slot))| ThreadStatus {
         tid: tid.0,
         transition: None,
-        part: Some(part.clone()),
+        registered: Some(part.clone()),
     };
     let Some(store) = store::find(process)? else {
         // a process that is about to end has no memory any more, even if it was patched
@@ -158,16 +161,19 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
     let view = store.view();
     let offset = store.ledger.word_offset;
     let mut threads = match traced {
-        false => calm::traced(process, |session| words(session, process, offset))?,
-        true => known_words(process, &parts, offset)?,
+        false => event_pump::traced(process, |session| read_words(session, process, offset))?,
+        true => registered_words(process, &parts, offset)?,
     };
     for thread in &mut threads {
-        thread.part = parts.get(&Tid(thread.tid)).map(|(part, _)| part.clone());
+        thread.registered = parts.get(&Tid(thread.tid)).map(|(part, _)| part.clone());
     }
     Ok(Status { points, ..summary(process, name, &store, view, threads)? })
 }
 
 /// Returns the contents of [`status`] without stopping any thread, and so without the threads' words.
+///
+/// # Errors
+/// The process cannot be read, its ledger is invalid, or it has ended.
 pub fn peek(pid: Pid) -> Result<Option<Status>, Error> {
     let process = Process::open(pid)?;
     let Some(store) = store::find(&process)? else { return Ok(None) };
@@ -199,7 +205,7 @@ fn summary(
     let staying = resting.map_or(Ok(Vec::new()), |_| in_base(process))?.into_iter().map(|tid| tid.0);
     let may_stay: BTreeSet<String> =
         resting.into_iter().flat_map(|open| &open.transition.staying).map(|code| code.name.clone()).collect();
-    let unfinished = view.unfinished.as_ref().map(|open| Unfinished {
+    let unfinished = view.unfinished.as_ref().map(|open| UnfinishedTransition {
         transition: open.transition.number,
         operation: open.transition.operation.clone(),
         staying: staying.collect(),
@@ -264,9 +270,9 @@ fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
 }
 
 /// Returns all threads, with the words of those whose control block libstillpoint has reported.
-fn known_words(
+fn registered_words(
     process: &Process,
-    parts: &BTreeMap<Tid, (Part, Slot)>,
+    parts: &BTreeMap<Tid, (RegisteredThread, Slot)>,
     offset: i32,
 ) -> Result<Vec<ThreadStatus>, Error> {
     let word = |slot: &Slot| {
@@ -277,12 +283,12 @@ fn known_words(
     };
     let of = |tid: Tid| parts.get(&tid).and_then(|(_, slot)| word(slot));
     let threads = process.threads()?.into_iter().filter(|thread| !thread.kernel_worker).map(|thread| thread.tid);
-    Ok(threads.map(|tid| ThreadStatus { tid: tid.0, transition: of(tid), part: None }).collect())
+    Ok(threads.map(|tid| ThreadStatus { tid: tid.0, transition: of(tid), registered: None }).collect())
 }
 
-fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Vec<ThreadStatus>, Error> {
+fn read_words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Vec<ThreadStatus>, Error> {
     let mut out = Vec::new();
-    let look = |stopped: &mut Stopped<'_>| {
+    let read_word = |stopped: &mut Stopped<'_>| {
         let registers = stopped.registers()?;
         let mut word = [0; 4];
         if !registers.no_user_side() && registers.fs_base != 0 {
@@ -290,10 +296,10 @@ fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Ve
             process.memory().read(at, &mut word)?;
         }
         let transition = transition_of_word(u32::from_le_bytes(word));
-        out.push(ThreadStatus { tid: stopped.tid().0, transition, part: None });
+        out.push(ThreadStatus { tid: stopped.tid().0, transition, registered: None });
         Ok(())
     };
-    calm::each_thread(process, session, look, &mut |_, _| {})?;
+    event_pump::each_thread(process, session, read_word, &mut |_, _| {})?;
     out.sort_unstable_by_key(|t| t.tid);
     Ok(out)
 }

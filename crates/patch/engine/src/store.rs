@@ -1,17 +1,17 @@
 //! Ledger in a target: finding, reading and appending.
 
 use crate::Error;
-use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_cut_off};
+use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_truncated};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Mapping, Memory, Pagemap, Process};
 
 const PAGE: u64 = 4096;
 /// Largest searched memory of one process in bytes, counted in touched pages.
-const HELD_MAX: u64 = 1 << 30;
+const SEARCHED_BYTES_MAX: u64 = 1 << 30;
 /// Largest size of the mappings that are walked for such pages, in bytes.
-const WALK_MAX: u64 = 64 << 30;
+const WALKED_BYTES_MAX: u64 = 64 << 30;
 /// Bytes of the first read; each further read is twice as long.
-const CHUNK: usize = 4 << 10;
+const FIRST_READ_LEN: usize = 4 << 10;
 
 /// Ledger of a target: its address and contents.
 pub(crate) struct Store {
@@ -43,7 +43,7 @@ fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error
         walked += mapping.len();
         let mut at = mapping.start.0;
         while at + CAPACITY <= mapping.end.0 {
-            if walked > WALK_MAX || searched > HELD_MAX {
+            if walked > WALKED_BYTES_MAX || searched > SEARCHED_BYTES_MAX {
                 return Err(Error::TooMuchMemory(process.pid()));
             }
             if !pages.is_held(Avma(at)) {
@@ -54,7 +54,7 @@ fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error
             let mut magic = [0; 16];
             if memory.read_some(Avma(at), &mut magic) == 16 && magic == *MAGIC {
                 if found.replace(Avma(at)).is_some() {
-                    return Err(Error::TwoLedgers(process.pid()));
+                    return Err(Error::MultipleLedgers(process.pid()));
                 }
                 at += CAPACITY;
             } else {
@@ -66,17 +66,13 @@ fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error
 }
 
 /// Reads the present ledger; `known` holds the earlier records. Records are only appended, so the earlier ones stay valid.
-pub(crate) fn find_again(
-    process: &Process,
-    mappings: &[Mapping],
-    known: Option<Store>,
-) -> Result<Option<Store>, Error> {
+pub(crate) fn refresh(process: &Process, mappings: &[Mapping], known: Option<Store>) -> Result<Option<Store>, Error> {
     let Some(at) = locate(process, mappings)? else { return Ok(None) };
     let mut store = match known {
         Some(known) if known.at == at => known,
         _ => return Store::open(process.memory(), at).map(Some),
     };
-    store.read_on(process.memory())?;
+    store.read_more(process.memory())?;
     Ok(Some(store))
 }
 
@@ -85,18 +81,18 @@ impl Store {
         let mut header = [0; HEADER_LEN];
         memory.read(at, &mut header)?;
         let mut store = Store { at, ledger: decode_header(&header)? };
-        store.read_on(memory)?;
+        store.read_more(memory)?;
         Ok(store)
     }
 
     /// Reads the records after the known ones, as far as the ledger is in use.
-    fn read_on(&mut self, memory: &Memory) -> Result<(), Error> {
-        let mut len = CHUNK;
+    fn read_more(&mut self, memory: &Memory) -> Result<(), Error> {
+        let mut len = FIRST_READ_LEN;
         loop {
             let (end, room) = (self.ledger.end, CAPACITY as usize - self.ledger.end);
             let bytes = memory.read_vec(Avma(self.at.0 + end as u64), len.min(room))?;
-            self.ledger.read_on(&bytes)?;
-            if bytes.len() == room || !is_cut_off(&bytes[self.ledger.end - end..]) {
+            self.ledger.read_more(&bytes)?;
+            if bytes.len() == room || !is_truncated(&bytes[self.ledger.end - end..]) {
                 return Ok(());
             }
             len *= 2;
@@ -115,7 +111,7 @@ impl Store {
     pub(crate) fn append(&mut self, memory: &Memory, record: Record) -> Result<(), Error> {
         let bytes = self.ledger.encode(&record)?;
         memory.write(Avma(self.at.0 + self.ledger.end as u64), &bytes)?;
-        Ok(self.ledger.appended(record, bytes.len())?)
+        Ok(self.ledger.advance(record, bytes.len())?)
     }
 
     /// Address of the ledger in the target.

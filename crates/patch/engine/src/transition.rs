@@ -8,18 +8,18 @@
 //! the new side, and the remaining work (turning entries into direct jumps) has no visible effect. Each step is recorded in the ledger
 //! before it is done, so that another tool can continue from the ledger.
 
-use crate::barrier::abi::Gathered;
-use crate::barrier::{Following, Library};
-use crate::calm::{EVENTS_AT_ONCE, Pace, STOP_SLOW, Window, weight};
+use crate::barrier::abi::GatherOutcome;
+use crate::barrier::{FollowedRequest, Library};
 use crate::error::Busy;
+use crate::event_pump::{EVENTS_MAX, Pace, SLOW_STOP, Window, weight};
 use crate::fault::{self, FaultPoint};
-use crate::ledger::{NamedSpan, Phase, Record, Span, Transition, Unfinished};
+use crate::ledger::{NamedSpan, OpenTransition, Phase, Record, Span, Transition};
 use crate::plan::word_value;
 use crate::probe::{Prober, Verdict};
 use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::store::Store;
-use crate::suspended;
+use crate::suspended_frames;
 use crate::walk::Walker;
 use crate::{Error, Quiescence};
 use std::collections::btree_map::Entry;
@@ -30,11 +30,11 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
 use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
 
-pub(crate) const RETRY_FIRST: Duration = Duration::from_micros(500);
-const SHARER: &str = "another process that uses the same memory";
-pub(crate) const RETRY_MAX: Duration = Duration::from_millis(2);
+pub(crate) const RETRY_INTERVAL_MIN: Duration = Duration::from_micros(500);
+const SHARER_DESCRIPTION: &str = "another process that shares the memory";
+pub(crate) const RETRY_INTERVAL_MAX: Duration = Duration::from_millis(2);
 /// Longest time for which idle threads are moved before others.
-const IDLE_LIMIT: Duration = Duration::from_millis(50);
+const IDLE_FIRST_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Direction in which threads are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,17 +44,17 @@ enum Direction {
 }
 
 /// One thread to be moved.
-pub(crate) struct Traveller {
-    next: Instant,
+pub(crate) struct PendingThread {
+    next_check: Instant,
     wait: Duration,
     /// True if its stop was requested and is still to come.
-    pub(crate) asked: bool,
-    seen: Option<String>,
-    walked: bool,
+    pub(crate) stop_requested: bool,
+    location: Option<String>,
+    stack_walked: bool,
 }
 
 /// Drives transitions of one process.
-pub(crate) struct Mover<'m, 's, 'p, 'r> {
+pub(crate) struct Migrator<'m, 's, 'p, 'r> {
     pub(crate) session: &'m mut Session<'s>,
     pub(crate) process: &'p Process,
     pub(crate) store: &'m mut Store,
@@ -64,15 +64,15 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     /// All dispatchers and displaced code ever placed.
     pub(crate) trampolines: Vec<Span>,
     /// Offset and value of the word for new threads; set when a transition begins.
-    pub(crate) newborn: Option<(i32, u32)>,
+    pub(crate) new_thread_word: Option<(i32, u32)>,
     /// Threads that are stopped on request.
-    pub(crate) stood: Vec<Tid>,
+    pub(crate) at_stop: Vec<Tid>,
     pub(crate) window: Window,
     /// New threads that were put on the right side before their first instruction.
-    pub(crate) welcomed: Vec<(Tid, Avma)>,
+    pub(crate) initialised: Vec<(Tid, Avma)>,
     /// The library, found at first use.
     pub(crate) library: Option<Library>,
-    pub(crate) following: Following,
+    pub(crate) followed_request: FollowedRequest,
     /// Points at which the transition fails, for tests.
     pub(crate) faults: Vec<FaultPoint>,
     /// Reason why the program probably switches stacks by itself.
@@ -88,7 +88,7 @@ pub(crate) struct Limits {
     pub(crate) back: Duration,
 }
 
-impl Mover<'_, '_, '_, '_> {
+impl Migrator<'_, '_, '_, '_> {
     pub(crate) fn memory(&self) -> &Memory {
         self.process.memory()
     }
@@ -107,7 +107,7 @@ impl Mover<'_, '_, '_, '_> {
         let deadline = Instant::now() + limits.migrate;
         match self.forward(transition, how, deadline) {
             Ok(threads) => Ok(threads),
-            Err(error) => Err(self.fall_back(transition, error, limits)),
+            Err(error) => Err(self.roll_back(transition, error, limits)),
         }
     }
 
@@ -121,18 +121,18 @@ impl Mover<'_, '_, '_, '_> {
         }
         let threads = match how {
             Quiescence::Probe => {
-                self.per_thread(transition)?;
-                let threads = self.in_phase("migrate", |m| m.forward_all(transition, deadline))?;
+                self.decide_per_thread(transition)?;
+                let threads = self.in_phase("migrate", |m| m.migrate_forward(transition, deadline))?;
                 self.await_suspended(transition, deadline)?;
                 fault::reach(&self.faults, FaultPoint::Migrated)?;
                 threads
             }
             Quiescence::Stop => self.in_phase("stop", |m| m.stop_all(transition, deadline))?,
-            _ => self.by_points(transition, how, deadline)?,
+            _ => self.migrate_at_points(transition, how, deadline)?,
         };
         self.set_state(transition, DispatchState::AllThen)?;
         fault::reach(&self.faults, FaultPoint::Decided)?;
-        self.settle_library(Gathered::Released)?;
+        self.settle_request(GatherOutcome::Released)?;
         self.complete(transition)?;
         Ok(threads)
     }
@@ -141,7 +141,8 @@ impl Mover<'_, '_, '_, '_> {
     fn await_suspended(&mut self, transition: &Transition, deadline: Instant) -> Result<(), Error> {
         let Some(why) = self.switches_stacks.clone() else { return Ok(()) };
         let (ledger, allowed) = (Some(self.store.at()), self.allow_suspended);
-        let mut wait = suspended::Wait::new((self.process, why), transition, ledger, allowed, deadline);
+        let mut wait =
+            suspended_frames::SuspendedFrameWait::new((self.process, why), transition, ledger, allowed, deadline);
         self.in_phase("search suspended stacks", |m| {
             while let Some(until) = wait.search(m.report)? {
                 m.serve(until)?;
@@ -151,12 +152,12 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Switches to the state in which each thread's word decides.
-    pub(crate) fn per_thread(&mut self, transition: &Transition) -> Result<(), Error> {
+    pub(crate) fn decide_per_thread(&mut self, transition: &Transition) -> Result<(), Error> {
         self.phase_record(transition, Phase::Migrating)?;
         self.set_state(transition, DispatchState::PerThread)
     }
 
-    pub(crate) fn forward_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
+    pub(crate) fn migrate_forward(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
         self.migrate(transition, Direction::Forward, deadline)
     }
 
@@ -185,7 +186,7 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Rolls a transition back after `error`; returns the error that describes the result.
-    fn fall_back(&mut self, transition: &Transition, error: Error, limits: Limits) -> Error {
+    fn roll_back(&mut self, transition: &Transition, error: Error, limits: Limits) -> Error {
         if matches!(error, Error::Ended(_) | Error::Unfinished { .. }) {
             return error;
         }
@@ -194,8 +195,8 @@ impl Mover<'_, '_, '_, '_> {
             return Error::Unfinished { transition: transition.number, source: Box::new(error) };
         }
         self.report.operation("abort");
-        if let Err(second) = self.back(transition, limits) {
-            tracing::warn!(%error, "a transition failed, and so did the way back");
+        if let Err(second) = self.move_back(transition, limits) {
+            tracing::warn!(%error, "a transition failed, and so did its rollback");
             return match second {
                 Error::Ended(_) | Error::Stuck { .. } => second,
                 other => Error::Unfinished { transition: transition.number, source: Box::new(other) },
@@ -204,15 +205,15 @@ impl Mover<'_, '_, '_, '_> {
         self.report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
         match error {
             Error::TimedOut { .. } => error,
-            other => Error::FellBack { transition: transition.number, source: Box::new(other) },
+            other => Error::RolledBack { transition: transition.number, source: Box::new(other) },
         }
     }
 
     /// Moves every thread back to the old side, and then restores the entries.
-    fn back(&mut self, transition: &Transition, limits: Limits) -> Result<(), Error> {
+    fn move_back(&mut self, transition: &Transition, limits: Limits) -> Result<(), Error> {
         let deadline = Instant::now() + limits.back;
         self.find_library()?;
-        self.settle_library(Gathered::Abandoned)?;
+        self.settle_request(GatherOutcome::Abandoned)?;
         let state = self.state(transition)?;
         if state == DispatchState::PerThread {
             self.phase_record(transition, Phase::Aborting)?;
@@ -239,26 +240,26 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Ends the transition of a killed tool: forward if the commit point was passed or `forward` is requested, otherwise back.
-    pub(crate) fn recover(&mut self, open: &Unfinished, forward: bool, limits: Limits) -> Result<bool, Error> {
+    pub(crate) fn recover(&mut self, open: &OpenTransition, forward: bool, limits: Limits) -> Result<bool, Error> {
         let transition = &open.transition;
         self.check_entries(transition)?;
         let state = self.state(transition)?;
         self.find_library()?;
         match (open.phase, state) {
             (_, DispatchState::AllThen) => {
-                self.settle_library(Gathered::Released)?;
+                self.settle_request(GatherOutcome::Released)?;
                 self.complete(transition)?;
                 Ok(true)
             }
             (Some(Phase::Migrating), DispatchState::PerThread) if forward => {
-                self.settle_library(Gathered::Abandoned)?;
+                self.settle_request(GatherOutcome::Abandoned)?;
                 self.run(transition, Quiescence::Probe, limits)?;
                 Ok(true)
             }
             _ => {
                 self.report.operation("abort");
-                self.back(transition, limits)?;
-                let reason = "the tool that began it was killed".to_owned();
+                self.move_back(transition, limits)?;
+                let reason = "the tool that started it was killed".to_owned();
                 self.report.event(EventKind::FellBack { transition: transition.number, reason });
                 Ok(false)
             }
@@ -269,7 +270,7 @@ impl Mover<'_, '_, '_, '_> {
     fn stop_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
         let forbidden = self.forbidden(&transition.leave, transition);
         self.walker.prepare();
-        let mut wait = RETRY_FIRST;
+        let mut wait = RETRY_INTERVAL_MIN;
         loop {
             let Some(busy) = self.stop_once(transition, &forbidden)? else {
                 return Ok(self.session.threads().len() as u32);
@@ -281,7 +282,7 @@ impl Mover<'_, '_, '_, '_> {
                 return Err(Error::TimedOut { busy });
             }
             self.serve(Instant::now() + wait)?;
-            wait = (wait * 2).min(RETRY_MAX);
+            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
         }
     }
 
@@ -296,15 +297,15 @@ impl Mover<'_, '_, '_, '_> {
         };
         for tid in frozen.threads() {
             let mut held = frozen.thread(tid)?;
-            let look = self.prober.look(self.process, &mut held)?;
-            let verdict = self.walker.judge(&look, forbidden);
+            let snapshot = self.prober.snapshot(self.process, &mut held)?;
+            let verdict = self.walker.judge(&snapshot, forbidden);
             if !verdict.is_free() {
                 busy.push(Busy { tid, function: verdict.describe() });
             }
         }
         // a coroutine may have been suspended since the last search
         if busy.is_empty() && self.switches_stacks.is_some() && !self.allow_suspended {
-            let search = suspended::search(self.process, forbidden, Some(self.store.at()))?;
+            let search = suspended_frames::search(self.process, forbidden, Some(self.store.at()))?;
             let found = search.found.map(|frame| frame.describe());
             busy.extend(found.map(|function| Busy { tid: self.process.pid().leader(), function }));
         }
@@ -330,7 +331,7 @@ impl Mover<'_, '_, '_, '_> {
         self.session.expect_all_to_stop(false);
         // no thread may stay stopped, and no thread may stop for a request that is over
         self.session.withdraw_requests()?;
-        for tid in std::mem::take(&mut self.stood) {
+        for tid in std::mem::take(&mut self.at_stop) {
             match self.session.let_go(tid) {
                 Ok(()) | Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => {}
                 Err(error) => return Err(error.into()),
@@ -347,85 +348,87 @@ impl Mover<'_, '_, '_, '_> {
         deadline: Instant,
         mut idle: BTreeSet<Tid>,
     ) -> Result<u32, Error> {
-        let idle_until = Instant::now() + IDLE_LIMIT;
+        let idle_until = Instant::now() + IDLE_FIRST_TIMEOUT;
         let offset = self.store.ledger.word_offset;
         let (code, word) = match direction {
             Direction::Forward => (&transition.leave, word_value(transition.number)),
             Direction::Back => (&transition.enter, 0),
         };
         let forbidden = self.forbidden(code, transition);
-        self.newborn = Some((offset, word));
+        self.new_thread_word = Some((offset, word));
         let mut done: BTreeMap<Tid, Avma> = BTreeMap::new();
-        let mut waiting: BTreeMap<Tid, Traveller> = BTreeMap::new();
+        let mut waiting: BTreeMap<Tid, PendingThread> = BTreeMap::new();
         let mut pace = Pace::new();
         self.session.expect_idle_to_stop(!idle.is_empty());
         loop {
             self.serve(Instant::now())?;
-            for (tid, fs_base) in std::mem::take(&mut self.welcomed) {
+            for (tid, fs_base) in std::mem::take(&mut self.initialised) {
                 waiting.remove(&tid);
                 done.insert(tid, fs_base);
             }
-            self.window.arrived(self.stood.len());
-            for tid in std::mem::take(&mut self.stood) {
-                let mut traveller = waiting.remove(&tid).unwrap_or_else(Traveller::new);
-                match self.visit(tid, &mut traveller, &forbidden, transition, direction, &done)? {
-                    Visit::Moved(fs_base) => {
+            self.window.narrow(self.at_stop.len());
+            for tid in std::mem::take(&mut self.at_stop) {
+                let mut pending = waiting.remove(&tid).unwrap_or_else(PendingThread::new);
+                match self.visit(tid, &mut pending, &forbidden, transition, direction, &done)? {
+                    VisitResult::Migrated(fs_base) => {
                         done.insert(tid, fs_base);
                         if direction == Direction::Forward {
                             self.report.event(EventKind::ThreadMigrated { tid: tid.0, transition: transition.number });
                         }
                     }
-                    Visit::Gone => {}
-                    Visit::NotYet => {
-                        traveller.put_off();
-                        waiting.insert(tid, traveller);
+                    VisitResult::Ended => {}
+                    VisitResult::Busy => {
+                        pending.postpone();
+                        waiting.insert(tid, pending);
                     }
                 }
             }
             let threads = self.session.threads();
             waiting.retain(|tid, _| self.session.knows(*tid));
             done.retain(|tid, _| self.session.knows(*tid));
-            self.follow(&threads, &mut waiting, &mut done)?;
+            self.track_self_migrating(&threads, &mut waiting, &mut done)?;
             if !idle.is_empty() {
-                let unseen = |tid: &Tid| waiting.get(tid).is_none_or(|traveller| traveller.seen.is_none());
-                let to_come = |tid: &Tid| self.session.knows(*tid) && !done.contains_key(tid) && unseen(tid);
-                idle.retain(|tid| to_come(tid) && !self.following.own_way(*tid) && Instant::now() < idle_until);
+                let unexamined = |tid: &Tid| waiting.get(tid).is_none_or(|pending| pending.location.is_none());
+                let to_come = |tid: &Tid| self.session.knows(*tid) && !done.contains_key(tid) && unexamined(tid);
+                idle.retain(|tid| {
+                    to_come(tid) && !self.followed_request.migrates_itself(*tid) && Instant::now() < idle_until
+                });
                 if idle.is_empty() {
                     self.session.expect_idle_to_stop(false);
                 }
             }
             if !pace.is_over() {
-                self.ask(&threads, &idle, &mut waiting, &done)?;
-            } else if self.stood.is_empty() && !waiting.values().any(|t| t.asked) {
-                self.rest(Pace::rest(threads.len()))?;
+                self.request_stops(&threads, &idle, &mut waiting, &done)?;
+            } else if self.at_stop.is_empty() && !waiting.values().any(|t| t.stop_requested) {
+                self.pause(Pace::pause_duration(threads.len()))?;
                 self.session.expect_idle_to_stop(!idle.is_empty());
                 pace = Pace::new();
                 // At once: in a storm of new threads the next events alone take longer than a burst.
-                self.ask(&threads, &idle, &mut waiting, &done)?;
+                self.request_stops(&threads, &idle, &mut waiting, &done)?;
             }
             let now = Instant::now();
-            if waiting.is_empty() && self.stood.is_empty() && self.everybody_known(&done)? {
+            if waiting.is_empty() && self.at_stop.is_empty() && self.all_migrated(&done)? {
                 return Ok(done.len() as u32);
             }
             if now > deadline {
-                let seen = |(tid, t): (&Tid, &Traveller)| Busy { tid: *tid, function: t.describe() };
+                let to_busy = |(tid, t): (&Tid, &PendingThread)| Busy { tid: *tid, function: t.describe() };
                 let sharers = self.process.memory_sharers()?;
-                let sharers = sharers.iter().map(|pid| Busy { tid: pid.leader(), function: SHARER.into() });
-                return Err(Error::TimedOut { busy: waiting.iter().map(seen).chain(sharers).collect() });
+                let sharers = sharers.iter().map(|pid| Busy { tid: pid.leader(), function: SHARER_DESCRIPTION.into() });
+                return Err(Error::TimedOut { busy: waiting.iter().map(to_busy).chain(sharers).collect() });
             }
-            if self.stood.is_empty() {
-                let out = waiting.values().any(|t| t.asked);
-                let due = waiting.values().filter(|t| !t.asked).map(|t| t.next).min();
-                let next = if out { now + STOP_SLOW } else { due.unwrap_or(now + RETRY_FIRST) };
+            if self.at_stop.is_empty() {
+                let out = waiting.values().any(|t| t.stop_requested);
+                let due = waiting.values().filter(|t| !t.stop_requested).map(|t| t.next_check).min();
+                let next = if out { now + SLOW_STOP } else { due.unwrap_or(now + RETRY_INTERVAL_MIN) };
                 if !self.serve_once(next.min(deadline))? && out {
-                    self.window.waited();
+                    self.window.widen();
                 }
             }
         }
     }
 
     /// Leaves all processors to the target for a while; only new threads and signals are served.
-    fn rest(&mut self, time: Duration) -> Result<(), Error> {
+    fn pause(&mut self, time: Duration) -> Result<(), Error> {
         let until = Instant::now() + time;
         self.session.expect_all_to_stop(false);
         self.serve(until)?;
@@ -435,67 +438,71 @@ impl Mover<'_, '_, '_, '_> {
 
     /// Asks threads that are due to stop, a limited number at a time: first those not examined yet, then those that have waited longest, so
     /// that no thread waits behind busy threads. Asks only idle threads while there are any.
-    fn ask(
+    fn request_stops(
         &mut self,
         threads: &[Tid],
         idle: &BTreeSet<Tid>,
-        waiting: &mut BTreeMap<Tid, Traveller>,
+        waiting: &mut BTreeMap<Tid, PendingThread>,
         done: &BTreeMap<Tid, Avma>,
     ) -> Result<(), Error> {
-        let mut asked = waiting.values().filter(|t| t.asked).count();
+        let mut asked = waiting.values().filter(|t| t.stop_requested).count();
         let now = Instant::now();
-        let mut again = Vec::new();
+        let mut repeated = Vec::new();
         let wanted = |tid: &Tid| !done.contains_key(tid) && (idle.is_empty() || idle.contains(tid));
         for tid in threads.iter().copied().filter(wanted) {
             if self.window.room(asked) == 0 {
                 return Ok(());
             }
-            let traveller = waiting.entry(tid).or_insert_with(Traveller::new);
-            if traveller.asked || traveller.next > now || self.following.own_way(tid) || self.stood.contains(&tid) {
+            let pending = waiting.entry(tid).or_insert_with(PendingThread::new);
+            if pending.stop_requested
+                || pending.next_check > now
+                || self.followed_request.migrates_itself(tid)
+                || self.at_stop.contains(&tid)
+            {
                 continue;
             }
-            match traveller.seen {
-                None => asked += usize::from(self.ask_one(tid, waiting)?),
-                Some(_) => again.push((traveller.next, tid)),
+            match pending.location {
+                None => asked += usize::from(self.request_first_stop(tid, waiting)?),
+                Some(_) => repeated.push((pending.next_check, tid)),
             }
         }
-        again.sort_unstable();
-        for (_, tid) in again {
+        repeated.sort_unstable();
+        for (_, tid) in repeated {
             if self.window.room(asked) == 0 {
                 return Ok(());
             }
-            asked += usize::from(self.ask_again(tid, waiting)?);
+            asked += usize::from(self.request_repeated_stop(tid, waiting)?);
         }
         Ok(())
     }
 
-    /// Asks a thread like [`Mover::ask_one`], if it was busy at its last examination.
-    fn ask_again(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, Traveller>) -> Result<bool, Error> {
+    /// Asks a thread like [`Migrator::request_first_stop`], if it was busy at its last examination.
+    fn request_repeated_stop(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, PendingThread>) -> Result<bool, Error> {
         // another stop of a thread that has not run would show nothing new, and restart its time-out
-        if waiting.get(&tid).is_some_and(|t| t.walked) && self.session.idle_since_stop(tid)? {
-            waiting.entry(tid).and_modify(Traveller::put_off);
+        if waiting.get(&tid).is_some_and(|t| t.stack_walked) && self.session.idle_since_stop(tid)? {
+            waiting.entry(tid).and_modify(PendingThread::postpone);
             return Ok(false);
         }
         self.walker.prepare();
         let asked = self.session.request_stop_again(tid)?;
-        Ok(self.note_asked(tid, asked, waiting))
+        Ok(self.record_request(tid, asked, waiting))
     }
 
     /// Asks a thread to stop; returns true if its stop is to come.
-    fn ask_one(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, Traveller>) -> Result<bool, Error> {
+    fn request_first_stop(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, PendingThread>) -> Result<bool, Error> {
         let asked = self.session.request_stop(tid)?;
-        Ok(self.note_asked(tid, asked, waiting))
+        Ok(self.record_request(tid, asked, waiting))
     }
 
-    fn note_asked(&mut self, tid: Tid, asked: Asked, waiting: &mut BTreeMap<Tid, Traveller>) -> bool {
-        let Entry::Occupied(mut traveller) = waiting.entry(tid) else { return false };
+    fn record_request(&mut self, tid: Tid, asked: Asked, waiting: &mut BTreeMap<Tid, PendingThread>) -> bool {
+        let Entry::Occupied(mut pending) = waiting.entry(tid) else { return false };
         match asked {
-            Asked::Asked => traveller.get_mut().asked = true,
-            Asked::Stands => self.stood.push(tid),
-            Asked::Gone | Asked::Newborn => drop(traveller.remove()),
+            Asked::Asked => pending.get_mut().stop_requested = true,
+            Asked::Stands => self.at_stop.push(tid),
+            Asked::Gone | Asked::Newborn => drop(pending.remove()),
             Asked::InVfork => {
-                traveller.get_mut().seen = Some("vfork, whose child uses the same memory".into());
-                traveller.get_mut().put_off();
+                pending.get_mut().location = Some("vfork, whose child shares the memory".into());
+                pending.get_mut().postpone();
             }
         }
         asked == Asked::Asked
@@ -504,7 +511,7 @@ impl Mover<'_, '_, '_, '_> {
     /// Returns true if two enumerations, the session's and the kernel's, hold only threads that have migrated, and no other process shares
     /// the memory. Threads that have not run yet do not count: they have no frames, and obey the state byte from their first instruction
     /// on. Otherwise a program that makes threads without pause could never be committed.
-    fn everybody_known(&mut self, done: &BTreeMap<Tid, Avma>) -> Result<bool, Error> {
+    fn all_migrated(&mut self, done: &BTreeMap<Tid, Avma>) -> Result<bool, Error> {
         let over = |tid: &Tid| done.contains_key(tid) || self.session.is_newborn(*tid);
         if !self.session.threads().iter().all(over) {
             return Ok(false);
@@ -526,40 +533,40 @@ impl Mover<'_, '_, '_, '_> {
     fn visit(
         &mut self,
         tid: Tid,
-        traveller: &mut Traveller,
+        pending: &mut PendingThread,
         forbidden: &Forbidden,
         transition: &Transition,
         direction: Direction,
         done: &BTreeMap<Tid, Avma>,
-    ) -> Result<Visit, Error> {
-        let walk = traveller.seen.is_some();
+    ) -> Result<VisitResult, Error> {
+        let walk = pending.location.is_some();
         let offset = self.store.ledger.word_offset;
         let mut stopped = match self.session.stop(tid) {
             Ok(Stop::Stopped(stopped)) => stopped,
-            Ok(Stop::Gone) => return Ok(Visit::Gone),
+            Ok(Stop::Gone) => return Ok(VisitResult::Ended),
             Ok(Stop::InVfork) => {
-                traveller.seen = Some("vfork, whose child uses the same memory".into());
-                return Ok(Visit::NotYet);
+                pending.location = Some("vfork, whose child shares the memory".into());
+                return Ok(VisitResult::Busy);
             }
-            Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => return Ok(Visit::Gone),
+            Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => return Ok(VisitResult::Ended),
             Err(error @ stillpoint_patch_tracee::Error::Unstoppable { .. }) => {
-                traveller.seen = Some(error.to_string());
-                return Ok(Visit::NotYet);
+                pending.location = Some(error.to_string());
+                return Ok(VisitResult::Busy);
             }
             Err(error) => return Err(error.into()),
         };
-        let look = self.prober.look(self.process, &mut stopped)?;
-        let at = Avma(look.fs_base.0.wrapping_add_signed(i64::from(offset)));
-        let mut verdict = look.verdict(forbidden);
+        let snapshot = self.prober.snapshot(self.process, &mut stopped)?;
+        let at = Avma(snapshot.fs_base.0.wrapping_add_signed(i64::from(offset)));
+        let mut verdict = snapshot.verdict(forbidden);
         if direction == Direction::Back && !holds(self.process.memory(), at, word_value(transition.number)) {
             verdict = Verdict::Clear;
         }
         if walk {
-            traveller.walked |= verdict.may_be_stale();
-            verdict = self.walker.confirm(verdict, &look, forbidden);
+            pending.stack_walked |= verdict.may_be_stale();
+            verdict = self.walker.confirm(verdict, &snapshot, forbidden);
         }
-        traveller.walked |= matches!(&verdict, Verdict::Busy(finding) if finding.standing);
-        let fs_base = look.fs_base;
+        pending.stack_walked |= matches!(&verdict, Verdict::Busy(finding) if finding.executing);
+        let fs_base = snapshot.fs_base;
         let shared = done.values().any(|other| *other == fs_base);
         let moved = match verdict {
             Verdict::KernelWorker => true,
@@ -574,25 +581,25 @@ impl Mover<'_, '_, '_, '_> {
         let stopped_ns = stopped.resume()?;
         self.report.stopped(tid, "probe", stopped_ns);
         if moved {
-            return Ok(Visit::Moved(fs_base));
+            return Ok(VisitResult::Migrated(fs_base));
         }
         let function = match verdict {
-            Verdict::Clear => "code of a thread whose control block another thread uses as well".to_owned(),
+            Verdict::Clear => "code of a thread that shares its control block with another thread".to_owned(),
             other => other.describe(),
         };
-        if traveller.seen.as_ref() != Some(&function) {
+        if pending.location.as_ref() != Some(&function) {
             self.report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
         }
-        traveller.seen = Some(function);
-        Ok(Visit::NotYet)
+        pending.location = Some(function);
+        Ok(VisitResult::Busy)
     }
 
     /// Serves events until `until` has passed.
     pub(crate) fn serve(&mut self, until: Instant) -> Result<(), Error> {
         let mut late = 0;
-        while late < EVENTS_AT_ONCE && self.serve_once(until)? {
+        while late < EVENTS_MAX && self.serve_once(until)? {
             if Instant::now() > until {
-                late += weight(self.stood.len());
+                late += weight(self.at_stop.len());
             }
         }
         Ok(())
@@ -603,8 +610,8 @@ impl Mover<'_, '_, '_, '_> {
         let pid = self.process.pid();
         match self.session.pump(until)? {
             None => return Ok(false),
-            Some(Event::NewThread(tid)) => self.welcome(tid)?,
-            Some(Event::Stood(tid)) => self.stood.push(tid),
+            Some(Event::NewThread(tid)) => self.initialise_thread(tid)?,
+            Some(Event::Stood(tid)) => self.at_stop.push(tid),
             Some(Event::NewProcess { pid: child, how, .. }) => self.release(child, how)?,
             Some(Event::Exec | Event::Exited(_)) => return Err(Error::Ended(pid)),
             Some(_) => {}
@@ -613,8 +620,8 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Puts a new thread on the right side before its first instruction: it has no frames.
-    fn welcome(&mut self, tid: Tid) -> Result<(), Error> {
-        let Some((offset, word)) = self.newborn else { return Ok(self.session.let_go(tid)?) };
+    fn initialise_thread(&mut self, tid: Tid) -> Result<(), Error> {
+        let Some((offset, word)) = self.new_thread_word else { return Ok(self.session.let_go(tid)?) };
         let mut stopped = match self.session.stop(tid)? {
             Stop::Stopped(stopped) => stopped,
             Stop::Gone | Stop::InVfork => return Ok(()),
@@ -623,48 +630,54 @@ impl Mover<'_, '_, '_, '_> {
         if fs_base.0 != 0 {
             let at = Avma(fs_base.0.wrapping_add_signed(i64::from(offset)));
             self.process.memory().write(at, &word.to_le_bytes())?;
-            self.welcomed.push((tid, fs_base));
+            self.initialised.push((tid, fs_base));
         }
         stopped.resume()?;
         Ok(())
     }
 
     fn release(&mut self, child: Pid, how: Birth) -> Result<(), Error> {
-        tracing::debug!(%child, ?how, "born during the transition");
+        tracing::debug!(%child, ?how, "a process started during the transition");
         Ok(self.session.release(child)?)
     }
 }
 
-enum Visit {
-    Moved(Avma),
-    NotYet,
-    Gone,
+enum VisitResult {
+    Migrated(Avma),
+    Busy,
+    Ended,
 }
 
-impl Traveller {
+impl PendingThread {
     pub(crate) fn new() -> Self {
-        Traveller { next: Instant::now(), wait: RETRY_FIRST, asked: false, seen: None, walked: false }
+        PendingThread {
+            next_check: Instant::now(),
+            wait: RETRY_INTERVAL_MIN,
+            stop_requested: false,
+            location: None,
+            stack_walked: false,
+        }
     }
 
     /// Delays the next examination.
-    fn put_off(&mut self) {
-        self.wait = (self.wait * 2).min(RETRY_MAX);
-        self.next = Instant::now() + self.wait;
-        self.asked = false;
+    fn postpone(&mut self) {
+        self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
+        self.next_check = Instant::now() + self.wait;
+        self.stop_requested = false;
     }
 
     /// Records that it migrates by itself, and delays the next check; returns true if its location has changed.
-    pub(crate) fn follows(&mut self, before: String) -> bool {
+    pub(crate) fn update_location(&mut self, before: String) -> bool {
         let now = Instant::now();
-        if self.next <= now {
-            self.wait = (self.wait * 2).min(RETRY_MAX);
-            self.next = now + self.wait;
+        if self.next_check <= now {
+            self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
+            self.next_check = now + self.wait;
         }
-        self.seen.replace(before.clone()) != Some(before)
+        self.location.replace(before.clone()) != Some(before)
     }
 
     fn describe(&self) -> String {
-        self.seen.clone().unwrap_or_else(|| "a queue for a processor, and does not stop".to_owned())
+        self.location.clone().unwrap_or_else(|| "a run queue, and does not stop".to_owned())
     }
 }
 

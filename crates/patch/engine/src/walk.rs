@@ -2,7 +2,7 @@
 
 use crate::image::{section, unwind_sections};
 use crate::ledger::Span;
-use crate::probe::{Look, Verdict};
+use crate::probe::{ThreadSnapshot, Verdict};
 use crate::scan::{Finding, Forbidden};
 use std::sync::OnceLock;
 use stillpoint_patch_format::Avma;
@@ -43,18 +43,18 @@ impl<'p> Walker<'p> {
         })
     }
 
-    fn walk(&self, look: &Look<'_>) -> Option<unwind::Walk> {
+    fn walk(&self, snapshot: &ThreadSnapshot<'_>) -> Option<unwind::Walk> {
         let unwinder = self.unwinder.get()?;
-        let r = &look.registers;
+        let r = &snapshot.registers;
         let general = [
             r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
             r.r15,
         ];
         let read = |at: u64| {
-            let offset = at.checked_sub(look.base.0).filter(|o| o + 8 <= look.stack.len() as u64);
+            let offset = at.checked_sub(snapshot.base.0).filter(|o| o + 8 <= snapshot.stack.len() as u64);
             match offset {
-                Some(offset) if look.one_piece => {
-                    look.stack[offset as usize..][..8].try_into().ok().map(u64::from_le_bytes)
+                Some(offset) if snapshot.one_piece => {
+                    snapshot.stack[offset as usize..][..8].try_into().ok().map(u64::from_le_bytes)
                 }
                 _ => self.process.memory().read_u64(Avma(at)).ok(),
             }
@@ -63,24 +63,24 @@ impl<'p> Walker<'p> {
     }
 
     /// Returns the verdict on a stopped thread, by means of the unwind data that has been located.
-    pub(crate) fn judge(&self, look: &Look<'_>, forbidden: &Forbidden) -> Verdict {
-        self.confirm(look.verdict(forbidden), look, forbidden)
+    pub(crate) fn judge(&self, snapshot: &ThreadSnapshot<'_>, forbidden: &Forbidden) -> Verdict {
+        self.confirm(snapshot.verdict(forbidden), snapshot, forbidden)
     }
 
     /// Removes a finding if a complete stack walk shows that it is a stale word.
-    pub(crate) fn confirm(&self, verdict: Verdict, look: &Look<'_>, forbidden: &Forbidden) -> Verdict {
-        let frames = if verdict.may_be_stale() { self.frames(look) } else { None };
+    pub(crate) fn confirm(&self, verdict: Verdict, snapshot: &ThreadSnapshot<'_>, forbidden: &Forbidden) -> Verdict {
+        let frames = if verdict.may_be_stale() { self.frames(snapshot) } else { None };
         let Some(frames) = frames else { return verdict };
-        let hit = |(address, standing): &FrameAddress| {
-            let name = forbidden.frame(*address, *standing)?;
-            Some(Finding { name: name.clone(), address: *address, standing: *standing })
+        let hit = |(address, executing): &FrameAddress| {
+            let name = forbidden.frame(*address, *executing)?;
+            Some(Finding { name: name.clone(), address: *address, executing: *executing })
         };
         frames.iter().find_map(hit).map_or(Verdict::Clear, Verdict::Busy)
     }
 
     /// Returns all frames of a thread, if the walk proves that there are no others.
-    fn frames(&self, look: &Look<'_>) -> Option<Vec<FrameAddress>> {
-        let walk = self.walk(look)?;
-        walk.is_complete().then(|| walk.frames.iter().map(|f| (Avma(f.address), f.standing)).collect())
+    fn frames(&self, snapshot: &ThreadSnapshot<'_>) -> Option<Vec<FrameAddress>> {
+        let walk = self.walk(snapshot)?;
+        walk.is_complete().then(|| walk.frames.iter().map(|f| (Avma(f.address), f.executing)).collect())
     }
 }

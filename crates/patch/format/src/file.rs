@@ -9,8 +9,8 @@ use std::fmt;
 pub const VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"STILLPT\n";
 const FLAG_SIGNED: u32 = 1;
-const HEADER: usize = 8 + 4 + 4 + 8 + 32;
-const SIGNATURE: usize = 8 + 64;
+const HEADER_LEN: usize = 8 + 4 + 4 + 8 + 32;
+const SIGNATURE_LEN: usize = 8 + 64;
 /// Largest accepted body, in bytes: limits the memory of a process that reads a patch from an untrusted place.
 pub(crate) const BODY_MAX: usize = 256 << 20;
 
@@ -56,6 +56,9 @@ fn hex(bytes: &[u8]) -> String {
 
 impl PublicKey {
     /// Reads the text of a public key file.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if the text is not a public key of 64 hex digits.
     pub fn parse(text: &str) -> Result<Self, Error> {
         VerifyingKey::from_bytes(&parse_hex32(text)?).map(PublicKey).map_err(|e| Error::Key(e.to_string()))
     }
@@ -79,6 +82,9 @@ impl SecretKey {
     }
 
     /// Reads the text of a secret key file.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if the text is not a secret key of 64 hex digits.
     pub fn parse(text: &str) -> Result<Self, Error> {
         Ok(Self::from_seed(parse_hex32(text)?))
     }
@@ -102,7 +108,7 @@ pub struct Signed {
     /// SHA-256 of the body: the patch's identity.
     pub digest: [u8; 32],
     signature: Option<(KeyId, [u8; 64])>,
-    header: [u8; HEADER],
+    header: [u8; HEADER_LEN],
 }
 
 impl Signed {
@@ -112,6 +118,9 @@ impl Signed {
     }
 
     /// Checks the signature against the trusted keys and returns the id of the key that made it.
+    ///
+    /// # Errors
+    /// The patch is not signed, its key is not among the trusted ones, or the signature is invalid.
     pub fn verify(&self, trusted: &[PublicKey]) -> Result<KeyId, Error> {
         let (id, signature) = self.signature.ok_or(Error::Unsigned)?;
         let key = trusted.iter().find(|key| key.id() == id).ok_or(Error::UnknownKey(id))?;
@@ -121,7 +130,7 @@ impl Signed {
     }
 }
 
-fn signed_bytes(header: &[u8; HEADER], id: KeyId) -> Vec<u8> {
+fn signed_bytes(header: &[u8; HEADER_LEN], id: KeyId) -> Vec<u8> {
     [&header[..], &id.0[..]].concat()
 }
 
@@ -132,7 +141,7 @@ fn encode_with(patch: &Patch, key: Option<&SecretKey>) -> Result<Vec<u8>, Error>
         return Err(Error::Inconsistent(format!("body of {} bytes exceeds the limit of {BODY_MAX}", body.len())));
     }
     let flags = if key.is_some() { FLAG_SIGNED } else { 0 };
-    let mut header = [0u8; HEADER];
+    let mut header = [0u8; HEADER_LEN];
     header[..8].copy_from_slice(MAGIC);
     header[8..12].copy_from_slice(&VERSION.to_le_bytes());
     header[12..16].copy_from_slice(&flags.to_le_bytes());
@@ -148,25 +157,34 @@ fn encode_with(patch: &Patch, key: Option<&SecretKey>) -> Result<Vec<u8>, Error>
     Ok(out)
 }
 
-/// The bytes of an unsigned patch file.
+/// Returns the bytes of an unsigned patch file.
+///
+/// # Errors
+/// The patch breaks a rule, or its body is too large.
 pub fn encode(patch: &Patch) -> Result<Vec<u8>, Error> {
     encode_with(patch, None)
 }
 
-/// The bytes of a signed patch file.
+/// Returns the bytes of a signed patch file.
+///
+/// # Errors
+/// The patch breaks a rule, or its body is too large.
 pub fn encode_signed(patch: &Patch, key: &SecretKey) -> Result<Vec<u8>, Error> {
     encode_with(patch, Some(key))
 }
 
 /// Reads a patch file: checks the header, length, checksum and body, and every rule of [`Patch`].
+///
+/// # Errors
+/// The file is not a patch file of this version, is damaged, or breaks a rule.
 pub fn decode(bytes: &[u8]) -> Result<Signed, Error> {
     if bytes.len() >= 8 && &bytes[..8] != MAGIC {
         return Err(Error::Magic);
     }
-    let header: [u8; HEADER] = bytes
-        .get(..HEADER)
+    let header: [u8; HEADER_LEN] = bytes
+        .get(..HEADER_LEN)
         .and_then(|h| h.try_into().ok())
-        .ok_or(Error::Truncated { have: bytes.len(), need: HEADER })?;
+        .ok_or(Error::Truncated { have: bytes.len(), need: HEADER_LEN })?;
     let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     let version = u32_at(8);
     if version != VERSION {
@@ -181,7 +199,7 @@ pub fn decode(bytes: &[u8]) -> Result<Signed, Error> {
         .ok()
         .filter(|n| *n <= BODY_MAX)
         .ok_or_else(|| Error::Inconsistent(format!("body of {body_len} bytes exceeds the limit of {BODY_MAX}")))?;
-    let body_at = HEADER + if flags & FLAG_SIGNED != 0 { SIGNATURE } else { 0 };
+    let body_at = HEADER_LEN + if flags & FLAG_SIGNED != 0 { SIGNATURE_LEN } else { 0 };
     let need = body_at + body_len;
     if bytes.len() < need {
         return Err(Error::Truncated { have: bytes.len(), need });
@@ -195,7 +213,7 @@ pub fn decode(bytes: &[u8]) -> Result<Signed, Error> {
         return Err(Error::Checksum);
     }
     let signature = (flags & FLAG_SIGNED != 0).then(|| {
-        let block = &bytes[HEADER..body_at];
+        let block = &bytes[HEADER_LEN..body_at];
         (KeyId(std::array::from_fn(|i| block[i])), std::array::from_fn(|i| block[8 + i]))
     });
     let (patch, rest) = postcard::take_from_bytes::<Patch>(body)?;

@@ -14,14 +14,14 @@
 //! Integers are little-endian; the body is `postcard`. The signature covers everything before it.
 #![forbid(unsafe_code)]
 
+mod demangle;
 mod error;
 mod file;
 mod model;
-mod names;
 mod validate;
 
+pub use demangle::{readable, readable_short};
 pub use error::Error;
 pub use file::{KeyId, PublicKey, SecretKey, Signed, VERSION, decode, encode, encode_signed};
 pub use model::*;
-pub use names::{readable, readable_short};
 pub use validate::is_patch_name;

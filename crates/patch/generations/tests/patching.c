@@ -439,7 +439,7 @@ static void patch_refused(void)
 {
 	start_victim();
 	ENDS(REFUSED, APPLY("generation"));
-	CHECK(strstr(said, "this kernel has no address-space generations; use --view trampoline"));
+	CHECK(strstr(said, "this kernel does not support address-space generations"));
 	ENDS(DONE, APPLY("trampoline"));
 	expect(0, THREADS);
 }

@@ -13,6 +13,9 @@ pub const DISPLACED_MAX: usize = 96;
 
 /// Returns the displaced instructions, made for the address `at`, followed by a jump to the first instruction that is not displaced. `code`
 /// (at least the displaced bytes) belongs to the function that is stated at `start` and runs at `entry`.
+///
+/// # Errors
+/// An instruction cannot run at `at`, or the jump back is out of reach.
 pub fn displace(code: &[u8], start: Svma, plan: &EntryPlan, entry: Avma, at: Avma) -> Result<Vec<u8>, Error> {
     let code = code.get(..plan.displaced_len).ok_or(Error::TooShort { start, len: code.len() })?;
     let instructions = decode(code, Svma(entry.0)).map_err(|_| Error::Undecodable { start, at: start })?;
@@ -83,5 +86,5 @@ fn not_movable(instruction: &Instruction, start: Svma) -> Error {
     let mut text = String::new();
     IntelFormatter::new().format(instruction, &mut text);
     let at = Svma(instruction.ip());
-    Error::NotRelocatable { start, at, instruction: text, why: "its operand does not reach from the new place" }
+    Error::NotRelocatable { start, at, instruction: text, why: "its operand is out of reach from the new address" }
 }

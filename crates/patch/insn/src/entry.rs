@@ -7,7 +7,7 @@ use stillpoint_patch_format::Svma;
 /// The bytes that a jump at an entry displaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryPlan {
-    /// Bytes from the entry to the first instruction boundary at or after the end of the jump.
+    /// Number of bytes from the entry to the first instruction boundary at or after the end of the jump.
     pub displaced_len: usize,
     /// Offsets of the displaced instructions after the first one. The jump must not be written while a thread is stopped at one of them, or
     /// while a signal frame points to one.
@@ -44,6 +44,9 @@ fn jump_within(instruction: &Instruction) -> Option<Svma> {
 
 /// Returns every target of a direct jump in `code`, each as (address of the jump, target). Use it for the cold parts of a function:
 /// [`plan_entry`] does not see their jumps into the displaced bytes of the hot part.
+///
+/// # Errors
+/// [`Error::Undecodable`] at the first byte that is not an instruction.
 pub fn branch_targets(code: &[u8], start: Svma) -> Result<Vec<(Svma, Svma)>, Error> {
     let jumps = decode(code, start)?;
     Ok(jumps.iter().filter_map(|i| jump_within(i).map(|to| (Svma(i.ip()), to))).collect())
@@ -59,6 +62,9 @@ pub fn is_padding(bytes: &[u8]) -> bool {
 ///
 /// `code` is the whole hot part, in memory at `start`. For a function of fewer than five bytes the caller may append the padding after it
 /// (see [`is_padding`]) if no other function owns that padding.
+///
+/// # Errors
+/// The function is too short, a displaced instruction cannot be moved, or a branch goes into the displaced bytes.
 pub fn plan_entry(code: &[u8], start: Svma) -> Result<EntryPlan, Error> {
     if code.len() < JUMP_LEN {
         return Err(Error::TooShort { start, len: code.len() });

@@ -7,7 +7,7 @@ use stillpoint_patch_format::{Avma, Svma};
 #[non_exhaustive]
 pub enum Error {
     /// The function has fewer bytes than a jump needs, and no padding follows it.
-    #[error("function at {start} has {len} bytes, a jump needs {need}", need = crate::JUMP_LEN)]
+    #[error("the function at {start} has {len} bytes, but a jump needs {need}", need = crate::JUMP_LEN)]
     TooShort {
         /// Entry of the function.
         start: Svma,
@@ -15,7 +15,7 @@ pub enum Error {
         len: usize,
     },
     /// The rest of the function branches to bytes that the jump overwrites.
-    #[error("function at {start}: the branch at {from} goes to {to}, which the jump at the entry overwrites")]
+    #[error("function at {start}: the branch at {from} goes to {to}, which a jump at the entry overwrites")]
     BranchIntoEntry {
         /// Entry of the function.
         start: Svma,

@@ -68,6 +68,9 @@ const CODE: [u8; FIND_OBJECT_LEN] = [
 /// Returns `int _dl_find_object(void *address, struct dl_find_object *result)` placed at `at`, for the table at `table`. An address that
 /// the table does not hold goes to `original`, with both arguments unchanged. The code takes no lock, uses no stack, and may be interrupted
 /// anywhere.
+///
+/// # Errors
+/// [`Error::OutOfReach`] if 32 bits cannot hold one of the distances.
 pub fn find_object(at: Avma, table: Avma, original: Avma) -> Result<[u8; FIND_OBJECT_LEN], Error> {
     let mut out = CODE;
     for field in [3, 22] {

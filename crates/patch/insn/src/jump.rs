@@ -16,7 +16,10 @@ fn rel32(at: Avma, len: u64, to: Avma) -> Result<[u8; 4], Error> {
     i32::try_from(distance).map(i32::to_le_bytes).map_err(|_| Error::OutOfReach { at, to })
 }
 
-/// `jmp to`, placed at `at`.
+/// Returns `jmp to`, placed at `at`.
+///
+/// # Errors
+/// [`Error::OutOfReach`] if 32 bits cannot hold the distance.
 pub fn jump5(at: Avma, to: Avma) -> Result<[u8; JUMP_LEN], Error> {
     let [a, b, c, d] = rel32(at, 5, to)?;
     Ok([0xe9, a, b, c, d])
@@ -52,7 +55,7 @@ impl DispatchState {
     }
 }
 
-/// A dispatcher, placed at `at`:
+/// Returns a dispatcher, placed at `at`:
 ///
 /// ```text
 ///       cmpb $1, state(%rip)
@@ -64,7 +67,10 @@ impl DispatchState {
 ///       jmp  otherwise
 /// ```
 ///
-/// Uses no register and no stack; flags are dead at every function entry (psABI).
+/// It uses no register and no stack; flags are dead at every function entry (psABI).
+///
+/// # Errors
+/// [`Error::OutOfReach`] if 32 bits cannot hold one of the distances.
 pub fn dispatch(
     at: Avma,
     state: Avma,
@@ -90,7 +96,10 @@ pub fn dispatch(
     Ok(out)
 }
 
-/// `jmp *slot(%rip)`, placed at `at`: jumps to the address in the 8 bytes at `slot`.
+/// Returns `jmp *slot(%rip)`, placed at `at`: a jump to the address in the 8 bytes at `slot`.
+///
+/// # Errors
+/// [`Error::OutOfReach`] if 32 bits cannot hold the distance.
 pub fn far_stub(at: Avma, slot: Avma) -> Result<[u8; FAR_STUB_LEN], Error> {
     let [a, b, c, d] = rel32(at, 6, slot)?;
     Ok([0xff, 0x25, a, b, c, d])

@@ -27,7 +27,7 @@ pub struct StackStates {
 }
 
 /// Callee-saved registers, with their DWARF numbers.
-const KEPT: [(Register, u8); 6] = [
+const CALLEE_SAVED: [(Register, u8); 6] = [
     (Register::RBX, 3),
     (Register::RBP, 6),
     (Register::R12, 12),
@@ -64,7 +64,7 @@ pub fn stack_states(code: &[u8], at: Avma) -> StackStates {
 /// Returns true if `code`, a whole function, does not change the stack or the callee-saved registers. Unwinding through it is then the same
 /// at each of its instructions.
 pub fn leaves_stack_alone(code: &[u8], at: Avma) -> bool {
-    let hands_back = |i: &Instruction| KEPT.iter().all(|(register, _)| !writes(i, *register));
+    let hands_back = |i: &Instruction| CALLEE_SAVED.iter().all(|(register, _)| !writes(i, *register));
     Decoder::with_ip(64, code, at.0, DecoderOptions::NONE).iter().all(|instruction| {
         let returns = instruction.flow_control() == FlowControl::Return;
         !instruction.is_invalid() && hands_back(&instruction) && (returns || !writes(&instruction, Register::RSP))
@@ -85,8 +85,9 @@ fn follow(instruction: &Instruction, state: &mut StackState) -> bool {
     match instruction.mnemonic() {
         Mnemonic::Push if instruction.stack_pointer_increment() == -8 => {
             state.frame += 8;
-            let kept =
-                KEPT.iter().find(|(register, _)| instruction.op0_kind() == OpKind::Register && *register == first);
+            let kept = CALLEE_SAVED
+                .iter()
+                .find(|(register, _)| instruction.op0_kind() == OpKind::Register && *register == first);
             if let Some((_, number)) = kept.filter(|(_, n)| state.saved.iter().all(|(saved, _)| saved != n)) {
                 state.saved.push((*number, state.frame));
             }
@@ -105,7 +106,7 @@ fn follow(instruction: &Instruction, state: &mut StackState) -> bool {
         }
         _ if writes(instruction, Register::RSP) => false,
         // a register of the caller that is overwritten must have been saved
-        _ => KEPT.iter().all(|(register, number)| {
+        _ => CALLEE_SAVED.iter().all(|(register, number)| {
             !writes(instruction, *register) || state.saved.iter().any(|(saved, _)| saved == number)
         }),
     }

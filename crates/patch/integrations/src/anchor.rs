@@ -45,12 +45,12 @@ fn at_match(source: &Source, edit: &Edit, at: usize) -> Result<Place, String> {
     match edit.verb {
         Verb::Into | Verb::AtEndOf => {
             let body = body.filter(|&body| own < body && source.word(body) == "{");
-            let body = body.ok_or("governs no block in braces")?;
-            let close = source.tokens[body].partner.ok_or("governs a block without an end")?;
+            let body = body.ok_or("controls no block in braces")?;
+            let close = source.tokens[body].partner.ok_or("controls a block without an end")?;
             Ok(if edit.verb == Verb::Into { after(source, body, body + 1) } else { before_close(source, close) })
         }
         _ if source.word(start) == "else" || body.is_some_and(|body| own >= body) => {
-            Err("the statement is governed by another one without braces".into())
+            Err("another statement without braces controls the statement".into())
         }
         Verb::Before => Ok(before(source, start)),
         _ => Ok(after(source, end_of_statement(source, start)?, start)),

@@ -56,6 +56,9 @@ pub struct Edits {
 
 impl Edits {
     /// Reads the text of an `.edits` file; `name` is for messages.
+    ///
+    /// # Errors
+    /// The first line that is not in the language of `.edits` files.
     pub fn parse(name: &str, text: &str) -> Result<Edits, Error> {
         let mut edits = Edits::default();
         edits.add(name, text)?;
@@ -89,6 +92,9 @@ impl Edits {
 
 impl FileEdits {
     /// Returns the text of `file` with all edits in it.
+    ///
+    /// # Errors
+    /// An anchor that is not found as often as stated, or two edits that overlap.
     pub fn apply(&self, file: &str, text: &str) -> Result<String, Error> {
         let source = Source::read(text);
         let mut insertions = Vec::new();
@@ -199,14 +205,17 @@ impl Reader<'_> {
             "at" => (Verb::AtEndOf, rest.strip_prefix("end of ").ok_or("`at` is followed by `end of`")?),
             "replace" => (Verb::Replace, rest),
             "above" => (Verb::Above, rest),
-            _ => return Err(format!("`{word}` is no anchor")),
+            _ => return Err(format!("`{word}` is not an anchor")),
         };
         let (pattern, occurrence) = split_occurrence(rest)?;
         let by_line = self.scope.0 == Scope::Line;
         let pattern = if by_line { pattern.split_whitespace().map(str::to_owned).collect() } else { words(pattern) };
         let takes_pattern = !matches!(verb, Verb::Begin | Verb::End);
         if takes_pattern == pattern.is_empty() {
-            return Err(format!("`{word}` {}", if takes_pattern { "needs words to look for" } else { "takes none" }));
+            return Err(format!(
+                "`{word}` {}",
+                if takes_pattern { "needs words to search for" } else { "takes no words" }
+            ));
         }
         if by_line && !matches!(verb, Verb::Before | Verb::After | Verb::Replace) {
             return Err(format!("`{word}` has no meaning in lines"));

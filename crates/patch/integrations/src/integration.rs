@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// File in the tree that lists the files which differ from the shipped ones.
-const RECORD: &str = ".stillpoint-integration";
+const RECORD_FILE: &str = ".stillpoint-integration";
 
 /// All edits of a program, and the files that are added to it.
 #[derive(Debug, Clone)]
@@ -30,6 +30,9 @@ pub struct Applied {
 
 impl Integration {
     /// Reads `DIR/*.edits` and everything below `DIR/files`.
+    ///
+    /// # Errors
+    /// A file cannot be read, an `.edits` file has an error, or there is none.
     pub fn read(dir: &Path) -> Result<Integration, Error> {
         let mut edits = Edits::default();
         let mut hash = Sha256::new();
@@ -48,7 +51,7 @@ impl Integration {
             }
         }
         if edits.files().next().is_none() {
-            return Err(Error::Integration(format!("{} holds no edits", dir.display())));
+            return Err(Error::Integration(format!("{} contains no edits", dir.display())));
         }
         let mut files = BTreeMap::new();
         let added = dir.join("files");
@@ -66,6 +69,9 @@ impl Integration {
     }
 
     /// Changes `tree`, a copy of `pristine`, to the state of this integration.
+    ///
+    /// # Errors
+    /// A file cannot be read or written, an anchor has no match, or a file to be added exists already.
     pub fn apply(&self, pristine: &Path, tree: &Path) -> Result<Applied, Error> {
         let mut wanted: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         for (file, edits) in self.edits.files() {
@@ -77,11 +83,11 @@ impl Integration {
         }
         for (file, bytes) in &self.files {
             if pristine.join(file).exists() {
-                return Err(Error::Integration(format!("{file} would be added, but is there already")));
+                return Err(Error::Integration(format!("{file} would be added, but it already exists")));
             }
             wanted.insert(file.clone(), bytes.clone());
         }
-        let record = tree.join(RECORD);
+        let record = tree.join(RECORD_FILE);
         let earlier = fs::read_to_string(&record).unwrap_or_default();
         let files: Vec<String> = wanted.keys().cloned().collect();
         // Write the record before the files: the next run restores files that a failed run has written.

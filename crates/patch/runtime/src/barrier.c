@@ -182,8 +182,8 @@ static void raise_to_current(uint32_t *word)
  * there is none, and the next point decides. */
 static bool go_there(void)
 {
-    bool everybody = outcome() != SP_GATHERING && current.mode != SP_OTHERS;
-    return everybody || sp_view_enter((int)current.generation) >= 0;
+    bool commit_of_all = outcome() != SP_GATHERING && current.mode != SP_OTHERS;
+    return commit_of_all || sp_view_enter((int)current.generation) >= 0;
 }
 
 static void take(struct news *news)

@@ -592,7 +592,7 @@ int main(int argc, char **argv)
     for (unsigned what = SLEEPS; what <= WAITS; what++) {
         printf("model: %lu times a thread %s\n", atomic_load(&times[what]), WAITS_FOR[what]);
         if (atomic_load(&times[what]) == 0)
-            fail("nobody waited");
+            fail("no thread waited");
     }
     if (released == 0 || atomic_load(&migrations) == 0 || atomic_load(&refusals) == 0 || atomic_load(&done) < atomic_load(&applied))
         fail("nothing was tried");

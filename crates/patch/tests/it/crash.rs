@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::kill_at::{Ending, Moment, run, sample};
+use stillpoint_patch_tests::kill_injection::{KillInstant, RunResult, run, sample};
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, revert, soak, status};
 use stillpoint_testing::random::Random;
 
@@ -54,7 +54,7 @@ impl Case<'_> {
 
     /// Kills once, and asserts all conditions.
     #[track_caller]
-    fn kill(&mut self, moment: Moment, finish: bool) -> Ending {
+    fn kill(&mut self, moment: KillInstant, finish: bool) -> RunResult {
         self.prepare();
         let ending = run(&self.tool(), moment);
         println!("{:?}, {moment:?}: {ending}", self.operation);
@@ -98,14 +98,14 @@ fn after_every_system_call(operation: Operation) {
     let program = program(operation);
     let patch = program.patch(2);
     let mut case = Case { operation, patch: &patch, victim: victim(&program, operation) };
-    let whole = case.kill(Moment::Never, false);
+    let whole = case.kill(KillInstant::Never, false);
     let expected = if operation == Operation::Abort { 4 } else { 0 };
     assert_eq!(whole.run.code, Some(expected), "{whole}");
     // Runs differ in length; with a number after the end of a run, the tool completes.
     let total = whole.syscalls;
     let mut killed = 0;
     for (i, n) in sample(total, KILLS).enumerate() {
-        killed += usize::from(case.kill(Moment::AfterSyscalls(n), i % 2 == 0).killed);
+        killed += usize::from(case.kill(KillInstant::AfterSyscalls(n), i % 2 == 0).killed);
     }
     println!("{operation:?}: killed {killed} times among {total} system calls");
     assert!(killed >= KILLS / 4, "only {killed} of the runs were killed before their end");
@@ -147,7 +147,7 @@ fn killed_at_random_instants() {
         for i in 0..if soak() { 500 } else { 6 } {
             // A little after the end as well: the last instants are the most important.
             let instant = whole.mul_f64(random.unit() * 1.1);
-            case.kill(Moment::AfterTime(instant), i % 2 == 0);
+            case.kill(KillInstant::AfterTime(instant), i % 2 == 0);
         }
     }
 }
@@ -158,15 +158,15 @@ fn killed_while_it_recovers() {
     let program = program(Operation::Apply);
     let patch = program.patch(2);
     let mut case = Case { operation: Operation::Apply, patch: &patch, victim: victim(&program, Operation::Apply) };
-    let total = case.kill(Moment::Never, false).syscalls;
+    let total = case.kill(KillInstant::Never, false).syscalls;
     let shares = if soak() { 20 } else { 4 };
     for part in 1..shares {
         case.prepare();
-        run(&case.tool(), Moment::AfterSyscalls(total * part / shares));
+        run(&case.tool(), KillInstant::AfterSyscalls(total * part / shares));
         case.victim.announce(Phase::Either(1, 2));
         for again in 1..shares {
             let next = if again % 2 == 0 { case.tool() } else { revert(case.victim.pid()) };
-            run(&next, Moment::AfterSyscalls(total * again / shares));
+            run(&next, KillInstant::AfterSyscalls(total * again / shares));
             case.victim.assert_answering();
             case.victim.assert_no_residue();
         }

@@ -9,10 +9,10 @@ use stillpoint_patch_tracee::{Pid, Process, Session, Stop, attach};
 /// Limit of the duration of a time-out, as a multiple. A wait that is stopped after its end and before its thread runs
 /// again may restart (`EINTR` has precedence over `EAGAIN`): on a busy machine that happens once, and sometimes twice.
 /// A time-out that every stop restarted would never end.
-const FACTOR: f64 = 3.2;
+const OVERRUN_FACTOR_MAX: f64 = 3.2;
 /// Several of the program's time-outs, and ten seconds at least.
-const WHILE: Duration = Duration::from_secs(12);
-const ROUND: Duration = Duration::from_millis(10);
+const DURATION: Duration = Duration::from_secs(12);
+const ROUND_INTERVAL: Duration = Duration::from_millis(10);
 
 struct Waits {
     child: Child,
@@ -99,10 +99,10 @@ fn a_hundred_rounds_of_probes_a_second_show_nowhere() {
     let mut program = Waits::start();
     let process = Process::open(Pid(program.child.id() as i32)).unwrap();
     let (rounds, stopped) = attach(&process, |session| {
-        let end = Instant::now() + WHILE;
+        let end = Instant::now() + DURATION;
         let (mut rounds, mut stopped) = (0, 0);
         while Instant::now() < end {
-            let next = Instant::now() + ROUND;
+            let next = Instant::now() + ROUND_INTERVAL;
             stopped += probe(session);
             rounds += 1;
             assert_eq!(session.pump(next).unwrap(), None);
@@ -120,7 +120,7 @@ fn a_hundred_rounds_of_probes_a_second_show_nowhere() {
         println!("{}: {} returns, at most {} ms", wait.name, wait.returns, wait.worst_ms);
         assert_eq!((wait.interrupted, wait.unexpected), (0, 0), "{wait:?}");
         match wait.timeout_ms > 0.0 {
-            true => assert!(wait.returns > 0 && wait.worst_ms <= wait.timeout_ms * FACTOR, "{wait:?}"),
+            true => assert!(wait.returns > 0 && wait.worst_ms <= wait.timeout_ms * OVERRUN_FACTOR_MAX, "{wait:?}"),
             false => assert_eq!(wait.returns, 0, "{wait:?}"),
         }
     }

@@ -2,19 +2,19 @@
 //! reverted. Every exception is caught at its handler and every destructor runs, at any time and after any kill.
 
 use std::path::Path;
-use stillpoint_patch_tests::kill_at::{Moment, run, sample};
+use stillpoint_patch_tests::kill_injection::{KillInstant, run, sample};
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, revert, soak, status};
 use stillpoint_patch_tests::wait;
 
 /// Options with a long time-out: sixteen threads on two cores, often inside of a patched function, leave it slowly.
-const PATIENCE: [&str; 2] = ["--timeout", "120s"];
+const LONG_TIMEOUT: [&str; 2] = ["--timeout", "120s"];
 /// Kills of each test without `STILLPOINT_SOAK=1`, which kills after every system call.
 const KILLS: usize = 6;
 
 #[track_caller]
 fn there(victim: &mut Victim, patch: &Path) {
     victim.announce(Phase::Over(1, 2));
-    apply(patch, victim.pid()).args(PATIENCE).succeed();
+    apply(patch, victim.pid()).args(LONG_TIMEOUT).succeed();
     victim.assert_no_residue();
     victim.assert_settled(2);
 }
@@ -22,7 +22,7 @@ fn there(victim: &mut Victim, patch: &Path) {
 #[track_caller]
 fn back(victim: &mut Victim) {
     victim.announce(Phase::Over(2, 1));
-    revert(victim.pid()).args(PATIENCE).succeed();
+    revert(victim.pid()).args(LONG_TIMEOUT).succeed();
     victim.assert_settled(1);
     victim.assert_pristine();
 }
@@ -55,7 +55,7 @@ fn exceptions_by_an_unwinder_of_the_programs_own() {
     cycles(&Program::build_as("exceptions", Kind::Pie, &[], &["-static-libgcc"]), if soak() { 200 } else { 2 });
 }
 
-/// Kills after any system call: threads continue to throw, and the next call finishes or undoes. The guide for
+/// Kills after any system call: threads continue to throw, and the next call finishes or undoes. The lookup redirect for
 /// unwinders is placed in a process once, so each kill of an apply has a process of its own.
 #[test]
 fn killed_while_unwinders_are_told() {
@@ -63,13 +63,13 @@ fn killed_while_unwinders_are_told() {
     let patch = program.patch(2);
     let victim = program.start(&["3"]);
     victim.announce(Phase::Over(1, 2));
-    let whole = run(&apply(&patch, victim.pid()), Moment::Never);
+    let whole = run(&apply(&patch, victim.pid()), KillInstant::Never);
     assert_eq!(whole.run.code, Some(0), "{whole}");
     let mut killed = 0;
     for (i, n) in sample(whole.syscalls, KILLS).enumerate() {
         let mut victim = program.start(&["3"]);
         victim.announce(Phase::Over(1, 2));
-        let ending = run(&apply(&patch, victim.pid()), Moment::AfterSyscalls(n));
+        let ending = run(&apply(&patch, victim.pid()), KillInstant::AfterSyscalls(n));
         println!("{n}: {ending}");
         killed += usize::from(ending.killed);
         victim.assert_answering();
@@ -77,11 +77,11 @@ fn killed_while_unwinders_are_told() {
         status(victim.pid()).succeed();
         victim.announce(Phase::Either(1, 2));
         if i % 2 == 0 {
-            apply(&patch, victim.pid()).args(PATIENCE).succeed();
+            apply(&patch, victim.pid()).args(LONG_TIMEOUT).succeed();
             victim.assert_settled(2);
             victim.announce(Phase::Over(2, 1));
         }
-        revert(victim.pid()).args(PATIENCE).succeed();
+        revert(victim.pid()).args(LONG_TIMEOUT).succeed();
         victim.assert_settled(1);
         victim.assert_pristine();
     }
@@ -95,17 +95,17 @@ fn killed_while_unwind_data_is_withdrawn() {
     let mut victim = program.start(&["3"]);
     there(&mut victim, &patch);
     victim.announce(Phase::Over(2, 1));
-    let whole = run(&revert(victim.pid()), Moment::Never);
+    let whole = run(&revert(victim.pid()), KillInstant::Never);
     assert_eq!(whole.run.code, Some(0), "{whole}");
     for n in sample(whole.syscalls, KILLS) {
         victim.assert_settled(1);
         there(&mut victim, &patch);
         victim.announce(Phase::Over(2, 1));
-        println!("{n}: {}", run(&revert(victim.pid()), Moment::AfterSyscalls(n)));
+        println!("{n}: {}", run(&revert(victim.pid()), KillInstant::AfterSyscalls(n)));
         victim.assert_answering();
         victim.assert_no_residue();
         victim.announce(Phase::Either(1, 2));
-        revert(victim.pid()).args(PATIENCE).succeed();
+        revert(victim.pid()).args(LONG_TIMEOUT).succeed();
         victim.assert_settled(1);
         victim.assert_pristine();
     }
@@ -132,7 +132,7 @@ fn looking_back_from_code_that_no_compiler_wrote() {
     println!("{within} looks from code of the patch, {} in all", looks(&victim).0);
     victim.announce(Phase::Over(1, 2));
     victim.command();
-    apply(&patch, victim.pid()).args(PATIENCE).succeed();
+    apply(&patch, victim.pid()).args(LONG_TIMEOUT).succeed();
     victim.assert_settled(2);
     let (all, settled) = looks(&victim);
     wait::until("looks from new code", || (looks(&victim).1 > settled + 10).then_some(()));

@@ -173,7 +173,7 @@ fn a_process_that_introduces_itself_wrongly_is_not_followed() {
     for kind in ["first", "standard"] {
         let output = helped.introduce(&introducer, kind, program.elf());
         assert_eq!(told(&output), (1, false), "{kind}: {}", text(&output.stderr));
-        helped.says("does not introduce itself");
+        helped.says("does not send its handshake");
     }
     helped.says("a number above 2");
     let output = helped.introduce(&introducer, "right", program.elf());
@@ -198,7 +198,7 @@ fn a_program_in_a_file_that_its_user_can_change_is_not_patched() {
     helped.enable(&program.patch(2), &[]);
     let output = helped.introduce(&introducer, "right", &elf);
     assert_eq!(told(&output), (1, true), "{}", text(&output.stderr));
-    helped.says("others than root can change its program's file");
+    helped.says("users other than root can change its program's file");
 }
 
 /// Uses the policy that root gave to `patch enable`, and not the one that the process states.

@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use stillpoint_patch_tests::checkpointed_server::{CheckpointedServer, criu};
 use stillpoint_patch_tests::mariadb::client::{Answer, Client};
-use stillpoint_patch_tests::patching::{apply, revert, status};
+use stillpoint_patch_tests::patch_calls::{apply, revert, status};
 use stillpoint_patch_tests::server::free_port;
-use stillpoint_patch_tests::shipped::older;
-use stillpoint_patch_tests::taken::{Taken, criu};
+use stillpoint_patch_tests::shipped_program::older;
 use stillpoint_patch_tests::victim::residue;
 use stillpoint_patch_tests::{effects, mariadb, skip, wait};
 use tempfile::TempDir;
@@ -54,7 +54,7 @@ fn mariadb_comes_back_twice_under_writers_who_lose_no_row_and_no_connection() {
         "--innodb-buffer-pool-size=64M",
     ];
     let (binary, arguments) = packaged.command(port, dir.path(), &extra).unwrap_or_else(|error| panic!("{error}"));
-    let mut server = Taken::start(&binary, &arguments, dir.path());
+    let mut server = CheckpointedServer::start(&binary, &arguments, dir.path());
     let mut client = wait::until("mariadbd to let a client in", || Client::connect_tcp(port, "test").ok());
     client
         .done("CREATE TABLE t (writer INT, n INT, data TEXT, PRIMARY KEY (writer, n)) ENGINE=InnoDB")
@@ -120,7 +120,7 @@ fn live_patches_come_along_with_their_code_and_their_ledger_and_can_be_reverted(
     };
     let (dir, port) = (TempDir::new().expect("a directory"), free_port());
     let words = ["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--enable-debug-command", "yes"];
-    let mut server = Taken::start(&shipped.binary, &words.map(OsString::from), dir.path());
+    let mut server = CheckpointedServer::start(&shipped.binary, &words.map(OsString::from), dir.path());
     let mut client = wait::until("redis to listen", || stillpoint_patch_tests::resp::Client::connect(port).ok());
     let fixed = |expected: bool| {
         for effect in effects::of_diff(diffs[1]) {

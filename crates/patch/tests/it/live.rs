@@ -4,7 +4,7 @@ use crate::differ::driver::{self, Built, Case, Live, Server, Variant};
 use std::path::PathBuf;
 use stillpoint_patch_differ::{Outcome, Refusal};
 use stillpoint_patch_tests::cli::{Run, Stillpoint};
-use stillpoint_patch_tests::{patching, skip};
+use stillpoint_patch_tests::{patch_calls, skip};
 
 /// Number of variants of a case, unless all are requested: the differ's own tests use more.
 const VARIANTS: usize = 1;
@@ -41,23 +41,23 @@ fn check_variant(case: &Case, variant: &Variant) -> Result<(), String> {
     expect("before the patch", &mut server, &case.before)?;
     match &case.live {
         Live::Yes => (),
-        Live::Refused(why) => return given_up(case, &mut server, &patching::apply(&file, pid).run(), &[3], why),
+        Live::Refused(why) => return given_up(case, &mut server, &patch_calls::apply(&file, pid).run(), &[3], why),
         Live::Busy(function) => {
-            let run = patching::apply(&file, pid).args(["--timeout", "2s"]).run();
+            let run = patch_calls::apply(&file, pid).args(["--timeout", "2s"]).run();
             return given_up(case, &mut server, &run, &[3, 4], function);
         }
     }
     if let Some(base) = &base {
-        exits_with_0(&patching::apply(base, pid))?;
+        exits_with_0(&patch_calls::apply(base, pid))?;
         expect("under the first patch", &mut server, &case.base)?;
     }
-    exits_with_0(&patching::apply(&file, pid))?;
+    exits_with_0(&patch_calls::apply(&file, pid))?;
     expect("under the patch", &mut server, &case.after)?;
-    let again = exits_with_0(&patching::apply(&file, pid))?;
+    let again = exits_with_0(&patch_calls::apply(&file, pid))?;
     if !format!("{}{}", again.stdout, again.stderr).contains("already") {
         return Err(format!("a second apply does not say that it is already applied: {again}"));
     }
-    exits_with_0(&patching::revert(pid))?;
+    exits_with_0(&patch_calls::revert(pid))?;
     expect("after the revert", &mut server, &case.reverted)
 }
 

@@ -4,10 +4,10 @@
 use std::fmt::Display;
 use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::client::Client;
+use stillpoint_patch_tests::mariadb::client_loop::ClientLoop;
 use stillpoint_patch_tests::mariadb::effect::{half, in_mode, is_half, there_and_back};
-use stillpoint_patch_tests::mariadb::load::{Counted, Sysbench, Transactions};
-use stillpoint_patch_tests::mariadb::repeated::Repeated;
-use stillpoint_patch_tests::mariadb::tpc::{self, Mix, Tpc};
+use stillpoint_patch_tests::mariadb::load::{Sysbench, SysbenchCounts, Transactions};
+use stillpoint_patch_tests::mariadb::tpc::{self, LoadKind, Tpc};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::victim::{apply, residue, revert, rounds};
 use stillpoint_patch_tests::{skip, wait};
@@ -15,7 +15,7 @@ use stillpoint_patch_tests::{skip, wait};
 /// Number of groups in the paper, which clients have to share.
 const POOL: &str = "--thread-pool-size=3";
 /// Rounds of the long form: with two loads and two policies 1,024 global patchings, and 1,024 others.
-const LONG: usize = 64;
+const LONG_FORM_ROUNDS: usize = 64;
 
 macro_rules! or_skip {
     ($what:expr) => {
@@ -34,14 +34,14 @@ fn count(what: &str, number: impl Display) {
 /// Clients in addition to the load; the test checks each of their answers.
 struct Watch {
     transactions: Transactions,
-    visitors: Repeated,
+    visitors: ClientLoop,
     client: Client,
     aborted: u64,
 }
 
 impl Watch {
     fn start(mariadb: &MariaDb) -> Watch {
-        let (transactions, visitors) = (Transactions::start(mariadb, 2), Repeated::visitors(mariadb));
+        let (transactions, visitors) = (Transactions::start(mariadb, 2), ClientLoop::visitors(mariadb));
         Watch { transactions, visitors, client: mariadb.client(), aborted: mariadb.status("Aborted_clients") }
     }
 
@@ -69,7 +69,7 @@ impl Watch {
 /// Patches and reverts in each mode, in global mode as often as in all others together.
 fn patchings(server: &Annotated, mariadb: &MariaDb, watch: &mut Watch, mut after_each: impl FnMut()) {
     let patch = half(server);
-    let wanted = rounds(1, LONG);
+    let wanted = rounds(1, LONG_FORM_ROUNDS);
     for round in 0..wanted {
         for mode in ["global", "local", "global", "probe"] {
             println!("round {round}, {mode}");
@@ -90,7 +90,7 @@ fn under_sysbench(policy: Policy) {
     let mut mariadb = server.packaged.start(policy, &[POOL]);
     let mut watch = Watch::start(&mariadb);
     let mut sysbench = Some(or_skip!(Sysbench::start(&mariadb, CLIENTS, SECONDS)));
-    let mut total = Counted::default();
+    let mut total = SysbenchCounts::default();
     patchings(server, &mariadb, &mut watch, || {
         if let Some(ended) = sysbench.take_if(|sysbench| !sysbench.runs()) {
             total += ended.finish();
@@ -123,7 +123,7 @@ fn under_tpc_c(policy: Policy) {
     let data = tpc::data(&server.packaged).unwrap_or_else(|e| panic!("{e}"));
     let mut mariadb = server.packaged.start_on(&data, policy, &[POOL, tpc::OPTION]);
     let mut watch = Watch::start(&mariadb);
-    let mut load = Tpc::start(&mariadb, Mix::TpcC, 8).unwrap_or_else(|e| panic!("{e}"));
+    let mut load = Tpc::start(&mariadb, LoadKind::TpcC, 8).unwrap_or_else(|e| panic!("{e}"));
     wait::until("transactions to be done", || (mariadb.status("Com_stmt_execute") > 1000).then_some(()));
     patchings(server, &mariadb, &mut watch, || load.assert_clean());
     watch.assert_none_lost(&mariadb);
@@ -163,7 +163,7 @@ fn under_ch_benchmark(policy: Policy) {
     let mut mariadb = server.packaged.start_on(&data, policy, &[POOL, tpc::OPTION]);
     let (patch, pid) = (half(server), mariadb.pid());
     let mut watch = Watch::start(&mariadb);
-    let mut load = Tpc::start(&mariadb, Mix::ChBenchmark, 4).unwrap_or_else(|e| panic!("{e}"));
+    let mut load = Tpc::start(&mariadb, LoadKind::ChBenchmark, 4).unwrap_or_else(|e| panic!("{e}"));
     let (mut given_up, mut in_queries) = (0, 0);
     let wanted = rounds(1, 6);
     for round in 0..wanted {

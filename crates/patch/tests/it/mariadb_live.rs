@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use stillpoint_patch_tests::mariadb::change::{self, Change};
 use stillpoint_patch_tests::mariadb::load::{Sysbench, Transactions};
-use stillpoint_patch_tests::mariadb::{MariaDb, Packaged, Policy, packaged};
+use stillpoint_patch_tests::mariadb::{MariaDb, PackagedServer, Policy, packaged};
 use stillpoint_patch_tests::skip;
 use stillpoint_patch_tests::victim::{apply, residue, revert, rounds, status};
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ struct Ready {
 }
 
 struct Built {
-    packaged: Packaged,
+    packaged: PackagedServer,
     ready: Vec<Ready>,
     _dir: TempDir,
 }
@@ -53,8 +53,8 @@ fn built() -> &'static Result<Built, String> {
 }
 
 #[track_caller]
-fn assert_in_force(ready: &Ready, server: &MariaDb, wanted: bool) {
-    let state = ready.change.in_force(server).unwrap_or_else(|e| panic!("{}: {e}", ready.change.name));
+fn assert_active(ready: &Ready, server: &MariaDb, wanted: bool) {
+    let state = ready.change.is_active(server).unwrap_or_else(|e| panic!("{}: {e}", ready.change.name));
     assert_eq!(state, wanted, "{}", ready.change.name);
 }
 
@@ -63,17 +63,17 @@ fn assert_in_force(ready: &Ready, server: &MariaDb, wanted: bool) {
 fn there_and_back(built: &Built, server: &mut MariaDb, load: &Transactions) {
     let pid = server.pid();
     for ready in &built.ready {
-        assert_in_force(ready, server, false);
+        assert_active(ready, server, false);
         apply(&ready.patch, pid).succeed();
         load.answered(50);
-        assert_in_force(ready, server, true);
+        assert_active(ready, server, true);
     }
     server.assert_running();
     status(pid).succeed();
     for ready in built.ready.iter().rev() {
         revert(pid).succeed();
         load.answered(50);
-        assert_in_force(ready, server, false);
+        assert_active(ready, server, false);
     }
     server.assert_running();
     assert_eq!(residue(pid), Vec::<String>::new());
@@ -131,7 +131,7 @@ fn a_thousand_idle_connections_migrate_by_probing() {
     for ready in &built.ready[..2] {
         let applied = apply(&ready.patch, server.pid()).succeed();
         println!("{}", applied.stdout.trim());
-        assert_in_force(ready, &server, true);
+        assert_active(ready, &server, true);
         let reverted = revert(server.pid()).succeed();
         println!("{}", reverted.stdout.trim());
     }
@@ -171,9 +171,9 @@ fn a_long_query_does_not_hold_up_a_patch() {
         for ready in &built.ready {
             let applied = apply(&ready.patch, server.pid()).succeed();
             println!("{policy:?}, two long queries: {}", applied.stdout.trim());
-            assert_in_force(ready, &server, true);
+            assert_active(ready, &server, true);
             revert(server.pid()).succeed();
-            assert_in_force(ready, &server, false);
+            assert_active(ready, &server, false);
         }
         assert_eq!(running(&server), "2", "the queries run on");
         for (client, id, query) in &mut clients {

@@ -6,9 +6,9 @@ use stillpoint_integrations::Integration;
 use stillpoint_patch_tests::cli::Run;
 use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::client::{Answer, Client};
+use stillpoint_patch_tests::mariadb::client_loop::ClientLoop;
 use stillpoint_patch_tests::mariadb::effect::{half, in_mode, is_half, nothing, there_and_back};
 use stillpoint_patch_tests::mariadb::load::Transactions;
-use stillpoint_patch_tests::mariadb::repeated::Repeated;
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy, packaged};
 use stillpoint_patch_tests::victim::{apply, residue, revert, rounds, status};
 use stillpoint_patch_tests::{skip, wait, workspace_root};
@@ -46,11 +46,11 @@ fn assert_code(run: &Run, code: i32) {
 }
 
 /// Starts transactions that wait for each other's rows most of the time, and never in a circle.
-fn hot_rows(mariadb: &MariaDb) -> Repeated {
+fn hot_rows(mariadb: &MariaDb) -> ClientLoop {
     let mut client = mariadb.client();
     client.done("CREATE TABLE hot (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB").expect("make a table");
     client.done("INSERT INTO hot VALUES (0, 0), (1, 0), (2, 0), (3, 0)").expect("fill it");
-    Repeated::start(10, |number| {
+    ClientLoop::start(10, |number| {
         let mut client = mariadb.client();
         let rows = [number % 2, 2 + number / 2 % 2];
         Box::new(move || {
@@ -68,7 +68,7 @@ fn under_load(server: &Annotated, policy: Policy) {
     let patch = half(server);
     let idle: Vec<Client> = (0..20).map(|_| mariadb.client()).collect();
     let load = Transactions::start(&mariadb, 12);
-    let visitors = Repeated::visitors(&mariadb);
+    let visitors = ClientLoop::visitors(&mariadb);
     let mut client = mariadb.client();
     for round in 0..rounds(3, 250) {
         for mode in ["local", "global", "group:clients"] {
@@ -159,9 +159,9 @@ fn held_things_are_respected(server: &Annotated, policy: Policy) {
     // A prepared transaction outlives its connection.
     all_done(&mut holder, HELD[6].0);
     drop(holder);
-    assert!(!is_half(&mut other), "whoever asks from here on may be the one who ends it");
+    assert!(!is_half(&mut other), "the next request may end it");
     assert_code(&in_mode(apply(patch, pid), "global", "700ms"), 4);
-    wait::until("the transaction to be nobody's", || other.done("XA COMMIT 'x'").ok());
+    wait::until("the transaction to have no owner", || other.done("XA COMMIT 'x'").ok());
     there_and_back(&mariadb, patch, &mut other, "global");
 }
 
@@ -246,7 +246,7 @@ fn every_kind_of_thread_takes_part_in_its_role() {
         busy.answer().expect("the connection lives");
         if policy == Policy::Pool {
             // the listener that replaced the worker stays, so the worker sleeps
-            until("a worker sleeps, nobody works", &|seen| {
+            until("a worker sleeps, no worker works", &|seen| {
                 count(seen, "worker", 1, "parked") >= 1 && seen.iter().all(|part| part.2 == "parked")
             });
         }

@@ -3,15 +3,15 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::OnceLock;
-use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::kill_injection::{KillInstant, run};
 use stillpoint_patch_tests::server::Memcached;
-use stillpoint_patch_tests::shipped::{self, Shipped, Watched, older};
+use stillpoint_patch_tests::shipped_program::{self, MonitoredLoad, ShippedProgram, older};
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{packages, skip, wait};
 
-fn memcached() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> {
-    static BUILT: OnceLock<Result<Shipped, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
-    BUILT.get_or_init(shipped::memcached)
+fn memcached() -> &'static Result<ShippedProgram, stillpoint_patch_tests::Unavailable> {
+    static BUILT: OnceLock<Result<ShippedProgram, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
+    BUILT.get_or_init(shipped_program::memcached)
 }
 
 /// Returns memcached's answer to `version`.
@@ -33,7 +33,7 @@ fn memcached_is_patched_and_reverted_under_load() {
     };
     let mut memcached = Memcached::start(&shipped.binary, &["-t", "4"]);
     let (pid, port) = (memcached.pid(), memcached.port());
-    let load = Watched::memcached(port);
+    let load = MonitoredLoad::memcached(port);
     let before = version(port);
     assert!(before.starts_with("VERSION 1."), "{before}");
     for _ in 0..if soak() { 100 } else { 6 } {
@@ -67,7 +67,7 @@ fn the_library_that_memcached_runs_on_is_patched() {
     };
     let mut memcached = Memcached::start(&binary, &["-t", "4"]);
     let pid = memcached.pid();
-    let load = Watched::memcached(memcached.port());
+    let load = MonitoredLoad::memcached(memcached.port());
     for _ in 0..if soak() { 50 } else { 2 } {
         for patch in &library.patches {
             apply(patch, pid).succeed();
@@ -92,13 +92,13 @@ fn the_tool_dies_while_memcached_serves() {
     };
     let mut memcached = Memcached::start(&shipped.binary, &["-t", "4"]);
     let pid = memcached.pid();
-    let load = Watched::memcached(memcached.port());
+    let load = MonitoredLoad::memcached(memcached.port());
     let patch = &shipped.patches[0];
-    let total = run(&apply(patch, pid), Moment::Never).syscalls;
+    let total = run(&apply(patch, pid), KillInstant::Never).syscalls;
     let count = if soak() { 200 } else { 8 };
     for i in 0..count {
         revert(pid).succeed();
-        run(&apply(patch, pid), Moment::AfterSyscalls(total * (2 * i + 1) / (2 * count)));
+        run(&apply(patch, pid), KillInstant::AfterSyscalls(total * (2 * i + 1) / (2 * count)));
         load.answered(50);
         memcached.assert_running();
         assert_eq!(residue(pid), Vec::<String>::new());

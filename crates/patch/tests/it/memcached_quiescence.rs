@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::server::Memcached;
-use stillpoint_patch_tests::shipped::Watched;
+use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{annotated, skip, wait};
 
@@ -66,7 +66,7 @@ fn threads(pid: i32) -> BTreeSet<String> {
 }
 
 #[track_caller]
-fn there_and_back(memcached: &mut Memcached, patch: &std::path::Path, load: &Watched, mode: &str) {
+fn there_and_back(memcached: &mut Memcached, patch: &std::path::Path, load: &MonitoredLoad, mode: &str) {
     let (pid, port) = (memcached.pid(), memcached.port());
     apply(patch, pid).args(["--quiescence", mode]).succeed();
     memcached.assert_running();
@@ -115,7 +115,7 @@ fn memcached_changes_over_in_every_mode() {
     part.extend(["listener", "mc-worker", "mc-worker", "mc-worker"].map(str::to_owned));
     part.sort_unstable();
     wait::until("all threads to take part", || (annotated::taking_part(pid) == part).then_some(()));
-    let load = Watched::memcached(port);
+    let load = MonitoredLoad::memcached(port);
     let mut watcher = Client::connect(port);
     assert_eq!(watcher.ask("watch evictions"), "OK");
     let mut client = Client::connect(port);
@@ -146,7 +146,7 @@ fn memcached_changes_over_while_threads_come_and_go() {
     };
     let mut memcached = Memcached::start(binary, &["-t", "2"]);
     let port = memcached.port();
-    let load = Watched::memcached(port);
+    let load = MonitoredLoad::memcached(port);
     let mut idle: Vec<Client> = Vec::new();
     let mut client = Client::connect(port);
     for _ in 0..rounds(3) {

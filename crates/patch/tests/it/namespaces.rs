@@ -147,7 +147,7 @@ fn membarrier_is_forbidden() {
 }
 
 /// Runs the tool as an unprivileged user.
-fn as_nobody(tool: &Stillpoint) -> Run {
+fn as_unprivileged_user(tool: &Stillpoint) -> Run {
     let command = tool.command();
     let Output { status, stdout, stderr } = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
@@ -160,7 +160,7 @@ fn as_nobody(tool: &Stillpoint) -> Run {
 }
 
 /// Returns true if that user can read the binary and the test's files.
-fn readable_by_nobody(files: &[&Path]) -> bool {
+fn readable_by_other_users(files: &[&Path]) -> bool {
     files.iter().all(|file| {
         let mut test = Command::new("setpriv");
         test.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--", "test", "-r"]).arg(file);
@@ -183,13 +183,13 @@ fn a_caller_without_rights_is_refused() {
     let program = Program::build("victim");
     let patch = program.patch(2);
     publish(&[&patch]);
-    if !readable_by_nobody(&[&patch, binary()]) {
+    if !readable_by_other_users(&[&patch, binary()]) {
         skip!("the user nobody cannot read {} or {}", binary().display(), patch.display());
     }
     let mut victim = program.start(&["4"]);
     let before = victim.snapshot();
     for tool in [apply(&patch, victim.pid()), revert(victim.pid()), status(victim.pid())] {
-        assert_refused(&as_nobody(&tool), "permi");
+        assert_refused(&as_unprivileged_user(&tool), "permi");
     }
     before.assert_untouched(victim.pid());
     victim.assert_settled(1);
@@ -201,7 +201,7 @@ fn a_user_patches_a_program_of_its_own() {
     let program = Program::build("victim");
     let patch = program.patch(2);
     publish(&[&patch, program.elf()]);
-    if !readable_by_nobody(&[&patch, program.elf(), binary()]) {
+    if !readable_by_other_users(&[&patch, program.elf(), binary()]) {
         skip!("the user nobody cannot read {} or {}", binary().display(), patch.display());
     }
     if fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.trim() != "0") {
@@ -214,11 +214,11 @@ fn a_user_patches_a_program_of_its_own() {
     };
     let mut victim = program.start_in(wrap, &["4"]);
     victim.announce(Phase::Over(1, 2));
-    let run = as_nobody(&apply(&patch, victim.pid()));
+    let run = as_unprivileged_user(&apply(&patch, victim.pid()));
     assert_eq!(run.code, Some(0), "{run}");
     victim.assert_settled(2);
     victim.announce(Phase::Over(2, 1));
-    let run = as_nobody(&revert(victim.pid()));
+    let run = as_unprivileged_user(&revert(victim.pid()));
     assert_eq!(run.code, Some(0), "{run}");
     victim.assert_settled(1);
     victim.assert_pristine();

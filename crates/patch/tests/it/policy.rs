@@ -45,7 +45,7 @@ fn only_patches_of_a_trusted_key_are_accepted() {
     fs::create_dir(&keys).expect("make the key directory");
     let mut victim = program.start(&["idle"]);
     let unsigned = program.patch(2);
-    refused(&unsigned, &mut victim, &keys, "holds no *.pub file");
+    refused(&unsigned, &mut victim, &keys, "contains no *.pub file");
 
     fs::copy(&ours.public, keys.join("ours.pub")).expect("trust the key");
     refused(&unsigned, &mut victim, &keys, "not signed");

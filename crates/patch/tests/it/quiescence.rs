@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use stillpoint_patch_tests::points::{flags, in_mode, libstillpoint, program, there_and_back};
+use stillpoint_patch_tests::quiescence_program::{flags, in_mode, libstillpoint, program, there_and_back};
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
 use stillpoint_patch_tests::wait;
 
@@ -272,7 +272,7 @@ fn status_tells_role_group_priority_state_and_generation() {
         worker("b"),
         worker("b"),
     ];
-    let idle = wait::until("everybody to take its role, and one to park", || {
+    let idle = wait::until("all threads to take their roles, and one to park", || {
         let line = look(&victim);
         (roles(&line) == wanted && of_role(&line, "parked")[0]["state"] == "parked").then_some(line)
     });

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::kill_at::{Ending, Moment, run, sample};
-use stillpoint_patch_tests::points::{in_mode, program};
+use stillpoint_patch_tests::kill_injection::{KillInstant, RunResult, run, sample};
+use stillpoint_patch_tests::quiescence_program::{in_mode, program};
 use stillpoint_patch_tests::victim::{Phase, Victim, apply, revert, status};
 use stillpoint_patch_tests::wait;
 
@@ -14,7 +14,7 @@ use stillpoint_patch_tests::wait;
 const KILLS: usize = 10;
 /// Limit of a transition: long enough to gather on a busy machine; a thread that is stopped when the tool is killed
 /// stays stopped no longer.
-const LIMIT: &str = "1500ms";
+const TRANSITION_TIMEOUT: &str = "1500ms";
 /// Time after the kill within which stopped threads answer again: the limit, and extra time for a slow machine.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(1500 + 15_000);
 /// Kills beyond the sample in order to reach a state.
@@ -89,8 +89,8 @@ impl Case<'_> {
 
     fn tool(&self) -> Stillpoint {
         match self.operation {
-            Operation::Apply => self.apply(LIMIT),
-            Operation::Revert => in_mode(revert(self.victim.pid()), self.mode, LIMIT),
+            Operation::Apply => self.apply(TRANSITION_TIMEOUT),
+            Operation::Revert => in_mode(revert(self.victim.pid()), self.mode, TRANSITION_TIMEOUT),
             Operation::Abort => self.apply("100ms"),
         }
     }
@@ -110,7 +110,7 @@ impl Case<'_> {
 
     /// Kills once, and asserts all conditions.
     #[track_caller]
-    fn kill(&mut self, moment: Moment, finish: bool) -> (Ending, Left) {
+    fn kill(&mut self, moment: KillInstant, finish: bool) -> (RunResult, Left) {
         self.prepare();
         let began = generation(&self.victim);
         let ending = run(&self.tool(), moment);
@@ -144,12 +144,12 @@ impl Case<'_> {
     /// Kills before each write into the process, the last first, until a state is reached: some states exist only
     /// between two writes, for a few of two thousand system calls.
     #[track_caller]
-    fn search(&mut self, wanted: Left, writes: u64, met: &mut Vec<(Moment, Left)>) {
+    fn search(&mut self, wanted: Left, writes: u64, met: &mut Vec<(KillInstant, Left)>) {
         for n in (1..=writes).rev().cycle().take(SEARCHES) {
             if met.iter().any(|(_, left)| *left == wanted) {
                 return;
             }
-            let moment = Moment::BeforeWrite(n);
+            let moment = KillInstant::BeforeWrite(n);
             let left = self.kill(moment, false).1;
             met.push((moment, left));
         }
@@ -165,11 +165,11 @@ fn after_every_system_call(operation: Operation, mode: &str, scope: &str, promis
     let patch = program.patch_with(2, &["--scope", scope]);
     let arguments = if operation == Operation::Abort { vec!["careless"] } else { vec![promise, "4"] };
     let mut case = Case { operation, mode, patch: &patch, victim: program.start(&arguments) };
-    let Ending { syscalls: total, writes, .. } = case.kill(Moment::Never, false).0;
+    let RunResult { syscalls: total, writes, .. } = case.kill(KillInstant::Never, false).0;
     let mut killed = 0;
     let mut met = Vec::new();
     for (i, n) in sample(total, KILLS).enumerate() {
-        let moment = Moment::AfterSyscalls(n);
+        let moment = KillInstant::AfterSyscalls(n);
         let (ending, left) = case.kill(moment, i % 2 == 0);
         killed += usize::from(ending.killed);
         met.push((moment, left));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 use stillpoint_patch_tests::hash_server::{HashServer, Sample, seeds, zero_bits};
-use stillpoint_patch_tests::points::in_mode;
+use stillpoint_patch_tests::quiescence_program::in_mode;
 use stillpoint_patch_tests::victim::{apply, revert};
 
 const BITS: u32 = 10;

@@ -4,18 +4,18 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::kill_injection::{KillInstant, run};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::server::{Redis, Server};
-use stillpoint_patch_tests::shipped::{Shipped, Watched, older};
+use stillpoint_patch_tests::shipped_program::{MonitoredLoad, ShippedProgram, older};
 use stillpoint_patch_tests::victim::{Program, apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
 
 /// Fixes that the oldest binary of the archive lacks; a request shows if the last one is active.
 const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
 
-fn redis() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> {
-    static BUILT: OnceLock<Result<Shipped, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
+fn redis() -> &'static Result<ShippedProgram, stillpoint_patch_tests::Unavailable> {
+    static BUILT: OnceLock<Result<ShippedProgram, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
     BUILT.get_or_init(|| older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &DIFFS))
 }
 
@@ -33,7 +33,7 @@ fn rounds(short: u32) -> u32 {
 }
 
 #[track_caller]
-fn there_and_back(server: &mut Server, patches: &[PathBuf], load: &Watched) {
+fn there_and_back(server: &mut Server, patches: &[PathBuf], load: &MonitoredLoad) {
     let (pid, port) = (server.pid(), server.port());
     for patch in patches {
         apply(patch, pid).succeed();
@@ -59,7 +59,7 @@ fn redis_is_patched_and_reverted_under_load() {
     };
     for threads in ["1", "4"] {
         let mut redis = Redis::start(&shipped.binary, &["--io-threads", threads]);
-        let load = Watched::redis(redis.port());
+        let load = MonitoredLoad::redis(redis.port());
         for _ in 0..rounds(5) {
             there_and_back(&mut redis, &shipped.patches, &load);
         }
@@ -88,7 +88,7 @@ fn redis_is_patched_in_the_sandbox_of_its_unit() {
                     .map(OsString::from);
             [OsString::from(mode), redis].into_iter().chain(words).collect()
         });
-        let load = Watched::redis(server.port());
+        let load = MonitoredLoad::redis(server.port());
         for _ in 0..rounds(3) {
             there_and_back(&mut server, &shipped.patches, &load);
         }
@@ -105,7 +105,7 @@ fn background_saves_are_right_while_redis_is_patched() {
     };
     let mut redis = Redis::start(&shipped.binary, &[]);
     redis.populate(100_000);
-    let load = Watched::redis(redis.port());
+    let load = MonitoredLoad::redis(redis.port());
     for _ in 0..rounds(4) {
         for patch in [true, false] {
             let mut client = redis.client();
@@ -135,22 +135,22 @@ fn the_tool_dies_while_redis_serves() {
     };
     let mut redis = Redis::start(&shipped.binary, &[]);
     let (pid, port) = (redis.pid(), redis.port());
-    let load = Watched::redis(port);
+    let load = MonitoredLoad::redis(port);
     let [first, patch] = &shipped.patches[..] else { panic!("{} patches", shipped.patches.len()) };
     let file = patch.file_name().and_then(|name| name.to_str()).expect("a name in ASCII");
     let (_, name) = file.split_once('-').expect("a number and the patch's name");
     apply(first, pid).succeed();
-    let applying = run(&apply(patch, pid), Moment::Never).syscalls;
-    let reverting = run(&revert(pid), Moment::Never).syscalls;
+    let applying = run(&apply(patch, pid), KillInstant::Never).syscalls;
+    let reverting = run(&revert(pid), KillInstant::Never).syscalls;
     let count = u64::from(rounds(12));
     for i in 0..count {
-        run(&apply(patch, pid), Moment::AfterSyscalls(applying * (2 * i + 1) / (2 * count)));
+        run(&apply(patch, pid), KillInstant::AfterSyscalls(applying * (2 * i + 1) / (2 * count)));
         load.answered(50);
         redis.assert_running();
         assert_eq!(residue(pid), Vec::<String>::new());
         apply(patch, pid).succeed();
         assert_fixed(port, true);
-        run(&revert(pid), Moment::AfterSyscalls(reverting * (2 * i + 1) / (2 * count)));
+        run(&revert(pid), KillInstant::AfterSyscalls(reverting * (2 * i + 1) / (2 * count)));
         load.answered(50);
         redis.assert_running();
         assert_eq!(residue(pid), Vec::<String>::new());

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use stillpoint_patch_tests::resp::{Client, Reply};
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{ChildGuard, Redis, bound_command};
-use stillpoint_patch_tests::shipped::Watched;
+use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{annotated, effects, packages, skip, wait};
 
@@ -33,7 +33,7 @@ fn assert_fixed(port: u16, fixed: bool) {
 
 /// Applies all patches in this mode, and reverts them in this mode.
 #[track_caller]
-fn there_and_back(redis: &mut Redis, series: &Series, load: &Watched, mode: &str) {
+fn there_and_back(redis: &mut Redis, series: &Series, load: &MonitoredLoad, mode: &str) {
     let (pid, port) = (redis.pid(), redis.port());
     for patch in &series.patches {
         apply(&patch.file, pid).args(["--quiescence", mode]).succeed();
@@ -78,7 +78,7 @@ fn redis_changes_over_in_every_mode() {
     let mut replica = Redis::start(&series.binary, &["--replicaof", "127.0.0.1", &port]);
     let mut follower = replica.client();
     wait::until("the replica to follow", || (info(&mut follower, "master_link_status") == "up").then_some(()));
-    let load = Watched::redis(redis.port());
+    let load = MonitoredLoad::redis(redis.port());
     let (mut client, mut transaction) = (redis.client(), redis.client());
     let mut increments = 0;
     for _ in 0..rounds(1) {
@@ -130,7 +130,7 @@ fn io_threads_change_over_in_every_mode() {
     let mut redis = Redis::start(&series.binary, &["--io-threads", "3", "--io-threads-do-reads", "yes"]);
     let part = ["bio_aof_fsync", "bio_close_file", "bio_lazy_free", "io_thd_1", "io_thd_2", "main"];
     wait::until("all threads to take part", || (annotated::taking_part(redis.pid()) == part).then_some(()));
-    let load = Watched::redis(redis.port());
+    let load = MonitoredLoad::redis(redis.port());
     let mut client = redis.client();
     for busy_too in [true, false] {
         let closed_loop = busy_too.then(|| busy(series, redis.port()));

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::kill_injection::{KillInstant, run};
 use stillpoint_patch_tests::server::bound_command;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, assert_refused, revert, soak};
 use stillpoint_patch_tests::{skip, wait};
@@ -208,15 +208,16 @@ fn the_tool_dies_in_a_storm() {
         // Counting makes the tool slow, but it must still complete. A thread that sends signals to itself in a patched
         // function is stopped there as long as it takes to pass them on.
         let whole = match mode {
-            "altstack" => run(&apply(&patch, victim.pid()), Moment::AfterSyscalls(100_000)),
-            _ => run(&apply(&patch, victim.pid()), Moment::Never),
+            "altstack" => run(&apply(&patch, victim.pid()), KillInstant::AfterSyscalls(100_000)),
+            _ => run(&apply(&patch, victim.pid()), KillInstant::Never),
         };
         assert!(whole.killed || whole.run.code == Some(0), "{mode}: {whole}");
         let total = whole.syscalls;
         let count = if soak() { 100 } else { 4 };
         for i in 0..count {
             revert(victim.pid()).succeed();
-            let ending = run(&apply(&patch, victim.pid()), Moment::AfterSyscalls(total * (2 * i + 1) / (2 * count)));
+            let ending =
+                run(&apply(&patch, victim.pid()), KillInstant::AfterSyscalls(total * (2 * i + 1) / (2 * count)));
             println!("{mode}: {ending}");
             victim.assert_answering();
             victim.assert_no_residue();
@@ -259,7 +260,7 @@ fn a_coroutine_of_the_program_s_own_is_waited_for() {
     let mut other = program.start(&[]);
     other.announce(Phase::Over(1, 2));
     let allowed = apply(&patch, other.pid()).arg("--allow-suspended-frames").succeed();
-    assert!(allowed.stderr.contains("old code may run on in suspends"), "{allowed}");
+    assert!(allowed.stderr.contains("old code may continue to run in suspends"), "{allowed}");
     other.assert_settled(2);
     victim.command();
     victim.announce(Phase::Over(1, 2));

@@ -11,7 +11,7 @@ use stillpoint_patch_tests::cli::{Stillpoint, binary};
 use stillpoint_patch_tests::control_group::ControlGroup;
 use stillpoint_patch_tests::packages::{self, Binary};
 use stillpoint_patch_tests::server::{ChildGuard, Server};
-use stillpoint_patch_tests::shipped::older;
+use stillpoint_patch_tests::shipped_program::older;
 use stillpoint_patch_tests::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
 use stillpoint_testing::soak::rounds;
@@ -411,7 +411,7 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
 
     // A repeated enable changes nothing; a second patch follows the first, and the drop-in stays unchanged.
     let again = enable(&second).succeed().stdout;
-    assert!(again.contains("is enabled already"), "{again}");
+    assert!(again.contains("is already enabled"), "{again}");
     enable(&third).succeed();
     assert_eq!(fs::read_to_string(&path).expect("a drop-in"), written);
     assert_eq!(version(&start()), 3);

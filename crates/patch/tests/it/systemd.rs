@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::process::Stdio;
 use stillpoint_patch_tests::cli::binary;
 use stillpoint_patch_tests::server::ChildGuard;
-use stillpoint_patch_tests::shipped::older;
+use stillpoint_patch_tests::shipped_program::older;
 use stillpoint_patch_tests::victim::Program;
 use stillpoint_patch_tests::{skip, wait};
 use stillpoint_testing::container::Container;

@@ -8,7 +8,7 @@ use stillpoint_patch_tests::wait;
 
 /// Options with a long time-out: sixteen threads on two cores, nearly always inside of a patched function, leave it
 /// slowly.
-const PATIENCE: [&str; 2] = ["--timeout", "120s"];
+const LONG_TIMEOUT: [&str; 2] = ["--timeout", "120s"];
 
 /// Applies and reverts `count` times, and checks all conditions each time.
 #[track_caller]
@@ -16,11 +16,11 @@ fn cycles(victim: &mut Victim, patch: &std::path::Path, count: u32, options: &[&
     for cycle in 0..count {
         println!("cycle {cycle} of {count}");
         victim.announce(Phase::Over(1, 2));
-        apply(patch, victim.pid()).args(PATIENCE).args(options.iter().copied()).succeed();
+        apply(patch, victim.pid()).args(LONG_TIMEOUT).args(options.iter().copied()).succeed();
         victim.assert_no_residue();
         victim.assert_settled(2);
         victim.announce(Phase::Over(2, 1));
-        revert(victim.pid()).args(PATIENCE).args(options.iter().copied()).succeed();
+        revert(victim.pid()).args(LONG_TIMEOUT).args(options.iter().copied()).succeed();
         victim.assert_settled(1);
         victim.assert_pristine();
     }
@@ -150,7 +150,7 @@ fn patches_stack_and_are_replaced_by_one() {
     for _ in 0..if soak() { 50 } else { 2 } {
         let mut step = |tool: Stillpoint, from: u8, to: u8| {
             victim.announce(Phase::Over(from, to));
-            tool.args(PATIENCE).succeed();
+            tool.args(LONG_TIMEOUT).succeed();
             victim.assert_no_residue();
             victim.assert_settled(to);
         };
@@ -243,7 +243,7 @@ fn a_thread_that_does_not_return_in_time_makes_all_go_back() {
     // Remains of the attempts do not block once the thread has left.
     victim.announce(Phase::Over(1, 2));
     victim.stdin().write_all(b"x").expect("wake the sleeper");
-    apply(&patch, victim.pid()).args(PATIENCE).succeed();
+    apply(&patch, victim.pid()).args(LONG_TIMEOUT).succeed();
     victim.assert_settled(2);
 }
 

@@ -130,7 +130,7 @@ static void *parked(void *arg) {
     between_points(&o, 1, "");
     sp_park_begin();
     ssize_t got = read(fds[0], &byte, 1);
-    violation("a read that nobody answers returned %zd (%m)", got);
+    violation("a read without an answer returned %zd (%m)", got);
     return NULL;
 }
 

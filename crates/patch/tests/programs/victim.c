@@ -246,7 +246,7 @@ static void *blocked(void *arg) {
     uint64_t p = phase_now();
     answer(&o, p, leaf(1), 3, "leaf");
     ssize_t got = read(fds[0], &byte, 1);
-    violation("a read that nobody answers returned %zd (%m)", got);
+    violation("a read without an answer returned %zd (%m)", got);
     return NULL;
 }
 

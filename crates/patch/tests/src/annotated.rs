@@ -4,7 +4,7 @@
 use crate::Unavailable;
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
-use crate::shipped::{builder_cache, version_diff};
+use crate::shipped_program::{builder_cache, version_diff};
 use crate::workspace_root;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,9 @@ use std::sync::OnceLock;
 use stillpoint_testing::recipes;
 
 /// Directory of libstillpoint, which is built on first use.
+///
+/// # Errors
+/// The library cannot be built on this machine.
 pub fn libstillpoint() -> Result<&'static Path, Unavailable> {
     static BUILT: OnceLock<Result<PathBuf, Unavailable>> = OnceLock::new();
     let built = BUILT.get_or_init(recipes::libstillpoint);
@@ -19,12 +22,18 @@ pub fn libstillpoint() -> Result<&'static Path, Unavailable> {
 }
 
 /// Options of `stillpoint patch build` and `target` for the integration of this name.
+///
+/// # Errors
+/// libstillpoint cannot be built on this machine.
 pub fn options(name: &str) -> Result<Vec<OsString>, Unavailable> {
     let edits = workspace_root().join("crates/patch/integrations").join(name);
     Ok(vec!["--integration".into(), edits.into(), "--library".into(), libstillpoint()?.into()])
 }
 
 /// A program of our own build, with the libraries of Debian's package and libstillpoint.
+///
+/// # Errors
+/// libstillpoint cannot be built on this machine.
 pub fn runnable(program: &Path, packaged: &Binary) -> Result<Binary, Unavailable> {
     let mut binary = packages::with_libraries_of(program, packaged);
     binary.libraries.insert(0, libstillpoint()?.to_owned());
@@ -33,7 +42,7 @@ pub fn runnable(program: &Path, packaged: &Binary) -> Result<Binary, Unavailable
 
 /// Returns the names of a process's registered threads, as `stillpoint patch status` lists them, in order.
 pub fn taking_part(pid: i32) -> Vec<String> {
-    let run = crate::patching::status(pid).json().succeed();
+    let run = crate::patch_calls::status(pid).json().succeed();
     let lines = run.json();
     let threads = lines.iter().filter_map(|line| line["threads"].as_array()).flatten();
     let mut names: Vec<String> = threads.filter_map(|thread| Some(thread["name"].as_str()?.to_owned())).collect();
@@ -42,6 +51,9 @@ pub fn taking_part(pid: i32) -> Vec<String> {
 }
 
 /// A memcached with quiescence points, and a patch that changes its answer to `version` to `VERSION stillpoint`.
+///
+/// # Errors
+/// The package or its source cannot be fetched, or libstillpoint cannot be built.
 pub fn memcached() -> Result<(Binary, PathBuf), Unavailable> {
     let versions = packages::versions_with_source(&["memcached"])?;
     let packaged = packages::memcached(Some(&versions[0]))?;

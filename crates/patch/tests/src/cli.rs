@@ -76,13 +76,13 @@ impl Stillpoint {
     }
 
     /// Runs it to its end; its output goes to memory, and no thread reads it meanwhile.
-    pub fn run_unread(&self) -> Unread {
+    pub fn run_unread(&self) -> UnreadRun {
         let file = || File::from(memfd_create("printed", MemfdFlags::CLOEXEC).expect("make a file in memory"));
         let (stdout, stderr) = (file(), file());
         let for_child = |file: &File| file.try_clone().expect("a second descriptor");
         let status = self.command().stdout(for_child(&stdout)).stderr(for_child(&stderr)).status();
         let status = status.unwrap_or_else(|e| panic!("run {}: {e}", binary().display()));
-        Unread { line: self.to_string(), code: status.code(), stdout, stderr }
+        UnreadRun { line: self.to_string(), code: status.code(), stdout, stderr }
     }
 
     /// Runs it to its end; panics with all its output unless it exits with 0.
@@ -96,14 +96,14 @@ impl Stillpoint {
 
 /// A completed call with unread output: readers take the processor from the measured processes.
 #[derive(Debug)]
-pub struct Unread {
+pub struct UnreadRun {
     line: String,
     code: Option<i32>,
     stdout: File,
     stderr: File,
 }
 
-impl Unread {
+impl UnreadRun {
     /// Reads the output.
     pub fn read(self) -> Run {
         let text = |mut file: File| {

@@ -30,6 +30,9 @@ pub struct Answer {
 
 impl Effect {
     /// Sends the request to the redis on `port`.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer is not of the protocol.
     pub fn ask(&self, port: u16) -> io::Result<Answer> {
         let text = (self.ask)(port)?;
         Ok(Answer { fixed: (self.is_fixed)(&text), text })

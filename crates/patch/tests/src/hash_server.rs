@@ -2,8 +2,8 @@
 //! and clients that record the times and the answers of their requests.
 
 use crate::cli::Stillpoint;
-use crate::points::flags;
-use crate::server::{ChildGuard, Restart, bound_command, soon};
+use crate::quiescence_program::flags;
+use crate::server::{ChildGuard, Restart, soon, bound_command};
 use crate::wait;
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -48,7 +48,7 @@ impl HashServer {
         let commands = serde_json::json!([{"directory": &source, "arguments": words, "file": unit}]);
         let database = dir.path().join("compile_commands.json");
         fs::write(&database, commands.to_string()).expect("write compile_commands.json");
-        let patch = dir.path().join("mend.patch");
+        let patch = dir.path().join("fix.patch");
         let build = Stillpoint::new().args(["patch", "build", "--source"]).arg(&source);
         let build = build.arg("--compile-commands").arg(&database).arg("--target").arg(&elf);
         build.arg("--diff").arg(examples.join(format!("{NAME}.diff"))).arg("--output").arg(&patch).succeed();

@@ -20,24 +20,24 @@
 //! ```
 
 pub mod annotated;
+pub mod checkpointed_server;
 pub mod cli;
 pub mod control_group;
 pub mod effects;
 pub mod hash_server;
-pub mod kill_at;
+pub mod kill_injection;
 pub mod load;
 pub mod machine;
 pub mod mariadb;
 pub mod operation;
-pub mod patching;
-pub mod points;
+pub mod patch_calls;
 pub mod postgres;
+pub mod quiescence_program;
 pub mod resp;
 pub mod series;
 pub mod server;
-pub mod shipped;
+pub mod shipped_program;
 pub mod stalls;
-pub mod taken;
 pub mod victim;
 
 pub use stillpoint_testing::{Unavailable, cache_dir, packages, skip, wait, workspace_root};

@@ -27,7 +27,7 @@ pub struct Clients {
     pub blocking: u32,
     /// Kinds of requests with weights.
     pub mix: &'static str,
-    /// Keys in the key space.
+    /// Number of keys in the key space.
     pub keys: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Load {
 
 /// Results of a load.
 #[derive(Debug)]
-pub struct Observed {
+pub struct LoadResult {
     /// Record of every request.
     pub record: Record,
     /// Output of `stillpoint measure --json` at its end.
@@ -122,7 +122,7 @@ impl Load {
 
     /// Ends it in order and reads what it recorded.
     #[track_caller]
-    pub fn finish(mut self) -> Observed {
+    pub fn finish(mut self) -> LoadResult {
         self.assert_running();
         self.process.signal(Signal::INT);
         wait::until("the load to end", || self.process.ended());
@@ -130,7 +130,7 @@ impl Load {
         let text = std::fs::read_to_string(&self.output).expect("read the load's output");
         let last = text.lines().last().unwrap_or_default();
         let result = serde_json::from_str(last).unwrap_or_else(|e| panic!("the load printed {last:?}: {e}"));
-        Observed { record, result }
+        LoadResult { record, result }
     }
 
     /// Returns the path of the file with every request.
@@ -139,7 +139,7 @@ impl Load {
     }
 }
 
-impl Observed {
+impl LoadResult {
     /// Returns requests in progress at any time in one of the windows (nanoseconds of `CLOCK_MONOTONIC`).
     pub fn windows(&self, windows: &[(u64, u64)]) -> Summary {
         let inside = |from: u64, to: u64| windows.iter().any(|&(a, b)| from <= b && to >= a);

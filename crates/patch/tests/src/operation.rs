@@ -1,7 +1,7 @@
 //! One call of `stillpoint patch apply` or `revert`: its time, the threads that it stopped and the duration of each
 //! stop.
 
-use crate::cli::{Run, Stillpoint, Unread};
+use crate::cli::{Run, Stillpoint, UnreadRun};
 use stillpoint_events::EventKind;
 use stillpoint_measure::clock::now_ns;
 
@@ -27,17 +27,17 @@ pub enum Why {
 
 /// A completed call whose output is not read yet: reading waits for the end of the measurement.
 #[derive(Debug)]
-pub struct Called {
-    unread: Unread,
+pub struct PendingOperation {
+    unread: UnreadRun,
     window_ns: (u64, u64),
 }
 
-impl Called {
+impl PendingOperation {
     /// Makes the call, with `--json`.
-    pub fn of(call: Stillpoint) -> Called {
+    pub fn of(call: Stillpoint) -> PendingOperation {
         let from = now_ns();
         let unread = call.json().run_unread();
-        Called { unread, window_ns: (from, now_ns()) }
+        PendingOperation { unread, window_ns: (from, now_ns()) }
     }
 
     /// Reads its results.
@@ -51,13 +51,13 @@ impl Called {
 pub struct Operation {
     /// Exit code and output.
     pub run: Run,
-    /// `CLOCK_MONOTONIC` before the program was started and after it had ended.
+    /// Nanoseconds of `CLOCK_MONOTONIC` before the program was started and after it had ended.
     pub window_ns: (u64, u64),
     /// Each stop of a thread.
     pub stops: Vec<Stop>,
     /// Time from the start of the transition until every thread ran the new code.
     pub migrated_ns: Option<u64>,
-    /// Threads that migrated.
+    /// Number of threads that migrated.
     pub threads: u32,
     /// Phases by name, with the duration of each in nanoseconds.
     pub phases: Vec<(String, u64)>,
@@ -66,11 +66,11 @@ pub struct Operation {
 impl Operation {
     /// Makes the call, with `--json`.
     pub fn of(call: Stillpoint) -> Operation {
-        Called::of(call).operation()
+        PendingOperation::of(call).operation()
     }
 
-    fn read(called: Called) -> Operation {
-        let Called { unread, window_ns } = called;
+    fn read(called: PendingOperation) -> Operation {
+        let PendingOperation { unread, window_ns } = called;
         let run = unread.read();
         let mut operation =
             Operation { run, window_ns, stops: Vec::new(), migrated_ns: None, threads: 0, phases: Vec::new() };

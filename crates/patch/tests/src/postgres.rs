@@ -15,7 +15,7 @@ use crate::Unavailable;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::{self, Binary};
 use crate::server::{ChildGuard, free_port};
-use crate::{shipped, wait};
+use crate::{shipped_program, wait};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 /// Returns the directory of sources, clean roots and builds.
 pub fn builder_cache() -> PathBuf {
-    shipped::builder_cache()
+    shipped_program::builder_cache()
 }
 
 /// Name of the package, of the major version in Debian 12.
@@ -34,7 +34,7 @@ pub const PACKAGE: &str = "postgresql-15";
 const PACKAGES: [&str; 2] = [PACKAGE, "postgresql-client-15"];
 const PROGRAMS: &str = "usr/lib/postgresql/15/bin";
 /// User id of the unprivileged user of every Debian.
-const USER: u32 = 65534;
+const USER_ID: u32 = 65534;
 
 /// A server and its tools, and the source that they were built from.
 #[derive(Debug, Clone)]
@@ -47,13 +47,19 @@ pub struct Postgres {
 
 impl Postgres {
     /// Returns the newest version of which the archive serves programs and source.
+    ///
+    /// # Errors
+    /// The package cannot be fetched.
     pub fn debian() -> Result<Postgres, Unavailable> {
         let versions = packages::versions_with_source(&PACKAGES)?;
-        shipped::target(PACKAGE, &versions[0])?;
+        shipped_program::target(PACKAGE, &versions[0])?;
         Postgres::unpacked(&versions[0])
     }
 
     /// Returns the newest version, without its source, for tests without patches.
+    ///
+    /// # Errors
+    /// The package cannot be fetched or built.
     pub fn unpatched() -> Result<Postgres, Unavailable> {
         Postgres::unpacked(&packages::versions(PACKAGE)?[0])
     }
@@ -106,9 +112,9 @@ impl Postgres {
 
     /// Makes a command that runs `program` as the unprivileged user; the kernel kills it if the calling thread ends
     /// first.
-    fn as_nobody(&self, program: &Path) -> Command {
+    fn as_unprivileged_user(&self, program: &Path) -> Command {
         let mut command = Command::new("setpriv");
-        let user = USER.to_string();
+        let user = USER_ID.to_string();
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--pdeathsig", "KILL", "--"]);
         command.arg(program).envs(self.binary.environment()).env("LC_ALL", "C").stdin(Stdio::null());
         command
@@ -142,16 +148,16 @@ impl Cluster {
     /// Makes and starts one; `settings` are `name=value`.
     pub fn start(postgres: &Postgres, settings: &[&str]) -> Cluster {
         let dir = TempDir::with_prefix("stillpoint-postgres-").expect("make a directory for the cluster");
-        chown(dir.path(), Some(USER), Some(USER)).expect("give the directory to nobody");
+        chown(dir.path(), Some(USER_ID), Some(USER_ID)).expect("give the directory to the unprivileged user");
         let postgres = copied(postgres, dir.path());
         let data = dir.path().join("data");
-        let mut initdb = postgres.as_nobody(&postgres.tool("initdb"));
+        let mut initdb = postgres.as_unprivileged_user(&postgres.tool("initdb"));
         initdb.args(["-N", "-A", "trust", "-U", "postgres", "--locale=C", "-E", "UTF8", "-D"]).arg(&data);
         let made = initdb.current_dir(dir.path()).output().expect("run initdb");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         let port = free_port();
         let log = std::fs::File::create(dir.path().join("log")).expect("make the log");
-        let mut command = postgres.as_nobody(&postgres.binary.path);
+        let mut command = postgres.as_unprivileged_user(&postgres.binary.path);
         command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-k"]).arg(dir.path());
         for setting in SETTINGS.iter().chain(settings) {
             command.args(["-c", setting]);
@@ -220,7 +226,7 @@ impl Cluster {
     /// Makes a command that runs one of the server's tools as the unprivileged user, with the address of the server in
     /// its environment.
     pub fn client(&self, name: &str) -> Command {
-        let mut command = self.postgres.as_nobody(&self.postgres.tool(name));
+        let mut command = self.postgres.as_unprivileged_user(&self.postgres.tool(name));
         command.env("PGHOST", "127.0.0.1").env("PGPORT", self.port.to_string()).env("PGUSER", "postgres");
         command.current_dir(self.dir.path());
         command

@@ -52,6 +52,9 @@ const LENGTH_MAX: i64 = 512 << 20;
 
 impl Client {
     /// Connects to 127.0.0.1; the time-out of replies is 30 s.
+    ///
+    /// # Errors
+    /// The server does not accept the connection.
     pub fn connect(port: u16) -> io::Result<Client> {
         let stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), Duration::from_secs(10))?;
         stream.set_nodelay(true)?;
@@ -60,17 +63,26 @@ impl Client {
     }
 
     /// Changes the time-out of replies.
+    ///
+    /// # Errors
+    /// The system refuses the time limit.
     pub fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
         self.stream.get_ref().set_read_timeout(Some(timeout))
     }
 
     /// Sends one command and waits for its reply. An error *reply* is `Ok(Reply::Error)`.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer is not of the protocol.
     pub fn command<A: AsRef<[u8]>>(&mut self, words: &[A]) -> io::Result<Reply> {
         self.send(words)?;
         self.receive()
     }
 
     /// Sends one command without waiting.
+    ///
+    /// # Errors
+    /// The connection fails.
     pub fn send<A: AsRef<[u8]>>(&mut self, words: &[A]) -> io::Result<()> {
         let mut request = format!("*{}\r\n", words.len()).into_bytes();
         for word in words.iter().map(AsRef::as_ref) {
@@ -82,6 +94,9 @@ impl Client {
     }
 
     /// Waits for one reply.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer is not of the protocol.
     pub fn receive(&mut self) -> io::Result<Reply> {
         read_reply(&mut self.stream, DEPTH_MAX)
     }

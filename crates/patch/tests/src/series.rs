@@ -27,7 +27,7 @@ pub struct SeriesPatch {
     pub file: PathBuf,
     /// Functions that it replaces.
     pub functions: u64,
-    /// Bytes of new code.
+    /// Length of the new code in bytes.
     pub text_bytes: u64,
 }
 
@@ -67,12 +67,18 @@ struct Plan<'a> {
 impl Series {
     /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes, or of those that
     /// are named. `tell` gets progress messages.
+    ///
+    /// # Errors
+    /// The archive does not offer a needed file.
     pub fn build(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let (version, libraries) = redis_with_source()?;
         Series::of(["redis", &version, "redis-server", "redis"], &libraries, only, Vec::new(), tell)
     }
 
     /// Builds redis with our quiescence points, and the same patches.
+    ///
+    /// # Errors
+    /// The archive does not offer a needed file, or libstillpoint cannot be built.
     pub fn annotated(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let (version, mut libraries) = redis_with_source()?;
         let names = ["redis", &version, "redis-server", "redis-annotated"];
@@ -81,6 +87,9 @@ impl Series {
     }
 
     /// Builds, as [`Series::build`] does, memcached and a patch from each of its fixes.
+    ///
+    /// # Errors
+    /// The archive does not offer a needed file.
     pub fn memcached(tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let version = newest_with_source(&["memcached"])?;
         let libraries = packages::memcached(Some(&version))?;
@@ -118,6 +127,9 @@ impl Series {
 
     /// Builds patches that add the newest version's fixes to Debian's own binary of an older version, exactly as
     /// shipped.
+    ///
+    /// # Errors
+    /// The archive does not offer a needed file.
     pub fn for_packaged(older: &str, tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let binary = packages::redis(Some(older))?;
         let series =

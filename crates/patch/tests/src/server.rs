@@ -29,9 +29,9 @@ pub struct Server {
 /// A restart, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy)]
 pub struct Restart {
-    /// Time of the request to end.
+    /// Nanoseconds of `CLOCK_MONOTONIC` at the request to end.
     pub began_ns: u64,
-    /// Time at which its process was gone.
+    /// Nanoseconds of `CLOCK_MONOTONIC` at which its process had ended.
     pub ended_ns: u64,
     /// Time at which a client got an answer again.
     pub answered_ns: u64,

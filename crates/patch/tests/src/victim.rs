@@ -6,7 +6,7 @@
 //! threads that were left stopped or traced, a pending SIGTRAP.
 
 use crate::cli::{Run, Stillpoint};
-pub use crate::patching::{apply, revert, status};
+pub use crate::patch_calls::{apply, revert, status};
 use crate::server::{ChildGuard, bound_command};
 use crate::wait;
 use object::{Object, ObjectSymbol, SymbolKind};
@@ -557,7 +557,7 @@ pub struct Mapping {
     pub end: u64,
     /// Permissions, for instance `r-xp`.
     pub permissions: String,
-    /// Offset in the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// The file, or a name in brackets; empty for anonymous memory.
     pub path: String,

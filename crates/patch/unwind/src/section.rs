@@ -5,26 +5,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const PAGE: u64 = 4096;
 
 /// Reads bytes at an address; returns how many bytes it read.
-type Read<'r> = Box<dyn Fn(u64, &mut [u8]) -> usize + Send + Sync + 'r>;
+type ReadFn<'r> = Box<dyn Fn(u64, &mut [u8]) -> usize + Send + Sync + 'r>;
 
 /// A section of a module, at the address that it has in the process.
 pub struct Section<'r> {
     at: u64,
     len: usize,
-    read: Read<'r>,
-    copy: Mutex<Copy>,
+    read: ReadFn<'r>,
+    copy: Mutex<SectionCopy>,
 }
 
 /// Copy of a section. Untouched pages of `bytes` cost nothing: the system zeroes them at the first write.
 #[derive(Default)]
-struct Copy {
+struct SectionCopy {
     bytes: Vec<u8>,
     /// True for each page of the process that has been read.
     present: Vec<bool>,
 }
 
 /// The bytes of a section that have been read, at their offsets; zeroes elsewhere.
-pub(crate) struct Bytes<'s>(MutexGuard<'s, Copy>);
+pub(crate) struct Bytes<'s>(MutexGuard<'s, SectionCopy>);
 
 impl std::ops::Deref for Bytes<'_> {
     type Target = [u8];
@@ -66,11 +66,11 @@ impl<'r> Section<'r> {
         bytes[offset..offset + 4].try_into().ok().map(u32::from_le_bytes)
     }
 
-    fn copy(&self) -> MutexGuard<'_, Copy> {
+    fn copy(&self) -> MutexGuard<'_, SectionCopy> {
         let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
         if copy.bytes.is_empty() {
             let pages = (self.at % PAGE + self.len as u64).div_ceil(PAGE);
-            *copy = Copy { bytes: vec![0; self.len], present: vec![false; pages as usize] };
+            *copy = SectionCopy { bytes: vec![0; self.len], present: vec![false; pages as usize] };
         }
         copy
     }

@@ -42,8 +42,8 @@ pub struct Frame {
     /// The program counter, or a return address.
     pub address: u64,
     /// True if the thread is stopped at this address, or a signal interrupted it there; false if it will return there.
-    pub standing: bool,
-    /// Stack pointer in that frame.
+    pub executing: bool,
+    /// Address in the stack pointer in that frame.
     pub sp: u64,
 }
 
@@ -110,19 +110,19 @@ impl<'r> Unwinder<'r> {
         current[..16].copy_from_slice(&registers.general);
         current[RETURN_ADDRESS] = registers.pc;
         let mut frames = Vec::new();
-        let mut standing = true;
+        let mut executing = true;
         let end = loop {
             let address = current[RETURN_ADDRESS];
-            frames.push(Frame { address, standing, sp: current[RSP] });
+            frames.push(Frame { address, executing, sp: current[RSP] });
             if frames.len() >= FRAMES_MAX {
                 break End::TooDeep;
             }
-            match self.step(&current, standing, &mut read) {
+            match self.step(&current, executing, &mut read) {
                 Ok(Some((caller, signal))) => {
                     if caller[RSP] <= current[RSP] && !signal {
                         break End::TooDeep;
                     }
-                    (current, standing) = (caller, signal);
+                    (current, executing) = (caller, signal);
                 }
                 Ok(None) => break End::Outermost,
                 Err(end) => break end,
@@ -135,12 +135,12 @@ impl<'r> Unwinder<'r> {
     fn step(
         &self,
         current: &[u64; REGISTERS],
-        standing: bool,
+        executing: bool,
         read: &mut impl FnMut(u64) -> Option<u64>,
     ) -> Result<Option<([u64; REGISTERS], bool)>, End> {
         let address = current[RETURN_ADDRESS];
         // a return address belongs to the call before it, and that call may be the last instruction of its function
-        let lookup = if standing { address } else { address.wrapping_sub(1) };
+        let lookup = if executing { address } else { address.wrapping_sub(1) };
         let modules = self.modules.iter().filter_map(|m| m.function(lookup).map(|offset| (m, offset)));
         let (module, offset) = modules.into_iter().next().ok_or(End::NoData(address))?;
         module.unwind(offset, lookup, current, read).map_err(|end| end.unwrap_or(End::NotUnderstood(address)))

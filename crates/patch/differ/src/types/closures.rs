@@ -1,12 +1,12 @@
 //! Captures of lambdas.
 
-use super::dwarf::{Die, Side, Unreadable, is_aggregate};
+use super::dwarf::{DebugInfoError, Die, Side, is_aggregate};
 use gimli::constants as dw;
 use std::collections::BTreeMap;
 use stillpoint_patch_format::readable;
 
 /// Returns the members, with their places, of each closure of each function.
-pub(super) fn all(side: &Side<'_>) -> Result<BTreeMap<String, Vec<String>>, Unreadable> {
+pub(super) fn all(side: &Side<'_>) -> Result<BTreeMap<String, Vec<String>>, DebugInfoError> {
     let mut out = BTreeMap::new();
     for (name, dies) in &side.functions {
         let mut found = Vec::new();
@@ -26,7 +26,7 @@ pub(super) fn all(side: &Side<'_>) -> Result<BTreeMap<String, Vec<String>>, Unre
 }
 
 /// Returns true for a callable class without a name of its own.
-fn is_closure(side: &Side<'_>, class: Die) -> Result<bool, Unreadable> {
+fn is_closure(side: &Side<'_>, class: Die) -> Result<bool, DebugInfoError> {
     let named = side.string(&side.entry(class)?, dw::DW_AT_name, class.unit())?;
     let mut called = false;
     side.below(class, false, |die, entry| {
@@ -36,9 +36,10 @@ fn is_closure(side: &Side<'_>, class: Die) -> Result<bool, Unreadable> {
     Ok(called && named.is_none_or(|name| name.starts_with("<lambda")))
 }
 
-fn layout(side: &Side<'_>, class: Die) -> Result<String, Unreadable> {
+fn layout(side: &Side<'_>, class: Die) -> Result<String, DebugInfoError> {
     let members = side.members(class)?.into_iter();
-    let members: Vec<String> =
-        members.map(|m| Ok(format!("{} at {}", side.describe(m.ty)?, m.place))).collect::<Result<_, Unreadable>>()?;
+    let members: Vec<String> = members
+        .map(|m| Ok(format!("{} at {}", side.describe(m.ty)?, m.place)))
+        .collect::<Result<_, DebugInfoError>>()?;
     Ok(format!("{} bytes: {}", side.extent(class)?.0, members.join(", ")))
 }

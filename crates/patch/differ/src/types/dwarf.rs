@@ -13,14 +13,14 @@ pub(super) const NESTING_MAX: usize = 64;
 
 /// Reason why debug information could not be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unreadable {
+pub(super) enum DebugInfoError {
     #[error("no debug information, compile with -g")]
     Missing,
     #[error("{0}")]
     Object(#[from] object::Error),
     #[error("damaged: {0}")]
     Dwarf(#[from] gimli::Error),
-    #[error("a reference to a type that is not there")]
+    #[error("a reference to a type that does not exist")]
     NoType,
     #[error("types in a file of their own (-gsplit-dwarf) are not supported")]
     Split,
@@ -32,18 +32,18 @@ pub(super) enum Unreadable {
 pub(super) struct Sections(gimli::DwarfSections<Vec<u8>>);
 
 impl Sections {
-    pub(super) fn load(object: &[u8]) -> Result<Self, Unreadable> {
+    pub(super) fn load(object: &[u8]) -> Result<Self, DebugInfoError> {
         let file = object::File::parse(object)?;
         let named = |name: &str| file.sections().any(|s| s.name() == Ok(name));
         if named(".debug_info.dwo") {
-            return Err(Unreadable::Split);
+            return Err(DebugInfoError::Split);
         }
         if !named(".debug_info") {
-            return Err(Unreadable::Missing);
+            return Err(DebugInfoError::Missing);
         }
         // The reader uses only names and types: it skips lists of locations and ranges, which have most of the
         // relocations. The header of the lines is part of a unit in gimli.
-        const WANTED: [&str; 8] = [
+        const SECTIONS: [&str; 8] = [
             ".debug_info",
             ".debug_types",
             ".debug_abbrev",
@@ -53,7 +53,7 @@ impl Sections {
             ".debug_addr",
             ".debug_line",
         ];
-        gimli::DwarfSections::load(|id| match WANTED.contains(&id.name()) {
+        gimli::DwarfSections::load(|id| match SECTIONS.contains(&id.name()) {
             true => relocated(&file, id.name()),
             false => Ok(Vec::new()),
         })
@@ -62,7 +62,7 @@ impl Sections {
 }
 
 /// Returns all sections of that name, joined: each type unit has a section of its own, which others refer to by number.
-fn relocated(file: &object::File<'_>, name: &str) -> Result<Vec<u8>, Unreadable> {
+fn relocated(file: &object::File<'_>, name: &str) -> Result<Vec<u8>, DebugInfoError> {
     let mut all = Vec::new();
     for section in file.sections().filter(|section| section.name() == Ok(name)) {
         let mut bytes = section.uncompressed_data()?.into_owned();
@@ -124,7 +124,7 @@ pub(super) struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    pub(super) fn index(sections: &'a Sections) -> Result<Self, Unreadable> {
+    pub(super) fn index(sections: &'a Sections) -> Result<Self, DebugInfoError> {
         let dwarf = sections.0.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
         let (mut units, mut signatures) = (Vec::new(), HashMap::new());
         let mut headers = Vec::new();
@@ -141,14 +141,14 @@ impl<'a> Side<'a> {
                     signatures.insert(type_signature.0, Die { unit: units.len(), offset: type_offset.0 });
                 }
                 gimli::UnitType::SplitType { .. } | gimli::UnitType::SplitCompilation(_) => {
-                    return Err(Unreadable::Split);
+                    return Err(DebugInfoError::Split);
                 }
                 _ => {}
             }
             units.push(dwarf.unit(header)?);
         }
         if units.is_empty() {
-            return Err(Unreadable::Missing);
+            return Err(DebugInfoError::Missing);
         }
         let cxx = units.iter().map(is_cxx).collect();
         let mut side = Side {
@@ -169,7 +169,7 @@ impl<'a> Side<'a> {
         side.names = found.iter().filter_map(|(name, what)| Some((what.named()?, name.clone()))).collect();
         for (name, what) in found {
             // An entry that completes a declaration in a namespace or class has the declaration's full name.
-            let completes = what.named().map(|die| Ok::<_, Unreadable>((die, side.root(die)?))).transpose()?;
+            let completes = what.named().map(|die| Ok::<_, DebugInfoError>((die, side.root(die)?))).transpose()?;
             let name = match completes.filter(|(die, root)| die != root) {
                 Some((die, root)) => {
                     let full = side.names.get(&root).cloned().unwrap_or(name);
@@ -196,7 +196,7 @@ impl<'a> Side<'a> {
         node: Node<'_, '_, 'a>,
         scope: &str,
         found: &mut Vec<(String, Found)>,
-    ) -> Result<(), Unreadable> {
+    ) -> Result<(), DebugInfoError> {
         let mut children = node.children();
         while let Some(child) = children.next()? {
             let entry = child.entry();
@@ -248,7 +248,7 @@ impl<'a> Side<'a> {
     }
 
     /// Returns the full name of a type outside functions; for any other type its own name, if any.
-    pub(super) fn full_name(&self, die: Die) -> Result<Option<String>, Unreadable> {
+    pub(super) fn full_name(&self, die: Die) -> Result<Option<String>, DebugInfoError> {
         match self.names.get(&die) {
             Some(name) => Ok(Some(name.clone())),
             None => Ok(self.string(&self.entry(die)?, dw::DW_AT_name, die.unit)?.map(str::to_owned)),
@@ -266,7 +266,7 @@ impl<'a> Side<'a> {
         Some(name.to_string_lossy().into_owned())
     }
 
-    pub(super) fn entry(&self, die: Die) -> Result<Entry<'a>, Unreadable> {
+    pub(super) fn entry(&self, die: Die) -> Result<Entry<'a>, DebugInfoError> {
         Ok(self.units[die.unit].entry(gimli::UnitOffset(die.offset))?)
     }
 
@@ -275,16 +275,16 @@ impl<'a> Side<'a> {
         &self,
         die: Die,
         all: bool,
-        mut visit: impl FnMut(Die, &Entry<'a>) -> Result<(), Unreadable>,
-    ) -> Result<(), Unreadable> {
+        mut visit: impl FnMut(Die, &Entry<'a>) -> Result<(), DebugInfoError>,
+    ) -> Result<(), DebugInfoError> {
         let mut tree = self.units[die.unit].entries_tree(Some(gimli::UnitOffset(die.offset)))?;
         walk(tree.root()?, die.unit, all, &mut visit)
     }
 
     /// Returns the entry that an attribute of an entry in `unit` refers to; for a reference to a type in a unit of its
     /// own, that type.
-    pub(super) fn reference(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<Die>, Unreadable> {
-        let by_signature = |signature: u64| self.signatures.get(&signature).copied().ok_or(Unreadable::NoType);
+    pub(super) fn reference(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<Die>, DebugInfoError> {
+        let by_signature = |signature: u64| self.signatures.get(&signature).copied().ok_or(DebugInfoError::NoType);
         let found = match entry.attr_value(at) {
             None => return Ok(None),
             Some(AttributeValue::UnitRef(offset)) => Die { unit, offset: offset.0 },
@@ -294,7 +294,7 @@ impl<'a> Side<'a> {
                 hit.ok_or(gimli::Error::NoEntryAtGivenOffset(offset.0 as u64))?
             }
             Some(AttributeValue::DebugTypesRef(signature)) => return by_signature(signature.0).map(Some),
-            Some(_) => return Err(Unreadable::NoType),
+            Some(_) => return Err(DebugInfoError::NoType),
         };
         match self.entry(found)?.attr_value(dw::DW_AT_signature) {
             Some(AttributeValue::DebugTypesRef(signature)) => by_signature(signature.0).map(Some),
@@ -303,7 +303,7 @@ impl<'a> Side<'a> {
     }
 
     /// Returns the type of an entry; `None` is `void`.
-    pub(super) fn type_of(&self, die: Die) -> Result<Option<Die>, Unreadable> {
+    pub(super) fn type_of(&self, die: Die) -> Result<Option<Die>, DebugInfoError> {
         let mut at = die;
         for _ in 0..NESTING_MAX {
             let entry = self.entry(at)?;
@@ -315,11 +315,11 @@ impl<'a> Side<'a> {
                 None => return Ok(None),
             }
         }
-        Err(Unreadable::Nesting)
+        Err(DebugInfoError::Nesting)
     }
 
     /// Returns the first entry in the chain from an instance or definition to its origin; itself if there is none.
-    pub(super) fn root(&self, die: Die) -> Result<Die, Unreadable> {
+    pub(super) fn root(&self, die: Die) -> Result<Die, DebugInfoError> {
         let mut at = die;
         for _ in 0..NESTING_MAX {
             match self.origin(&self.entry(at)?, at.unit)? {
@@ -327,11 +327,11 @@ impl<'a> Side<'a> {
                 None => return Ok(at),
             }
         }
-        Err(Unreadable::Nesting)
+        Err(DebugInfoError::Nesting)
     }
 
     /// Returns the entry that an instance or definition completes.
-    pub(super) fn origin(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<Die>, Unreadable> {
+    pub(super) fn origin(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<Die>, DebugInfoError> {
         match self.reference(entry, dw::DW_AT_abstract_origin, unit)? {
             Some(die) => Ok(Some(die)),
             None => self.reference(entry, dw::DW_AT_specification, unit),
@@ -339,15 +339,15 @@ impl<'a> Side<'a> {
     }
 
     /// Returns the name of an entry, its own or that of the entry it completes.
-    pub(super) fn name_of(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, Unreadable> {
+    pub(super) fn name_of(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, DebugInfoError> {
         self.inherited(entry, unit, &[dw::DW_AT_name])
     }
 
-    fn linkage_name(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, Unreadable> {
+    fn linkage_name(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, DebugInfoError> {
         self.inherited(entry, unit, &[dw::DW_AT_linkage_name, dw::DW_AT_MIPS_linkage_name])
     }
 
-    fn inherited(&self, entry: &Entry<'a>, unit: usize, names: &[DwAt]) -> Result<Option<&'a str>, Unreadable> {
+    fn inherited(&self, entry: &Entry<'a>, unit: usize, names: &[DwAt]) -> Result<Option<&'a str>, DebugInfoError> {
         let (mut entry, mut unit) = (entry.clone(), unit);
         for _ in 0..NESTING_MAX {
             for name in names {
@@ -358,10 +358,10 @@ impl<'a> Side<'a> {
             let Some(origin) = self.origin(&entry, unit)? else { return Ok(None) };
             (entry, unit) = (self.entry(origin)?, origin.unit);
         }
-        Err(Unreadable::Nesting)
+        Err(DebugInfoError::Nesting)
     }
 
-    pub(super) fn string(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<&'a str>, Unreadable> {
+    pub(super) fn string(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<&'a str>, DebugInfoError> {
         let Some(value) = entry.attr_value(at) else { return Ok(None) };
         Ok(Some(self.dwarf.attr_string(&self.units[unit], value)?.to_string()?))
     }
@@ -412,8 +412,8 @@ fn walk<'a>(
     node: Node<'_, '_, 'a>,
     unit: usize,
     all: bool,
-    visit: &mut impl FnMut(Die, &Entry<'a>) -> Result<(), Unreadable>,
-) -> Result<(), Unreadable> {
+    visit: &mut impl FnMut(Die, &Entry<'a>) -> Result<(), DebugInfoError>,
+) -> Result<(), DebugInfoError> {
     let mut children = node.children();
     while let Some(child) = children.next()? {
         visit(Die { unit, offset: child.entry().offset().0 }, child.entry())?;

@@ -1,8 +1,8 @@
 //! Walk over pairs of types, one of each side, that collects the differences.
 
 use super::Compared;
-use super::dwarf::{Die, NESTING_MAX, Side, TypeKey, Unreadable};
-use super::mentions::{Mentions, mentions};
+use super::dwarf::{DebugInfoError, Die, NESTING_MAX, Side, TypeKey};
+use super::references::{References, references};
 use super::shape::{Count, Member, Shape};
 use crate::Refusal;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -51,11 +51,11 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Compares all types that cross a change of `functions`.
-    pub(super) fn run(&mut self, functions: &BTreeMap<&str, &str>) -> Result<(), Unreadable> {
-        let (mut old, mut new) = (Mentions::default(), Mentions::default());
+    pub(super) fn run(&mut self, functions: &BTreeMap<&str, &str>) -> Result<(), DebugInfoError> {
+        let (mut old, mut new) = (References::default(), References::default());
         for (after, shipped) in functions {
-            mentions(self.old, shipped, &mut old)?;
-            mentions(self.new, after, &mut new)?;
+            references(self.old, shipped, &mut old)?;
+            references(self.new, after, &mut new)?;
         }
         // For several of one name in one function, the code that refers to them decides, not this comparison.
         old.statics.retain(|_, all| all.len() == 1);
@@ -111,7 +111,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Compares two types of one name. For a typedef, compares the types that it names.
-    fn named(&mut self, key: &TypeKey, old: Die, new: Die) -> Result<(), Unreadable> {
+    fn named(&mut self, key: &TypeKey, old: Die, new: Die) -> Result<(), DebugInfoError> {
         if !self.same(Some(old), Some(new), &key.name, 0)? {
             let (before, after) = (shown(self.old, key, old)?, shown(self.new, key, new)?);
             let label = if key.tag { before.clone() } else { format!("typedef {}", key.name) };
@@ -124,7 +124,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         &mut self,
         old: &HashMap<String, Vec<Die>>,
         new: &HashMap<String, Vec<Die>>,
-    ) -> Result<(), Unreadable> {
+    ) -> Result<(), DebugInfoError> {
         let names: BTreeSet<&String> = old.keys().filter(|name| new.contains_key(*name)).collect();
         for name in names {
             let (old, new) = (definition(self.old, &old[name])?, definition(self.new, &new[name])?);
@@ -140,7 +140,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         Ok(())
     }
 
-    fn drain(&mut self) -> Result<(), Unreadable> {
+    fn drain(&mut self) -> Result<(), DebugInfoError> {
         while let Some(pair) = self.queue.pop_front() {
             match self.old.shape(Some(pair.old))? {
                 Shape::Enumeration { .. } => self.enumerations(&pair)?,
@@ -158,9 +158,9 @@ impl<'c, 'a> Comparison<'c, 'a> {
         new: Option<Die>,
         label: &str,
         depth: usize,
-    ) -> Result<bool, Unreadable> {
+    ) -> Result<bool, DebugInfoError> {
         if depth > NESTING_MAX {
-            return Err(Unreadable::Nesting);
+            return Err(DebugInfoError::Nesting);
         }
         Ok(match (self.old.shape(old)?, self.new.shape(new)?) {
             (Shape::Pointer { tag, to }, Shape::Pointer { tag: new_tag, to: new_to }) => {
@@ -198,7 +198,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Returns true if two functions have the same parameters and result.
-    pub(super) fn same_call(&mut self, old: Die, new: Die, label: &str, depth: usize) -> Result<bool, Unreadable> {
+    pub(super) fn same_call(&mut self, old: Die, new: Die, label: &str, depth: usize) -> Result<bool, DebugInfoError> {
         let ((before, open), (after, new_open)) = (self.old.parameters(old)?, self.new.parameters(new)?);
         let mut alike = before.len() == after.len() && open == new_open;
         for (before, after) in before.into_iter().zip(after) {
@@ -216,14 +216,14 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Returns `struct s`, or the name of the typedef alone for an anonymous structure.
-    fn label(&self, die: Die, name: &str) -> Result<String, Unreadable> {
+    fn label(&self, die: Die, name: &str) -> Result<String, DebugInfoError> {
         let text = self.old.describe(Some(die))?;
         Ok(if text.ends_with("(anonymous)") { name.to_owned() } else { text })
     }
 
     /// Returns the definitions of both entries; `None` when a side has only the name.
-    fn complete(&self, pair: &Pair) -> Result<Option<(Die, Die)>, Unreadable> {
-        let find = |side: &Side<'_>, die: Die| -> Result<Option<Die>, Unreadable> {
+    fn complete(&self, pair: &Pair) -> Result<Option<(Die, Die)>, DebugInfoError> {
+        let find = |side: &Side<'_>, die: Die| -> Result<Option<Die>, DebugInfoError> {
             if side.extent(die)?.2 {
                 return Ok(Some(die));
             }
@@ -233,7 +233,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         Ok(find(self.old, pair.old)?.zip(find(self.new, pair.new)?))
     }
 
-    fn aggregates(&mut self, pair: &Pair) -> Result<(), Unreadable> {
+    fn aggregates(&mut self, pair: &Pair) -> Result<(), DebugInfoError> {
         let Some((old, new)) = self.complete(pair)? else { return Ok(()) };
         let label = &pair.label;
         let (old_members, new_members) = (self.old.members(old)?, self.new.members(new)?);
@@ -241,7 +241,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let mut found = Vec::new();
         for member in &old_members {
             match by_name.get(member.name.as_str()) {
-                None => found.push(format!("member `{}` at offset {} is gone", member.name, member.place)),
+                None => found.push(format!("member `{}` at offset {} was removed", member.name, member.place)),
                 Some(after) => found.extend(self.member(label, member, after)?),
             }
         }
@@ -270,7 +270,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Returns the change of one member, if any.
-    fn member(&mut self, label: &str, old: &Member, new: &Member) -> Result<Option<String>, Unreadable> {
+    fn member(&mut self, label: &str, old: &Member, new: &Member) -> Result<Option<String>, DebugInfoError> {
         let name = &old.name;
         if old.place != new.place {
             // If the types changed too, the move still breaks live data first.
@@ -288,7 +288,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         Ok(Some(format!("member `{name}` at offset {} changed from {before} to {after}", old.place)))
     }
 
-    fn enumerations(&mut self, pair: &Pair) -> Result<(), Unreadable> {
+    fn enumerations(&mut self, pair: &Pair) -> Result<(), DebugInfoError> {
         let Some((old, new)) = self.complete(pair)? else { return Ok(()) };
         let label = &pair.label;
         let (before, after) = (self.old.enumerators(old)?, self.new.enumerators(new)?);
@@ -296,7 +296,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let mut found = Vec::new();
         for (name, value) in &before {
             match values.get(name.as_str()) {
-                None => found.push(format!("enumerator `{name}` = {value} is gone")),
+                None => found.push(format!("enumerator `{name}` = {value} was removed")),
                 Some(now) if now != value => found.push(format!("enumerator `{name}` changed from {value} to {now}")),
                 Some(_) => {}
             }
@@ -330,7 +330,7 @@ fn is_one(key: &TypeKey) -> bool {
 
 /// Returns the type of a variable: that of its definition if there is one, as a declaration may have an array without
 /// size.
-fn definition(side: &Side<'_>, dies: &[Die]) -> Result<Option<Die>, Unreadable> {
+fn definition(side: &Side<'_>, dies: &[Die]) -> Result<Option<Die>, DebugInfoError> {
     let (mut open, mut closed) = (None, None);
     for &die in dies {
         let ty = side.type_of(die)?;
@@ -341,7 +341,7 @@ fn definition(side: &Side<'_>, dies: &[Die]) -> Result<Option<Die>, Unreadable> 
 }
 
 /// Returns the text of a type for a message: for a typedef, the type that it names.
-fn shown(side: &Side<'_>, key: &TypeKey, die: Die) -> Result<String, Unreadable> {
+fn shown(side: &Side<'_>, key: &TypeKey, die: Die) -> Result<String, DebugInfoError> {
     let ty = match side.shape(Some(die))? {
         Shape::Aggregate { die, .. } | Shape::Enumeration { die, .. } => Some(die),
         _ if key.tag => Some(die),

@@ -35,7 +35,7 @@
 mod closures;
 mod dwarf;
 mod layout;
-mod mentions;
+mod references;
 mod shape;
 mod signature;
 
@@ -57,6 +57,9 @@ pub struct Compared {
 /// Compares every type that the functions in `used_by` or static data reach, as `shipped` and as `after` lay it out.
 /// Each function is a pair of names, in `shipped` and in `after` (a lambda's number may differ). Both objects are whole
 /// files with DWARF; an empty one is compared with nothing.
+///
+/// # Errors
+/// A refusal for each type that changed, or [`Refusal::DebugInfo`] if debug information cannot be read.
 pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Result<Compared, Vec<Refusal>> {
     if shipped.is_empty() || after.is_empty() || used_by.is_empty() {
         return Ok(Compared::default());
@@ -81,10 +84,10 @@ pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Re
 
 /// Returns the members of the closures of each function, in the order of the source, by the function's readable name.
 pub(crate) fn closures(object: &[u8]) -> Result<BTreeMap<String, Vec<String>>, Refusal> {
-    let damaged = |e: dwarf::Unreadable| Refusal::DebugInfo { unit: "an object".to_owned(), why: e.to_string() };
+    let damaged = |e: dwarf::DebugInfoError| Refusal::DebugInfo { unit: "an object".to_owned(), why: e.to_string() };
     let sections = match Sections::load(object) {
         // A unit without types is refused by name once its types are needed.
-        Err(dwarf::Unreadable::Missing) => return Ok(BTreeMap::new()),
+        Err(dwarf::DebugInfoError::Missing) => return Ok(BTreeMap::new()),
         other => other.map_err(damaged)?,
     };
     Side::index(&sections).and_then(|side| closures::all(&side)).map_err(damaged)

@@ -1,6 +1,6 @@
 //! The structure of a type without its qualifiers and typedefs, and its notation.
 
-use super::dwarf::{Die, NESTING_MAX, Side, Unreadable, is_aggregate};
+use super::dwarf::{DebugInfoError, Die, NESTING_MAX, Side, is_aggregate};
 use gimli::{AttributeValue, constants as dw};
 
 /// A type without qualifiers and typedefs.
@@ -93,7 +93,7 @@ impl std::fmt::Display for Place {
 
 impl Side<'_> {
     /// Returns the type without typedefs and qualifiers. An anonymous structure gets the name of its innermost typedef.
-    pub(super) fn shape(&self, ty: Option<Die>) -> Result<Shape, Unreadable> {
+    pub(super) fn shape(&self, ty: Option<Die>) -> Result<Shape, DebugInfoError> {
         let (mut at, mut alias) = (ty, None);
         for _ in 0..NESTING_MAX {
             let Some(die) = at else { return Ok(Shape::Void) };
@@ -110,10 +110,10 @@ impl Side<'_> {
             }
             at = self.reference(&entry, dw::DW_AT_type, die.unit())?;
         }
-        Err(Unreadable::Nesting)
+        Err(DebugInfoError::Nesting)
     }
 
-    fn shape_of(&self, die: Die, alias: Option<String>) -> Result<Shape, Unreadable> {
+    fn shape_of(&self, die: Die, alias: Option<String>) -> Result<Shape, DebugInfoError> {
         let entry = self.entry(die)?;
         let size = number(entry.attr_value(dw::DW_AT_byte_size)).unwrap_or(0);
         let name = if entry.has_attr(dw::DW_AT_name) { self.full_name(die)? } else { None };
@@ -145,7 +145,7 @@ impl Side<'_> {
         })
     }
 
-    fn counts(&self, array: Die) -> Result<Vec<Count>, Unreadable> {
+    fn counts(&self, array: Die) -> Result<Vec<Count>, DebugInfoError> {
         let mut counts = Vec::new();
         self.below(array, false, |_, entry| {
             if entry.tag() != dw::DW_TAG_subrange_type {
@@ -165,14 +165,14 @@ impl Side<'_> {
     }
 
     /// Returns the size, the alignment if stated, and true if the type is complete.
-    pub(super) fn extent(&self, die: Die) -> Result<(u64, Option<u64>, bool), Unreadable> {
+    pub(super) fn extent(&self, die: Die) -> Result<(u64, Option<u64>, bool), DebugInfoError> {
         let entry = self.entry(die)?;
         let size = number(entry.attr_value(dw::DW_AT_byte_size)).unwrap_or(0);
         Ok((size, number(entry.attr_value(dw::DW_AT_alignment)), !entry.has_attr(dw::DW_AT_declaration)))
     }
 
     /// Returns the members in the order of the source, those of anonymous structures and unions inlined.
-    pub(super) fn members(&self, aggregate: Die) -> Result<Vec<Member>, Unreadable> {
+    pub(super) fn members(&self, aggregate: Die) -> Result<Vec<Member>, DebugInfoError> {
         let mut members = Vec::new();
         self.gather(aggregate, "", &Place::Bit(0), 0, &mut members)?;
         Ok(members)
@@ -185,9 +185,9 @@ impl Side<'_> {
         base: &Place,
         depth: usize,
         members: &mut Vec<Member>,
-    ) -> Result<(), Unreadable> {
+    ) -> Result<(), DebugInfoError> {
         if depth > NESTING_MAX {
-            return Err(Unreadable::Nesting);
+            return Err(DebugInfoError::Nesting);
         }
         self.below(aggregate, false, |die, entry| {
             let inherits = entry.tag() == dw::DW_TAG_inheritance;
@@ -216,7 +216,12 @@ impl Side<'_> {
         })
     }
 
-    fn place(&self, entry: &super::dwarf::Entry<'_>, bits: Option<u64>, ty: Option<Die>) -> Result<Place, Unreadable> {
+    fn place(
+        &self,
+        entry: &super::dwarf::Entry<'_>,
+        bits: Option<u64>,
+        ty: Option<Die>,
+    ) -> Result<Place, DebugInfoError> {
         if let Some(at) = number(entry.attr_value(dw::DW_AT_data_bit_offset)) {
             return Ok(Place::Bit(at));
         }
@@ -243,7 +248,7 @@ impl Side<'_> {
     }
 
     /// Returns the size of a type without arrays.
-    fn size(&self, ty: Option<Die>) -> Result<u64, Unreadable> {
+    fn size(&self, ty: Option<Die>) -> Result<u64, DebugInfoError> {
         Ok(match self.shape(ty)? {
             Shape::Base { size, .. } | Shape::Other { size, .. } => size,
             Shape::Aggregate { die, .. } | Shape::Enumeration { die, .. } => self.extent(die)?.0,
@@ -254,7 +259,7 @@ impl Side<'_> {
     }
 
     /// Returns names and values of an enumeration.
-    pub(super) fn enumerators(&self, enumeration: Die) -> Result<Vec<(String, i128)>, Unreadable> {
+    pub(super) fn enumerators(&self, enumeration: Die) -> Result<Vec<(String, i128)>, DebugInfoError> {
         let mut all = Vec::new();
         self.below(enumeration, false, |die, entry| {
             if entry.tag() != dw::DW_TAG_enumerator {
@@ -270,7 +275,7 @@ impl Side<'_> {
     }
 
     /// Returns the slots of a class's table of virtual functions that the class itself fills.
-    pub(super) fn virtual_functions(&self, class: Die) -> Result<Vec<(String, Vec<u8>)>, Unreadable> {
+    pub(super) fn virtual_functions(&self, class: Die) -> Result<Vec<(String, Vec<u8>)>, DebugInfoError> {
         let mut all = Vec::new();
         self.below(class, false, |die, entry| {
             if let Some(AttributeValue::Exprloc(slot)) = entry.attr_value(dw::DW_AT_vtable_elem_location) {
@@ -286,7 +291,7 @@ impl Side<'_> {
     }
 
     /// Returns the type of each parameter of a function, and true if more may follow.
-    pub(super) fn parameters(&self, function: Die) -> Result<(Vec<Option<Die>>, bool), Unreadable> {
+    pub(super) fn parameters(&self, function: Die) -> Result<(Vec<Option<Die>>, bool), DebugInfoError> {
         let (mut types, mut open) = (Vec::new(), false);
         self.below(function, false, |die, entry| {
             match entry.tag() {
@@ -300,7 +305,7 @@ impl Side<'_> {
     }
 
     /// Returns true if no code writes to a variable of this type.
-    pub(super) fn is_constant(&self, ty: Option<Die>) -> Result<bool, Unreadable> {
+    pub(super) fn is_constant(&self, ty: Option<Die>) -> Result<bool, DebugInfoError> {
         let mut at = ty;
         for _ in 0..NESTING_MAX {
             let Some(die) = at else { return Ok(false) };
@@ -312,16 +317,16 @@ impl Side<'_> {
             }
             at = self.reference(&entry, dw::DW_AT_type, die.unit())?;
         }
-        Err(Unreadable::Nesting)
+        Err(DebugInfoError::Nesting)
     }
 
     /// Returns a type as a C programmer writes it, typedefs by their names.
-    pub(super) fn describe(&self, ty: Option<Die>) -> Result<String, Unreadable> {
+    pub(super) fn describe(&self, ty: Option<Die>) -> Result<String, DebugInfoError> {
         self.declare(ty, String::new(), 0)
     }
 
     /// Returns the declaration of `declarator`: C writes a type from the inside out.
-    fn declare(&self, ty: Option<Die>, declarator: String, depth: usize) -> Result<String, Unreadable> {
+    fn declare(&self, ty: Option<Die>, declarator: String, depth: usize) -> Result<String, DebugInfoError> {
         let leaf = |name: &str| match declarator.is_empty() {
             true => name.to_owned(),
             false => format!("{name} {declarator}"),

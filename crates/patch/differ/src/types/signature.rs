@@ -1,6 +1,6 @@
 //! Functions whose parameters or result changed while unchanged code still calls them the old way.
 
-use super::dwarf::{Die, Side, Unreadable};
+use super::dwarf::{DebugInfoError, Die, Side};
 use super::layout::Comparison;
 use super::source_name;
 use crate::Refusal;
@@ -14,7 +14,7 @@ pub(super) fn compare(
     shipped: &[u8],
     after: &[u8],
     functions: &BTreeMap<&str, &str>,
-) -> Result<(), Unreadable> {
+) -> Result<(), DebugInfoError> {
     let mut changed = Vec::new();
     for (function, shipped) in functions {
         let old = prototype(comparison.old, shipped)?;
@@ -37,7 +37,7 @@ pub(super) fn compare(
             let user = if user.is_data {
                 format!("data `{}` holds its address", user.name)
             } else {
-                format!("`{}`, which calls it, did not", user.name)
+                format!("its caller `{}` did not change", user.name)
             };
             comparison.refuse(Refusal::SignatureChanged { function: function.to_owned(), before, after: now, user });
         }
@@ -46,7 +46,7 @@ pub(super) fn compare(
 }
 
 /// Returns the entry with the parameters of a function: one with a body here.
-fn prototype(side: &Side<'_>, function: &str) -> Result<Option<Die>, Unreadable> {
+fn prototype(side: &Side<'_>, function: &str) -> Result<Option<Die>, DebugInfoError> {
     let mut found = None;
     for &die in side.functions.get(function).into_iter().flatten() {
         let entry = side.entry(die)?;
@@ -65,7 +65,7 @@ struct User {
 }
 
 /// Returns every reference from code and data of an object to a function, by the function's name.
-fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, Unreadable> {
+fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, DebugInfoError> {
     let file = object::File::parse(object)?;
     let mut defined = BTreeMap::new();
     for symbol in file.symbols().filter(|s| matches!(s.kind(), SymbolKind::Text | SymbolKind::Data)) {

@@ -35,7 +35,7 @@ pub enum Mode {
 /// State of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Gathered {
+pub enum GatherOutcome {
     /// Threads are on their way, or are blocked.
     Gathering = 0,
     /// Blocked threads take the transition and continue.
@@ -179,7 +179,7 @@ impl std::fmt::Debug for Name {
 /// A control block, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Control {
-    /// Offset of the library's own word from the thread pointer.
+    /// Offset in bytes of the library's own word from the thread pointer.
     pub word_offset: i32,
     /// Address of the bell, the word that threads poll.
     pub bell: u64,
@@ -200,7 +200,7 @@ pub struct Control {
     /// Number of the request to which the outcome belongs.
     pub answered: u32,
     /// State of that request.
-    pub outcome: Gathered,
+    pub outcome: GatherOutcome,
     /// The highest number in use; the next request takes a higher one.
     pub last_number: u32,
 }
@@ -208,17 +208,17 @@ pub struct Control {
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Never 0, never used before.
+    /// Number of the request: never 0, never used before.
     pub number: u32,
     /// New value of the thread's word.
     pub word: u32,
     /// Way in which threads take it.
     pub mode: Mode,
-    /// Process that makes the request.
+    /// Number of the process that makes the request.
     pub patcher_pid: i32,
     /// Deadline in nanoseconds of `CLOCK_MONOTONIC`.
     pub deadline_ns: u64,
-    /// Offset of the word from the thread pointer.
+    /// Offset in bytes of the word from the thread pointer.
     pub word_offset: i64,
     /// Group for [`Mode::Group`] and [`Mode::Others`].
     pub group: Name,
@@ -295,9 +295,9 @@ impl Control {
             request: Request::decode(raw),
             answered,
             outcome: match word(answer + offset_of!(AnswerLayout, outcome))? {
-                0 => Gathered::Gathering,
-                1 => Gathered::Released,
-                2 => Gathered::Abandoned,
+                0 => GatherOutcome::Gathering,
+                1 => GatherOutcome::Released,
+                2 => GatherOutcome::Abandoned,
                 _ => return None,
             },
             last_number: answered.max(u32_at(raw, offset_of!(RequestLayout, number))?),
@@ -307,7 +307,7 @@ impl Control {
     /// Returns the request on which threads may still act.
     pub fn pending(&self) -> Option<&Request> {
         let request = self.request.as_ref()?;
-        (request.number == self.answered && self.outcome == Gathered::Gathering).then_some(request)
+        (request.number == self.answered && self.outcome == GatherOutcome::Gathering).then_some(request)
     }
 }
 
@@ -435,9 +435,9 @@ pub fn facts() -> Vec<(&'static str, u64)> {
         ("SP_GROUP", Mode::Group as u64),
         ("SP_GLOBAL", Mode::Global as u64),
         ("SP_OTHERS", Mode::Others as u64),
-        ("SP_GATHERING", Gathered::Gathering as u64),
-        ("SP_RELEASED", Gathered::Released as u64),
-        ("SP_ABANDONED", Gathered::Abandoned as u64),
+        ("SP_GATHERING", GatherOutcome::Gathering as u64),
+        ("SP_RELEASED", GatherOutcome::Released as u64),
+        ("SP_ABANDONED", GatherOutcome::Abandoned as u64),
         ("SP_FREE", ThreadState::Free as u64),
         ("SP_ACTIVE", ThreadState::Active as u64),
         ("SP_PARKED", ThreadState::Parked as u64),

@@ -1,14 +1,14 @@
 //! Threads that migrate by themselves, and the moment at which blocked threads migrate.
 
 use super::Library;
-use super::abi::{Gathered, Mode, Name, Request};
-use super::standing::{self, Eyes, describe};
+use super::abi::{GatherOutcome, Mode, Name, Request};
+use super::rendezvous::{self, StackExaminer, describe};
 use crate::error::Busy;
 use crate::ledger::Transition;
 use crate::plan::word_value;
 use crate::report::now_ns;
 use crate::scan::Forbidden;
-use crate::transition::{Mover, Traveller, holds};
+use crate::transition::{Migrator, PendingThread, holds};
 use crate::{Error, Quiescence};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -18,27 +18,27 @@ use stillpoint_patch_insn::DispatchState;
 use stillpoint_patch_tracee::Tid;
 
 /// Interval of the reads of the slots; reading them stops no thread.
-const LOOK_FIRST: Duration = Duration::from_micros(100);
-const LOOK_MAX: Duration = Duration::from_millis(1);
+const POLL_INTERVAL_MIN: Duration = Duration::from_micros(100);
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(1);
 
 /// A request that threads follow.
 #[derive(Debug, Default)]
-pub(crate) struct Following {
+pub(crate) struct FollowedRequest {
     request: Option<Request>,
     /// Threads that the library knows and that have not migrated: they must not be probed.
-    own_way: BTreeSet<Tid>,
+    self_migrating: BTreeSet<Tid>,
 }
 
-impl Following {
+impl FollowedRequest {
     /// Returns true if a thread migrates by itself.
-    pub(crate) fn own_way(&self, tid: Tid) -> bool {
-        self.own_way.contains(&tid)
+    pub(crate) fn migrates_itself(&self, tid: Tid) -> bool {
+        self.self_migrating.contains(&tid)
     }
 }
 
-impl Mover<'_, '_, '_, '_> {
+impl Migrator<'_, '_, '_, '_> {
     /// Migrates every thread in a mode with quiescence points.
-    pub(crate) fn by_points(
+    pub(crate) fn migrate_at_points(
         &mut self,
         transition: &Transition,
         how: Quiescence,
@@ -47,29 +47,35 @@ impl Mover<'_, '_, '_, '_> {
         self.find_library()?;
         match how {
             Quiescence::Group(name) => {
-                self.apart(transition, Mode::Others, name, deadline)?;
-                self.in_phase("gather", |m| m.together(transition, Mode::Group, name, deadline))
+                self.migrate_singly(transition, Mode::Others, name, deadline)?;
+                self.in_phase("gather", |m| m.commit_together(transition, Mode::Group, name, deadline))
             }
             Quiescence::Global => {
-                self.in_phase("gather", |m| m.together(transition, Mode::Global, Name::default(), deadline))
+                self.in_phase("gather", |m| m.commit_together(transition, Mode::Global, Name::default(), deadline))
             }
-            _ => self.apart(transition, Mode::Local, Name::default(), deadline),
+            _ => self.migrate_singly(transition, Mode::Local, Name::default(), deadline),
         }
     }
 
     /// Migrates each thread by itself: at its point if it has one, otherwise by probing.
-    fn apart(&mut self, transition: &Transition, mode: Mode, group: Name, deadline: Instant) -> Result<u32, Error> {
-        self.per_thread(transition)?;
-        let request = self.ask_library(transition, mode, group, deadline)?;
-        self.following.request = Some(request);
-        let moved = self.in_phase("migrate", |m| m.forward_all(transition, deadline));
-        self.following = Following::default();
+    fn migrate_singly(
+        &mut self,
+        transition: &Transition,
+        mode: Mode,
+        group: Name,
+        deadline: Instant,
+    ) -> Result<u32, Error> {
+        self.decide_per_thread(transition)?;
+        let request = self.send_request(transition, mode, group, deadline)?;
+        self.followed_request.request = Some(request);
+        let moved = self.in_phase("migrate", |m| m.migrate_forward(transition, deadline));
+        self.followed_request = FollowedRequest::default();
         // in a group's request new threads may be members: they stay on the old side until the others migrate with them
-        self.newborn = None;
+        self.new_thread_word = None;
         moved
     }
 
-    fn ask_library(
+    fn send_request(
         &mut self,
         transition: &Transition,
         mode: Mode,
@@ -79,7 +85,7 @@ impl Mover<'_, '_, '_, '_> {
         let left = deadline.saturating_duration_since(Instant::now()).as_nanos() as u64;
         let word = (self.store.ledger.word_offset, word_value(transition.number));
         let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
-        library.ask(self.process, mode, group, word, 0, now_ns() + left)
+        library.send_request(self.process, mode, group, word, 0, now_ns() + left)
     }
 
     /// Looks for the library if that was not done yet.
@@ -91,32 +97,32 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     fn no_library(&self, mode: Mode) -> Error {
-        let why = "its libstillpoint is gone".to_owned();
+        let why = "its libstillpoint is not mapped any more".to_owned();
         Error::NoPoints { pid: self.process.pid(), mode: format!("{mode:?}").to_lowercase(), why }
     }
 
     /// Records the threads that have migrated by themselves, and those that have not yet.
-    pub(crate) fn follow(
+    pub(crate) fn track_self_migrating(
         &mut self,
         threads: &[Tid],
-        waiting: &mut BTreeMap<Tid, Traveller>,
+        waiting: &mut BTreeMap<Tid, PendingThread>,
         done: &mut BTreeMap<Tid, Avma>,
     ) -> Result<(), Error> {
-        let (Some(request), Some(library)) = (&self.following.request, &mut self.library) else { return Ok(()) };
-        library.learn(self.process, threads);
-        self.following.own_way.clear();
+        let (Some(request), Some(library)) = (&self.followed_request.request, &mut self.library) else { return Ok(()) };
+        library.update_tids(self.process, threads);
+        self.followed_request.self_migrating.clear();
         for slot in library.slots(self.process.memory())? {
             let Some(tid) = library.thread(&slot).filter(|tid| !done.contains_key(tid)) else { continue };
             // it was asked to stop before it was known: the probe's result is equally good
-            if waiting.get(&tid).is_some_and(|t| t.asked) {
+            if waiting.get(&tid).is_some_and(|t| t.stop_requested) {
                 continue;
             }
             if request.awaits(&slot) {
-                let traveller = waiting.entry(tid).or_insert_with(Traveller::new);
-                if traveller.follows(describe(&slot)) {
+                let pending = waiting.entry(tid).or_insert_with(PendingThread::new);
+                if pending.update_location(describe(&slot)) {
                     self.report.event(EventKind::ThreadBusy { tid: tid.0, function: describe(&slot) });
                 }
-                self.following.own_way.insert(tid);
+                self.followed_request.self_migrating.insert(tid);
                 continue;
             }
             waiting.remove(&tid);
@@ -131,29 +137,35 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Waits until all of them are blocked, and commits in that moment.
-    fn together(&mut self, transition: &Transition, mode: Mode, group: Name, deadline: Instant) -> Result<u32, Error> {
-        let request = self.ask_library(transition, mode, group, deadline)?;
+    fn commit_together(
+        &mut self,
+        transition: &Transition,
+        mode: Mode,
+        group: Name,
+        deadline: Instant,
+    ) -> Result<u32, Error> {
+        let request = self.send_request(transition, mode, group, deadline)?;
         let forbidden = self.forbidden(&transition.leave, transition);
         self.walker.prepare();
-        let mut told = BTreeSet::new();
-        let mut wait = LOOK_FIRST;
+        let mut reported = BTreeSet::new();
+        let mut wait = POLL_INTERVAL_MIN;
         let mut last = Vec::new();
         loop {
             self.serve(Instant::now() + wait)?;
-            wait = (wait * 2).min(LOOK_MAX);
+            wait = (wait * 2).min(POLL_INTERVAL_MAX);
             let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
-            let mut busy = standing::awaited(self.process, library, &request, &self.session.threads())?;
+            let mut busy = rendezvous::awaited(self.process, library, &request, &self.session.threads())?;
             // the blocked threads have continued: the other threads are the cause
-            if standing::is_over(self.process, library, &request)? {
+            if rendezvous::is_over(self.process, library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
             if busy.is_empty() {
-                match self.commit_standing(transition, &request, &forbidden)? {
+                match self.commit_blocked(transition, &request, &forbidden)? {
                     None => return Ok(self.session.threads().len() as u32),
                     Some(found) => busy = found,
                 }
             }
-            for b in busy.iter().filter(|b| told.insert((b.tid, b.function.clone()))) {
+            for b in busy.iter().filter(|b| reported.insert((b.tid, b.function.clone()))) {
                 self.report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
             last = busy;
@@ -163,7 +175,7 @@ impl Mover<'_, '_, '_, '_> {
     /// Stops the process. Commits if all known threads are blocked or have migrated, and all other threads are outside the code that
     /// changes. While the process is stopped and no thread is inside the library's lock, writing the outcome is equivalent to holding that
     /// lock.
-    fn commit_standing(
+    fn commit_blocked(
         &mut self,
         transition: &Transition,
         request: &Request,
@@ -178,50 +190,51 @@ impl Mover<'_, '_, '_, '_> {
         };
         let memory = self.process.memory();
         let offset = i64::from(self.store.ledger.word_offset);
-        let eyes = Eyes { prober: &mut self.prober, walker: &self.walker, forbidden };
-        let busy = standing::who_keeps_it(&mut frozen, self.process, library, request, eyes, |_, look| {
-            let at = Avma(look.fs_base.0.wrapping_add_signed(offset));
-            request.mode != Mode::Global && holds(memory, at, request.word)
-        })?;
+        let examiner = StackExaminer { prober: &mut self.prober, walker: &self.walker, forbidden };
+        let busy =
+            rendezvous::blocking_threads(&mut frozen, self.process, library, request, examiner, |_, snapshot| {
+                let at = Avma(snapshot.fs_base.0.wrapping_add_signed(offset));
+                request.mode != Mode::Global && holds(memory, at, request.word)
+            })?;
         if busy.is_empty() {
             memory.write(transition.state, &[DispatchState::AllThen as u8])?;
-            library.settle(memory, Gathered::Released)?;
+            library.write_outcome(memory, GatherOutcome::Released)?;
         }
         for (tid, stopped_ns) in frozen.thaw()? {
             self.report.stopped(tid, "freeze: commit", stopped_ns);
         }
         if busy.is_empty() {
-            library.ring(self.process);
+            library.wake(self.process);
         }
         Ok((!busy.is_empty()).then_some(busy))
     }
 
     /// Settles a request on which threads may still act, of this tool or of a killed tool: no thread waits for it any more. After
     /// `Abandoned` no thread takes it any more either.
-    pub(crate) fn settle_library(&mut self, outcome: Gathered) -> Result<(), Error> {
+    pub(crate) fn settle_request(&mut self, outcome: GatherOutcome) -> Result<(), Error> {
         let memory = self.process.memory();
         let Some(library) = &mut self.library else { return Ok(()) };
         if library.control(memory)?.pending().is_none() {
             return Ok(());
         }
-        if outcome == Gathered::Abandoned {
+        if outcome == GatherOutcome::Abandoned {
             return self.abandon();
         }
         // the byte has already decided: they continue, even if the library applies the deadline
-        library.settle(memory, outcome)?;
-        library.ring(self.process);
+        library.write_outcome(memory, outcome)?;
+        library.wake(self.process);
         Ok(())
     }
 
     fn abandon(&mut self) -> Result<(), Error> {
-        let limit = Instant::now() + standing::LOCK_LIMIT;
+        let limit = Instant::now() + rendezvous::LOCK_TIMEOUT;
         while let Some(library) = &mut self.library
-            && !standing::abandon(self.process, self.session, library, self.report)?
+            && !rendezvous::abandon(self.process, self.session, library, self.report)?
         {
             if Instant::now() > limit {
-                return Err(Error::TimedOut { busy: vec![standing::locked(self.process)] });
+                return Err(Error::TimedOut { busy: vec![rendezvous::lock_holder(self.process)] });
             }
-            self.serve(Instant::now() + LOOK_FIRST)?;
+            self.serve(Instant::now() + POLL_INTERVAL_MIN)?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! libstillpoint in a process: finding its control block, sending requests, reading its state.
 
 use super::abi::{
-    ANSWER_AT, CONTROL_LEN, Control, Gathered, MAGIC, Mode, Name, OUTCOME_AT, REQUEST_AT, Request, SLOT_LEN, Slot,
+    ANSWER_AT, CONTROL_LEN, Control, GatherOutcome, MAGIC, Mode, Name, OUTCOME_AT, REQUEST_AT, Request, SLOT_LEN, Slot,
     VERSION, VERSION_AT, decode_slots, encode_answer,
 };
 use crate::Error;
@@ -16,7 +16,7 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process, Tid};
 
 /// Largest data mapping, in bytes, that is searched for a control block without a symbol.
-const DATA_MAX: u64 = 64 << 20;
+const SEARCHED_DATA_MAX: u64 = 64 << 20;
 
 /// Location of the control block of a process.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Library {
     nested: bool,
     /// Threads by their number in the slots.
     tids: BTreeMap<i32, Tid>,
-    wake: Option<OwnedFd>,
+    wake_fd: Option<OwnedFd>,
 }
 
 fn control_at(memory: &Memory, at: Avma) -> Option<Control> {
@@ -36,8 +36,8 @@ fn control_at(memory: &Memory, at: Avma) -> Option<Control> {
 }
 
 /// Finds a control block that is linked into an executable without exported symbols.
-fn in_data(memory: &Memory, module: &Module) -> Option<Avma> {
-    let data = module.mappings.iter().filter(|m| m.write && m.len() <= DATA_MAX);
+fn search_data(memory: &Memory, module: &Module) -> Option<Avma> {
+    let data = module.mappings.iter().filter(|m| m.write && m.len() <= SEARCHED_DATA_MAX);
     data.into_iter().find_map(|mapping| {
         let mut found = None;
         memory.look_through(mapping.start, mapping.len(), MAGIC.len() - 1, |at, bytes| {
@@ -49,12 +49,12 @@ fn in_data(memory: &Memory, module: &Module) -> Option<Avma> {
     })
 }
 
-fn may_have_it(module: &&Module) -> bool {
+fn may_contain_library(module: &&Module) -> bool {
     module.executable || module.path.rsplit('/').next().is_some_and(|name| name.starts_with("libstillpoint."))
 }
 
 /// Returns the address of a module's control block by its symbol.
-fn named(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
+fn find_by_symbol(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
     let symbol = Dynamic::of(memory, module)?.and_then(|dynamic| dynamic.find("sp_control", None));
     Ok(symbol.map(|found| found.address))
 }
@@ -64,22 +64,22 @@ impl Library {
     pub(crate) fn find(process: &Process, modules: &[Module]) -> Result<Option<Library>, Error> {
         let memory = process.memory();
         let mut places = Vec::new();
-        for module in modules.iter().filter(may_have_it) {
-            let found = named(memory, module)?.filter(|at| control_at(memory, *at).is_some());
-            let found = found.or_else(|| module.executable.then(|| in_data(memory, module)).flatten());
+        for module in modules.iter().filter(may_contain_library) {
+            let found = find_by_symbol(memory, module)?.filter(|at| control_at(memory, *at).is_some());
+            let found = found.or_else(|| module.executable.then(|| search_data(memory, module)).flatten());
             places.extend(found);
         }
         let initialised = |at: &&Avma| control_at(memory, **at).is_some_and(|control| control.priorities > 0);
         let Some(at) = places.iter().find(initialised).or(places.first()) else { return Ok(None) };
         let nested = process.status()?.ns_pids.len() > 1;
-        Ok(Some(Library { at: *at, nested, tids: BTreeMap::new(), wake: None }))
+        Ok(Some(Library { at: *at, nested, tids: BTreeMap::new(), wake_fd: None }))
     }
 
     /// Returns the version of a library that is unknown to this program, for people.
-    pub(crate) fn of_another_version(process: &Process, modules: &[Module]) -> Result<Option<u32>, Error> {
+    pub(crate) fn other_version(process: &Process, modules: &[Module]) -> Result<Option<u32>, Error> {
         let memory = process.memory();
-        for module in modules.iter().filter(may_have_it) {
-            let Some(at) = named(memory, module)? else { continue };
+        for module in modules.iter().filter(may_contain_library) {
+            let Some(at) = find_by_symbol(memory, module)? else { continue };
             let (mut magic, mut version) = ([0; MAGIC.len()], [0; 4]);
             let readable =
                 memory.read(at, &mut magic).and_then(|()| memory.read(Avma(at.0 + VERSION_AT), &mut version));
@@ -106,15 +106,15 @@ impl Library {
     }
 
     /// Records which thread has which number in the slots.
-    pub(crate) fn learn(&mut self, process: &Process, threads: &[Tid]) {
+    pub(crate) fn update_tids(&mut self, process: &Process, threads: &[Tid]) {
         if !self.nested {
             self.tids = threads.iter().map(|tid| (tid.0, *tid)).collect();
             return;
         }
-        let there: BTreeSet<Tid> = threads.iter().copied().collect();
-        self.tids.retain(|_, tid| there.contains(tid));
+        let present: BTreeSet<Tid> = threads.iter().copied().collect();
+        self.tids.retain(|_, tid| present.contains(tid));
         let known: BTreeSet<Tid> = self.tids.values().copied().collect();
-        for tid in there.difference(&known) {
+        for tid in present.difference(&known) {
             let inner = process.thread_status(*tid).ok().and_then(|status| status.ns_pids.last().copied());
             self.tids.extend(inner.map(|inner| (inner, *tid)));
         }
@@ -127,7 +127,7 @@ impl Library {
 
     /// Makes a request to change the word or, if `generation` is not 0, to migrate to that generation. The bell is written last: threads do
     /// not read an incomplete request.
-    pub(crate) fn ask(
+    pub(crate) fn send_request(
         &mut self,
         process: &Process,
         mode: Mode,
@@ -155,21 +155,22 @@ impl Library {
         memory.write(Avma(self.at.0 + ANSWER_AT), &encode_answer(request.number))?;
         memory.write(Avma(self.at.0 + REQUEST_AT), &request.encode())?;
         memory.write(Avma(control.bell), &request.number.to_le_bytes())?;
-        self.ring(process);
+        self.wake(process);
         Ok(request)
     }
 
     /// Writes the outcome of the last request. No thread may hold the library's lock, unless that does not matter.
-    pub(crate) fn settle(&self, memory: &Memory, outcome: Gathered) -> Result<(), Error> {
+    pub(crate) fn write_outcome(&self, memory: &Memory, outcome: GatherOutcome) -> Result<(), Error> {
         Ok(memory.write(Avma(self.at.0 + OUTCOME_AT), &(outcome as u32).to_le_bytes())?)
     }
 
     /// Makes the library check at once. Otherwise a thread checks at its next point, and a blocked thread a few times a second.
-    pub(crate) fn ring(&mut self, process: &Process) {
-        if self.wake.is_none() {
-            self.wake = self.control(process.memory()).ok().and_then(|control| borrow(process, control.wake_fd));
+    pub(crate) fn wake(&mut self, process: &Process) {
+        if self.wake_fd.is_none() {
+            self.wake_fd =
+                self.control(process.memory()).ok().and_then(|control| duplicate_eventfd(process, control.wake_fd));
         }
-        let Some(fd) = &self.wake else { return };
+        let Some(fd) = &self.wake_fd else { return };
         // a hostile target may have filled the counter: then the write would never return
         let mut writable = [PollFd::new(fd, PollFlags::OUT)];
         if poll(&mut writable, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1) {
@@ -180,7 +181,7 @@ impl Library {
 }
 
 /// Duplicates a descriptor of the process, if it is an eventfd.
-fn borrow(process: &Process, fd: i32) -> Option<OwnedFd> {
+fn duplicate_eventfd(process: &Process, fd: i32) -> Option<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(process.pid().0)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     if fd < 0 || !process.is_alive() {

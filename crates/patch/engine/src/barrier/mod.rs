@@ -13,16 +13,16 @@
 pub mod abi;
 mod gather;
 mod library;
-mod present;
-pub(crate) mod standing;
+mod point_status;
+pub(crate) mod rendezvous;
 
 use crate::error::Busy;
 use crate::{Error, Quiescence};
 pub use abi::{Name, ThreadState};
-pub(crate) use gather::Following;
+pub(crate) use gather::FollowedRequest;
 pub(crate) use library::{Library, own_word};
-pub(crate) use present::present;
-pub use present::{Asked, Part, Points};
+pub(crate) use point_status::read_points;
+pub use point_status::{PendingRequest, QuiescencePoints, RegisteredThread};
 use stillpoint_patch_format::Scope;
 use stillpoint_patch_tracee::{Module, Process};
 
@@ -80,17 +80,17 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     }
     let refuse = |why: String| Err(Error::NoPoints { pid: process.pid(), mode: quiescence.to_string(), why });
     let Some(library) = Library::find(process, modules)? else {
-        return refuse(match Library::of_another_version(process, modules)? {
+        return refuse(match Library::other_version(process, modules)? {
             Some(version) => format!(
-                "its libstillpoint has control blocks of version {version}, this program knows version {}: restart it with \
-                 the library that came with this program",
+                "its libstillpoint has control blocks of version {version}, but this program knows version {}: restart the \
+                 process with the library that came with this program",
                 abi::VERSION
             ),
             None => "it has no libstillpoint".into(),
         });
     };
     if library.control(process.memory())?.priorities == 0 {
-        return refuse("it has libstillpoint, but never called sp_init".into());
+        return refuse("it has libstillpoint but never called sp_init".into());
     }
     let slots = library.slots(process.memory())?;
     if slots.is_empty() {
@@ -105,7 +105,7 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     groups.sort_unstable();
     groups.dedup();
     let there = if groups.is_empty() { "no groups".to_owned() } else { format!("the groups {}", groups.join(", ")) };
-    refuse(format!("it has no thread of the group {name}, but {there}"))
+    refuse(format!("it has no thread of the group {name}; it has {there}"))
 }
 
 /// Returns the busy threads that would be probed: the others migrate at their points.

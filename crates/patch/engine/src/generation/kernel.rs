@@ -1,7 +1,7 @@
 //! State of a process's generations in the kernel, and the calls that change them (`crates/patch/generations/man/asgen.2`).
 
 use crate::Error;
-use crate::calm;
+use crate::event_pump;
 use crate::ledger::Transition;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ pub(super) fn delete(process: &Process, session: &mut Session<'_>, generation: u
 }
 
 fn one_call(process: &Process, session: &mut Session<'_>, args: [u64; 6]) -> Result<(), Error> {
-    calm::with_carrier(process, session, |carrier| Ok(carrier.remote(SYS_ASGEN, args).map(drop)?), &mut |_, _| {})
+    event_pump::with_carrier(process, session, |carrier| Ok(carrier.remote(SYS_ASGEN, args).map(drop)?), &mut |_, _| {})
 }
 
 /// Makes a thread of the process create a generation in which entries and constants have their new contents; no thread is in it yet.
@@ -144,7 +144,7 @@ pub(super) fn create(
         remote.finish()?;
         Ok(generation as u32)
     };
-    calm::with_carrier(process, session, work, &mut |_, _| {})
+    event_pump::with_carrier(process, session, work, &mut |_, _| {})
 }
 
 #[cfg(test)]

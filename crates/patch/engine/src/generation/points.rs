@@ -1,54 +1,54 @@
 //! Threads with quiescence points: they migrate to a generation by themselves, or block until it is the code of all.
 
 use super::kernel;
-use crate::barrier::abi::{Gathered, Mode, Name, Request};
-use crate::barrier::standing::{self, Eyes, describe};
+use crate::barrier::abi::{GatherOutcome, Mode, Name, Request};
+use crate::barrier::rendezvous::{self, StackExaminer, describe};
 use crate::barrier::{Library, ThreadState};
 use crate::error::Busy;
 use crate::ledger::Span;
-use crate::operate::Target;
+use crate::operation::Target;
 use crate::plan::word_value;
 use crate::probe::Prober;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
 use crate::walk::Walker;
-use crate::{Error, calm};
+use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
 /// Interval of the reads of the slots; reading them stops no thread.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Additional time in which threads may migrate by themselves after the tool's own deadline: the library gives up only if the tool is gone.
-const LONGER: Duration = Duration::from_secs(5);
+const LIBRARY_GRACE: Duration = Duration::from_secs(5);
 
 /// libstillpoint of a process, and the present request to it.
-pub(super) struct Points {
+pub(super) struct PointMigration {
     process: Process,
     library: Library,
     request: Option<Request>,
 }
 
-impl Points {
+impl PointMigration {
     /// Returns `None` if the process has no such library.
-    pub(super) fn find(target: &Target) -> Result<Option<Points>, Error> {
+    pub(super) fn find(target: &Target) -> Result<Option<PointMigration>, Error> {
         let process = target.process.clone();
         let library = Library::find(&process, &target.modules)?;
-        Ok(library.map(|library| Points { process, library, request: None }))
+        Ok(library.map(|library| PointMigration { process, library, request: None }))
     }
 
     /// Refuses threads whose seccomp filter could kill them for the call that migrates them: the library makes it without a check.
     pub(super) fn check_filters(&mut self) -> Result<(), Error> {
         let slots = self.library.slots(self.process.memory())?;
         let threads: Vec<Tid> = self.process.threads()?.iter().map(|thread| thread.tid).collect();
-        self.library.learn(&self.process, &threads);
+        self.library.update_tids(&self.process, &threads);
         for tid in slots.iter().filter_map(|slot| self.library.thread(slot)) {
             if self.process.thread_status(tid).is_ok_and(|status| status.seccomp != 0) {
                 let pid = self.process.pid();
                 let what =
                     "has threads with seccomp filters, which may not change generations by themselves; --quiescence \
-                            probe takes them there"
+                            probe migrates them"
                         .to_owned();
                 return Err(Error::Unsuitable { pid, what });
             }
@@ -66,18 +66,18 @@ impl Points {
         deadline: Instant,
     ) -> Result<(), Error> {
         let word = (0, word_value(number));
-        let more = if matches!(mode, Mode::Local | Mode::Others) { LONGER } else { Duration::ZERO };
+        let more = if matches!(mode, Mode::Local | Mode::Others) { LIBRARY_GRACE } else { Duration::ZERO };
         let left = deadline.saturating_duration_since(Instant::now()) + more;
         let until = now_ns() + left.as_nanos() as u64;
-        self.request = Some(self.library.ask(&self.process, mode, group, word, generation, until)?);
+        self.request = Some(self.library.send_request(&self.process, mode, group, word, generation, until)?);
         Ok(())
     }
 
     /// Returns which of these threads will migrate by themselves, each with its location, and which are not to migrate at all.
-    pub(super) fn own_way(&mut self, threads: &[Tid]) -> Result<(BTreeMap<Tid, String>, BTreeSet<Tid>), Error> {
+    pub(super) fn self_migrating(&mut self, threads: &[Tid]) -> Result<(BTreeMap<Tid, String>, BTreeSet<Tid>), Error> {
         let (mut going, mut staying) = (BTreeMap::new(), BTreeSet::new());
         let Some(request) = &self.request else { return Ok((going, staying)) };
-        self.library.learn(&self.process, threads);
+        self.library.update_tids(&self.process, threads);
         for slot in self.library.slots(self.process.memory())? {
             let Some(tid) = self.library.thread(&slot) else { continue };
             if request.mode == Mode::Others && slot.group == request.group {
@@ -104,16 +104,16 @@ impl Points {
         let walker = Walker::new(&process, modules, frames);
         let mut prober = Prober::new(process.mappings()?);
         walker.prepare();
-        let (mut told, mut last) = (BTreeSet::new(), Vec::new());
+        let (mut reported, mut last) = (BTreeSet::new(), Vec::new());
         loop {
-            calm::serve(&process, session, Instant::now() + LOOK)?;
-            let mut busy = standing::awaited(&process, &mut self.library, &request, &session.threads())?;
+            event_pump::serve(&process, session, Instant::now() + POLL_INTERVAL)?;
+            let mut busy = rendezvous::awaited(&process, &mut self.library, &request, &session.threads())?;
             // the blocked threads have continued: the other threads are the cause
-            if standing::is_over(&process, &self.library, &request)? {
+            if rendezvous::is_over(&process, &self.library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
             if busy.is_empty() {
-                let eyes = Eyes { prober: &mut prober, walker: &walker, forbidden };
+                let examiner = StackExaminer { prober: &mut prober, walker: &walker, forbidden };
                 let over = |tid| kernel::generation_of(&process, tid) == Some(generation);
                 let mut frozen = match session.freeze() {
                     Err(tracee::Error::Unstoppable { tid, why }) => {
@@ -122,12 +122,18 @@ impl Points {
                     }
                     other => other?,
                 };
-                busy =
-                    standing::who_keeps_it(&mut frozen, &process, &self.library, &request, eyes, |tid, _| over(tid))?;
+                busy = rendezvous::blocking_threads(
+                    &mut frozen,
+                    &process,
+                    &self.library,
+                    &request,
+                    examiner,
+                    |tid, _| over(tid),
+                )?;
                 let worked = if busy.is_empty() { work(&mut frozen) } else { Ok(None) };
                 let done = busy.is_empty() && matches!(worked, Ok(None));
                 if done {
-                    self.library.settle(process.memory(), Gathered::Released)?;
+                    self.library.write_outcome(process.memory(), GatherOutcome::Released)?;
                 }
                 for (tid, stopped_ns) in frozen.thaw()? {
                     report.stopped(tid, "freeze: commit", stopped_ns);
@@ -135,11 +141,11 @@ impl Points {
                 busy.extend(worked?);
                 if done {
                     self.request = None;
-                    self.library.ring(&process);
+                    self.library.wake(&process);
                     return Ok(session.threads().len() as u32);
                 }
             }
-            for b in busy.iter().filter(|b| told.insert((b.tid, b.function.clone()))) {
+            for b in busy.iter().filter(|b| reported.insert((b.tid, b.function.clone()))) {
                 report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
             last = busy;
@@ -147,7 +153,7 @@ impl Points {
     }
 
     /// Returns true if threads may still act on a request to migrate to a generation, of this tool or another.
-    pub(super) fn is_asked(&self) -> Result<bool, Error> {
+    pub(super) fn has_pending_request(&self) -> Result<bool, Error> {
         let control = self.library.control(self.process.memory())?;
         Ok(control.pending().is_some_and(|request| request.generation != 0))
     }
@@ -155,9 +161,9 @@ impl Points {
     /// Releases the request: its generation is the code of all.
     pub(super) fn release(&mut self) -> Result<(), Error> {
         self.request = None;
-        if self.is_asked()? {
-            self.library.settle(self.process.memory(), Gathered::Released)?;
-            self.library.ring(&self.process);
+        if self.has_pending_request()? {
+            self.library.write_outcome(self.process.memory(), GatherOutcome::Released)?;
+            self.library.wake(&self.process);
         }
         Ok(())
     }
@@ -165,12 +171,12 @@ impl Points {
     /// Abandons the request: no thread migrates to a generation, or blocks for it, any more.
     pub(super) fn abandon(&mut self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
         self.request = None;
-        let limit = Instant::now() + standing::LOCK_LIMIT;
-        while self.is_asked()? && !standing::abandon(&self.process, session, &mut self.library, report)? {
+        let limit = Instant::now() + rendezvous::LOCK_TIMEOUT;
+        while self.has_pending_request()? && !rendezvous::abandon(&self.process, session, &mut self.library, report)? {
             if Instant::now() > limit {
-                return Err(Error::TimedOut { busy: vec![standing::locked(&self.process)] });
+                return Err(Error::TimedOut { busy: vec![rendezvous::lock_holder(&self.process)] });
             }
-            calm::serve(&self.process, session, Instant::now() + LOOK)?;
+            event_pump::serve(&self.process, session, Instant::now() + POLL_INTERVAL)?;
         }
         Ok(())
     }

@@ -6,18 +6,18 @@
 //! ```
 //! Records are only appended. An incompletely written record fails its check, ends the list, and the next record overwrites it. The region
 //! is mapped read-only into the target (the tool writes through `/proc/PID/mem`), so that no fault of the target damages it. But the target
-//! may forge all of it, so a record that breaks a rule ([`valid`]) is invalid.
+//! may forge all of it, so a record that breaks a rule ([`validation`]) is invalid.
 
 mod record;
-mod valid;
+mod validation;
 mod view;
 
 pub use record::{
-    ConstantRecord, Contents, ExportRecord, FunctionRecord, GuideRecord, HookRecord, NamedSpan, OffStackRecord, Phase,
-    PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
+    ConstantRecord, Contents, ExportRecord, FunctionRecord, HookRecord, LookupRedirectRecord, NamedSpan,
+    OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
 };
 pub(crate) use view::first_of;
-pub use view::{Origin, Unfinished, Version, View};
+pub use view::{OpenTransition, Origin, Version, View};
 
 use sha2::{Digest, Sha256};
 
@@ -35,32 +35,32 @@ const RECORD_HEADER_LEN: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// The bytes do not start with the magic bytes of a ledger.
-    #[error("no ledger there")]
+    #[error("the memory holds no ledger")]
     Magic,
     /// Another version of stillpoint wrote it.
-    #[error("ledger has version {0}, this program reads version {VERSION}")]
+    #[error("the ledger has version {0}, but this program reads version {VERSION}")]
     Version(u32),
     /// The checksum of the header does not match.
-    #[error("header of the ledger is damaged")]
+    #[error("the header of the ledger is damaged")]
     Header,
     /// The records contradict each other.
-    #[error("ledger contradicts itself: {0}")]
+    #[error("the ledger contradicts itself: {0}")]
     Inconsistent(String),
     /// There is no room for another record.
-    #[error("ledger is full ({used} of {CAPACITY} bytes)")]
+    #[error("the ledger is full ({used} of {CAPACITY} bytes)")]
     Full {
         /// Bytes used.
         used: usize,
     },
     /// A record cannot be encoded.
-    #[error("ledger record cannot be encoded: {0}")]
+    #[error("a ledger record cannot be encoded: {0}")]
     Encode(#[from] postcard::Error),
 }
 
 /// State from the records of a target, and the position of the next record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ledger {
-    /// Offset of the generation word from the thread pointer, the same in every thread.
+    /// Offset in bytes of the generation word from the thread pointer, the same in every thread.
     pub word_offset: i32,
     /// State that all records define together.
     pub view: View,
@@ -91,13 +91,19 @@ pub fn encode_header(word_offset: i32) -> [u8; HEADER_LEN] {
 }
 
 /// Reads a ledger; never panics, never allocates more than a small multiple of the input.
+///
+/// # Errors
+/// The header is not that of a ledger of this version, or a complete record contradicts an earlier one.
 pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     let mut ledger = decode_header(bytes)?;
-    ledger.read_on(&bytes[HEADER_LEN..])?;
+    ledger.read_more(&bytes[HEADER_LEN..])?;
     Ok(ledger)
 }
 
 /// Reads the header of a ledger; the records are not read yet.
+///
+/// # Errors
+/// The magic bytes, the version or the checksum are wrong, or `bytes` is shorter than a header.
 pub fn decode_header(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if bytes.get(..16) != Some(MAGIC) {
         return Err(LedgerError::Magic);
@@ -119,7 +125,7 @@ fn padded(payload_len: usize) -> usize {
 }
 
 /// Returns true if a record begins in `bytes` whose stated length exceeds them.
-pub fn is_cut_off(bytes: &[u8]) -> bool {
+pub fn is_truncated(bytes: &[u8]) -> bool {
     u32_at(bytes, 0).is_none_or(|len| len > 0 && padded(len as usize) > bytes.len())
 }
 
@@ -144,12 +150,12 @@ impl Ledger {
         Ledger { word_offset, view: View::default(), end: HEADER_LEN, count: 0 }
     }
 
-    /// Returns the bytes of one more record, to be written at `self.end` before [`Ledger::appended`] is called.
+    /// Returns the bytes of one more record, to be written at `self.end` before [`Ledger::advance`] is called.
     ///
+    /// # Errors
     /// The record breaks a rule, or there is no room for it: then nothing may be written.
-    /// The record breaks a rule, or there is no room for it: nothing may be written then.
     pub fn encode(&self, record: &Record) -> Result<Vec<u8>, LedgerError> {
-        valid::check(&self.view, record)?;
+        validation::check(&self.view, record)?;
         let payload = postcard::to_stdvec(record)?;
         let sequence = self.count + 1;
         let mut out = Vec::with_capacity(payload.len() + 24);
@@ -165,7 +171,10 @@ impl Ledger {
     }
 
     /// Records that the `len` bytes of `record` have been written.
-    pub fn appended(&mut self, record: Record, len: usize) -> Result<(), LedgerError> {
+    ///
+    /// # Errors
+    /// [`LedgerError::Inconsistent`] if the record contradicts earlier ones.
+    pub fn advance(&mut self, record: Record, len: usize) -> Result<(), LedgerError> {
         self.view.add(record)?;
         self.count += 1;
         self.end += len;
@@ -173,10 +182,13 @@ impl Ledger {
     }
 
     /// Reads the complete records in `bytes`, which are located at `self.end`; refuses a record that this tool would never write.
-    pub fn read_on(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
+    ///
+    /// # Errors
+    /// [`LedgerError::Inconsistent`] for a complete record that contradicts earlier ones.
+    pub fn read_more(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
         let start = self.end;
         while let Some((record, len)) = decode_record(&bytes[self.end - start..], self.count + 1) {
-            self.appended(record, len)?;
+            self.advance(record, len)?;
         }
         Ok(())
     }
@@ -210,13 +222,13 @@ mod tests {
         for record in records {
             let encoded = ledger.encode(record).expect("encodes");
             bytes.extend_from_slice(&encoded);
-            ledger.appended(record.clone(), encoded.len()).expect("consistent");
+            ledger.advance(record.clone(), encoded.len()).expect("consistent");
         }
         bytes
     }
 
     #[test]
-    fn what_was_written_is_read_back_whatever_follows() {
+    fn what_was_written_is_read_back_with_any_rest() {
         let mut ledger = Ledger::new(0x278);
         let mut bytes = image(&mut ledger, &records());
         assert_eq!(decode(&bytes), Ok(ledger.clone()));
@@ -230,8 +242,8 @@ mod tests {
         let bytes = image(&mut ledger, &records());
         for cut in HEADER_LEN..bytes.len() {
             let mut read = decode(&bytes[..cut]).expect("header is whole");
-            assert!(is_cut_off(&bytes[read.end..cut]), "cut at {cut}");
-            read.read_on(&bytes[read.end..]).expect("records are consistent");
+            assert!(is_truncated(&bytes[read.end..cut]), "cut at {cut}");
+            read.read_more(&bytes[read.end..]).expect("records are consistent");
             assert_eq!(read, ledger, "cut at {cut}");
         }
     }
@@ -241,7 +253,7 @@ mod tests {
         let [_, phase] = records();
         let mut ledger = Ledger::new(0x278);
         let encoded = ledger.encode(&phase).expect("encodes");
-        assert!(matches!(ledger.read_on(&encoded), Err(LedgerError::Inconsistent(_))));
+        assert!(matches!(ledger.read_more(&encoded), Err(LedgerError::Inconsistent(_))));
     }
 
     #[test]

@@ -61,8 +61,8 @@ pub enum Record {
         /// The phase.
         phase: Phase,
     },
-    /// The guide, by which unwinders find new code, is in memory.
-    Guide(Box<GuideRecord>),
+    /// The lookup redirect, by which unwinders find new code, is in memory.
+    LookupRedirect(Box<LookupRedirectRecord>),
 }
 
 /// Progress of a transition; the state byte in the target shows the commit point exactly.
@@ -150,7 +150,7 @@ pub struct FunctionRecord {
     pub old_parts: Vec<Span>,
     /// The five bytes of the entry as shipped.
     pub original: [u8; 5],
-    /// Bytes that a jump displaces.
+    /// Number of bytes that a jump displaces.
     pub displaced_len: u8,
     /// Offsets of instructions inside these bytes.
     pub inner_boundaries: Vec<u8>,
@@ -181,22 +181,22 @@ pub struct ConstantRecord {
     pub new: Vec<u8>,
 }
 
-/// The guide: replacement for glibc's `_dl_find_object` while there is code that is unknown to the loader.
+/// The lookup redirect: replacement for glibc's `_dl_find_object` while there is code that is unknown to the loader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuideRecord {
+pub struct LookupRedirectRecord {
     /// The entry of `_dl_find_object`.
     pub entry: Avma,
     /// Its first bytes as in glibc.
     pub original: [u8; 5],
-    /// The same bytes with the jump to the guide.
+    /// The same bytes with the jump to the lookup redirect.
     pub jump: [u8; 5],
     /// Offsets inside these bytes at which no thread may be stopped when the jump is written.
     pub inner_boundaries: Vec<u8>,
-    /// The guide's code.
+    /// The lookup redirect's code.
     pub code: Avma,
     /// The displaced first instructions of `_dl_find_object`.
     pub displaced: Avma,
-    /// The guide's table.
+    /// The lookup redirect's table.
     pub table: Span,
 }
 

@@ -1,7 +1,8 @@
 //! State that all records define together.
 
 use super::{
-    ConstantRecord, FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition, valid,
+    ConstantRecord, FunctionRecord, LedgerError, LookupRedirectRecord, Phase, PlacedPatch, Record, Span, Transition,
+    validation,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ pub struct View {
     /// Numbers of the active patches, oldest first.
     pub active: Vec<u32>,
     /// The transition that has not ended.
-    pub unfinished: Option<Unfinished>,
+    pub unfinished: Option<OpenTransition>,
     /// Number of the last transition begun, 0 before the first.
     pub last_transition: u32,
     /// Number of the last transition committed, 0 before the first.
@@ -27,13 +28,13 @@ pub struct View {
     pub came: BTreeSet<u32>,
     /// Room for dispatchers that transitions have mapped, without that of patches.
     pub laid: Vec<Span>,
-    /// The guide; `None` before it is in memory.
-    pub guide: Option<GuideRecord>,
+    /// The lookup redirect; `None` before it is in memory.
+    pub lookup_redirect: Option<LookupRedirectRecord>,
 }
 
 /// A transition that has not ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Unfinished {
+pub struct OpenTransition {
     /// The transition.
     pub transition: Arc<Transition>,
     /// Its last phase; `None` if no thread can have migrated yet.
@@ -77,7 +78,7 @@ impl View {
     /// # Errors
     /// The record breaks a rule, or contradicts an earlier one.
     pub fn add(&mut self, record: Record) -> Result<(), LedgerError> {
-        valid::check(self, &record)?;
+        validation::check(self, &record)?;
         match record {
             Record::Placed(patch) => self.placed.push(Arc::from(patch)),
             Record::Begin(transition) => self.begin(Arc::from(transition))?,
@@ -87,7 +88,7 @@ impl View {
                 self.phase(number, Phase::Resting)?;
             }
             Record::Phase { transition, phase } => self.phase(transition, phase)?,
-            Record::Guide(guide) => self.guide = Some(*guide),
+            Record::LookupRedirect(redirect) => self.lookup_redirect = Some(*redirect),
         }
         Ok(())
     }
@@ -104,13 +105,13 @@ impl View {
             return contradiction(format!("transition {} names a patch twice", transition.number));
         }
         if transition.before != self.active || transition.after.iter().any(|p| *p >= known) {
-            return contradiction(format!("transition {} names patches that are not there", transition.number));
+            return contradiction(format!("transition {} names patches that do not exist", transition.number));
         }
         self.last_transition = transition.number;
         self.came.extend(&transition.after);
         self.laid.extend(&transition.trampolines);
         self.recent.push(Arc::clone(&transition));
-        self.unfinished = Some(Unfinished { transition, phase: None });
+        self.unfinished = Some(OpenTransition { transition, phase: None });
         Ok(())
     }
 

@@ -39,9 +39,9 @@ pub enum Segment {
 /// Offsets of the parts made for a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionLayout {
-    /// Offset of its displaced prologue.
+    /// Offset of its displaced prologue in the arena, in bytes.
     pub displaced: u64,
-    /// Offset of its first dispatcher's room.
+    /// Offset of its first dispatcher's room in the arena, in bytes.
     pub dispatchers: u64,
 }
 

@@ -1,9 +1,9 @@
 //! Linker: takes a patch and an address, returns bytes. Pure: the caller has looked up the values of symbols.
 
 mod layout;
-mod relocate;
-mod visible;
+mod relocation;
+mod unwind_tables;
 
 pub use layout::{DISPATCHER_LEN, DISPATCHERS, FunctionLayout, Layout, STATES_LEN, Segment};
-pub use relocate::{Image, LinkError, SymbolAddress, link};
-pub use visible::make_visible;
+pub use relocation::{Image, LinkError, SymbolAddress, link};
+pub use unwind_tables::make_visible;

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use stillpoint_events::Event;
 use stillpoint_patch_engine::{
-    Error, Landing, Options, Outcome, Quiescence, ThreadView, Which, apply, check, peek, revert,
+    Error, Options, Outcome, PatchSelection, Quiescence, ServiceState, ThreadView, apply, check, peek, revert,
 };
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
@@ -104,14 +104,17 @@ fn life_cycle(flags: &[&str], object_flags: &[&str]) {
     assert_eq!(committed(apply(pid, &one, &options(), &mut quiet())), ["one"]);
     assert_eq!(running.ask(5), "new 105 45 1156");
     assert!(matches!(apply(pid, &one, &options(), &mut quiet()), Ok(Outcome::AlreadyThere(_))));
-    assert_eq!(committed(revert(pid, &Which::Top, &options(), &mut quiet())), [""; 0]);
+    assert_eq!(committed(revert(pid, &PatchSelection::Newest, &options(), &mut quiet())), [""; 0]);
     assert_eq!(running.ask(2), "old 3 3 34");
     assert_eq!(committed(apply(pid, &one, &options(), &mut quiet())), ["one"]);
     assert_eq!(running.ask(5), "new 105 45 1156");
-    assert!(matches!(revert(pid, &Which::Named("two".into()), &options(), &mut quiet()), Err(Error::NotActive(_))));
-    committed(revert(pid, &Which::All, &options(), &mut quiet()));
+    assert!(matches!(
+        revert(pid, &PatchSelection::Named("two".into()), &options(), &mut quiet()),
+        Err(Error::NotActive(_))
+    ));
+    committed(revert(pid, &PatchSelection::All, &options(), &mut quiet()));
     assert_eq!(running.ask(5), "old 6 80 67");
-    assert!(matches!(revert(pid, &Which::All, &options(), &mut quiet()), Ok(Outcome::AlreadyThere(_))));
+    assert!(matches!(revert(pid, &PatchSelection::All, &options(), &mut quiet()), Ok(Outcome::AlreadyThere(_))));
 }
 
 /// Runs only without generations in the kernel; otherwise `crates/patch/generations/tests/patching.c` is the test.
@@ -129,8 +132,11 @@ fn a_kernel_without_generations_is_named_and_nothing_is_touched() {
     let by_generation = Options { view: ThreadView::Generation, ..options() };
     let refused = apply(running.pid(), &one, &by_generation, &mut quiet());
     assert!(matches!(&refused, Err(Error::NoGenerations)), "{refused:?}");
-    assert_eq!(refused.map_err(|error| error.landing()), Err(Landing::Untouched));
-    assert!(matches!(revert(running.pid(), &Which::Top, &by_generation, &mut quiet()), Err(Error::NoGenerations)));
+    assert_eq!(refused.map_err(|error| error.service_state()), Err(ServiceState::Untouched));
+    assert!(matches!(
+        revert(running.pid(), &PatchSelection::Newest, &by_generation, &mut quiet()),
+        Err(Error::NoGenerations)
+    ));
     assert_eq!(memory(running.pid()), before);
     assert_eq!(running.ask(5), "old 6 80 67");
 }
@@ -153,16 +159,16 @@ fn a_patch_that_comes_back_is_not_placed_again() {
     let pid = running.pid();
     committed(apply(pid, &one, &options(), &mut quiet()));
     committed(apply(pid, &two, &options(), &mut quiet()));
-    committed(revert(pid, &Which::All, &options(), &mut quiet()));
+    committed(revert(pid, &PatchSelection::All, &options(), &mut quiet()));
     let before = memory(pid);
     for _ in 0..20 {
         committed(apply(pid, &two, &options(), &mut quiet()));
         assert_eq!(running.ask(2), "two 3 3 34");
         committed(apply(pid, &one, &options(), &mut quiet()));
         assert_eq!(running.ask(2), "two 102 102 1123");
-        committed(revert(pid, &Which::Top, &options(), &mut quiet()));
+        committed(revert(pid, &PatchSelection::Newest, &options(), &mut quiet()));
         assert_eq!(running.ask(2), "two 3 3 34");
-        committed(revert(pid, &Which::All, &options(), &mut quiet()));
+        committed(revert(pid, &PatchSelection::All, &options(), &mut quiet()));
         assert_eq!(running.ask(2), "old 3 3 34");
     }
     assert_eq!(memory(pid), before);
@@ -181,7 +187,7 @@ fn a_patch_with_data_of_its_own_begins_with_fresh_data() {
     for _ in 0..3 {
         committed(apply(pid, &one, &options(), &mut quiet()));
         answers.push([running.ask(5), running.ask(5)]);
-        committed(revert(pid, &Which::Top, &options(), &mut quiet()));
+        committed(revert(pid, &PatchSelection::Newest, &options(), &mut quiet()));
         assert_eq!(running.ask(5), "old 6 80 67");
     }
     assert_ne!(answers[0][0], answers[0][1], "the data changes");
@@ -209,7 +215,7 @@ fn stop_mode() {
     let stop = Options { quiescence: Quiescence::Stop, ..options() };
     committed(apply(running.pid(), &one, &stop, &mut quiet()));
     assert_eq!(running.ask(5), "old 105 80 1156");
-    committed(revert(running.pid(), &Which::Top, &stop, &mut quiet()));
+    committed(revert(running.pid(), &PatchSelection::Newest, &stop, &mut quiet()));
     assert_eq!(running.ask(5), "old 6 80 67");
 }
 
@@ -233,14 +239,17 @@ fn stacked_and_replaced() {
     assert_eq!(running.ask(5), "old 105 80 1156");
     assert_eq!(committed(apply(pid, &two, &options(), &mut quiet())), ["one", "two"]);
     assert_eq!(running.ask(5), "two 5000 80 56000");
-    assert!(matches!(revert(pid, &Which::Named("one".into()), &options(), &mut quiet()), Err(Error::NotOnTop { .. })));
-    committed(revert(pid, &Which::Top, &options(), &mut quiet()));
+    assert!(matches!(
+        revert(pid, &PatchSelection::Named("one".into()), &options(), &mut quiet()),
+        Err(Error::NotOnTop { .. })
+    ));
+    committed(revert(pid, &PatchSelection::Newest, &options(), &mut quiet()));
     assert_eq!(running.ask(5), "old 105 80 1156");
     committed(apply(pid, &two, &options(), &mut quiet()));
     let replace = Options { replace: true, ..options() };
     assert_eq!(committed(apply(pid, &three, &replace, &mut quiet())), ["three"]);
     assert_eq!(running.ask(5), "old 8 80 89");
-    committed(revert(pid, &Which::All, &options(), &mut quiet()));
+    committed(revert(pid, &PatchSelection::All, &options(), &mut quiet()));
     assert_eq!(running.ask(5), "old 6 80 67");
 }
 

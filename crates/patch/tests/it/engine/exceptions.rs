@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
-use stillpoint_patch_engine::{Options, Outcome, Which, apply, revert};
+use stillpoint_patch_engine::{Options, Outcome, PatchSelection, apply, revert};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
@@ -212,7 +212,7 @@ fn put(pid: Pid, patch: &Signed) {
 }
 
 fn take(pid: Pid) {
-    committed(revert(pid, &Which::Top, &options(), &mut |_| {}));
+    committed(revert(pid, &PatchSelection::Newest, &options(), &mut |_| {}));
 }
 
 const OLD_ANSWERS: [(&str, &str); 10] = [

@@ -4,7 +4,9 @@ use crate::engine::support::{Handmade, compile, object};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
-use stillpoint_patch_engine::{Error, FaultPoint, Landing, Options, Outcome, Quiescence, Which, apply, revert, status};
+use stillpoint_patch_engine::{
+    Error, FaultPoint, Options, Outcome, PatchSelection, Quiescence, ServiceState, apply, revert, status,
+};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
@@ -67,7 +69,7 @@ impl Victim {
     }
 
     fn revert(&self, how: Quiescence, faults: &[FaultPoint]) -> Result<Outcome, Error> {
-        revert(self.pid(), &Which::Top, &options(how, faults), &mut |_| ())
+        revert(self.pid(), &PatchSelection::Newest, &options(how, faults), &mut |_| ())
     }
 
     /// Returns names of the active patches, and true if an operation is unfinished.
@@ -89,8 +91,8 @@ fn options(quiescence: Quiescence, faults: &[FaultPoint]) -> Options {
     Options { quiescence, timeout: Duration::from_secs(20), faults: faults.to_vec(), ..Options::default() }
 }
 
-fn landing(result: Result<Outcome, Error>) -> Landing {
-    result.expect_err("made to fail").landing()
+fn service_state(result: Result<Outcome, Error>) -> ServiceState {
+    result.expect_err("fault injection").service_state()
 }
 
 const OLD: &str = "old 6";
@@ -103,12 +105,12 @@ fn before_the_decision_everything_is_taken_back() {
     let mut victim = Victim::start();
     for (how, points) in cases {
         for point in points {
-            assert_eq!(landing(victim.apply(how, &[*point])), Landing::FellBack, "{how} {point:?}");
+            assert_eq!(service_state(victim.apply(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
             assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)), "{how} {point:?}");
             victim.apply(how, &[]).expect("the next call works");
             assert_eq!(victim.answer(), NEW);
 
-            assert_eq!(landing(victim.revert(how, &[*point])), Landing::FellBack, "{how} {point:?}");
+            assert_eq!(service_state(victim.revert(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
             assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));
             victim.revert(how, &[]).expect("the next call works");
             assert_eq!(victim.answer(), OLD);
@@ -119,8 +121,8 @@ fn before_the_decision_everything_is_taken_back() {
 #[test]
 fn a_patch_that_is_only_placed_is_not_in_force() {
     let mut victim = Victim::start();
-    let error = victim.apply(Quiescence::Probe, &[FaultPoint::Placed]).expect_err("made to fail");
-    assert!(!matches!(error.landing(), Landing::Unfinished), "{error}");
+    let error = victim.apply(Quiescence::Probe, &[FaultPoint::Placed]).expect_err("fault injection");
+    assert!(!matches!(error.service_state(), ServiceState::Unfinished), "{error}");
     assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)));
     victim.apply(Quiescence::Probe, &[]).expect("the next call works");
     assert_eq!(victim.answer(), NEW);
@@ -130,12 +132,12 @@ fn a_patch_that_is_only_placed_is_not_in_force() {
 fn behind_the_decision_there_is_no_way_back() {
     for how in [Quiescence::Probe, Quiescence::Stop] {
         let mut victim = Victim::start();
-        assert_eq!(landing(victim.apply(how, &[FaultPoint::Decided])), Landing::Unfinished);
+        assert_eq!(service_state(victim.apply(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (NEW, true), "{how}");
         assert!(matches!(victim.apply(how, &[]), Ok(Outcome::AlreadyThere(_))), "the next call completes it");
         assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));
 
-        assert_eq!(landing(victim.revert(how, &[FaultPoint::Decided])), Landing::Unfinished);
+        assert_eq!(service_state(victim.revert(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{how}");
         victim.revert(how, &[]).expect("the next call completes it");
         assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)));
@@ -146,7 +148,7 @@ fn behind_the_decision_there_is_no_way_back() {
 fn a_way_back_that_fails_is_gone_by_the_next_call() {
     for point in [FaultPoint::Armed, FaultPoint::Migrated] {
         let mut victim = Victim::start();
-        assert_eq!(landing(victim.apply(Quiescence::Probe, &[point, FaultPoint::Returned])), Landing::Unfinished);
+        assert_eq!(service_state(victim.apply(Quiescence::Probe, &[point, FaultPoint::Returned])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{point:?}");
         victim.apply(Quiescence::Probe, &[]).expect("undone, then applied");
         assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));

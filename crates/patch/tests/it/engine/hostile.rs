@@ -6,12 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_patch_engine::fleet::carriers;
+use stillpoint_patch_engine::fleet::patched_processes;
 use stillpoint_patch_engine::ledger::{
-    ConstantRecord, FunctionRecord, GuideRecord, HookRecord, Phase, PlacedPatch, Record, Span, SymbolRecord,
+    ConstantRecord, FunctionRecord, HookRecord, LookupRedirectRecord, Phase, PlacedPatch, Record, Span, SymbolRecord,
     Transition, encode_header,
 };
-use stillpoint_patch_engine::{Error, Landing, debugger_files, peek};
+use stillpoint_patch_engine::{Error, ServiceState, debugger_files, peek};
 use stillpoint_patch_format::{Avma, BuildId, Scope};
 use stillpoint_patch_tracee::Pid;
 use stillpoint_testing::random::Random;
@@ -147,8 +147,8 @@ fn forged(forge: impl FnOnce(&mut PlacedPatch)) -> Record {
     Record::Placed(Box::new(patch))
 }
 
-fn guide(len: u64) -> Record {
-    Record::Guide(Box::new(GuideRecord {
+fn redirect(len: u64) -> Record {
+    Record::LookupRedirect(Box::new(LookupRedirectRecord {
         entry: Avma(0x1000),
         original: [0; 5],
         jump: [0; 5],
@@ -168,13 +168,13 @@ fn a_forged_ledger_is_refused_and_nothing_is_written_for_it() {
         ("memory without end", forged(|patch| patch.arena.len = u64::MAX)),
         ("1 TiB", forged(|patch| patch.eh_frame.len = 1 << 40)),
         ("states before the text", forged(|patch| patch.states.start = Avma(0))),
-        ("a guide without a table", guide(8)),
+        ("a lookup redirect without a table", redirect(8)),
     ];
     for (what, record) in cases {
         let forger = shop.forger(&[record]);
         let error = peek(forger.pid()).expect_err(what);
         assert!(matches!(error, Error::Ledger(_)), "{what}: {error:?}");
-        assert_eq!(error.landing(), Landing::Untouched, "{what}");
+        assert_eq!(error.service_state(), ServiceState::Untouched, "{what}");
         let directory = shop.dir.path().join("gdb");
         debugger_files(forger.pid(), &directory).expect_err(what);
         assert!(!directory.exists(), "{what}");
@@ -302,7 +302,7 @@ impl Dice {
             records.push(Record::Phase { transition: number, phase });
         }
         if self.below(4) == 0 {
-            records.push(guide(self.number()));
+            records.push(redirect(self.number()));
         }
         records
     }
@@ -324,7 +324,7 @@ fn ledgers_that_were_made_up_harm_no_reader() {
         let of = || format!("seed {seed}, round {round}: {records:?}");
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}, {}", begun.elapsed(), of());
         if let Err(error) = &peeked {
-            assert_eq!(error.landing(), Landing::Untouched, "{error}, {}", of());
+            assert_eq!(error.service_state(), ServiceState::Untouched, "{error}, {}", of());
         }
         assert!(!Path::new("/tmp/stillpoint-forged").exists(), "{}", of());
         let Ok(files) = files else { continue };
@@ -346,13 +346,13 @@ fn ledgers_that_were_made_up_harm_no_reader() {
 fn a_hostile_process_keeps_none_of_the_others_from_being_found() {
     let shop = Workshop::new();
     let (liar, honest) = (shop.forger(&[forged(|patch| patch.name = "a\nb".into())]), shop.forger(&[forged(|_| ())]));
-    let carriers = carriers();
+    let carriers = patched_processes();
     assert!(carriers.found.iter().any(|status| status.pid == honest.pid().0), "{carriers:?}");
-    let left_out = carriers.unclear.iter().find(|(pid, _)| *pid == liar.pid()).expect("it is named");
+    let left_out = carriers.unknown.iter().find(|(pid, _)| *pid == liar.pid()).expect("it is named");
     assert!(matches!(left_out.1, Error::Ledger(_)), "{left_out:?}");
     // threads of the kernel carry no patches, and are not reported
     let is_kernel = |(_, error): &(Pid, Error)| error.to_string().contains("kernel thread");
-    assert!(!carriers.unclear.iter().any(is_kernel), "{carriers:?}");
+    assert!(!carriers.unknown.iter().any(is_kernel), "{carriers:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_patch_engine::{Error, Options, Outcome, Which, apply, revert, status};
+use stillpoint_patch_engine::{Error, Options, Outcome, PatchSelection, apply, revert, status};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
@@ -116,7 +116,7 @@ fn sixteen_threads_stay_consistent_through_200_cycles() {
         };
         committed(apply(running.pid(), &one, &options(), &mut observe));
         running.alive();
-        committed(revert(running.pid(), &Which::Top, &options(), &mut observe));
+        committed(revert(running.pid(), &PatchSelection::Newest, &options(), &mut observe));
         running.alive();
         let _ = cycle;
     }
@@ -172,7 +172,7 @@ fn a_fork_child_inherits_everything_and_is_reverted_by_itself() {
     assert_eq!((words[0], words[2]), ("child", "101"));
     let child: i32 = words[1].parse().expect("pid");
     assert!(matches!(apply(Pid(child), &one, &options(), &mut |_| {}), Ok(Outcome::AlreadyThere(_))));
-    committed(revert(Pid(child), &Which::Top, &options(), &mut |_| {}));
+    committed(revert(Pid(child), &PatchSelection::Newest, &options(), &mut |_| {}));
     signal(child);
     assert_eq!(running.line(), "child again 2");
     signal(running.pid().0);
@@ -209,7 +209,7 @@ fn a_shared_library_is_patched_and_calls_the_c_library() {
     committed(apply(running.pid(), &one, &options(), &mut |_| {}));
     signal(running.pid().0);
     assert_eq!(running.line(), "80");
-    committed(revert(running.pid(), &Which::Top, &options(), &mut |_| {}));
+    committed(revert(running.pid(), &PatchSelection::Newest, &options(), &mut |_| {}));
     signal(running.pid().0);
     assert_eq!(running.line(), "2");
 }
@@ -246,12 +246,12 @@ fn hooks_run_and_may_refuse_and_thread_locals_resolve() {
     committed(apply(running.pid(), &made.file(), &options(), &mut |_| {}));
     signal(running.pid().0);
     assert_eq!(running.line(), "2009");
-    committed(revert(running.pid(), &Which::Top, &options(), &mut |_| {}));
+    committed(revert(running.pid(), &PatchSelection::Newest, &options(), &mut |_| {}));
     signal(running.pid().0);
     assert_eq!(running.line(), "14");
     made.hooks = [&["never"], &[], &[], &[]];
     match apply(running.pid(), &made.file(), &options(), &mut |_| {}) {
-        Err(Error::FellBack { source, .. }) => assert!(matches!(*source, Error::Hook { returned: 7, .. })),
+        Err(Error::RolledBack { source, .. }) => assert!(matches!(*source, Error::Hook { returned: 7, .. })),
         other => panic!("{other:?}"),
     }
     signal(running.pid().0);

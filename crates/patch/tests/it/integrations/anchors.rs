@@ -126,11 +126,11 @@ fn an_anchor_that_does_not_hold_names_itself() {
     refused("in Pool::gone\nbegin\n| x();", "its scope: not found");
     refused("in Pool::work\nbefore got\n| x();", "found 4 times, expected 1");
     refused("in Pool::work\nbefore got #1/3\n| x();", "found 4 times, expected 3");
-    refused("in Pool::work\nbefore drop (\n| x();", "governed by another one");
-    refused("in Pool::work\ninto drop (\n| x();", "governs no block");
+    refused("in Pool::work\nbefore drop (\n| x();", "another statement without braces controls");
+    refused("in Pool::work\ninto drop (\n| x();", "controls no block");
     refused("in Pool::work\nreplace got == 0\n| x\nreplace got == #1/1\n| y", "overlaps");
     refused("in Pool::work\nbegin", "has no text");
-    refused("begun\n| x();", "`begun` is no anchor");
+    refused("begun\n| x();", "`begun` is not an anchor");
     refused("| x();", "text without an anchor");
     refused("before a #0/1\n| x();", "not of the form");
 }

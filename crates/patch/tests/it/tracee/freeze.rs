@@ -35,7 +35,7 @@ const REFUSED_MAX: usize = 20;
 
 /// Waits for a thread in state D: in vain while the other threads, which would end its sleep, are stopped.
 #[test]
-fn nobody_stands_for_one_that_sleeps_in_the_kernel() {
+fn no_thread_is_stopped_for_one_that_sleeps_in_the_kernel() {
     for lasts in ["1", "20"] {
         let mut target = Target::start_with("unwilling", &[], &[lasts]);
         let process = target.process();

@@ -40,7 +40,7 @@ fn expect_untouched(target: &mut Target, process: &Process) {
     target.expect_progress_but_interrupts();
     for info in process.threads().unwrap() {
         let status = process.thread_status(info.tid).unwrap();
-        assert!(!matches!(status.state, 't' | 'T'), "thread {} stands", info.tid);
+        assert!(!matches!(status.state, 't' | 'T'), "thread {} is stopped", info.tid);
         assert_eq!((status.tracer.0, status.blocked, status.pending), (0, 0, 0), "thread {}", info.tid);
     }
 }

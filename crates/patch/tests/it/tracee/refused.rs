@@ -45,7 +45,7 @@ fn programs_of_other_kinds() {
 }
 
 #[test]
-fn somebody_else_traces_it() {
+fn another_process_traces_it() {
     let target = Target::start("waiters");
     let process = target.process();
     attach(&process, |session| {

@@ -24,7 +24,7 @@ fn describes_a_process() {
 }
 
 #[test]
-fn ten_thousand_stops_hurt_nobody() {
+fn ten_thousand_stops_do_no_harm() {
     let mut target = Target::start("waiters");
     let process = target.process();
     let mut stood: Vec<u64> = attach(&process, |session| {

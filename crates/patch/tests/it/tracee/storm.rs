@@ -4,7 +4,7 @@ use crate::tracee::support::{Target, await_that};
 use std::time::{Duration, Instant};
 use stillpoint_patch_tracee::{Asked, Birth, Error, Event, Process, Session, Stop, attach};
 
-const WHILE: Duration = Duration::from_secs(2);
+const DURATION: Duration = Duration::from_secs(2);
 
 /// Handles one event as the engine would, and lets every event pass.
 fn serve(session: &mut Session<'_>, event: Event) {
@@ -50,7 +50,7 @@ fn probe_for(session: &mut Session<'_>, time: Duration) -> Vec<Event> {
 fn signals_are_neither_lost_nor_doubled() {
     let mut target = Target::start_with("storm", &[], &["signals"]);
     let process = target.process();
-    attach(&process, |session| probe_for(session, WHILE)).unwrap();
+    attach(&process, |session| probe_for(session, DURATION)).unwrap();
     target.say("stop");
     let report = target.await_report("all are handled", |r| r["sent"] == r["restart"] + r["plain"]);
     assert!(report["rounds"] > 100, "{report:?}");
@@ -66,7 +66,7 @@ fn signals_during_remote_calls_are_held_back() {
     let mut target = Target::start_with("storm", &[], &["signals"]);
     let process = target.process();
     let calls = attach(&process, |session| {
-        let end = Instant::now() + WHILE;
+        let end = Instant::now() + DURATION;
         let mut calls = 0;
         while Instant::now() < end {
             for tid in session.threads() {
@@ -93,11 +93,11 @@ fn signals_during_remote_calls_are_held_back() {
 /// Checks that a released or inspected thread never counts as new: no later event may announce it, for the tool would
 /// then assume that it has no frames.
 #[test]
-fn whoever_is_announced_has_not_run_yet() {
+fn an_announced_thread_has_not_run_yet() {
     let target = Target::start_with("storm", &[], &["threads"]);
     let process = target.process();
     let announced = attach(&process, |session| {
-        let end = Instant::now() + WHILE;
+        let end = Instant::now() + DURATION;
         let mut announced = 0;
         while Instant::now() < end {
             session.freeze().unwrap().thaw().unwrap();
@@ -124,7 +124,7 @@ fn threads_come_and_go() {
     let mut target = Target::start_with("storm", &[], &["threads"]);
     let process = target.process();
     let events = attach(&process, |session| {
-        let events = probe_for(session, WHILE);
+        let events = probe_for(session, DURATION);
         for _ in 0..20 {
             let frozen = session.freeze().unwrap();
             assert!(frozen.threads().len() >= 3);
@@ -152,7 +152,7 @@ fn threads_come_and_go() {
 fn children_are_told_apart_and_run_on() {
     let mut target = Target::start_with("storm", &[], &["processes"]);
     let process = target.process();
-    let events = attach(&process, |session| probe_for(session, WHILE)).unwrap();
+    let events = attach(&process, |session| probe_for(session, DURATION)).unwrap();
     let count =
         |wanted: Birth| events.iter().filter(|e| matches!(e, Event::NewProcess { how, .. } if *how == wanted)).count();
     // To the kernel, posix_spawn is a vfork.

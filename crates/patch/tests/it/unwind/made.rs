@@ -114,16 +114,16 @@ fn unwinder(bytes: &[u8]) -> Unwinder<'_> {
 /// Walks the stack of a target's thread, which is stopped meanwhile.
 #[test]
 fn records_that_take_for_ever_end_the_walk() {
-    let standing = Registers { pc: CODE, ..Registers::default() };
+    let executing = Registers { pc: CODE, ..Registers::default() };
     let plain = describe(AT, &[Piece::plain(CODE, 64)]).expect("within reach");
-    assert_eq!(unwinder(&plain).walk(standing, word).frames.len(), 2);
+    assert_eq!(unwinder(&plain).walk(executing, word).frames.len(), 2);
     let mut endless = plain.clone();
     // DW_CFA_def_cfa_expression of DW_OP_skip to itself; DW_CFA_offset of the return address
     endless[17..COMMON_LEN].copy_from_slice(&[0x0f, 3, 0x2f, 0xfd, 0xff, 0x90, 1]);
-    assert_eq!(unwinder(&endless).walk(standing, word).end, End::NotUnderstood(CODE));
+    assert_eq!(unwinder(&endless).walk(executing, word).end, End::NotUnderstood(CODE));
     let mut long = plain;
     let len: u32 = 1 << 20;
     long[COMMON_LEN..COMMON_LEN + 4].copy_from_slice(&len.to_le_bytes());
     long.resize(COMMON_LEN + 4 + len as usize, 0);
-    assert_eq!(unwinder(&long).walk(standing, word).end, End::NotUnderstood(CODE));
+    assert_eq!(unwinder(&long).walk(executing, word).end, End::NotUnderstood(CODE));
 }

@@ -2,7 +2,7 @@
 //#Expect: accept
 //#Libs: -lpthread
 //#Changed: next
-//#Warning: no scope was stated
+//#Warning: the patch has no scope
 //#Opt: -O2 -O3
 //#Link: pie
 //#Output-before: 0 | 0

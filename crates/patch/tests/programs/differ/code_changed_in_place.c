@@ -1,4 +1,4 @@
-//#Rule: a function of other units too that is shorter than a jump changes where it lies, which a kernel with generations can do
+//#Rule: a function of other units too that is shorter than a jump changes in place, which a kernel with generations can do
 //#Expect: accept
 //#In-place: tiny
 //#Opt: -O2 -Os
@@ -7,7 +7,7 @@
 //#Unchanged: elsewhere
 //#Output-before: 1 3
 //#Output-after: 2 4
-//#Live: refused only --view generation can do
+//#Live: refused only --view generation supports
 #include "case.h"
 
 KEEP int tiny(int a, int b) { return SIDE(a, b); }

@@ -1,4 +1,4 @@
-//#Rule: a constant that other units may use changes where it lies, which a kernel with generations can do
+//#Rule: a constant that other units may use changes in place, which a kernel with generations can do
 //#Expect: accept
 //#In-place: limits
 //#Link: pie nopie
@@ -6,7 +6,7 @@
 //#Unchanged: elsewhere
 //#Output-before: 10 20
 //#Output-after: 11 21
-//#Live: refused only --view generation can do
+//#Live: refused only --view generation supports
 #include "case.h"
 
 const int limits[] = { 10, SIDE(20, 21) };

@@ -1,6 +1,6 @@
 //#Rule: a unit that makes static objects is to make one more
 //#Expect: refuse static-initialiser
-//#Refusal: second_static_object.cc makes its static objects another way
+//#Refusal: the initialisation of static objects of second_static_object.cc changed
 //#Output-before: 5 0
 #include "case.h"
 

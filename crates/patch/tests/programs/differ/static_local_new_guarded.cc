@@ -1,7 +1,7 @@
 //#Rule: a new static local with a constructor comes with a guard of its own, and is made once
 //#Expect: accept
 //#Changed: next
-//#Warning: no scope was stated
+//#Warning: the patch has no scope
 //#Output-before: none | none
 //#Output-after: made 1 | 2
 #include "case.h"

@@ -1,6 +1,6 @@
 //#Rule: a static object is made another way: it has been made already
 //#Expect: refuse static-initialiser
-//#Refusal: static_object_changed.cc makes its static objects another way
+//#Refusal: the initialisation of static objects of static_object_changed.cc changed
 //#Output-before: 5
 #include "case.h"
 

@@ -4,7 +4,7 @@
 //! The tree and all objects are in the cache: when an edit changes, only the units that it affects are compiled again.
 //! Parts that the tests do not need are left out (plugins, engines, the client programs).
 
-use super::{Packaged, packaged};
+use super::{PackagedServer, packaged};
 use crate::Unavailable;
 use crate::annotated::libstillpoint;
 use crate::cli::{Run, Stillpoint};
@@ -22,7 +22,7 @@ use stillpoint_testing::recipes;
 #[derive(Debug, Clone)]
 pub struct Annotated {
     /// Debian's package: its messages and system tables are used to start this server.
-    pub packaged: Packaged,
+    pub packaged: PackagedServer,
     tree: PathBuf,
     build: PathBuf,
 }
@@ -75,6 +75,9 @@ const OPTIONS: [&str; 20] = [
 ];
 
 /// Builds it unless that is done; once for each process. An error means that the archive does not offer the source.
+///
+/// # Errors
+/// The package or its source cannot be fetched, or libstillpoint cannot be built.
 pub fn annotated() -> &'static Result<Annotated, Unavailable> {
     static ANNOTATED: OnceLock<Result<Annotated, Unavailable>> = OnceLock::new();
     ANNOTATED.get_or_init(|| {
@@ -85,7 +88,7 @@ pub fn annotated() -> &'static Result<Annotated, Unavailable> {
 }
 
 /// Builds the server; the test fails if the sources of the archive do not build.
-fn made(mut packaged: Packaged, library: &Path) -> Annotated {
+fn made(mut packaged: PackagedServer, library: &Path) -> Annotated {
     let name = format!("annotated_{}", packaged.version.replace(':', "%3a"));
     let shelf = recipes::directory("mariadb", &name).unwrap_or_else(|why| panic!("{why}"));
     let lock = std::fs::File::create(shelf.join("lock")).expect("make a lock");

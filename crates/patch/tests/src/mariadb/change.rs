@@ -15,9 +15,9 @@
 //! rows.
 
 use super::client::{Answer, Client};
-use super::{MariaDb, Packaged};
+use super::{MariaDb, PackagedServer};
 use crate::cli::{Run, Stillpoint};
-use crate::shipped::builder_cache;
+use crate::shipped_program::builder_cache;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use stillpoint_integrations::Edits;
@@ -112,6 +112,9 @@ impl Change {
     }
 
     /// Returns the change as a diff of the source.
+    ///
+    /// # Errors
+    /// The source does not have the text that the change replaces, or cannot be read.
     pub fn diff(&self, source: &Path) -> Result<String, String> {
         let edits = Edits::parse(&self.name, &self.edits).map_err(|e| e.to_string())?;
         let mut all = String::new();
@@ -133,7 +136,10 @@ impl Change {
     }
 
     /// Builds the live patch into `into`.
-    pub fn build(&self, packaged: &Packaged, into: &Path) -> Result<(PathBuf, Run), String> {
+    ///
+    /// # Errors
+    /// The diff cannot be written, or the build fails.
+    pub fn build(&self, packaged: &PackagedServer, into: &Path) -> Result<(PathBuf, Run), String> {
         let (diff, patch) = (into.join(format!("{}.diff", self.name)), into.join(format!("{}.patch", self.name)));
         std::fs::write(&diff, self.diff(&packaged.source)?).map_err(|e| format!("write {}: {e}", diff.display()))?;
         let run = Stillpoint::new()
@@ -152,7 +158,10 @@ impl Change {
     }
 
     /// Checks if the change is active. An answer that matches neither side is an error.
-    pub fn in_force(&self, server: &MariaDb) -> Result<bool, String> {
+    ///
+    /// # Errors
+    /// The server does not answer, or answers in neither way.
+    pub fn is_active(&self, server: &MariaDb) -> Result<bool, String> {
         let mut client: Client = server.client();
         let mut answer = Answer::Done(0);
         for statement in &self.ask {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Time limit of an answer.
-const LIMIT: Duration = crate::wait::WAIT_TIMEOUT.saturating_mul(5);
+const ANSWER_TIMEOUT: Duration = crate::wait::LIMIT.saturating_mul(5);
 
 const CLIENT_PROTOCOL_41: u32 = 0x200;
 const CLIENT_TRANSACTIONS: u32 = 0x2000;
@@ -61,16 +61,22 @@ pub struct Client {
 
 impl Client {
     /// Connects by the server's socket.
+    ///
+    /// # Errors
+    /// The server does not accept the connection, or refuses the login.
     pub fn connect(socket: &Path, database: &str) -> io::Result<Client> {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         Client::log_in(OwnedFd::from(stream), database)
     }
 
     /// Connects by TCP.
+    ///
+    /// # Errors
+    /// The server does not accept the connection, or refuses the login.
     pub fn connect_tcp(port: u16, database: &str) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         Client::log_in(OwnedFd::from(stream), database)
     }
 
@@ -104,12 +110,18 @@ impl Client {
     }
 
     /// Sends a statement and reads the whole answer. An error means that the connection is lost.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer is not of the protocol.
     pub fn query(&mut self, statement: &str) -> io::Result<Answer> {
         self.begin(statement)?;
         self.answer()
     }
 
     /// Sends a statement whose answer [`Client::answer`] reads later.
+    ///
+    /// # Errors
+    /// The connection fails.
     pub fn begin(&mut self, statement: &str) -> io::Result<()> {
         self.sequence = 0;
         let mut packet = vec![3];
@@ -118,6 +130,9 @@ impl Client {
     }
 
     /// Reads the answer to a statement.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer is not of the protocol.
     pub fn answer(&mut self) -> io::Result<Answer> {
         let first = self.receive()?;
         match first.first() {
@@ -129,6 +144,9 @@ impl Client {
     }
 
     /// Runs [`Client::query`]; an error answer is an error.
+    ///
+    /// # Errors
+    /// The connection fails, or the server reports an error.
     pub fn done(&mut self, statement: &str) -> io::Result<Answer> {
         match self.query(statement)? {
             Answer::Error(number, text) => Err(io::Error::other(format!("{statement}: {number}: {text}"))),

@@ -4,7 +4,7 @@ use super::annotated::Annotated;
 use super::client::Client;
 use super::{MariaDb, change};
 use crate::cli::{Run, Stillpoint};
-use crate::patching::{apply, revert};
+use crate::patch_calls::{apply, revert};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use tempfile::TempDir;

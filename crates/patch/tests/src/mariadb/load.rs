@@ -95,8 +95,8 @@ pub struct Sysbench {
 
 /// Counts of sysbench.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counted {
-    /// Statements answered.
+pub struct SysbenchCounts {
+    /// Number of statements answered.
     pub queries: u64,
     /// Errors after which it continued: dead-locks of transactions among themselves.
     pub ignored: u64,
@@ -106,12 +106,18 @@ pub struct Counted {
 
 impl Sysbench {
     /// Fills its tables and starts `threads` connections of read-write transactions for `seconds`.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched, or its tables cannot be made.
     pub fn start(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
         Sysbench::prepare(server)?;
         Sysbench::again(server, threads, seconds)
     }
 
     /// Fills its tables.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched, or its tables cannot be made.
     pub fn prepare(server: &MariaDb) -> Result<(), String> {
         server.client().done("CREATE DATABASE IF NOT EXISTS sbtest").map_err(|e| e.to_string())?;
         let prepared = sysbench(server)?.arg("prepare").output().map_err(|e| format!("run sysbench: {e}"))?;
@@ -122,12 +128,18 @@ impl Sysbench {
     }
 
     /// Starts it on filled tables, one transaction after another.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched or started.
     pub fn again(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
         Sysbench::run(server, &[format!("--threads={threads}"), format!("--time={seconds}")])
     }
 
     /// Starts it on filled tables, with so many transactions a second at random times, independent of those before:
     /// their latency counts from the time at which they were due.
+    ///
+    /// # Errors
+    /// sysbench cannot be fetched or started.
     pub fn at_rate(server: &MariaDb, threads: u32, seconds: u32, rate: u32) -> Result<Sysbench, String> {
         let paced = [format!("--threads={threads}"), format!("--time={seconds}"), format!("--rate={rate}")];
         Sysbench::run(server, &[&paced[..], &["--histogram=on".into()]].concat())
@@ -155,16 +167,16 @@ impl Sysbench {
 
     /// Waits for its end and reads its counts; panics if it failed.
     #[track_caller]
-    pub fn finish(self) -> Counted {
+    pub fn finish(self) -> SysbenchCounts {
         let text = self.ended();
-        Counted::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
+        SysbenchCounts::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
     }
 
     /// Waits as `finish` does, and returns the latencies of its transactions too; it was started with `at_rate`.
     #[track_caller]
-    pub fn finish_paced(self) -> (Counted, Latencies) {
+    pub fn finish_paced(self) -> (SysbenchCounts, Latencies) {
         let text = self.ended();
-        let both = Counted::parse(&text).zip(Latencies::parse(&text));
+        let both = SysbenchCounts::parse(&text).zip(Latencies::parse(&text));
         both.unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
     }
 
@@ -242,21 +254,21 @@ impl std::ops::AddAssign for Latencies {
     }
 }
 
-impl std::ops::AddAssign for Counted {
-    fn add_assign(&mut self, other: Counted) {
+impl std::ops::AddAssign for SysbenchCounts {
+    fn add_assign(&mut self, other: SysbenchCounts) {
         self.queries += other.queries;
         self.ignored += other.ignored;
         self.reconnects += other.reconnects;
     }
 }
 
-impl Counted {
-    fn parse(text: &str) -> Option<Counted> {
+impl SysbenchCounts {
+    fn parse(text: &str) -> Option<SysbenchCounts> {
         let number = |label: &str| {
             let line = text.lines().find_map(|l| l.trim().strip_prefix(label))?;
             line.split_whitespace().next()?.parse().ok()
         };
-        Some(Counted {
+        Some(SysbenchCounts {
             queries: number("queries:")?,
             ignored: number("ignored errors:")?,
             reconnects: number("reconnects:")?,
@@ -271,8 +283,8 @@ mod tests {
     #[test]
     fn what_sysbench_prints_is_read() {
         let text = "    queries:                             6120   (610.55 per sec.)\n    ignored errors:                      3      (0.30 per sec.)\n    reconnects:                          0      (0.00 per sec.)\n";
-        assert_eq!(Counted::parse(text), Some(Counted { queries: 6120, ignored: 3, reconnects: 0 }));
-        assert_eq!(Counted::parse("FATAL: lost"), None);
+        assert_eq!(SysbenchCounts::parse(text), Some(SysbenchCounts { queries: 6120, ignored: 3, reconnects: 0 }));
+        assert_eq!(SysbenchCounts::parse("FATAL: lost"), None);
     }
 
     #[test]

@@ -3,16 +3,16 @@
 pub mod annotated;
 pub mod change;
 pub mod client;
+pub mod client_loop;
 pub mod effect;
 pub mod load;
-pub mod repeated;
 pub mod tpc;
 pub mod traffic;
 
 use crate::Unavailable;
 use crate::packages::{self, Binary};
 use crate::server::{Restart, Server};
-use crate::shipped;
+use crate::shipped_program;
 use crate::wait;
 use client::Client;
 use rustix::process::Signal;
@@ -24,7 +24,7 @@ use stillpoint_testing::recipes;
 
 /// Debian's server, and its source.
 #[derive(Debug, Clone)]
-pub struct Packaged {
+pub struct PackagedServer {
     /// Version of the server and of the source.
     pub version: String,
     /// The program, unmodified.
@@ -65,22 +65,25 @@ impl Policy {
 }
 
 /// Returns the newest version of which the archive serves the program *and* the source; once for each process.
-pub fn packaged() -> &'static Result<Packaged, Unavailable> {
-    static PACKAGED: OnceLock<Result<Packaged, Unavailable>> = OnceLock::new();
+///
+/// # Errors
+/// The package or its source cannot be fetched.
+pub fn packaged() -> &'static Result<PackagedServer, Unavailable> {
+    static PACKAGED: OnceLock<Result<PackagedServer, Unavailable>> = OnceLock::new();
     PACKAGED.get_or_init(find)
 }
 
-fn find() -> Result<Packaged, Unavailable> {
+fn find() -> Result<PackagedServer, Unavailable> {
     const PACKAGES: [&str; 1] = ["mariadb-server-core"];
     let version = packages::versions_with_source(&PACKAGES)?.swap_remove(0);
-    shipped::target("mariadb", &version)?;
+    shipped_program::target("mariadb", &version)?;
     let binary = packages::binary(&PACKAGES, Some(&version), "usr/sbin/mariadbd")?;
     let name = format!("source/mariadb_{}/tree", version.replace([':', '/'], "%"));
     let usr = binary.path.ancestors().nth(2).expect("usr/sbin/mariadbd lies in usr").to_owned();
-    Ok(Packaged { version, binary, source: shipped::builder_cache().join(name), usr })
+    Ok(PackagedServer { version, binary, source: shipped_program::builder_cache().join(name), usr })
 }
 
-impl Packaged {
+impl PackagedServer {
     fn arguments(&self, data: &Path) -> Vec<OsString> {
         let set = |name: &str, path: &Path| {
             let mut argument = OsString::from(format!("--{name}="));
@@ -146,6 +149,9 @@ impl Packaged {
 
     /// Returns program and arguments of a server on a port, with data of its own in `dir`, for tests that start it in
     /// another way.
+    ///
+    /// # Errors
+    /// The data directory cannot be made.
     pub fn command(&self, port: u16, dir: &Path, extra: &[&str]) -> Result<(Binary, Vec<OsString>), String> {
         let fresh = self.fresh_data()?;
         let copied = Command::new("cp").arg("-a").arg(&fresh).arg(dir.join("data")).status();

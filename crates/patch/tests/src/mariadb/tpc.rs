@@ -1,6 +1,6 @@
 //! go-tpc: TPC-C, and CH-benCHmark, which also runs analytical queries for minutes.
 
-use super::{MariaDb, Packaged, Policy};
+use super::{MariaDb, PackagedServer, Policy};
 use crate::Unavailable;
 use crate::server::{ChildGuard, bound_command};
 use crate::wait;
@@ -17,14 +17,17 @@ const DATABASE: &str = "tpcc";
 pub const OPTION: &str = "--innodb-buffer-pool-size=512M";
 
 /// Makes data of a server whose database has the tables of both, for one warehouse; once.
-pub fn data(packaged: &Packaged) -> Result<PathBuf, Unavailable> {
+///
+/// # Errors
+/// go-tpc cannot be fetched, or its data cannot be made.
+pub fn data(packaged: &PackagedServer) -> Result<PathBuf, Unavailable> {
     let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
     let entry =
         recipes::entry("mariadb", "tpc", &[packaged.version.as_bytes().to_vec()], |into| fill(packaged, go_tpc, into))?;
     Ok(entry.join("data"))
 }
 
-fn fill(packaged: &Packaged, go_tpc: &Path, into: &Path) -> Result<(), Unavailable> {
+fn fill(packaged: &PackagedServer, go_tpc: &Path, into: &Path) -> Result<(), Unavailable> {
     let mut server = packaged.start(Policy::ThreadPerConnection, &[OPTION]);
     let mut client = server.client();
     let statements = [
@@ -66,7 +69,7 @@ fn command(go_tpc: &Path, server: &MariaDb) -> Command {
 
 /// Kind of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mix {
+pub enum LoadKind {
     /// Transactions only.
     TpcC,
     /// Transactions, and two clients with analytical queries over the same tables, one after another.
@@ -78,12 +81,12 @@ pub enum Mix {
 pub struct Tpc {
     process: ChildGuard,
     output: PathBuf,
-    mix: Mix,
+    mix: LoadKind,
 }
 
 /// Statement counts that it printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Said {
+pub struct StatementCounts {
     /// Completed transactions (and queries).
     pub done: u64,
     /// Transactions that the server rolled back because they waited for each other's rows in a circle: part of TPC-C.
@@ -92,13 +95,16 @@ pub struct Said {
 
 impl Tpc {
     /// Starts `clients` connections of transactions on a server that was started on [`data`].
-    pub fn start(server: &MariaDb, mix: Mix, clients: u32) -> Result<Tpc, String> {
+    ///
+    /// # Errors
+    /// go-tpc cannot be fetched or started.
+    pub fn start(server: &MariaDb, mix: LoadKind, clients: u32) -> Result<Tpc, String> {
         let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
         let output = server.dir().join("go-tpc.out");
         let file = std::fs::File::create(&output).map_err(|e| format!("make {}: {e}", output.display()))?;
         let errors = file.try_clone().map_err(|e| format!("share {}: {e}", output.display()))?;
         let mut command = command(go_tpc, server);
-        command.arg(if mix == Mix::TpcC { "tpcc" } else { "ch" }).args(["run", "--warehouses=1"]);
+        command.arg(if mix == LoadKind::TpcC { "tpcc" } else { "ch" }).args(["run", "--warehouses=1"]);
         // It prints errors, one line each, and continues; this module judges them.
         command.args(["--time=10h", "--ignore-error", "--interval=1s", "--acThreads=2"]);
         command.arg(format!("--threads={clients}")).stdout(file).stderr(errors);
@@ -124,17 +130,17 @@ impl Tpc {
 
     /// Ends it, and panics unless every statement had the right answer.
     #[track_caller]
-    pub fn finish(mut self) -> Said {
+    pub fn finish(mut self) -> StatementCounts {
         self.assert_clean();
         let before = self.text();
-        if self.mix == Mix::TpcC {
+        if self.mix == LoadKind::TpcC {
             self.process.signal(Signal::TERM);
             wait::until("go-tpc to end", || self.process.ended());
         }
-        let text = if self.mix == Mix::TpcC { self.text() } else { before };
+        let text = if self.mix == LoadKind::TpcC { self.text() } else { before };
         let failures = failures(&text);
         assert!(failures.is_empty(), "{} statements failed, the first: {}", failures.len(), failures[0]);
-        Said { done: done(&text), circles: text.lines().filter(|line| is_circle(line)).count() as u64 }
+        StatementCounts { done: done(&text), circles: text.lines().filter(|line| is_circle(line)).count() as u64 }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::MariaDb;
 use super::client::{Answer, Client};
-use crate::load::Observed;
+use crate::load::LoadResult;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,7 +146,7 @@ impl Work {
 pub struct Plan {
     /// Kind of statements.
     pub work: Work,
-    /// Clients, with a connection each.
+    /// Number of clients, with a connection each.
     pub connections: u32,
     /// Transactions a second of all clients together, at random times; `None`: one after another.
     pub rate: Option<f64>,
@@ -208,13 +208,13 @@ impl Traffic {
     pub fn assert_running(&mut self) {
         if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
             let ended = self.threads.swap_remove(at).join().expect("a client does not panic");
-            panic!("a client has ended: {}", ended.err().unwrap_or_else(|| "nobody asked it to".into()));
+            panic!("a client has ended: {}", ended.err().unwrap_or_else(|| "without a request to end".into()));
         }
     }
 
     /// Ends it; panics unless every statement had an answer, and none was refused. Only a restart may lose any.
     #[track_caller]
-    pub fn finish(self) -> Observed {
+    pub fn finish(self) -> LoadResult {
         self.stop.store(true, Ordering::Relaxed);
         let mut samples = Vec::new();
         for thread in self.threads {
@@ -224,7 +224,7 @@ impl Traffic {
         let dropped = samples.iter().filter(|sample| sample.outcome == Outcome::Lost).count() as u64;
         let end = Some(End { ended_ns: now_ns(), dropped, ..End::default() });
         let record = Record { header: self.header, samples, marks: Vec::new(), end };
-        Observed { record, result: serde_json::Value::Null }
+        LoadResult { record, result: serde_json::Value::Null }
     }
 }
 

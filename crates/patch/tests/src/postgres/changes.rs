@@ -150,6 +150,9 @@ pub fn unpatchable() -> Vec<Change> {
 
 impl Change {
     /// Returns the diff that makes it, for a source tree.
+    ///
+    /// # Errors
+    /// The source does not have the text that the change replaces, or cannot be read.
     pub fn diff(&self, source: &Path) -> Result<String, String> {
         let path = source.join(self.unit);
         let text = std::fs::read_to_string(&path).map_err(|e| format!("read {}: {e}", path.display()))?;
@@ -195,15 +198,15 @@ impl Change {
 
     /// Panics unless a new connection shows the expected state.
     #[track_caller]
-    pub fn assert_shows(&self, cluster: &Cluster, in_force: bool) {
-        self.assert_shows_in(&mut cluster.session(), cluster, in_force);
+    pub fn assert_shows(&self, cluster: &Cluster, active: bool) {
+        self.assert_shows_in(&mut cluster.session(), cluster, active);
     }
 
     /// Panics unless an existing connection shows the expected state.
     #[track_caller]
-    pub fn assert_shows_in(&self, session: &mut Session, cluster: &Cluster, in_force: bool) {
+    pub fn assert_shows_in(&self, session: &mut Session, cluster: &Cluster, active: bool) {
         let shown = self.show_in(session, cluster.port());
-        assert_eq!(self.is_in(&shown), in_force, "{}: {:?} answers {shown:?}", self.name, self.effect.ask);
+        assert_eq!(self.is_in(&shown), active, "{}: {:?} answers {shown:?}", self.name, self.effect.ask);
     }
 
     /// Returns true if an answer shows that the change is active.

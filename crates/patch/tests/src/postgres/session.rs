@@ -41,11 +41,17 @@ pub struct Session {
 
 impl Session {
     /// Connects to the database `postgres` as its superuser.
+    ///
+    /// # Errors
+    /// The server does not accept the connection, or refuses the login.
     pub fn connect(port: u16) -> Result<Session> {
         Session::connect_as(port, "postgres")
     }
 
     /// Connects as another user; a refusal of the server is the error.
+    ///
+    /// # Errors
+    /// The server does not accept the connection, or refuses the login.
     pub fn connect_as(port: u16, user: &str) -> Result<Session> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(wait::WAIT_TIMEOUT))?;
@@ -67,6 +73,9 @@ impl Session {
     }
 
     /// Runs a statement; an error of the server, or of the connection, as text.
+    ///
+    /// # Errors
+    /// The connection fails, or the server reports an error.
     pub fn ask(&mut self, sql: &str) -> std::result::Result<Answer, String> {
         let mut message = vec![b'Q'];
         message.extend((sql.len() as i32 + 5).to_be_bytes());
@@ -76,6 +85,9 @@ impl Session {
     }
 
     /// Waits for a notification on a channel that this session listens to.
+    ///
+    /// # Errors
+    /// The connection fails before a notification arrives.
     pub fn notification(&mut self) -> Result<String> {
         while self.notified.is_empty() {
             let (kind, body) = self.message()?;

@@ -323,7 +323,7 @@ pub(crate) struct Server {
 }
 
 /// Time limit of an answer; long, as a machine under load is slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Server {
     /// Starts a program.
@@ -349,10 +349,10 @@ impl Server {
     /// Returns the present answer of the program.
     pub(crate) fn ask(&mut self) -> String {
         let asked = self.questions.write_all(b"?\n").and_then(|()| self.questions.flush());
-        match asked.map(|()| self.answers.recv_timeout(PATIENCE)) {
+        match asked.map(|()| self.answers.recv_timeout(ANSWER_TIMEOUT)) {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => format!("(no answer: {:?})", self.child.try_wait()),
-            Err(e) => format!("(nobody listens: {e}; {:?})", self.child.try_wait()),
+            Err(e) => format!("(no answer: {e}; {:?})", self.child.try_wait()),
         }
     }
 

@@ -222,7 +222,7 @@ impl Case {
                 let changed = !self.changed.is_empty() || !self.in_place.is_empty();
                 assert!(changed, "{name}: accepted, so what is //#Changed");
                 assert!(!self.after.is_empty(), "{name}: accepted, so what is //#Output-after");
-                assert_ne!(self.before, self.after, "{name}: nobody could tell whether the patch is in force");
+                assert_ne!(self.before, self.after, "{name}: the answers do not show if the patch is active");
             }
             Expect::Refuse(_) => {
                 assert!(!self.refusals.is_empty(), "{name}: refused, and no //#Refusal names the thing")

@@ -12,8 +12,7 @@
 //! | `Refusal: TEXT` | must be in a refusal's message; several lines: all |
 //! | `Warning: TEXT` | must be in a warning of the patch |
 //! | `Output-before`, `-after`, `-reverted: A \| B` | answers to as many questions; reverted is as before unless stated |
-//! | `Output-base: A \| B` | the patch is the second of a series: the first one's side is compiled with `SP_BASE`, the \
-//!   second one's with `SP_BASE` and `SP_AFTER`; these are the answers in between, and after the second's revert |
+//! | `Output-base: A \| B` | answers between two patches of a series, and after the revert of the second (see below) |
 //! | `Flags: ...`, `Libs: ...` | options of the compiler, of the linker |
 //! | `Opt: -O2 ...`, `Link: pie nopie shared` | variants that apply to the case; all unless stated |
 //! | `Has: NAME` | a symbol or section with this prefix must be in an object, in one variant at least |
@@ -25,9 +24,14 @@
 //! | `Live: refused TEXT`, `busy FUNCTION` | the engine refuses trampolines with TEXT; a thread never leaves FUNCTION |
 //! | `Main: own` | the program has its own `main` |
 //! | `Compiler: gnu`, `clang` | only compiler of the case; C is compiled by the system's compiler, C++ by both |
-//! | `Patchable: no` | compiled without `-fpatchable-function-entry`: g++ 12 notes entries of copies that the linker drops, \
-//!   which it then refuses to link, and puts functions at odd addresses, which pointers to members cannot hold |
+//! | `Patchable: no` | compiled without `-fpatchable-function-entry` (see below) |
 //! | `Unit: NAME`, `Header: NAME` | start of another file |
+//!
+//! With `Output-base` the patch is the second of a series: the side of the first one is compiled with `SP_BASE`, the side
+//! of the second one with `SP_BASE` and `SP_AFTER`.
+//!
+//! With `-fpatchable-function-entry`, g++ 12 notes entries of copies that the linker drops, which it then refuses to
+//! link, and puts functions at odd addresses, which pointers to members cannot hold.
 
 // Two test programs share this module, and neither uses all of it.
 #![allow(dead_code, unused_imports, unused_macros)]

@@ -5,12 +5,12 @@ use crate::results::{Section, number};
 use serde::Serialize;
 use std::ops::Deref;
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::{NOTHING_CHANGES, Series};
 use stillpoint_patch_tests::server::Server;
 
 /// A server's fixes: for the program as it ships, and for the one with quiescence points where any is in the program.
-pub(crate) struct Counted<'a> {
+pub(crate) struct FixCounts<'a> {
     pub(crate) name: &'static str,
     pub(crate) series: &'a Series,
     pub(crate) with_points: Option<&'a Series>,
@@ -36,7 +36,7 @@ struct Row {
 }
 
 /// One row for each server.
-pub(crate) fn buildable(servers: &[Counted]) -> Section {
+pub(crate) fn buildable(servers: &[FixCounts]) -> Section {
     let title = "Fixes of Debian's packages: built, and applied one after another to a process that serves";
     let columns = [
         "server",
@@ -88,18 +88,18 @@ pub(crate) fn buildable(servers: &[Counted]) -> Section {
         section.notes.extend(row.left_out.iter().map(why));
     }
     section.notes.push(
-        "A restart as Debian's own program brings in whatever is in the program, and ends every connection.".into(),
+        "A restart as Debian's own program activates all changes of the program, and ends every connection.".into(),
     );
     section.raw(&rows);
     section
 }
 
 /// Returns the number of patches that one new process accepts; adds the reasons of the others to `left_out`.
-fn applied(server: &Counted, series: &Series, mode: &str, left_out: &mut Vec<(String, String)>) -> usize {
+fn applied(server: &FixCounts, series: &Series, mode: &str, left_out: &mut Vec<(String, String)>) -> usize {
     let process = (server.start)(&series.binary);
     let mut count = 0;
     for patch in &series.patches {
-        let run = patching::apply(&patch.file, process.pid()).args(["--quiescence", mode]).run();
+        let run = patch_calls::apply(&patch.file, process.pid()).args(["--quiescence", mode]).run();
         match run.code {
             Some(0) => count += 1,
             _ => {

@@ -11,7 +11,7 @@ use stillpoint_patch_tests::server::{ChildGuard, bound_command};
 use stillpoint_patch_tests::victim::Program;
 
 /// The program that measures the time of its own calls.
-struct Timed {
+struct TimedProgram {
     target: ChildGuard,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -31,7 +31,7 @@ pub(crate) fn cost(program: &Program, patch: &Path, rounds: usize) -> Section {
     let mut many = one.clone();
     for _ in 0..rounds {
         // A process without a patch is new each time; the two other states alternate in it.
-        let mut timed = Timed::start(program);
+        let mut timed = TimedProgram::start(program);
         for (i, _) in codes.iter().enumerate() {
             if i == 1 {
                 Stillpoint::new().args(["patch", "apply"]).arg(patch).arg("--pid").arg(timed.target.pid()).succeed();
@@ -59,14 +59,14 @@ pub(crate) fn cost(program: &Program, patch: &Path, rounds: usize) -> Section {
     section
 }
 
-impl Timed {
-    fn start(program: &Program) -> Timed {
+impl TimedProgram {
+    fn start(program: &Program) -> TimedProgram {
         let mut command = bound_command(program.elf());
         command.arg("cost").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut target = ChildGuard::from_child(command.spawn().expect("start the program"));
         let input = target.child().stdin.take().expect("standard input is a pipe");
         let output = BufReader::new(target.child().stdout.take().expect("standard output is a pipe"));
-        Timed { target, input, output }
+        TimedProgram { target, input, output }
     }
 
     /// Returns nanoseconds per call of one function, and of 64 in turn.

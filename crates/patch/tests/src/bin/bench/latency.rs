@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_patch_tests::load::{Clients, Load, Observed};
-use stillpoint_patch_tests::operation::{Called, Operation, Spread, StopsUs};
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
+use stillpoint_patch_tests::operation::{Operation, PendingOperation, Spread, StopsUs};
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Redis;
 
 /// Start and end, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -73,7 +73,7 @@ pub(crate) fn latency(redis: &Redis, patch: &Path, clients: &Clients, pairs: usi
 }
 
 fn section(
-    observed: &Observed,
+    observed: &LoadResult,
     spans: &[[Span; 2]],
     operations: Vec<Operation>,
     clients: &Clients,
@@ -141,12 +141,12 @@ fn section(
 }
 
 /// Returns the window of the requests in progress during `span`.
-pub(crate) fn window(observed: &Observed, span: Span) -> Window {
+pub(crate) fn window(observed: &LoadResult, span: Span) -> Window {
     windows(observed, &[span])
 }
 
 /// Returns the window of the requests in progress during any of these spans.
-pub(crate) fn windows(observed: &Observed, spans: &[Span]) -> Window {
+pub(crate) fn windows(observed: &LoadResult, spans: &[Span]) -> Window {
     let summary = observed.windows(spans);
     let us = |ns: u64| ns as f64 / 1e3;
     Window {
@@ -162,22 +162,22 @@ pub(crate) fn windows(observed: &Observed, spans: &[Span]) -> Window {
 }
 
 /// Applies and reverts in turn, one a second, with these options; the process carries no patch before and after.
-pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&str]) -> Vec<Called> {
+pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&str]) -> Vec<PendingOperation> {
     let start = now_ns();
     let mut done = Vec::new();
     // An even number, so that the patch is reverted at the end.
     for second in 0..seconds / 2 * 2 {
         let due = start + second * 1_000_000_000;
         std::thread::sleep(Duration::from_nanos(due.saturating_sub(now_ns())));
-        let call = if second % 2 == 0 { patching::apply(patch, pid) } else { patching::revert(pid) };
-        done.push(Called::of(call.args(options.iter().copied())));
+        let call = if second % 2 == 0 { patch_calls::apply(patch, pid) } else { patch_calls::revert(pid) };
+        done.push(PendingOperation::of(call.args(options.iter().copied())));
     }
     std::thread::sleep(Duration::from_nanos((start + seconds * 1_000_000_000).saturating_sub(now_ns())));
     done
 }
 
 /// Reads the results of these calls, each of which succeeded.
-pub(crate) fn read(called: Vec<Called>) -> Vec<Operation> {
+pub(crate) fn read(called: Vec<PendingOperation>) -> Vec<Operation> {
     called.into_iter().map(|called| called.operation().succeeded()).collect()
 }
 

@@ -4,6 +4,7 @@
 //! Each section makes its comparison within one run, keeps the raw numbers, and is written to `experiments/` as soon as
 //! it is complete. The program does not judge results.
 
+mod alternatives;
 mod buildable;
 mod cost;
 mod latency;
@@ -13,13 +14,12 @@ mod modes;
 mod overhead;
 mod proxy;
 mod results;
-mod rivals;
 mod series;
 mod sizes;
-mod tail;
+mod tail_latency;
 mod threads;
 
-use modes::Restarted;
+use modes::RestartTimes;
 use results::{Results, Section};
 use std::process::ExitCode;
 use stillpoint_patch_tests::load::Clients;
@@ -79,7 +79,7 @@ const TINY: Amount = Amount {
 };
 
 /// Request of the command line.
-struct Wish {
+struct SectionRequest {
     amount: &'static Amount,
     /// Name of the results; the date when `None`.
     name: Option<String>,
@@ -113,8 +113,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn wish(arguments: &[String]) -> Option<Wish> {
-    let mut wish = Wish { amount: &FULL, name: None, sections: Vec::new() };
+fn wish(arguments: &[String]) -> Option<SectionRequest> {
+    let mut wish = SectionRequest { amount: &FULL, name: None, sections: Vec::new() };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -136,7 +136,7 @@ fn names() -> Vec<&'static str> {
     [&SECTIONS[..], &migrate::SECTIONS[..], &EXPERIMENTS[..], &mariadb::SECTIONS[..]].concat()
 }
 
-impl Wish {
+impl SectionRequest {
     fn has(&self, section: &str) -> bool {
         self.sections.iter().any(|wanted| wanted == section)
     }
@@ -146,7 +146,7 @@ impl Wish {
     }
 }
 
-fn run(wish: &Wish, command: &str) -> Result<String, String> {
+fn run(wish: &SectionRequest, command: &str) -> Result<String, String> {
     println!("stillpoint: {}", cli::binary().display());
     let mut results = Results::new(&workspace_root().join("experiments"), wish.name.as_deref(), command);
     let mut add = |section: Section| results.add(section).map_err(|e| format!("write the results: {e}"));
@@ -181,7 +181,7 @@ fn run(wish: &Wish, command: &str) -> Result<String, String> {
 type Add<'a> = dyn FnMut(Section) -> Result<(), String> + 'a;
 
 /// Runs the sections about a redis without quiescence points.
-fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
+fn as_shipped(wish: &SectionRequest, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
     let series = Series::build(amount.fixes, &mut |text| println!("{text}"))?;
     let clients = Clients::default();
@@ -197,7 +197,7 @@ fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
         add(latency::latency(&redis, patch, &clients, amount.pairs, amount.seconds))?;
     }
     if wish.has("rivals") {
-        add(rivals::rivals(&series.binary, patch, &clients, amount.keys, amount.runs))?;
+        add(alternatives::alternatives(&series.binary, patch, &clients, amount.keys, amount.runs))?;
     }
     if wish.has("buildable") || wish.has("overhead") {
         with_and_without_points(wish, &series, add)?;
@@ -206,19 +206,19 @@ fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
 }
 
 /// Runs the sections that compare servers as they ship with the same servers with quiescence points.
-fn with_and_without_points(wish: &Wish, series: &Series, add: &mut Add) -> Result<(), String> {
+fn with_and_without_points(wish: &SectionRequest, series: &Series, add: &mut Add) -> Result<(), String> {
     let mut tell = |text: &str| println!("{text}");
     let points = Series::annotated(wish.amount.fixes, &mut tell)?;
     let other = Series::memcached(&mut tell)?;
     if wish.has("buildable") {
         add(buildable::buildable(&[
-            buildable::Counted {
+            buildable::FixCounts {
                 name: "redis",
                 series,
                 with_points: Some(&points),
                 start: |binary| Box::new(Redis::start(binary, &[])),
             },
-            buildable::Counted {
+            buildable::FixCounts {
                 name: "memcached",
                 series: &other,
                 with_points: None,
@@ -240,7 +240,7 @@ fn with_and_without_points(wish: &Wish, series: &Series, add: &mut Add) -> Resul
 }
 
 /// Runs the sections that compare modes, and so need servers with quiescence points.
-fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
+fn with_points(wish: &SectionRequest, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
     let only: &[&str] = if wish.has("patches") || wish.has("operations") { amount.fixes } else { &["CVEs-1113"] };
     let series = Series::annotated(only, &mut |text| println!("{text}"))?;
@@ -253,13 +253,13 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
     let (binary, patch) = annotated::memcached()?;
     if wish.has("patches") || wish.has("operations") {
         let mut applied = modes::redis(&series, amount.runs);
-        let redis = Restarted::redis(&series.binary, amount.runs);
+        let redis = RestartTimes::redis(&series.binary, amount.runs);
         if wish.has("patches") {
             add(modes::by_size(&applied, &redis))?;
         }
         if wish.has("operations") {
             applied.extend(modes::memcached(&binary, &patch, amount.runs));
-            add(modes::extremes(&applied, &[redis, Restarted::memcached(&binary, amount.runs)]))?;
+            add(modes::extremes(&applied, &[redis, RestartTimes::memcached(&binary, amount.runs)]))?;
         }
     }
     if wish.has("tail") {
@@ -267,7 +267,7 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
         let mut memcached = Memcached::start(&binary, &["-t", "4"]);
         let clients = Clients { rate: 4_000, blocking: 0, idle: 50, mix: "get=80,set=20", ..Clients::default() };
         let mut servers = [
-            tail::Server {
+            tail_latency::Server {
                 name: "redis",
                 pid: redis.pid(),
                 port: redis.port(),
@@ -275,7 +275,7 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
                 patch: &series.first().file,
                 clients: clients.clone(),
             },
-            tail::Server {
+            tail_latency::Server {
                 name: "memcached",
                 pid: memcached.pid(),
                 port: memcached.port(),
@@ -284,7 +284,7 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
                 clients: Clients { protocol: "memcached", ..clients },
             },
         ];
-        add(tail::tail(&mut servers, amount.seconds))?;
+        add(tail_latency::tail_latency(&mut servers, amount.seconds))?;
     }
     Ok(())
 }

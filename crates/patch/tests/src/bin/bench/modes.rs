@@ -8,7 +8,7 @@ use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::operation::{Operation, Spread, Why};
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis, Restart};
 
@@ -18,7 +18,7 @@ pub(crate) const MODES: [&str; 3] = ["probe", "local", "global"];
 pub(crate) const RESTART: &str = "restart";
 
 /// One patch, applied to a process in one mode.
-pub(crate) struct Applied {
+pub(crate) struct AppliedPatch {
     server: &'static str,
     mode: &'static str,
     patch: String,
@@ -36,9 +36,9 @@ struct Point<'a> {
     command_ms: f64,
 }
 
-impl Applied {
-    pub(crate) fn new(server: &'static str, mode: &'static str, patch: &str, operation: Operation) -> Applied {
-        Applied { server, mode, patch: patch.into(), text_bytes: 0, operation }
+impl AppliedPatch {
+    pub(crate) fn new(server: &'static str, mode: &'static str, patch: &str, operation: Operation) -> AppliedPatch {
+        AppliedPatch { server, mode, patch: patch.into(), text_bytes: 0, operation }
     }
 
     fn point(&self) -> Point<'_> {
@@ -56,7 +56,7 @@ fn clients(protocol: &'static str) -> Clients {
 }
 
 /// Applies the whole series `runs` times in each mode, to one process at a time.
-pub(crate) fn redis(series: &Series, runs: usize) -> Vec<Applied> {
+pub(crate) fn redis(series: &Series, runs: usize) -> Vec<AppliedPatch> {
     let mut done = Vec::new();
     let dir = tempfile::tempdir().expect("make a directory for the record");
     for mode in MODES {
@@ -64,10 +64,10 @@ pub(crate) fn redis(series: &Series, runs: usize) -> Vec<Applied> {
             let redis = Redis::start(&series.binary, &[]);
             let load = Load::start(redis.port(), &clients("redis"), dir.path(), "series");
             for patch in &series.patches {
-                let call = patching::apply(&patch.file, redis.pid()).args(["--quiescence", mode]);
+                let call = patch_calls::apply(&patch.file, redis.pid()).args(["--quiescence", mode]);
                 let operation = Operation::of(call).succeeded();
                 let (patch, text_bytes) = (patch.name.clone(), patch.text_bytes);
-                done.push(Applied { server: "redis", mode, patch, text_bytes, operation });
+                done.push(AppliedPatch { server: "redis", mode, patch, text_bytes, operation });
             }
             load.finish();
         }
@@ -76,16 +76,16 @@ pub(crate) fn redis(series: &Series, runs: usize) -> Vec<Applied> {
 }
 
 /// Applies the one patch and reverts it, `runs` times in each mode.
-pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<Applied> {
+pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<AppliedPatch> {
     let mut done = Vec::new();
     let dir = tempfile::tempdir().expect("make a directory for the record");
     let memcached = Memcached::start(binary, &["-t", "4"]);
     let load = Load::start(memcached.port(), &clients("memcached"), dir.path(), "memcached");
     for mode in MODES {
         for _ in 0..runs {
-            for call in [patching::apply(patch, memcached.pid()), patching::revert(memcached.pid())] {
+            for call in [patch_calls::apply(patch, memcached.pid()), patch_calls::revert(memcached.pid())] {
                 let operation = Operation::of(call.args(["--quiescence", mode])).succeeded();
-                done.push(Applied::new("memcached", mode, "version", operation));
+                done.push(AppliedPatch::new("memcached", mode, "version", operation));
             }
         }
     }
@@ -94,27 +94,27 @@ pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<Appli
 }
 
 /// Restarts of one server: from the request to end to the first answer, in milliseconds.
-pub(crate) struct Restarted {
+pub(crate) struct RestartTimes {
     pub(crate) server: &'static str,
     pub(crate) ms: Vec<f64>,
 }
 
-impl Restarted {
+impl RestartTimes {
     /// Restarts redis under the same requests; it saves its data and loads them.
-    pub(crate) fn redis(binary: &Binary, runs: usize) -> Restarted {
+    pub(crate) fn redis(binary: &Binary, runs: usize) -> RestartTimes {
         let mut redis = Redis::start(binary, &[]);
         let port = redis.port();
-        Restarted::of("redis", port, runs, || redis.restart())
+        RestartTimes::of("redis", port, runs, || redis.restart())
     }
 
     /// Restarts memcached under the same requests; it starts empty.
-    pub(crate) fn memcached(binary: &Binary, runs: usize) -> Restarted {
+    pub(crate) fn memcached(binary: &Binary, runs: usize) -> RestartTimes {
         let mut memcached = Memcached::start(binary, &["-t", "4"]);
         let port = memcached.port();
-        Restarted::of("memcached", port, runs, || memcached.restart())
+        RestartTimes::of("memcached", port, runs, || memcached.restart())
     }
 
-    fn of(server: &'static str, port: u16, runs: usize, mut restart: impl FnMut() -> Restart) -> Restarted {
+    fn of(server: &'static str, port: u16, runs: usize, mut restart: impl FnMut() -> Restart) -> RestartTimes {
         let dir = tempfile::tempdir().expect("make a directory for the record");
         let load = Load::start(port, &clients(server), dir.path(), "restarts");
         let again = |_| {
@@ -125,12 +125,12 @@ impl Restarted {
         };
         let ms = (0..runs).map(again).collect();
         load.finish();
-        Restarted { server, ms }
+        RestartTimes { server, ms }
     }
 }
 
 /// Makes the section of the duration of an apply by the size of the patch.
-pub(crate) fn by_size(applied: &[Applied], restarted: &Restarted) -> Section {
+pub(crate) fn by_size(applied: &[AppliedPatch], restarted: &RestartTimes) -> Section {
     let title = "Redis fixes by size of their code: time to apply without the wait for threads, ms, median (max)";
     let mut section = Section::new("patches", title, &["patch", "code, bytes", "probe", "local", "global"]);
     let mut names: Vec<(&str, u64)> = applied.iter().map(|a| (a.patch.as_str(), a.text_bytes)).collect();
@@ -169,7 +169,7 @@ pub(crate) fn by_size(applied: &[Applied], restarted: &Restarted) -> Section {
         },
     ));
     section.raw(&serde_json::json!({
-        "applied": applied.iter().map(Applied::point).collect::<Vec<_>>(),
+        "applied": applied.iter().map(AppliedPatch::point).collect::<Vec<_>>(),
         "restart_ms": restarted.ms,
     }));
     section
@@ -187,7 +187,7 @@ struct Extremes {
 }
 
 /// Makes the section of the smallest and the largest time of each step.
-pub(crate) fn extremes(applied: &[Applied], restarted: &[Restarted]) -> Section {
+pub(crate) fn extremes(applied: &[AppliedPatch], restarted: &[RestartTimes]) -> Section {
     let title = "Steps of patching: minimum / maximum";
     let columns = [
         "server",
@@ -204,7 +204,7 @@ pub(crate) fn extremes(applied: &[Applied], restarted: &[Restarted]) -> Section 
     servers.dedup();
     for server in servers {
         for mode in MODES {
-            let of: Vec<&Applied> = applied.iter().filter(|a| a.server == server && a.mode == mode).collect();
+            let of: Vec<&AppliedPatch> = applied.iter().filter(|a| a.server == server && a.mode == mode).collect();
             let stops = |why| Spread::us(of.iter().flat_map(move |a| a.operation.stopped(why)));
             raw.push(Extremes {
                 server,
@@ -217,7 +217,7 @@ pub(crate) fn extremes(applied: &[Applied], restarted: &[Restarted]) -> Section 
             });
         }
     }
-    for Restarted { server, ms } in restarted {
+    for RestartTimes { server, ms } in restarted {
         let none = Spread::of(Vec::new());
         let (reach_ms, one_thread_stands_us, all_threads_stand_us) = (none, none, none);
         let apply_ms = Spread::of(ms.clone());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis, Server};
 
@@ -86,7 +86,7 @@ struct Row {
 }
 
 /// One measurement of one process: by name, as in [`Row`].
-type Measured = BTreeMap<&'static str, f64>;
+type Measurement = BTreeMap<&'static str, f64>;
 
 /// Measures each variant `rounds` times in turns, for `seconds`.
 pub(crate) fn overhead(redis: &[Variant], memcached: &[Variant], rounds: usize, seconds: u64) -> Section {
@@ -133,7 +133,7 @@ pub(crate) fn overhead(redis: &[Variant], memcached: &[Variant], rounds: usize, 
 }
 
 fn compared(server: &'static str, kind: Kind, variants: &[Variant], rounds: usize, seconds: u64) -> Vec<Row> {
-    let mut measured: Vec<Vec<Measured>> = variants.iter().map(|_| Vec::new()).collect();
+    let mut measured: Vec<Vec<Measurement>> = variants.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
         // Forward and backward: changes over time affect all variants equally.
         let order: Vec<usize> =
@@ -142,7 +142,7 @@ fn compared(server: &'static str, kind: Kind, variants: &[Variant], rounds: usiz
             measured[at].push(once(kind, &variants[at], seconds));
         }
     }
-    let row = |(variant, runs): (&Variant, Vec<Measured>)| {
+    let row = |(variant, runs): (&Variant, Vec<Measurement>)| {
         let spread = |name: &str| Spread::of(runs.iter().map(|run| run[name]).collect());
         Row {
             server,
@@ -159,25 +159,25 @@ fn compared(server: &'static str, kind: Kind, variants: &[Variant], rounds: usiz
     variants.iter().zip(measured).map(row).collect()
 }
 
-fn once(kind: Kind, variant: &Variant, seconds: u64) -> Measured {
+fn once(kind: Kind, variant: &Variant, seconds: u64) -> Measurement {
     match kind {
         Kind::Redis => measure(kind, &Redis::start(&variant.binary, &[]), variant, seconds),
         Kind::Memcached => measure(kind, &Memcached::start(&variant.binary, &["-t", "4"]), variant, seconds),
     }
 }
 
-fn measure(kind: Kind, server: &Server, variant: &Variant, seconds: u64) -> Measured {
+fn measure(kind: Kind, server: &Server, variant: &Variant, seconds: u64) -> Measurement {
     let protocol = match kind {
         Kind::Redis => "redis",
         Kind::Memcached => "memcached",
     };
     Load::fill(server.port(), &Clients { protocol, keys: KEYS, ..Clients::default() });
     for patch in &variant.patches {
-        Operation::of(patching::apply(patch, server.pid()).args(["--quiescence", variant.mode])).succeeded();
+        Operation::of(patch_calls::apply(patch, server.pid()).args(["--quiescence", variant.mode])).succeeded();
     }
     std::thread::sleep(Duration::from_millis(500));
     let mut measured = memory(server.pid());
-    let pressure = Pressure::start(kind, server.port());
+    let pressure = UnpacedClients::start(kind, server.port());
     std::thread::sleep(Duration::from_millis(500));
     let (began, requests, cpu) = (Instant::now(), pressure.answered(), cpu_us(server.pid()));
     std::thread::sleep(Duration::from_secs(seconds));
@@ -189,7 +189,7 @@ fn measure(kind: Kind, server: &Server, variant: &Variant, seconds: u64) -> Meas
 }
 
 /// Returns the memory of a process, in KiB.
-fn memory(pid: i32) -> Measured {
+fn memory(pid: i32) -> Measurement {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).expect("the process runs");
     let text = read("smaps_rollup") + &read("status");
     let value = |name: &str| -> f64 {
@@ -212,21 +212,21 @@ fn cpu_us(pid: i32) -> f64 {
 }
 
 /// Clients without pauses.
-struct Pressure {
+struct UnpacedClients {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
-impl Pressure {
-    fn start(kind: Kind, port: u16) -> Pressure {
+impl UnpacedClients {
+    fn start(kind: Kind, port: u16) -> UnpacedClients {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let one = |number| {
             let (stop, answered) = (Arc::clone(&stop), Arc::clone(&answered));
             std::thread::spawn(move || press(kind, port, number, &stop, &answered))
         };
         let threads = (0..CONNECTIONS).map(one).collect();
-        Pressure { stop, answered, threads }
+        UnpacedClients { stop, answered, threads }
     }
 
     fn answered(&self) -> u64 {

@@ -22,20 +22,20 @@ use tempfile::TempDir;
 const CLIENTS: [usize; 4] = [1, 16, 64, 256];
 const PROTOCOLS: [&str; 2] = ["simple", "prepared"];
 /// Interval of readings of processor time; counting begins and ends with a reading.
-const READING: Duration = Duration::from_millis(20);
+const READING_INTERVAL: Duration = Duration::from_millis(20);
 /// Readings left out at the beginning of a run.
-const WARM_UP: usize = 10;
+const WARM_UP_READINGS: usize = 10;
 /// Minimum share of the time that must remain for counting: pgbench's time begins before its connections, which may use
 /// all of it on a busy machine. A run with less is repeated with twice the time, up to `SECONDS_MAX` seconds.
-const COUNTED: f64 = 0.5;
+const COUNTED_SHARE_MIN: f64 = 0.5;
 const SECONDS_MAX: u64 = 120;
 /// Time in seconds, after its nominal time, within which pgbench ends.
-const SLACK: u64 = 300;
+const END_TIMEOUT_S: u64 = 300;
 /// User id of servers and pgbench: that of the unprivileged user of every Debian.
-const USER: u32 = 65534;
+const USER_ID: u32 = 65534;
 
 /// A path to the server.
-struct Way {
+struct ServerPath {
     name: &'static str,
     port: u16,
     process: Option<ChildGuard>,
@@ -55,7 +55,7 @@ struct Run {
 
 /// All runs with one number of clients and one protocol, on one path.
 #[derive(Debug, Serialize)]
-struct Cell {
+struct RunGroup {
     protocol: &'static str,
     clients: usize,
     way: &'static str,
@@ -69,23 +69,24 @@ pub(crate) fn proxy(rounds: usize, seconds: u64) -> Result<Section, String> {
     let cluster = Cluster::start(&postgres, &["max_connections=1000", "autovacuum=off"]);
     Bench::prepare(&cluster, 10);
     let dir = TempDir::with_prefix("stillpoint-bench-").map_err(|e| format!("make a directory: {e}"))?;
-    chown(dir.path(), Some(USER), Some(USER)).map_err(|e| format!("give the directory to nobody: {e}"))?;
-    let pgbouncer = nobodys(&pgbouncer, dir.path());
+    chown(dir.path(), Some(USER_ID), Some(USER_ID))
+        .map_err(|e| format!("give the directory to the unprivileged user: {e}"))?;
+    let pgbouncer = owned_by_unprivileged_user(&pgbouncer, dir.path());
     let ways = [
-        Way { name: "direct", port: cluster.port(), process: None, prepares: true },
+        ServerPath { name: "direct", port: cluster.port(), process: None, prepares: true },
         ours(&cluster, dir.path()),
         bouncer(&pgbouncer, &cluster, dir.path(), "session"),
         bouncer(&pgbouncer, &cluster, dir.path(), "transaction"),
     ];
-    let mut cells: Vec<Cell> = Vec::new();
+    let mut cells: Vec<RunGroup> = Vec::new();
     for protocol in PROTOCOLS {
         for clients in CLIENTS {
             let used = ways.iter().filter(|way| way.prepares || protocol == "simple");
-            cells.extend(used.map(|way| Cell { protocol, clients, way: way.name, runs: Vec::new() }));
+            cells.extend(used.map(|way| RunGroup { protocol, clients, way: way.name, runs: Vec::new() }));
         }
     }
     for round in 0..rounds {
-        let mut order: Vec<&mut Cell> = cells.iter_mut().collect();
+        let mut order: Vec<&mut RunGroup> = cells.iter_mut().collect();
         // The order alternates, too.
         if round % 2 == 1 {
             order.reverse();
@@ -102,7 +103,7 @@ fn await_port(port: u16, what: &str) {
     wait::until(what, || std::net::TcpStream::connect(("127.0.0.1", port)).ok());
 }
 
-fn ours(cluster: &Cluster, dir: &Path) -> Way {
+fn ours(cluster: &Cluster, dir: &Path) -> ServerPath {
     let (port, config) = (free_port(), dir.join("proxy.toml"));
     let text = format!(
         "listen = [\"127.0.0.1:{port}\"]\ncontrol = {:?}\nroutes = {:?}\n[servers.s]\nhost = \"127.0.0.1\"\nport = {}\n\
@@ -116,10 +117,10 @@ fn ours(cluster: &Cluster, dir: &Path) -> Way {
     command.args(["migrate", "proxy", "--config"]).arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
     let process = ChildGuard::from_child(command.spawn().expect("start the proxy"));
     await_port(port, "the proxy to accept connections");
-    Way { name: "stillpoint", port, process: Some(process), prepares: true }
+    ServerPath { name: "stillpoint", port, process: Some(process), prepares: true }
 }
 
-fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str) -> Way {
+fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str) -> ServerPath {
     let (port, base) = (free_port(), dir.join(mode));
     // In session mode every client has a server process of its own, which ends with the client, as behind a proxy. A
     // process that other clients have used has the pages of shared memory mapped and its caches filled, and would be
@@ -136,19 +137,19 @@ fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str
     fs::write(base.with_extension("users"), "\"postgres\" \"\"\n").expect("write pgbouncer's users");
     fs::write(base.with_extension("ini"), text).expect("write pgbouncer's configuration");
     let mut command = bound_command(Path::new("setpriv"));
-    let user = USER.to_string();
+    let user = USER_ID.to_string();
     command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--pdeathsig", "KILL", "--"]);
     command.arg(&pgbouncer.path).arg("-q").arg(base.with_extension("ini")).envs(pgbouncer.environment());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let process = ChildGuard::from_child(command.spawn().expect("start pgbouncer"));
     await_port(port, "pgbouncer to accept connections");
     let name = if mode == "session" { "pgbouncer, session" } else { "pgbouncer, transaction" };
-    Way { name, port, process: Some(process), prepares: mode == "session" }
+    ServerPath { name, port, process: Some(process), prepares: mode == "session" }
 }
 
 /// Copies a program and its libraries to a directory that the unprivileged user can read: only the owner can read a
 /// cache below a home directory.
-fn nobodys(binary: &Binary, dir: &Path) -> Binary {
+fn owned_by_unprivileged_user(binary: &Binary, dir: &Path) -> Binary {
     let inside = |path: &Path| dir.join(path.file_name().expect("programs and directories have names"));
     for path in binary.libraries.iter().chain([&binary.path]) {
         let copied = Command::new("cp").arg("-a").arg(path).arg(inside(path)).status().expect("run cp");
@@ -169,7 +170,7 @@ fn now_us() -> u64 {
 }
 
 /// Makes one run, long enough to be counted.
-fn run(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, mut seconds: u64) -> Run {
+fn run(cluster: &Cluster, way: &ServerPath, dir: &Path, cell: &RunGroup, mut seconds: u64) -> Run {
     loop {
         if let Some(run) = run_for(cluster, way, dir, cell, seconds) {
             return run;
@@ -180,9 +181,9 @@ fn run(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, mut seconds: u64) 
 }
 
 /// Runs pgbench once: its own log has each transaction, and a thread reads the proxy's processor time meanwhile.
-fn run_for(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, seconds: u64) -> Option<Run> {
+fn run_for(cluster: &Cluster, way: &ServerPath, dir: &Path, cell: &RunGroup, seconds: u64) -> Option<Run> {
     let logs = TempDir::new_in(dir).expect("make a directory for pgbench");
-    chown(logs.path(), Some(USER), Some(USER)).expect("give the directory to nobody");
+    chown(logs.path(), Some(USER_ID), Some(USER_ID)).expect("give the directory to the unprivileged user");
     let mut pgbench: Command = cluster.client("pgbench");
     let (clients, time) = (cell.clients.to_string(), seconds.to_string());
     pgbench.env("PGPORT", way.port.to_string()).current_dir(logs.path());
@@ -196,13 +197,13 @@ fn run_for(cluster: &Cluster, way: &Way, dir: &Path, cell: &Cell, seconds: u64) 
         if let Some(status) = child.try_wait().expect("pgbench is our child") {
             break status;
         }
-        assert!(begun.elapsed() < Duration::from_secs(seconds + SLACK), "pgbench does not end");
-        std::thread::sleep(READING);
+        assert!(begun.elapsed() < Duration::from_secs(seconds + END_TIMEOUT_S), "pgbench does not end");
+        std::thread::sleep(READING_INTERVAL);
     };
     let mut errors = String::new();
     child.stderr.take().map(|mut text| std::io::Read::read_to_string(&mut text, &mut errors));
     assert!(status.success(), "pgbench through {}: {errors}", way.name);
-    evaluate(&transactions(logs.path()), &readings, Duration::from_secs(seconds).mul_f64(COUNTED))
+    evaluate(&transactions(logs.path()), &readings, Duration::from_secs(seconds).mul_f64(COUNTED_SHARE_MIN))
 }
 
 /// Returns the end of each transaction and its duration, in microseconds.
@@ -224,7 +225,8 @@ fn transactions(logs: &Path) -> Vec<(u64, u64)> {
 /// if that time is at least `least`.
 fn evaluate(all: &[(u64, u64)], readings: &[(u64, Option<u64>)], least: Duration) -> Option<Run> {
     let (first, last) = (all.first()?, all.last()?);
-    let within: Vec<_> = readings.iter().filter(|(at, _)| (first.0..last.0).contains(at)).skip(WARM_UP).collect();
+    let within: Vec<_> =
+        readings.iter().filter(|(at, _)| (first.0..last.0).contains(at)).skip(WARM_UP_READINGS).collect();
     let [(from, cpu_before), .., (to, cpu_after)] = within[..] else { return None };
     let mut took: Vec<u64> = all.iter().filter(|(at, _)| (*from..*to).contains(at)).map(|(_, took)| *took).collect();
     if took.is_empty() || u128::from(to - from) < least.as_micros() {
@@ -237,12 +239,12 @@ fn evaluate(all: &[(u64, u64)], readings: &[(u64, Option<u64>)], least: Duration
     Some(Run { tps, p50_us: at(0.5), p99_us: at(0.99), max_us: at(1.0), cpu_us_per_pair: cpu })
 }
 
-fn spread(cell: &Cell, value: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
+fn spread(cell: &RunGroup, value: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
     let values: Vec<f64> = cell.runs.iter().filter_map(value).collect();
     (!values.is_empty()).then(|| Spread::of(values))
 }
 
-fn section(cells: &[Cell], rounds: usize, seconds: u64) -> Section {
+fn section(cells: &[RunGroup], rounds: usize, seconds: u64) -> Section {
     let title =
         format!("What a proxy costs: pgbench -S, {rounds} rounds of {seconds} s or more in turns, median (min to max)");
     let columns = [
@@ -288,14 +290,14 @@ fn section(cells: &[Cell], rounds: usize, seconds: u64) -> Section {
 }
 
 /// Returns the ratio of two cells, round by round.
-fn ratio(ours: &Cell, theirs: &Cell, value: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
+fn ratio(ours: &RunGroup, theirs: &RunGroup, value: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
     let pairs = ours.runs.iter().zip(&theirs.runs);
     let ratios: Vec<f64> = pairs.filter_map(|(a, b)| Some(value(a)? / value(b)?)).collect();
     (!ratios.is_empty()).then(|| Spread::of(ratios))
 }
 
 /// Returns the comparison of ours with pgbouncer in session mode, as text.
-fn compared(cells: &[Cell], protocol: &'static str) -> Option<String> {
+fn compared(cells: &[RunGroup], protocol: &'static str) -> Option<String> {
     let cell = |clients: usize, way: &str| {
         cells.iter().find(|cell| (cell.protocol, cell.clients, cell.way) == (protocol, clients, way))
     };

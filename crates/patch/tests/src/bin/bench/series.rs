@@ -3,7 +3,7 @@
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_patch_tests::operation::{Operation, Spread, StopsUs};
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::Redis;
 
@@ -24,7 +24,7 @@ pub(crate) fn series(series: &Series, runs: usize) -> Section {
     for _ in 0..runs {
         let redis = Redis::start(&series.binary, &[]);
         for (patch, done) in series.patches.iter().zip(&mut done) {
-            done.push(Operation::of(patching::apply(&patch.file, redis.pid())).succeeded());
+            done.push(Operation::of(patch_calls::apply(&patch.file, redis.pid())).succeeded());
         }
     }
     let title = format!("The series of redis CVE fixes, applied to one process {runs} times: median (max)");

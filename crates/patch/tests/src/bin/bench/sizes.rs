@@ -8,17 +8,17 @@ use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::figure::{Axis, Curve, Figure};
-use stillpoint_patch_tests::load::{Clients, Load, Observed};
+use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::packages::Binary;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::resp::Client;
 use stillpoint_patch_tests::server::Redis;
 
 const ALONE: &str = "left alone";
 const FORK: &str = "fork()";
 /// Time after a restart: clients wait for up to half a second before they try again.
-const BEHIND_NS: u64 = 2_000_000_000;
+const AFTER_RESTART_NS: u64 = 2_000_000_000;
 
 #[derive(Serialize)]
 struct Row {
@@ -36,7 +36,7 @@ struct Row {
 }
 
 /// Operations of one kind: their durations, and their windows.
-struct Done {
+struct OperationSamples {
     way: &'static str,
     over_ms: Vec<f64>,
     command_ms: Vec<f64>,
@@ -78,7 +78,7 @@ pub(crate) fn sizes(binary: &Binary, patch: &Path, gigabytes: &[f64], runs: usiz
         rows.extend(measured);
     }
     section.notes.push(
-        "All over: of `fork()`, how long all threads stand; of a restart, from SHUTDOWN SAVE until the data are loaded. Clients that lost their connection try again after 20 ms, and twice as long each time up to half a second; a request without an answer fails after 10 s, and one that meets the server as it loads at once."
+        "All over: of `fork()`, the time for which all threads are stopped; of a restart, from SHUTDOWN SAVE until the data are loaded. Clients that lost their connection try again after 20 ms, and twice as long each time up to half a second; a request without an answer fails after 10 s, and one that meets the server as it loads at once."
             .into(),
     );
     let ways = [ALONE].into_iter().chain(MODES).chain([FORK, RESTART]);
@@ -128,28 +128,29 @@ fn at_size(binary: &Binary, patch: &Path, gigabytes: f64, runs: usize) -> Vec<Ro
     std::thread::sleep(Duration::from_secs(1));
     let alone = (now_ns(), now_ns() + 2_000_000_000);
     std::thread::sleep(Duration::from_secs(2));
-    let mut all = vec![Done { way: ALONE, over_ms: Vec::new(), command_ms: Vec::new(), windows: vec![alone] }];
+    let mut all =
+        vec![OperationSamples { way: ALONE, over_ms: Vec::new(), command_ms: Vec::new(), windows: vec![alone] }];
     all.extend(MODES.map(|mode| patched(mode, redis.pid(), patch, runs)));
     let resident_gigabytes = info(&mut client, "used_memory_rss") / 1e9;
     all.push(forked(&mut client));
     // No request belongs to both.
     std::thread::sleep(Duration::from_millis(200));
     let done = redis.restart();
-    std::thread::sleep(Duration::from_nanos(BEHIND_NS));
-    all.push(Done {
+    std::thread::sleep(Duration::from_nanos(AFTER_RESTART_NS));
+    all.push(OperationSamples {
         way: RESTART,
         over_ms: vec![done.ms()],
         command_ms: Vec::new(),
-        windows: vec![(done.began_ns, done.answered_ns + BEHIND_NS)],
+        windows: vec![(done.began_ns, done.answered_ns + AFTER_RESTART_NS)],
     });
     let observed = load.finish();
     all.into_iter().map(|done| row(gigabytes, resident_gigabytes, done, &observed)).collect()
 }
 
-fn patched(mode: &'static str, pid: i32, patch: &Path, runs: usize) -> Done {
-    let mut done = Done { way: mode, over_ms: Vec::new(), command_ms: Vec::new(), windows: Vec::new() };
+fn patched(mode: &'static str, pid: i32, patch: &Path, runs: usize) -> OperationSamples {
+    let mut done = OperationSamples { way: mode, over_ms: Vec::new(), command_ms: Vec::new(), windows: Vec::new() };
     for _ in 0..runs {
-        for call in [patching::apply(patch, pid), patching::revert(pid)] {
+        for call in [patch_calls::apply(patch, pid), patch_calls::revert(pid)] {
             let operation = Operation::of(call.args(["--quiescence", mode])).succeeded();
             done.over_ms.extend(operation.migrated_ns.map(|ns| ns as f64 / 1e6));
             done.command_ms.push(operation.elapsed_ns() as f64 / 1e6);
@@ -160,15 +161,15 @@ fn patched(mode: &'static str, pid: i32, patch: &Path, runs: usize) -> Done {
     done
 }
 
-fn forked(client: &mut Client) -> Done {
+fn forked(client: &mut Client) -> OperationSamples {
     let from = now_ns();
     assert!(client.command(&["BGSAVE"]).expect("BGSAVE is answered").text().contains("saving started"));
     let fork_ms = info(client, "latest_fork_usec") / 1e3;
     std::thread::sleep(Duration::from_millis(200));
-    Done { way: FORK, over_ms: vec![fork_ms], command_ms: Vec::new(), windows: vec![(from, now_ns())] }
+    OperationSamples { way: FORK, over_ms: vec![fork_ms], command_ms: Vec::new(), windows: vec![(from, now_ns())] }
 }
 
-fn row(gigabytes: f64, resident_gigabytes: f64, done: Done, observed: &Observed) -> Row {
+fn row(gigabytes: f64, resident_gigabytes: f64, done: OperationSamples, observed: &LoadResult) -> Row {
     // Each window separately: the pauses between them belong to no operation.
     let windows: Vec<_> = done.windows.iter().map(|window| observed.windows(&[*window])).collect();
     let max_ms = |values: &mut dyn Iterator<Item = u64>| values.max().unwrap_or(0) as f64 / 1e6;

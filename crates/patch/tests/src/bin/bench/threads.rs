@@ -56,14 +56,14 @@ pub(crate) fn threads(program: &Program, patch: &Path, runs: usize) -> Section {
         }
     }
     section.notes.push(format!(
-        "`stop` stops all threads at once, checks all, and tries again until none stands in the code; after {LIMIT} it falls back, and every thread is on the code it ran before."
+        "`stop` stops all threads at once, checks all, and retries until no thread is in the code; after {CALL_TIMEOUT} it rolls back, and every thread is on the code it ran before."
     ));
     section.raw(&cases);
     section
 }
 
 /// Time-out of each call.
-const LIMIT: &str = "3s";
+const CALL_TIMEOUT: &str = "3s";
 
 fn over(case: &Case) -> String {
     let times = format!("{} ({})", number(case.migrated_ms.median), number(case.migrated_ms.max));
@@ -88,7 +88,7 @@ fn measure(
     for _ in 0..runs {
         let apply = Stillpoint::new().args(["patch", "apply"]).arg(patch);
         for call in [apply, Stillpoint::new().args(["patch", "revert"])] {
-            let call = call.args(["--timeout", LIMIT, "--quiescence", quiescence, "--pid"]).arg(target.pid());
+            let call = call.args(["--timeout", CALL_TIMEOUT, "--quiescence", quiescence, "--pid"]).arg(target.pid());
             let done = Operation::of(call);
             let fallback = done.run.code == Some(4);
             assert!(fallback || done.run.code == Some(0), "{}", done.run);

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use stillpoint_patch_tests::effects::{self, EFFECTS};
-use stillpoint_patch_tests::load::{Clients, Load, Observed};
+use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::operation::{Operation, Why};
 use stillpoint_patch_tests::series::{Series, SeriesPatch};
 use stillpoint_patch_tests::server::Redis;
-use stillpoint_patch_tests::{cli::Stillpoint, packages, patching, workspace_root};
+use stillpoint_patch_tests::{cli::Stillpoint, packages, patch_calls, workspace_root};
 use table::Change;
 
 /// Keys in the database.
@@ -40,7 +40,7 @@ fn run() -> Result<(), String> {
     fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
 
     narrator.step("Build a redis without its CVE fixes, and live patches from Debian's own diffs");
-    let series = Series::build(&[], &mut |text| narrator.tell(text))?;
+    let series = Series::build(&[], &mut |text| narrator.print(text))?;
     show_refused(&narrator, &series)?;
 
     narrator.step("Start it with a million keys and put it under load");
@@ -48,7 +48,7 @@ fn run() -> Result<(), String> {
     let redis = Redis::start(&series.binary, &[]);
     Load::fill(redis.port(), &clients);
     let mut load = Load::start(redis.port(), &clients, &dir, "demo");
-    narrator.tell(&format!(
+    narrator.print(&format!(
         "pid {}: {} requests a second on {} connections ({}), {} idle connections, {} blocked in BLPOP",
         redis.pid(),
         clients.rate,
@@ -59,26 +59,26 @@ fn run() -> Result<(), String> {
     ));
     let memory = fs::read_to_string(format!("/proc/{}/status", redis.pid())).unwrap_or_default();
     let threads = memory.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap_or("?").trim();
-    narrator.tell(&format!("it has {threads} threads and will keep its pid, its connections and its data"));
+    narrator.print(&format!("it has {threads} threads and will keep its pid, its connections and its data"));
     rest(3);
     ask_all(&narrator, &redis, |_| false)?;
 
-    narrator.step(&format!("Apply {} patches one after another while the load goes on", series.patches.len()));
+    narrator.step(&format!("Apply {} patches one after another while the load continues", series.patches.len()));
     let mut changes = Vec::new();
     for patch in &series.patches {
         changes.push(apply(&narrator, &redis, patch)?);
         load.assert_running();
     }
     ask_all(&narrator, &redis, |_| true)?;
-    narrator.tell("the first one once more:");
-    let again = patching::apply(&series.patches[0].file, redis.pid()).run();
+    narrator.print("the first one again:");
+    let again = patch_calls::apply(&series.patches[0].file, redis.pid()).run();
     expect(again.code == Some(0), || again.to_string())?;
     print_indented(&again.stdout);
 
-    narrator.step("Ask what the process carries");
-    print_indented(&patching::status(redis.pid()).succeed().stdout);
+    narrator.step("List the patches of the process");
+    print_indented(&patch_calls::status(redis.pid()).succeed().stdout);
 
-    narrator.step("Take some back, see the old answer again, and apply them once more");
+    narrator.step("Revert some, observe the old answers, and apply them again");
     let newest_effect = EFFECTS.last().expect("there are effects");
     let from = series.patches.iter().rposition(|patch| patch.diff.contains(newest_effect.diff));
     let from = from.ok_or_else(|| format!("no patch for {}", newest_effect.cve))?;
@@ -102,14 +102,14 @@ fn run() -> Result<(), String> {
     drop(redis);
 
     older_package(&mut narrator)?;
-    println!("\nDone: everything that was promised held.");
+    println!("\nDone: every check passed.");
     Ok(())
 }
 
 /// Shows that the diff that must be refused was refused, before any process was touched.
 fn show_refused(narrator: &Narrator, series: &Series) -> Result<(), String> {
     for refused in &series.refused {
-        narrator.tell(&format!("{} cannot be a live patch, and no process was touched:", refused.diff));
+        narrator.print(&format!("{} cannot be a live patch, and no process was touched:", refused.diff));
         refused.reasons.iter().for_each(|reason| println!("            {reason}"));
     }
     let names: Vec<&str> = series.refused.iter().map(|refused| refused.diff.as_str()).collect();
@@ -123,14 +123,14 @@ fn ask_all(narrator: &Narrator, redis: &Redis, expected: impl Fn(&effects::Effec
     for effect in &EFFECTS {
         let answer = effect.ask(redis.port()).map_err(|e| format!("{}: {e}", effect.request))?;
         let word = if answer.fixed { "fixed  " } else { "not yet" };
-        narrator.tell(&format!("{word} {}  {} -> {}", effect.cve, effect.request, answer.text));
+        narrator.print(&format!("{word} {}  {} -> {}", effect.cve, effect.request, answer.text));
         expect(answer.fixed == expected(effect), || format!("{} answered {:?}", effect.request, answer.text))?;
     }
     Ok(())
 }
 
 fn apply(narrator: &Narrator, redis: &Redis, patch: &SeriesPatch) -> Result<Change, String> {
-    let change = change(narrator, "apply", patch, patching::apply(&patch.file, redis.pid()))?;
+    let change = change(narrator, "apply", patch, patch_calls::apply(&patch.file, redis.pid()))?;
     for effect in effects::of_diff(&patch.diff) {
         let answer = effect.ask(redis.port()).map_err(|e| format!("{}: {e}", effect.request))?;
         expect(answer.fixed, || {
@@ -141,16 +141,16 @@ fn apply(narrator: &Narrator, redis: &Redis, patch: &SeriesPatch) -> Result<Chan
 }
 
 fn revert(narrator: &Narrator, redis: &Redis, patch: &SeriesPatch) -> Result<Change, String> {
-    change(narrator, "revert", patch, patching::revert(redis.pid()))
+    change(narrator, "revert", patch, patch_calls::revert(redis.pid()))
 }
 
 fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: Stillpoint) -> Result<Change, String> {
     let operation = Operation::of(call);
     expect(operation.run.code == Some(0), || operation.run.to_string())?;
-    let migrated = operation.migrated_ns.ok_or_else(|| format!("{verb} told no commit: {}", operation.run))?;
+    let migrated = operation.migrated_ns.ok_or_else(|| format!("{verb} reported no commit: {}", operation.run))?;
     let probed = operation.stopped(Why::Probe).max().unwrap_or(0);
-    narrator.tell(&format!(
-        "{verb} {}: {} functions; {} threads over in {:.2} ms, probed for at most {:.0} us each",
+    narrator.print(&format!(
+        "{verb} {}: {} functions; {} threads migrated in {:.2} ms, probed for at most {:.0} us each",
         patch.name,
         patch.functions,
         operation.threads,
@@ -162,7 +162,7 @@ fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: St
     Ok(Change { verb, name: patch.name.clone(), operation })
 }
 
-fn conclude(changes: &[Change], observed: &Observed) -> Result<(), String> {
+fn conclude(changes: &[Change], observed: &LoadResult) -> Result<(), String> {
     println!("{}", table::render(changes, observed));
     let all = observed.all();
     let failed = all.counts.failed();
@@ -194,7 +194,7 @@ fn report(narrator: &Narrator, record: &Path, events: &Path, dir: &Path) -> Resu
         Stillpoint::new().args(["measure", "report", "--record"]).arg(record).arg("--events").arg(events).arg("-o");
     let run = call.arg(&html).run();
     expect(run.code == Some(0), || run.to_string())?;
-    narrator.tell(&format!("latency over time, coloured by version: {}", html.display()));
+    narrator.print(&format!("latency over time, coloured by version: {}", html.display()));
     Ok(())
 }
 
@@ -205,17 +205,17 @@ fn older_package(narrator: &mut Narrator) -> Result<(), String> {
     let versions = packages::versions_with_source(&["redis-server", "redis-tools"])?;
     let Some(older) = versions.get(1) else {
         narrator
-            .tell(&format!("the archive offers {} only, so there is no older binary to show it on", versions.join("")));
+            .print(&format!("the archive offers {} only, so there is no older binary to show it on", versions.join("")));
         return Ok(());
     };
     let binary = match packages::redis(Some(older)) {
         Ok(binary) => binary,
         Err(why) => {
-            narrator.tell(&format!("{older} cannot be downloaded, so it is not shown: {why}"));
+            narrator.print(&format!("{older} cannot be downloaded, so it is not shown: {why}"));
             return Ok(());
         }
     };
-    let series = Series::for_packaged(older, &mut |text| narrator.tell(text))?;
+    let series = Series::for_packaged(older, &mut |text| narrator.print(text))?;
     expect(series.refused.is_empty(), || format!("refused: {:?}", series.refused))?;
     let redis = Redis::start(&binary, &[]);
     let lacking: Vec<_> =
@@ -225,7 +225,7 @@ fn older_package(narrator: &mut Narrator) -> Result<(), String> {
         apply(narrator, &redis, patch)?;
     }
     ask_all(narrator, &redis, |_| true)?;
-    print_indented(&patching::status(redis.pid()).succeed().stdout);
+    print_indented(&patch_calls::status(redis.pid()).succeed().stdout);
     Ok(())
 }
 

@@ -21,7 +21,7 @@ impl Narrator {
     }
 
     /// Prints one event.
-    pub(crate) fn tell(&self, text: &str) {
+    pub(crate) fn print(&self, text: &str) {
         let seconds = self.start.elapsed().as_secs();
         println!("   {:>2}:{:02}  {text}", seconds / 60, seconds % 60);
     }

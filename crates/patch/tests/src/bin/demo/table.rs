@@ -1,7 +1,7 @@
 //! The table at the end: requests of the clients before, during and after each change.
 
 use stillpoint_measure::summary::Latency;
-use stillpoint_patch_tests::load::Observed;
+use stillpoint_patch_tests::load::LoadResult;
 use stillpoint_patch_tests::operation::{Operation, Spread, StopsUs, Why};
 
 /// One change of the running program.
@@ -18,7 +18,7 @@ pub(crate) struct Change {
 pub(crate) const AROUND_NS: u64 = 1_000_000_000;
 
 /// Renders all changes with the requests of the clients, and one line for all of them together.
-pub(crate) fn render(changes: &[Change], observed: &Observed) -> String {
+pub(crate) fn render(changes: &[Change], observed: &LoadResult) -> String {
     let group = |text: &str| format!("  {text:-^31}");
     let quantiles = format!("  {:>7}{:>8}{:>8}{:>8}", "p50", "p99", "p99.9", "max");
     let mut text = format!("   {:<NAME$} {:>9} {:>8} {:>9}", "", "all over", "probed", "all, us");
@@ -40,7 +40,7 @@ pub(crate) fn render(changes: &[Change], observed: &Observed) -> String {
 /// Width of the first column.
 const NAME: usize = 40;
 
-fn row(name: &str, operations: &[Operation], windows: &[Vec<(u64, u64)>; 3], observed: &Observed) -> String {
+fn row(name: &str, operations: &[Operation], windows: &[Vec<(u64, u64)>; 3], observed: &LoadResult) -> String {
     let migrated = Spread::of(operations.iter().filter_map(|o| o.migrated_ns).map(|ns| ns as f64 / 1e6).collect());
     let stopped = |why| Spread::us(operations.iter().flat_map(move |operation| operation.stopped(why)));
     let cells: String = windows.iter().map(|windows| latency(&observed.windows(windows).latency)).collect();

@@ -1,7 +1,7 @@
 //! Comparison of our page server and lazy-pages daemon with criu's own: the same redis, the same criu, the same memory
 //! for images, in turns. Prints tables.
 
-mod afterwards;
+mod restored_throughput;
 
 use serde_json::Value;
 use std::ffi::OsString;
@@ -9,17 +9,17 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use stillpoint_patch_tests::checkpointed_server::{CheckpointedServer, criu};
 use stillpoint_patch_tests::cli::{self, Run, Stillpoint};
 use stillpoint_patch_tests::packages;
 use stillpoint_patch_tests::resp::Client;
 use stillpoint_patch_tests::server::free_port;
-use stillpoint_patch_tests::taken::{Taken, criu};
 use stillpoint_patch_tests::wait;
 use tempfile::TempDir;
 
 /// Result of one run of one tool.
 #[derive(Debug, Clone, Copy)]
-struct Figures {
+struct RunFigures {
     /// Duration of the checkpoint command.
     checkpoint: Duration,
     /// Time in it for which redis was stopped, by criu's own count.
@@ -36,22 +36,23 @@ struct Figures {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum RestoreMethod {
     Criu,
     Ours,
     OursWithPasses,
     OursComparedBefore,
 }
 
-impl Way {
-    const ALL: [Way; 4] = [Way::Criu, Way::Ours, Way::OursWithPasses, Way::OursComparedBefore];
+impl RestoreMethod {
+    const ALL: [RestoreMethod; 4] =
+        [RestoreMethod::Criu, RestoreMethod::Ours, RestoreMethod::OursWithPasses, RestoreMethod::OursComparedBefore];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Criu => "criu page-server, criu lazy-pages",
-            Way::Ours => "stillpoint, one pass",
-            Way::OursWithPasses => "stillpoint, passes before the freeze",
-            Way::OursComparedBefore => "the same, all sums compared before anything runs",
+            RestoreMethod::Criu => "criu page-server, criu lazy-pages",
+            RestoreMethod::Ours => "stillpoint, one pass",
+            RestoreMethod::OursWithPasses => "stillpoint, passes before the freeze",
+            RestoreMethod::OursComparedBefore => "the same, all sums compared before anything runs",
         }
     }
 }
@@ -60,9 +61,9 @@ fn main() {
     let mut numbers = std::env::args().skip(1).map(|word| word.parse().expect("usage: kernel-rivals [MIB [ROUNDS]]"));
     let (mib, rounds): (u64, u64) = (numbers.next().unwrap_or(1024), numbers.next().unwrap_or(3));
     let criu = criu().as_ref().unwrap_or_else(|why| panic!("{why}"));
-    let mut all: Vec<(Way, Figures)> = Vec::new();
+    let mut all: Vec<(RestoreMethod, RunFigures)> = Vec::new();
     for round in 0..rounds {
-        for way in Way::ALL {
+        for way in RestoreMethod::ALL {
             all.push((way, once(way, criu, mib)));
             eprintln!("round {}: {}: {:?}", round + 1, way.name(), all.last().map(|(_, figures)| *figures));
         }
@@ -72,8 +73,8 @@ fn main() {
         "| | checkpoint, ms | redis stood, ms | written, MiB | first answer, ms | the rest, ms | pages a second |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for way in Way::ALL {
-        let of = |value: &dyn Fn(&Figures) -> f64| {
+    for way in RestoreMethod::ALL {
+        let of = |value: &dyn Fn(&RunFigures) -> f64| {
             let values = all.iter().filter(|(found, _)| *found == way).map(|(_, f)| value(f));
             let (median, least, most) = spread(values.collect());
             format!("{median:.0} ({least:.0} to {most:.0})")
@@ -90,7 +91,7 @@ fn main() {
             of(&|f| f.pages as f64 / (f.first + f.rest).as_secs_f64()),
         );
     }
-    afterwards::table(criu, mib, rounds);
+    restored_throughput::table(criu, mib, rounds);
 }
 
 /// Returns the median, the smallest and the largest.
@@ -100,20 +101,20 @@ fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
 }
 
 /// Checkpoints a new redis and restores it.
-fn once(way: Way, criu: &Path, mib: u64) -> Figures {
+fn once(way: RestoreMethod, criu: &Path, mib: u64) -> RunFigures {
     let binary = packages::redis(None).unwrap_or_else(|why| panic!("{why}"));
     let (dir, port) = (TempDir::new().expect("a directory"), free_port());
     let words = ["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--enable-debug-command", "yes"];
-    let mut redis = Taken::start(&binary, &words.map(OsString::from), dir.path());
+    let mut redis = CheckpointedServer::start(&binary, &words.map(OsString::from), dir.path());
     let mut client = wait::until("redis to listen", || Client::connect(port).ok());
     let keys = (mib << 20) / 1100;
     client.command(&["DEBUG", "POPULATE", &keys.to_string(), "key", "1000"]).expect("redis answers");
     let digest = client.command(&["DEBUG", "DIGEST"]).expect("redis answers").text().to_owned();
     let figures = match way {
-        Way::Criu => by_criu(criu, &mut redis, &mut client),
-        Way::Ours => by_us(criu, &mut redis, &mut client, "0", &[ON_DEMAND]),
-        Way::OursWithPasses => by_us(criu, &mut redis, &mut client, "4", &[ON_DEMAND]),
-        Way::OursComparedBefore => by_us(criu, &mut redis, &mut client, "4", &[]),
+        RestoreMethod::Criu => by_criu(criu, &mut redis, &mut client),
+        RestoreMethod::Ours => by_us(criu, &mut redis, &mut client, "0", &[ON_DEMAND]),
+        RestoreMethod::OursWithPasses => by_us(criu, &mut redis, &mut client, "4", &[ON_DEMAND]),
+        RestoreMethod::OursComparedBefore => by_us(criu, &mut redis, &mut client, "4", &[]),
     };
     let after = client.command(&["DEBUG", "DIGEST"]).expect("redis answers").text().to_owned();
     assert_eq!(after, digest, "{way:?}");
@@ -123,7 +124,7 @@ fn once(way: Way, criu: &Path, mib: u64) -> Figures {
 /// Option to verify each page when it is fetched; criu verifies none.
 const ON_DEMAND: &str = "--verify-on-demand";
 
-fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str, how: &[&str]) -> Figures {
+fn by_us(criu: &Path, redis: &mut CheckpointedServer, client: &mut Client, passes: &str, how: &[&str]) -> RunFigures {
     let image = redis.images().join("image");
     let kernel =
         |verb: &str| Stillpoint::new().json().args(["kernel", verb, "--criu"]).arg(criu).arg("--image").arg(&image);
@@ -151,7 +152,7 @@ fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str, how:
     let keeper = number(&restored, "restored", "keeper");
     wait::until("all memory to come", || has_ended(keeper).then_some(()));
     let rest = begun.elapsed() - first;
-    Figures {
+    RunFigures {
         checkpoint,
         frozen: frozen(&image),
         bytes: stored(&image, "foam-"),
@@ -167,7 +168,7 @@ fn has_ended(pid: u64) -> bool {
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
-fn by_criu(criu: &Path, redis: &mut Taken, client: &mut Client) -> Figures {
+fn by_criu(criu: &Path, redis: &mut CheckpointedServer, client: &mut Client) -> RunFigures {
     let image = redis.images().join("image");
     std::fs::create_dir(&image).expect("make a directory");
     let port = free_port().to_string();
@@ -191,7 +192,7 @@ fn by_criu(criu: &Path, redis: &mut Taken, client: &mut Client) -> Figures {
     assert!(daemon.wait().expect("wait for criu").success(), "see {}", image.join("lazy-pages.log").display());
     let rest = begun.elapsed() - first;
     let bytes = stored(&image, "pages-");
-    Figures { checkpoint, frozen: frozen(&image), bytes, first, rest, pages: bytes / 4096 }
+    RunFigures { checkpoint, frozen: frozen(&image), bytes, first, rest, pages: bytes / 4096 }
 }
 
 /// Starts criu by itself, with its images in a directory.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use stillpoint_patch_tests::machine::machine;
 use stillpoint_patch_tests::mariadb::change::{self, Change};
 use stillpoint_patch_tests::mariadb::load::Transactions;
-use stillpoint_patch_tests::mariadb::{MariaDb, Packaged, Policy, packaged};
-use stillpoint_patch_tests::patching::{apply, revert};
+use stillpoint_patch_tests::mariadb::{MariaDb, PackagedServer, Policy, packaged};
+use stillpoint_patch_tests::patch_calls::{apply, revert};
 
 /// Result for one change.
 struct Row {
@@ -50,7 +50,7 @@ fn main() {
     print(packaged, &rows, statements);
 }
 
-fn attempt(change: Change, packaged: &Packaged, servers: &mut [MariaDb; 2], dir: &Path) -> Row {
+fn attempt(change: Change, packaged: &PackagedServer, servers: &mut [MariaDb; 2], dir: &Path) -> Row {
     let started = Instant::now();
     let built = change.build(packaged, dir);
     let time = started.elapsed();
@@ -78,9 +78,9 @@ fn units(patch: &Path) -> BTreeMap<String, (u32, u32)> {
 
 /// Checks that the change is inactive, active after the apply, and inactive after the revert.
 fn life(change: &Change, server: &mut MariaDb, patch: &Path) -> Result<(), String> {
-    let expect = |server: &MariaDb, wanted: bool| match change.in_force(server)? {
+    let expect = |server: &MariaDb, wanted: bool| match change.is_active(server)? {
         state if state == wanted => Ok(()),
-        state => Err(format!("in force is {state}, not {wanted}")),
+        state => Err(format!("the change is active: {state}, expected {wanted}")),
     };
     let pid = server.pid();
     let step = |run: stillpoint_patch_tests::cli::Run| match run.code {
@@ -102,7 +102,7 @@ fn shown(row: &Row) -> String {
     }
 }
 
-fn print(packaged: &Packaged, rows: &[Row], statements: u64) {
+fn print(packaged: &PackagedServer, rows: &[Row], statements: u64) {
     let good = rows.iter().filter(|r| r.result.is_ok()).count();
     println!("# Changes of ours to Debian's mariadbd {}, unmodified and running\n", packaged.version);
     println!("Printed by `experiments/mariadb-changes` on {}.\n", machine());

@@ -7,9 +7,9 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::time::Duration;
 use stillpoint_patch_tests::machine::machine;
 use stillpoint_patch_tests::mariadb::change;
-use stillpoint_patch_tests::mariadb::{Packaged, packaged};
+use stillpoint_patch_tests::mariadb::{PackagedServer, packaged};
 use stillpoint_patch_tests::packages;
-use stillpoint_patch_tests::patching::{apply, revert};
+use stillpoint_patch_tests::patch_calls::{apply, revert};
 use stillpoint_patch_tests::server::ChildGuard;
 
 /// Changes without visible effect, in functions that some of the tests call.
@@ -55,7 +55,7 @@ const TESTS: [&str; 27] = [
 ];
 
 /// Result of a test as the tester prints it.
-struct Told {
+struct TestReport {
     test: String,
     verdict: String,
     ms: u64,
@@ -104,18 +104,18 @@ pub(crate) fn run(tests: &[String]) {
 }
 
 /// Parses lines such as `main.select 'x'  [ pass ]  1234`; prints all lines to the terminal.
-fn told(output: impl Read) -> Vec<Told> {
+fn told(output: impl Read) -> Vec<TestReport> {
     let lines = BufReader::new(output).lines().map_while(Result::ok).inspect(|line| eprintln!("{line}"));
     let parse = |line: String| {
         let (name, rest) = line.split_once("[ ")?;
         let (verdict, ms) = rest.split_once(" ]")?;
         let test = name.trim().to_owned();
-        test.contains('.').then(|| Told { test, verdict: verdict.to_owned(), ms: ms.trim().parse().unwrap_or(0) })
+        test.contains('.').then(|| TestReport { test, verdict: verdict.to_owned(), ms: ms.trim().parse().unwrap_or(0) })
     };
     lines.filter_map(parse).collect()
 }
 
-fn print(packaged: &Packaged, told: &[Told], applied: u32, refused: u32) {
+fn print(packaged: &PackagedServer, told: &[TestReport], applied: u32, refused: u32) {
     let passed = told.iter().filter(|t| t.verdict == "pass").count();
     println!("# MariaDB's own tests while its servers are patched and reverted\n");
     println!("Printed by `experiments/mariadb-mtr` on {}, for Debian's mariadbd {}.\n", machine(), packaged.version);

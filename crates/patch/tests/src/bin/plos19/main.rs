@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::hash_server::{HashServer, Sample, seeds};
 use stillpoint_patch_tests::operation::{Operation, Spread};
-use stillpoint_patch_tests::points::in_mode;
+use stillpoint_patch_tests::quiescence_program::in_mode;
 use stillpoint_patch_tests::victim::apply;
 
 /// Zero bits: a request takes some 65,000 hashes, and some tens of milliseconds.
 const BITS: u32 = 16;
 /// Number of clients, one for each processor: any other running thread would show as latency.
 const CLIENTS: u32 = 2;
-const REST: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(10);
 const MODES: [(&str, &str); 4] = [
     ("global", "barrier"),
     ("local", "wait-free, at points"),
@@ -119,7 +119,7 @@ fn main() {
         let mut all = Vec::new();
         for _ in 0..runs {
             let mut running = server.start(BITS);
-            let load = running.load(CLIENTS, seed, REST);
+            let load = running.load(CLIENTS, seed, PAUSE);
             let half = Duration::from_secs(u64::from(seconds)) / 2;
             std::thread::sleep(half);
             let began = Instant::now();

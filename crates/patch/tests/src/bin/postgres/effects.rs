@@ -12,7 +12,7 @@ const SETUP: [&str; 12] = [
     "CREATE EXTENSION ltree",
     "CREATE EXTENSION pgcrypto",
     "CREATE EXTENSION refint",
-    "CREATE ROLE somebody",
+    "CREATE ROLE visitor",
     "CREATE TABLE keys (id text)",
     "CREATE TABLE refs (ref text)",
     "INSERT INTO keys VALUES ('its')",
@@ -45,7 +45,7 @@ const EFFECTS: [Effect; 9] = [
         fix: "0014",
         ask: &[
             "BEGIN",
-            "SET LOCAL ROLE somebody",
+            "SET LOCAL ROLE visitor",
             "CREATE OPERATOR public.=!= \
              (FUNCTION = int4eq, LEFTARG = int4, RIGHTARG = int4, RESTRICT = _int_matchsel)",
             "SELECT count(*) FROM pg_operator WHERE oprname = '=!='",

@@ -27,7 +27,7 @@ const ADDED: &str = "src/port/timingsafe_bcmp.c";
 
 /// Active fixes in one executable or library.
 #[derive(Default)]
-struct Chain {
+struct FixSeries {
     /// All its diffs.
     diffs: Vec<String>,
     /// Patch files.
@@ -39,7 +39,7 @@ struct Chain {
 }
 
 /// Result of one fix in one target.
-enum Fate {
+enum FixResult {
     Applied(usize),
     BuiltOnly(usize),
     Nothing,
@@ -51,7 +51,7 @@ struct Run {
     shipped: String,
     /// Directory of patches and other output.
     dir: PathBuf,
-    chains: BTreeMap<String, Chain>,
+    chains: BTreeMap<String, FixSeries>,
     /// Fixes so far that change headers or libraries shared by all programs, and that were not refused.
     shared: Vec<String>,
     /// Source files that a patch adds.
@@ -121,7 +121,7 @@ impl Live {
         println!("\n{} transactions of pgbench meanwhile, none failed.", self.bench.assert_clean());
         let revert = Stillpoint::new().args(["patch", "revert", "--all", "--exe"]).arg(self.cluster.executable()).run();
         self.cluster.assert_unharmed();
-        println!("{}", if revert.code == Some(0) { "All taken back again." } else { revert.stderr.as_str() });
+        println!("{}", if revert.code == Some(0) { "All were reverted." } else { revert.stderr.as_str() });
         Ok(())
     }
 }
@@ -137,13 +137,15 @@ impl Run {
         let (mut good, mut bad, mut applied, mut in_server) = (Vec::new(), Vec::new(), 0, true);
         for target in &targets {
             match self.one(live.as_deref(), fix, target) {
-                Fate::Applied(functions) => {
+                FixResult::Applied(functions) => {
                     applied += 1;
                     good.push(format!("{target}: {functions}"));
                 }
-                Fate::BuiltOnly(functions) => good.push(format!("{target}: {functions} (built; no process runs it)")),
-                Fate::Nothing => good.push(format!("{target}: no code that anything uses")),
-                Fate::Not(reason) => {
+                FixResult::BuiltOnly(functions) => {
+                    good.push(format!("{target}: {functions} (built; no process runs it)"))
+                }
+                FixResult::Nothing => good.push(format!("{target}: no code that anything uses")),
+                FixResult::Not(reason) => {
                     in_server &= target != "postgres";
                     bad.push(format!("{target}: {reason}"));
                 }
@@ -170,7 +172,7 @@ impl Run {
         Ok(())
     }
 
-    fn one(&mut self, live: Option<&Live>, fix: &str, target: &str) -> Fate {
+    fn one(&mut self, live: Option<&Live>, fix: &str, target: &str) -> FixResult {
         let chain = self.chains.entry(target.to_owned()).or_default();
         let name = format!("{}-{target}", &fix[..4]);
         let mut diffs: Vec<String> = self.shared.iter().chain(&chain.pending).cloned().collect();
@@ -178,7 +180,7 @@ impl Run {
         diffs.push(fix.to_owned());
         let kept = match kept(&(&self.shipped, target, &diffs, &chain.diffs)) {
             Ok(kept) => kept,
-            Err(why) => return Fate::Not(why),
+            Err(why) => return FixResult::Not(why),
         };
         let output = kept.with_extension("patch");
         let mut build = builder("build").args(["--shipped", &self.shipped, "--target", target, "--name", &name, "-o"]);
@@ -198,28 +200,28 @@ impl Run {
         });
         let Ok(functions) = outcome.parse::<usize>() else {
             chain.refused.push(fix.to_owned());
-            return Fate::Not(outcome);
+            return FixResult::Not(outcome);
         };
         if !output.is_file() {
             chain.pending.push(fix.to_owned());
-            return Fate::Nothing;
+            return FixResult::Nothing;
         }
         let applied = live.map(|live| apply(&output, live.cluster.executable()));
-        let nobody = applied.as_ref().is_some_and(|run| run.stderr.contains("does not map"));
+        let not_mapped = applied.as_ref().is_some_and(|run| run.stderr.contains("does not map"));
         if let (Some(live), Some(run)) = (live, &applied)
             && run.code != Some(0)
-            && !nobody
+            && !not_mapped
         {
             let exe = live.cluster.executable();
             let _ = Stillpoint::new().args(["patch", "revert", &name, "--exe"]).arg(exe).run();
             chain.refused.push(fix.to_owned());
-            return Fate::Not(run.stderr.lines().take(2).collect::<Vec<_>>().join(" "));
+            return FixResult::Not(run.stderr.lines().take(2).collect::<Vec<_>>().join(" "));
         }
         chain.diffs.extend(diffs);
         chain.patches.push(output);
         match applied {
-            Some(_) if !nobody => Fate::Applied(functions),
-            _ => Fate::BuiltOnly(functions),
+            Some(_) if !not_mapped => FixResult::Applied(functions),
+            _ => FixResult::BuiltOnly(functions),
         }
     }
 }

@@ -18,15 +18,17 @@ pub(crate) fn run() -> Result<(), String> {
     Bench::prepare(&cluster, 1);
     let idle: Vec<_> = (0..100).map(|_| cluster.session()).collect();
     let bench = Bench::start(&cluster, 4, &[]);
-    let (mut in_force, mut total) = (0, 0);
-    let mut placed = Placed::default();
+    let (mut active, mut total) = (0, 0);
+    let mut placed = PlacedShare::default();
     for change in changes().into_iter().chain(unpatchable()) {
         let outcome = one(&postgres, &mut cluster, &change, &dir);
         placed.add(&dir.path().join(format!("{}.patch", change.name)));
-        in_force += usize::from(outcome.is_ok());
+        active += usize::from(outcome.is_ok());
         total += 1;
         let (functions, wave, effect, reason) = match outcome {
-            Ok((functions, wave)) => (functions.to_string(), wave, "seen, and gone after the revert", String::new()),
+            Ok((functions, wave)) => {
+                (functions.to_string(), wave, "observed, and absent after the revert", String::new())
+            }
             Err(reason) => ("".into(), "".into(), "", reason),
         };
         let Change { name, area, target, function, .. } = change;
@@ -34,7 +36,7 @@ pub(crate) fn run() -> Result<(), String> {
         cluster.assert_unharmed();
     }
     println!(
-        "\n{in_force} of {total} in force, seen and reverted; {} statements of pgbench, none failed",
+        "\n{active} of {total} active, observed and reverted; {} statements of pgbench, none failed",
         bench.assert_clean()
     );
     println!(
@@ -47,13 +49,13 @@ pub(crate) fn run() -> Result<(), String> {
 
 /// Share of the recompiled units that is in the target unchanged.
 #[derive(Debug, Default)]
-struct Placed {
+struct PlacedShare {
     units: usize,
     functions: u64,
     found: u64,
 }
 
-impl Placed {
+impl PlacedShare {
     fn add(&mut self, patch: &Path) {
         let Some(signed) = std::fs::read(patch).ok().and_then(|bytes| decode(&bytes).ok()) else { return };
         for unit in &signed.patch.source.units {

@@ -21,7 +21,7 @@ const CONNECTIONS: u32 = 10;
 /// Time before a patching, and after it, as in the paper.
 const AROUND_NS: u64 = 1_500_000_000;
 /// Limit of points in a drawing; the slowest ones stay.
-const DRAWN: usize = 500;
+const POINTS_MAX: usize = 500;
 
 #[derive(Serialize)]
 struct Row {
@@ -122,8 +122,8 @@ fn row(work: Work, mode: &'static str, patch: &'static str, over_ms: f64, sample
     let samples: Vec<&Sample> = samples.iter().filter(inside).collect();
     let mut latencies: Vec<f64> = samples.iter().map(|s| ms(s.latency_ns)).collect();
     latencies.sort_by(f64::total_cmp);
-    let slow = latencies.len().checked_sub(DRAWN / 2).map_or(0.0, |at| latencies[at]);
-    let step = (samples.len() / (DRAWN / 2)).max(1);
+    let slow = latencies.len().checked_sub(POINTS_MAX / 2).map_or(0.0, |at| latencies[at]);
+    let step = (samples.len() / (POINTS_MAX / 2)).max(1);
     let drawn = samples.iter().enumerate().filter(|(at, s)| ms(s.latency_ns) >= slow || at % step == 0);
     Row {
         work,

@@ -1,14 +1,14 @@
 //! Experiments on MariaDB with quiescence points, both connection policies: the common part of the sections.
 
 mod extremes;
+mod late_threads;
+mod periodic_patching;
 mod pool;
-mod seconds;
-mod steady;
+mod random_seconds;
 mod steps;
 mod throughput;
 mod traces;
 mod versions;
-mod waiting;
 
 use crate::modes::RESTART;
 use crate::results::Section;
@@ -21,7 +21,7 @@ use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::operation::Operation;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 
 /// Names of the sections, in the order in which they run.
 pub(crate) const SECTIONS: [&str; 11] = [
@@ -69,16 +69,18 @@ pub(crate) fn run(
     for name in SECTIONS.into_iter().filter(|name| wanted(name)) {
         match name {
             "mariadb-steps" => add(steps::steps(server, amount))?,
-            "mariadb-idle" => add(waiting::waiting(server, amount)?)?,
+            "mariadb-idle" => add(late_threads::measure(server, amount)?)?,
             "mariadb-versions" => add(versions::versions(server, amount))?,
             "mariadb-throughput" => add(throughput::throughput(server, amount))?,
             "mariadb-traces" => add(traces::traces(server, amount))?,
             "mariadb-pool" => add(pool::pool(server, amount))?,
             "mariadb-extremes" => add(extremes::extremes(server, amount))?,
-            "mariadb-seconds" => add(seconds::seconds(server, amount))?,
-            "mariadb-latency" => add(steady::steady(server, steady::Load::Statements, amount)?)?,
-            "mariadb-latency-oltp" => add(steady::steady(server, steady::Load::Transactions, amount)?)?,
-            _ => add(steady::steady(server, steady::Load::ManyTransactions, amount)?)?,
+            "mariadb-seconds" => add(random_seconds::measure(server, amount))?,
+            "mariadb-latency" => add(periodic_patching::measure(server, periodic_patching::Load::Statements, amount)?)?,
+            "mariadb-latency-oltp" => {
+                add(periodic_patching::measure(server, periodic_patching::Load::Transactions, amount)?)?
+            }
+            _ => add(periodic_patching::measure(server, periodic_patching::Load::ManyTransactions, amount)?)?,
         }
     }
     Ok(())
@@ -105,14 +107,14 @@ fn in_mode(call: Stillpoint, mode: &str, limit: Duration) -> Operation {
 }
 
 /// Time limit far above the expected times: reaching it is a failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn apply(mariadb: &MariaDb, patch: &Path, mode: &str) -> Operation {
-    in_mode(patching::apply(patch, mariadb.pid()), mode, LIMIT).succeeded()
+    in_mode(patch_calls::apply(patch, mariadb.pid()), mode, CALL_TIMEOUT).succeeded()
 }
 
 fn revert(mariadb: &MariaDb, mode: &str) -> Operation {
-    in_mode(patching::revert(mariadb.pid()), mode, LIMIT).succeeded()
+    in_mode(patch_calls::revert(mariadb.pid()), mode, CALL_TIMEOUT).succeeded()
 }
 
 /// Sleeps until this moment of `CLOCK_MONOTONIC`.

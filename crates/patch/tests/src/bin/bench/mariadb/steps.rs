@@ -1,7 +1,7 @@
 //! Smallest and largest time of each step (VLDB'25, table 2): the rows of MariaDB.
 
 use super::{Amount, MODES, apply, revert, start};
-use crate::modes::{Applied, Restarted, extremes};
+use crate::modes::{AppliedPatch, RestartTimes, extremes};
 use crate::results::Section;
 use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotated::Annotated;
@@ -20,12 +20,13 @@ pub(super) fn steps(server: &Annotated, amount: Amount) -> Section {
         for mode in MODES {
             for _ in 0..amount.runs {
                 for operation in [apply(&mariadb, half(server), mode), revert(&mariadb, mode)] {
-                    all.push(Applied::new(name, mode, "half", operation));
+                    all.push(AppliedPatch::new(name, mode, "half", operation));
                 }
             }
         }
         load.finish();
-        restarted.push(Restarted { server: name, ms: (0..amount.runs).map(|_| mariadb.restart(None).ms()).collect() });
+        restarted
+            .push(RestartTimes { server: name, ms: (0..amount.runs).map(|_| mariadb.restart(None).ms()).collect() });
     }
     let mut section = extremes(&all, &restarted);
     section.key = "mariadb-steps";

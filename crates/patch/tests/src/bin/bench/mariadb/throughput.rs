@@ -17,7 +17,7 @@ use stillpoint_patch_tests::operation::Spread;
 const CONNECTIONS: u32 = 10;
 const BIN_NS: u64 = 100_000_000;
 /// Bins before a patching, and after it.
-const AROUND: u64 = 8;
+const BINS_AROUND: u64 = 8;
 
 #[derive(Serialize)]
 struct Row {
@@ -77,7 +77,8 @@ pub(super) fn throughput(server: &Annotated, amount: Amount) -> Section {
         }
     }
     for row in &rows {
-        let (before, at, after) = (row.mean(0..AROUND), row.mean(AROUND..AROUND + 1), row.mean(AROUND..AROUND + 3));
+        let (before, at, after) =
+            (row.mean(0..BINS_AROUND), row.mean(BINS_AROUND..BINS_AROUND + 1), row.mean(BINS_AROUND..BINS_AROUND + 3));
         section.rows.push(vec![
             row.policy.into(),
             row.work.name().into(),
@@ -108,7 +109,7 @@ fn patchings(server: &Annotated, mariadb: &mut MariaDb, mode: &str, count: u64) 
     let began = now_ns();
     let (mut moments, mut over) = (Vec::new(), Vec::new());
     for number in 0..count {
-        let moment = began + (2 * number + 1) * AROUND * BIN_NS;
+        let moment = began + (2 * number + 1) * BINS_AROUND * BIN_NS;
         until(moment);
         moments.push(moment);
         let operation = match mode {
@@ -122,15 +123,15 @@ fn patchings(server: &Annotated, mariadb: &mut MariaDb, mode: &str, count: u64) 
         };
         over.push(super::ms(operation.reached_and_rest_ns().0));
     }
-    until(began + 2 * count * AROUND * BIN_NS);
+    until(began + 2 * count * BINS_AROUND * BIN_NS);
     (moments, Spread::of(over))
 }
 
 /// Returns the statements answered in each bin around the times, mean of all.
 fn around(samples: &[Sample], moments: &[u64]) -> Vec<f64> {
-    let mut bins = vec![0u64; 2 * AROUND as usize];
+    let mut bins = vec![0u64; 2 * BINS_AROUND as usize];
     for moment in moments {
-        let from = moment - AROUND * BIN_NS;
+        let from = moment - BINS_AROUND * BIN_NS;
         for sample in samples.iter().filter(|sample| sample.outcome == Outcome::Ok) {
             let at = sample.ended_ns().checked_sub(from).map(|ns| (ns / BIN_NS) as usize);
             if let Some(bin) = at.and_then(|at| bins.get_mut(at)) {
@@ -142,7 +143,7 @@ fn around(samples: &[Sample], moments: &[u64]) -> Vec<f64> {
 }
 
 fn figure(rows: &[Row]) -> Figure {
-    let place = |bin: usize| (bin as f64 - AROUND as f64) * 100.0;
+    let place = |bin: usize| (bin as f64 - BINS_AROUND as f64) * 100.0;
     let curve = |row: &Row| Curve {
         name: shown(row.mode),
         points: row.bins.iter().enumerate().map(|(bin, &count)| (place(bin), count)).collect(),
@@ -172,7 +173,7 @@ mod tests {
         let moment = 2_000_000_000;
         let samples = [sample(moment - 1), sample(moment), sample(moment + BIN_NS), sample(moment + 100 * BIN_NS)];
         let bins = around(&samples, &[moment]);
-        let (before, after) = bins.split_at(AROUND as usize);
+        let (before, after) = bins.split_at(BINS_AROUND as usize);
         assert_eq!((before.last(), after[0], after[1], bins.iter().sum::<f64>()), (Some(&1.0), 1.0, 1.0, 3.0));
     }
 }

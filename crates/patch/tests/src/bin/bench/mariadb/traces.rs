@@ -13,7 +13,7 @@ use stillpoint_patch_tests::mariadb::annotated::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::operation::Spread;
-use stillpoint_patch_tests::patching;
+use stillpoint_patch_tests::patch_calls;
 
 /// Number of workers, as in the paper.
 const WORKERS: u32 = 10;
@@ -117,7 +117,7 @@ fn trace(server: &Annotated, policy: Policy, mode: &'static str, window_ns: u64)
             done.ended_ns
         }
         _ => {
-            let call = patching::apply(half(server), mariadb.pid());
+            let call = patch_calls::apply(half(server), mariadb.pid());
             let operation = in_mode(call, mode, Duration::from_nanos(window_ns - window_ns / 10));
             match operation.run.code {
                 Some(0) => over_ms = Some(ms(operation.reached_and_rest_ns().0)),

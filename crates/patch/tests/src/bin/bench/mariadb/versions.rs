@@ -21,7 +21,7 @@ use stillpoint_patch_tests::packages::Binary;
 const GROUPS: [(u64, u64); 4] = [(0, 16), (2, 11), (5, 14), (9, 16)];
 const CONNECTIONS: u32 = 4;
 /// Statements a second of one connection.
-const RATE: f64 = 25.0;
+const STATEMENTS_PER_S: f64 = 25.0;
 
 /// The first, second and third change: a patch for each, or programs that have one, two, three of them.
 struct Versions {
@@ -121,7 +121,7 @@ fn watch(
         for (number, (from, to)) in GROUPS.into_iter().enumerate() {
             if quarter == from {
                 let first = number as u32 * CONNECTIONS;
-                let rate = Some(RATE * f64::from(CONNECTIONS));
+                let rate = Some(STATEMENTS_PER_S * f64::from(CONNECTIONS));
                 let plan = Plan { work: Work::Versions, connections: CONNECTIONS, rate, first };
                 groups[number] = Some(traffic(&mariadb, &plan, mode));
             } else if quarter == to {
