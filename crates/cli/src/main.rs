@@ -4,6 +4,7 @@
 //! in place of `()` where success has more than one exit code. It reports through [`output::Output`] and returns errors as
 //! [`output::Failure`], which carries the exit code, the state of the service and the next step. No other code prints or exits.
 
+mod examples;
 mod kernel;
 mod measure;
 mod migrate;

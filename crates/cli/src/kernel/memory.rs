@@ -8,6 +8,7 @@ use stillpoint_kernel_engine::switch::{DROPIN, Reserve, Reserved, give_back, reg
 
 /// Arguments of `stillpoint kernel memory`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::KERNEL_MEMORY)]
 pub(crate) struct Args {
     /// How much RAM, a multiple of 2M: 4G. Without it, what there is already.
     #[arg(long, value_name = "SIZE", conflicts_with = "remove")]

@@ -14,6 +14,7 @@ use stillpoint_kernel_engine::switch::{
 
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::KERNEL_SWITCH)]
 pub(crate) struct Args {
     /// The kernel to go to, as its files in /boot are called: 6.12.95+deb12-amd64.
     #[arg(long, value_name = "VERSION", required_unless_present = "take_back")]
@@ -143,6 +144,7 @@ pub(crate) fn run_guardian(args: &GuardianArgs) -> Result<(), Failure> {
 
 /// Arguments of `stillpoint kernel dropin`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::KERNEL_DROPIN)]
 pub(crate) struct DropinArgs {
     /// Which unit.
     unit: String,

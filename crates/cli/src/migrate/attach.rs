@@ -30,6 +30,7 @@ impl Place {
 
 /// Arguments of `stillpoint migrate attach`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_ATTACH)]
 pub(crate) struct AttachArgs {
     #[command(flatten)]
     place: Place,
@@ -43,6 +44,7 @@ pub(crate) struct AttachArgs {
 
 /// Arguments of `stillpoint migrate detach`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_DETACH)]
 pub(crate) struct DetachArgs {
     #[command(flatten)]
     place: Place,

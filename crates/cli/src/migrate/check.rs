@@ -100,6 +100,7 @@ impl What {
 
 /// Arguments of `stillpoint migrate check`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_CHECK)]
 pub(crate) struct Args {
     #[command(flatten)]
     what: What,

@@ -58,7 +58,7 @@ Servers see the proxy's address: give it a line in pg_hba.conf with scram-sha-25
 
 /// Arguments of `stillpoint migrate proxy`.
 #[derive(clap::Args)]
-#[command(after_long_help = EXAMPLE)]
+#[command(after_help = crate::examples::MIGRATE_PROXY, after_long_help = [EXAMPLE, "\n\n", crate::examples::MIGRATE_PROXY].concat())]
 pub(crate) struct Args {
     /// The configuration file; `--help` shows one.
     #[arg(long, value_name = "FILE")]

@@ -20,6 +20,7 @@ const PROGRAM_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_ENABLE)]
 pub(crate) struct EnableArgs {
     /// Patch files, in the order to be applied, behind those that are enabled already.
     #[arg(required = true, value_name = "FILE")]
@@ -47,6 +48,7 @@ pub(crate) struct EnableArgs {
 
 /// Arguments of `stillpoint patch disable`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_DISABLE)]
 pub(crate) struct DisableArgs {
     /// Names of patches; without any, all of the unit.
     names: Vec<String>,
@@ -62,6 +64,7 @@ pub(crate) struct DisableArgs {
 
 /// Arguments of `stillpoint patch enabled`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_ENABLED)]
 pub(crate) struct ListArgs {
     /// Only this unit.
     #[arg(long, value_name = "NAME")]

@@ -17,12 +17,14 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Make an ed25519 key: the secret half signs patches, the public half goes where patches are applied.
+    #[command(after_help = crate::examples::PATCH_KEY_GENERATE)]
     Generate {
         /// Directory for `stillpoint-ID.key` (mode 0600) and `stillpoint-ID.pub`.
         #[arg(short, long, value_name = "DIR")]
         output: PathBuf,
     },
     /// Show the id and the public half of a key file of either kind.
+    #[command(after_help = crate::examples::PATCH_KEY_SHOW)]
     Show {
         /// A key file.
         #[arg(value_name = "FILE")]

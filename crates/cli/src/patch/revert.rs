@@ -8,6 +8,7 @@ use stillpoint_patch_engine::{Options, Outcome, Which, revert};
 
 /// Arguments of `stillpoint patch revert`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_REVERT)]
 pub(crate) struct Args {
     /// The patch to take back; it must be the newest. Without a name, the newest.
     #[arg(conflicts_with = "all")]
