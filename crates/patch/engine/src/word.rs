@@ -1,4 +1,7 @@
 //! Generation word: four bytes of every thread's control block that glibc keeps free.
+//!
+//! A library in the target could hold the word for versions of glibc that are not listed here. That library does not exist: these versions
+//! are refused.
 
 use crate::plan::transition_of_word;
 use crate::{Error, calm};
