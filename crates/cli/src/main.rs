@@ -19,7 +19,7 @@ use tracing_subscriber::filter::Directive;
 
 /// Keeps databases running through what otherwise stops them.
 #[derive(Parser)]
-#[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120)]
+#[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120, after_help = examples::STILLPOINT)]
 struct Cli {
     /// Print one versioned JSON object per event line on stdout instead of text.
     #[arg(long, global = true)]
@@ -31,15 +31,16 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Build live patches, and put them into running programs.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::PATCH)]
     Patch(Box<patch::Command>),
     /// Move a PostgreSQL database to another server while its clients work.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::MIGRATE)]
     Migrate(migrate::Command),
     /// Take running programs, connections and memory, into images and back.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::KERNEL)]
     Kernel(kernel::Command),
     /// Load a server, record every latency, and report.
+    #[command(after_help = examples::MEASURE)]
     Measure(measure::Args),
 }
 

@@ -9,6 +9,7 @@ use stillpoint_patch_format::PublicKey;
 
 /// Arguments of `stillpoint patch key`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_KEY)]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
