@@ -1,4 +1,4 @@
-//! Examples of each command: `--help` ends with them, and the command's page in `man/` has them too.
+//! Examples of each command: `--help` ends with them, and the page of the command in `man/` has them too.
 
 /// Examples of `stillpoint`.
 pub(crate) const STILLPOINT: &str = "\
@@ -62,9 +62,9 @@ Examples:
 pub(crate) const PATCH_BUILD: &str = "\
 Examples:
   # Bring a running older package to the newest security level
-  stillpoint patch build --debian redis --shipped 5:7.0.15-1~deb12u7 --target redis-server --name redis-to-newest
+  stillpoint patch build --debian redis --shipped 5:7.0.15-1~deb12u7 --target redis-server
   # Build a patch for your own program
-  stillpoint patch build --source . --compile-commands compile_commands.json --target build/server --diff fix.diff";
+  stillpoint patch build --source . --compile-commands cc.json --target build/server --diff fix.diff";
 
 /// Examples of `stillpoint patch check`.
 pub(crate) const PATCH_CHECK: &str = "\
@@ -102,7 +102,7 @@ Examples:
 pub(crate) const PATCH_EXEC: &str = "\
 Examples:
   # Start a program with all patches of a directory, or not at all
-  stillpoint patch exec --patches /etc/server/patches --strict -- /usr/local/bin/server --port 7000
+  stillpoint patch exec --patches /etc/server/patches --strict -- /usr/local/bin/server
   # Start it with the patches that are enabled for a unit
   stillpoint patch exec --unit redis-server -- /usr/bin/redis-server /etc/redis/redis.conf";
 
@@ -192,49 +192,49 @@ Examples:
 pub(crate) const MIGRATE_ABORT: &str = "\
 Examples:
   # Give up a migration
-  stillpoint migrate abort --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2
+  stillpoint migrate abort --source \"host=db1 dbname=shop\" --target host=db2
   # Print what would be removed
-  stillpoint migrate abort --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2 --dry-run";
+  stillpoint migrate abort --source \"host=db1 dbname=shop\" --target host=db2 --dry-run";
 
 /// Examples of `stillpoint migrate attach`.
 pub(crate) const MIGRATE_ATTACH: &str = "\
 Examples:
   # Redirect clients, and end idle direct sessions
-  stillpoint migrate attach --source \"host=10.0.0.1 dbname=shop\" --end-idle
+  stillpoint migrate attach --source \"host=db1 dbname=shop\" --end-idle
   # Print the rules that would be set
-  stillpoint migrate attach --source \"host=10.0.0.1 dbname=shop\" --dry-run";
+  stillpoint migrate attach --source \"host=db1 dbname=shop\" --dry-run";
 
 /// Examples of `stillpoint migrate check`.
 pub(crate) const MIGRATE_CHECK: &str = "\
 Examples:
   # Report what will become of every object
-  stillpoint migrate check --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2
-  # Check a source without a logical log, without a rehearsal
-  stillpoint migrate check --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2 --capture rows --no-rehearsal";
+  stillpoint migrate check --source \"host=db1 dbname=shop\" --target host=db2
+  # Check a source without a logical log
+  stillpoint migrate check --source \"host=db1 dbname=shop\" --target host=db2 --capture rows";
 
 /// Examples of `stillpoint migrate detach`.
 pub(crate) const MIGRATE_DETACH: &str = "\
 Examples:
   # Stop redirecting
-  stillpoint migrate detach --source \"host=10.0.0.1 dbname=shop\"
+  stillpoint migrate detach --source \"host=db1 dbname=shop\"
   # Stop redirecting after clients know the new server
-  stillpoint migrate detach --source \"host=10.0.0.1 dbname=shop\" --moved";
+  stillpoint migrate detach --source \"host=db1 dbname=shop\" --moved";
 
 /// Examples of `stillpoint migrate fallback`.
 pub(crate) const MIGRATE_FALLBACK: &str = "\
 Examples:
   # Return to the old server
-  stillpoint migrate fallback --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2
+  stillpoint migrate fallback --source \"host=db1 dbname=shop\" --target host=db2
   # Return, and drop indexes and tables that were made on the new server
-  stillpoint migrate fallback --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2 --drop-definitions";
+  stillpoint migrate fallback --source \"host=db1 dbname=shop\" --target host=db2 --drop-definitions";
 
 /// Examples of `stillpoint migrate finish`.
 pub(crate) const MIGRATE_FINISH: &str = "\
 Examples:
   # Stay on the new server
-  stillpoint migrate finish --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2
+  stillpoint migrate finish --source \"host=db1 dbname=shop\" --target host=db2
   # Print what would be dropped
-  stillpoint migrate finish --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2 --dry-run";
+  stillpoint migrate finish --source \"host=db1 dbname=shop\" --target host=db2 --dry-run";
 
 /// Examples of `stillpoint migrate proxy`.
 pub(crate) const MIGRATE_PROXY: &str = "\
@@ -248,17 +248,17 @@ Examples:
 pub(crate) const MIGRATE_RUN: &str = "\
 Examples:
   # Move a database
-  stillpoint migrate run --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2
-  # Move it from a source without a logical log, with half of the usual throughput for clients
-  stillpoint migrate run --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2 --capture rows --share 0.5";
+  stillpoint migrate run --source \"host=db1 dbname=shop\" --target host=db2
+  # Move it from a source without a logical log
+  stillpoint migrate run --source \"host=db1 dbname=shop\" --target host=db2 --capture rows";
 
 /// Examples of `stillpoint migrate status`.
 pub(crate) const MIGRATE_STATUS: &str = "\
 Examples:
   # Report the state
-  stillpoint migrate status --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2
+  stillpoint migrate status --source \"host=db1 dbname=shop\" --target host=db2
   # Report it as JSON
-  stillpoint --json migrate status --source \"host=10.0.0.1 dbname=shop\" --target host=10.0.0.2";
+  stillpoint --json migrate status --source \"host=db1 dbname=shop\" --target host=db2";
 
 /// Examples of `stillpoint kernel check`.
 pub(crate) const KERNEL_CHECK: &str = "\
@@ -289,8 +289,8 @@ pub(crate) const KERNEL_DROPIN: &str = "\
 Examples:
   # Print the drop-in of a unit
   stillpoint kernel dropin redis-server
-  # Install it; restart the unit afterwards
-  stillpoint kernel dropin redis-server >/etc/systemd/system/redis-server.service.d/stillpoint.conf";
+  # Write it to a file, for /etc/systemd/system/redis-server.service.d
+  stillpoint kernel dropin redis-server >stillpoint.conf";
 
 /// Examples of `stillpoint kernel inspect`.
 pub(crate) const KERNEL_INSPECT: &str = "\
@@ -378,9 +378,9 @@ Examples:
 pub(crate) const MEASURE_POSTGRES: &str = "\
 Examples:
   # Run the shop for a minute
-  stillpoint measure postgres --connect \"host=10.0.0.1 user=shop dbname=shop\" --prepare --duration 60
+  stillpoint measure postgres --connect \"host=db1 dbname=shop\" --prepare --duration 60
   # Record a history that can be checked
-  stillpoint measure postgres --connect \"host=10.0.0.1 dbname=shop\" --work checked --prepare --history run.history";
+  stillpoint measure postgres --connect \"host=db1 dbname=shop\" --work checked --history run.history";
 
 /// Examples of `stillpoint measure redis`.
 pub(crate) const MEASURE_REDIS: &str = "\
@@ -457,6 +457,8 @@ mod tests {
             let page = man_page(&name).unwrap_or_else(|| panic!("no page {name}"));
             assert!(page.contains("\n.SH EXAMPLES\n"), "{name}: no examples");
             for line in examples(command) {
+                // Help without a terminal has 100 columns.
+                assert!(line.len() <= 98, "`{line}` is too long");
                 assert!(page.contains(&line), "{name} does not have `{line}`");
             }
         });
