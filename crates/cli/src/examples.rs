@@ -453,7 +453,7 @@ mod tests {
     fn each_command_has_a_page_with_its_examples() {
         each_command(|words, command| {
             // The commands of a group below one command, as `patch key`, share its page.
-            let name = [&["stillpoint".to_owned()], &words[..words.len().min(2)]].concat().join("-");
+            let name = [&["stillpoint".to_owned()][..], &words[..words.len().min(2)]].concat().join("-");
             let page = man_page(&name).unwrap_or_else(|| panic!("no page {name}"));
             assert!(page.contains("\n.SH EXAMPLES\n"), "{name}: no examples");
             for line in examples(command) {

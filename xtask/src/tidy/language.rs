@@ -113,7 +113,7 @@ pub(super) fn unstated_errors(tree: &Tree) -> Vec<(String, usize)> {
     for package in tree.packages.iter().filter(is_library) {
         let source = format!("{}/src", package.dir);
         let files = tree.rust_below(&source).filter(|file| !file.is_test());
-        let count = files.map(|file| unstated_in(&file.text).len()).sum();
+        let count: usize = files.map(|file| unstated_in(&file.text).len()).sum();
         if count > 0 {
             all.push((package.name.clone(), count));
         }
