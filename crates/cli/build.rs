@@ -5,6 +5,10 @@
 //!
 //! The compiler's support library is linked statically. Loading the shared one takes a tenth of the remaining time, since that library asks
 //! the processor for its features and a virtual machine answers slowly.
+//!
+//! Starts of programs that do nothing (400 of each): 0.12 to 0.17 ms without a library, 0.41 with the C library linked statically, 0.52 with
+//! the shared one, 0.61 with the mathematics library as well. The C library stays shared: a static one loads modules of the system for names
+//! of hosts, which an upgrade may change to another version. The mathematics library is needed for five functions.
 
 use std::path::PathBuf;
 

@@ -4,6 +4,7 @@
 //! in place of `()` where success has more than one exit code. It reports through [`output::Output`] and returns errors as
 //! [`output::Failure`], which carries the exit code, the state of the service and the next step. No other code prints or exits.
 
+mod examples;
 mod kernel;
 mod measure;
 mod migrate;
@@ -18,7 +19,7 @@ use tracing_subscriber::filter::Directive;
 
 /// Keeps databases running through patches, migrations and kernel updates.
 #[derive(Parser)]
-#[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120)]
+#[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120, after_help = examples::STILLPOINT)]
 struct Cli {
     /// Print versioned JSON on stdout instead of text, one object per line.
     #[arg(long, global = true)]
@@ -30,15 +31,16 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Build live patches, and apply them to running programs.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::PATCH)]
     Patch(Box<patch::Command>),
     /// Move a database to another server while its clients work.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::MIGRATE)]
     Migrate(migrate::Command),
     /// Checkpoint and restore running programs with their connections and memory, and switch kernels below them.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::KERNEL)]
     Kernel(kernel::Command),
     /// Put load on a server, record every latency, and report.
+    #[command(after_help = examples::MEASURE)]
     Measure(measure::Args),
 }
 

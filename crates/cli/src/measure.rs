@@ -117,6 +117,7 @@ struct KeyArgs {
 }
 
 #[derive(ClapArgs)]
+#[command(after_help = crate::examples::MEASURE_REDIS)]
 struct RedisArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -132,6 +133,7 @@ struct RedisArgs {
 }
 
 #[derive(ClapArgs)]
+#[command(after_help = crate::examples::MEASURE_MEMCACHED)]
 struct MemcachedArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -143,6 +145,7 @@ struct MemcachedArgs {
 }
 
 #[derive(ClapArgs)]
+#[command(after_help = crate::examples::MEASURE_TCP)]
 struct TcpArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -152,6 +155,7 @@ struct TcpArgs {
 }
 
 #[derive(ClapArgs)]
+#[command(after_help = crate::examples::MEASURE_HTTP)]
 struct HttpArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -161,6 +165,7 @@ struct HttpArgs {
 }
 
 #[derive(ClapArgs)]
+#[command(after_help = crate::examples::MEASURE_LOAD)]
 struct LoadArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -172,6 +177,7 @@ struct LoadArgs {
 }
 
 #[derive(ClapArgs)]
+#[command(after_help = crate::examples::MEASURE_REPORT)]
 struct ReportArgs {
     /// Records of the run, one for each load generator.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
@@ -185,6 +191,7 @@ struct ReportArgs {
 }
 
 #[derive(ClapArgs)]
+#[command(after_help = crate::examples::MEASURE_COMPARE)]
 struct CompareArgs {
     /// First record, with which the second one is compared.
     a: PathBuf,

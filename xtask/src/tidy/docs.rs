@@ -1,4 +1,4 @@
-//! Rules that compare documents with the tree: crate headers, commands, terms, licences.
+//! Rules that compare documents with the tree: crate headers, commands, terms, licences, lengths, results.
 
 use super::{Finding, SourceFile, Tree};
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ pub(super) fn fuzz_targets(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Documents whose commands are checked.
-const DOCUMENTS: [&str; 5] = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "PROGRESS.md", ".ci/run"];
+const DOCUMENTS: [&str; 5] = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/status.md", ".ci/run"];
 
 /// Every `make` target and every `stillpoint patch` subcommand in a document exists.
 pub(super) fn commands_exist(tree: &Tree) -> Vec<Finding> {
@@ -129,6 +129,45 @@ pub(super) fn licences(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Pages with the most kilobytes that they may have.
+const LENGTHS: [(&str, usize); 3] = [("README.md", 9), ("ARCHITECTURE.md", 9), ("docs/status.md", 4)];
+
+/// Finds pages that are missing or too long, and a diary of the progress.
+pub(super) fn lengths(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, most) in LENGTHS {
+        match tree.file(path).map(|file| file.text.len()) {
+            None => findings.push(Finding::new(path, 0, "is missing")),
+            Some(length) if length > most << 10 => {
+                findings.push(Finding::new(path, 0, format!("has {length} bytes; {most} KB is the limit")));
+            }
+            Some(_) => {}
+        }
+    }
+    if tree.file("PROGRESS.md").is_some() {
+        let text = "open points are issues, results are pages of experiments, limits are in docs/limits.md";
+        findings.push(Finding::new("PROGRESS.md", 0, text));
+    }
+    findings
+}
+
+/// Folder of committed results.
+const RESULTS: &str = "experiments/";
+/// Maximum size in bytes of all committed results.
+const RESULTS_MAX: u64 = 512 << 10;
+/// Endings of raw results, which stay on the machine that measured (`.gitignore`).
+const RAW: [&str; 4] = [".json", ".jsonl", ".log", ".part"];
+
+/// Checks that committed results are pages and small pictures.
+pub(super) fn results(tree: &Tree) -> Vec<Finding> {
+    let texts = tree.files.iter().map(|file| (&file.path, file.text.len() as u64));
+    let all = texts.chain(tree.data.iter().map(|(path, size)| (path, *size)));
+    let is_result = |path: &str| path.starts_with(RESULTS) && !RAW.iter().any(|end| path.ends_with(end));
+    let sum: u64 = all.filter(|(path, _)| is_result(path)).map(|(_, size)| size).sum();
+    let text = format!("{sum} bytes of results; {RESULTS_MAX} is the limit: drop the largest pictures");
+    if sum > RESULTS_MAX { vec![Finding::new(RESULTS, 0, text)] } else { Vec::new() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Package;
@@ -142,6 +181,30 @@ mod tests {
         let tree = Tree::of_files([("fuzz/targets/a.rs", ""), ("fuzz/targets/b.rs", ""), (SECURITY, page)]);
         let found: Vec<String> = fuzz_targets(&tree).into_iter().map(|finding| finding.message).collect();
         assert_eq!(found, ["no line for fuzz target b", "there is no fuzz target gone"]);
+    }
+
+    #[test]
+    fn pages_that_are_too_long_or_missing_are_found() {
+        let fine = "x".repeat(4 << 10);
+        let long = fine.clone() + "x";
+        let found = |status: &str| {
+            let files = [("README.md", ""), ("ARCHITECTURE.md", ""), ("docs/status.md", status)];
+            lengths(&Tree::of_files(files)).into_iter().map(|finding| finding.path).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&fine), [""; 0]);
+        assert_eq!(found(&long), ["docs/status.md"]);
+        let all: Vec<String> = lengths(&Tree::of_files([("PROGRESS.md", "")])).into_iter().map(|f| f.path).collect();
+        assert_eq!(all, ["README.md", "ARCHITECTURE.md", "docs/status.md", "PROGRESS.md"]);
+    }
+
+    #[test]
+    fn results_that_are_too_large_are_found() {
+        let half = "x".repeat(256 << 10);
+        let mut tree = Tree::of_files([("experiments/a.svg", half.as_str()), ("experiments/b.json", half.as_str())]);
+        tree.data.push(("experiments/c.svg".into(), 256 << 10));
+        assert_eq!(results(&tree), []);
+        tree.data.push(("experiments/d.svg".into(), 1));
+        assert_eq!(results(&tree).len(), 1);
     }
 
     #[test]
@@ -196,7 +259,7 @@ mod tests {
     fn another_licence_or_none_is_found() {
         for (license, count) in [(Some("MIT OR Apache-2.0"), 2), (Some("GPL-2.0"), 3), (None, 3)] {
             let package = Package { license: license.map(str::to_owned), ..Package::default() };
-            let tree = Tree { packages: vec![package], files: Vec::new() };
+            let tree = Tree { packages: vec![package], ..Tree::default() };
             assert_eq!(licences(&tree).len(), count, "{license:?}: texts are missing as well");
         }
     }

@@ -132,7 +132,7 @@ mod tests {
             license: None,
             dependencies: dependencies.iter().map(ToString::to_string).collect(),
         };
-        Tree { packages: vec![package], files: Vec::new() }
+        Tree { packages: vec![package], ..Tree::default() }
     }
 
     fn messages(name: &str, dependencies: &[&str]) -> Vec<String> {

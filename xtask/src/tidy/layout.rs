@@ -207,7 +207,7 @@ mod tests {
     fn tree(files: &[(&str, &str)]) -> Tree {
         let package = Package { name: "a".into(), dir: "crates/a".into(), ..Package::default() };
         let file = |(path, text): &(&str, &str)| SourceFile { path: (*path).into(), text: (*text).into() };
-        Tree { packages: vec![package], files: files.iter().map(file).collect() }
+        Tree { packages: vec![package], files: files.iter().map(file).collect(), ..Tree::default() }
     }
 
     #[test]

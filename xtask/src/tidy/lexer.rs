@@ -2,21 +2,34 @@
 
 /// Returns `source` with every comment, string and character literal replaced by spaces; line numbers do not change.
 pub(crate) fn code_only(source: &str) -> String {
-    let mut code = String::with_capacity(source.len());
-    let mut rest = source;
+    only(source, |part| part.is_none())
+}
+
+/// Returns `source` with all but its string literals replaced by spaces; line numbers do not change.
+pub(crate) fn strings_only(source: &str) -> String {
+    only(source, |part| {
+        part.is_some_and(|part| !part.starts_with("//") && !part.starts_with("/*") && !part.starts_with('\''))
+    })
+}
+
+/// Returns `source` with spaces in place of the parts that are not wanted. A part is a whole comment or literal, or `None` for a
+/// character of code.
+fn only(source: &str, is_wanted: impl Fn(Option<&str>) -> bool) -> String {
+    let mut kept = String::with_capacity(source.len());
+    let (mut rest, mut previous) = (source, ' ');
     while let Some(first) = rest.chars().next() {
-        let previous = code.chars().next_back().unwrap_or(' ');
         let skipped = skipped_len(rest, previous.is_alphanumeric() || previous == '_');
         let len = if skipped == 0 { first.len_utf8() } else { skipped };
         let (taken, after) = rest.split_at(len);
-        if skipped == 0 {
-            code.push(first);
+        previous = if skipped == 0 { first } else { ' ' };
+        if is_wanted((skipped > 0).then_some(taken)) {
+            kept.push_str(taken);
         } else {
-            code.extend(taken.chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
+            kept.extend(taken.chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
         }
         rest = after;
     }
-    code
+    kept
 }
 
 /// Length of the comment or literal at the start of `text`, 0 if it begins with code.
@@ -131,6 +144,14 @@ mod tests {
         assert_eq!(words("a // unsafe\nb /* x /* y */ z */ c"), ["a", "b", "c"]);
         assert_eq!(words(r#"f("unsafe \" x") g"#), ["f(", ")", "g"]);
         assert_eq!(words("h(r#\"un\"safe\"#) b\"x\" 'q' '\\'' i"), ["h(", ")", "i"]);
+    }
+
+    #[test]
+    fn strings_are_all_that_is_left() {
+        let source = "a // \"no\"\nf(\"yes // x\") 'c' r#\"raw \"x\" \"# /* \"no\" */";
+        let words: Vec<String> = strings_only(source).split_whitespace().map(str::to_owned).collect();
+        assert_eq!(words, ["\"yes", "//", "x\"", "r#\"raw", "\"x\"", "\"#"]);
+        assert_eq!(strings_only(source).lines().count(), 2);
     }
 
     #[test]

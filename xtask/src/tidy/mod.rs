@@ -2,6 +2,7 @@
 
 mod docs;
 mod file_access;
+mod language;
 mod layers;
 mod layout;
 mod lexer;
@@ -51,18 +52,22 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         file_access::opened_in_one_place,
         text::markers,
         text::host_names,
+        language::words_for_users,
+        language::beginnings,
         docs::crate_headers,
         docs::commands_exist,
         docs::fuzz_targets,
         docs::glossary,
         docs::licences,
+        docs::lengths,
+        docs::results,
     ];
     let mut all: Vec<Finding> = rules.iter().flat_map(|rule| rule(tree)).collect();
     all.sort();
     all
 }
 
-/// Prints all findings; returns true if there are none. Long files are listed as a hint and do not count.
+/// Prints all findings; returns true if there are none. Notes are hints and do not count.
 pub(crate) fn run(root: &Path) -> Result<bool> {
     let tree = Tree::load(root)?;
     for note in text::long_files(&tree) {
@@ -70,6 +75,12 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     }
     for (package, files) in layout::large_cycles(&tree) {
         println!("note: {package}: {} files import each other: {}", files.len(), files.join(", "));
+    }
+    for note in language::everyday_names(&tree) {
+        println!("note: {note}");
+    }
+    for (package, count) in language::unstated_errors(&tree) {
+        println!("note: {package}: {count} public functions return a Result and have no section `# Errors`");
     }
     let findings = findings(&tree);
     for finding in &findings {

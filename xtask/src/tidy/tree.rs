@@ -10,6 +10,8 @@ pub(crate) struct Tree {
     pub(crate) packages: Vec<Package>,
     /// Text files, with paths relative to the root.
     pub(crate) files: Vec<SourceFile>,
+    /// Path and size of each file that is too large to be read, or is no text.
+    pub(crate) data: Vec<(String, u64)>,
 }
 
 /// Package of the workspace.
@@ -54,12 +56,12 @@ const TEXT_MAX: u64 = 2 << 20;
 impl Tree {
     /// Reads the tree below `root`.
     pub(crate) fn load(root: &Path) -> Result<Tree> {
-        let mut files = Vec::new();
-        walk(root, root, &mut files)?;
-        files.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut tree = Tree::default();
+        walk(root, root, &mut tree)?;
+        tree.files.sort_by(|a, b| a.path.cmp(&b.path));
         let metadata = crate::metadata(root)?;
-        let packages = metadata.workspace_packages().into_iter().map(|package| package_of(root, package)).collect();
-        Ok(Tree { packages, files })
+        tree.packages = metadata.workspace_packages().into_iter().map(|package| package_of(root, package)).collect();
+        Ok(tree)
     }
 
     /// Returns the file at `path`, if it exists.
@@ -90,21 +92,23 @@ fn package_of(root: &Path, package: &cargo_metadata::Package) -> Package {
     }
 }
 
-fn walk(root: &Path, dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+fn walk(root: &Path, dir: &Path, tree: &mut Tree) -> Result<()> {
     for entry in std::fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
         let entry = entry?;
         let (path, kind) = (entry.path(), entry.file_type()?);
         if kind.is_dir() {
             if !NOT_OURS.iter().any(|name| entry.file_name() == *name) {
-                walk(root, &path, files)?;
+                walk(root, &path, tree)?;
             }
-        } else if kind.is_file() && entry.metadata()?.len() <= TEXT_MAX {
+        } else if kind.is_file() {
+            let size = entry.metadata()?.len();
+            let name = path.strip_prefix(root).expect("the walk stays below the root").to_string_lossy().into_owned();
+            let read = || std::fs::read(&path).with_context(|| format!("read {}", path.display()));
             // A file that is not UTF-8 is not text: object files and recorded data.
-            if let Ok(text) =
-                String::from_utf8(std::fs::read(&path).with_context(|| format!("read {}", path.display()))?)
-            {
-                let path = path.strip_prefix(root).expect("the walk stays below the root");
-                files.push(SourceFile { path: path.to_string_lossy().into_owned(), text });
+            let text = if size <= TEXT_MAX { String::from_utf8(read()?).ok() } else { None };
+            match text {
+                Some(text) => tree.files.push(SourceFile { path: name, text }),
+                None => tree.data.push((name, size)),
             }
         }
     }
@@ -116,6 +120,6 @@ impl Tree {
     /// Makes a tree of files only, for the rules' tests.
     pub(crate) fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Tree {
         let files = files.into_iter().map(|(path, text)| SourceFile { path: path.into(), text: text.into() }).collect();
-        Tree { packages: Vec::new(), files }
+        Tree { files, ..Tree::default() }
     }
 }

@@ -9,6 +9,7 @@ use stillpoint_kernel_engine::{Report, Severity, check};
 
 /// Arguments of `stillpoint kernel check`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::KERNEL_CHECK)]
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,

@@ -8,6 +8,7 @@ use stillpoint_kernel_engine::{DiscardOutcome, check_discard, discard};
 
 /// Arguments of `stillpoint kernel discard`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::KERNEL_DISCARD)]
 pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]

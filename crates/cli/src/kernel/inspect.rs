@@ -9,6 +9,7 @@ use stillpoint_kernel_engine::{Form, Image, LAZY, MachineKey, PRESENT};
 
 /// Arguments of `stillpoint kernel inspect`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::KERNEL_INSPECT)]
 pub(crate) struct Args {
     /// Directory of the image.
     image: PathBuf,

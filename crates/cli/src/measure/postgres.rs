@@ -15,6 +15,7 @@ use crate::output::{Failure, Output};
 const ANOMALIES_SHOWN_MAX: usize = 10;
 
 #[derive(Args)]
+#[command(after_help = crate::examples::MEASURE_POSTGRES)]
 pub(super) struct PostgresArgs {
     /// Address of the server: `host=... port=... user=... dbname=...`, or a URL.
     #[arg(long, value_name = "CONNINFO")]
@@ -64,6 +65,7 @@ pub(super) struct PostgresArgs {
 }
 
 #[derive(Args)]
+#[command(after_help = crate::examples::MEASURE_CHECK)]
 pub(super) struct CheckArgs {
     /// A history, as `stillpoint measure postgres --history` writes it.
     history: PathBuf,

@@ -32,6 +32,7 @@ impl ProxyArgs {
 
 /// Arguments of `stillpoint migrate attach`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_ATTACH)]
 pub(crate) struct AttachArgs {
     #[command(flatten)]
     place: ProxyArgs,
@@ -45,6 +46,7 @@ pub(crate) struct AttachArgs {
 
 /// Arguments of `stillpoint migrate detach`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_DETACH)]
 pub(crate) struct DetachArgs {
     #[command(flatten)]
     place: ProxyArgs,

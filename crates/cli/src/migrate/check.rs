@@ -103,6 +103,7 @@ impl MigrationArgs {
 
 /// Arguments of `stillpoint migrate check`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_CHECK)]
 pub(crate) struct Args {
     #[command(flatten)]
     what: MigrationArgs,

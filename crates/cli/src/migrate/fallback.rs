@@ -8,6 +8,7 @@ use stillpoint_migrate_engine as engine;
 
 /// Arguments of `stillpoint migrate fallback`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_FALLBACK)]
 pub(crate) struct FallbackArgs {
     #[command(flatten)]
     servers: Servers,
@@ -24,6 +25,7 @@ pub(crate) struct FallbackArgs {
 
 /// Arguments of `stillpoint migrate abort`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_ABORT)]
 pub(crate) struct AbortArgs {
     #[command(flatten)]
     end: EndArgs,
@@ -35,6 +37,7 @@ pub(crate) struct AbortArgs {
 
 /// Arguments of `stillpoint migrate finish`, and of `abort`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_FINISH)]
 pub(crate) struct EndArgs {
     #[command(flatten)]
     servers: Servers,

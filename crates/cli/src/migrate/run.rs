@@ -8,6 +8,7 @@ use stillpoint_migrate_engine::{Outcome, run as migrate};
 
 /// Arguments of `stillpoint migrate run`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_RUN)]
 pub(crate) struct Args {
     #[command(flatten)]
     what: check::MigrationArgs,

@@ -7,6 +7,7 @@ use stillpoint_migrate_engine::{CopyProgress, Phase, Status, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::MIGRATE_STATUS)]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,

@@ -20,6 +20,7 @@ const PROGRAM_LEN_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_ENABLE)]
 pub(crate) struct EnableArgs {
     /// Patch files in the order to be applied, after those that are already enabled.
     #[arg(required = true, value_name = "FILE")]
@@ -47,6 +48,7 @@ pub(crate) struct EnableArgs {
 
 /// Arguments of `stillpoint patch disable`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_DISABLE)]
 pub(crate) struct DisableArgs {
     /// Names of patches; without names, all patches of the unit.
     names: Vec<String>,
@@ -62,6 +64,7 @@ pub(crate) struct DisableArgs {
 
 /// Arguments of `stillpoint patch enabled`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_ENABLED)]
 pub(crate) struct ListArgs {
     /// List only the patches of this unit.
     #[arg(long, value_name = "NAME")]

@@ -9,6 +9,7 @@ use stillpoint_patch_format::PublicKey;
 
 /// Arguments of `stillpoint patch key`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_KEY)]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -17,12 +18,14 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Create an ed25519 key pair: the secret key signs patches, the public key verifies them where they are applied.
+    #[command(after_help = crate::examples::PATCH_KEY_GENERATE)]
     Generate {
         /// Directory for `stillpoint-ID.key` (mode 0600) and `stillpoint-ID.pub`.
         #[arg(short, long, value_name = "DIR")]
         output: PathBuf,
     },
     /// Show the id and the public key of a key file, secret or public.
+    #[command(after_help = crate::examples::PATCH_KEY_SHOW)]
     Show {
         /// A key file.
         #[arg(value_name = "FILE")]

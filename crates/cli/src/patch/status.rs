@@ -7,6 +7,7 @@ use stillpoint_patch_engine::{Status, status};
 
 /// Arguments of `stillpoint patch status`.
 #[derive(clap::Args)]
+#[command(after_help = crate::examples::PATCH_STATUS)]
 pub(crate) struct Args {
     #[command(flatten)]
     processes: Processes,

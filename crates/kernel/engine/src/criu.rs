@@ -1,4 +1,8 @@
 //! criu as a worker: one process for a request, controlled by its RPC.
+//!
+//! criu takes the socket of its page server by RPC. `post-dump` comes while the processes are stopped, and a negative answer lets them continue:
+//! the image is sealed there. `post-restore` comes before anything runs: a switch waits for all units there. A restored process is in a time
+//! namespace. criu reads a sparse image through a symbolic link `pages-N.img` only if it restores lazily.
 
 use crate::Error;
 use crate::error::ErrorContext;

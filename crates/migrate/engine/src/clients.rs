@@ -11,6 +11,9 @@
 //! Clients that wait for their answers before they continue show a slow server in their throughput. Clients that arrive
 //! independently of others' answers, as people do, keep their throughput until the server stops, and show it in the time of
 //! their statements. For a load that begins while the migration is at work, the undisturbed state is unknown.
+//!
+//! A larger distance from the share gains nothing: where clients and both servers filled two processors, a throttle with twice the distance
+//! took 284 s, and clients kept 82 to 85 % as before.
 
 use crate::Error;
 use crate::follow::ReplayStatus;

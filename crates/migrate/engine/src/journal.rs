@@ -48,7 +48,10 @@ pub enum Phase {
     Returned,
 }
 
-/// Source of captured changes ("Capture" of the design).
+/// Source of captured changes ("Capture" of the design), one for all tables of a migration: two streams have no common order.
+///
+/// The log is the first choice: it has the effects of triggers, cascades, COPY and functions, and survives the death of the tool.
+/// Statements are repeated on request only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Capture {

@@ -25,6 +25,21 @@
 //! a while: the author states this as the scope, and the crate only warns of new state. It does not detect identical
 //! code that a linker folded across units that are not among the inputs.
 //!
+//! # C++
+//! - *Inline code.* Each object has its own copy of an inline function or of a template's instance, and the linker keeps one. Small
+//!   copies look alike, so equal bytes prove nothing. A copy counts as found only if callers, a table of virtual functions, a symbol
+//!   table or the names that it refers to lead to it. A copy that nothing in any unit leads to is left alone. A changed header changes
+//!   several units; the patch contains one copy for all of them.
+//! - *Internal linkage.* Names of internal linkage that the kept copy refers to belong to the object that it is from. They prove
+//!   nothing about the object that is compared.
+//! - *Classes* are compared with their namespaces, bases and virtual functions, by DWARF 4, 5 and type units. Compilers are asked to
+//!   describe every class in every unit. Live objects lead to the table of virtual functions and the type of their class, so a change
+//!   of one of these is refused by the name of the class.
+//! - *Exception tables* come with the code and are compared like code. `DW.ref.*` pointers are always those of the patch.
+//! - *Static objects* exist already, so a changed initializer of a unit is refused. A static local keeps its value and its guard; a
+//!   new one gets a guard of its own, once for all units. New thread-locals are refused.
+//! - *Lambdas*: the module `unnamed` pairs them.
+//!
 //! ```text
 //! shipped.o --place--> target ELF --reverse--> name -> address
 //! before.o, after.o --correlate--> symbol <-> symbol --compare--> changed functions --closure--> what to bring

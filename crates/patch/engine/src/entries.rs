@@ -1,4 +1,7 @@
 //! Writing of function entries: single bytes at once, longer changes while all threads are stopped and none is inside.
+//!
+//! The obvious way without a stop is an `int3` in the first byte meanwhile. An `int3` whose tracer dies kills the program, and a handler
+//! for it inside the target is more foreign code than the stop is worth.
 
 use crate::error::Busy;
 use crate::ledger::{Site, Transition};

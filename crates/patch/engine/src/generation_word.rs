@@ -1,5 +1,8 @@
 //! Generation word: four bytes of every thread's control block, in eight aligned bytes that glibc keeps free. All eight bytes must be free,
 //! because the search compares words of 64 bits; the transition is stored in the lower four.
+//!
+//! A library in the target could hold the word for versions of glibc that are not listed here. That library does not exist: these versions
+//! are refused.
 
 use crate::plan::transition_of_word;
 use crate::{Error, event_pump};

@@ -7,6 +7,10 @@
 //! The commit point is the write of one byte. Before it a rollback is always possible. After it every thread, including future ones, runs
 //! the new side, and the remaining work (turning entries into direct jumps) has no visible effect. Each step is recorded in the ledger
 //! before it is done, so that another tool can continue from the ledger.
+//!
+//! The obvious way is to compare the generation word of the thread alone. With the state byte before it, abort and commit are one byte
+//! each instead of one store per thread, and neither can be half done. The number of a transition rises with every apply, revert and
+//! abort and is never used again, so a word that a dead thread left never means anything.
 
 use crate::barrier::abi::GatherOutcome;
 use crate::barrier::{FollowedRequest, Library};

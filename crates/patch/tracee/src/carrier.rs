@@ -3,6 +3,9 @@
 //! A remote call borrows a thread's registers and some kilobytes of its stack below the red zone. The thread must have a user side, and
 //! must be stopped on its own stack with room left. The best thread is one that `rt_sigreturn` can restore completely if the tool is killed
 //! during the call.
+//!
+//! If there is no better one, the carrier is a thread in `nanosleep` or in `poll` with a time-out: it continues with the rest of its sleep.
+//! Only a tool that is killed during the call makes it begin the sleep again.
 
 use crate::registers::Registers;
 use crate::stopped::registers;

@@ -4,6 +4,12 @@
 //! it should repair, for milliseconds on a small machine: a thread that wakes up does not preempt an ordinary running thread before the end
 //! of its slice. With an ordinary or low priority throughout, a stopped thread stays stopped until the scheduler runs the tool. So the
 //! priority changes with the stopped threads.
+//!
+//! To the kernel the lowest class is a small weight, not the last place. Its weight collects a claim to run while others do, short slices
+//! of ours took the protection of their slices from others, and clients waited up to 4 ms for a thread of this class. So the class comes
+//! with slices of the usual length, and a thread of it yields after each part of its work (`step_aside`). In statements of MariaDB over
+//! 0.9 ms in the 30 ms after an operation's start (50 operations of each kind): 0.42 (points) and 0.48 (probes) before, 0.26 and 0.20 since;
+//! 0.04 to 0.16 without an operation. Events of single threads are printed together, because each line would wake its reader.
 
 use crate::{early, sys};
 use rustix::fd::OwnedFd;

@@ -9,6 +9,10 @@
 //! Both drop the same packets. So neither a reload of a firewall nor a killed process leaves a connection unguarded:
 //! that takes both. The owner makes the first table again when it has been removed. If both were missing
 //! for a while, the owner reports it.
+//!
+//! The flag `persist` (Linux 6.9) would not replace the second table: a table without its owner can be flushed, and Debian 12 has 6.1.
+//! Filters of tc or XDP would need one for each interface before it has an address. A generator of systemd ends, so a service owns the second
+//! table. A drop-in for all services (`service.d`) makes each of them start after it, because any service may flush.
 
 mod criu;
 mod nftables;

@@ -9,6 +9,10 @@
 //! Threads that touch memory while no server is there wait. They never read zeros, as one of the two processes still
 //! holds every userfaultfd. When pages cannot be fetched any more (the image is damaged), the processes are killed
 //! before the last userfaultfd closes.
+//!
+//! The obvious way (of KUP) is to map the image privately. Such a mapping brings the old contents back after `MADV_DONTNEED`: redis crashed
+//! after FLUSHALL. userfaultfd reports pages that are given up. Its events go to a log that server and keeper map, so a killed server loses
+//! none.
 
 mod fill;
 mod huge;

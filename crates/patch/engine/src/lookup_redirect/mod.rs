@@ -15,6 +15,11 @@
 //! table:  header (lowest, highest address)  | start, end, link map, search table, state | ...
 //! ```
 //! An entry is filled while its state is even, and becomes active by the write of that byte.
+//!
+//! The guide is removed with the last patch, after the entries of functions, when no thread is in code that only the guide describes. If
+//! another patch stays, the table entries of a reverted one become inactive as soon as its functions are restored. In that instant a signal
+//! may find no unwind data for a dispatcher. C libraries before 2.35 have no `_dl_find_object`: there, patches of programs that throw are
+//! refused, and others are applied with a warning.
 
 mod table;
 
