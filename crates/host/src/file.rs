@@ -2,12 +2,13 @@
 
 use crate::Error;
 use crate::error::At;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, chmodat, mkdirat, openat, openat2};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, chmodat, fstat, mkdirat, openat, openat2};
+use rustix::process::geteuid;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 /// Readers of a file that is written.
@@ -84,22 +85,46 @@ pub fn read_regular_text(path: &Path, limit: u64) -> Result<String, Error> {
     String::from_utf8(read_regular(path, limit)?).map_err(std::io::Error::other).at("reading", path)
 }
 
-/// Reads a text that the caller of a command has named as an operand: pipes are allowed, and any length. Not for a path that another user
+/// Opens a file that the caller of a command has named as an operand: pipes are allowed, and any length. Not for a path that another user
 /// can choose.
 ///
 /// # Errors
-/// It cannot be read, or is not UTF-8.
-pub fn read_named(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).at("reading", path)
+/// It cannot be opened.
+pub fn open_named(path: &Path) -> Result<File, Error> {
+    File::open(path).at("opening", path)
 }
 
-/// Writes to a file that the caller of a command has named for its output: pipes and devices are allowed. Not for a path that another user
-/// can choose.
+/// Reads a file that the caller of a command has named as an operand, `limit` bytes at most; see [`open_named`].
+///
+/// # Errors
+/// It cannot be read, or is longer.
+pub fn read_named(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    bounded(open_named(path)?, path, limit)
+}
+
+/// Reads a text in the same way as [`read_named`].
+///
+/// # Errors
+/// Those of [`read_named`]; or the text is not UTF-8.
+pub fn read_named_text(path: &Path, limit: u64) -> Result<String, Error> {
+    String::from_utf8(read_named(path, limit)?).map_err(std::io::Error::other).at("reading", path)
+}
+
+/// Makes a file, or empties it, that the caller of a command has named for its output: pipes and devices are allowed. Not for a path that
+/// another user can choose.
+///
+/// # Errors
+/// It cannot be made.
+pub fn create_named(path: &Path) -> Result<File, Error> {
+    File::create(path).at("making", path)
+}
+
+/// Writes to a file that the caller of a command has named for its output; see [`create_named`].
 ///
 /// # Errors
 /// It cannot be written.
 pub fn write_named(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    fs::write(path, bytes).at("writing", path)
+    create_named(path)?.write_all(bytes).at("writing", path)
 }
 
 /// Lists the names in a directory, sorted; any user may own the directory. A name that is not UTF-8 is left out.
@@ -143,27 +168,65 @@ pub fn make_directory(path: &Path) -> Result<OwnedFd, Error> {
 /// Listens at a socket with exactly these permissions, independent of the umask.
 ///
 /// # Errors
-/// The path is taken, or the socket cannot be made.
+/// The path is taken, or the socket cannot be made; or another user has put another file in its place.
 pub fn listen(path: &Path, mode: u32) -> Result<UnixListener, Error> {
     let listener = UnixListener::bind(path).at("listening at", path)?;
-    chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty()).at("setting the mode of", path)?;
+    // a directory that others can write to, such as a database's for its sockets, is allowed here
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = openat(CWD, path, flags, Mode::empty()).at("opening", path)?;
+    let found = fstat(&made).at("looking at", path)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket || found.st_uid != geteuid().as_raw() {
+        return Err(Error::Untrusted { path: path.to_owned(), why: "another file has its place now".into() });
+    }
+    let exactly = format!("/proc/self/fd/{}", made.as_raw_fd());
+    chmodat(CWD, exactly, Mode::from_raw_mode(mode), AtFlags::empty()).at("setting the mode of", path)?;
     Ok(listener)
+}
+
+/// Listens in the same way as [`listen`], in place of a socket that no process serves. The new one gets its permissions before its name.
+///
+/// # Errors
+/// Those of [`listen`]; or there is a file that is no socket, or a process serves the socket.
+pub fn listen_in_place(path: &Path, mode: u32) -> Result<UnixListener, Error> {
+    let refused = |kind, why: &str| Err(std::io::Error::new(kind, why)).at("listening at", path);
+    if let Ok(found) = fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            return refused(ErrorKind::AlreadyExists, "a file that is no socket is in the way");
+        }
+        if UnixStream::connect(path).is_ok() {
+            return refused(ErrorKind::AddrInUse, "another process serves this socket");
+        }
+    }
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let fresh = Path::new(&fresh);
+    remove_socket(fresh);
+    let listener = listen(fresh, mode)?;
+    fs::rename(fresh, path).at("naming", path)?;
+    Ok(listener)
+}
+
+/// Removes a socket, or what is in its place, if it exists.
+pub fn remove_socket(path: &Path) {
+    let _ = fs::remove_file(path);
 }
 
 /// Reads all of a file, at most `limit` bytes.
 pub(crate) fn bounded(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let too_long = || Error::Untrusted { path: path.to_owned(), why: format!("it has more than {limit} bytes") };
+    // a sparse file is not read up to the limit
+    if file.metadata().at("looking at", path)?.len() > limit {
+        return Err(too_long());
+    }
     let mut bytes = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes).at("reading", path)?;
-    if bytes.len() as u64 > limit {
-        return Err(Error::Untrusted { path: path.to_owned(), why: format!("it has more than {limit} bytes") });
-    }
-    Ok(bytes)
+    if bytes.len() as u64 > limit { Err(too_long()) } else { Ok(bytes) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{FileType, mknodat};
+    use rustix::fs::mknodat;
 
     #[test]
     fn files_of_other_users_neither_hold_their_reader_nor_fill_its_memory() {
@@ -215,6 +278,22 @@ mod tests {
             let _listener = listen(&path, mode).unwrap();
             assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777, mode);
             assert!(listen(&path, mode).is_err());
+            let served = listen_in_place(&path, mode).unwrap_err();
+            assert!(served.to_string().contains("another process serves"), "{served}");
         }
+    }
+
+    #[test]
+    fn a_socket_takes_the_place_of_one_that_is_not_served_and_of_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        drop(listen(&path, 0o600).unwrap());
+        let _listener = listen_in_place(&path, 0o660).unwrap();
+        assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        let text = dir.path().join("text");
+        fs::write(&text, "stays").unwrap();
+        assert!(listen_in_place(&text, 0o600).unwrap_err().to_string().contains("no socket"));
+        remove_socket(&path);
+        assert_eq!(list(dir.path()).unwrap(), ["text"]);
     }
 }
