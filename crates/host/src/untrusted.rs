@@ -156,12 +156,11 @@ impl Tree {
     pub fn file(&self, name: impl AsRef<Path>) -> Result<File, Error> {
         let path = self.path.join(&name);
         let place = self.place(name.as_ref(), true)?;
-        let stat = place.stat.filter(|_| !place.rest.as_os_str().is_empty());
-        if stat.is_none() && !place.rest.as_os_str().is_empty() {
+        if place.stat.is_none() && !place.rest.as_os_str().is_empty() {
             return Err(Errno::NOENT).at("opening", &path);
         }
         // looked at before it is opened, since opening a device can be a command
-        if !stat.as_ref().is_some_and(is_regular) {
+        if !place.stat.as_ref().is_some_and(is_regular) {
             return untrusted(path, "it is no regular file");
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

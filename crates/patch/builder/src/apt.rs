@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stillpoint_host::cache::{is_sealed, seal};
+use stillpoint_host::file::list;
 use stillpoint_host::untrusted::Tree;
 
 /// Lists older than this are fetched again.
@@ -310,10 +311,11 @@ fn without_epoch(version: &str) -> &str {
 }
 
 pub(crate) fn find_with_suffix(directory: &Path, suffix: &str) -> Result<PathBuf, Error> {
-    let name = stillpoint_host::file::list(directory)?.into_iter().find(|name| name.ends_with(suffix));
-    let why = || format!("apt left no {suffix} file there");
-    name.map(|name| directory.join(name))
-        .ok_or_else(|| Error::Malformed { what: directory.display().to_string(), why: why() })
+    let name = list(directory)?.into_iter().find(|name| name.ends_with(suffix));
+    name.map(|name| directory.join(name)).ok_or_else(|| Error::Malformed {
+        what: directory.display().to_string(),
+        why: format!("apt left no {suffix} file there"),
+    })
 }
 
 /// Orders versions as dpkg does.

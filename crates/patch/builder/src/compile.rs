@@ -232,7 +232,7 @@ impl<'a> Compiler<'a> {
     /// another.
     fn same_names(&self, tree: &Path, files: &BTreeSet<String>) -> String {
         let mut names = self.names.lock().expect("no panic holds it");
-        let by_name = names.entry(tree.to_owned()).or_insert_with(|| by_name(tree));
+        let by_name = names.entry(tree.to_owned()).or_insert_with(|| files_by_name(tree));
         let last = |f: &String| f.rsplit('/').next().unwrap_or(f).to_owned();
         let wanted: BTreeSet<String> = files.iter().map(last).collect();
         let same: Vec<&[u8]> = wanted.iter().filter_map(|n| by_name.get(n)).flatten().map(|p| p.as_bytes()).collect();
@@ -359,7 +359,7 @@ fn has_debug_information(object: &[u8]) -> bool {
 }
 
 /// Returns the paths of a tree's files, by their base names.
-fn by_name(tree: &Path) -> HashMap<String, Vec<String>> {
+fn files_by_name(tree: &Path) -> HashMap<String, Vec<String>> {
     let mut found: HashMap<String, Vec<String>> = HashMap::new();
     let entries = Tree::open(tree).and_then(|tree| tree.entries()).unwrap_or_default();
     for entry in entries.iter().filter(|entry| !entry.is_directory()) {

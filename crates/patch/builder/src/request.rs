@@ -378,7 +378,7 @@ fn find_in(root: &Path, wanted: &Path) -> Result<Target, Error> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::{chown, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
     fn trees_are_not_made_where_another_user_can_exchange_them() {
@@ -386,6 +386,7 @@ mod tests {
         let source = dir.path().join("home/source");
         fs::create_dir_all(&source).unwrap();
         let home = dir.path().join("home");
+        fs::set_permissions(&home, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(scratch_near(&source).unwrap().path().parent(), Some(home.as_path()));
         if rustix::process::geteuid().is_root() {
             chown(&home, Some(4711), None).unwrap();
@@ -398,8 +399,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         fs::create_dir_all(root.join("usr/sbin")).unwrap();
-        fs::copy("/proc/self/exe", root.join("usr/sbin/served-1")).unwrap();
-        fs::copy("/proc/self/exe", dir.path().join("outside")).unwrap();
+        fs::copy("/bin/true", root.join("usr/sbin/served-1")).unwrap();
+        fs::copy("/bin/true", dir.path().join("outside")).unwrap();
         symlink("/usr/sbin/served-1", root.join("usr/sbin/served")).unwrap();
         symlink(dir.path().join("outside"), root.join("usr/sbin/led-out")).unwrap();
         symlink("../../../outside", root.join("usr/sbin/led-up")).unwrap();
