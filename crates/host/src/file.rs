@@ -2,9 +2,11 @@
 
 use crate::Error;
 use crate::error::At;
+use crate::trusted::Directory;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, chmodat, fstat, mkdirat, openat, openat2};
+use rustix::io::Errno;
 use rustix::process::geteuid;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -27,7 +29,7 @@ pub fn write_whole(path: &Path, bytes: &[u8], readable: Readable) -> Result<(), 
 
 /// Writes like [`write_whole`]; without `durable`, a power loss may leave an empty or shorter file.
 pub(crate) fn write(path: &Path, bytes: &[u8], readable: Readable, durable: bool) -> Result<(), Error> {
-    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = parent(path);
     let mode = match readable {
         Readable::ByOwner => 0o600,
         Readable::ByOthers => 0o666,
@@ -48,7 +50,9 @@ pub(crate) fn write(path: &Path, bytes: &[u8], readable: Readable, durable: bool
 /// # Errors
 /// It cannot be opened.
 pub fn open_mount_point(path: &Path) -> Result<File, Error> {
-    open_readable(path)
+    // opening a pipe without a writer would block the caller
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path).at("opening", path)
 }
 
 /// Opens a regular file for reading; any user may own it.
@@ -56,17 +60,18 @@ pub fn open_mount_point(path: &Path) -> Result<File, Error> {
 /// # Errors
 /// It is not a regular file, or cannot be opened.
 pub fn open_regular(path: &Path) -> Result<File, Error> {
-    let file = open_readable(path)?;
-    if !file.metadata().at("looking at", path)?.is_file() {
-        return Err(Error::Untrusted { path: path.to_owned(), why: "it is no regular file".into() });
-    }
-    Ok(file)
+    let opened = open_if(path, Metadata::is_file).at("opening", path)?;
+    opened.ok_or_else(|| Error::Untrusted { path: path.to_owned(), why: "it is no regular file".into() })
 }
 
-fn open_readable(path: &Path) -> Result<File, Error> {
-    // opening a FIFO without a writer would block the caller
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    OpenOptions::new().read(true).custom_flags(flags).open(path).at("opening", path)
+/// Opens a file for reading if it is the wanted one. It is looked at before it is opened: opening a device can be a command, and opening a
+/// pipe can wait.
+pub(crate) fn open_if(path: &Path, is_wanted: impl FnOnce(&Metadata) -> bool) -> std::io::Result<Option<File>> {
+    let found = File::from(openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    if !is_wanted(&found.metadata()?) {
+        return Ok(None);
+    }
+    File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map(Some)
 }
 
 /// Reads a regular file of any owner, `limit` bytes at most.
@@ -85,13 +90,14 @@ pub fn read_regular_text(path: &Path, limit: u64) -> Result<String, Error> {
     String::from_utf8(read_regular(path, limit)?).map_err(std::io::Error::other).at("reading", path)
 }
 
-/// Opens a file that the caller of a command has named as an operand: pipes are allowed, and any length. Not for a path that another user
+/// Opens a file that the caller of a command has named as an operand: a pipe is allowed, and any length. Not for a path that another user
 /// can choose.
 ///
 /// # Errors
-/// It cannot be opened.
+/// It is neither a regular file nor a pipe, or cannot be opened.
 pub fn open_named(path: &Path) -> Result<File, Error> {
-    File::open(path).at("opening", path)
+    let opened = open_if(path, |found| found.is_file() || found.file_type().is_fifo()).at("opening", path)?;
+    opened.ok_or_else(|| Error::Untrusted { path: path.to_owned(), why: "it is neither a file nor a pipe".into() })
 }
 
 /// Reads a file that the caller of a command has named as an operand, `limit` bytes at most; see [`open_named`].
@@ -110,13 +116,26 @@ pub fn read_named_text(path: &Path, limit: u64) -> Result<String, Error> {
     String::from_utf8(read_named(path, limit)?).map_err(std::io::Error::other).at("reading", path)
 }
 
-/// Makes a file, or empties it, that the caller of a command has named for its output: pipes and devices are allowed. Not for a path that
-/// another user can choose.
+/// Makes a file, or empties it, that the caller of a command has named for its output: pipes and devices are allowed. A link is followed
+/// only in a directory that no other user can change, such as `/dev`. Not for a path that another user can choose.
 ///
 /// # Errors
-/// It cannot be made.
+/// It cannot be made, or is a link in the directory of another user.
 pub fn create_named(path: &Path) -> Result<File, Error> {
-    File::create(path).at("making", path)
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+    match openat(CWD, path, flags, Mode::from_raw_mode(0o666)) {
+        Err(Errno::LOOP) => {
+            // that of `/dev/fd` is a link itself
+            Directory::open(&parent(path).canonicalize().at("resolving", path)?)?;
+            File::create(path).at("making", path)
+        }
+        opened => opened.map(File::from).at("making", path),
+    }
+}
+
+/// Directory of a file; that of a plain name is the current one.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes to a file that the caller of a command has named for its output; see [`create_named`].
@@ -246,6 +265,34 @@ mod tests {
         assert!(read_regular_text(&path("bytes"), 4).is_err());
         assert_eq!(list(dir.path()).unwrap(), ["bytes", "fifo", "sparse", "text"]);
         assert!(list(&path("none")).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn operands_may_be_pipes_and_outputs_follow_only_links_that_no_other_user_can_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let why = |result: Result<File, Error>| result.unwrap_err().to_string();
+        write_named(&path("text"), b"longer").unwrap();
+        write_named(&path("text"), b"four").unwrap();
+        assert_eq!(read_named_text(&path("text"), 4).unwrap(), "four");
+        assert!(read_named(&path("text"), 3).is_err() && read_named(&path("none"), 3).unwrap_err().is_not_found());
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(b"x").unwrap();
+        drop(writer);
+        let pipe = format!("/dev/fd/{}", reader.as_raw_fd());
+        assert_eq!(read_named(Path::new(&pipe), 1).unwrap(), b"x");
+        assert!(why(open_named(Path::new("/dev/null"))).contains("neither a file nor a pipe"));
+        write_named(Path::new("/dev/null"), b"x").unwrap();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        write_named(Path::new(&format!("/dev/fd/{}", writer.as_raw_fd())), b"x").unwrap();
+        let mut byte = [0];
+        reader.read_exact(&mut byte).unwrap();
+        std::os::unix::fs::symlink("text", path("link")).unwrap();
+        write_named(&path("link"), b"by link").unwrap();
+        assert_eq!(fs::read(path("text")).unwrap(), b"by link");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        assert!(why(create_named(&path("link"))).contains("others can write"));
+        assert_eq!(fs::read(path("text")).unwrap(), b"by link");
     }
 
     #[test]

@@ -4,12 +4,13 @@
 //! names, so the rule of [`crate::trusted`] does not apply. A path that begins elsewhere, or contains `..`, is refused. Devices, which the
 //! kernel makes below `/dev`, are opened here as well.
 
+use crate::file::open_if;
 use rustix::fs::{Mode, OFlags, openat};
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Files of the running kernel, or files of a test that replace them.
@@ -131,18 +132,13 @@ pub fn open_to_change(path: impl AsRef<Path>) -> io::Result<File> {
 }
 
 /// Opens the regular file behind a path that a process chooses, such as one below `/proc/PID/root`, if it is the expected one. The file is
-/// looked at before it is opened: opening a device can be a command, and opening a pipe can wait.
+/// looked at before it is opened.
 ///
 /// # Errors
 /// The path is not one of the kernel's, or there is another file, or the file cannot be opened.
 pub fn open_expected(path: impl AsRef<Path>, is_expected: impl FnOnce(&Metadata) -> bool) -> io::Result<File> {
-    let flags = OFlags::PATH.bits().cast_signed();
-    let found = OpenOptions::new().read(true).custom_flags(flags).open(of_kernel(path.as_ref())?)?;
-    let metadata = found.metadata()?;
-    if !metadata.is_file() || !is_expected(&metadata) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "another file has its path now"));
-    }
-    File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+    let opened = open_if(of_kernel(path.as_ref())?, |found| found.is_file() && is_expected(found))?;
+    opened.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "another file has its path now"))
 }
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use stillpoint_host::file::read_named;
+use stillpoint_host::file::read_regular;
 use stillpoint_host::trusted::Directory;
 use stillpoint_host::untrusted::{FILE_MAX, Tree};
 
@@ -175,7 +175,7 @@ impl Builder<'_> {
         let directory = request.directory.canonicalize().at("resolving", &request.directory)?;
         let base = read_diffs(request.on_top_of.iter().map(PathBuf::as_path))?;
         let diffs = read_diffs(request.diffs.iter().map(PathBuf::as_path))?;
-        let text = read_named(&request.compile_commands, FILE_MAX)?;
+        let text = read_regular(&request.compile_commands, FILE_MAX)?;
         let all = commands::parse_json(&text, &request.compile_commands)?;
         let commands = units_below(&directory, &all, &request.unit_filter);
         if commands.is_empty() {
