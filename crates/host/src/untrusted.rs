@@ -10,6 +10,7 @@
 //! during the build; here they lead to the same place of the tree as then.
 
 use crate::Error;
+use crate::cache::remove_in;
 use crate::error::At;
 use crate::file::bounded;
 use rustix::fs::{
@@ -308,6 +309,18 @@ impl Tree {
         }
     }
 
+    /// Removes a directory with all its contents, or a file, if it exists; enters no mount.
+    ///
+    /// # Errors
+    /// Something cannot be removed, or a link on the way leads out of the tree.
+    pub fn remove_all(&self, name: impl AsRef<Path>) -> Result<(), Error> {
+        let place = self.place(name.as_ref(), false)?;
+        match place.stat {
+            Some(_) => remove_in(self.parent(&place), place.rest.as_os_str(), &self.path.join(name)),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the same directories, links and files in another tree, which has none of them. Files get a second name instead of a copy if
     /// the file system allows it. `.git`, pipes and devices are left out, and files that would have to be copied and are too long to be
     /// read.
@@ -505,6 +518,11 @@ mod tests {
         tree.make_directory("flavour/more/x").unwrap();
         assert!(tree.has("src/more/x") && tree.remove("run").unwrap() && !tree.remove("run").unwrap());
         assert!(tree.write("src", b"").is_err() && tree.write("built.c/x", b"").is_err());
+        assert!(why(tree.remove_all("src/out/tree")).contains("it leads out of"));
+        for name in ["src/out", "flavour/new", "flavour", "none/x"] {
+            tree.remove_all(name).unwrap();
+        }
+        assert!(tree.has("src/a.c") && !tree.has("src/new") && !tree.has("src/out") && !tree.has("flavour"));
     }
 
     #[test]

@@ -70,10 +70,11 @@ impl Builder<'_> {
             let epoch = run(&mut sandbox.command(&build_path, &argv, &[]), "asking for the package's date")?;
             let own = Tree::open(into)?;
             own.write(EPOCH_FILE, epoch.stdout.trim_ascii())?;
+            let tree = Tree::open(&tree)?.known_as(&build_path);
             for directory in recipe.left_out {
-                stillpoint_host::cache::remove(&tree.join(directory))?;
+                tree.remove_all(directory)?;
             }
-            Includes::of_tree(&Tree::open(&tree)?)?.write(&own)
+            Includes::of_tree(&tree)?.write(&own)
         })?;
         let (own, tree) = (Tree::open(&entry)?, Tree::open(&entry.join("tree"))?.known_as(&build_path));
         Ok(Some(BuiltPackage {

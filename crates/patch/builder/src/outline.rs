@@ -105,12 +105,11 @@ impl Builder<'_> {
             Rules { targets: &["build-arch"], environment: &environment, recorder: OUTLINER, integration: None };
         let build_path = source.build_path();
         self.run_rules(root, &build_path, into, &rules)?;
-        let tree = into.join("tree");
+        let tree = Tree::open(&into.join("tree"))?.known_as(&build_path);
         for directory in LEFT_OUT {
-            stillpoint_host::cache::remove(&tree.join(directory))?;
+            tree.remove_all(directory)?;
         }
         let recording = Recording::read(&into.join("records"))?;
-        let tree = Tree::open(&tree)?.known_as(&build_path);
         let objects = recording.commands.iter().filter_map(|c| c.object.as_deref());
         for made in objects.chain(recording.outputs()) {
             // empty files replace results
