@@ -233,7 +233,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Writes a file, completely or not at all, and makes the directories above it. It replaces a file of that name.
+    /// Writes a file, completely or not at all, and makes the directories above it. It replaces a file of that name, and keeps its
+    /// permissions.
     ///
     /// # Errors
     /// It cannot be written, or a link on the way leads out of the tree.
@@ -253,6 +254,8 @@ impl Tree {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let path = self.path.join(name);
         let mut place = self.place(name, false)?;
+        let replaced = place.stat.filter(is_regular).map(|stat| Mode::from_raw_mode(stat.st_mode & 0o777));
+        let mode = mode.or(replaced);
         let Some(last) = place.rest.file_name().map(OsStr::to_owned) else {
             return untrusted(path, "this is not the name of a file");
         };
@@ -514,6 +517,7 @@ mod tests {
         assert_eq!(fs::read(dir.path().join("secret")).unwrap(), b"stays");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
         tree.write_program("run", b"#!/bin/sh\n").unwrap();
+        tree.write("run", b"#!/bin/sh\ntrue\n").unwrap();
         assert_eq!(fs::metadata(dir.path().join("tree/run")).unwrap().mode() & 0o777, 0o755);
         tree.make_directory("flavour/more/x").unwrap();
         assert!(tree.has("src/more/x") && tree.remove("run").unwrap() && !tree.remove("run").unwrap());
