@@ -46,7 +46,7 @@ const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-kernel-criu", Layer::Pure, Pillar::Kernel),
     ("stillpoint-host", Layer::Edge, Pillar::Shared),
     ("stillpoint-operation", Layer::Edge, Pillar::Shared),
-    ("stillpoint-integrations", Layer::Edge, Pillar::Shared),
+    ("stillpoint-integrations", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),

@@ -19,11 +19,12 @@
 //! Follows `include/uapi/linux/liveupdate.h` and `drivers/block/loop.c` of Linux 7.2.
 
 use linux_raw_sys::loop_device::{LO_FLAGS_AUTOCLEAR, LOOP_CONFIGURE, LOOP_CTL_GET_FREE, loop_config};
-use rustix::fs::MemfdFlags;
-use std::fs::{self, File, OpenOptions};
+use rustix::fs::{MemfdFlags, OFlags};
+use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use stillpoint_host::kernel_files::{self, device};
 
 /// Device file of a kernel that can hand memory over; one program at a time may have it open.
 pub const DEVICE: &str = "/dev/liveupdate";
@@ -110,7 +111,7 @@ fn session(request: u32, name: &str) -> Result<OwnedFd> {
         Some(place) if name.len() < 64 => place.copy_from_slice(name.as_bytes()),
         _ => return Err(ErrorKind::InvalidInput.into()),
     }
-    call(&OpenOptions::new().read(true).write(true).open(DEVICE)?, request, &mut named)?;
+    call(&device(Path::new(DEVICE), OFlags::RDWR)?, request, &mut named)?;
     // SAFETY: as in `take`.
     Ok(unsafe { OwnedFd::from_raw_fd(named.fd) })
 }
@@ -140,16 +141,15 @@ impl Device {
     /// # Errors
     /// There is no loop device, or it refuses the file.
     pub fn on(memory: &File) -> Result<Device> {
-        let open = |path: &str, write| OpenOptions::new().read(true).write(write).open(path);
-        let control = open("/dev/loop-control", true)?;
+        let control = device(Path::new("/dev/loop-control"), OFlags::RDWR)?;
         for _ in 0..LOOP_DEVICE_ATTEMPTS_MAX {
             // SAFETY: this request has no argument.
             let number = unsafe { libc::ioctl(control.as_raw_fd(), libc::c_ulong::from(LOOP_CTL_GET_FREE)) };
             if number < 0 {
                 return Err(Error::last_os_error());
             }
-            let path = format!("/dev/loop{number}");
-            let writable = open(&path, true)?;
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let writable = device(&path, OFlags::RDWR)?;
             // SAFETY: numbers and arrays of numbers, for which zeros are valid values.
             let mut config: loop_config = unsafe { std::mem::zeroed() };
             config.fd = memory.as_raw_fd() as u32;
@@ -157,7 +157,7 @@ impl Device {
             config.info.lo_flags = LO_FLAGS_AUTOCLEAR as u32;
             match call(&writable, LOOP_CONFIGURE, &mut config) {
                 // some kernels mount no device that another process can write (CONFIG_BLK_DEV_WRITE_MOUNTED)
-                Ok(()) => return Ok(Device { file: open(&path, false)?, path: path.into() }),
+                Ok(()) => return Ok(Device { file: device(&path, OFlags::RDONLY)?, path }),
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
                 Err(error) => return Err(error),
             }
@@ -173,7 +173,7 @@ impl Device {
     pub fn disable_discard(&self) -> Result<()> {
         self.file.sync_all()?;
         let name = self.path.file_name().unwrap_or_default();
-        fs::write(PathBuf::from("/sys/class/block").join(name).join("queue/discard_max_bytes"), "0")
+        kernel_files::write(Path::new("/sys/class/block").join(name).join("queue/discard_max_bytes"), "0")
     }
 }
 

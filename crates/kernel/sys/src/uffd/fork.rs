@@ -7,6 +7,7 @@
 use super::Error;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
+use stillpoint_host::kernel_files;
 
 /// Time within which the kernel removes a thread that has been joined. On a busy machine it may be long.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,9 +42,8 @@ pub fn fork_sharing_descriptors(child: impl FnOnce() -> u8) -> Result<Pid, Error
 fn wait_until_single_threaded(timeout: Duration) -> Result<(), Error> {
     let end = Instant::now() + timeout;
     loop {
-        let threads =
-            std::fs::read_dir("/proc/self/task").map_err(|source| Error::Call { what: "count threads", source })?;
-        match threads.count() {
+        let threads = kernel_files::list("/proc/self/task");
+        match threads.map_err(|source| Error::Call { what: "count threads", source })?.count() {
             1 => return Ok(()),
             threads if Instant::now() >= end => return Err(Error::Threads(threads)),
             _ => std::thread::sleep(POLL_INTERVAL),
