@@ -43,7 +43,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    patch::give_way();
+    patch::give_way(std::env::args_os().skip(1));
     // The SQL parser logs every text that it gets, with the values of clients in it.
     let silent: Option<Directive> = "sqlparser=off".parse().ok();
     let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);

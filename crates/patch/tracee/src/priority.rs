@@ -5,7 +5,7 @@
 //! of its slice. With an ordinary or low priority throughout, a stopped thread stays stopped until the scheduler runs the tool. So the
 //! priority changes with the stopped threads.
 
-use crate::{early, sys};
+use crate::sys;
 use rustix::fd::OwnedFd;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -272,15 +272,12 @@ pub struct GivingWay {
 }
 
 impl GivingWay {
-    /// Makes the calling OS thread give way.
+    /// Makes the calling OS thread give way, and first yields to the threads that wait for its processor already.
     pub fn begin() -> GivingWay {
+        // With the kernel's default slice they would wait longer. Not SCHED_IDLE yet: on a fully loaded machine no thread would end that.
+        sys::run_like_others(0);
+        sys::let_others_run();
         GivingWay { _patient: Patient::begin(PREPARING) }
-    }
-
-    /// Returns true if the calling process is a command that changes or inspects a running program; it has taken short turns on a processor
-    /// since before `main`.
-    pub fn is_called_for() -> bool {
-        early::called_to_touch()
     }
 
     /// Keeps it until the process has ended, so that the kernel's clean-up does not run before others either.
