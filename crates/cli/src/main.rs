@@ -44,6 +44,7 @@ enum Command {
 
 fn main() -> ExitCode {
     patch::give_way(std::env::args_os().skip(1));
+    stillpoint_host::names::use_files_and_dns();
     // The SQL parser logs every text that it gets, with the values of clients in it.
     let silent: Option<Directive> = "sqlparser=off".parse().ok();
     let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);
