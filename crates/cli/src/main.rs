@@ -4,13 +4,14 @@
 //! in place of `()` where success has more than one exit code. It reports through [`output::Output`] and returns errors as
 //! [`output::Failure`], which carries the exit code, the state of the service and the next step. No other code prints or exits.
 
+mod completions;
 mod kernel;
 mod measure;
 mod migrate;
 mod output;
 mod patch;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use output::{Output, Success};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -40,6 +41,9 @@ enum Command {
     Kernel(kernel::Command),
     /// Load a server, record every latency, and report.
     Measure(measure::Args),
+    /// Print what a shell completes.
+    #[command(hide = true)]
+    Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Command::Migrate(command) => migrate::run(command, &output).map(|()| Success::Done),
         Command::Kernel(command) => kernel::run(command, &output).map(|()| Success::Done),
         Command::Measure(args) => measure::run(args, &output).map(|()| Success::Done),
+        Command::Completions(args) => completions::run(&args, &Cli::command(), &output).map(|()| Success::Done),
     };
     match result {
         Ok(success) => success.into(),
