@@ -4,6 +4,7 @@
 //! in place of `()` where success has more than one exit code. It reports through [`output::Output`] and returns errors as
 //! [`output::Failure`], which carries the exit code, the state of the service and the next step. No other code prints or exits.
 
+mod completions;
 mod examples;
 mod kernel;
 mod measure;
@@ -11,7 +12,7 @@ mod migrate;
 mod output;
 mod patch;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use output::{Output, Success};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -42,10 +43,14 @@ enum Command {
     /// Put load on a server, record every latency, and report.
     #[command(after_help = examples::MEASURE)]
     Measure(measure::Args),
+    /// Print what a shell completes.
+    #[command(hide = true)]
+    Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
-    patch::lower_priority();
+    patch::lower_priority(std::env::args_os().skip(1));
+    stillpoint_host::names::use_files_and_dns();
     // The SQL parser logs every text that it gets, with the values of clients in it.
     let silent: Option<Directive> = "sqlparser=off".parse().ok();
     let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
         Command::Migrate(command) => migrate::run(command, &output).map(|()| Success::Done),
         Command::Kernel(command) => kernel::run(command, &output).map(|()| Success::Done),
         Command::Measure(args) => measure::run(args, &output).map(|()| Success::Done),
+        Command::Completions(args) => completions::run(&args, &Cli::command(), &output).map(|()| Success::Done),
     };
     match result {
         Ok(success) => success.into(),

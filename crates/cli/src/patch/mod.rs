@@ -24,6 +24,7 @@ mod wave;
 pub(crate) use processes::duration;
 
 use crate::output::{Failure, Output, Success};
+use std::ffi::OsString;
 use stillpoint_patch_engine::GivingWay;
 
 /// `stillpoint patch ...`
@@ -63,12 +64,22 @@ pub(crate) enum Command {
     Gdb(gdb::Args),
 }
 
-/// Lowers the priority of this process; to be called before all else. Reading the command line, and then checking and linking, must not
-/// take the processor from the database to be patched.
-pub(crate) fn lower_priority() {
-    if GivingWay::is_called_for() {
+/// Commands that change or inspect a running program.
+const TOUCHING: [&str; 4] = ["apply", "check", "status", "revert"];
+
+/// Lowers the priority of this process if its arguments name such a command; to be called before all else. Reading the command line, and
+/// then checking and linking, must not take the processor from the database to be patched.
+pub(crate) fn lower_priority(arguments: impl Iterator<Item = OsString>) {
+    if touches(arguments) {
         GivingWay::begin().to_the_end();
     }
+}
+
+/// Returns true if the first words that are not options name a command that changes or inspects a running program.
+fn touches(arguments: impl Iterator<Item = OsString>) -> bool {
+    let mut names = arguments.filter(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    names.next().is_some_and(|word| word == "patch")
+        && names.next().is_some_and(|word| TOUCHING.iter().any(|name| word == *name))
 }
 
 /// Runs `stillpoint patch ...`.
@@ -92,4 +103,19 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<Success, Failure>
         Command::Gdb(args) => gdb::run(args, output),
     };
     done.map(|()| Success::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_touches_a_program_is_known_before_options_are_read() {
+        let touches = |line: &str| touches(line.split(' ').map(OsString::from));
+        assert!(touches("patch apply --pid 1 x"));
+        assert!(touches("--json patch --json revert"));
+        assert!(!touches("patch"));
+        assert!(!touches("patch build apply"));
+        assert!(!touches("kernel apply"));
+    }
 }

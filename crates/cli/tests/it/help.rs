@@ -62,3 +62,18 @@ fn an_unknown_option_is_refused_by_name_with_the_code_for_usage() {
         assert!(output.stdout.is_empty(), "{words:?}");
     });
 }
+
+#[test]
+fn each_shell_gets_every_command_and_its_options() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = stillpoint(&["completions", shell]);
+        let script = String::from_utf8(output.stdout).expect("a script is text");
+        assert!(output.status.success(), "{shell}: {}", String::from_utf8_lossy(&output.stderr));
+        for word in ["patch", "migrate", "kernel", "measure", "fallback", "quiescence", "dry-run", "json"] {
+            assert!(script.contains(word), "{shell} does not complete {word}");
+        }
+        for hidden in ["switch-guardian", "switch-unit", "completions"] {
+            assert!(!script.contains(hidden), "{shell} completes {hidden}");
+        }
+    }
+}

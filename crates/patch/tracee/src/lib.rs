@@ -58,7 +58,6 @@
 
 mod bpf;
 mod carrier;
-mod early;
 mod error;
 mod frame;
 mod freeze;
