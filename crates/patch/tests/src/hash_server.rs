@@ -3,7 +3,7 @@
 
 use crate::cli::Stillpoint;
 use crate::quiescence_program::flags;
-use crate::server::{ChildGuard, Restart, soon, bound_command};
+use crate::server::{ChildGuard, Restart, bound_command, soon};
 use crate::wait;
 use rustix::process::Signal;
 use std::fs::{self, File};
