@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn who_takes_too_long_is_named() {
         let clock = |test: &str, seconds| TestClock { test: test.into(), seconds };
-        let mut all = [clocks("a", 0), clocks("b", 8)];
+        let mut all = [clock("a", 0), clock("b", 8)];
         assert_eq!(tick(&mut all, 10), None);
         assert_eq!(tick(&mut all, 10).as_deref(), Some("b"));
     }

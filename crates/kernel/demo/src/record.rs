@@ -57,8 +57,8 @@ mod tests {
         let clock = Clock::now();
         let asked = clock.now - Duration::from_secs(10);
         let beat = |after: u64, took: u64| TimedRequest {
-            asked: asked + Duration::from_secs(after),
-            took: Duration::from_secs(took),
+            sent: asked + Duration::from_secs(after),
+            latency: Duration::from_secs(took),
         };
         let record = of_requests(&[(0, vec![beat(1, 7)]), (2, vec![beat(2, 1)])], &clock);
         let seen: Vec<(u32, u8)> = record.samples.iter().map(|sample| (sample.connection, sample.kind)).collect();

@@ -252,9 +252,9 @@ mod tests {
         let dir = parent.path().join("image");
         let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();
         store.disable_tracking();
-        read(pid, &mut store).unwrap();
+        read_from_outside(pid, &mut store).unwrap();
         let first = store.written().0;
-        read(pid, &mut store).unwrap();
+        read_from_outside(pid, &mut store).unwrap();
         let second = store.written().0 - first;
         child.kill().unwrap();
         child.wait().unwrap();

@@ -180,6 +180,7 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::FileExt;
 
     #[test]
@@ -201,7 +202,7 @@ mod tests {
             Err(error) => stillpoint_testing::skip!("no loop device here: {error}"),
         };
         device.disable_discard().unwrap();
-        let writable = OpenOptions::new().write(true).open(&device.path).unwrap();
+        let writable = fs::OpenOptions::new().write(true).open(&device.path).unwrap();
         writable.write_all_at(&[7; 4096], 8192).unwrap();
         writable.sync_all().unwrap();
         let mut page = [0; 4096];

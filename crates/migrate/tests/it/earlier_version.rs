@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use std::time::Duration;
-use stillpoint_migrate_tests::{Ended, Moment, Testbed, Trial};
+use stillpoint_migrate_tests::{CommandResult, Moment, Testbed, Trial};
 use stillpoint_testing::{
     binary::{earlier, with},
     postgresql::available,
@@ -12,7 +12,7 @@ use stillpoint_testing::{
 const RUN: [&str; 3] = ["run", "--share", "0"];
 
 #[track_caller]
-fn succeeds(testbed: &Testbed, words: &[&str]) -> Ended {
+fn succeeds(testbed: &Testbed, words: &[&str]) -> CommandResult {
     let ended = testbed.run(words);
     assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
     ended
@@ -20,7 +20,7 @@ fn succeeds(testbed: &Testbed, words: &[&str]) -> Ended {
 
 fn killed_in(testbed: &Testbed, phase: &'static str) {
     let mut tool = testbed.tool(&RUN);
-    Moment { phase: Some(phase), after: Duration::ZERO }.come(&mut tool);
+    Moment { phase: Some(phase), after: Duration::ZERO }.wait(&mut tool);
     tool.signal(Signal::KILL);
     tool.end();
 }

@@ -415,7 +415,7 @@ mod tests {
         assert!(unit.add_ports(&[43_210, 6379]));
         assert_eq!(unit.ports, [6379, 43_210]);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let of_this_process = super::super::unit::ports(std::process::id() as i32).unwrap();
+        let of_this_process = super::super::unit::tcp_ports(std::process::id() as i32).unwrap();
         assert!(of_this_process.contains(&listener.local_addr().unwrap().port()));
     }
 

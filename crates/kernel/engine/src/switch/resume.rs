@@ -152,7 +152,7 @@ pub fn continue_resume(state: &Path) -> Result<(), Error> {
 }
 
 /// Prevents the next switch until this one has ended. Units are restored without this lock, too.
-fn lock_state(state: &Path) -> Option<std::fs::File> {
+fn lock_state(state: &Path) -> Option<stillpoint_operation::JournalLock> {
     let lock = Journal::lock(state, Duration::ZERO).unwrap_or_else(|error| {
         tracing::warn!("{}", error.with_causes());
         None

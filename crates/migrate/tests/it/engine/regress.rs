@@ -100,7 +100,7 @@ async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&FileResult) -> 
     let order = schedule(tests);
     let names: Vec<String> = match std::env::var("STILLPOINT_REGRESS") {
         Ok(names) => names.split(',').map(str::to_owned).collect(),
-        Err(_) if is_soak() => part(order.clone()),
+        Err(_) if is_soak() => cases_of_part(order.clone()),
         Err(_) => short.iter().map(ToString::to_string).collect(),
     };
     let (mut servers, mut all, mut faults) = (None, Vec::new(), Vec::new());
