@@ -156,7 +156,7 @@ pub(crate) struct DropinArgs {
 /// Runs `stillpoint kernel dropin`.
 pub(crate) fn run_dropin(args: &DropinArgs, output: &Output) -> Result<(), Failure> {
     let text = dropin(&args.unit).map_err(|error| failure(error, "nothing was touched"))?;
-    output.lines(format_args!("{}", text.as_deref().unwrap_or("# nothing of it stands against a switch").trim_end()));
+    output.lines(format_args!("{}", text.as_deref().unwrap_or("# this unit needs no drop-in for a switch").trim_end()));
     Ok(())
 }
 

@@ -152,7 +152,7 @@ fn check_refusals(machine: &mut Machine, from: &str, to: &str) {
         "another switch is in progress",
     );
     machine.succeed(&format!("head -c 100000 /boot/vmlinuz-{to} >/boot/vmlinuz-7.0-torn && cp /boot/initrd.img-{to} /boot/initrd.img-7.0-torn"));
-    assert_output(machine, "stillpoint kernel switch --to 7.0-torn", 3, "it has 100000 bytes, and its header says");
+    assert_output(machine, "stillpoint kernel switch --to 7.0-torn", 3, "it has 100000 bytes, and its header requires");
     // all but 1 MiB of the free space
     machine.succeed("fallocate -l $(( $(df --output=avail -B1 / | tail -n 1) - 1048576 )) /fill");
     assert_output(machine, &format!("stillpoint kernel switch --to {to}"), 3, "MiB free, the image needs up to");

@@ -181,7 +181,7 @@ impl ProcessPair {
                     self.log.append(Record::Note { kind: NOTE_DONE, value: counts.faults })?;
                     match server.collapse(self.rate) {
                         Ok(CollapseCounts { made, left }) => tracing::info!(made, left, "huge pages"),
-                        Err(error) => tracing::warn!("memory stays in small pages: {}", error.with_causes()),
+                        Err(error) => tracing::warn!("memory remains in small pages: {}", error.with_causes()),
                     }
                     return Ok(());
                 }

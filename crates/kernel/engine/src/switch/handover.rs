@@ -161,7 +161,7 @@ impl Handover {
     /// Releases it, as soon as no process uses it any more.
     pub(super) fn unmount(&self) {
         if let Err(error) = unmount(&self.at) {
-            tracing::warn!("the images' memory stays in use: {error}");
+            tracing::warn!("the images' memory remains in use: {error}");
         }
     }
 }

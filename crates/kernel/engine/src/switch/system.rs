@@ -78,7 +78,7 @@ impl Kernel {
         let (image, initrd) = (boot.join(format!("vmlinuz-{version}")), boot.join(format!("initrd.img-{version}")));
         for file in [&image, &initrd] {
             if !file.is_file() {
-                return Err(format!("{} is not there", file.display()));
+                return Err(format!("{} does not exist", file.display()));
             }
         }
         check_kernel_file(&image)?;
@@ -139,7 +139,7 @@ fn check_kernel_file(image: &Path) -> Result<(), String> {
     let paragraphs = u32::from_le_bytes([header[0x1f4], header[0x1f5], header[0x1f6], header[0x1f7]]);
     let needed = (setup + 1) * 512 + u64::from(paragraphs) * 16;
     if length < needed {
-        return Err(failed(&format!("it has {length} bytes, and its header says {needed}")));
+        return Err(failed(&format!("it has {length} bytes, and its header requires {needed}")));
     }
     Ok(())
 }
@@ -385,7 +385,7 @@ mod tests {
         fs::write(&path, &image).unwrap();
         check_kernel_file(&path).unwrap();
         fs::write(&path, &image[..image.len() - 1]).unwrap();
-        assert!(check_kernel_file(&path).unwrap_err().contains("it has 3071 bytes, and its header says 3072"));
+        assert!(check_kernel_file(&path).unwrap_err().contains("it has 3071 bytes, and its header requires 3072"));
         image[0x202] = 0;
         fs::write(&path, &image).unwrap();
         assert!(check_kernel_file(&path).unwrap_err().contains("it has no header"));
