@@ -179,12 +179,12 @@ async fn take_ended(ready: &mut Vec<ReadyTarget>) -> Option<(Candidate, Error)> 
 async fn next_result(work: &mut Vec<Work<'_>>) -> Option<WorkResult> {
     poll_fn(|context| {
         for at in 0..work.len() {
-            if let Poll::ReadyTarget(done) = work[at].as_mut().poll(context) {
+            if let Poll::Ready(done) = work[at].as_mut().poll(context) {
                 drop(work.swap_remove(at));
-                return Poll::ReadyTarget(Some(done));
+                return Poll::Ready(Some(done));
             }
         }
-        if work.is_empty() { Poll::ReadyTarget(None) } else { Poll::Pending }
+        if work.is_empty() { Poll::Ready(None) } else { Poll::Pending }
     })
     .await
 }
