@@ -76,7 +76,7 @@ impl<'r> Section<'r> {
     }
 
     /// Reads the missing pages of this range; returns true if all of its bytes are present now.
-    fn fetch(&self, copy: &mut Copy, offset: usize, end: usize) -> bool {
+    fn fetch(&self, copy: &mut SectionCopy, offset: usize, end: usize) -> bool {
         let into = (self.at % PAGE) as usize;
         let pages = (into + offset) / PAGE as usize..(into + end).div_ceil(PAGE as usize);
         let mut all = true;

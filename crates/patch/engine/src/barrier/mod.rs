@@ -116,7 +116,7 @@ pub(crate) fn to_be_probed(
     mut busy: Vec<Busy>,
 ) -> Result<Vec<Busy>, Error> {
     if quiescence.needs_points()
-        && let Some((_, parts)) = present(process, modules)?
+        && let Some((_, parts)) = read_points(process, modules)?
     {
         busy.retain(|b| !parts.contains_key(&b.tid));
     }
