@@ -155,16 +155,16 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     }
     if !service.confined_by.is_empty() && !args.loosen_sandbox {
         output.warn(format_args!(
-            "{unit} confines its system calls ({}): it runs unpatched unless stillpoint-exec.socket is started, whose helper \
-             works from outside, or --loosen-sandbox allows {} inside",
+            "{unit} restricts its system calls ({}): it runs unpatched unless stillpoint-exec.socket is started, whose helper \
+             works outside of the sandbox, or --loosen-sandbox allows {} in the sandbox",
             service.confined_by.join(" "),
             unit_file::HELPER_SYSTEM_CALLS
         ));
     }
     if service.lacks_local_sockets() && !args.loosen_sandbox {
         output.warn(format_args!(
-            "{unit} may not create sockets of AF_UNIX (RestrictAddressFamilies=): the helper of stillpoint-exec.socket is out of its \
-             reach, and one in its sandbox needs CAP_SYS_ADMIN; --loosen-sandbox allows AF_UNIX"
+            "{unit} may not create sockets of AF_UNIX (RestrictAddressFamilies=): it cannot connect to the helper of \
+             stillpoint-exec.socket, and a helper in its sandbox needs CAP_SYS_ADMIN; --loosen-sandbox allows AF_UNIX"
         ));
     }
     let drop_in = unit_file::drop_in(&args.root, &unit);
