@@ -84,16 +84,15 @@ impl Routes {
     /// Reads the file, which need not exist.
     pub(crate) fn load(lock: Lock) -> Result<Routes, StartError> {
         let file = Arc::clone(&lock.file);
-        let servers = match file.directory.read(&file.name, FILE_MAX) {
+        let servers: BTreeMap<String, Server> = match file.directory.read(&file.name, FILE_MAX) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| file.wrong(error))?,
             Err(error) if error.is_not_found() => BTreeMap::new(),
             Err(error) => return Err(file.wrong(error)),
         };
         let (staged, lock) = (AtomicU64::new(0), Mutex::new(Some(lock)));
-        let routes = Routes { servers: Mutex::new(servers), staged, file, lock };
+        let routes = Routes { servers: Mutex::new(servers.clone()), staged, file, lock };
         // A file that cannot be written would be noticed only at the switch-over, which is too late.
-        let known = lock(&routes.servers).clone();
-        routes.write(known.clone(), known)?.activate()?;
+        routes.write(servers.clone(), servers)?.activate()?;
         routes.sync()?;
         Ok(routes)
     }
