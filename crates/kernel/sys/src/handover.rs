@@ -165,6 +165,7 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{self, OpenOptions};
     use std::os::unix::fs::FileExt;
 
     #[test]

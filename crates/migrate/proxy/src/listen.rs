@@ -74,6 +74,8 @@ pub(crate) fn unix(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_socket_in_use_or_another_file_is_left_alone_and_a_dead_one_replaced() {
