@@ -430,7 +430,7 @@ fn is_regular(stat: &Stat) -> bool {
 }
 
 fn target(parent: impl AsFd, name: &OsStr) -> Result<PathBuf, Errno> {
-    Ok(OsString::from_vec(readlinkat(parent, name, Vec::new())?.into_bytes()).into())
+    Ok(OsString::from_vec(readlinkat(parent, name, Vec::<u8>::new())?.into_bytes()).into())
 }
 
 /// Names in a directory, without `.git`.

@@ -82,18 +82,17 @@ impl Lock {
 
 impl Routes {
     /// Reads the file, which need not exist.
-    pub(crate) fn load(own: Lock) -> Result<Routes, StartError> {
-        let file = Arc::clone(&own.file);
-        let servers = match file.directory.read(&file.name, FILE_MAX) {
+    pub(crate) fn load(lock: Lock) -> Result<Routes, StartError> {
+        let file = Arc::clone(&lock.file);
+        let servers: BTreeMap<String, Server> = match file.directory.read(&file.name, FILE_MAX) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| file.wrong(error))?,
             Err(error) if error.is_not_found() => BTreeMap::new(),
             Err(error) => return Err(file.wrong(error)),
         };
-        let (staged, servers) = (AtomicU64::new(0), Mutex::new(servers));
-        let routes = Routes { servers, staged, file, lock: Mutex::new(Some(own)) };
+        let (staged, lock) = (AtomicU64::new(0), Mutex::new(Some(lock)));
+        let routes = Routes { servers: Mutex::new(servers.clone()), staged, file, lock };
         // A file that cannot be written would be noticed only at the switch-over, which is too late.
-        let known = lock(&routes.servers).clone();
-        routes.write(known.clone(), known)?.activate()?;
+        routes.write(servers.clone(), servers)?.activate()?;
         routes.sync()?;
         Ok(routes)
     }
