@@ -1,4 +1,4 @@
-//! Where the C library looks up names of machines.
+//! Sources from which the C library resolves names of machines.
 
 use std::ffi::{CStr, c_char, c_int};
 

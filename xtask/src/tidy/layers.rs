@@ -1,4 +1,4 @@
-//! Allowed dependencies between packages: `cli -> engines -> edge -> pure`, and none between pillars.
+//! Allowed dependencies between packages: `cli -> engines -> skeleton -> edge -> pure`, and none between pillars.
 
 use super::{Finding, Package, Tree};
 
@@ -9,6 +9,8 @@ pub(super) enum Layer {
     Pure,
     /// Unsafe code, ptrace, raw system calls.
     Edge,
+    /// The skeleton on which engines run.
+    Skeleton,
     /// Performs the operations.
     Engine,
     /// The binary.
@@ -45,7 +47,7 @@ const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-kernel-foam", Layer::Pure, Pillar::Kernel),
     ("stillpoint-kernel-criu", Layer::Pure, Pillar::Kernel),
     ("stillpoint-host", Layer::Edge, Pillar::Shared),
-    ("stillpoint-operation", Layer::Edge, Pillar::Shared),
+    ("stillpoint-operation", Layer::Skeleton, Pillar::Shared),
     ("stillpoint-integrations", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),

@@ -23,7 +23,7 @@ enum CaptureSource {
 enum ScheduleOrder {
     /// First reads and commits keep the order that transactions could observe (Madeus' LSIR).
     Lsir,
-    /// As lsir, and one commit at a time.
+    /// Order of lsir, and one commit at a time.
     BCon,
     /// One transaction at a time, its first operation and its writes.
     BMin,

@@ -125,7 +125,7 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
 /// Options for the migration of threads.
 #[derive(clap::Args)]
 pub(crate) struct MigrationOptions {
-    /// How threads migrate: `probe` (each by itself, when no patched function is on its stack), `local` (each by
+    /// Quiescence of threads before they migrate: `probe` (each by itself, when no patched function is on its stack), `local` (each by
     /// itself at its next quiescence point), `group:NAME` (the threads of a group together at theirs, the others as
     /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
     #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]

@@ -439,7 +439,7 @@ pub(crate) fn permission_hint(status: &Status) -> String {
     let scope = kernel_files::text("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let own = kernel_files::metadata("/proc/self").map(|m| m.uid()).unwrap_or(u32::MAX);
     if scope.trim() == "3" {
-        return "kernel.yama.ptrace_scope is 3, nobody may trace until the next boot".to_owned();
+        return "kernel.yama.ptrace_scope is 3: no process may trace until the next boot".to_owned();
     }
     if own == 0 {
         return "CAP_SYS_PTRACE is missing (in a container: --cap-add SYS_PTRACE), or a security module forbids it"

@@ -79,7 +79,7 @@ fn memory_in_huge_pages_comes_back_in_huge_pages_and_no_other_does() {
     }
 }
 
-/// What a checkpoint and a restore have made of the three ranges.
+/// The three ranges before a checkpoint and after the restore.
 struct RoundTrip {
     /// KiB in huge pages, and in all, before the checkpoint.
     before: Vec<(u64, u64)>,
