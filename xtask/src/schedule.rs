@@ -21,13 +21,13 @@ const WAITING: [(&str, &[&str]); 4] = [
         "stillpoint-migrate-tests",
         &[
             "proxy::drivers",
-            "proxy::hostile",
+            "proxy::hostile_clients",
             "proxy::metrics",
-            "proxy::pass",
+            "proxy::passthrough",
             "proxy::regress",
             "proxy::replication",
             "proxy::signals",
-            "proxy::silent",
+            "proxy::silent_connections",
             "proxy::startup",
             "proxy::tls",
         ],
@@ -38,18 +38,28 @@ const WAITING: [(&str, &[&str]); 4] = [
             "engine::attach",
             "engine::check",
             "engine::faults",
-            "engine::holds",
-            "engine::names",
+            "engine::database_contents",
+            "engine::database_names",
             "engine::regress",
             "engine::run",
-            "engine::since",
+            "engine::ddl_changes",
             "engine::targets",
             "engine::tls",
         ],
     ),
     (
         "stillpoint-migrate-tests",
-        &["bypass", "carried", "faults", "guardian", "levels", "modes", "secrets", "targets", "versions"],
+        &[
+            "bypass",
+            "session_state",
+            "faults",
+            "guardian",
+            "isolation_levels",
+            "replay_modes",
+            "secrets",
+            "targets",
+            "versions",
+        ],
     ),
     ("stillpoint-patch-tests", &["eintr"]),
 ];
@@ -84,4 +94,22 @@ fn is_waiting(unit: &Unit) -> bool {
 
 fn rank(unit: &Unit) -> (usize, String) {
     (ORDER.iter().position(|name| *name == unit.package()).unwrap_or(ORDER.len()), unit.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn every_module_that_waits_exists() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the tree");
+        for (package, modules) in WAITING {
+            let pillar = package.trim_start_matches("stillpoint-").trim_end_matches("-tests");
+            for module in modules {
+                let path = format!("crates/{pillar}/tests/it/{}.rs", module.replace("::", "/"));
+                assert!(root.join(&path).exists(), "{path}");
+            }
+        }
+    }
 }
