@@ -395,7 +395,7 @@ mod tests {
             let parent = tempfile::tempdir().unwrap();
             let dir = parent.path().join("image");
             let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();
-            store.not_tracked();
+            store.disable_tracking();
             let mut plain = [None; 24];
             for _ in 0..1 + random(4) {
                 store.begin_pass();

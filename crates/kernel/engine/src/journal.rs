@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn lines_are_read_as_they_were_written_and_torn_ones_left_out() {
         let dir = tempfile::tempdir().unwrap();
-        let journal = Journal::of(dir.path()).about(Some(7));
+        let journal = Journal::of(dir.path()).with_pid(Some(7));
         journal.note("checkpoint", "dump", Some(2_000_000), None);
         journal.note("checkpoint", "done", None, Some(&Error::NoProcess(7)));
         let mut text = fs::read_to_string(dir.path().join(FILE_NAME)).unwrap();
