@@ -3,7 +3,7 @@
 //! The obvious way is to read all of them with the index, under one digest. Then a restore begins later the more memory
 //! there is, before any page has been faulted in. So the index has a digest for each group.
 
-use crate::checksums::{CHECKSUM_BYTES, Digest, GROUP_BYTES, PAGES_PER_GROUP, digest, locate};
+use crate::checksums::{CHECKSUM_BYTES, GROUP_BYTES, GroupDigest, PAGES_PER_GROUP, digest, locate};
 use crate::{Checksums, Error, Extents, Object, PRESENT, PageChecksum};
 
 /// Groups that a memory has, and their positions in the file.
@@ -11,7 +11,7 @@ use crate::{Checksums, Error, Extents, Object, PRESENT, PageChecksum};
 pub struct ChecksumGroups {
     /// Numbers of those with stored pages, by address.
     numbers: Vec<u64>,
-    digests: Vec<Digest>,
+    digests: Vec<GroupDigest>,
 }
 
 impl ChecksumGroups {
@@ -36,7 +36,7 @@ impl ChecksumGroups {
     }
 
     /// Takes the digests that an index has; returns `None` if they are not those of the stored pages.
-    pub(crate) fn from_digests(extents: &Extents, digests: Vec<Digest>) -> Option<Self> {
+    pub(crate) fn from_digests(extents: &Extents, digests: Vec<GroupDigest>) -> Option<Self> {
         let count = spans(extents).map(|(first, last)| last - first + 1).sum::<u64>();
         if count != digests.len() as u64 {
             return None;
@@ -45,7 +45,7 @@ impl ChecksumGroups {
         Some(ChecksumGroups { numbers, digests })
     }
 
-    pub(crate) fn digests(&self) -> &[Digest] {
+    pub(crate) fn digests(&self) -> &[GroupDigest] {
         &self.digests
     }
 

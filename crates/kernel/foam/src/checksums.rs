@@ -12,7 +12,7 @@ pub(crate) const GROUP_BYTES: usize = PAGES_PER_GROUP as usize * CHECKSUM_BYTES;
 /// Bytes of a checksum.
 pub(crate) const CHECKSUM_BYTES: usize = 16;
 
-pub(crate) type Digest = [u8; 32];
+pub(crate) type GroupDigest = [u8; 32];
 /// Checksum of a page.
 pub type PageChecksum = [u8; CHECKSUM_BYTES];
 
@@ -49,8 +49,8 @@ struct Group {
     bytes: Box<[u8; GROUP_BYTES]>,
     /// Pages that have a checksum, a bit for each.
     stored: [u64; (PAGES_PER_GROUP / 64) as usize],
-    /// Digest of the bytes; `None` since a checksum of the group has changed.
-    digest: Option<Digest>,
+    /// GroupDigest of the bytes; `None` since a checksum of the group has changed.
+    digest: Option<GroupDigest>,
 }
 
 impl Group {
@@ -124,7 +124,7 @@ impl Checksums {
     }
 
     /// Returns the bytes of a group, and their digest.
-    pub(crate) fn group(&self, number: u64) -> Option<(&[u8], Digest)> {
+    pub(crate) fn group(&self, number: u64) -> Option<(&[u8], GroupDigest)> {
         let group = self.groups.get(&number)?;
         let digest = group.digest.unwrap_or_else(|| digest(&group.bytes[..]));
         Some((&group.bytes[..], digest))
@@ -138,7 +138,7 @@ pub(crate) fn locate(address: u64) -> (u64, usize) {
 }
 
 /// Returns the SHA-256 of some checksums.
-pub(crate) fn digest(bytes: &[u8]) -> Digest {
+pub(crate) fn digest(bytes: &[u8]) -> GroupDigest {
     Sha256::digest(bytes).into()
 }
 

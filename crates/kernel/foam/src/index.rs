@@ -6,7 +6,7 @@
 //!
 //! The body has a digest of each group of checksums: a group is read when it is needed.
 
-use crate::checksums::Digest;
+use crate::checksums::GroupDigest;
 use crate::{ChecksumGroups, Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -90,7 +90,7 @@ struct Entry {
     windows: Vec<u64>,
     extents: Vec<Extent>,
     /// Digests of the groups of checksums.
-    digests: Vec<Digest>,
+    digests: Vec<GroupDigest>,
 }
 
 impl Recorded {
