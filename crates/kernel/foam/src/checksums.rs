@@ -49,7 +49,7 @@ struct Group {
     bytes: Box<[u8; GROUP_BYTES]>,
     /// Pages that have a checksum, a bit for each.
     stored: [u64; (PAGES_PER_GROUP / 64) as usize],
-    /// GroupDigest of the bytes; `None` since a checksum of the group has changed.
+    /// Digest of the bytes; `None` since a checksum of the group has changed.
     digest: Option<GroupDigest>,
 }
 
