@@ -148,7 +148,10 @@ fn behind_the_decision_there_is_no_way_back() {
 fn a_way_back_that_fails_is_gone_by_the_next_call() {
     for point in [FaultPoint::Armed, FaultPoint::Migrated] {
         let mut victim = Victim::start();
-        assert_eq!(service_state(victim.apply(Quiescence::Probe, &[point, FaultPoint::Returned])), ServiceState::Unfinished);
+        assert_eq!(
+            service_state(victim.apply(Quiescence::Probe, &[point, FaultPoint::Returned])),
+            ServiceState::Unfinished
+        );
         assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{point:?}");
         victim.apply(Quiescence::Probe, &[]).expect("undone, then applied");
         assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));

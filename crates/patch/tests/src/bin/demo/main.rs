@@ -204,8 +204,10 @@ fn older_package(narrator: &mut Narrator) -> Result<(), String> {
         .step("Debian's own older redis-server, unmodified and stripped, brought to the newest fixes while it runs");
     let versions = packages::versions_with_source(&["redis-server", "redis-tools"])?;
     let Some(older) = versions.get(1) else {
-        narrator
-            .print(&format!("the archive offers {} only, so there is no older binary to show it on", versions.join("")));
+        narrator.print(&format!(
+            "the archive offers {} only, so there is no older binary to show it on",
+            versions.join("")
+        ));
         return Ok(());
     };
     let binary = match packages::redis(Some(older)) {
