@@ -84,6 +84,16 @@ impl Error {
     }
 }
 
+impl From<Error> for std::io::Error {
+    /// Returns the error of the system alone, if there is one: for callers that name the file themselves.
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io { source, .. } => source,
+            other => std::io::Error::other(other),
+        }
+    }
+}
+
 /// Attaches an action and a path to an error of the system.
 pub(crate) trait At<T> {
     fn at(self, doing: &'static str, path: &Path) -> Result<T, Error>;

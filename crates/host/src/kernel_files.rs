@@ -4,9 +4,12 @@
 //! names, so the rule of [`crate::trusted`] does not apply. A path that begins elsewhere, or contains `..`, is refused. Devices, which the
 //! kernel makes below `/dev`, are opened here as well.
 
+use crate::file::open_if;
+use rustix::fs::{Mode, OFlags, openat};
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -120,19 +123,64 @@ pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     File::open(of_kernel(path.as_ref())?)
 }
 
-/// Opens a device for writing.
+/// Opens a file for reading and writing, such as the memory of a process.
+///
+/// # Errors
+/// The path is not one of the kernel's, or the file cannot be opened.
+pub fn open_to_change(path: impl AsRef<Path>) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(of_kernel(path.as_ref())?)
+}
+
+/// Opens the regular file behind a path that a process chooses, such as one below `/proc/PID/root`, if it is the expected one. The file is
+/// looked at before it is opened.
+///
+/// # Errors
+/// The path is not one of the kernel's, or there is another file, or the file cannot be opened.
+pub fn open_expected(path: impl AsRef<Path>, is_expected: impl FnOnce(&Metadata) -> bool) -> io::Result<File> {
+    let opened = open_if(of_kernel(path.as_ref())?, |found| found.is_file() && is_expected(found))?;
+    opened.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "another file has its path now"))
+}
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Opens a directory, such as the root of the control groups.
+///
+/// # Errors
+/// The path is not one of the kernel's, or ends in a link, or the directory cannot be opened.
+pub fn open_directory(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
+    Ok(openat(rustix::fs::CWD, of_kernel(path.as_ref())?, FOLDER, Mode::empty())?)
+}
+
+/// Opens a directory in an open one by its name; follows no link.
+///
+/// # Errors
+/// There is none, or it cannot be opened.
+pub fn directory_in(directory: impl AsFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
+    openat(directory, name, FOLDER, Mode::empty())
+}
+
+/// Opens a file in an open directory by its name; follows no link.
+///
+/// # Errors
+/// There is none, or it cannot be opened.
+pub fn file_in(directory: impl AsFd, name: &str) -> rustix::io::Result<File> {
+    openat(directory, name, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map(File::from)
+}
+
+/// Opens a device with these flags, for instance `WRONLY`.
 ///
 /// # Errors
 /// The path is not below `/dev`, or is not a device, or the device cannot be opened.
-pub fn device(path: &Path) -> io::Result<File> {
+pub fn device(path: &Path, flags: OFlags) -> io::Result<File> {
     if !path.starts_with("/dev") || path.components().any(|part| part == Component::ParentDir) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no path of a device"));
     }
     // checked before the open, since for some devices the open itself is a command
-    if !fs::metadata(path)?.file_type().is_char_device() {
+    let kind = fs::metadata(path)?.file_type();
+    if !kind.is_char_device() && !kind.is_block_device() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no device"));
     }
-    OpenOptions::new().write(true).open(path)
+    Ok(openat(rustix::fs::CWD, path, flags | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
 /// Removes a directory that the kernel allows to be removed, such as a control group without processes.
@@ -161,8 +209,15 @@ pub fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
 
 /// Lists the names in a directory; empty if the directory cannot be read.
 pub fn names(path: impl AsRef<Path>) -> Vec<OsString> {
-    let entries = of_kernel(path.as_ref()).and_then(fs::read_dir);
-    entries.into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
+    list(path).into_iter().flatten().flatten().collect()
+}
+
+/// Lists the names in a directory, one at a time: some directories have as many as another user wants.
+///
+/// # Errors
+/// The path is not one of the kernel's, or the directory cannot be read.
+pub fn list(path: impl AsRef<Path>) -> io::Result<impl Iterator<Item = io::Result<OsString>>> {
+    Ok(fs::read_dir(of_kernel(path.as_ref())?)?.map(|entry| Ok(entry?.file_name())))
 }
 
 fn of_kernel(path: &Path) -> io::Result<&Path> {
@@ -188,6 +243,24 @@ mod tests {
             assert_eq!(bytes(path).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{path}");
         }
         assert!(names("/etc").is_empty() && write("/tmp/x", "").is_err() && remove_directory("/tmp/x").is_err());
+        assert!(open_to_change("/etc/passwd").is_err() && open_directory("/etc").is_err() && list("/etc").is_err());
+    }
+
+    #[test]
+    fn a_file_that_a_process_exchanged_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let open = |name: &str, inode: u64| {
+            let path = Path::new("/proc/self/root").join(path(name).strip_prefix("/").unwrap());
+            open_expected(path, |found| std::os::unix::fs::MetadataExt::ino(found) == inode)
+        };
+        fs::write(path("text"), "x").unwrap();
+        let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(path("text")).unwrap());
+        assert_eq!(io::read_to_string(open("text", inode).unwrap()).unwrap(), "x");
+        assert!(open("text", inode + 1).is_err() && open("none", inode).is_err());
+        rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let pipe = std::os::unix::fs::MetadataExt::ino(&fs::metadata(path("pipe")).unwrap());
+        assert!(open("pipe", pipe).is_err(), "it would wait");
     }
 
     #[test]
@@ -208,9 +281,9 @@ mod tests {
 
     #[test]
     fn devices_are_opened_and_no_other_files() {
-        assert!(device(Path::new("/dev/null")).is_ok());
+        assert!(device(Path::new("/dev/null"), OFlags::WRONLY).is_ok());
         for path in ["/etc/passwd", "/dev/../etc/passwd", "/dev/shm", "/dev/none"] {
-            assert!(device(Path::new(path)).is_err(), "{path}");
+            assert!(device(Path::new(path), OFlags::WRONLY).is_err(), "{path}");
         }
     }
 }

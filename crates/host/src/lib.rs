@@ -1,5 +1,5 @@
 //! Services of the machine that all pillars share: the cache of everything that is downloaded or built, files that are written completely
-//! or not at all, directories that no other user can redirect, the kernel's own files, the filter for untrusted text, and the processes of
+//! or not at all, directories that no other user can redirect, trees whose contents others wrote, the kernel's own files, the filter for untrusted text, and the processes of
 //! systemd's services.
 //!
 //! The caller guarantees that a maker of a cache entry writes only into the directory that it is given, and that an entry's name ends in a
@@ -39,6 +39,7 @@ pub mod kernel_files;
 pub mod systemd;
 pub mod text;
 pub mod trusted;
+pub mod untrusted;
 
 pub use cache::{Cache, EntryName};
 pub use error::Error;

@@ -45,7 +45,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-kernel-foam", Layer::Pure, Pillar::Kernel),
     ("stillpoint-kernel-criu", Layer::Pure, Pillar::Kernel),
     ("stillpoint-host", Layer::Edge, Pillar::Shared),
-    ("stillpoint-integrations", Layer::Edge, Pillar::Shared),
+    ("stillpoint-integrations", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),

@@ -11,6 +11,8 @@ use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, Po
 use super::{attend, describe, failure, interrupted, json, seconds};
 use crate::output::{Failure, Output};
 
+/// Size limit of a history, in bytes.
+const HISTORY_MAX: u64 = 4 << 30;
 /// Number of anomalies that are printed; the JSON has all.
 const SHOWN: usize = 10;
 
@@ -154,7 +156,7 @@ fn show_anomalies(anomalies: &[Anomaly], output: &Output) {
 }
 
 pub(super) fn run_check(args: CheckArgs, output: &Output) -> Result<(), Failure> {
-    let text = stillpoint_host::file::read_named(&args.history).map_err(Failure::refused)?;
+    let text = stillpoint_host::file::read_named_text(&args.history, HISTORY_MAX).map_err(Failure::refused)?;
     let history = History::from_lines(&text)
         .map_err(|problem| Failure::refused(anyhow::anyhow!("{}: {problem}", args.history.display())))?;
     let anomalies = check(&history, args.isolation.isolation().level());

@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use stillpoint_patch_builder::{generate_key, read_secret_key};
 use stillpoint_patch_format::PublicKey;
 
+/// Size limit of a key file, in bytes.
+const KEY_MAX: u64 = 64 << 10;
+
 /// Arguments of `stillpoint patch key`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -84,6 +87,6 @@ fn read(file: &std::path::Path) -> anyhow::Result<PublicKey> {
     if file.extension().is_some_and(|e| e == "key") {
         return Ok(read_secret_key(file)?.public());
     }
-    let text = stillpoint_host::file::read_named(file).context("key file")?;
+    let text = stillpoint_host::file::read_named_text(file, KEY_MAX).context("key file")?;
     PublicKey::parse(&text).with_context(|| format!("key file {}", file.display()))
 }

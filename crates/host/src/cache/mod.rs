@@ -26,8 +26,10 @@ use crate::file::{self, Readable};
 use manifest::Manifest;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io::Write;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -313,7 +315,16 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 
 /// Removes a directory tree or a file if it exists, without entering mounts.
 pub fn remove(path: &Path) -> Result<(), Error> {
-    match removal::remove_tree(path)?.first() {
+    without_mounts(&removal::remove_tree(path)?)
+}
+
+/// Removes a directory tree or a file of an open directory in the same way; `path` is for errors.
+pub(crate) fn remove_in(parent: BorrowedFd, name: &OsStr, path: &Path) -> Result<(), Error> {
+    without_mounts(&removal::remove_in(parent, name, path)?)
+}
+
+fn without_mounts(mounts: &[PathBuf]) -> Result<(), Error> {
+    match mounts.first() {
         None => Ok(()),
         Some(mount) => Err(rustix::io::Errno::BUSY).at("removing the mounted", mount),
     }

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::error::At;
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, fchmod, openat, openat2, unlinkat};
 use rustix::io::Errno;
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,14 @@ pub(super) fn remove_tree(path: &Path) -> Result<Vec<PathBuf>, Error> {
         Err(Errno::NOENT) => return Ok(Vec::new()),
         opened => opened.at("opening", parent)?,
     };
-    let mut name = name.as_bytes().to_vec();
-    name.push(0);
-    let name = CStr::from_bytes_with_nul(&name).map_err(|_| Errno::INVAL).at("removing", path)?;
+    remove_in(parent_fd.as_fd(), name, path)
+}
+
+/// Removes a tree or a file of an open directory in the same way; `path` is for errors.
+pub(super) fn remove_in(parent: BorrowedFd, name: &OsStr, path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL).at("removing", path)?;
     let mut mounts = Vec::new();
-    remove_at(parent_fd.as_fd(), name, path, &mut mounts)?;
+    remove_at(parent, &name, path, &mut mounts)?;
     Ok(mounts)
 }
 

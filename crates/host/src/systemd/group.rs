@@ -3,10 +3,10 @@
 use super::{ServiceName, ask, is_booted};
 use crate::Error;
 use crate::error::At;
-use rustix::fs::{Dir, FileType, FsWord, Mode, OFlags, fstatfs, open, openat};
+use crate::kernel_files;
+use rustix::fs::{Dir, FileType, FsWord, fstatfs};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -86,21 +86,19 @@ impl ControlGroup {
 /// Hierarchies that are mounted.
 fn hierarchies() -> impl Iterator<Item = OwnedFd> {
     HIERARCHIES.into_iter().filter_map(|(path, magic)| {
-        let root = open(path, FOLDER, Mode::empty()).ok()?;
+        let root = kernel_files::open_directory(path).ok()?;
         fstatfs(&root).is_ok_and(|found| found.f_type == magic).then_some(root)
     })
 }
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
 /// Opens a group by its path from the root, folder by folder, and follows no link.
 fn open_below(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
-    let mut folder = openat(root, ".", FOLDER, Mode::empty())?;
+    let mut folder = kernel_files::directory_in(root, ".")?;
     for name in path.split('/').filter(|name| !name.is_empty()) {
         if name == ".." {
             return Err(Errno::INVAL);
         }
-        folder = openat(&folder, name, FOLDER, Mode::empty())?;
+        folder = kernel_files::directory_in(&folder, name)?;
     }
     Ok(folder)
 }
@@ -124,7 +122,7 @@ fn collect(group: &OwnedFd, depth: usize, pids: &mut BTreeSet<i32>) -> Result<()
             continue;
         }
         let depth = depth.checked_sub(1).ok_or(Errno::LOOP)?;
-        match openat(group, name, FOLDER, Mode::empty()) {
+        match kernel_files::directory_in(group, name) {
             Ok(below) => collect(&below, depth, pids)?,
             Err(error) if is_gone(error) => {}
             Err(error) => return Err(error),
@@ -140,9 +138,10 @@ fn is_gone(error: Errno) -> bool {
 
 /// Processes in a group itself, without those of another pid namespace (0).
 fn members(group: impl AsFd) -> Result<Vec<i32>, Errno> {
-    let file = openat(group, "cgroup.procs", OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let mut text = String::new();
-    File::from(file).read_to_string(&mut text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    kernel_files::file_in(group, "cgroup.procs")?
+        .read_to_string(&mut text)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect())
 }
 
@@ -168,7 +167,7 @@ pub fn service_of_group(path: &str) -> Option<(ServiceName, &str)> {
 /// [`Error::Io`] for a process that has ended, [`Error::NotInService`] for one in no service's control group.
 pub fn service_of_process(pid: i32) -> Result<ServiceName, Error> {
     let path = format!("/proc/{pid}/cgroup");
-    let text = std::fs::read_to_string(&path).at("reading", Path::new(&path))?;
+    let text = kernel_files::text(&path).at("reading", Path::new(&path))?;
     let is_service = |(service, group): &(ServiceName, &str)| {
         ControlGroup::find(service, false).is_ok_and(|found| found.path == *group)
     };
@@ -227,7 +226,7 @@ mod tests {
     }
 
     fn folder(path: &Path) -> OwnedFd {
-        open(path, FOLDER, Mode::empty()).unwrap()
+        fs::File::open(path).unwrap().into()
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl Armed {
     fn start(device: &Path, limit_s: u32) -> Result<Self, Error> {
         let path = device.to_string_lossy();
         run("set the watchdog's limit", "wdctl", &["--settimeout", &limit_s.to_string(), &path], None)?;
-        kernel_files::device(device).at("start", device).map(|device| Armed { device })
+        kernel_files::device(device, rustix::fs::OFlags::WRONLY).at("start", device).map(|device| Armed { device })
     }
 
     fn ping(&mut self) -> std::io::Result<()> {
