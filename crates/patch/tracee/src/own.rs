@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use stillpoint_host::kernel_files;
 
 /// State with which this process was started and which Rust's runtime changes before `main`. Bits 0 to 2: a standard descriptor was closed
 /// (the runtime opens `/dev/null` there). Bit 3: SIGPIPE was ignored (the runtime always ignores it).
@@ -69,7 +70,7 @@ pub(crate) fn exec(program: &OsStr, arguments: &[OsString]) -> io::Error {
 
 /// Forks twice; returns true in the grandchild. The child between them has ended and was waited for.
 pub(crate) fn fork_grandchild() -> io::Result<bool> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+    if kernel_files::list("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("more than one thread runs"));
     }
     // SAFETY: no other thread runs, so no lock is held that would never be released.

@@ -3,6 +3,7 @@
 use crate::Pid;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
 const PAGE: u64 = 4096;
@@ -25,7 +26,7 @@ pub struct Pagemap {
 impl Pagemap {
     /// Opens the map of a process; if the kernel shows none, every page counts as held.
     pub fn of(pid: Pid) -> Pagemap {
-        Pagemap { file: File::open(format!("/proc/{pid}/pagemap")).ok(), first: 0, entries: Vec::new() }
+        Pagemap { file: kernel_files::open(format!("/proc/{pid}/pagemap")).ok(), first: 0, entries: Vec::new() }
     }
 
     /// Returns true if the page at an address was ever touched and holds data, or if that is unknown. Calls in ascending order of addresses

@@ -6,12 +6,13 @@ use crate::priority::step_aside;
 use crate::remote::{Gadgets, Landmarks};
 use crate::status::{Stat, Threads};
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use stillpoint_host::kernel_files;
 
 /// Number of times the list of threads is read if no thread is held: a thread that ends may cut it short (see [`Threads`]).
 const LISTINGS: u32 = 16;
@@ -54,14 +55,14 @@ impl Process {
         if pid.0 as u32 == std::process::id() {
             return Err(Error::Own(pid));
         }
-        let dir = File::open(format!("/proc/{pid}")).map_err(|_| Error::Gone(pid))?;
+        let dir = kernel_files::open(format!("/proc/{pid}")).map_err(|_| Error::Gone(pid))?;
         let base = below(&dir);
-        let text = fs::read_to_string(base.join("status")).map_err(|_| Error::Gone(pid))?;
+        let text = kernel_files::text(base.join("status")).map_err(|_| Error::Gone(pid))?;
         let status = Status::parse(&text).ok_or_else(|| malformed(pid, "status", "a field is missing"))?;
         if status.tgid != pid {
             return Err(Error::NotAProcess { tid: Tid(pid.0), pid: status.tgid });
         }
-        let text = fs::read_to_string(base.join("stat")).map_err(|_| Error::Gone(pid))?;
+        let text = kernel_files::text(base.join("stat")).map_err(|_| Error::Gone(pid))?;
         let stat = Stat::parse(&text).ok_or_else(|| malformed(pid, "stat", "a field is missing"))?;
         if stat.kernel_thread() {
             return Err(Error::KernelThread(pid));
@@ -75,13 +76,10 @@ impl Process {
             _ => Error::Gone(pid),
         })?;
         if status.tracer.0 != 0 && !may_be_traced {
-            let name = fs::read_to_string(format!("/proc/{}/comm", status.tracer)).unwrap_or_default();
+            let name = kernel_files::text(format!("/proc/{}/comm", status.tracer)).unwrap_or_default();
             return Err(Error::AlreadyTraced { pid, tracer: status.tracer, name: name.trim_end().to_owned() });
         }
-        let memory = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(base.join(&view).join("mem"))
+        let memory = kernel_files::open_to_change(base.join(&view).join("mem"))
             .map_err(|error| denied_or_gone(pid, &status, error))?;
         let process = Process {
             inner: Arc::new(Inner {
@@ -173,9 +171,8 @@ impl Process {
 
     /// Returns the numbers of the threads, at least one.
     fn tids(&self) -> Result<Vec<i32>, Error> {
-        let entries = fs::read_dir(self.path("task")).map_err(|_| Error::Gone(self.pid()))?;
-        let names = entries.map_while(Result::ok).filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok()));
-        let tids: Vec<i32> = names.collect();
+        let names = kernel_files::names(self.path("task"));
+        let tids: Vec<i32> = names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect();
         if tids.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(tids) }
     }
 
@@ -202,21 +199,21 @@ impl Process {
 
     /// Returns [`Process::modules`] among mappings that are known already.
     pub fn modules_among(&self, mappings: &[Mapping]) -> Vec<Module> {
-        let exe = fs::metadata(self.memory_path("exe")).map(|m| m.ino()).unwrap_or(0);
+        let exe = kernel_files::metadata(self.memory_path("exe")).map(|m| m.ino()).unwrap_or(0);
         let entry = self.auxiliary(libc::AT_ENTRY);
         module::find(mappings, self.memory(), exe, entry)
     }
 
     /// Returns one value of the auxiliary vector.
     fn auxiliary(&self, key: u64) -> Option<u64> {
-        let bytes = fs::read(self.memory_path("auxv")).ok()?;
+        let bytes = kernel_files::bytes(self.memory_path("auxv")).ok()?;
         let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
         bytes.chunks_exact(16).find(|pair| word(&pair[..8]) == key).map(|pair| word(&pair[8..]))
     }
 
     /// Opens the executable, even if it was deleted or replaced on disk.
     pub fn open_exe(&self) -> Result<File, Error> {
-        File::open(self.memory_path("exe")).map_err(|error| self.os("opening exe", error))
+        kernel_files::open(self.memory_path("exe")).map_err(|error| self.os("opening exe", error))
     }
 
     /// Opens the file of a mapping, even if it was deleted or replaced on disk: through `map_files`, otherwise by path below the process's
@@ -228,23 +225,17 @@ impl Process {
             return Err(refuse("there is no file behind the mapping".to_owned()));
         }
         let link = self.path(&format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0));
-        let first = match File::open(link) {
+        let first = match kernel_files::open(link) {
             Ok(file) => return Ok(file),
             Err(error) => error,
         };
-        // Without CAP_CHECKPOINT_RESTORE the link cannot be followed; the path can, in the process's own root. The file there may now be a
-        // pipe without a writer.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(self.memory_path("root").join(path.trim_start_matches('/')))
-            .map_err(|error| refuse(format!("{first}; by path: {error}")))?;
-        let found = file.metadata().map_err(|error| refuse(error.to_string()))?;
-        let device = (libc::major(found.dev()), libc::minor(found.dev()));
-        if (found.ino(), device) != (mapping.inode, mapping.device) {
-            return Err(refuse("another file has its path now".to_owned()));
-        }
-        Ok(file)
+        // Without CAP_CHECKPOINT_RESTORE the link cannot be followed; the path can, in the process's own root.
+        let is_it = |found: &std::fs::Metadata| {
+            let device = (libc::major(found.dev()), libc::minor(found.dev()));
+            (found.ino(), device) == (mapping.inode, mapping.device)
+        };
+        kernel_files::open_expected(self.memory_path("root").join(path.trim_start_matches('/')), is_it)
+            .map_err(|error| refuse(format!("{first}; by path: {error}")))
     }
 
     /// Finds the mapped C library.
@@ -276,7 +267,7 @@ impl Process {
 
     /// Reads the fields of `/proc/PID/status`.
     pub fn status(&self) -> Result<Status, Error> {
-        let text = fs::read_to_string(self.path("status")).map_err(|_| Error::Gone(self.pid()))?;
+        let text = kernel_files::text(self.path("status")).map_err(|_| Error::Gone(self.pid()))?;
         Status::parse(&text).ok_or_else(|| malformed(self.pid(), "status", "a field is missing"))
     }
 
@@ -327,9 +318,8 @@ impl Process {
     /// Returns all other processes that share this one's memory.
     pub fn memory_sharers(&self) -> Result<Vec<Pid>, Error> {
         let mut sharers = Vec::new();
-        let entries = fs::read_dir("/proc").map_err(|error| self.os("reading /proc", error))?;
-        for entry in entries.flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        for name in kernel_files::list("/proc").map_err(|error| self.os("reading /proc", error))?.flatten() {
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
             if pid == self.pid().0 {
                 continue;
             }
@@ -392,7 +382,7 @@ impl Process {
 /// Reads such a file into a buffer on the stack; `None` if it is gone.
 fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
     step_aside();
-    let mut file = File::open(path).ok()?;
+    let mut file = kernel_files::open(path).ok()?;
     // The kernel returns such a file in one piece: the first read has all of it.
     let len = loop {
         match file.read(buf) {
@@ -413,7 +403,7 @@ fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
 fn read_at_once(path: &Path) -> io::Result<Vec<u8>> {
     step_aside();
     let mut bytes = Vec::with_capacity(64 << 10);
-    File::open(path)?.read_to_end(&mut bytes)?;
+    kernel_files::open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -424,12 +414,11 @@ fn below(dir: &File) -> PathBuf {
 /// Returns a thread of a process whose leader has ended.
 fn living_thread(base: &Path) -> Option<PathBuf> {
     let lives = |task: &PathBuf| {
-        let text = fs::read_to_string(base.join(task).join("stat")).unwrap_or_default();
+        let text = kernel_files::text(base.join(task).join("stat")).unwrap_or_default();
         Stat::parse(&text).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     };
     (0..LISTINGS).find_map(|_| {
-        let tasks = fs::read_dir(base.join("task")).ok()?.flatten();
-        tasks.map(|entry| Path::new("task").join(entry.file_name())).find(lives)
+        kernel_files::names(base.join("task")).into_iter().map(|task| Path::new("task").join(task)).find(lives)
     })
 }
 
@@ -447,8 +436,8 @@ fn denied_or_gone(pid: Pid, status: &Status, error: io::Error) -> Error {
 
 /// Returns the permission that the caller lacks, as far as it is visible from outside.
 pub(crate) fn permission_hint(status: &Status) -> String {
-    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let own = fs::metadata("/proc/self").map(|m| m.uid()).unwrap_or(u32::MAX);
+    let scope = kernel_files::text("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let own = kernel_files::metadata("/proc/self").map(|m| m.uid()).unwrap_or(u32::MAX);
     if scope.trim() == "3" {
         return "kernel.yama.ptrace_scope is 3, nobody may trace until the next boot".to_owned();
     }
@@ -466,7 +455,7 @@ pub(crate) fn permission_hint(status: &Status) -> String {
 }
 
 fn kernel_version() -> (u32, u32) {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = kernel_files::text("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }

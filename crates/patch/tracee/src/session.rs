@@ -6,9 +6,9 @@ use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Pid, Process, Stopped, Tid, sys};
 use std::collections::BTreeSet;
 use std::panic;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
+use stillpoint_host::kernel_files;
 
 /// Largest number of reports without an event that one call serves: a storm of signals never ends.
 const REPORTS_AT_ONCE: usize = 1024;
@@ -109,7 +109,7 @@ pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) ->
     let (result, tid) = outcome?;
     // `join` returns while the OS thread is still ending; the tracees are free only after that.
     let task = format!("/proc/self/task/{tid}");
-    while Path::new(&task).exists() {
+    while kernel_files::metadata(&task).is_ok() {
         thread::sleep(Duration::from_micros(50));
     }
     Ok(result)

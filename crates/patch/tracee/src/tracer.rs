@@ -8,6 +8,7 @@ use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, ThreadInfo, Tid, 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
+use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
 /// Time limit for the stop of a thread; sleeps in the disk queue do not last longer.
@@ -224,7 +225,7 @@ impl Tracer {
             return Ok(false);
         }
         if status.tracer.0 != 0 {
-            let name = std::fs::read_to_string(format!("/proc/{}/comm", status.tracer)).unwrap_or_default();
+            let name = kernel_files::text(format!("/proc/{}/comm", status.tracer)).unwrap_or_default();
             return Err(Error::AlreadyTraced { pid, tracer: status.tracer, name: name.trim_end().to_owned() });
         }
         match source.raw_os_error() {
@@ -640,7 +641,7 @@ impl Tracer {
         self.threads.contains_key(&tid)
             || self.children.contains_key(&tid)
             || self.has_thread(tid)
-            || std::fs::read_to_string(format!("/proc/{tid}/status"))
+            || kernel_files::text(format!("/proc/{tid}/status"))
                 .is_ok_and(|text| text.contains(&format!("\nTracerPid:\t{}\n", sys::own_tid())))
     }
 

@@ -1,8 +1,8 @@
 //! Privileges of a process, before and after an exec.
 
 use crate::Pid;
-use std::fs;
 use std::io;
+use stillpoint_host::kernel_files;
 
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
@@ -20,7 +20,7 @@ pub(super) struct Credentials {
 
 impl Credentials {
     pub(super) fn of(pid: Pid) -> io::Result<Credentials> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let status = kernel_files::text(format!("/proc/{pid}/status"))?;
         Credentials::parse(&status).ok_or_else(|| io::Error::other("its status names no credentials"))
     }
 
@@ -114,6 +114,6 @@ mod tests {
         assert!(is_secure(&vector(&[(6, 4096), (0, 0)])) && is_secure(&[]));
         let own = Credentials::of(Pid(std::process::id() as i32)).unwrap();
         assert!(!own.are_exceeded_by(&own));
-        assert!(!is_secure(&fs::read("/proc/self/auxv").unwrap()));
+        assert!(!is_secure(&std::fs::read("/proc/self/auxv").unwrap()));
     }
 }

@@ -23,12 +23,12 @@
 
 use super::{Program, credentials::Credentials};
 use crate::{Pid, own, sys};
-use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
+use stillpoint_host::kernel_files;
 
 /// Time limit for the answer of a process.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -159,16 +159,16 @@ fn is_other_end(end: &OwnedFd, channel: &mut UnixStream) -> io::Result<()> {
 /// Returns the number of a socket in a process: the highest one, and not a standard descriptor. A gate closes it after the C library has
 /// made sure that the standard descriptors are open.
 fn number_of(pid: Pid, socket: &OwnedFd) -> io::Result<RawFd> {
-    let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
+    let link = kernel_files::link(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
     let directory = format!("/proc/{pid}/fd");
     let mut found = None;
-    for (seen, entry) in fs::read_dir(&directory)?.enumerate() {
+    for (seen, name) in kernel_files::list(&directory)?.enumerate() {
         if seen >= DESCRIPTORS_MAX {
             return refuse(format!("it has more than {DESCRIPTORS_MAX} open descriptors"));
         }
-        let number = entry?.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
+        let number = name?.to_str().and_then(|name| name.parse::<RawFd>().ok());
         let is_it = |number: &RawFd| {
-            *number > 2 && fs::read_link(Path::new(&directory).join(number.to_string())).is_ok_and(|to| to == link)
+            *number > 2 && kernel_files::link(Path::new(&directory).join(number.to_string())).is_ok_and(|to| to == link)
         };
         found = found.max(number.filter(is_it));
     }
@@ -290,7 +290,7 @@ mod tests {
 
         let (other, _end) = UnixStream::pair().unwrap();
         let (message, _end) = UnixDatagram::pair().unwrap();
-        let file = fs::File::open("/etc/passwd").unwrap();
+        let file = std::fs::File::open("/etc/passwd").unwrap();
         let descriptors: [(&dyn AsRawFd, &str); 3] =
             [(&other, "another connection"), (&message, "another connection"), (&file, "no connection")];
         for (descriptor, reason) in descriptors {

@@ -20,7 +20,6 @@ pub mod introduction;
 use self::credentials::{Credentials, is_secure};
 use crate::sys::Wait;
 use crate::{Error, Memory, Pid, Process, maps, module, own, sys};
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -28,6 +27,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
 /// Answers to the gate. The end of the connection without an answer opens the gate, unless patching had begun.
@@ -175,7 +175,7 @@ pub fn become_program(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString
 /// without privileges traces it.
 pub fn gains_privileges(program: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    let set_id = fs::metadata(program).is_ok_and(|m| m.is_file() && m.mode() & 0o6000 != 0);
+    let set_id = program.metadata().is_ok_and(|m| m.is_file() && m.mode() & 0o6000 != 0);
     !own::is_root() && (set_id || own::has_file_capabilities(program))
 }
 
@@ -216,11 +216,8 @@ impl Launch {
             Some(pidfd) => pidfd,
             None => sys::pidfd_open(pid.0).map_err(|_| Error::Gone(pid))?,
         };
-        let link = fs::read_link(format!("/proc/{pid}/fd/{}", program.descriptor)).map_err(|source| Error::Os {
-            call: "reading a descriptor",
-            id: pid.0,
-            source,
-        })?;
+        let link = kernel_files::link(format!("/proc/{pid}/fd/{}", program.descriptor))
+            .map_err(|source| Error::Os { call: "reading a descriptor", id: pid.0, source })?;
         rehearse();
         let launch = Launch { program, pidfd, link, standing: false, _not_send: PhantomData };
         launch.seize()?;
@@ -312,7 +309,7 @@ impl Launch {
         let pid = self.program.pid;
         let os = |source| Error::Os { call: "reading credentials", id: pid.0, source };
         let after = Credentials::of(pid).map_err(os)?;
-        let vector = fs::read(format!("/proc/{pid}/auxv")).map_err(os)?;
+        let vector = kernel_files::bytes(format!("/proc/{pid}/auxv")).map_err(os)?;
         let gained = before.are_exceeded_by(&after) || is_secure(&vector);
         self.program.credentials = Some(after);
         Ok(gained)
@@ -322,10 +319,10 @@ impl Launch {
     fn set_gate(&self) -> Result<Result<Place, String>, Error> {
         let pid = self.program.pid;
         let os = |call| move |source| Error::Os { call, id: pid.0, source };
-        if fs::read_link(format!("/proc/{pid}/fd/{}", self.program.descriptor)).ok().as_ref() != Some(&self.link) {
+        if kernel_files::link(format!("/proc/{pid}/fd/{}", self.program.descriptor)).ok().as_ref() != Some(&self.link) {
             return Ok(Err("what called it has closed the descriptors that it did not know".to_owned()));
         }
-        let exe = File::open(format!("/proc/{pid}/exe")).map_err(os("opening exe"))?;
+        let exe = kernel_files::open(format!("/proc/{pid}/exe")).map_err(os("opening exe"))?;
         let mut head = [0; 64];
         let len = exe.read_at(&mut head, 0).unwrap_or(0);
         if let module::Class::Other(what) = module::classify(&head[..len]) {
@@ -334,13 +331,13 @@ impl Launch {
         if !module::has_interpreter(&exe, &head) {
             return Ok(Err("it is a static program: it has no loader".to_owned()));
         }
-        let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
+        let file = kernel_files::open_to_change(format!("/proc/{pid}/mem"));
         let memory = Memory::new(pid, file.map_err(os("opening mem"))?);
         let stack = Avma(sys::registers(pid.0).map_err(os("PTRACE_GETREGS"))?.rsp);
         let Some((entry_at, entry, base)) = auxiliary(&memory, stack) else {
             return Ok(Err("its auxiliary vector cannot be read".to_owned()));
         };
-        let text = fs::read_to_string(format!("/proc/{pid}/maps")).map_err(os("reading maps"))?;
+        let text = kernel_files::text(format!("/proc/{pid}/maps")).map_err(os("reading maps"))?;
         let Some(at) = maps::parse(&text).ok().and_then(|mappings| room(&mappings, &memory, base)) else {
             return Ok(Err("the text of its loader ends without room for a gate".to_owned()));
         };
@@ -358,7 +355,7 @@ impl Launch {
         let mut pause = Duration::from_micros(100);
         loop {
             // "0 0x3db 0x... sp pc": it waits in the read of its gate.
-            let call = fs::read_to_string(format!("/proc/{}/syscall", self.program.pid)).unwrap_or_default();
+            let call = kernel_files::text(format!("/proc/{}/syscall", self.program.pid)).unwrap_or_default();
             let waits_at = format!("{:#x}", place.at.0 + WAITS_AT);
             if call.starts_with("0 ") && call.split_whitespace().next_back() == Some(&waits_at) {
                 break;
