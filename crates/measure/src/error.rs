@@ -1,7 +1,7 @@
 //! Errors of a measurement, and their messages.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::record::Damage;
 
@@ -93,6 +93,14 @@ pub enum Error {
     /// The thread that ran the load panicked.
     #[error("the load generator panicked: {0}")]
     Panicked(String),
+}
+
+impl Error {
+    /// Makes an error of a file from one of the host's.
+    pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(stillpoint_host::Error) -> Error {
+        let path = path.to_owned();
+        move |error| Error::File { action, path, source: error.into() }
+    }
 }
 
 /// Result of all operations of this crate that can fail.

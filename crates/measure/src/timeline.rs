@@ -8,8 +8,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use stillpoint_events::{Event, EventKind, VERSION};
+use stillpoint_host::file;
 
 use crate::error::{Error, Result};
+
+/// Size limit of a file of events, in bytes.
+const EVENTS_MAX: u64 = 4 << 30;
 
 /// End of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,9 +119,8 @@ impl Timeline {
         let mut other_lines = 0;
         for path in paths {
             let path = path.as_ref();
-            let fail = |source| Error::File { action: "read", path: path.to_owned(), source };
             // Read as bytes: a file that a crash truncated in the middle of a character is still useful.
-            let bytes = std::fs::read(path).map_err(fail)?;
+            let bytes = file::read_named(path, EVENTS_MAX).map_err(Error::file("read", path))?;
             for line in bytes.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
                 match serde_json::from_slice::<Event>(line) {
                     Ok(event) if event.v > VERSION => {

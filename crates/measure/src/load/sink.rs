@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use stillpoint_host::file::create_named;
+
 use crate::error::{Error, Result};
 use crate::record::{End, Header, Mark, Sample, Writer};
 
@@ -34,8 +36,7 @@ pub(crate) struct Sink {
 
 impl Sink {
     pub(crate) fn create(path: &Path, header: &Header) -> Result<Sink> {
-        let file =
-            File::create(path).map_err(|source| Error::File { action: "create", path: path.to_owned(), source })?;
+        let file = create_named(path).map_err(Error::file("create", path))?;
         let (sender, blocks) = channel();
         let thread = std::thread::Builder::new()
             .name("record".into())

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use stillpoint_host::file::write_named;
 use tokio_postgres::Config;
 
 use super::recorder::Recorder;
@@ -141,11 +142,7 @@ async fn finish(
     let last = checked::look(&mut session).await.map_err(fail)?;
     let history = checked::history(before, transactions, last);
     if let Some(path) = &plan.history {
-        std::fs::write(path, history.to_lines()).map_err(|source| Error::File {
-            action: "write",
-            path: path.clone(),
-            source,
-        })?;
+        write_named(path, history.to_lines().as_bytes()).map_err(Error::file("write", path))?;
     }
     let verdict = verdict(&history, plan.isolation.level());
     Ok(PostgresFinished { finished, retries, verdict: Some(verdict) })

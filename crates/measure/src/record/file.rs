@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
+use stillpoint_host::file::{create_named, open_named};
+
 use super::codec::{self, Block, BlockHead, Damage, PREAMBLE_LEN, SampleEncoder};
 use super::{End, Header, Mark, Sample};
 use crate::error::{Error, Result};
@@ -18,9 +20,9 @@ pub struct Writer<W: Write> {
 impl Writer<BufWriter<File>> {
     /// Creates the file and writes its header.
     pub fn create(path: &Path, header: &Header) -> Result<Self> {
-        let fail = |action| move |source| Error::File { action, path: path.to_owned(), source };
-        let file = File::create(path).map_err(fail("create"))?;
-        Writer::new(BufWriter::with_capacity(256 << 10, file), header).map_err(fail("write"))
+        let file = create_named(path).map_err(Error::file("create", path))?;
+        let fail = |source| Error::File { action: "write", path: path.to_owned(), source };
+        Writer::new(BufWriter::with_capacity(256 << 10, file), header).map_err(fail)
     }
 }
 
@@ -224,7 +226,7 @@ impl Record {
 
     /// Reads a record file.
     pub fn open(path: &Path) -> Result<Record> {
-        let file = File::open(path).map_err(|source| Error::File { action: "open", path: path.to_owned(), source })?;
+        let file = open_named(path).map_err(Error::file("open", path))?;
         Record::read(BufReader::with_capacity(256 << 10, file)).map_err(|error| match error {
             ReadError::Damage(source) => Error::Record { path: path.to_owned(), source },
             ReadError::Io(source) => Error::File { action: "read", path: path.to_owned(), source },
