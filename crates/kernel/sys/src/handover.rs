@@ -19,11 +19,12 @@
 //! Follows `include/uapi/linux/liveupdate.h` and `drivers/block/loop.c` of Linux 7.2.
 
 use linux_raw_sys::loop_device::{LO_FLAGS_AUTOCLEAR, LOOP_CONFIGURE, LOOP_CTL_GET_FREE, loop_config};
-use rustix::fs::MemfdFlags;
-use std::fs::{self, File, OpenOptions};
+use rustix::fs::{MemfdFlags, OFlags};
+use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use stillpoint_host::kernel_files::{self, device};
 
 /// Device file of a kernel that can hand memory over; one program at a time may have it open.
 pub const DEVICE: &str = "/dev/liveupdate";
@@ -101,7 +102,7 @@ fn session(request: u32, name: &str) -> Result<OwnedFd> {
         Some(place) if name.len() < 64 => place.copy_from_slice(name.as_bytes()),
         _ => return Err(ErrorKind::InvalidInput.into()),
     }
-    call(&OpenOptions::new().read(true).write(true).open(DEVICE)?, request, &mut named)?;
+    call(&device(Path::new(DEVICE), OFlags::RDWR)?, request, &mut named)?;
     // SAFETY: as in `take`.
     Ok(unsafe { OwnedFd::from_raw_fd(named.fd) })
 }
@@ -128,16 +129,15 @@ pub struct Device {
 impl Device {
     /// Makes a device on all of a file.
     pub fn on(memory: &File) -> Result<Device> {
-        let open = |path: &str, write| OpenOptions::new().read(true).write(write).open(path);
-        let control = open("/dev/loop-control", true)?;
+        let control = device(Path::new("/dev/loop-control"), OFlags::RDWR)?;
         for _ in 0..TRIES {
             // SAFETY: this request has no argument.
             let number = unsafe { libc::ioctl(control.as_raw_fd(), libc::c_ulong::from(LOOP_CTL_GET_FREE)) };
             if number < 0 {
                 return Err(Error::last_os_error());
             }
-            let path = format!("/dev/loop{number}");
-            let writable = open(&path, true)?;
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let writable = device(&path, OFlags::RDWR)?;
             // SAFETY: numbers and arrays of numbers, for which zeros are valid values.
             let mut config: loop_config = unsafe { std::mem::zeroed() };
             config.fd = memory.as_raw_fd() as u32;
@@ -145,7 +145,7 @@ impl Device {
             config.info.lo_flags = LO_FLAGS_AUTOCLEAR as u32;
             match call(&writable, LOOP_CONFIGURE, &mut config) {
                 // some kernels mount no device that another process can write (CONFIG_BLK_DEV_WRITE_MOUNTED)
-                Ok(()) => return Ok(Device { file: open(&path, false)?, path: path.into() }),
+                Ok(()) => return Ok(Device { file: device(&path, OFlags::RDONLY)?, path }),
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
                 Err(error) => return Err(error),
             }
@@ -158,13 +158,14 @@ impl Device {
     pub fn fill(&self) -> Result<()> {
         self.file.sync_all()?;
         let name = self.path.file_name().unwrap_or_default();
-        fs::write(PathBuf::from("/sys/class/block").join(name).join("queue/discard_max_bytes"), "0")
+        kernel_files::write(Path::new("/sys/class/block").join(name).join("queue/discard_max_bytes"), "0")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{self, OpenOptions};
     use std::os::unix::fs::FileExt;
 
     #[test]

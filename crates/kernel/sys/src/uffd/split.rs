@@ -7,6 +7,7 @@
 use super::Error;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
+use stillpoint_host::kernel_files;
 
 /// Time within which the kernel removes a thread that has been joined. On a busy machine it may be long.
 const ENDS: Duration = Duration::from_secs(5);
@@ -38,9 +39,8 @@ pub fn split(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
 fn alone(patience: Duration) -> Result<(), Error> {
     let end = Instant::now() + patience;
     loop {
-        let threads =
-            std::fs::read_dir("/proc/self/task").map_err(|source| Error::Call { what: "count threads", source })?;
-        match threads.count() {
+        let threads = kernel_files::list("/proc/self/task");
+        match threads.map_err(|source| Error::Call { what: "count threads", source })?.count() {
             1 => return Ok(()),
             threads if Instant::now() >= end => return Err(Error::Threads(threads)),
             _ => std::thread::sleep(LOOK),
