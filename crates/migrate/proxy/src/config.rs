@@ -17,6 +17,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Size limit of the file, in bytes.
+const FILE_MAX: u64 = 64 << 20;
+
 /// The configuration of a proxy.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -230,7 +233,8 @@ pub(crate) const ANY: &str = "*";
 impl Config {
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        let text = stillpoint_host::file::read_named_text(path, FILE_MAX)
+            .map_err(|error| ConfigError::Read { path: path.into(), source: error.into() })?;
         Config::parse(&text)
     }
 

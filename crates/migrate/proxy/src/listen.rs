@@ -3,12 +3,10 @@
 use crate::config::{Endpoint, Origin};
 use crate::error::StartError;
 use crate::stream::Raw;
-use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::{listen_in_place, remove_socket};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 
 /// Most connections that wait to be accepted.
@@ -27,7 +25,7 @@ pub(crate) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        remove_socket(&self.0);
     }
 }
 
@@ -65,29 +63,19 @@ fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Creates a socket that only `mode` may use from its first moment on: it gets its permissions before its name.
+/// Creates a socket that only `mode` may use from its first moment on.
 pub(crate) fn unix(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
-    if let Ok(found) = fs::symlink_metadata(path) {
-        if !found.file_type().is_socket() {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is in the way"));
-        }
-        if StdUnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody serves this socket"));
-        }
-    }
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(".new");
-    let fresh = PathBuf::from(fresh);
-    let _ = fs::remove_file(&fresh);
-    let listener = UnixListener::bind(&fresh)?;
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
-    fs::rename(&fresh, path)?;
-    Ok((listener, SocketFile(path.to_owned())))
+    let listener = listen_in_place(path, mode)?;
+    let file = SocketFile(path.to_owned());
+    listener.set_nonblocking(true)?;
+    Ok((UnixListener::from_std(listener)?, file))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_socket_in_use_or_another_file_is_left_alone_and_a_dead_one_replaced() {

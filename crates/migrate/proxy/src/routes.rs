@@ -8,17 +8,24 @@ use crate::config::Server;
 use crate::entry::lock;
 use crate::error::StartError;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use stillpoint_host::trusted::Directory;
+
+/// Size limit of the file, in bytes.
+const FILE_MAX: u64 = 64 << 20;
+/// Size limit of the path of a control socket, in bytes.
+const SOCKET_PATH_MAX: u64 = 4096;
 
 /// Servers of tenants that have moved.
 #[derive(Debug)]
 pub(crate) struct Routes {
-    path: PathBuf,
+    file: Arc<RoutesFile>,
     servers: Mutex<BTreeMap<String, Server>>,
     /// Number of the next staged file: each staged change has a file of its own.
     staged: AtomicU64,
@@ -26,50 +33,66 @@ pub(crate) struct Routes {
     lock: Mutex<Option<Lock>>,
 }
 
+/// Place of the file. A user that could change it could send clients, and their passwords, elsewhere.
+#[derive(Debug)]
+struct RoutesFile {
+    directory: Directory,
+    name: String,
+}
+
+impl RoutesFile {
+    fn beside(&self, extension: &str) -> String {
+        Path::new(&self.name).with_extension(extension).to_string_lossy().into_owned()
+    }
+
+    fn wrong(&self, why: impl ToString) -> StartError {
+        StartError::Routes { path: self.directory.path().join(&self.name), why: why.to_string() }
+    }
+}
+
 /// The right to serve; it ends with the process, or when dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    routes: PathBuf,
-    _file: File,
+    file: Arc<RoutesFile>,
+    _locked: File,
 }
 
 impl Lock {
     /// Takes the lock at once, or returns the control socket of the proxy that has it.
     pub(crate) fn take(routes: &Path, control: &Path) -> Result<Lock, StartError> {
-        let wrong = |error: std::io::Error| StartError::Routes { path: routes.into(), why: error.to_string() };
-        let path = routes.with_extension("lock");
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(wrong)?;
-        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        let (directory, name) = Directory::of_file(routes)
+            .map_err(|error| StartError::Routes { path: routes.into(), why: error.to_string() })?;
+        let file = Arc::new(RoutesFile { directory, name: name.to_owned() });
+        let (directory, name) = (&file.directory, file.beside("lock"));
+        let opened = directory.lock_file(&name).and_then(|_| directory.file_to_change(&name));
+        let mut locked = opened.map_err(|error| file.wrong(error))?;
+        match rustix::fs::flock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                let by = fs::read_to_string(&path).unwrap_or_default();
+                let by = OsString::from_vec(directory.read(&name, SOCKET_PATH_MAX).unwrap_or_default());
                 return Err(StartError::Served { routes: routes.into(), control: by.into() });
             }
-            Err(error) => return Err(wrong(error.into())),
+            Err(error) => return Err(file.wrong(error)),
         }
-        file.set_len(0).and_then(|()| file.write_all(control.as_os_str().as_encoded_bytes())).map_err(wrong)?;
-        Ok(Lock { routes: routes.into(), _file: file })
+        let written = locked.set_len(0).and_then(|()| locked.write_all(control.as_os_str().as_encoded_bytes()));
+        written.map_err(|error| file.wrong(error))?;
+        Ok(Lock { file, _locked: locked })
     }
 }
 
 impl Routes {
     /// Reads the file, which need not exist.
     pub(crate) fn load(lock: Lock) -> Result<Routes, StartError> {
-        let path = lock.routes.clone();
-        let wrong = |why: String| StartError::Routes { path: path.clone(), why };
-        let servers = match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?,
-            Err(error) if error.kind() == ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(wrong(error.to_string())),
+        let file = Arc::clone(&lock.file);
+        let servers: BTreeMap<String, Server> = match file.directory.read(&file.name, FILE_MAX) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| file.wrong(error))?,
+            Err(error) if error.is_not_found() => BTreeMap::new(),
+            Err(error) => return Err(file.wrong(error)),
         };
         let (staged, lock) = (AtomicU64::new(0), Mutex::new(Some(lock)));
-        let routes = Routes { servers: Mutex::new(servers.clone()), staged, path, lock };
+        let routes = Routes { servers: Mutex::new(servers.clone()), staged, file, lock };
         // A file that cannot be written would be noticed only at the switch-over, which is too late.
-        routes
-            .write(servers.clone(), servers)
-            .and_then(|known| known.rename(&routes.path))
-            .map_err(|error| routes.wrong(&error))?;
+        routes.write(servers.clone(), servers)?.activate()?;
         routes.sync()?;
         Ok(routes)
     }
@@ -88,7 +111,7 @@ impl Routes {
     fn held(&self) -> Result<std::sync::MutexGuard<'_, Option<Lock>>, StartError> {
         let held = lock(&self.lock);
         if held.is_none() {
-            return Err(StartError::Routes { path: self.path.clone(), why: "this proxy is ending".into() });
+            return Err(self.file.wrong("this proxy is ending"));
         }
         Ok(held)
     }
@@ -105,7 +128,7 @@ impl Routes {
         let before = lock(&self.servers).clone();
         let mut servers = before.clone();
         servers.insert(tenant.to_owned(), server.clone());
-        self.write(before, servers).map_err(|error| self.wrong(&error))
+        self.write(before, servers)
     }
 
     /// Activates a staged change. The name in the directory may reach the disk later. If the machine (not the process)
@@ -118,37 +141,27 @@ impl Routes {
             let moved = staged.servers.iter().filter(|(tenant, server)| staged.before.get(*tenant) != Some(*server));
             let mut servers = in_force.clone();
             servers.extend(moved.map(|(tenant, server)| (tenant.clone(), server.clone())));
-            staged = self.write(in_force.clone(), servers).map_err(|error| self.wrong(&error))?;
+            staged = self.write(in_force.clone(), servers)?;
         }
-        staged.rename(&self.path).map_err(|error| self.wrong(&error))?;
+        staged.activate()?;
         *in_force = std::mem::take(&mut staged.servers);
         Ok(())
     }
 
     /// Makes sure that the active routes are on the disk.
     pub(crate) fn sync(&self) -> Result<(), StartError> {
-        let dir = self.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_data());
-        dir.map_err(|error| self.wrong(&error))
+        self.file.directory.sync().map_err(|error| self.file.wrong(error))
     }
 
-    fn wrong(&self, error: &std::io::Error) -> StartError {
-        StartError::Routes { path: self.path.clone(), why: error.to_string() }
-    }
-
-    fn write(&self, before: BTreeMap<String, Server>, servers: BTreeMap<String, Server>) -> std::io::Result<Staged> {
-        let (path, mut file) = loop {
+    fn write(&self, before: BTreeMap<String, Server>, servers: BTreeMap<String, Server>) -> Result<Staged, StartError> {
+        let bytes = serde_json::to_vec_pretty(&servers).map_err(|error| self.file.wrong(error))?;
+        loop {
             // A file that exists may belong to a proxy that ends, or that has crashed.
-            let number = self.staged.fetch_add(1, Ordering::Relaxed);
-            let path = self.path.with_extension(format!("new{number}"));
-            match File::create_new(&path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                made => break (path, made?),
+            let name = self.file.beside(&format!("new{}", self.staged.fetch_add(1, Ordering::Relaxed)));
+            if self.file.directory.write_new(&name, &bytes).map_err(|error| self.file.wrong(error))? {
+                return Ok(Staged { file: Arc::clone(&self.file), name, before, servers });
             }
-        };
-        let staged = Staged { path, before, servers };
-        file.write_all(&serde_json::to_vec_pretty(&staged.servers)?)?;
-        file.sync_data()?;
-        Ok(staged)
+        }
     }
 }
 
@@ -156,28 +169,31 @@ impl Routes {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Staged {
-    path: PathBuf,
+    file: Arc<RoutesFile>,
+    name: String,
     /// Routes that were active when these were written.
     before: BTreeMap<String, Server>,
     servers: BTreeMap<String, Server>,
 }
 
 impl Staged {
-    fn rename(&self, to: &Path) -> std::io::Result<()> {
-        fs::rename(&self.path, to)
+    fn activate(&self) -> Result<(), StartError> {
+        self.file.directory.rename(&self.name, &self.file.name).map_err(|error| self.file.wrong(error))
     }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
         // The file has been renamed, or no process reads it.
-        let _ = fs::remove_file(&self.path);
+        let _ = self.file.directory.remove(&self.name);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn load(path: &Path) -> Result<Routes, StartError> {
         Routes::load(Lock::take(path, Path::new("/c"))?)
@@ -250,5 +266,21 @@ mod tests {
         fs::write(&path, "x").unwrap();
         assert!(load(&path).is_err());
         assert!(load(&dir.path().join("missing/routes.json")).is_err());
+    }
+
+    #[test]
+    fn routes_that_another_user_can_change_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("routes.json");
+        let why = || load(&path).unwrap_err().to_string();
+        fs::write(&path, "{}").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(why().contains("others can write"), "{}", why());
+        fs::rename(&path, dir.path().join("other")).unwrap();
+        symlink("other", &path).unwrap();
+        assert!(why().contains("symbolic link"), "{}", why());
+        fs::remove_file(&path).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(why().contains("others can write"), "{}", why());
     }
 }

@@ -1,13 +1,14 @@
 //! Secrets with which a session can log in at another server. They are wiped when dropped and never shown.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use stillpoint_host::trusted::Directory;
 use stillpoint_migrate_wire::md5;
 use stillpoint_migrate_wire::scram::{Keys, Secret, Transcript, Verifier};
 use zeroize::Zeroizing;
+
+/// Size limit of the file of the secret, in bytes; one of another length is replaced.
+const FILE_MAX: u64 = 4096;
 
 /// Random bytes for a SCRAM nonce.
 pub(crate) fn nonce() -> [u8; 18] {
@@ -39,26 +40,21 @@ impl fmt::Debug for MockSecret {
 impl MockSecret {
     /// Reads the secret from a file beside the routes, or creates it: the next proxy must ask a role without a verifier
     /// the same. The caller must hold the lock of the routes.
-    pub(crate) fn load(routes: &Path) -> io::Result<MockSecret> {
+    pub(crate) fn load(routes: &Path) -> Result<MockSecret, stillpoint_host::Error> {
         let path = routes.with_extension("secret");
-        match fs::read(&path) {
+        let (directory, name) = Directory::of_file(&path)?;
+        match directory.read(name, FILE_MAX) {
             Ok(bytes) => {
                 if let Ok(secret) = bytes.try_into() {
                     return Ok(MockSecret(secret));
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
         let mut secret = [0; 32];
         random(&mut secret);
-        let fresh = routes.with_extension("secret-new");
-        // A file that exists belongs to a proxy that was killed.
-        let _ = fs::remove_file(&fresh);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(&secret)?;
-        file.sync_data()?;
-        fs::rename(&fresh, &path)?;
+        directory.write_synced(name, &secret)?;
         Ok(MockSecret(secret))
     }
 
@@ -135,6 +131,7 @@ impl Credential {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

@@ -123,11 +123,11 @@ impl Tenant {
     /// Stored password of a role, or a mock one; `None` if the proxy does not have this tenant's verifiers.
     pub(crate) fn verifier(&self, user: &str, secret: &MockSecret) -> Option<Verifier> {
         let path = lock(&self.state).config.verifiers.clone()?;
-        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
+        let text = verifiers::read(&path).unwrap_or_else(|error| {
             tracing::error!(path = %path.display(), %error, "cannot read verifiers");
-            String::new()
+            Default::default()
         });
-        Some(verifiers::find(&zeroize::Zeroizing::new(text), user, secret))
+        Some(verifiers::find(&text, user, secret))
     }
 
     fn sessions(&self) -> Vec<Arc<Entry>> {

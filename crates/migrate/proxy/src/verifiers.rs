@@ -1,7 +1,19 @@
 //! A file of stored passwords: lines `USER VERIFIER`, one for each role.
 
 use crate::secret::MockSecret;
+use std::io;
+use std::path::Path;
+use stillpoint_host::file::read_regular_text;
 use stillpoint_migrate_wire::scram::Verifier;
+use zeroize::Zeroizing;
+
+/// Size limit of the file, in bytes.
+const FILE_MAX: u64 = 64 << 20;
+
+/// Reads the file.
+pub(crate) fn read(path: &Path) -> io::Result<Zeroizing<String>> {
+    Ok(Zeroizing::new(read_regular_text(path, FILE_MAX)?))
+}
 
 /// Returns the verifier for an exchange with a client.
 ///

@@ -17,9 +17,8 @@ pub(crate) fn warnings(config: &Config) -> Vec<String> {
     }
     for (name, tenant) in &config.tenants {
         let Some(path) = &tenant.verifiers else { continue };
-        match std::fs::read_to_string(path) {
+        match verifiers::read(path) {
             Ok(text) => {
-                let text = zeroize::Zeroizing::new(text);
                 warnings.extend(unsafe_mode("the file of verifiers", path));
                 let faults = verifiers::faults(&text).into_iter();
                 warnings.extend(faults.map(|fault| format!("{}: {fault}", path.display())));
@@ -34,7 +33,7 @@ pub(crate) fn warnings(config: &Config) -> Vec<String> {
 }
 
 fn unsafe_mode(what: &str, path: &Path) -> Option<String> {
-    let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o7777;
+    let mode = path.metadata().ok()?.permissions().mode() & 0o7777;
     let unsafe_mode = mode & UNSAFE_MODE != 0;
     let path = path.display();
     unsafe_mode.then(|| format!("{what} {path} has mode {mode:04o}, others may read or change it: chmod 0600 {path}"))
