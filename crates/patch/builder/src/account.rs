@@ -10,8 +10,8 @@ use crate::elf::{self, Piece};
 use crate::link::{Input, Kind};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::untrusted::Tree;
 
 /// Condition under which a link takes an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,31 +99,23 @@ impl Account {
 /// Locations of a build's files.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
-    /// Root directory of the build.
-    pub(crate) root: &'a Path,
     /// Source directory that the build saw.
     pub(crate) source: &'a Path,
     /// The same directory, at its present path.
-    pub(crate) tree: &'a Path,
+    pub(crate) tree: &'a Tree,
+    /// Root directory of the build.
+    pub(crate) root: &'a Tree,
 }
 
 impl Place<'_> {
-    fn outside(&self, inside: &Path) -> PathBuf {
-        match inside.strip_prefix(self.source) {
-            Ok(relative) => self.tree.join(relative),
-            Err(_) => self.root.join(inside.strip_prefix("/").unwrap_or(inside)),
-        }
-    }
-
     fn read(&self, inside: &Path) -> Option<Vec<u8>> {
-        let path = self.outside(inside);
-        // links that a build makes contain the path that the tree had during the build
-        let linked = || fs::read(self.outside(&fs::read_link(&path).ok()?)).ok();
-        fs::read(&path).ok().or_else(linked)
+        let Ok(relative) = inside.strip_prefix(self.source) else { return self.root.read(inside).ok() };
+        let of_system = || self.root.read(self.tree.link(relative).ok()?).ok();
+        self.tree.read(relative).ok().or_else(of_system)
     }
 
     fn exists(&self, inside: &Path) -> bool {
-        self.outside(inside).symlink_metadata().is_ok()
+        inside.strip_prefix(self.source).map_or_else(|_| self.root.has(inside), |relative| self.tree.has(relative))
     }
 }
 
@@ -289,6 +281,7 @@ fn is_shared(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::process::Command;
 
     /// A directory in which the test records builds.
@@ -327,8 +320,9 @@ mod tests {
         }
 
         fn account(&self, output: &str) -> Account {
-            let tree = self.directory.path();
-            Account::of(&self.recording, &tree.join(output), &Place { root: Path::new("/"), source: tree, tree })
+            let source = self.directory.path();
+            let [root, tree] = [Path::new("/"), source].map(|path| Tree::open(path).unwrap());
+            Account::of(&self.recording, &source.join(output), &Place { source, tree: &tree, root: &root })
         }
 
         /// Objects, relative to the directory.

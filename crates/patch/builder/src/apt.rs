@@ -1,19 +1,18 @@
 //! Access to the archive through apt, with directories of our own: the system's configuration and lists stay untouched.
 
-use crate::error::At;
 use crate::exclusions::{Exclusions, Parts, Pin};
 use crate::fetch_failure::{FetchFailure, all_absent, failures, is_package};
 use crate::sandbox::{output, run, tail};
 use crate::sources::Archives;
 use crate::{Cache, Error};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stillpoint_host::cache::{is_sealed, seal};
-use stillpoint_host::file::{Readable, write_whole};
+use stillpoint_host::file::list;
+use stillpoint_host::untrusted::Tree;
 
 /// Lists older than this are fetched again.
 const LISTS_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
@@ -21,6 +20,8 @@ const LISTS_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
 const LISTS_AGE_MAX_ON_ABSENCE: Duration = Duration::from_secs(10 * 60);
 /// File name of the record of withheld versions; it is located in the directory of the lists.
 const EXCLUSIONS_FILE: &str = "withheld.json";
+/// File name of the stamp; its time is that of the lists.
+const STAMP: &str = "updated";
 
 /// A private view of the archive.
 #[derive(Debug, Clone)]
@@ -48,22 +49,16 @@ impl Apt {
     }
 
     fn prepare(&self, sources: &str) -> Result<(), Error> {
+        let own = self.own()?;
         for part in ["lists/partial", "archives/partial"] {
-            let path = self.directory.join(part);
-            fs::create_dir_all(&path).at("making", &path)?;
+            own.make_directory(part)?;
         }
-        let list = self.directory.join("archive.sources");
-        fs::write(&list, sources).at("writing", &list)?;
-        let directory = self.directory.display();
         // apt insists on the extension for deb822, so the list is a part file and there is no main file
-        let parts = self.directory.join("parts");
-        fs::create_dir_all(&parts).at("making", &parts)?;
-        let part = parts.join("archive.sources");
-        fs::rename(&list, &part).at("naming", &part)?;
+        own.write("parts/archive.sources", sources.as_bytes())?;
         // no package counts as installed: packages of this system are no part of the archive
-        let status = self.directory.join("status");
-        fs::write(&status, "").at("writing", &status)?;
+        own.write("status", b"")?;
         self.write_preferences(&self.exclusions())?;
+        let directory = self.directory.display();
         let config = format!(
             "Dir::State::lists \"{directory}/lists\";\nDir::State::status \"{directory}/status\";\n\
              Dir::Cache \"{directory}\";\nDir::Cache::archives \"archives\";\n\
@@ -72,7 +67,12 @@ impl Apt {
              Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
              APT::Sandbox::User \"root\";\nAPT::Get::List-Cleanup \"0\";\nAPT::Update::Post-Invoke-Success \"\";\n"
         );
-        fs::write(&self.config, config).at("writing", &self.config)
+        Ok(own.write("apt.conf", config.as_bytes())?)
+    }
+
+    /// Its directory, in which apt writes as well.
+    fn own(&self) -> Result<Tree, Error> {
+        Ok(Tree::open(&self.directory)?)
     }
 
     /// Fetches the lists when they are missing or old. Without a network, old lists are used.
@@ -102,10 +102,6 @@ impl Apt {
         self.update().map(|()| true)
     }
 
-    fn stamp(&self) -> PathBuf {
-        self.directory.join("updated")
-    }
-
     fn lists(&self) -> PathBuf {
         self.directory.join("lists")
     }
@@ -115,7 +111,8 @@ impl Apt {
         if !is_sealed(&self.lists()) {
             return None;
         }
-        fs::metadata(self.stamp()).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok())
+        let stamp = self.own().and_then(|own| Ok(own.file(STAMP)?)).ok()?;
+        stamp.metadata().and_then(|m| m.modified()).ok()?.elapsed().ok()
     }
 
     fn update(&self) -> Result<(), Error> {
@@ -123,39 +120,34 @@ impl Apt {
         if !is_sealed(&self.lists()) {
             // apt trusts the size and the time of a list that exists
             stillpoint_host::cache::remove(&self.lists())?;
-            let partial = self.lists().join("partial");
-            fs::create_dir_all(&partial).at("making", &partial)?;
+            self.own()?.make_directory("lists/partial")?;
         }
         let output = run(self.command("apt-get").args(["-q", "update"]), what)?;
         // apt reports success when it cannot reach a server: it keeps the lists that it has, or has none
         if failures(&text_of(&output)).iter().any(|f| f.absent.is_none()) {
             return Err(Error::Command { what: what.into(), status: output.status, output: tail(&output) });
         }
-        let exclusions = self.directory.join(EXCLUSIONS_FILE);
-        if exclusions.exists() {
-            fs::remove_file(&exclusions).at("removing", &exclusions)?;
+        if self.own()?.remove(EXCLUSIONS_FILE)? {
             self.write_preferences(&Exclusions::default())?;
         }
         seal(&self.lists(), &["partial"])?;
-        fs::write(self.stamp(), "").at("writing", &self.stamp())
+        Ok(self.own()?.write(STAMP, b"")?)
     }
 
     /// Returns the versions that the archive lists and is known not to serve.
     pub(crate) fn exclusions(&self) -> Exclusions {
-        Exclusions::read(&self.directory.join(EXCLUSIONS_FILE))
+        self.own().map_or_else(|_| Exclusions::default(), |own| Exclusions::read(&own, EXCLUSIONS_FILE))
     }
 
     fn write_preferences(&self, exclusions: &Exclusions) -> Result<(), Error> {
-        let path = self.directory.join("preferences");
-        write_whole(&path, exclusions.preferences().as_bytes(), Readable::ByOthers)?;
-        Ok(())
+        Ok(self.own()?.write("preferences", exclusions.preferences().as_bytes())?)
     }
 
     fn exclude<R>(&self, change: impl FnOnce(&mut Exclusions) -> R) -> Result<R, Error> {
         let _lock = self.cache.lock("apt")?;
         let mut exclusions = self.exclusions();
         let result = change(&mut exclusions);
-        exclusions.write(&self.directory.join(EXCLUSIONS_FILE))?;
+        exclusions.write(&self.own()?, EXCLUSIONS_FILE)?;
         self.write_preferences(&exclusions)?;
         Ok(result)
     }
@@ -319,13 +311,11 @@ fn without_epoch(version: &str) -> &str {
 }
 
 pub(crate) fn find_with_suffix(directory: &Path, suffix: &str) -> Result<PathBuf, Error> {
-    for entry in fs::read_dir(directory).at("reading", directory)? {
-        let path = entry.at("reading", directory)?.path();
-        if path.to_string_lossy().ends_with(suffix) {
-            return Ok(path);
-        }
-    }
-    Err(Error::Malformed { what: directory.display().to_string(), why: format!("apt left no {suffix} file there") })
+    let name = list(directory)?.into_iter().find(|name| name.ends_with(suffix));
+    name.map(|name| directory.join(name)).ok_or_else(|| Error::Malformed {
+        what: directory.display().to_string(),
+        why: format!("apt left no {suffix} file there"),
+    })
 }
 
 /// Orders versions as dpkg does.

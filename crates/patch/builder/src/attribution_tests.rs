@@ -1,7 +1,7 @@
 //! Small packages whose rules hide which command made which file. Each change ends with the right patch or with a
 //! refusal; "nothing to patch" is reported only for files that are provably no part of the target.
 
-use crate::build::{Built, Job, Report, Statement};
+use crate::build::{Built, Job, Report, Statement, Target};
 use crate::commands::{RECORDER, Recording};
 use crate::debian::Diff;
 use crate::package::BuiltPackage;
@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_host::untrusted::Tree;
 
 const LIMIT: &str = "#define LIMIT 100\n";
 const CLAMP: &str = "#include \"limit.h\"\n\nint clamp(int value);\n\n\
@@ -106,14 +107,15 @@ impl Package {
         assert!(strip.unwrap().success());
         let built = BuiltPackage {
             shipped: Vec::new(),
-            root: PathBuf::from("/"),
+            root: Tree::open(Path::new("/"))?,
             source: self.path("tree"),
-            tree: self.path("tree"),
+            tree: Tree::open(&self.path("tree"))?,
             identity: "test".to_owned(),
             recording: Recording::read(&self.path("records"))?,
             includes: None,
         };
-        let output = output_of(&target, &target, &built, built.outputs())?;
+        let target = Target::read(&target)?;
+        let output = output_of(&target, &target.path, &built, &built.outputs())?;
         let doubt = output.as_ref().ok().and_then(|output| output.doubt.clone());
         assert_eq!(doubt, None);
         let cache = Cache::at(&self.path("cache"))?;

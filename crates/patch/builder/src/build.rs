@@ -12,8 +12,9 @@ use crate::twins::Search;
 use crate::verdict::{ChangedFile, Evidence, Readers, Verdict};
 use crate::{Builder, Error};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::read_regular;
+use stillpoint_host::untrusted::{FILE_MAX, Tree as Files};
 use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, diff, place};
 use stillpoint_patch_format::{Patch, Scope, Source, SymbolValue, Toolchain};
 
@@ -81,12 +82,27 @@ pub struct Built {
     pub report: Report,
 }
 
+/// The ELF file to patch, read once.
+pub(crate) struct Target {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Target {
+    /// Reads a file that the user names.
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+        let path = path.canonicalize().at("resolving", path)?;
+        let bytes = read_regular(&path, FILE_MAX)?;
+        Ok(Target { path, bytes })
+    }
+}
+
 /// Everything that decides one patch.
 pub(crate) struct Job<'a> {
     pub(crate) project: Project,
     pub(crate) base: Vec<Diff>,
     pub(crate) diffs: Vec<Diff>,
-    pub(crate) target: PathBuf,
+    pub(crate) target: Target,
     /// Path prefixes of the units to examine; all units when empty.
     pub(crate) unit_filter: &'a [String],
     pub(crate) package: Option<(String, String)>,
@@ -141,14 +157,14 @@ impl Builder<'_> {
     pub(crate) fn build(&self, mut job: Job) -> Result<Built, Error> {
         job.report.diffs = job.diffs.iter().map(|d| d.name.clone()).collect();
         job.report.based_on = job.base.iter().map(|d| d.name.clone()).collect();
-        job.report.target = job.target.clone();
+        job.report.target = job.target.path.clone();
         job.report.units = job.project.commands.len();
         let compiler = Compiler::new(&job.project, &self.cache, job.statement.shadow_variables)?;
         let inputs = self.recorded_inputs(&compiler);
         let sides = self.sides(&job, &inputs)?;
-        let bytes = fs::read(&job.target).at("reading", &job.target)?;
-        let file_name = job.target.file_name().unwrap_or(job.target.as_os_str()).to_string_lossy().into_owned();
-        let target = TargetElf::parse(&bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
+        let path = &job.target.path;
+        let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let target = TargetElf::parse(&job.target.bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
         check_earlier(&job.statement.earlier, &target)?;
         let looked = self.texts(&compiler, &sides, &inputs, &mut job.report)?;
         let found = self.sorted(&compiler, &target, looked)?;
@@ -176,8 +192,8 @@ impl Builder<'_> {
             Some((_, command)) => compiler.version(command)?,
             None => String::new(),
         };
-        let root = job.project.root.as_deref().unwrap_or(Path::new("/"));
-        let options = options(&job, compiled_by, crate::elf::imports(&bytes, root)?);
+        let root = Files::open(job.project.root.as_deref().unwrap_or(Path::new("/")))?.known_as(Path::new("/"));
+        let options = options(&job, compiled_by, crate::elf::imports(&job.target.bytes, &root)?);
         match self.compare(&compiler, &target, units, &options)? {
             Outcome::NothingToPatch => {
                 same_code(&mut job.report.files);
@@ -227,7 +243,7 @@ impl Builder<'_> {
     /// Finds units, other than those in `there`, that define some of the names.
     fn lenders(&self, compiler: &Compiler, names: &BTreeSet<&str>, there: &[Unit]) -> Result<Vec<Unit>, Error> {
         let mentions = |(path, _): &&(String, crate::commands::CompileCommand)| {
-            let text = fs::read(compiler.project.shipped.join(path)).unwrap_or_default();
+            let text = compiler.project.read(&compiler.project.shipped, path).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             !there.iter().any(|u| u.path == *path) && names.iter().any(|name| text.contains(name))
         };
@@ -262,10 +278,9 @@ impl Builder<'_> {
             Some(_) => Some(&has),
             None => None,
         };
-        let search = Search { tree: &project.shipped, source: &project.source, is_original, touched: &all.touched };
-        let twins = search.run()?;
-        let tree =
-            |parts: &Parts| tree::patched(&project.trees, &project.shipped, &project.identity, parts, &twins.copies);
+        let shipped = project.open(&project.shipped)?;
+        let twins = Search { tree: &shipped, is_original, touched: &all.touched }.run()?;
+        let tree = |parts: &Parts| tree::patched(&project.trees, &shipped, &project.identity, parts, &twins.copies);
         let (before, after) = (tree(&base)?, tree(&all)?);
         let mut names = after.copies.clone();
         names.extend(twins.links);
@@ -283,7 +298,7 @@ impl Builder<'_> {
         report: &mut Report,
     ) -> Result<Vec<Looked<'p>>, Error> {
         let (before, after) = (&sides.before, &sides.after);
-        let mut touched = differing(&compiler.project.shipped, &before.path, &after.path, &after.touched);
+        let mut touched = differing(compiler.project, before, after);
         let twins = sides.names.iter().filter(|(_, file)| touched.contains(*file)).map(|(name, _)| name.clone());
         let twins: Vec<String> = twins.collect();
         touched.extend(twins);
@@ -357,7 +372,7 @@ impl Builder<'_> {
     ) -> Result<Vec<ChangedFile>, Error> {
         let (before, after) = (&sides.before.path, &sides.after.path);
         let (account, name) = (&job.project.account, &target.identity().file_name);
-        let differs = |file: &&String| fs::read(before.join(file)).ok() != fs::read(after.join(file)).ok();
+        let differs = |file: &&String| job.project.read(before, file) != job.project.read(after, file);
         let mut files = Vec::new();
         for file in sides.after.touched.iter().filter(differs) {
             let twins = sides.names.iter().filter(|(_, of)| *of == file).map(|(name, _)| name);
@@ -458,14 +473,13 @@ fn refuse_early(target: &TargetElf, units: &[Unit], in_place: bool) -> Result<()
     if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
 }
 
-/// Returns files among `touched` that are not the same in all three trees.
-fn differing(shipped: &Path, before: &Path, after: &Path, touched: &BTreeSet<String>) -> BTreeSet<String> {
+/// Returns touched files that are not the same in all three trees.
+fn differing(project: &Project, before: &Tree, after: &Tree) -> BTreeSet<String> {
     let differs = |file: &&String| {
-        let read = |tree: &Path| fs::read(tree.join(file)).ok();
-        let after = read(after);
-        read(before) != after || read(shipped) != after
+        let text = project.read(&after.path, file);
+        project.read(&before.path, file) != text || project.read(&project.shipped, file) != text
     };
-    touched.iter().filter(differs).cloned().collect()
+    after.touched.iter().filter(differs).cloned().collect()
 }
 
 /// Returns changed units that make no difference to the target: parts of other programs, tests, code left out by `#if`.

@@ -7,8 +7,8 @@ use crate::tree::is_unit;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Component, Path, PathBuf};
+use stillpoint_host::untrusted::Tree;
 
 /// The command that compiles one unit. Paths are as the compiler sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -217,11 +217,10 @@ struct Entry {
     output: Option<PathBuf>,
 }
 
-/// Reads a `compile_commands.json`.
-pub(crate) fn read_json(path: &Path) -> Result<Vec<CompileCommand>, Error> {
+/// Parses a `compile_commands.json`; `path` is for messages.
+pub(crate) fn parse_json(text: &[u8], path: &Path) -> Result<Vec<CompileCommand>, Error> {
     let malformed = |why: String| Error::Malformed { what: path.display().to_string(), why };
-    let text = fs::read(path).at("reading", path)?;
-    let entries: Vec<Entry> = serde_json::from_slice(&text).map_err(|e| malformed(e.to_string()))?;
+    let entries: Vec<Entry> = serde_json::from_slice(text).map_err(|e| malformed(e.to_string()))?;
     let here = std::env::current_dir().at("asking for", Path::new("the current directory"))?;
     let env = ENV.iter().filter_map(|name| Some((name.to_string(), std::env::var_os(name)?))).collect::<Vec<_>>();
     let mut commands = Vec::new();
@@ -309,16 +308,10 @@ impl Recording {
     /// Reads the records of a directory, which the build saw as `/stillpoint/records`.
     pub(crate) fn read(directory: &Path) -> Result<Self, Error> {
         let mut recording = Recording::default();
-        let mut paths = Vec::new();
-        for entry in fs::read_dir(directory).at("reading", directory)? {
-            let path = entry.at("reading", directory)?.path();
-            if path.extension().is_some_and(|e| e == "command") {
-                paths.push(path);
-            }
-        }
-        paths.sort();
-        for path in paths {
-            let bytes = fs::read(&path).at("reading", &path)?;
+        let records = Tree::open(directory)?;
+        let entries = records.entries()?;
+        for entry in entries.iter().filter(|entry| entry.name.extension().is_some_and(|e| e == "command")) {
+            let bytes = records.read(&entry.name)?;
             let text = String::from_utf8_lossy(&bytes);
             let fields: Vec<&str> = text.split_terminator('\0').collect();
             let [at, name, env @ ..] = &fields[..] else { continue };
@@ -328,7 +321,7 @@ impl Recording {
             let mut argv = vec![name.to_string()];
             argv.extend(arguments.iter().map(|a| a.to_string()));
             // the texts of all of a command's response files are in one file
-            let mut response = fs::read_to_string(path.with_extension("response")).ok();
+            let mut response = records.read_text(entry.name.with_extension("response")).ok();
             let compiled = compile(Path::new(at), argv.clone(), env.clone());
             if compiled.is_none() {
                 argv = link::expanded(argv, |_| response.as_mut().map(std::mem::take));
@@ -336,7 +329,7 @@ impl Recording {
             match compiled.or_else(|| compile(Path::new(at), argv.clone(), env.clone())) {
                 Some(mut command) => {
                     if command.dependency_files.is_empty() {
-                        command.dependency_files.push(path.with_extension("d"));
+                        command.dependency_files.push(directory.join(&entry.name).with_extension("d"));
                     }
                     recording.commands.push(command);
                 }

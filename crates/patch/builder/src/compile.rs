@@ -11,10 +11,11 @@ use crate::{Cache, Error};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use stillpoint_host::cache::key;
+use stillpoint_host::file::{list, read_regular};
+use stillpoint_host::untrusted::{FILE_MAX, Tree};
 
 /// A source as its package contains it.
 #[derive(Debug)]
@@ -57,6 +58,18 @@ pub(crate) struct Project {
     pub(crate) includes: Option<Includes>,
 }
 
+impl Project {
+    /// Opens one of the trees of the project.
+    pub(crate) fn open(&self, tree: &Path) -> Result<Tree, Error> {
+        Ok(Tree::open(tree)?.known_as(&self.source))
+    }
+
+    /// Reads a file of one of the trees; `None` if that is not possible.
+    pub(crate) fn read(&self, tree: &Path, file: impl AsRef<Path>) -> Option<Vec<u8>> {
+        self.open(tree).ok()?.read(file).ok()
+    }
+}
+
 /// Directory for the output of compilers.
 enum Scratch {
     OfCache(stillpoint_host::cache::Scratch),
@@ -77,6 +90,8 @@ pub(crate) struct Compiler<'a> {
     pub(crate) project: &'a Project,
     cache: &'a Cache,
     scratch: Scratch,
+    /// Contents of the scratch directory.
+    own: Tree,
     /// True if sources can include `stillpoint-shadow.h`.
     shadow_variables: bool,
     counter: std::sync::atomic::AtomicU64,
@@ -105,15 +120,15 @@ impl<'a> Compiler<'a> {
             // compiling
             None => Scratch::Temporary(tempfile::tempdir().at("making", Path::new("a temporary directory"))?),
         };
-        let own = scratch.path().join("shadow");
-        fs::create_dir(&own).at("making", &own)?;
+        let own = Tree::open(scratch.path())?;
         for (name, text) in crate::SHADOW_SOURCES {
-            fs::write(own.join(name), text).at("writing", &own)?;
+            own.write(Path::new("shadow").join(name), text.as_bytes())?;
         }
         Ok(Compiler {
             project,
             cache,
             scratch,
+            own,
             shadow_variables,
             counter: Default::default(),
             hashes: Default::default(),
@@ -150,7 +165,6 @@ impl<'a> Compiler<'a> {
     fn execute(&self, tree: &Path, command: &CompileCommand, job: Job) -> Result<Result<Vec<u8>, String>, Error> {
         let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("{number}.out");
-        let outside = self.scratch.path().join(&name);
         let mut argv = command.arguments(job, &self.inside(Path::new(&name)));
         if self.shadow_variables {
             argv.extend(["-idirafter".into(), self.inside(Path::new("shadow")).into()]);
@@ -159,8 +173,8 @@ impl<'a> Compiler<'a> {
         if !result.status.success() {
             return Ok(Err(tail(&result)));
         }
-        let bytes = fs::read(&outside).at("reading", &outside)?;
-        fs::remove_file(&outside).at("removing", &outside)?;
+        let bytes = self.own.read(&name)?;
+        self.own.remove(&name)?;
         Ok(Ok(bytes))
     }
 
@@ -182,12 +196,13 @@ impl<'a> Compiler<'a> {
     /// Returns the files that the recorded build read for a unit, relative to the source directory; `None` when not
     /// recorded.
     pub(crate) fn shipped_files(&self, command: &CompileCommand) -> Option<BTreeSet<String>> {
-        let path_of = |inside: &PathBuf| match inside.strip_prefix(&self.project.source) {
-            Ok(relative) => self.project.shipped.join(relative),
-            Err(_) => inside.clone(),
+        let read = |path: &PathBuf| match path.starts_with(&self.project.source) {
+            true => self.project.read(&self.project.shipped, path),
+            // beside the record of the command
+            false => Tree::open(path.parent()?).ok()?.read(path.file_name()?).ok(),
         };
-        let text = command.dependency_files.iter().find_map(|path| fs::read_to_string(path_of(path)).ok())?;
-        let names = parse_dependencies(&text);
+        let text = command.dependency_files.iter().find_map(read)?;
+        let names = parse_dependencies(&String::from_utf8_lossy(&text));
         let relative = |name: &String| {
             let path = resolve(&command.directory, Path::new(name));
             path.strip_prefix(&self.project.source).ok().map(|p| p.to_string_lossy().into_owned())
@@ -204,9 +219,10 @@ impl<'a> Compiler<'a> {
         if let Some(known) = self.hashes.lock().expect("no panic holds it").get(&path) {
             return known.clone();
         }
-        // builds leave links with the path of the tree during compilation, where another tree may be mounted now
-        let followed = crate::twins::followed(tree, &self.project.source, file).map(|to| tree.join(to));
-        let bytes = fs::read(followed.as_deref().unwrap_or(&path)).ok();
+        let bytes = match file.starts_with('/') {
+            true => read_regular(&path, FILE_MAX).ok(),
+            false => self.project.read(tree, file),
+        };
         let hash = bytes.map(|bytes| key([&bytes[..]]));
         self.hashes.lock().expect("no panic holds it").insert(path, hash.clone());
         hash
@@ -216,11 +232,7 @@ impl<'a> Compiler<'a> {
     /// another.
     fn same_names(&self, tree: &Path, files: &BTreeSet<String>) -> String {
         let mut names = self.names.lock().expect("no panic holds it");
-        let by_name = names.entry(tree.to_owned()).or_insert_with(|| {
-            let mut found = HashMap::new();
-            collect_names(tree, tree, &mut found);
-            found
-        });
+        let by_name = names.entry(tree.to_owned()).or_insert_with(|| files_by_name(tree));
         let last = |f: &String| f.rsplit('/').next().unwrap_or(f).to_owned();
         let wanted: BTreeSet<String> = files.iter().map(last).collect();
         let same: Vec<&[u8]> = wanted.iter().filter_map(|n| by_name.get(n)).flatten().map(|p| p.as_bytes()).collect();
@@ -301,7 +313,7 @@ impl<'a> Compiler<'a> {
         let recorded = command.object.as_ref().filter(|object| self.has_one_command(object));
         let recorded = recorded.and_then(|path| path.strip_prefix(&self.project.source).ok());
         if let (true, Some(path)) = (self.project.built, recorded)
-            && let Ok(bytes) = fs::read(self.project.shipped.join(path))
+            && let Some(bytes) = self.project.read(&self.project.shipped, path)
             && has_debug_information(&bytes)
         {
             return Ok(bytes);
@@ -323,13 +335,12 @@ impl<'a> Compiler<'a> {
         let source = source.canonicalize().at("resolving", source)?;
         let beside = source.parent().unwrap_or(Path::new("/"));
         let name = Path::new("extra").join(key([source.as_os_str().as_encoded_bytes()]));
-        let copy = self.scratch.path().join(&name);
-        fs::create_dir_all(&copy).at("making", &copy)?;
-        for entry in fs::read_dir(beside).at("reading", beside)? {
-            let path = entry.at("reading", beside)?.path();
-            let wanted = path == source || path.extension().is_some_and(|e| e == "h");
-            if let (true, Some(name)) = (wanted && path.is_file(), path.file_name()) {
-                fs::copy(&path, copy.join(name)).at("copying", &path)?;
+        self.own.write(name.join(file_name), &read_regular(&source, FILE_MAX)?)?;
+        let headers = Tree::open(beside)?;
+        for header in list(beside)?.iter().filter(|header| header.ends_with(".h")) {
+            match headers.read(header) {
+                Ok(text) => self.own.write(name.join(header), &text)?,
+                Err(error) => tracing::warn!(%error, "a header beside an extra unit is left out"),
             }
         }
         let mut command = like.clone();
@@ -347,19 +358,15 @@ fn has_debug_information(object: &[u8]) -> bool {
     })
 }
 
-fn collect_names(root: &Path, directory: &Path, found: &mut HashMap<String, Vec<String>>) {
-    let Ok(entries) = fs::read_dir(directory) else { return };
-    let mut entries: Vec<_> = entries.flatten().collect();
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let path = entry.path();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            collect_names(root, &path, found);
-        } else if let Ok(relative) = path.strip_prefix(root) {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            found.entry(name).or_default().push(relative.to_string_lossy().into_owned());
-        }
+/// Returns the paths of a tree's files, by their base names.
+fn files_by_name(tree: &Path) -> HashMap<String, Vec<String>> {
+    let mut found: HashMap<String, Vec<String>> = HashMap::new();
+    let entries = Tree::open(tree).and_then(|tree| tree.entries()).unwrap_or_default();
+    for entry in entries.iter().filter(|entry| !entry.is_directory()) {
+        let name = entry.name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        found.entry(name).or_default().push(entry.name.to_string_lossy().into_owned());
     }
+    found
 }
 
 /// Runs `work` on every item, `jobs` at a time; the results are in the order of the items.

@@ -5,15 +5,14 @@
 //! compared with the target; the byte check of every unit that a patch touches replaces this comparison.
 
 use crate::commands::{RECORDER, Recording};
-use crate::error::At;
 use crate::includes::Includes;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error};
 use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use stillpoint_host::EntryName;
+use stillpoint_host::untrusted::Tree;
 
 /// Steps that configure one package.
 #[derive(Debug)]
@@ -41,7 +40,6 @@ const RECIPES: [Recipe; 1] = [Recipe {
 /// Variable of the package's own build that a compiler reads, and the name of the file that keeps it.
 const EPOCH: &str = "SOURCE_DATE_EPOCH";
 const EPOCH_FILE: &str = "epoch";
-pub(crate) const INCLUDES_FILE: &str = "includes.json";
 
 impl Builder<'_> {
     /// Configures a package exactly as the archive does, and makes its generated sources. Returns `None` when there is
@@ -70,43 +68,43 @@ impl Builder<'_> {
             run(&mut sandbox.command(&directory, &argv, &[]), "making the generated sources")?;
             let argv = ["dpkg-parsechangelog", "--show-field", "Timestamp"];
             let epoch = run(&mut sandbox.command(&build_path, &argv, &[]), "asking for the package's date")?;
-            let epoch_path = into.join(EPOCH_FILE);
-            fs::write(&epoch_path, epoch.stdout.trim_ascii()).at("writing", &epoch_path)?;
+            let own = Tree::open(into)?;
+            own.write(EPOCH_FILE, epoch.stdout.trim_ascii())?;
+            let tree = Tree::open(&tree)?.known_as(&build_path);
             for directory in recipe.left_out {
-                stillpoint_host::cache::remove(&tree.join(directory))?;
+                tree.remove_all(directory)?;
             }
-            Includes::of_tree(&tree)?.write(&into.join(INCLUDES_FILE))
+            Includes::of_tree(&tree)?.write(&own)
         })?;
-        let tree = entry.join("tree");
-        let recording = recording(&tree, &build_path, recipe, &entry.join(EPOCH_FILE))?;
-        let includes = Includes::read(&entry.join(INCLUDES_FILE))?;
+        let (own, tree) = (Tree::open(&entry)?, Tree::open(&entry.join("tree"))?.known_as(&build_path));
         Ok(Some(BuiltPackage {
             shipped: diffs,
-            root,
+            root: Tree::open(&root)?.known_as(Path::new("/")),
+            recording: recording(&tree, &build_path, recipe, &own.read_text(EPOCH_FILE)?)?,
             source: build_path,
             tree,
             identity,
-            recording,
-            includes: Some(includes),
+            includes: Some(Includes::read(&own)?),
         }))
     }
 }
 
 /// Reads from CMake's files the commands that it would run.
-fn recording(tree: &Path, build_path: &Path, recipe: &Recipe, epoch: &Path) -> Result<Recording, Error> {
-    let directory = tree.join(recipe.build_directory);
-    let epoch = fs::read_to_string(epoch).at("reading", epoch)?;
+fn recording(tree: &Tree, build_path: &Path, recipe: &Recipe, epoch: &str) -> Result<Recording, Error> {
+    let directory = Path::new(recipe.build_directory);
     let mut recording = Recording::default();
-    for mut command in crate::commands::read_json(&directory.join("compile_commands.json"))? {
-        command.env = vec![(EPOCH.to_owned(), OsString::from(&epoch))];
+    let commands = directory.join("compile_commands.json");
+    for mut command in crate::commands::parse_json(&tree.read(&commands)?, &commands)? {
+        command.env = vec![(EPOCH.to_owned(), OsString::from(epoch))];
         recording.commands.push(command);
     }
-    for path in link_scripts(&directory)? {
-        let script = fs::read_to_string(&path).at("reading", &path)?;
+    let is_script = |path: &Path| path.starts_with(directory) && path.ends_with("link.txt");
+    for entry in tree.entries()?.iter().filter(|entry| entry.is_file() && is_script(&entry.name)) {
+        let script = tree.read_text(&entry.name)?;
         // DIRECTORY/CMakeFiles/NAME.dir/link.txt is run in DIRECTORY
-        let Some(Ok(at)) = path.ancestors().nth(3).map(|d| d.strip_prefix(tree)) else { continue };
+        let Some(at) = entry.name.ancestors().nth(3) else { continue };
         for line in script.lines() {
-            let response = |name: &str| fs::read_to_string(tree.join(at).join(name)).ok();
+            let response = |name: &str| tree.read_text(at.join(name)).ok();
             let argv = crate::link::expanded(shlex::split(line).unwrap_or_default(), response);
             recording.link(&build_path.join(at), &argv, &[]);
         }
@@ -114,27 +112,12 @@ fn recording(tree: &Path, build_path: &Path, recipe: &Recipe, epoch: &Path) -> R
     Ok(recording)
 }
 
-/// Returns every `link.txt` below a directory.
-fn link_scripts(directory: &Path) -> Result<Vec<PathBuf>, Error> {
-    let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
-    while let Some(directory) = open.pop() {
-        for entry in fs::read_dir(&directory).at("reading", &directory)? {
-            let entry = entry.at("reading", &directory)?;
-            if entry.file_type().at("reading", &directory)?.is_dir() {
-                open.push(entry.path());
-            } else if entry.file_name() == "link.txt" {
-                found.push(entry.path());
-            }
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::account::{Account, Place};
+    use std::fs;
+    use std::path::PathBuf;
 
     /// Files of CMake for a library, a program and one unit that is compiled for both.
     #[test]
@@ -158,14 +141,14 @@ mod tests {
             "/usr/bin/ar qc libsql.a \"CMakeFiles/sql.dir/a.cc.o\"\n/usr/bin/ranlib libsql.a\n",
         );
         write("builddir/srv/CMakeFiles/d.dir/link.txt", "/usr/bin/c++ CMakeFiles/d.dir/m.o -o d ../sql/libsql.a -lm\n");
-        let epoch = dir.path().join("epoch");
-        fs::write(&epoch, "77").unwrap();
-        let recording = recording(&tree, Path::new("/b"), &RECIPES[0], &epoch).unwrap();
+        let root = Tree::open(dir.path()).unwrap().known_as(Path::new("/"));
+        let tree = Tree::open(&tree).unwrap().known_as(Path::new("/b"));
+        let recording = recording(&tree, Path::new("/b"), &RECIPES[0], "77").unwrap();
         assert_eq!(recording.commands.len(), 2);
         assert_eq!(recording.commands[0].env, [(EPOCH.to_owned(), OsString::from("77"))]);
         let outputs: Vec<_> = recording.outputs().collect();
         assert_eq!(outputs, [Path::new("/b/builddir/sql/libsql.a"), Path::new("/b/builddir/srv/d")]);
-        let place = Place { root: dir.path(), source: Path::new("/b"), tree: &tree };
+        let place = Place { source: Path::new("/b"), tree: &tree, root: &root };
         let account = Account::of(&recording, Path::new("/b/builddir/srv/d"), &place);
         let objects: Vec<&Path> = account.objects.keys().map(PathBuf::as_path).collect();
         let wanted = Path::new("/b/builddir/sql/CMakeFiles/sql.dir/a.cc.o");

@@ -1,11 +1,14 @@
 //! Debian source packages: the series of diffs, the CVEs that each one fixes, and the names that users give them.
 
 use crate::Error;
-use crate::error::At;
 use sha2::{Digest, Sha256};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use stillpoint_host::file::read_named;
+use stillpoint_host::untrusted::Tree;
 use stillpoint_patch_format::DiffFact;
+
+/// Size limit of a diff that the user names, in bytes.
+const DIFF_MAX: u64 = 256 << 20;
 
 /// One diff: an entry of a series, or a file of the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +33,7 @@ impl Diff {
 
     /// Reads a diff from a file.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let text = fs::read(path).at("reading", path)?;
+        let text = read_named(path, DIFF_MAX)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         if crate::diff::split(&text).is_empty() {
             return Err(Error::Malformed { what: path.display().to_string(), why: "no unified diff in it".into() });
@@ -96,12 +99,10 @@ pub struct Series {
 impl Series {
     /// Reads `debian/patches/series`. A package without one has an empty series.
     pub(crate) fn read(of: String, source: &Path) -> Result<Self, Error> {
-        let patches = source.join("debian/patches");
+        let (tree, patches) = (Tree::open(source)?, Path::new("debian/patches"));
         let list = patches.join("series");
-        let text = match fs::read_to_string(&list) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            other => other.at("reading", &list)?,
-        };
+        let text = tree.read_existing(&list)?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
         let entries = text.lines().map(|l| l.split('#').next().unwrap_or("").trim()).filter(|l| !l.is_empty());
         let mut diffs = Vec::new();
         for entry in entries {
@@ -109,10 +110,9 @@ impl Series {
             let name = words.next().unwrap_or(entry);
             if let Some(option) = words.find(|o| *o != "-p1") {
                 let why = format!("{name} has option {option}, only -p1 is supported");
-                return Err(Error::Malformed { what: list.display().to_string(), why });
+                return Err(Error::Malformed { what: source.join(list).display().to_string(), why });
             }
-            let path: PathBuf = patches.join(name);
-            diffs.push(Diff::new(name, fs::read(&path).at("reading", &path)?));
+            diffs.push(Diff::new(name, tree.read(patches.join(name))?));
         }
         Ok(Series { of, diffs })
     }
@@ -189,5 +189,20 @@ mod tests {
         let selected = series.select(&names).unwrap();
         assert_eq!(selected.len(), 2);
         assert_eq!(selected[0].short_name(), "0001-paths", "the order is the series', not the caller's");
+    }
+
+    #[test]
+    fn a_series_has_no_file_from_outside_of_its_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let package = dir.path().join("package");
+        std::fs::create_dir_all(package.join("debian/patches")).unwrap();
+        std::fs::write(dir.path().join("secret"), "x").unwrap();
+        std::os::unix::fs::symlink("../../../secret", package.join("debian/patches/link")).unwrap();
+        assert!(Series::read("p".into(), &package).unwrap().diffs.is_empty(), "it has none");
+        for name in ["link", "../../../secret", "/etc/passwd"] {
+            std::fs::write(package.join("debian/patches/series"), name).unwrap();
+            let refused = Series::read("p".into(), &package).unwrap_err().to_string();
+            assert!(refused.contains("leads out of"), "{name}: {refused}");
+        }
     }
 }

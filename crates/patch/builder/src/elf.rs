@@ -4,16 +4,17 @@ use crate::Error;
 use object::{Architecture, Object, ObjectKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use stillpoint_host::untrusted::Tree;
 
 /// Returns true for an executable or a shared library for x86-64. A package may build its libraries for other machines
 /// too, with the same names.
-pub(crate) fn is_loadable(path: &Path) -> bool {
+pub(crate) fn is_loadable(tree: &Tree, name: &Path) -> bool {
     let mut magic = [0u8; 4];
-    let starts = File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF";
-    starts
-        && std::fs::read(path).is_ok_and(|bytes| {
+    let starts = |file: File| file.read_exact_at(&mut magic, 0).is_ok() && &magic == b"\x7fELF";
+    tree.file(name).is_ok_and(starts)
+        && tree.read(name).is_ok_and(|bytes| {
             object::File::parse(&bytes[..]).is_ok_and(|file| {
                 file.architecture() == Architecture::X86_64
                     && matches!(file.kind(), ObjectKind::Executable | ObjectKind::Dynamic)
@@ -135,11 +136,11 @@ const LIBRARY_DIRECTORIES: [&str; 6] =
 /// name with its default version. The first library that has a name wins, as with the loader. Returns `None` when one
 /// of the libraries is not below `root`, and for a plug-in: the program that loads it provides names that none of its
 /// libraries has.
-pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<String, Option<String>>>, Error> {
+pub(crate) fn imports(program: &[u8], root: &Tree) -> Result<Option<BTreeMap<String, Option<String>>>, Error> {
     let (mut found, mut libraries, mut next) = (BTreeMap::new(), needed(program), 0);
     while let Some(library) = libraries.get(next) {
-        let places = LIBRARY_DIRECTORIES.iter().map(|d| root.join(d).join(library));
-        let Some(bytes) = places.into_iter().find_map(|path| std::fs::read(path).ok()) else {
+        let mut places = LIBRARY_DIRECTORIES.iter().map(|directory| Path::new(directory).join(library));
+        let Some(bytes) = places.find_map(|path| root.read(path).ok()) else {
             tracing::warn!(library, "needed library not found");
             return Ok(None);
         };
@@ -191,20 +192,22 @@ mod tests {
         let path = dir.path().join("own");
         let mut bytes = std::fs::read("/proc/self/exe").unwrap();
         std::fs::write(&path, &bytes).unwrap();
-        assert!(is_loadable(&path));
+        let tree = Tree::open(dir.path()).unwrap();
+        assert!(is_loadable(&tree, Path::new("own")));
         // the field e_machine
         bytes[18..20].copy_from_slice(&object::elf::EM_AARCH64.0.to_le_bytes());
         std::fs::write(&path, &bytes).unwrap();
-        assert!(!is_loadable(&path));
+        assert!(!is_loadable(&tree, Path::new("own")));
     }
 
     #[test]
     fn this_test_may_import_from_its_libc() {
         let own = std::fs::read("/proc/self/exe").unwrap();
-        let names = imports(&own, Path::new("/")).unwrap().unwrap();
+        let names = imports(&own, &Tree::open(Path::new("/")).unwrap()).unwrap().unwrap();
         assert!(names.get("malloc").is_some_and(|v| v.as_deref().is_some_and(|v| v.starts_with("GLIBC_"))));
         assert!(!names.contains_key("sp_no_such_function"));
-        assert_eq!(imports(&own, Path::new("/nonexistent")).unwrap(), None);
+        let empty = tempfile::tempdir().unwrap();
+        assert_eq!(imports(&own, &Tree::open(empty.path()).unwrap()).unwrap(), None);
     }
 
     #[test]
@@ -215,7 +218,7 @@ mod tests {
             std::fs::write(&source, text).unwrap();
             let mut cc = std::process::Command::new("cc");
             assert!(cc.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap().success());
-            imports(&std::fs::read(&library).unwrap(), Path::new("/")).unwrap()
+            imports(&std::fs::read(&library).unwrap(), &Tree::open(Path::new("/")).unwrap()).unwrap()
         };
         let whole = made("whole.so", "#include <stdlib.h>\nint own(void) { return rand(); }\n");
         assert!(whole.is_some_and(|names| names.contains_key("malloc")));

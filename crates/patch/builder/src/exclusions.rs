@@ -2,13 +2,10 @@
 //! preferences made from it.
 
 use crate::Error;
-use crate::error::At;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs;
-use std::path::Path;
-use stillpoint_host::file::{Readable, write_whole};
+use stillpoint_host::untrusted::Tree;
 
 /// Files of a version that the archive must serve together for the version to be of use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,14 +33,14 @@ pub(crate) struct Exclusions {
 
 impl Exclusions {
     /// Reads the record; one that is absent or damaged excludes nothing.
-    pub(crate) fn read(path: &Path) -> Self {
-        fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    pub(crate) fn read(own: &Tree, name: &str) -> Self {
+        own.read(name).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
 
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
-        let bytes = serde_json::to_vec(self).map_err(std::io::Error::from).at("writing", path)?;
-        write_whole(path, &bytes, Readable::ByOthers)?;
-        Ok(())
+    pub(crate) fn write(&self, own: &Tree, name: &str) -> Result<(), Error> {
+        let bytes = serde_json::to_vec(self)
+            .map_err(|error| Error::Malformed { what: name.to_owned(), why: error.to_string() })?;
+        Ok(own.write(name, &bytes)?)
     }
 
     /// Returns the missing file of a version, if these parts of it are known not to be served together.
@@ -93,20 +90,20 @@ mod tests {
     #[test]
     fn a_record_is_read_back_and_a_damaged_one_excludes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("withheld.json");
-        let mut exclusions = Exclusions::read(&path);
+        let (own, name) = (Tree::open(dir.path()).unwrap(), "withheld.json");
+        let mut exclusions = Exclusions::read(&own, name);
         assert_eq!(exclusions, Exclusions::default());
         assert!(exclusions.add_pins([pin("libx1", "1:2-3")]));
         assert!(!exclusions.add_pins([pin("libx1", "1:2-3")]));
         exclusions.add_parts(Parts::Source, "x", "1:2-3", "x_2-3.dsc: 404");
-        exclusions.write(&path).unwrap();
-        let read = Exclusions::read(&path);
+        exclusions.write(&own, name).unwrap();
+        let read = Exclusions::read(&own, name);
         assert_eq!(read, exclusions);
         assert_eq!(read.missing(Parts::Source, "x", "1:2-3"), Some("x_2-3.dsc: 404"));
         assert_eq!(read.missing(Parts::SourceAndBinaries, "x", "1:2-3"), Some("x_2-3.dsc: 404"));
         assert_eq!(read.missing(Parts::Source, "x", "1:2-4"), None);
         assert_eq!(read.preferences(), "Package: libx1\nPin: version 1:2-3\nPin-Priority: -1\n\n");
-        fs::write(&path, "{").unwrap();
-        assert_eq!(Exclusions::read(&path), Exclusions::default());
+        own.write(name, b"{").unwrap();
+        assert_eq!(Exclusions::read(&own, name), Exclusions::default());
     }
 }

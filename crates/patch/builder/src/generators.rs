@@ -4,11 +4,10 @@
 //! whose name occurs in no rule, script or list of the source is no input of any generator.
 
 use crate::Error;
-use crate::error::At;
 use crate::tree::is_source;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
+use stillpoint_host::untrusted::Tree;
 
 /// Suffixes of documents, from which no program makes code.
 const DOCUMENTS: [&str; 24] = [
@@ -29,23 +28,13 @@ pub(crate) fn naming(tree: &Path, files: &BTreeSet<String>) -> Result<BTreeMap<S
     if wanted.is_empty() {
         return Ok(found);
     }
-    let mut open = vec![String::new()];
-    while let Some(directory) = open.pop() {
-        let path = tree.join(&directory);
-        for entry in fs::read_dir(&path).at("reading", &path)? {
-            let entry = entry.at("reading", &path)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let name = if directory.is_empty() { name } else { format!("{directory}/{name}") };
-            let kind = entry.file_type().at("reading", &entry.path())?;
-            if kind.is_dir() {
-                open.push(name);
-            } else if kind.is_file() && may_be_rule(&name) && !files.contains(&name) {
-                let length = entry.metadata().at("reading", &entry.path())?.len();
-                let text =
-                    if length <= BYTES_MAX { fs::read(entry.path()).at("reading", &entry.path())? } else { continue };
-                let named = wanted.iter().filter(|(_, base)| names(&text, base));
-                found.extend(named.map(|(file, _)| ((*file).clone(), name.clone())));
-            }
+    let tree = Tree::open(tree)?;
+    for entry in tree.entries()?.iter().filter(|entry| entry.is_file() && entry.length <= BYTES_MAX) {
+        let name = entry.name.to_string_lossy().into_owned();
+        if may_be_rule(&name) && !files.contains(&name) {
+            let text = tree.read(&entry.name)?;
+            let named = wanted.iter().filter(|(_, base)| names(&text, base));
+            found.extend(named.map(|(file, _)| ((*file).clone(), name.clone())));
         }
     }
     Ok(found)
@@ -87,6 +76,7 @@ fn names(text: &[u8], name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_table_that_a_rule_names_may_become_a_source() {

@@ -4,12 +4,13 @@
 //! conditions or follow search paths. So it names more units than read the file; the preprocessor then decides.
 
 use crate::commands::CompileCommand;
-use crate::error::At;
 use crate::{Error, tree};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use stillpoint_host::untrusted::Tree;
+
+/// Name of the file that keeps the includes of a build.
+const FILE: &str = "includes.json";
 
 /// Includes of a source tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,39 +24,28 @@ pub(crate) struct Includes {
 }
 
 impl Includes {
-    /// Reads every source file below `tree`.
-    pub(crate) fn of_tree(tree: &Path) -> Result<Self, Error> {
+    /// Reads every source file of a tree.
+    pub(crate) fn of_tree(tree: &Tree) -> Result<Self, Error> {
         let mut includes = Includes::default();
-        let mut open = vec![tree.to_owned()];
-        while let Some(directory) = open.pop() {
-            for entry in fs::read_dir(&directory).at("reading", &directory)? {
-                let entry = entry.at("reading", &directory)?;
-                let path = entry.path();
-                let kind = entry.file_type().at("reading", &path)?;
-                let Ok(relative) = path.strip_prefix(tree) else { continue };
-                let name = relative.to_string_lossy();
-                if kind.is_dir() {
-                    open.push(path);
-                } else if tree::is_source(&name) {
-                    // a symbolic link may be broken, or point out of the tree, where no diff makes changes
-                    let bytes = fs::read(&path).unwrap_or_default();
-                    includes.add(&name, &String::from_utf8_lossy(&bytes));
-                }
+        for entry in tree.entries()?.iter().filter(|entry| !entry.is_directory()) {
+            let name = entry.name.to_string_lossy();
+            if tree::is_source(&name) {
+                // a symbolic link may be broken, or point out of the tree, where no diff makes changes
+                let bytes = tree.read(&entry.name).unwrap_or_default();
+                includes.add(&name, &String::from_utf8_lossy(&bytes));
             }
         }
         Ok(includes)
     }
 
-    /// Writes the includes to a file.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
-        let bytes = serde_json::to_vec(self).map_err(|e| malformed(path, &e))?;
-        fs::write(path, bytes).at("writing", path)
+    /// Writes the includes to the directory of a build.
+    pub(crate) fn write(&self, own: &Tree) -> Result<(), Error> {
+        Ok(own.write(FILE, &serde_json::to_vec(self).map_err(malformed)?)?)
     }
 
-    /// Reads a file that [`Self::write`] wrote.
-    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = fs::read(path).at("reading", path)?;
-        serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))
+    /// Reads the file that [`Self::write`] wrote.
+    pub(crate) fn read(own: &Tree) -> Result<Self, Error> {
+        serde_json::from_slice(&own.read(FILE)?).map_err(malformed)
     }
 
     /// Records the includes and macros of one file.
@@ -102,8 +92,8 @@ impl Includes {
     }
 }
 
-fn malformed(path: &Path, error: &serde_json::Error) -> Error {
-    Error::Malformed { what: path.display().to_string(), why: error.to_string() }
+fn malformed(error: serde_json::Error) -> Error {
+    Error::Malformed { what: FILE.to_owned(), why: error.to_string() }
 }
 
 fn after<'a>(directive: &'a str, name: &str) -> Option<&'a str> {
@@ -136,6 +126,7 @@ fn endings(path: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn readers(files: &[(&str, &str)], changed: &str) -> Vec<String> {
         let mut includes = Includes::default();

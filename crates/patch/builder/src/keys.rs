@@ -2,10 +2,15 @@
 
 use crate::error::At;
 use crate::{Error, Readable, write_whole};
-use std::fs;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::open_regular;
+use stillpoint_host::untrusted::Tree;
 use stillpoint_patch_format::{PublicKey, SecretKey};
+
+/// Size limit of a key file, in bytes; a longer one is no key.
+const KEY_MAX: u64 = 64 << 10;
 
 /// A pair of key files.
 #[derive(Debug)]
@@ -29,7 +34,7 @@ pub fn generate_key(directory: &Path) -> Result<KeyFiles, Error> {
     }
     let secret_key = SecretKey::from_seed(seed);
     let key = secret_key.public();
-    fs::create_dir_all(directory).at("making", directory)?;
+    Tree::make(directory)?;
     let secret = directory.join(format!("stillpoint-{}.key", key.id()));
     let public = directory.join(format!("stillpoint-{}.pub", key.id()));
     write_whole(&secret, secret_key.to_text().as_bytes(), Readable::ByOwner)?;
@@ -39,17 +44,21 @@ pub fn generate_key(directory: &Path) -> Result<KeyFiles, Error> {
 
 /// Reads a secret key file; a file that other users may read is refused.
 pub fn read_secret_key(path: &Path) -> Result<SecretKey, Error> {
-    let mode = fs::metadata(path).at("reading", path)?.permissions().mode();
+    let file = open_regular(path)?;
+    let mode = file.metadata().at("reading", path)?.permissions().mode();
     if mode & 0o077 != 0 {
         let why = format!("mode {:04o} lets others read a secret key; chmod 600", mode & 0o7777);
         return Err(Error::Malformed { what: path.display().to_string(), why });
     }
-    Ok(SecretKey::parse(&fs::read_to_string(path).at("reading", path)?)?)
+    let mut text = String::new();
+    file.take(KEY_MAX).read_to_string(&mut text).at("reading", path)?;
+    Ok(SecretKey::parse(&text)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn keys_come_back_from_their_files() {

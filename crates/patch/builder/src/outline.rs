@@ -7,15 +7,13 @@
 //! byte check of every unit that a patch touches replaces this comparison.
 
 use crate::commands::Recording;
-use crate::configured::INCLUDES_FILE;
-use crate::error::At;
 use crate::includes::Includes;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
 use crate::{Builder, Error};
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 use stillpoint_host::EntryName;
+use stillpoint_host::untrusted::Tree;
 
 /// The program that replaces the compilers. It executes tests of the configuration (`conftest`), queries, and calls
 /// that make a program from source in one step; it only records all other calls.
@@ -87,16 +85,16 @@ impl Builder<'_> {
         let entry = self.cache.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, &shipped, into)?;
             self.follow_rules(source, &root, into)?;
-            Includes::of_tree(&tree)?.write(&into.join(INCLUDES_FILE))
+            Includes::of_tree(&Tree::open(&tree)?)?.write(&Tree::open(into)?)
         })?;
         Ok(BuiltPackage {
             shipped,
-            root,
+            root: Tree::open(&root)?.known_as(Path::new("/")),
             source: source.build_path(),
-            tree: entry.join("tree"),
+            tree: Tree::open(&entry.join("tree"))?.known_as(&source.build_path()),
             identity,
             recording: Recording::read(&entry.join("records"))?,
-            includes: Some(Includes::read(&entry.join(INCLUDES_FILE))?),
+            includes: Some(Includes::read(&Tree::open(&entry)?)?),
         })
     }
 
@@ -107,32 +105,26 @@ impl Builder<'_> {
             Rules { targets: &["build-arch"], environment: &environment, recorder: OUTLINER, integration: None };
         let build_path = source.build_path();
         self.run_rules(root, &build_path, into, &rules)?;
-        let tree = into.join("tree");
+        let tree = Tree::open(&into.join("tree"))?.known_as(&build_path);
         for directory in LEFT_OUT {
-            stillpoint_host::cache::remove(&tree.join(directory))?;
+            tree.remove_all(directory)?;
         }
         let recording = Recording::read(&into.join("records"))?;
         let objects = recording.commands.iter().filter_map(|c| c.object.as_deref());
         for made in objects.chain(recording.outputs()) {
-            if let Ok(relative) = made.strip_prefix(&build_path) {
-                remove_empty(&tree.join(relative))?;
+            // empty files replace results
+            if tree.length(made).is_some_and(|length| length <= EMPTY_MAX) {
+                tree.remove(made)?;
             }
         }
         Ok(())
     }
 }
 
-/// Removes empty files that replace results.
-fn remove_empty(path: &Path) -> Result<(), Error> {
-    match path.symlink_metadata() {
-        Ok(file) if file.is_file() && file.len() <= EMPTY_MAX => fs::remove_file(path).at("removing", path),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn only_servers_of_one_major_version_are_outlined() {
@@ -178,7 +170,8 @@ mod tests {
         }
         let recording = Recording::read(&records).unwrap();
         assert_eq!(recording.commands.len(), 2);
-        let place = crate::account::Place { root: Path::new("/"), source: at, tree: at };
+        let [root, tree] = [Path::new("/"), at].map(|path| Tree::open(path).unwrap());
+        let place = crate::account::Place { source: at, tree: &tree, root: &root };
         let account = crate::account::Account::of(&recording, &at.join("x.so"), &place);
         let objects: Vec<_> = account.objects.keys().cloned().collect();
         assert_eq!(objects, [at.join("a.o"), at.join("b.o")], "{account:?}");

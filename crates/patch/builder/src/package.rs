@@ -12,10 +12,12 @@ use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error, Event, Parts, Withheld};
 use std::ffi::OsString;
-use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use stillpoint_host::EntryName;
+use stillpoint_host::file::read_regular;
+use stillpoint_host::untrusted::{FILE_MAX, Tree};
 
 /// A source package, unpacked without its series applied.
 #[derive(Debug)]
@@ -64,7 +66,7 @@ impl SourcePackage {
     /// Reads a package that was downloaded and unpacked, without access to the archive.
     fn read(apt: &Apt, entry: &Path) -> Result<Self, Error> {
         let description = find_with_suffix(entry, ".dsc")?;
-        let text = fs::read(&description).at("reading", &description)?;
+        let text = read_regular(&description, FILE_MAX)?;
         let stanza = SourceStanza::of_description(&String::from_utf8_lossy(&text)).ok_or_else(|| Error::Malformed {
             what: description.display().to_string(),
             why: "it describes no source package".into(),
@@ -112,9 +114,11 @@ impl Shipped {
 pub struct BuiltPackage {
     /// The diffs of its series that it was built with.
     pub shipped: Vec<Diff>,
-    pub(crate) root: PathBuf,
+    /// The clean root; its links know it as `/`.
+    pub(crate) root: Tree,
     pub(crate) source: PathBuf,
-    pub(crate) tree: PathBuf,
+    /// The tree of the build; its links know it as `source`.
+    pub(crate) tree: Tree,
     pub(crate) identity: String,
     pub(crate) recording: Recording,
     /// Includes of the source, if the package is only configured and no build recorded them.
@@ -136,28 +140,24 @@ pub(crate) struct Rules<'a> {
 impl BuiltPackage {
     /// Returns the tree of the build.
     pub fn tree(&self) -> &Path {
-        &self.tree
+        self.tree.path()
     }
 
-    fn outside(&self, inside: &Path) -> Option<PathBuf> {
-        inside.strip_prefix(&self.source).ok().map(|relative| self.tree.join(relative))
-    }
-
-    /// Returns linked files that can be executed or loaded: the path of each inside the build, and its path outside,
-    /// also where the package is not built.
-    pub(crate) fn outputs(&self) -> Vec<(PathBuf, PathBuf)> {
-        let outputs = self.recording.outputs().filter_map(|o| Some((o.to_owned(), self.outside(o)?)));
+    /// Returns linked files that can be executed or loaded, by their path inside the build, also where the package is
+    /// not built.
+    pub(crate) fn outputs(&self) -> Vec<PathBuf> {
         let is_archive = |path: &Path| path.extension().is_some_and(|e| e == "a");
-        let counts = |(inside, outside): &(PathBuf, PathBuf)| match self.includes {
-            Some(_) => !is_archive(inside),
-            None => crate::elf::is_loadable(outside),
+        let counts = |output: &&Path| match self.includes {
+            Some(_) => !is_archive(output),
+            None => crate::elf::is_loadable(&self.tree, output),
         };
-        outputs.filter(counts).collect()
+        let outputs = self.recording.outputs().filter(|output| output.starts_with(&self.source));
+        outputs.filter(counts).map(Path::to_owned).collect()
     }
 
     /// Makes the account of an output.
     pub(crate) fn account(&self, output: &Path) -> Account {
-        let place = Place { root: &self.root, source: &self.source, tree: &self.tree };
+        let place = Place { source: &self.source, tree: &self.tree, root: &self.root };
         Account::of(&self.recording, output, &place)
     }
 
@@ -178,7 +178,7 @@ impl BuiltPackage {
             let is_part = match &command.object {
                 Some(object) if is_known => account.objects.contains_key(object),
                 // a configuration step compiles files that it removes
-                _ => self.tree.join(unit).exists(),
+                _ => self.tree.has(unit),
             };
             if is_part {
                 commands.push((unit.to_string_lossy().into_owned(), command.clone()));
@@ -187,9 +187,9 @@ impl BuiltPackage {
         let created = self.shipped.iter().flat_map(|diff| crate::diff::split(&diff.text)).filter(|file| file.creates);
         let original = Original { tree: original.to_owned(), created: created.map(|file| file.path).collect() };
         Project {
-            root: Some(self.root.clone()),
+            root: Some(self.root.path().to_owned()),
             source: self.source.clone(),
-            shipped: self.tree.clone(),
+            shipped: self.tree.path().to_owned(),
             original: Some(original),
             identity: self.identity.clone(),
             trees,
@@ -347,7 +347,8 @@ impl Builder<'_> {
             self.run_rules(&root, &build_path, into, &rules)
         })?;
         let recording = Recording::read(&entry.join("records"))?;
-        let tree = entry.join("tree");
+        let tree = Tree::open(&entry.join("tree"))?.known_as(&build_path);
+        let root = Tree::open(&root)?.known_as(Path::new("/"));
         Ok(BuiltPackage { shipped: diffs, root, source: build_path, tree, identity, recording, includes: None })
     }
 
@@ -388,8 +389,8 @@ impl Builder<'_> {
     }
 
     fn apply_series_diff(&self, tree: &Path, diff: &Diff) -> Result<(), Error> {
-        let file = tempfile::NamedTempFile::new().at("making", Path::new("a temporary file"))?;
-        fs::write(file.path(), &diff.text).at("writing", file.path())?;
+        let mut file = tempfile::NamedTempFile::new().at("making", Path::new("a temporary file"))?;
+        file.write_all(&diff.text).at("writing", Path::new("a temporary file"))?;
         let mut patch = Command::new("patch");
         patch.args(["--batch", "--forward", "--no-backup-if-mismatch", "-p1", "-s", "-i"]).arg(file.path());
         patch.current_dir(tree).env("LC_ALL", "C.UTF-8");
@@ -400,7 +401,7 @@ impl Builder<'_> {
     pub(crate) fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules) -> Result<(), Error> {
         let recorder = self.recorder(root, rules.recorder)?;
         let records = into.join("records");
-        fs::create_dir_all(&records).at("making", &records)?;
+        Tree::open(into)?.make_directory("records")?;
         let own = Path::new(OWN_PATH);
         let mut sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }
             .with(&into.join("tree"), build_path)
@@ -432,7 +433,6 @@ impl Builder<'_> {
 
     /// Writes the recording program under every compiler's name that the root has.
     fn recorder(&self, root: &Path, text: &str) -> Result<PathBuf, Error> {
-        use std::os::unix::fs::PermissionsExt;
         let mut names: Vec<&str> = RECORDED.to_vec();
         names.retain(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
         let mut programs: Vec<(&str, &str)> = names.into_iter().map(|name| (name, text)).collect();
@@ -440,12 +440,8 @@ impl Builder<'_> {
         programs.extend(self.foreign_root().map(|_| ("dh_autoreconf", "#!/bin/sh\n")));
         let parts = programs.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
         self.cache.entry(&EntryName::new("recorder", &stillpoint_host::cache::key(parts)), |into| {
-            for (name, text) in &programs {
-                let path = into.join(name);
-                fs::write(&path, text).at("writing", &path)?;
-                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).at("writing", &path)?;
-            }
-            Ok(())
+            let own = Tree::open(into)?;
+            Ok(programs.iter().try_for_each(|(name, text)| own.write_program(name, text.as_bytes()))?)
         })
     }
 
@@ -490,37 +486,26 @@ impl Builder<'_> {
     /// Writes an output of a built package without its debug information, as in a package.
     pub fn strip(&self, built: &BuiltPackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let outputs = built.outputs();
-        let named = outputs.iter().find(|(inside, _)| inside.file_name().is_some_and(|f| f == name));
-        let Some((inside, outside)) = named else {
-            let names: Vec<_> = outputs.iter().filter_map(|(o, _)| o.file_name()?.to_str()).collect();
+        let Some(inside) = outputs.iter().find(|output| output.file_name().is_some_and(|f| f == name)) else {
+            let names: Vec<_> = outputs.iter().filter_map(|output| output.file_name()?.to_str()).collect();
             return Err(Error::Target(format!("the build made no {name:?}; it made {}", names.join(", "))));
         };
-        fs::create_dir_all(into).at("making", into)?;
-        let stripped = outside.with_extension("stripped");
-        let sandbox = Sandbox { root: Some(built.root.clone()), ..Sandbox::default() }.with(&built.tree, &built.source);
+        let stripped = inside.with_extension("stripped");
+        let root = Some(built.root.path().to_owned());
+        let sandbox = Sandbox { root, ..Sandbox::default() }.with(built.tree.path(), &built.source);
         let argv: [OsString; 6] = [
             "strip".into(),
             "--remove-section=.comment".into(),
             "--remove-section=.note".into(),
             "-o".into(),
-            inside.with_extension("stripped").into(),
+            stripped.as_os_str().to_owned(),
             inside.into(),
         ];
         run(&mut sandbox.command(Path::new("/"), &argv, &[]), &format!("stripping {name}"))?;
-        let path = into.join(name);
-        replace(&stripped, &path)?;
-        fs::remove_file(&stripped).at("removing", &stripped)?;
-        Ok(path)
+        Tree::make(into)?.write_program(name, &built.tree.read(&stripped)?)?;
+        built.tree.remove(&stripped)?;
+        Ok(into.join(name))
     }
-}
-
-/// Replaces a file by a copy of another one, under a new inode: the old one may be running.
-pub(crate) fn replace(from: &Path, to: &Path) -> Result<(), Error> {
-    let mut part = to.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    fs::copy(from, &part).at("writing", &part)?;
-    fs::rename(&part, to).at("naming", to)
 }
 
 fn unpack(apt: &Apt, package: &str, version: &str, into: &Path) -> Result<(), Error> {

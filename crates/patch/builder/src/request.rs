@@ -1,7 +1,7 @@
 //! Sources of a patch: a Debian source package, or a source directory of the user.
 
 use crate::account::Account;
-use crate::build::{Built, Job, Report, Statement};
+use crate::build::{Built, Job, Report, Statement, Target};
 use crate::commands::{self, CompileCommand};
 use crate::compile::Project;
 use crate::debian::{Diff, Series};
@@ -13,8 +13,11 @@ use crate::verdict::Bounded;
 use crate::{Builder, Cache, Error, Integrated, Parts, Reproduced, elf};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::read_regular;
+use stillpoint_host::trusted::Directory;
+use stillpoint_host::untrusted::{FILE_MAX, Tree};
 
 /// Source from which the running binary was built.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,11 +118,9 @@ impl Builder<'_> {
         };
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
         let mut report = Report::default();
-        if let Ok(output) = &output
-            && output.outside.exists()
-        {
-            let read = |path: &Path| fs::read(path).at("reading", path);
-            report.reproduced = Some(elf::compare(&read(&output.outside)?, &read(&target)?));
+        if let Ok(output) = &output {
+            let made = built.tree.read_existing(&output.inside)?;
+            report.reproduced = made.map(|made| elf::compare(&made, &target.bytes));
         }
         let doubt = output.as_ref().ok().and_then(|output| output.doubt.clone());
         let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
@@ -137,36 +138,36 @@ impl Builder<'_> {
         shipped: &Shipped,
         built: &BuiltPackage,
         diffs: &[Diff],
-    ) -> Result<(PathBuf, Result<Output, String>), Error> {
+    ) -> Result<(Target, Result<Output, String>), Error> {
         let outputs = built.outputs();
         let asked = match &request.binary {
             Some(path) => path.clone(),
             None => PathBuf::from(only_program(built, &outputs, diffs)?),
         };
         let target = if asked.is_file() {
-            asked.canonicalize().at("resolving", &asked)?
+            Target::read(&asked)?
         } else if asked.components().count() > 1 && asked.is_absolute() {
             return Err(Error::Target(format!("{} is not there", asked.display())));
         } else if *shipped == Shipped::Full && request.integrated.is_none() {
             find_in(&self.fetch_binaries(source)?, &asked)?
         } else {
             let name = asked.file_name().unwrap_or_default();
-            match outputs.iter().find(|(inside, _)| inside.file_name() == Some(name)) {
-                Some((_, outside)) => outside.clone(),
-                None => return Err(Error::Target(format!("the build made no {}", asked.display()))),
-            }
+            let Some(output) = outputs.iter().find(|output| output.file_name() == Some(name)) else {
+                return Err(Error::Target(format!("the build made no {}", asked.display())));
+            };
+            let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(output));
+            Target { path, bytes: built.tree.read(output)? }
         };
-        let output = output_of(&target, &asked, built, outputs)?;
+        let output = output_of(&target, &asked, built, &outputs)?;
         Ok((target, output))
     }
 
     /// Copies a program of the archive's own binary packages, unchanged, into a directory.
     pub fn take_binary(&self, source: &SourcePackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let found = find_in(&self.fetch_binaries(source)?, Path::new(name))?;
-        fs::create_dir_all(into).at("making", into)?;
-        let path = into.join(Path::new(name).file_name().unwrap_or_default());
-        crate::package::replace(&found, &path)?;
-        Ok(path)
+        let name = Path::new(name).file_name().unwrap_or_default();
+        Tree::make(into)?.write_program(name, &found.bytes)?;
+        Ok(into.join(name))
     }
 
     /// Builds a patch for a program that the user built.
@@ -174,20 +175,20 @@ impl Builder<'_> {
         let directory = request.directory.canonicalize().at("resolving", &request.directory)?;
         let base = read_diffs(request.on_top_of.iter().map(PathBuf::as_path))?;
         let diffs = read_diffs(request.diffs.iter().map(PathBuf::as_path))?;
-        let all = commands::read_json(&request.compile_commands)?;
+        let text = read_regular(&request.compile_commands, FILE_MAX)?;
+        let all = commands::parse_json(&text, &request.compile_commands)?;
         let commands = units_below(&directory, &all, &request.unit_filter);
         if commands.is_empty() {
             let why = format!("no command compiles a file below {}", directory.display());
             return Err(Error::Malformed { what: request.compile_commands.display().to_string(), why });
         }
         can_mount()?;
-        let target = request.target.canonicalize().at("resolving", &request.target)?;
-        let linked = elf::linked_sources(&fs::read(&target).at("reading", &target)?);
+        let target = Target::read(&request.target)?;
+        let linked = elf::linked_sources(&target.bytes);
         let mut report = Report::default();
         let account = account_of_source(&directory, &all, &linked, &mut report)?;
         // not cached: the user may change the source at any time
-        let scratch = tempfile::tempdir_in(directory.parent().unwrap_or(&directory)).or_else(|_| tempfile::tempdir());
-        let scratch = scratch.at("making", Path::new("a temporary directory"))?;
+        let scratch = scratch_near(&directory)?;
         let project = Project {
             root: None,
             source: directory.clone(),
@@ -240,21 +241,20 @@ fn account_of_source(
     }))
 }
 
+/// Makes a directory for trees in the same file system as a source directory, which saves copies. No other user may be
+/// able to exchange it: a directory of the user is not used when root runs this.
+fn scratch_near(directory: &Path) -> Result<tempfile::TempDir, Error> {
+    let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
+    let is_near = |above: &&Path| device(above) == device(directory) && Directory::open(above).is_ok();
+    let near = directory.ancestors().skip(1).filter(is_near).find_map(|above| tempfile::tempdir_in(above).ok());
+    near.map_or_else(tempfile::tempdir, Ok).at("making", Path::new("a temporary directory"))
+}
+
 /// Returns the base names of all units in a directory.
 fn unit_names(directory: &Path) -> Result<BTreeSet<String>, Error> {
-    let (mut names, mut open) = (BTreeSet::new(), vec![directory.to_owned()]);
-    while let Some(directory) = open.pop() {
-        for entry in fs::read_dir(&directory).at("reading", &directory)? {
-            let entry = entry.at("reading", &directory)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.file_type().at("reading", &directory)?.is_dir() {
-                open.push(entry.path());
-            } else if is_unit(&name) {
-                names.insert(name);
-            }
-        }
-    }
-    Ok(names)
+    let entries = Tree::open(directory)?.entries()?;
+    let files = entries.iter().filter(|entry| !entry.is_directory()).filter_map(|entry| entry.name.file_name());
+    Ok(files.map(|name| name.to_string_lossy().into_owned()).filter(|name| is_unit(name)).collect())
 }
 
 /// Checks for private mount namespaces: the other tree is mounted at the path of the first one while it is compiled.
@@ -292,54 +292,49 @@ fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
 pub(crate) struct Output {
     /// Path of the file inside the build.
     pub(crate) inside: PathBuf,
-    /// Present path of the file, or its path after the build.
-    outside: PathBuf,
     /// Reason why it could be another one.
     pub(crate) doubt: Option<String>,
 }
 
 /// Finds the output that is the target: by its content if the build has made it, else by its name.
 pub(crate) fn output_of(
-    target: &Path,
+    target: &Target,
     asked: &Path,
     built: &BuiltPackage,
-    outputs: Vec<(PathBuf, PathBuf)>,
+    outputs: &[PathBuf],
 ) -> Result<Result<Output, String>, Error> {
-    let read = |path: &Path| fs::read(path).at("reading", path);
-    let bytes = read(target)?;
-    let id = elf::build_id(&bytes);
+    let id = elf::build_id(&target.bytes);
     let (mut by_id, mut by_content, mut by_soname) = (None, None, Vec::new());
-    for output in outputs.iter().filter(|(_, outside)| outside.exists()) {
-        let made = read(&output.1)?;
+    for output in outputs {
+        let Some(made) = built.tree.read_existing(output)? else { continue };
         if id.is_some() && elf::build_id(&made) == id {
             by_id = Some(output);
-        } else if by_content.is_none() && elf::compare(&made, &bytes) != Reproduced::Differs {
+        } else if by_content.is_none() && elf::compare(&made, &target.bytes) != Reproduced::Differs {
             by_content = Some(output);
-        } else if elf::have_one_soname(&made, &bytes) {
+        } else if elf::have_one_soname(&made, &target.bytes) {
             by_soname.push(output);
         }
     }
-    if let Some((inside, outside)) = by_id.or(by_content) {
-        return Ok(Ok(Output { inside: inside.clone(), outside: outside.clone(), doubt: None }));
+    if let Some(inside) = by_id.or(by_content) {
+        return Ok(Ok(Output { inside: inside.clone(), doubt: None }));
     }
-    let named =
-        |name: Option<&OsStr>| outputs.iter().filter(|(inside, _)| inside.file_name() == name).collect::<Vec<_>>();
-    for likely in [by_soname, named(asked.file_name()), named(target.file_name())] {
-        let Some((inside, outside)) = likely.first() else { continue };
+    let named = |name: Option<&OsStr>| outputs.iter().filter(|output| output.file_name() == name).collect::<Vec<_>>();
+    for likely in [by_soname, named(asked.file_name()), named(target.path.file_name())] {
+        let Some(inside) = likely.first() else { continue };
         let objects = |inside: &Path| built.account(inside).objects;
         let first = objects(inside);
-        let is_doubtful = likely.iter().any(|(other, _)| objects(other) != first);
+        let is_doubtful = likely.iter().any(|other| objects(other) != first);
         let doubt = is_doubtful.then(|| {
-            let names: Vec<String> = likely.iter().map(|(inside, _)| inside.display().to_string()).collect();
+            let names: Vec<String> = likely.iter().map(|inside| inside.display().to_string()).collect();
             format!("the target could be any of {}", Bounded(&names))
         });
-        return Ok(Ok(Output { inside: inside.clone(), outside: outside.clone(), doubt }));
+        return Ok(Ok(Output { inside: inside.to_path_buf(), doubt }));
     }
     Ok(Err(format!("the build step of the package's rules linked no {}", asked.display())))
 }
 
 /// Finds the only linked program that has all units that the diffs change directly.
-fn only_program(built: &BuiltPackage, outputs: &[(PathBuf, PathBuf)], diffs: &[Diff]) -> Result<String, Error> {
+fn only_program(built: &BuiltPackage, outputs: &[PathBuf], diffs: &[Diff]) -> Result<String, Error> {
     let files: Vec<String> = diffs.iter().flat_map(|d| crate::diff::split(&d.text)).map(|f| f.path).collect();
     let wanted: Vec<&String> = files.iter().filter(|f| built.compiles(f)).collect();
     let has_all = |inside: &Path| {
@@ -348,8 +343,8 @@ fn only_program(built: &BuiltPackage, outputs: &[(PathBuf, PathBuf)], diffs: &[D
     };
     let mut names: Vec<String> = outputs
         .iter()
-        .filter(|(inside, _)| has_all(inside))
-        .filter_map(|(inside, _)| Some(inside.file_name()?.to_str()?.to_owned()))
+        .filter(|output| has_all(output))
+        .filter_map(|output| Some(output.file_name()?.to_str()?.to_owned()))
         .collect();
     names.dedup();
     match &names[..] {
@@ -360,29 +355,59 @@ fn only_program(built: &BuiltPackage, outputs: &[(PathBuf, PathBuf)], diffs: &[D
 }
 
 /// Finds a file of unpacked packages by its path or its name; follows symbolic links inside.
-fn find_in(root: &Path, wanted: &Path) -> Result<PathBuf, Error> {
+fn find_in(root: &Path, wanted: &Path) -> Result<Target, Error> {
     let relative = wanted.strip_prefix("/").unwrap_or(wanted);
-    let mut open = vec![root.to_owned()];
+    let tree = Tree::open(root)?.known_as(Path::new("/"));
     let mut found = Vec::new();
-    while let Some(directory) = open.pop() {
-        for entry in fs::read_dir(&directory).at("reading", &directory)? {
-            let path = entry.at("reading", &directory)?.path();
-            let is_directory = path.symlink_metadata().is_ok_and(|m| m.is_dir());
-            if is_directory {
-                open.push(path);
-            } else if path.ends_with(relative) {
-                found.extend(path.canonicalize().ok().filter(|p| p.starts_with(root) && elf::is_loadable(p)));
-            }
-        }
+    for entry in tree.entries()?.iter().filter(|entry| !entry.is_directory() && entry.name.ends_with(relative)) {
+        found.extend(tree.real(&entry.name).ok().filter(|name| elf::is_loadable(&tree, name)));
     }
     found.sort();
     found.dedup();
     match &found[..] {
-        [one] => Ok(one.clone()),
+        [one] => Ok(Target { path: root.join(one), bytes: tree.read(one)? }),
         [] => Err(Error::Target(format!("the packages have no program {}", wanted.display()))),
         more => {
-            let names: Vec<String> = more.iter().map(|p| p.display().to_string()).collect();
+            let names: Vec<String> = more.iter().map(|p| root.join(p).display().to_string()).collect();
             Err(Error::Target(format!("{} is {}", wanted.display(), names.join(" or "))))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn trees_are_not_made_where_another_user_can_exchange_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("home/source");
+        fs::create_dir_all(&source).unwrap();
+        let home = dir.path().join("home");
+        fs::set_permissions(&home, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(scratch_near(&source).unwrap().path().parent(), Some(home.as_path()));
+        if rustix::process::geteuid().is_root() {
+            chown(&home, Some(4711), None).unwrap();
+            assert_eq!(scratch_near(&source).unwrap().path().parent(), Some(dir.path()));
+        }
+    }
+
+    #[test]
+    fn a_program_is_found_through_links_inside_of_the_packages_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("usr/sbin")).unwrap();
+        fs::copy("/bin/true", root.join("usr/sbin/served-1")).unwrap();
+        fs::copy("/bin/true", dir.path().join("outside")).unwrap();
+        symlink("/usr/sbin/served-1", root.join("usr/sbin/served")).unwrap();
+        symlink(dir.path().join("outside"), root.join("usr/sbin/led-out")).unwrap();
+        symlink("../../../outside", root.join("usr/sbin/led-up")).unwrap();
+        let found = find_in(&root, Path::new("served")).unwrap();
+        assert_eq!(found.path, root.join("usr/sbin/served-1"));
+        for name in ["led-out", "led-up"] {
+            assert!(find_in(&root, Path::new(name)).is_err(), "{name}");
         }
     }
 }

@@ -2,15 +2,15 @@
 //! changes code, so no build reads headers of the system on which it runs.
 
 use crate::apt::{Apt, text_of};
-use crate::error::At;
 use crate::fetch_failure::all_absent;
 use crate::package::SourcePackage;
 use crate::sandbox::{Sandbox, output, run, tail};
 use crate::{Builder, Error, Event};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use stillpoint_host::EntryName;
+use stillpoint_host::file::read_regular;
+use stillpoint_host::untrusted::{FILE_MAX, Tree};
 
 /// Directory of sources during a build, as on the archive's own builders: the path is part of debug information and,
 /// with some packages, of `__FILE__`.
@@ -57,7 +57,8 @@ pub(crate) fn for_foreign(builder: &Builder, apt: &Apt, source: &SourcePackage) 
     let dependencies = dependencies(&stanza.build_depends);
     let name = format!("{}-foreign", stanza.package);
     let root = make(builder, apt, source, &name, &install, &dependencies)?;
-    for left_out in fs::read_to_string(root.join(LEFT_OUT)).unwrap_or_default().lines() {
+    let left_out = Tree::open(&root)?.read_existing(LEFT_OUT)?.unwrap_or_default();
+    for left_out in String::from_utf8_lossy(&left_out).lines() {
         tracing::warn!(package = stanza.package, left_out, "this release has no such build dependency");
     }
     Ok(root)
@@ -94,24 +95,18 @@ fn make(
         let mut copy = Command::new("cp");
         copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&base).arg(into);
         run(&mut copy, "copying the clean root")?;
-        let description = into.join(DESCRIPTION);
-        let own = into.join(OWN_PATH.trim_start_matches('/'));
-        fs::create_dir_all(&own).at("making", &own)?;
-        fs::copy(&source.description, &description).at("writing", &description)?;
-        let resolver = into.join("etc/resolv.conf");
-        if Path::new("/etc/resolv.conf").exists() {
-            fs::copy("/etc/resolv.conf", &resolver).at("writing", &resolver)?;
+        let root = Tree::open(into)?.known_as(Path::new("/"));
+        root.write(DESCRIPTION, &read_regular(&source.description, FILE_MAX)?)?;
+        let resolver = Path::new("/etc/resolv.conf");
+        if resolver.exists() {
+            root.write(resolver, &read_regular(resolver, FILE_MAX)?)?;
         }
         let inside = Sandbox { root: Some(into.to_owned()), network: true, ..Sandbox::default() };
         let script = format!("apt-get -q update && {{ {install}; }} && apt-get clean");
         let argv = [&["/bin/sh", "-c", &script, "sh"], arguments].concat();
         let what = format!("installing the build dependencies of {} {}", stanza.package, stanza.version);
         with_served(builder, apt, &what, |preferences| {
-            let path = into.join(PREFERENCES);
-            if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent).at("making", parent)?;
-            }
-            fs::write(&path, preferences).at("writing", &path)?;
+            root.write(PREFERENCES, preferences.as_bytes())?;
             output(&mut inside.command(Path::new("/"), &argv, &[]))
         })
     })
@@ -156,11 +151,12 @@ fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
     let codename = &apt.archives.codename;
     let name = format!("{codename}-{}", stillpoint_host::cache::key([sources.as_bytes()]));
     builder.cache.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
-        let list = into.with_extension("sources");
-        fs::write(&list, sources).at("writing", &list)?;
-        let options = into.with_extension("conf");
-        fs::write(&options, apt.proxies()?).at("writing", &options)?;
-        let preferences = into.with_extension("preferences");
+        let scratch = builder.cache.scratch()?;
+        let own = Tree::open(scratch.path())?;
+        own.write("archive.sources", sources.as_bytes())?;
+        own.write("apt.conf", apt.proxies()?.as_bytes())?;
+        let [list, options, preferences] =
+            ["archive.sources", "apt.conf", "preferences"].map(|name| scratch.path().join(name));
         let mut command = Command::new("mmdebstrap");
         command.args(["--mode=root", "--variant=buildd", "--skip=check/empty"]);
         command.arg("--aptopt=Apt::Install-Recommends \"false\"").arg("--aptopt=Acquire::Languages \"none\"");
@@ -176,14 +172,10 @@ fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
         command.arg(codename).arg(into).arg(&list);
         with_served(builder, apt, &format!("making a clean root of {codename}"), |text| {
             stillpoint_host::cache::remove(into)?;
-            fs::create_dir_all(into).at("making", into)?;
-            fs::write(&preferences, text).at("writing", &preferences)?;
+            Tree::make(into)?;
+            own.write("preferences", text.as_bytes())?;
             output(&mut command)
-        })?;
-        for file in [&list, &options, &preferences] {
-            fs::remove_file(file).at("removing", file)?;
-        }
-        Ok(())
+        })
     })
 }
 

@@ -1,10 +1,12 @@
 //! The system's own source lists, read at run time: the archives of this release's packages and sources.
 
 use crate::Error;
-use crate::error::At;
 use std::fmt::Write;
-use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::{list, read_regular_text};
+
+/// Size limit of a file of the system, in bytes.
+const FILE_MAX: u64 = 16 << 20;
 
 /// One archive, as a deb822 stanza describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,8 +27,7 @@ pub(crate) struct Archives {
 impl Archives {
     /// Reads `/etc/os-release`, `/etc/apt/sources.list` and `/etc/apt/sources.list.d`.
     fn of_this_system() -> Result<Self, Error> {
-        let release = Path::new("/etc/os-release");
-        let text = fs::read_to_string(release).at("reading", release)?;
+        let text = read_regular_text(Path::new("/etc/os-release"), FILE_MAX)?;
         let codename = text
             .lines()
             .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
@@ -34,7 +35,7 @@ impl Archives {
             .ok_or_else(|| Error::NoSources("a release: /etc/os-release has no VERSION_CODENAME".into()))?;
         let mut archives = Vec::new();
         for path in list_files()? {
-            let text = fs::read_to_string(&path).at("reading", &path)?;
+            let text = read_regular_text(&path, FILE_MAX)?;
             let found = match path.extension().and_then(|e| e.to_str()) {
                 Some("sources") => deb822(&text),
                 _ => one_line(&text),
@@ -115,12 +116,8 @@ fn list_files() -> Result<Vec<PathBuf>, Error> {
     }
     let parts = Path::new("/etc/apt/sources.list.d");
     if parts.exists() {
-        for entry in fs::read_dir(parts).at("reading", parts)? {
-            let path = entry.at("reading", parts)?.path();
-            if matches!(path.extension().and_then(|e| e.to_str()), Some("list" | "sources")) {
-                files.push(path);
-            }
-        }
+        let lists = list(parts)?.into_iter().filter(|name| name.ends_with(".list") || name.ends_with(".sources"));
+        files.extend(lists.map(|name| parts.join(name)));
     }
     files.sort();
     Ok(files)

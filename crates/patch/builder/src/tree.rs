@@ -5,11 +5,10 @@ use crate::diff::{self, FileDiff};
 use crate::error::At;
 use crate::{Cache, Error, numbering};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
-use stillpoint_host::EntryName;
+use stillpoint_host::{EntryName, untrusted};
 
 /// Suffixes of files that a C or C++ compiler reads.
 const SOURCES: [&str; 18] =
@@ -115,7 +114,7 @@ impl<'a> Parts<'a> {
 /// that its build copied, and the file that each is a copy of: they change with it.
 pub(crate) fn patched(
     cache: &Cache,
-    shipped: &Path,
+    shipped: &untrusted::Tree,
     identity: &str,
     parts: &Parts,
     copies: &BTreeMap<String, String>,
@@ -123,27 +122,32 @@ pub(crate) fn patched(
     let mut warnings = parts.warnings.clone();
     let touched = parts.touched.clone();
     if touched.is_empty() {
-        return Ok(Tree { path: shipped.to_owned(), touched, copies: BTreeMap::new(), warnings });
+        return Ok(Tree { path: shipped.path().to_owned(), touched, copies: BTreeMap::new(), warnings });
     }
     let changed = Changed::apply(shipped, &touched, &parts.parts, &mut warnings)?;
     let copies = copies_of(shipped, &touched, copies);
     let places: Vec<&[u8]> = copies.keys().map(String::as_bytes).collect();
-    let digest = changed.digest();
+    let digest = changed.digest()?;
     let name = stillpoint_host::cache::key([identity.as_bytes(), &digest[..]].into_iter().chain(places));
     let path = cache.entry(&EntryName::new("tree", &name), |into| {
-        copy(shipped, into)?;
-        changed.write(shipped, into, &copies)
+        let into = untrusted::Tree::open(into)?.known_as(shipped.own_name());
+        shipped.copy_to(&into)?;
+        changed.write(shipped, &into, &copies)
     })?;
     Ok(Tree { path, touched, copies, warnings })
 }
 
 /// Finds the copies of some files. A new file has a copy beside the copies of the other files.
-fn copies_of(shipped: &Path, touched: &BTreeSet<String>, known: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+fn copies_of(
+    shipped: &untrusted::Tree,
+    touched: &BTreeSet<String>,
+    known: &BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
     let known = known.iter().filter(|(_, file)| touched.contains(*file));
     let mut copies: BTreeMap<String, String> = known.map(|(copy, file)| (copy.clone(), file.clone())).collect();
     let of_tree = |(copy, file): (&String, &String)| copy.strip_suffix(file.as_str()).map(str::to_owned);
     let places: BTreeSet<String> = copies.iter().filter_map(of_tree).filter(|place| place.ends_with('/')).collect();
-    for file in touched.iter().filter(|file| !shipped.join(file).exists()) {
+    for file in touched.iter().filter(|file| !shipped.has(file)) {
         copies.extend(places.iter().map(|place| (format!("{place}{file}"), file.clone())));
     }
     copies
@@ -158,31 +162,29 @@ fn check_path(diff: &str, path: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The touched files after all diffs, in a directory of their own.
+/// The touched files after all diffs, in a directory of their own. A diff may make a file of any kind there.
 struct Changed {
     directory: tempfile::TempDir,
+    own: untrusted::Tree,
     files: BTreeSet<String>,
 }
 
 impl Changed {
     fn apply(
-        shipped: &Path,
+        shipped: &untrusted::Tree,
         touched: &BTreeSet<String>,
         parts: &[(&Diff, FileDiff)],
         warnings: &mut Vec<String>,
     ) -> Result<Self, Error> {
         let directory = tempfile::tempdir().at("making", Path::new("a temporary directory"))?;
+        let own = untrusted::Tree::open(directory.path())?;
         for file in touched {
-            let (from, to) = (shipped.join(file), directory.path().join(file));
-            if let Some(parent) = to.parent() {
-                fs::create_dir_all(parent).at("making", parent)?;
-            }
-            match fs::copy(&from, &to) {
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                other => drop(other.at("copying", &from)?),
+            match shipped.read_existing(file)? {
+                Some(bytes) => own.write(file, &bytes)?,
+                None => own.make_directory(Path::new(file).parent().unwrap_or(Path::new("")))?,
             }
         }
-        let changed = Changed { directory, files: touched.clone() };
+        let changed = Changed { directory, own, files: touched.clone() };
         for (diff, file) in parts {
             changed.patch(diff, file, warnings)?;
         }
@@ -217,68 +219,45 @@ impl Changed {
         Ok(())
     }
 
-    fn digest(&self) -> [u8; 32] {
+    fn digest(&self) -> Result<[u8; 32], Error> {
         let mut parts: Vec<Vec<u8>> = Vec::new();
         for file in &self.files {
             parts.push(file.clone().into_bytes());
             // a removed file has no bytes, an empty one has an empty part
-            parts.extend(fs::read(self.directory.path().join(file)).ok());
+            parts.extend(self.own.read_existing(file)?);
         }
-        stillpoint_host::cache::digest(parts.iter().map(Vec::as_slice))
+        Ok(stillpoint_host::cache::digest(parts.iter().map(Vec::as_slice)))
     }
 
     /// Puts the files into a copy of the shipped tree.
-    fn write(&self, shipped: &Path, into: &Path, copies: &BTreeMap<String, String>) -> Result<(), Error> {
+    fn write(
+        &self,
+        shipped: &untrusted::Tree,
+        into: &untrusted::Tree,
+        copies: &BTreeMap<String, String>,
+    ) -> Result<(), Error> {
         let places = self.files.iter().map(|file| (file, file)).chain(copies);
         for (place, file) in places {
-            let (from, to) = (self.directory.path().join(file), into.join(place));
-            // the copy shares its files with the shipped tree: never write to the same inode
-            match fs::remove_file(&to) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).at("removing", &to),
-                _ => {}
-            }
-            if !from.exists() {
+            let Some(after) = self.own.read_existing(file)? else {
+                into.remove(place)?;
                 continue;
-            }
-            if let Some(parent) = to.parent() {
-                fs::create_dir_all(parent).at("making", parent)?;
-            }
-            let after = fs::read(&from).at("reading", &from)?;
-            let before = fs::read(shipped.join(file)).ok();
+            };
+            let before = shipped.read(file).ok();
             let text = match (before.as_deref().map(std::str::from_utf8), std::str::from_utf8(&after)) {
                 (Some(Ok(before)), Ok(after)) => numbering::number(before, after).into_bytes(),
                 _ => after,
             };
-            fs::write(&to, text).at("writing", &to)?;
+            into.write(place, &text)?;
         }
         Ok(())
     }
 }
 
-/// Copies a tree: files as hard links where that works, `.git` left out.
-fn copy(from: &Path, into: &Path) -> Result<(), Error> {
-    fs::create_dir_all(into).at("making", into)?;
-    for entry in fs::read_dir(from).at("reading", from)? {
-        let entry = entry.at("reading", from)?;
-        let (source, target) = (entry.path(), into.join(entry.file_name()));
-        let kind = entry.file_type().at("reading", &source)?;
-        if kind.is_dir() {
-            if entry.file_name() != ".git" {
-                copy(&source, &target)?;
-            }
-        } else if kind.is_symlink() {
-            let to = fs::read_link(&source).at("reading", &source)?;
-            std::os::unix::fs::symlink(to, &target).at("linking", &target)?;
-        } else if kind.is_file() && fs::hard_link(&source, &target).is_err() {
-            fs::copy(&source, &target).at("copying", &source)?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
 
     const ALL: Wanted = Wanted { is_input: &|_| false, left_out: &|_| false };
 
@@ -296,7 +275,8 @@ mod tests {
     }
 
     fn patched(cache: &Cache, shipped: &Path, diffs: &[Diff], wanted: &Wanted) -> Result<Tree, Error> {
-        super::patched(cache, shipped, "id", &Parts::of(diffs, wanted)?, &BTreeMap::new())
+        let shipped = untrusted::Tree::open(shipped)?;
+        super::patched(cache, &shipped, "id", &Parts::of(diffs, wanted)?, &BTreeMap::new())
     }
 
     #[test]
@@ -352,13 +332,46 @@ mod tests {
         )];
         let copies = BTreeMap::from([("build/one/a.c".to_owned(), "a.c".to_owned())]);
         let parts = Parts::of(&change, &ALL).unwrap();
-        let tree = super::patched(&cache, &source, "id", &parts, &copies).unwrap();
+        let tree = super::patched(&cache, &untrusted::Tree::open(&source).unwrap(), "id", &parts, &copies).unwrap();
         let read = |file: &str| fs::read_to_string(tree.path.join(file)).unwrap();
         assert_eq!(read("build/one/a.c"), read("a.c"));
         assert_eq!(read("build/one/sub/b.h"), "int b;\n");
         assert_eq!(tree.touched, BTreeSet::from(["a.c".to_owned(), "sub/b.h".to_owned()]));
         assert_eq!(fs::read_to_string(source.join("build/one/a.c")).unwrap(), "one\ntwo\nthree\n");
-        let plain = super::patched(&cache, &source, "id", &parts, &BTreeMap::new()).unwrap();
+        let plain =
+            super::patched(&cache, &untrusted::Tree::open(&source).unwrap(), "id", &parts, &BTreeMap::new()).unwrap();
         assert_ne!(plain.path, tree.path, "a tree without the copies is another one");
+    }
+
+    #[test]
+    fn files_of_others_are_reached_through_no_link() {
+        let (dir, cache, source) = sample();
+        let outside = dir.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("secret.c"), "secret\n").unwrap();
+        symlink("../outside/secret.c", source.join("up.c")).unwrap();
+        symlink(outside.join("secret.c"), source.join("absolute.c")).unwrap();
+        symlink(&outside, source.join("away")).unwrap();
+        symlink("/dev/zero", source.join("endless.c")).unwrap();
+        for file in ["up.c", "absolute.c", "away/secret.c", "endless.c"] {
+            let change = diff(&format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-secret\n+known\n"));
+            let refused = patched(&cache, &source, &[change], &ALL).unwrap_err().to_string();
+            assert!(refused.contains("leads out of"), "{file}: {refused}");
+        }
+        let new = diff("--- /dev/null\n+++ b/away/new.c\n@@ -0,0 +1 @@\n+new\n");
+        assert!(patched(&cache, &source, &[new], &ALL).unwrap_err().to_string().contains("leads out of"));
+        let target = outside.join("secret.c");
+        let link = format!(
+            "diff --git a/made.c b/made.c\nnew file mode 120000\n--- /dev/null\n+++ b/made.c\n@@ -0,0 +1 @@\n+{}\n\\ No newline at end of file\n",
+            target.display()
+        );
+        if let Ok(tree) = patched(&cache, &source, &[diff(&link)], &ALL) {
+            assert!(
+                !fs::read_to_string(tree.path.join("made.c")).unwrap().contains("secret\n"),
+                "its target is not copied"
+            );
+        }
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+        assert_eq!(fs::read_to_string(&target).unwrap(), "secret\n");
     }
 }

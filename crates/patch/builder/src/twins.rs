@@ -5,12 +5,9 @@
 //! the package.
 
 use crate::Error;
-use crate::commands::resolve;
-use crate::error::At;
 use crate::tree::is_source;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
-use std::path::{Path, PathBuf};
+use stillpoint_host::untrusted::{Entry, Tree};
 
 /// Other names of some files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,29 +20,9 @@ pub(crate) struct Twins {
     pub(crate) unclear: BTreeMap<String, String>,
 }
 
-/// Returns the file of a tree that a name points to through links, relative to the tree; `None` for one outside.
-/// `source` is the path of the tree while it is compiled, which is part of links that a build made.
-pub(crate) fn followed(tree: &Path, source: &Path, name: &str) -> Option<PathBuf> {
-    /// Limit of links in one chain.
-    const LINKS_MAX: usize = 16;
-    let mut at = PathBuf::from(name);
-    for _ in 0..LINKS_MAX {
-        let mut prefixes: Vec<&Path> = at.ancestors().filter(|prefix| !prefix.as_os_str().is_empty()).collect();
-        prefixes.reverse();
-        let link = prefixes.into_iter().find_map(|prefix| Some((prefix, fs::read_link(tree.join(prefix)).ok()?)));
-        let Some((prefix, to)) = link else { return Some(at) };
-        let to = resolve(source.join(prefix).parent()?, &to);
-        let rest = at.strip_prefix(prefix).ok()?;
-        at = to.strip_prefix(source).ok()?.components().chain(rest.components()).collect();
-    }
-    None
-}
-
 /// A search through one tree.
 pub(crate) struct Search<'a> {
-    pub(crate) tree: &'a Path,
-    /// Path of the tree while it is compiled.
-    pub(crate) source: &'a Path,
+    pub(crate) tree: &'a Tree,
     /// Returns true if a file is as in the package; `None` if that is not known.
     pub(crate) is_original: Option<&'a dyn Fn(&str) -> bool>,
     /// Files whose other names are searched for.
@@ -72,34 +49,24 @@ impl Search<'_> {
     pub(crate) fn run(&self) -> Result<Twins, Error> {
         let mut found = Found::default();
         for file in self.touched {
-            let Ok(text) = fs::read(self.tree.join(file)) else { continue };
+            let Ok(text) = self.tree.read(file) else { continue };
             found.lengths.insert(text.len() as u64);
             found.lines.extend(telling_line(&text).map(|line| (file.clone(), line.to_owned())));
             found.touched_by_text.entry(text).or_default().push(file.clone());
         }
-        let mut open = vec![String::new()];
-        while let Some(directory) = open.pop() {
-            let path = self.tree.join(&directory);
-            for entry in fs::read_dir(&path).at("reading", &path)? {
-                let entry = entry.at("reading", &path)?;
-                let kind = entry.file_type().at("reading", &entry.path())?;
-                let name = entry.file_name().to_string_lossy().into_owned();
-                let name = if directory.is_empty() { name } else { format!("{directory}/{name}") };
-                if kind.is_symlink() {
-                    self.link(&name, &mut found);
-                } else if kind.is_dir() && entry.file_name() != ".git" {
-                    open.push(name);
-                } else if kind.is_file() && !self.touched.contains(&name) {
-                    let length = entry.metadata().at("reading", &entry.path())?.len();
-                    self.file(&name, &entry.path(), length, &mut found)?;
-                }
+        for entry in self.tree.entries()? {
+            let name = entry.name.to_string_lossy();
+            if entry.is_link() {
+                self.link(&name, &mut found);
+            } else if entry.is_file() && !self.touched.contains(&*name) {
+                self.file(&name, &entry, &mut found)?;
             }
         }
         Ok(found.attribute(self.is_original.is_some()))
     }
 
     fn link(&self, name: &str, found: &mut Found) {
-        let Some(to) = followed(self.tree, self.source, name) else { return };
+        let Ok(to) = self.tree.real(name) else { return };
         let to = to.to_string_lossy();
         for file in self.touched {
             if *file == to {
@@ -110,13 +77,13 @@ impl Search<'_> {
         }
     }
 
-    fn file(&self, name: &str, path: &Path, length: u64, found: &mut Found) -> Result<(), Error> {
-        let may_be_copy = length > 0 && found.lengths.contains(&length);
+    fn file(&self, name: &str, entry: &Entry, found: &mut Found) -> Result<(), Error> {
+        let may_be_copy = entry.length > 0 && found.lengths.contains(&entry.length);
         let may_be_made = is_source(name) && self.is_original.is_some_and(|is_original| !is_original(name));
         if !may_be_copy && !may_be_made {
             return Ok(());
         }
-        let text = fs::read(path).at("reading", path)?;
+        let text = self.tree.read(&entry.name)?;
         if may_be_copy && found.touched_by_text.contains_key(&text) {
             match self.is_original {
                 Some(is_original) if is_original(name) => {
@@ -181,6 +148,8 @@ fn telling_line(text: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::path::{Path, PathBuf};
 
     const CODE: &str = "static int a_function_of_its_own(int value);\n";
 
@@ -214,12 +183,16 @@ mod tests {
             std::os::unix::fs::symlink(to, self.path(name)).unwrap();
         }
 
+        fn tree(&self) -> Tree {
+            Tree::open(self.directory.path()).unwrap().known_as(Path::new("/b"))
+        }
+
         fn twins_of(&self, touched: &[&str]) -> Twins {
             let touched = touched.iter().map(|file| (*file).to_owned()).collect();
             let is_original = |file: &str| self.originals.contains(file);
-            let tree = self.directory.path();
+            let tree = self.tree();
             let is_original: Option<&dyn Fn(&str) -> bool> = Some(&is_original);
-            Search { tree, source: Path::new("/b"), is_original, touched: &touched }.run().unwrap()
+            Search { tree: &tree, is_original, touched: &touched }.run().unwrap()
         }
     }
 
@@ -254,7 +227,7 @@ mod tests {
         let links = ["build/absolute.c", "build/one.c", "build/two.c", "flavour/a.c"].map(|name| (name, "src/a.c"));
         assert_eq!(twins.links, names(&links));
         package.link("far", "/b/flavour");
-        let through = |name| followed(package.directory.path(), Path::new("/b"), name);
+        let through = |name: &str| package.tree().real(name).ok();
         assert_eq!(through("far/a.c"), Some("src/a.c".into()));
         assert_eq!(through("src/a.c"), Some("src/a.c".into()));
         assert_eq!((through("out.c"), through("loop.c")), (None, None));

@@ -1,6 +1,3 @@
-use std::io;
-use std::path::PathBuf;
-
 /// Reason why an integration cannot be placed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -29,14 +26,7 @@ pub enum Error {
     /// An edit of an absent file, or an integration without edits.
     #[error("{0}")]
     Integration(String),
-    /// Error of the system.
-    #[error("{what} {}: {source}", path.display())]
-    Io {
-        /// Action that failed.
-        what: &'static str,
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Host(#[from] stillpoint_host::Error),
 }

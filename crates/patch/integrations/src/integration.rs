@@ -4,9 +4,9 @@ use crate::edits::Edits;
 use crate::error::Error;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use stillpoint_host::file::{read_regular, read_regular_text};
+use stillpoint_host::untrusted::{Entry, FILE_MAX, Tree};
 
 /// File in the tree that lists the files which differ from the shipped ones.
 const RECORD: &str = ".stillpoint-integration";
@@ -39,10 +39,12 @@ impl Integration {
                 hash.update(part);
             }
         };
-        for path in sorted(dir)? {
-            if path.extension().is_some_and(|extension| extension == "edits") {
-                let text = fs::read_to_string(&path).map_err(io_error("reading", &path))?;
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
+        // edits of the caller: links to files that several programs share are followed
+        let entries = Tree::open(dir)?.entries()?;
+        for Entry { name, .. } in &entries {
+            if name.components().count() == 1 && name.extension().is_some_and(|extension| extension == "edits") {
+                let text = read_regular_text(&dir.join(name), FILE_MAX)?;
+                let name = name.to_string_lossy();
                 edits.add(&name, &text)?;
                 add(&name, text.as_bytes());
             }
@@ -51,9 +53,10 @@ impl Integration {
             return Err(Error::Integration(format!("{} holds no edits", dir.display())));
         }
         let mut files = BTreeMap::new();
-        let added = dir.join("files");
-        if added.is_dir() {
-            collect(&added, "", &mut files)?;
+        for entry in entries.iter().filter(|entry| !entry.is_directory()) {
+            if let Ok(name) = entry.name.strip_prefix("files") {
+                files.insert(name.to_string_lossy().into_owned(), read_regular(&dir.join(&entry.name), FILE_MAX)?);
+            }
         }
         files.iter().for_each(|(name, bytes)| add(name, bytes));
         let digest = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
@@ -67,90 +70,50 @@ impl Integration {
 
     /// Changes `tree`, a copy of `pristine`, to the state of this integration.
     pub fn apply(&self, pristine: &Path, tree: &Path) -> Result<Applied, Error> {
+        let (pristine, tree) = (Tree::open(pristine)?, Tree::open(tree)?);
         let mut wanted: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         for (file, edits) in self.edits.files() {
-            let path = pristine.join(file);
-            let bytes = fs::read(&path).map_err(io_error("reading", &path))?;
-            let text = String::from_utf8(bytes)
+            let text = String::from_utf8(pristine.read(file)?)
                 .map_err(|_| Error::Integration(format!("{file} is not UTF-8: it cannot be edited")))?;
             wanted.insert(file.to_owned(), edits.apply(file, &text)?.into_bytes());
         }
         for (file, bytes) in &self.files {
-            if pristine.join(file).exists() {
+            if pristine.has(file) {
                 return Err(Error::Integration(format!("{file} would be added, but is there already")));
             }
             wanted.insert(file.clone(), bytes.clone());
         }
-        let record = tree.join(RECORD);
-        let earlier = fs::read_to_string(&record).unwrap_or_default();
+        let earlier = tree.read_existing(RECORD)?.unwrap_or_default();
+        let earlier = String::from_utf8_lossy(&earlier);
         let files: Vec<String> = wanted.keys().cloned().collect();
         // Write the record before the files: the next run restores files that a failed run has written.
         let mut touched: Vec<&str> = earlier.lines().chain(files.iter().map(String::as_str)).collect();
         touched.sort_unstable();
         touched.dedup();
-        fs::write(&record, touched.join("\n")).map_err(io_error("writing", &record))?;
+        tree.write(RECORD, touched.join("\n").as_bytes())?;
         let mut written = Vec::new();
         for file in touched {
-            let path = tree.join(file);
             let bytes = match wanted.get(file) {
                 Some(bytes) => Some(bytes.clone()),
-                None => optional(fs::read(pristine.join(file))).map_err(io_error("reading", &path))?,
+                None => pristine.read_existing(file)?,
             };
-            if put(&path, bytes.as_deref())? {
+            if put(&tree, file, bytes.as_deref())? {
                 written.push(file.to_owned());
             }
         }
-        fs::write(&record, files.join("\n")).map_err(io_error("writing", &record))?;
+        tree.write(RECORD, files.join("\n").as_bytes())?;
         Ok(Applied { files, written })
     }
 }
 
 /// Writes these bytes to a file, or removes the file; returns true if that made a change.
-fn put(path: &Path, bytes: Option<&[u8]>) -> Result<bool, Error> {
-    let now = optional(fs::read(path)).map_err(io_error("reading", path))?;
-    if now.as_deref() == bytes {
+fn put(tree: &Tree, file: &str, bytes: Option<&[u8]>) -> Result<bool, Error> {
+    if tree.read_existing(file)?.as_deref() == bytes {
         return Ok(false);
     }
     match bytes {
-        Some(bytes) => {
-            if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent).map_err(io_error("making", parent))?;
-            }
-            fs::write(path, bytes).map_err(io_error("writing", path))?;
-        }
-        None => fs::remove_file(path).map_err(io_error("removing", path))?,
+        Some(bytes) => tree.write(file, bytes)?,
+        None => drop(tree.remove(file)?),
     }
     Ok(true)
-}
-
-fn optional(read: io::Result<Vec<u8>>) -> io::Result<Option<Vec<u8>>> {
-    match read {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some),
-    }
-}
-
-fn collect(dir: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) -> Result<(), Error> {
-    for path in sorted(dir)? {
-        let name = format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy());
-        if path.is_dir() {
-            collect(&path, &format!("{name}/"), files)?;
-        } else {
-            files.insert(name, fs::read(&path).map_err(io_error("reading", &path))?);
-        }
-    }
-    Ok(())
-}
-
-fn sorted(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    let entries =
-        fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(io_error("listing", dir))?;
-    let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
-    paths.sort();
-    Ok(paths)
-}
-
-fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { what, path, source }
 }
