@@ -1,10 +1,11 @@
 //! Files are opened in one place: the files that root reads and writes on request are located where other users can change paths.
 
+use super::layers::{Layer, place};
 use super::lexer::{code_only, lines_outside_tests};
-use super::{Finding, Tree};
+use super::{Finding, SourceFile, Tree};
 
 /// Calls that open, make or change a file by its path.
-const WAYS: [&str; 8] = [
+const WAYS: [&str; 11] = [
     "File::open",
     "File::create",
     "File::options",
@@ -13,25 +14,47 @@ const WAYS: [&str; 8] = [
     "read_dir",
     "rustix::fs::open",
     "openat",
+    "tokio::fs",
+    "fcntl::open",
+    "libc::open",
 ];
 /// Types of the standard library's module for files; they open none.
 const TYPES: [&str; 2] = ["::File", "::Metadata"];
-/// Folders of the packages whose commands root runs for other users.
-const FOLDERS: [&str; 4] =
-    ["crates/cli/src", "crates/kernel/engine/src", "crates/migrate/engine/src", "crates/patch/engine/src"];
+/// Files and folders that open files for all others. Each one states whom it trusts.
+const HELPERS: [&str; 5] = [
+    // directories that only root and this user can change
+    "crates/host/src/trusted.rs",
+    // trees whose contents others wrote
+    "crates/host/src/untrusted.rs",
+    // single files that the caller of a command or its configuration names
+    "crates/host/src/file.rs",
+    // `/proc`, `/sys` and devices
+    "crates/host/src/kernel_files.rs",
+    // entries of the cache, in a directory that belongs to this user alone
+    "crates/host/src/cache/",
+];
 
-/// Checks that no file of the product opens files by a path: all use `stillpoint_host::trusted`, `stillpoint_host::file` and
-/// `stillpoint_host::kernel_files`.
+/// Checks that no file of the product opens files by a path, except for the helpers of `stillpoint_host`.
 pub(super) fn opened_in_one_place(tree: &Tree) -> Vec<Finding> {
+    let is_product = |name: &str| place(name).is_some_and(|(layer, _)| layer != Layer::Tool);
     let mut findings = Vec::new();
-    for file in FOLDERS.iter().flat_map(|folder| tree.rust_below(folder)).filter(|file| !file.is_test()) {
-        let code = code_only(&file.text);
-        if let Some((number, _)) = lines_outside_tests(&code).into_iter().find(|(_, line)| opens(line)) {
-            let text = "opens files by itself: take stillpoint_host's trusted, file or kernel_files";
-            findings.push(Finding::new(&file.path, number, text));
+    for package in tree.packages.iter().filter(|package| is_product(&package.name)) {
+        let folder = format!("{}/src", package.dir);
+        for file in tree.rust_below(&folder).filter(|file| !file.is_test()) {
+            let is_helper = HELPERS.iter().any(|helper| file.path.starts_with(helper));
+            if let Some(number) = first_opening(file).filter(|_| !is_helper) {
+                let text = "opens files by itself: take stillpoint_host's trusted, untrusted, file or kernel_files";
+                findings.push(Finding::new(&file.path, number, text));
+            }
         }
     }
     findings
+}
+
+/// Returns the number of the first line that can open a file.
+fn first_opening(file: &SourceFile) -> Option<usize> {
+    let code = code_only(&file.text);
+    lines_outside_tests(&code).into_iter().find(|(_, line)| opens(line)).map(|(number, _)| number)
 }
 
 /// Returns true if a line of code can open a file.
@@ -55,6 +78,20 @@ fn opens(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::Package;
+
+    /// Packages of the product and of its tests, with files.
+    fn tree<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Tree {
+        let packages = [
+            ("stillpoint", "crates/cli"),
+            ("stillpoint-host", "crates/host"),
+            ("stillpoint-measure", "crates/measure"),
+            ("stillpoint-patch-builder", "crates/patch/builder"),
+            ("stillpoint-testing", "crates/testing"),
+        ];
+        let package = |(name, dir): (&str, &str)| Package { name: name.into(), dir: dir.into(), ..Package::default() };
+        Tree { packages: packages.map(package).into(), ..Tree::of_files(files) }
+    }
 
     #[test]
     fn a_file_that_opens_others_is_found() {
@@ -68,16 +105,31 @@ mod tests {
         ];
         for way in WAYS.into_iter().chain(others) {
             let text = format!("//! std::fs\nfn f() {{ {way} }}\n#[cfg(test)]\nmod tests {{}}\n");
-            let tree = Tree::of_files([(path, text.as_str()), ("crates/measure/src/x.rs", "use std::fs;\n")]);
-            let found = opened_in_one_place(&tree);
+            let found = opened_in_one_place(&tree([(path, text.as_str())]));
             assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2], "{way}");
         }
+    }
+
+    #[test]
+    fn every_package_of_the_product_counts_and_only_the_helpers_open_files() {
+        let opens = "use std::fs;\n";
+        let products = ["crates/host/src/systemd/x.rs", "crates/measure/src/x.rs", "crates/patch/builder/src/a/x.rs"];
+        let others = [
+            "crates/host/src/trusted.rs",
+            "crates/host/src/cache/x.rs",
+            "crates/testing/src/x.rs",
+            "crates/patch/builder/src/x_tests.rs",
+            "crates/patch/builder/tests/it/x.rs",
+            "crates/cli/build.rs",
+        ];
+        let found = opened_in_one_place(&tree(products.into_iter().chain(others).map(|path| (path, opens))));
+        assert_eq!(found.iter().map(|finding| finding.path.as_str()).collect::<Vec<_>>(), products);
     }
 
     #[test]
     fn tests_and_types_open_none() {
         let tests = "use std::fs::File;\nuse std::fs::Metadata;\nuse rustix::fs::{Mode, OFlags};\n\
                      fn f(at: &std::fs::File) {}\n#[cfg(test)]\nmod tests {\n use std::fs;\n}\n";
-        assert_eq!(opened_in_one_place(&Tree::of_files([("crates/cli/src/patch/x.rs", tests)])), []);
+        assert_eq!(opened_in_one_place(&tree([("crates/cli/src/patch/x.rs", tests)])), []);
     }
 }

@@ -42,7 +42,7 @@ impl SourceFile {
 
     /// Returns true if the file is compiled for tests only, by its path.
     pub(crate) fn is_test(&self) -> bool {
-        self.path.split('/').any(|part| part == "tests" || part == "tests.rs")
+        self.path.ends_with("_tests.rs") || self.path.split('/').any(|part| part == "tests" || part == "tests.rs")
     }
 }
 
