@@ -124,7 +124,11 @@ async fn attempt_with(
     let output = run_to_end(command, "pg_restore", list).await?;
     let told = String::from_utf8_lossy(&output.stderr);
     let rejections = rejections(&told);
-    if output.status.success() || !rejections.is_empty() { Ok(rejections) } else { Err(program_error("pg_restore", &told)) }
+    if output.status.success() || !rejections.is_empty() {
+        Ok(rejections)
+    } else {
+        Err(program_error("pg_restore", &told))
+    }
 }
 
 /// Definitions that follow after the rows: lines of the dump's list, those of foreign keys and their comments apart.
