@@ -99,8 +99,9 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
     }
     drop_scratch(&scratch).await?;
     let mut findings = Vec::new();
+    let rehearsal = rehearse_on_scratch(options, &scratch, &mut findings);
     let rehearsed = tokio::select! {
-        rehearsed = tokio::time::timeout(REHEARSAL_TIMEOUT, rehearse_on_scratch(options, &scratch, &mut findings)) => rehearsed,
+        rehearsed = tokio::time::timeout(REHEARSAL_TIMEOUT, rehearsal) => rehearsed,
         () = options.interrupt.notified() => Ok(Err(Error::Interrupted)),
     };
     drop_scratch(&scratch).await?;

@@ -514,7 +514,8 @@ async fn copy_rows(
                 let per_s = (bytes - last.1) as f64 / last.0.elapsed().as_secs_f64().max(0.001);
                 last = (Instant::now(), bytes);
                 let bytes_total = inventory.bytes();
-                let (estimate_s, bytes_per_s) = (estimate.remaining_s(last.0, copied.table_bytes().await, bytes_total), per_s as u64);
+                let bytes_per_s = per_s as u64;
+                let estimate_s = estimate.remaining_s(last.0, copied.table_bytes().await, bytes_total);
                 let told = CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s };
                 journal::publish_copying(&options.state, &options.source.database, reporter.number(), &told);
                 reporter.report(EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s });

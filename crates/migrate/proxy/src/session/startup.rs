@@ -291,7 +291,8 @@ async fn log_in(
             Some((session, guard, commands))
         }
         Err(error) => {
-            tracing::info!(session = guard.entry.id, user = request.who.user, database = request.who.database, %error, "login failed");
+            let who = &request.who;
+            tracing::info!(session = guard.entry.id, user = who.user, database = who.database, %error, "login failed");
             send_refusal(&mut client, error).await;
             None
         }

@@ -79,7 +79,9 @@ impl Conductor {
                     Some(items) => items?.into_iter().for_each(|item| self.receive(item)),
                     None => return Err(Error::WrongPhase("the capture has ended".into())),
                 },
-                _ = poll.tick(), if stuck => self.replay.stop_waiting(if self.on_hold { Duration::ZERO } else { FIRST_READ_TIMEOUT }),
+                _ = poll.tick(), if stuck => {
+                    self.replay.stop_waiting(if self.on_hold { Duration::ZERO } else { FIRST_READ_TIMEOUT });
+                }
             }
             self.hand_in()?;
             self.replay.feed().await?;
