@@ -36,12 +36,12 @@ pub struct Guardian {
 
 impl Guardian {
     /// Starts this program with `arguments` as a guardian. `task` goes through its socket, and may hold secrets. `lock` stays locked as
-    /// long as the guardian lives.
+    /// long as the guardian lives. It writes its own errors to `errors`.
     ///
     /// # Errors
     ///
     /// The process cannot be started.
-    pub fn start(arguments: &[&str], task: &[u8], lock: Option<&File>) -> Result<Guardian, Error> {
+    pub fn start(arguments: &[&str], task: &[u8], lock: Option<&File>, errors: Stdio) -> Result<Guardian, Error> {
         let system = |action| move |source| Error::System { action, source };
         let (mut stream, theirs) = UnixStream::pair().map_err(system("make a socket for the guardian"))?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(system("make a socket for the guardian"))?;
@@ -49,7 +49,7 @@ impl Guardian {
         // this path is also valid if the file has been replaced meanwhile
         let mut command = Command::new("/proc/self/exe");
         command.args(arguments).stdin(OwnedFd::from(theirs)).stdout(lock.map_or_else(Stdio::null, Stdio::from));
-        command.process_group(0);
+        command.stderr(errors).process_group(0);
         let child = command.spawn().map_err(system("start the guardian"))?;
         let length = u32::try_from(task.len()).ok().filter(|length| *length <= TASK_MAX);
         let length = length.ok_or_else(|| Error::Guardian("its task is too long".into()))?;

@@ -1,6 +1,6 @@
 //! Arguments that all commands of a migration share.
 
-use super::guardian::Guardian;
+use super::guardian;
 use crate::output::{Exit, Failure, Output};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -74,7 +74,7 @@ pub(super) fn run_watched<T: Send, F: Future<Output = Result<T, engine::Failure>
 
 /// Runs `work` with a guardian beside it.
 pub(super) fn run_guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    let guardian = Guardian::start(servers)?;
+    let guardian = guardian::start(servers)?;
     let result = work();
     // A server may become reachable later: without the dismissal the guardian then enables the connections that are still disabled.
     match result {

@@ -157,7 +157,7 @@ mod tests {
         let mut stack = Stack::of([base(1), replacing]);
         assert!(!stack.holds("a") && stack.holds("ccc"));
         let missing = stack.push(above).unwrap_err();
-        assert!(missing.to_string().contains("patch bb builds upon a,"), "{missing}");
+        assert!(missing.to_string().contains("patch bb is based on a,"), "{missing}");
     }
 
     #[test]

@@ -781,7 +781,7 @@ mod tests {
         assert!(Journal::open(dir.path(), "a/b").unwrap_err().to_string().contains("another process"));
         assert!(Journal::try_open(dir.path(), "a/b").unwrap().is_none());
         drop(journal);
-        assert!(Journal::begin(dir.path(), record()).unwrap_err().to_string().contains("there already"));
+        assert!(Journal::begin(dir.path(), record()).unwrap_err().to_string().contains("already exists"));
         let journal = Journal::open(dir.path(), "a/b").unwrap();
         assert_eq!(journal.record.phase, Phase::Following);
         journal.end().unwrap();

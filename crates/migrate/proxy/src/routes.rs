@@ -229,8 +229,8 @@ mod tests {
         first.close();
         let second = load(&path).unwrap();
         let of_second = second.stage("t", &new).unwrap();
-        assert!(first.commit(staged).unwrap_err().to_string().contains("ending"));
-        assert!(first.stage("t", &old).unwrap_err().to_string().contains("ending"));
+        assert!(first.commit(staged).unwrap_err().to_string().contains("shutting down"));
+        assert!(first.stage("t", &old).unwrap_err().to_string().contains("shutting down"));
         second.commit(of_second).unwrap();
         drop(second);
         assert_eq!(*load(&path).unwrap().get("t").unwrap(), new);

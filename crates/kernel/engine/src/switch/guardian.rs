@@ -16,6 +16,7 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use stillpoint_operation::{self as operation, JournalLock, Request, Requests};
 
@@ -34,7 +35,8 @@ impl Guardian {
     /// Starts a guardian. It keeps the lock as long as it may have work to do.
     pub(super) fn start(state: &Path, lock: &JournalLock) -> Result<Self, Error> {
         let task = state.as_os_str().as_bytes();
-        Ok(Guardian(operation::Guardian::start(&["kernel", "switch-guardian"], task, Some(lock.file()))?))
+        let arguments = ["kernel", "switch-guardian"];
+        Ok(Guardian(operation::Guardian::start(&arguments, task, Some(lock.file()), Stdio::inherit())?))
     }
 
     /// Makes the guardian hold the sockets: from here on processes run on only by this process, or after the journal
