@@ -83,14 +83,14 @@ impl Load {
     fn goes_on(&mut self) {
         let before = payments(&self.text(), "[Current]");
         until("payments to be made", || (payments(&self.text(), "[Current]") >= before + SOME).then_some(()));
-        assert_eq!(self.process.exit_status(), None, "{}", self.text());
+        assert_eq!(self.process.ended(), None, "{}", self.text());
     }
 
     /// Ends it; returns the number of payments that it counted.
     #[track_caller]
     fn end(mut self) -> u64 {
         self.process.signal(Signal::TERM);
-        until("go-tpc to end", || self.process.exit_status());
+        until("go-tpc to end", || self.process.ended());
         let text = self.text();
         // Deadlocks are a part of TPC-C.
         let failures: Vec<&str> =
