@@ -180,7 +180,7 @@ impl Output {
             }
             EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s } => {
                 let progress = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
-                self.progress_of(event, format!("copy: {far}"));
+                self.progress_of(event, format!("copy: {progress}"));
             }
             EventKind::Throttled { kept_percent, .. } => {
                 self.progress_of(
