@@ -76,7 +76,7 @@ struct LoopArgs {
     /// Requests a second. They are sent by schedule, whether or not answers come (open loop).
     #[arg(long, value_name = "R", default_value_t = 10_000.0)]
     rate: f64,
-    /// Times between requests.
+    /// How the times between requests are spread.
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
     arrivals: ArrivalsArg,
     /// Most requests under way on one connection; what finds no room waits, and the wait counts [default: 16; http: 1].
@@ -171,7 +171,7 @@ struct LoadArgs {
     target: TargetArgs,
     #[command(flatten)]
     keys: KeyArgs,
-    /// Protocol of the server.
+    /// What the server speaks.
     #[arg(long, value_enum, default_value_t = ProtocolArg::Redis)]
     protocol: ProtocolArg,
 }
@@ -182,7 +182,7 @@ struct ReportArgs {
     /// Records of the run, one for each load generator.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     record: Vec<PathBuf>,
-    /// Output of `stillpoint --json patch ...` during the load.
+    /// What `stillpoint --json patch ...` printed meanwhile.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     events: Vec<PathBuf>,
     /// The page: one HTML file that needs no network.

@@ -17,10 +17,10 @@ const SHOWN: usize = 10;
 #[derive(Args)]
 #[command(after_help = crate::examples::MEASURE_POSTGRES)]
 pub(super) struct PostgresArgs {
-    /// Connection string: `host=... port=... user=... dbname=...`, or a URL.
+    /// Where to connect: `host=... port=... user=... dbname=...`, or a URL.
     #[arg(long, value_name = "CONNINFO")]
     connect: String,
-    /// The load: a shop with the interactions of TPC-W's ordering mix, or data whose history is checked.
+    /// What the clients do: a shop with the interactions of TPC-W's ordering mix, or data whose history is checked.
     #[arg(long, value_enum, default_value_t = WorkArg::Ordering)]
     work: WorkArg,
     /// Items in the shop; customers are ten times as many.
@@ -32,7 +32,7 @@ pub(super) struct PostgresArgs {
     /// Kinds of checked transactions with weights.
     #[arg(long, value_name = "KIND=WEIGHT,...", default_value = "counter=1,transfer=1,list=1")]
     mix: Mix,
-    /// Drop and make the tables (`sp_...`) first.
+    /// Make the tables (`sp_...`) anew before.
     #[arg(long)]
     prepare: bool,
     /// Clients, each with a connection and a schedule of its own.
@@ -69,7 +69,7 @@ pub(super) struct PostgresArgs {
 pub(super) struct CheckArgs {
     /// A history, as `stillpoint measure postgres --history` writes it.
     history: PathBuf,
-    /// Isolation level that the database promised.
+    /// What the database promised.
     #[arg(long, value_enum, default_value_t = IsolationArg::RepeatableRead)]
     isolation: IsolationArg,
 }

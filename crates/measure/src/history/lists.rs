@@ -106,7 +106,7 @@ fn judge_reads(all: &[Transaction], number: usize, writers: &Writers) -> Vec<Ano
                     anomalies.push(Anomaly::new(AnomalyKind::AbortedRead, [number, writer], text));
                 }
                 None => {
-                    let text = format!("read {value} in list {list}, which no transaction appended");
+                    let text = format!("read {value} in list {list}, which nobody appended");
                     anomalies.push(Anomaly::new(AnomalyKind::AbortedRead, [number], text));
                 }
                 Some(_) => {}

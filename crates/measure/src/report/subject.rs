@@ -97,7 +97,7 @@ impl Subject {
             "release" => "all of them go on: from here on no image may be used any more",
             "confirm" => "a command of each program says that it serves",
             "lift" => "the firewall goes, and clients are told at once: they go on",
-            "fill" => "memory is fetched in the background; the images are removed",
+            "fill" => "memory that nobody has asked for comes; the images are removed",
             _ => return None,
         })
     }
