@@ -1,6 +1,10 @@
 //! Guards in front of connections whose processes do not run: packets are dropped, so that peers wait. Without a guard the
 //! kernel answers them with resets.
 //!
+//! The flag `persist` (Linux 6.9) would not replace the second table: a table without its owner can be flushed, and Debian 12 has 6.1.
+//! Filters of tc or XDP would need one for each interface before it has an address. A generator of systemd ends, so a service owns the second
+//! table. A drop-in for all services (`service.d`) makes each of them start after it, because any service may flush.
+//!
 //! ```text
 //!  table NAME         any process may remove it (`nft flush ruleset`); it stays when its maker is killed
 //!  table NAME_owned   only its owner can remove it; it ends when the owner is killed
@@ -9,10 +13,6 @@
 //! Both drop the same packets. So neither a reload of a firewall nor a killed process leaves a connection unguarded:
 //! that takes both. The owner (the *keeper*) makes the first table again when it has been removed. If both were missing
 //! for a while the keeper reports it.
-//!
-//! The flag `persist` (Linux 6.9) would not replace the second table: a table without its owner can be flushed, and Debian 12 has 6.1.
-//! Filters of tc or XDP would need one for each interface before it has an address. A generator of systemd ends, so a service owns the second
-//! table. A drop-in for all services (`service.d`) makes each of them start after it, because any service may flush.
 
 mod criu;
 mod keeper;
