@@ -7,12 +7,14 @@
 mod completions;
 mod examples;
 mod kernel;
+mod later;
 mod measure;
 mod migrate;
 mod output;
 mod patch;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use later::Later;
 use output::{Output, Success};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -33,16 +35,16 @@ struct Cli {
 enum Command {
     /// Build live patches, and apply them to running programs.
     #[command(subcommand, after_help = examples::PATCH)]
-    Patch(Box<patch::Command>),
+    Patch(Box<Later<patch::Command>>),
     /// Move a database to another server while its clients work.
     #[command(subcommand, after_help = examples::MIGRATE)]
-    Migrate(migrate::Command),
+    Migrate(Later<migrate::Command>),
     /// Checkpoint and restore running programs with their connections and memory, and switch kernels below them.
     #[command(subcommand, after_help = examples::KERNEL)]
-    Kernel(kernel::Command),
+    Kernel(Later<kernel::Command>),
     /// Put load on a server, record every latency, and report.
     #[command(after_help = examples::MEASURE)]
-    Measure(measure::Args),
+    Measure(Later<measure::Args>),
     /// Print what a shell completes.
     #[command(hide = true)]
     Completions(completions::Args),
@@ -58,11 +60,11 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let output = Output::new(cli.json);
     let result = match cli.command {
-        Command::Patch(command) => patch::run(*command, &output),
-        Command::Migrate(command) => migrate::run(command, &output).map(|()| Success::Done),
-        Command::Kernel(command) => kernel::run(command, &output).map(|()| Success::Done),
-        Command::Measure(args) => measure::run(args, &output).map(|()| Success::Done),
-        Command::Completions(args) => completions::run(&args, &Cli::command(), &output).map(|()| Success::Done),
+        Command::Patch(command) => patch::run(command.0, &output),
+        Command::Migrate(command) => migrate::run(command.0, &output).map(|()| Success::Done),
+        Command::Kernel(command) => kernel::run(command.0, &output).map(|()| Success::Done),
+        Command::Measure(args) => measure::run(args.0, &output).map(|()| Success::Done),
+        Command::Completions(args) => completions::run(&args, Cli::command(), &output).map(|()| Success::Done),
     };
     match result {
         Ok(success) => success.into(),
