@@ -54,7 +54,7 @@ fn dump(mut bytes: &[u8]) {
                 let before = memory.extents().pages();
                 memory.keep(start, pages);
                 assert_eq!(memory.extents().pages(), before);
-                let _ = memory.carry(start, pages);
+                let _ = memory.keep_unchanged(start, pages);
             }
             Ok(Command::Open { .. }) => {
                 memory.end_pass();
@@ -72,7 +72,7 @@ fn dump(mut bytes: &[u8]) {
     let mut pending = Pending::of(memory.extents());
     while let Some(run) = pending.next(end / 2) {
         let before = pending.bytes();
-        pending.settle(run.address, run.address + run.bytes);
+        pending.remove(run.address, run.address + run.bytes);
         assert!(pending.bytes() < before);
     }
 }
@@ -93,9 +93,9 @@ fn seeds() -> Vec<Vec<u8>> {
     use stillpoint_kernel_criu::page_server::Destination;
     let destination = Destination::Task(7);
     let commands = [
-        Command::Open { destination, asks: true },
+        Command::Open { destination, wants_answer: true },
         Command::Pages { destination, start: 0x5555_5555_5000, pages: 3, flags: 6 },
-        Command::Open { destination, asks: true },
+        Command::Open { destination, wants_answer: true },
         Command::Pages { destination, start: 0x5555_5555_5000, pages: 2, flags: 1 },
         Command::Close,
     ];

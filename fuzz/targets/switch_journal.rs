@@ -13,8 +13,8 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
             assert!(decision != Decision::Restore || journal.state == State::Sealed);
         }
     }
-    let (told, warnings, ports) = (journal.told(), journal.warnings(), journal.ports());
-    assert!(!told.is_empty() && ports.is_sorted());
+    let (summary, warnings, ports) = (journal.summary(), journal.warnings(), journal.ports());
+    assert!(!summary.is_empty() && ports.is_sorted());
     let _ = (warnings, journal.units.iter().map(|unit| journal.image(&unit.name)).count());
     let written = serde_json::to_vec(&journal).expect("what was read is written");
     assert_eq!(serde_json::from_slice::<Journal>(&written).ok(), Some(journal));

@@ -8,27 +8,27 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// Runs a command at the lowest priority: within its session, and against other sessions.
-const LAST: &str = "echo 19 2>/dev/null >/proc/self/autogroup || :; exec nice -n 19 \"$@\"";
+const LOWEST_PRIORITY: &str = "echo 19 2>/dev/null >/proc/self/autogroup || :; exec nice -n 19 \"$@\"";
 
 /// Build in the background. Dropping it ends it.
-pub(crate) struct Ahead(Child);
+pub(crate) struct BackgroundBuild(Child);
 
 /// Builds the kernel with generations unless the cache has it: eight minutes of two processors.
 ///
 /// # Errors
 /// The build cannot be started.
-pub(crate) fn kernel(root: &Path, logs: &Path) -> Result<Ahead> {
+pub(crate) fn start_kernel(root: &Path, logs: &Path) -> Result<BackgroundBuild> {
     let log = logs.join("ahead.log");
     let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--", "setsid", "sh", "-c", LAST, "ahead"]);
+    command.args(["--pdeathsig", "KILL", "--", "setsid", "sh", "-c", LOWEST_PRIORITY, "ahead"]);
     command.args(generations::BUILD);
     generations::in_tree(&mut command, root, logs)?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    Ok(Ahead(command.spawn().context("start setpriv (util-linux)")?))
+    Ok(BackgroundBuild(command.spawn().context("start setpriv (util-linux)")?))
 }
 
-impl Ahead {
+impl BackgroundBuild {
     /// Waits for the end of the build. A test that needs its result finds it in the cache, or reports the failure.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for BackgroundBuild {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
             process::end(self.0.id());

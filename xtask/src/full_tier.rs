@@ -17,9 +17,9 @@ use std::path::Path;
 use std::process::Command;
 
 /// Page of the last full passes, relative to the root.
-const PAGE: &str = "experiments/full-tier.md";
+const PAGE_PATH: &str = "experiments/full-tier.md";
 
-const HEAD: &str = "# Full tier\n\nLast full pass of each kind of test, written by `make test-full`, which goes on where it \
+const PAGE_HEAD: &str = "# Full tier\n\nLast full pass of each kind of test, written by `make test-full`, which goes on where it \
     stopped. A kind without a line has not passed as a whole.\n\n| kind | commit | date | tests | minutes |\n|---|---|---|---|---|\n";
 
 /// Test in its long form, or a whole kind.
@@ -58,10 +58,10 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         if lines.iter().any(|line| line.step == step.name) {
             continue;
         }
-        let line = one(root, &logs, &commit, step)?;
+        let line = run_step(root, &logs, &commit, step)?;
         record::append(&path, &line)?;
         lines.push(line);
-        pass(root, &commit, &step.kind, &steps, &lines)?;
+        record_pass(root, &commit, &step.kind, &steps, &lines)?;
     }
     let mut total = Counts::default();
     lines.iter().for_each(|line| total += line.tests());
@@ -104,7 +104,7 @@ fn steps<'u>(units: &'u [Unit], words: &[String]) -> Vec<Step<'u>> {
     steps
 }
 
-fn one(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
+fn run_step(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
     let mut command = match step.run {
         Run::Test(unit, test) => unit.long(root, test),
         Run::Unit(unit) => {
@@ -125,7 +125,7 @@ fn one(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line> {
 }
 
 /// Writes the line of a kind if all its steps have run and passed.
-fn pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -> Result<()> {
+fn record_pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -> Result<()> {
     let line = |step: &Step| lines.iter().find(|line| line.step == step.name);
     let of_kind: Option<Vec<&Line>> = steps.iter().filter(|step| step.kind == kind).map(line).collect();
     let Some(of_kind) = of_kind else { return Ok(()) };
@@ -134,7 +134,7 @@ fn pass(root: &Path, commit: &str, kind: &str, steps: &[Step], lines: &[Line]) -
     }
     let tests: u64 = of_kind.iter().map(|line| line.passed).sum();
     let minutes = of_kind.iter().map(|line| line.seconds).sum::<f64>() / 60.0;
-    let path = root.join(PAGE);
+    let path = root.join(PAGE_PATH);
     let page = std::fs::read_to_string(&path).unwrap_or_default();
     let row = format!("| {commit} | {} | {tests} | {minutes:.1} |", today()?);
     std::fs::write(&path, with_row(&page, kind, &row)).with_context(|| format!("write {}", path.display()))
@@ -147,7 +147,7 @@ fn with_row(page: &str, kind: &str, row: &str) -> String {
         rows.filter(|(kind, _)| *kind != "kind").map(|(kind, rest)| (kind, format!("| {rest}"))).collect();
     rows.insert(kind, row.to_owned());
     let rows: String = rows.iter().map(|(kind, rest)| format!("| {kind} {rest}\n")).collect();
-    format!("{HEAD}{rows}")
+    format!("{PAGE_HEAD}{rows}")
 }
 
 fn today() -> Result<String> {
@@ -165,6 +165,6 @@ mod tests {
         let page = with_row(&page, "a y", "| c1 | 2026-11-01 | 4 | 1.0 |");
         let page = with_row(&page, "b x", "| c2 | 2026-11-02 | 5 | 2.0 |");
         let rows = "| a y | c1 | 2026-11-01 | 4 | 1.0 |\n| b x | c2 | 2026-11-02 | 5 | 2.0 |\n";
-        assert_eq!(page, format!("{HEAD}{rows}"));
+        assert_eq!(page, format!("{PAGE_HEAD}{rows}"));
     }
 }

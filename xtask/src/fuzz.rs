@@ -53,7 +53,7 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
     // a build is not a test, unless it fails
     let counts = if outcome.succeeded { Counts::default() } else { Counts::one(false) };
     report("fuzz build", &outcome, counts);
-    summary.add("fuzz build", BY_HAND, &outcome, counts);
+    summary.add("fuzz build", MANUAL_COMMAND, &outcome, counts);
     if !outcome.succeeded {
         return Ok(());
     }
@@ -70,13 +70,13 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
         let counts = Counts::one(outcome.succeeded);
         let name = &names[number];
         report(&format!("fuzz {name} ({} inputs)", executed(&outcome.output)), outcome, counts);
-        summary.add(&format!("fuzz {name}"), BY_HAND, outcome, counts);
+        summary.add(&format!("fuzz {name}"), MANUAL_COMMAND, outcome, counts);
         Ok(())
     })
 }
 
 /// Command that runs all targets by hand.
-const BY_HAND: &str = "make fuzz";
+const MANUAL_COMMAND: &str = "make fuzz";
 
 /// Command that runs one target with the corpus that earlier runs have left.
 fn command(root: &Path, target_dir: &Path, name: &str) -> Result<Command> {

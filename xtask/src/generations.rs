@@ -10,13 +10,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Exit status of `setup/generations`, and of `crates/patch/generations/run` after it, when the archive withholds a package.
-const WITHHELD: &str = "exit status: 75";
+const WITHHELD_STATUS: &str = "exit status: 75";
 
 /// Exit status when this machine cannot get a package for another reason.
-const CANNOT_BE_HAD: &str = "exit status: 69";
+const UNAVAILABLE_STATUS: &str = "exit status: 69";
 
 /// Time limit: all tests take 22 minutes on an idle machine, after the build of a kernel; on a busy one three times as long.
-const LIMIT: Duration = Duration::from_secs(2 * 3600);
+const TEST_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
 /// Builds the kernel if necessary, and runs all tests, the stress test shortly; each counts. If such machines are available, the tests of
 /// the kernel run again where the processor has PCID, and on Linux 7.2 where processors flush each other's TLB.
@@ -24,10 +24,10 @@ const LIMIT: Duration = Duration::from_secs(2 * 3600);
 /// # Errors
 /// A step cannot be started.
 pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
-    run(root, logs, "generations", &["--seconds", "2"], LIMIT, summary)?;
-    run(root, logs, "generations-pcid", &["--machine", "pcid", "--seconds", "2"], LIMIT, summary)?;
+    run(root, logs, "generations", &["--seconds", "2"], TEST_TIMEOUT, summary)?;
+    run(root, logs, "generations-pcid", &["--machine", "pcid", "--seconds", "2"], TEST_TIMEOUT, summary)?;
     let invlpgb = ["--kernel", "7.2", "--machine", "invlpgb", "--seconds", "2"];
-    run(root, logs, "generations-invlpgb", &invlpgb, LIMIT, summary)
+    run(root, logs, "generations-invlpgb", &invlpgb, TEST_TIMEOUT, summary)
 }
 
 /// Runs those of the tests that `make test` runs: some of each kind. No other test runs meanwhile.
@@ -43,7 +43,7 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
     let name = "generations kernel";
     let counts = if built.succeeded { Counts::default() } else { counts(&mut built, required()) };
     report(name, &built, counts);
-    summary.add(name, SHORT_BY_HAND, &built, counts);
+    summary.add(name, SHORT_MANUAL_COMMAND, &built, counts);
     if !built.succeeded || counts != Counts::default() {
         return Ok(());
     }
@@ -54,7 +54,7 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
 pub(crate) const BUILD: [&str; 2] = ["crates/patch/generations/run", "--build"];
 
 /// Command that runs the short form by hand.
-const SHORT_BY_HAND: &str = "cargo run -p xtask -- generations-short";
+const SHORT_MANUAL_COMMAND: &str = "cargo run -p xtask -- generations-short";
 
 /// Lets the script run in the tree, and use this program to find things in the cache.
 pub(crate) fn in_tree(command: &mut Command, root: &Path, logs: &Path) -> Result<()> {
@@ -83,8 +83,8 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, su
 
 /// Counts a run by its TAP output. A run that could not begin is withheld by the archive, or skipped unless everything is required.
 fn counts(outcome: &mut Outcome, required: bool) -> Counts {
-    let withheld = outcome.ended == WITHHELD;
-    if withheld || (outcome.ended == CANNOT_BE_HAD && !required) {
+    let withheld = outcome.ended == WITHHELD_STATUS;
+    if withheld || (outcome.ended == UNAVAILABLE_STATUS && !required) {
         let why = outcome.output.lines().last().unwrap_or_default().to_owned();
         let word = if withheld { "WITHHELD" } else { "SKIPPED" };
         outcome.output = format!("{word} generations: {why}\n");

@@ -26,24 +26,24 @@ use stillpoint_host::cache::{Cache, digest, key};
 use stillpoint_testing::recipes;
 
 /// Kind of the cache's entries.
-const KIND: &str = "passed";
+const CACHE_KIND: &str = "passed";
 
 /// Maximum age of a result.
-const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+const RESULT_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Pillars: folders of `crates/`, and subcommands of the binary.
 const PILLARS: [&str; 3] = ["patch", "migrate", "kernel"];
 
 /// Prefixes of the variables that tests and their build read.
-const ENVIRONMENT: [&str; 5] = ["STILLPOINT_", "REQUIRE_ALL", "CARGO_BUILD_", "CARGO_PROFILE_", "RUSTFLAGS"];
+const VARIABLE_PREFIXES: [&str; 5] = ["STILLPOINT_", "REQUIRE_ALL", "CARGO_BUILD_", "CARGO_PROFILE_", "RUSTFLAGS"];
 
 /// Variables with these prefixes that only name paths and change no result.
-const PLACES: [&str; 3] = ["STILLPOINT_CACHE", "STILLPOINT_CACHE_GIB", "STILLPOINT_CACHE_LOG"];
+const PATH_VARIABLES: [&str; 3] = ["STILLPOINT_CACHE", "STILLPOINT_CACHE_GIB", "STILLPOINT_CACHE_LOG"];
 
 type Digest = [u8; 32];
 
 /// Results of earlier runs.
-pub(crate) struct Passed {
+pub(crate) struct ResultCache {
     cache: &'static Cache,
     inputs: Inputs,
     machine: Digest,
@@ -51,19 +51,19 @@ pub(crate) struct Passed {
     looks_up: bool,
 }
 
-impl Passed {
+impl ResultCache {
     /// Reads the tree before it is built; `None` if its source files cannot be separated from build results, or another binary is tested.
     ///
     /// # Errors
     /// A file of the tree or the cache cannot be read.
-    pub(crate) fn of_tree(root: &Path, looks_up: bool) -> Result<Option<Passed>> {
+    pub(crate) fn of_tree(root: &Path, looks_up: bool) -> Result<Option<ResultCache>> {
         if std::env::var_os("STILLPOINT_BIN").is_some() {
             return Ok(None);
         }
         let Some(inputs) = Inputs::read(root)? else { return Ok(None) };
         let cache = recipes::cache().map_err(anyhow::Error::msg)?;
         let fresh = std::env::var_os("FRESH").is_some_and(|value| !value.is_empty() && value != "0");
-        Ok(Some(Passed { cache, inputs, machine: machine(root)?, looks_up: looks_up && !fresh }))
+        Ok(Some(ResultCache { cache, inputs, machine: machine(root)?, looks_up: looks_up && !fresh }))
     }
 
     /// Counts of the last pass of each of these units with the same inputs.
@@ -76,19 +76,19 @@ impl Passed {
     }
 
     fn load(&self, unit: &Unit) -> Option<Counts> {
-        let text = String::from_utf8(self.cache.load(KIND, &self.key(unit)?)?).ok()?;
+        let text = String::from_utf8(self.cache.load(CACHE_KIND, &self.key(unit)?)?).ok()?;
         let [at, passed, full_tier] = text.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         let at = UNIX_EPOCH + Duration::from_secs(at.parse().ok()?);
         let age = SystemTime::now().duration_since(at).ok()?;
         let counts = Counts { passed: passed.parse().ok()?, full_tier: full_tier.parse().ok()?, ..Counts::default() };
-        (age <= LIFETIME).then_some(counts)
+        (age <= RESULT_LIFETIME).then_some(counts)
     }
 
     /// Stores the result of a unit if all its tests passed and the tree has not changed.
     ///
     /// # Errors
     /// The tree cannot be read, or the cache cannot be written.
-    pub(crate) fn keep(&self, unit: &Unit, counts: Counts) -> Result<()> {
+    pub(crate) fn store(&self, unit: &Unit, counts: Counts) -> Result<()> {
         let Counts { passed, full_tier, .. } = counts;
         // tests of the full tier belong to other runs
         let whole = Counts { passed, full_tier, ..Counts::default() };
@@ -98,7 +98,7 @@ impl Passed {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let text = format!("{now} {passed} {full_tier}\n");
-        self.cache.store(KIND, &key, text.as_bytes()).context("keep a result in the cache")
+        self.cache.store(CACHE_KIND, &key, text.as_bytes()).context("keep a result in the cache")
     }
 
     /// Name of the unit's entry.
@@ -128,7 +128,7 @@ impl Inputs {
     /// Reads a tree; `None` if it is not in git.
     fn read(root: &Path) -> Result<Option<Inputs>> {
         let Some(files) = files(root)? else { return Ok(None) };
-        let stamp = stamp(root, &files)?;
+        let stamp = attributes_digest(root, &files)?;
         let metadata = crate::resolved_metadata(root)?;
         let mut homes = BTreeMap::new();
         for package in metadata.workspace_packages() {
@@ -156,7 +156,8 @@ impl Inputs {
 
     /// Returns true if no file was changed, added or removed since the tree was read.
     fn are_unchanged(&self) -> Result<bool> {
-        Ok(files(&self.root)?.is_some_and(|files| stamp(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
+        Ok(files(&self.root)?
+            .is_some_and(|files| attributes_digest(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
     }
 
     /// Digest of the inputs of a package's tests in a module; `None` for a package that the tree does not have.
@@ -169,7 +170,8 @@ impl Inputs {
         if inputs.iter().any(|id| self.metadata[*id].name.as_str() == "stillpoint-testing") {
             let home = self.folder(own);
             let binary = self.closure(self.named("stillpoint")?, false);
-            let is_called = |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| calls(&home, module, other));
+            let is_called =
+                |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| may_call(&home, module, other));
             inputs.extend(binary.into_iter().filter(is_called));
         }
         // the lock file, one of the common files, names crates from outside
@@ -219,7 +221,7 @@ fn pillar(home: &Path) -> Option<&'static str> {
 }
 
 /// Returns true if tests in this module of a crate may call subcommands of `other`; crates outside of the pillars may call all.
-fn calls(home: &Path, module: &str, other: &str) -> bool {
+fn may_call(home: &Path, module: &str, other: &str) -> bool {
     pillar(home).is_none_or(|own| own == other) || module.starts_with(other)
 }
 
@@ -239,7 +241,7 @@ fn files(root: &Path) -> Result<Option<Vec<PathBuf>>> {
 }
 
 /// Digest of the attributes that change when a file is written: its name, inode, size and times.
-fn stamp(root: &Path, files: &[PathBuf]) -> Result<Digest> {
+fn attributes_digest(root: &Path, files: &[PathBuf]) -> Result<Digest> {
     let mut parts = Vec::new();
     for file in files {
         let path = root.join(file);
@@ -282,7 +284,9 @@ fn machine(root: &Path) -> Result<Digest> {
         cpuinfo.lines().filter(|line| line.starts_with("model name") || line.starts_with("flags")).collect();
     let installed = std::fs::read("/var/lib/dpkg/status").unwrap_or_default();
     let environment: BTreeMap<String, String> = std::env::vars()
-        .filter(|(name, _)| ENVIRONMENT.iter().any(|start| name.starts_with(start)) && !PLACES.contains(&name.as_str()))
+        .filter(|(name, _)| {
+            VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start)) && !PATH_VARIABLES.contains(&name.as_str())
+        })
         .collect();
     Ok(digest([
         &compiler.stdout[..],
@@ -366,8 +370,8 @@ mod tests {
     #[test]
     fn tests_call_their_own_pillar_and_the_one_that_their_module_is_named_by() {
         let (patch, cli) = (Path::new("crates/patch/tests"), Path::new("crates/cli"));
-        assert!(calls(patch, "crash", "patch") && !calls(patch, "crash", "kernel"));
-        assert!(calls(patch, "kernel_live", "kernel") && !calls(patch, "kernel_live", "migrate"));
-        assert!(PILLARS.into_iter().all(|pillar| calls(cli, "help", pillar)));
+        assert!(may_call(patch, "crash", "patch") && !may_call(patch, "crash", "kernel"));
+        assert!(may_call(patch, "kernel_live", "kernel") && !may_call(patch, "kernel_live", "migrate"));
+        assert!(PILLARS.into_iter().all(|pillar| may_call(cli, "help", pillar)));
     }
 }

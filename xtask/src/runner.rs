@@ -1,9 +1,9 @@
 //! `xtask test` and `xtask check`: steps one after another, quick ones first, one line each.
 
-use crate::background_build::{self, Ahead};
+use crate::background_build::{self, BackgroundBuild};
 use crate::process::{self, Counts, Outcome};
 use crate::programs::{self, Unit, target_dir};
-use crate::result_cache::Passed;
+use crate::result_cache::ResultCache;
 use crate::schedule::{SIDE_BY_SIDE, Schedule};
 use crate::summary::Summary;
 use crate::{generations, tidy};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(crate) type Tests = fn(&Path, &Path, &mut Summary) -> Result<()>;
 
 /// Tests of this kind that `make test` runs.
-const OTHERS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
+const OTHER_TESTS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
 
 /// Environment variable with the file to which the cache writes a line for each lookup.
 pub(crate) const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";
@@ -30,12 +30,12 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let start = Instant::now();
     let compiled = built_before();
     println!("Every test of the tree, quick ones first. Servers are unpacked in the cache, nothing is installed;");
-    println!("each line: time, counts, what ran. A failure shows its output and how to run it again.");
-    println!("{}\n", room(root)?);
+    println!("each line: time, counts, name. A failure shows its output and the command to rerun it.");
+    println!("{}\n", check_room(root)?);
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
     let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
     let everything = words.is_empty();
-    let passed = Passed::of_tree(root, everything)?;
+    let passed = ResultCache::of_tree(root, everything)?;
     println!("building the tests");
     let units = programs::build(root, false)?;
     println!("built in {} s\n", (compiled + start.elapsed()).as_secs());
@@ -45,15 +45,15 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
 
     let mut summary = Summary::default();
     let units = to_run(chosen(units, &words)?, passed.as_ref(), &mut summary)?;
-    let ahead = (everything && !units.is_empty()).then(|| background_build::kernel(root, &logs)).transpose()?;
+    let build = (everything && !units.is_empty()).then(|| background_build::start_kernel(root, &logs)).transpose()?;
     let Schedule { quick, waiting, alone } = Schedule::new(units);
     let mut run = Run { root, logs: &logs, passed: passed.as_ref(), summary };
     run.units(&quick, 1)?;
     run.units(&waiting, SIDE_BY_SIDE)?;
     run.units(&alone, 1)?;
     let Run { mut summary, .. } = run;
-    ahead.map_or(Ok(()), Ahead::wait)?;
-    for tests in OTHERS.into_iter().filter(|_| everything) {
+    build.map_or(Ok(()), BackgroundBuild::wait)?;
+    for tests in OTHER_TESTS.into_iter().filter(|_| everything) {
         tests(root, &logs, &mut summary)?;
     }
     summary.print(&cache_log);
@@ -101,7 +101,7 @@ fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
 }
 
 /// Removes the units that passed before with the same inputs; these are printed and counted.
-fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> Result<Vec<Unit>> {
+fn to_run(units: Vec<Unit>, passed: Option<&ResultCache>, summary: &mut Summary) -> Result<Vec<Unit>> {
     let Some(passed) = passed else { return Ok(units) };
     let before = passed.counts(&units)?;
     let mut left = Vec::new();
@@ -121,7 +121,7 @@ fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> R
 struct Run<'r> {
     root: &'r Path,
     logs: &'r Path,
-    passed: Option<&'r Passed>,
+    passed: Option<&'r ResultCache>,
     summary: Summary,
 }
 
@@ -139,7 +139,7 @@ impl Run<'_> {
             report(&unit.name(), outcome, counts);
             self.summary.add(&unit.name(), &unit.by_hand(), outcome, counts);
             match self.passed {
-                Some(passed) if outcome.succeeded => passed.keep(unit, counts),
+                Some(passed) if outcome.succeeded => passed.store(unit, counts),
                 _ => Ok(()),
             }
         })
@@ -177,8 +177,8 @@ pub(crate) fn alone(root: &Path, tests: Tests) -> Result<bool> {
 const ROOM_GB: u64 = 11;
 
 /// Returns a line about the free space of the disk. A run that fills the disk fails with many confusing messages.
-fn room(root: &Path) -> Result<String> {
-    let disk = rustix::fs::statvfs(root).with_context(|| format!("look at {}", root.display()))?;
+fn check_room(root: &Path) -> Result<String> {
+    let disk = rustix::fs::statvfs(root).with_context(|| format!("examine {}", root.display()))?;
     let free = disk.f_bavail * disk.f_frsize / 1_000_000_000;
     let enough = if free < ROOM_GB { ": less than a first run may need" } else { "" };
     Ok(format!("{free} GB are free for target and the cache, of which a first run takes {ROOM_GB}{enough}."))

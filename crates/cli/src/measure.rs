@@ -308,31 +308,31 @@ fn run_fill(args: LoadArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Becomes true at the first signal that asks for the end; the second one terminates the program as usual.
-fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
-    let interrupted = Arc::new(AtomicBool::new(false));
+fn interrupt_flag() -> Result<Arc<AtomicBool>, Failure> {
+    let interrupt_flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupted))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupt_flag))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupt_flag)))
             .map_err(|error| Failure::failed(error, "nothing was measured"))?;
     }
-    Ok(interrupted)
+    Ok(interrupt_flag)
 }
 
 /// Shows the progress of a load until it has ended; after an interrupt no more requests become due.
-fn attend(counters: &Counters, is_finished: impl Fn() -> bool, interrupted: &AtomicBool, output: &Output) {
+fn show_progress(counters: &Counters, is_finished: impl Fn() -> bool, interrupt_flag: &AtomicBool, output: &Output) {
     while !is_finished() {
-        if interrupted.load(Ordering::Relaxed) {
+        if interrupt_flag.load(Ordering::Relaxed) {
             counters.stop();
         }
-        output.progress(&live(&counters.snapshot()));
+        output.progress(&progress_line(&counters.snapshot()));
         sleep(Duration::from_millis(50));
     }
 }
 
 fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
-    let interrupted = interrupted()?;
+    let interrupt_flag = interrupt_flag()?;
     let load = Load::start(plan).map_err(failure)?;
-    attend(load.counters(), || load.is_finished(), &interrupted, output);
+    show_progress(load.counters(), || load.is_finished(), &interrupt_flag, output);
     let finished = load.wait().map_err(failure)?;
     output.progress_done();
     output.lines(describe(&finished));
@@ -346,10 +346,11 @@ fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
 
 fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
     output.progress("reading");
-    let records = args.record.iter().map(|path| Record::open(path)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
-    let timeline = Timeline::open(&args.events).map_err(unread)?;
+    let records =
+        args.record.iter().map(|path| Record::open(path)).collect::<Result<Vec<_>, _>>().map_err(read_failure)?;
+    let timeline = Timeline::open(&args.events).map_err(read_failure)?;
     let other_lines = timeline.other_lines;
-    let report = Report::of(records, timeline).map_err(unread)?;
+    let report = Report::of(records, timeline).map_err(read_failure)?;
     output.progress_done();
     write_named(&args.output, report.html().as_bytes())
         .map_err(|error| Failure::failed(error, "the records are as they were"))?;
@@ -377,7 +378,7 @@ fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
 }
 
 fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
-    let summary = |path: &PathBuf| Record::open(path).map(|record| Summary::of_record(&record)).map_err(unread);
+    let summary = |path: &PathBuf| Record::open(path).map(|record| Summary::of_record(&record)).map_err(read_failure);
     let comparison = compare(summary(&args.a)?, summary(&args.b)?);
     output.line(format!("{:<12}{:>14}{:>14}{:>10}", "", args.a.display(), args.b.display(), "ratio"));
     for row in &comparison.rows {
@@ -390,7 +391,7 @@ fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Failure for a file that cannot be used.
-fn unread(error: stillpoint_measure::Error) -> Failure {
+fn read_failure(error: stillpoint_measure::Error) -> Failure {
     Failure::refused(error)
 }
 
@@ -402,7 +403,7 @@ fn failure(error: stillpoint_measure::Error) -> Failure {
     }
 }
 
-fn live(now: &Snapshot) -> String {
+fn progress_line(now: &Snapshot) -> String {
     let counts = now.counts;
     format!("{} requests, {} failed, {} connections dropped", counts.requests, counts.failed(), now.dropped)
 }

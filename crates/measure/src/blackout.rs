@@ -36,26 +36,26 @@ impl Blackout {
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
     /// Start of the current wait of any client without a right answer.
-    dark_since: Option<u64>,
+    wait_start_ns: Option<u64>,
     last_answer_ns: u64,
     longest: Blackout,
 }
 
 impl Tracker {
     pub(crate) fn waiting_since(&mut self, due_ns: u64) {
-        self.dark_since.get_or_insert(due_ns.max(self.last_answer_ns));
+        self.wait_start_ns.get_or_insert(due_ns.max(self.last_answer_ns));
     }
 
     pub(crate) fn answered(&mut self, t_ns: u64, others_wait: bool) {
-        if let Some(since) = self.dark_since {
+        if let Some(since) = self.wait_start_ns {
             self.longest = self.longest.longer(Blackout::between(since, t_ns));
         }
         self.last_answer_ns = self.last_answer_ns.max(t_ns);
-        self.dark_since = others_wait.then_some(t_ns);
+        self.wait_start_ns = others_wait.then_some(t_ns);
     }
 
     pub(crate) fn ended(&mut self, t_ns: u64) {
-        if let Some(since) = self.dark_since.take() {
+        if let Some(since) = self.wait_start_ns.take() {
             self.longest = self.longest.longer(Blackout::between(since, t_ns));
         }
     }
@@ -103,19 +103,19 @@ impl Intervals {
     }
 
     /// Returns the longest that overlaps a window, in its full length.
-    pub(crate) fn touching(&self, from_ns: u64, to_ns: u64) -> Blackout {
+    pub(crate) fn longest_overlapping(&self, from_ns: u64, to_ns: u64) -> Blackout {
         let all = self.overlapping(from_ns, to_ns).iter().map(|&(from, to)| Blackout::between(from, to));
         all.fold(Blackout::default(), Blackout::longer)
     }
 
     /// Returns the longest part of any of them within a window.
-    pub(crate) fn within(&self, from_ns: u64, to_ns: u64) -> Blackout {
+    pub(crate) fn longest_within(&self, from_ns: u64, to_ns: u64) -> Blackout {
         let inside = |&(from, to): &(u64, u64)| Blackout::between(from.max(from_ns), to.min(to_ns));
         self.overlapping(from_ns, to_ns).iter().map(inside).fold(Blackout::default(), Blackout::longer)
     }
 
     /// Returns the longest that overlaps none of the windows.
-    pub(crate) fn outside(&self, windows: &[(u64, u64)]) -> Blackout {
+    pub(crate) fn longest_outside(&self, windows: &[(u64, u64)]) -> Blackout {
         let meets = |from, to| windows.iter().any(|&(start, end)| from <= end && to >= start);
         let all = self.0.iter().filter(|&&(from, to)| !meets(from, to)).map(|&(from, to)| Blackout::between(from, to));
         all.fold(Blackout::default(), Blackout::longer)
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn dark(spans: &[(u64, u64, bool)], from: u64, to: u64) -> (u64, u64) {
+    fn no_answer(spans: &[(u64, u64, bool)], from: u64, to: u64) -> (u64, u64) {
         let blackout = Intervals::of(spans.to_vec(), from, to).longest();
         (blackout.from_ns, blackout.duration_ns)
     }
@@ -144,13 +144,13 @@ mod tests {
         // The server stops at 500 and continues at 700: it then answers the requests that were due meanwhile.
         spans.retain(|&(due, _, _)| due < 500);
         spans.extend((50..70).map(|n| (n * 10, 700 + n, true)));
-        assert_eq!(dark(&spans, 0, 1_000), (500, 250));
+        assert_eq!(no_answer(&spans, 0, 1_000), (500, 250));
     }
 
     #[test]
     fn an_interval_without_requests_is_none() {
         let spans = [(0, 2, true), (10, 11, true), (500, 503, true)];
-        assert_eq!(dark(&spans, 0, 1_000), (500, 3));
+        assert_eq!(no_answer(&spans, 0, 1_000), (500, 3));
     }
 
     #[test]
@@ -158,31 +158,31 @@ mod tests {
         let mut spans: Vec<_> = (0..10).map(|n| (n * 10, n * 10 + 1, false)).collect();
         spans.push((0, 1, true));
         spans.push((90, 95, true));
-        assert_eq!(dark(&spans, 0, 100), (10, 85));
+        assert_eq!(no_answer(&spans, 0, 100), (10, 85));
     }
 
     #[test]
     fn a_window_ends_a_blackout_at_its_edges() {
         let spans = [(100, 900, true)];
-        assert_eq!(dark(&spans, 200, 300), (200, 100));
-        assert_eq!(dark(&spans, 0, 50), (0, 0));
-        assert_eq!(dark(&spans, 0, 1_000), (100, 800));
+        assert_eq!(no_answer(&spans, 200, 300), (200, 100));
+        assert_eq!(no_answer(&spans, 0, 50), (0, 0));
+        assert_eq!(no_answer(&spans, 0, 1_000), (100, 800));
     }
 
     #[test]
     fn an_operation_answers_for_the_whole_blackout_that_it_touches() {
         let spans = [(100, 900, true), (950, 960, true), (2_000, 2_400, true)];
-        let dark = Intervals::of(spans.to_vec(), 0, 3_000);
-        assert_eq!(dark.touching(850, 955).duration_ns, 800);
-        assert_eq!(dark.within(850, 955).duration_ns, 50);
-        assert_eq!(dark.touching(1_000, 1_500), Blackout::default());
-        assert_eq!(dark.outside(&[(850, 855)]).duration_ns, 400);
-        assert_eq!(dark.longest(), Blackout { from_ns: 100, duration_ns: 800 });
+        let no_answer = Intervals::of(spans.to_vec(), 0, 3_000);
+        assert_eq!(no_answer.longest_overlapping(850, 955).duration_ns, 800);
+        assert_eq!(no_answer.longest_within(850, 955).duration_ns, 50);
+        assert_eq!(no_answer.longest_overlapping(1_000, 1_500), Blackout::default());
+        assert_eq!(no_answer.longest_outside(&[(850, 855)]).duration_ns, 400);
+        assert_eq!(no_answer.longest(), Blackout { from_ns: 100, duration_ns: 800 });
     }
 
     #[test]
     fn without_any_answer_the_first_request_begins_it() {
-        assert_eq!(dark(&[(40, 80, false)], 0, 100), (40, 60));
+        assert_eq!(no_answer(&[(40, 80, false)], 0, 100), (40, 60));
     }
 
     proptest! {

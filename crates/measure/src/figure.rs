@@ -59,7 +59,7 @@ impl Scale {
     }
 
     /// Position from 0 to 1; `None` for a value that cannot be placed.
-    fn place(&self, value: f64) -> Option<f64> {
+    fn position(&self, value: f64) -> Option<f64> {
         let value = if self.logarithmic { value.log10() } else { value };
         value.is_finite().then(|| (value - self.from) / (self.to - self.from))
     }
@@ -81,8 +81,8 @@ impl Figure {
     pub fn svg(&self) -> String {
         let points = || self.curves.iter().flat_map(|curve| curve.points.iter());
         let (x, y) = (Scale::of(&self.x, points().map(|p| p.0)), Scale::of(&self.y, points().map(|p| p.1)));
-        let across = |value: f64| x.place(value).map(|at| LEFT + at * (WIDTH - LEFT - RIGHT));
-        let up = |value: f64| y.place(value).map(|at| HEIGHT - BOTTOM - at * (HEIGHT - TOP - BOTTOM));
+        let across = |value: f64| x.position(value).map(|at| LEFT + at * (WIDTH - LEFT - RIGHT));
+        let up = |value: f64| y.position(value).map(|at| HEIGHT - BOTTOM - at * (HEIGHT - TOP - BOTTOM));
         let mut out = format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>"#
         );

@@ -147,7 +147,7 @@ pub struct Summary {
 
 /// Builds a [`Summary`] from requests in the order of their ends.
 #[derive(Debug)]
-pub struct Tally {
+pub struct SummaryBuilder {
     began_ns: u64,
     counts: Counts,
     latency: Distribution,
@@ -156,11 +156,11 @@ pub struct Tally {
     kinds: Vec<(String, Counts, Distribution)>,
 }
 
-impl Tally {
+impl SummaryBuilder {
     /// Makes a tally for requests of these kinds, from `began_ns` on.
     pub fn new(kinds: &[String], began_ns: u64) -> Self {
         let kinds = kinds.iter().map(|kind| (kind.clone(), Counts::default(), Distribution::default()));
-        Tally {
+        SummaryBuilder {
             began_ns,
             counts: Counts::default(),
             latency: Distribution::default(),
@@ -236,15 +236,15 @@ impl Summary {
         from_ns: u64,
         to_ns: u64,
     ) -> Summary {
-        let mut tally = Tally::new(kinds, from_ns);
+        let mut builder = SummaryBuilder::new(kinds, from_ns);
         let mut spans = Vec::new();
         let mut answered = 0u64;
         for sample in samples {
-            tally.add(sample, true);
+            builder.add(sample, true);
             spans.push((sample.scheduled_ns, sample.ended_ns(), sample.outcome == Outcome::Ok));
             answered += u64::from(sample.outcome == Outcome::Ok && (from_ns..=to_ns).contains(&sample.ended_ns()));
         }
-        let mut summary = tally.summary(to_ns, Intervals::of(spans, from_ns, to_ns).longest());
+        let mut summary = builder.summary(to_ns, Intervals::of(spans, from_ns, to_ns).longest());
         summary.throughput = answered as f64 / (summary.duration_ns as f64 / 1e9).max(1e-9);
         summary
     }

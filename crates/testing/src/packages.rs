@@ -7,7 +7,7 @@
 mod availability;
 mod release;
 
-pub use release::foreign as foreign_release;
+pub use release::foreign_release;
 
 use crate::{Unavailable, recipes, workspace_root};
 use std::ffi::OsString;
@@ -65,22 +65,22 @@ fn newest(packages: &[&str]) -> Result<String, Unavailable> {
     let candidate = out.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
     let candidate = candidate.filter(|version| *version != "(none)");
     let candidate = candidate.ok_or_else(|| format!("the package lists know no {package}; try `make setup`"))?;
-    let others = availability::listed(package)?.into_iter().filter(|version| version != candidate);
-    availability::first(package, std::iter::once(candidate.to_owned()).chain(others), |version| {
+    let others = availability::listed_versions(package)?.into_iter().filter(|version| version != candidate);
+    availability::first_available(package, std::iter::once(candidate.to_owned()).chain(others), |version| {
         availability::all_binaries(packages, version)
     })
 }
 
 /// Returns the versions of `package` that the archive serves, newest first.
 pub fn versions(package: &str) -> Result<Vec<String>, Unavailable> {
-    availability::only(package, |version| availability::all_binaries(&[package], version))
+    availability::available(package, |version| availability::all_binaries(&[package], version))
 }
 
 /// Returns the versions of which the archive serves `packages` (all of one version) and the source that they were built
 /// from, newest first.
 pub fn versions_with_source(packages: &[&str]) -> Result<Vec<String>, Unavailable> {
     let package = packages[0];
-    availability::only(package, |version| match availability::all_binaries(packages, version)? {
+    availability::available(package, |version| match availability::all_binaries(packages, version)? {
         Ok(()) => availability::source_of(package, version),
         withheld => Ok(withheld),
     })
@@ -89,7 +89,7 @@ pub fn versions_with_source(packages: &[&str]) -> Result<Vec<String>, Unavailabl
 /// Returns the reason that the archive serves too few versions of a package of which two are needed.
 pub fn too_few(package: &str, served: &[String]) -> Unavailable {
     let why = format!("the archive serves one version of {package} that would do: {}", served.join(", "));
-    match availability::listed(package) {
+    match availability::listed_versions(package) {
         Ok(listed) if listed.len() > served.len() => Unavailable::Withheld(why),
         _ => Unavailable::Missing(why),
     }

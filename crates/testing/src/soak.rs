@@ -21,7 +21,7 @@ pub fn rounds(short: usize, long: usize) -> usize {
 
 /// Returns those of all cases that belong to the present piece (`STILLPOINT_SOAK_PIECE=K` of
 /// `STILLPOINT_SOAK_PIECES=N`, from 1).
-pub fn part<T>(all: Vec<T>) -> Vec<T> {
-    let (piece, pieces) = (number("STILLPOINT_SOAK_PIECE"), number("STILLPOINT_SOAK_PIECES"));
-    all.into_iter().skip(piece - 1).step_by(pieces).collect()
+pub fn cases_of_part<T>(all: Vec<T>) -> Vec<T> {
+    let (part_number, part_count) = (number("STILLPOINT_SOAK_PIECE"), number("STILLPOINT_SOAK_PIECES"));
+    all.into_iter().skip(part_number - 1).step_by(part_count).collect()
 }

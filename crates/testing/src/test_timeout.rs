@@ -10,61 +10,61 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 /// Limit in seconds in which the process ran, not of a clock: time in which the process is stopped does not count.
-pub const SECONDS: u32 = 900;
+pub const LIMIT_S: u32 = 900;
 
 #[derive(Debug)]
-struct Watched {
+struct TestClock {
     test: String,
     seconds: u32,
 }
 
-static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
+static TEST_CLOCKS: Mutex<Vec<TestClock>> = Mutex::new(Vec::new());
 
 thread_local! {
-    static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
+    static CURRENT_TEST: RefCell<Option<CurrentTest>> = const { RefCell::new(None) };
 }
 
 /// The test of this thread; it ends with the thread, or when the thread begins another one.
-struct Own(String);
+struct CurrentTest(String);
 
-impl Drop for Own {
+impl Drop for CurrentTest {
     fn drop(&mut self) {
-        WATCHED.lock().unwrap_or_else(PoisonError::into_inner).retain(|watched| watched.test != self.0);
+        TEST_CLOCKS.lock().unwrap_or_else(PoisonError::into_inner).retain(|clock| clock.test != self.0);
     }
 }
 
-/// Starts the limit: from here on the calling test has [`SECONDS`] to end. In the long form (`make soak`) there is no
+/// Starts the limit: from here on the calling test has [`LIMIT_S`] to end. In the long form (`make soak`) there is no
 /// limit.
-pub fn begin() {
+pub fn start() {
     if crate::soak::is_soak() {
         return;
     }
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     // The previous test of this thread ends first.
-    OWN.with_borrow_mut(|own| {
+    CURRENT_TEST.with_borrow_mut(|own| {
         drop(own.take());
-        WATCHED.lock().unwrap_or_else(PoisonError::into_inner).push(Watched { test: test.clone(), seconds: 0 });
-        *own = Some(Own(test));
+        TEST_CLOCKS.lock().unwrap_or_else(PoisonError::into_inner).push(TestClock { test: test.clone(), seconds: 0 });
+        *own = Some(CurrentTest(test));
     });
-    static WATCH: Once = Once::new();
-    WATCH.call_once(|| drop(std::thread::spawn(watch)));
+    static WATCH_STARTED: Once = Once::new();
+    WATCH_STARTED.call_once(|| drop(std::thread::spawn(watch)));
 }
 
 fn watch() {
     loop {
         std::thread::sleep(Duration::from_secs(1));
-        if let Some(test) = tick(&mut WATCHED.lock().unwrap_or_else(PoisonError::into_inner), SECONDS) {
+        if let Some(test) = tick(&mut TEST_CLOCKS.lock().unwrap_or_else(PoisonError::into_inner), LIMIT_S) {
             // Past libtest's capture, which would be lost with the process.
-            let _ = writeln!(std::io::stderr().lock(), "test {test} hangs: it has run for {SECONDS} seconds. FAILED");
+            let _ = writeln!(std::io::stderr().lock(), "test {test} hangs: it has run for {LIMIT_S} seconds. FAILED");
             std::process::exit(101);
         }
     }
 }
 
 /// Adds a second; returns the test whose time is over.
-fn tick(watched: &mut [Watched], limit: u32) -> Option<String> {
-    watched.iter_mut().for_each(|watched| watched.seconds += 1);
-    watched.iter().find(|watched| watched.seconds >= limit).map(|watched| watched.test.clone())
+fn tick(clocks: &mut [TestClock], limit: u32) -> Option<String> {
+    clocks.iter_mut().for_each(|clock| clock.seconds += 1);
+    clocks.iter().find(|clock| clock.seconds >= limit).map(|clock| clock.test.clone())
 }
 
 #[cfg(test)]
@@ -73,18 +73,18 @@ mod tests {
 
     #[test]
     fn who_takes_too_long_is_named() {
-        let watched = |test: &str, seconds| Watched { test: test.into(), seconds };
-        let mut all = [watched("a", 0), watched("b", 8)];
+        let clock = |test: &str, seconds| TestClock { test: test.into(), seconds };
+        let mut all = [clock("a", 0), clock("b", 8)];
         assert_eq!(tick(&mut all, 10), None);
         assert_eq!(tick(&mut all, 10).as_deref(), Some("b"));
     }
 
     #[test]
     fn a_test_that_has_ended_is_not_watched() {
-        let there = |name: &str| WATCHED.lock().unwrap().iter().filter(|watched| watched.test == name).count();
+        let there = |name: &str| TEST_CLOCKS.lock().unwrap().iter().filter(|clock| clock.test == name).count();
         let thread = std::thread::Builder::new().name("some test".into()).spawn(move || {
-            begin();
-            begin();
+            start();
+            start();
             there("some test")
         });
         assert_eq!(thread.unwrap().join().unwrap(), 1);

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 /// Limit of a wait, long on purpose: tests run on two busy processors. Speed is measured in benchmarks.
-pub const LIMIT: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Calls `condition` until it returns a value; panics after [`LIMIT`] and prints `what` was awaited.
+/// Calls `condition` until it returns a value; panics after [`WAIT_TIMEOUT`] and prints `what` was awaited.
 #[track_caller]
 pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
-    match within(LIMIT, condition) {
+    match within(WAIT_TIMEOUT, condition) {
         Some(value) => value,
-        None => panic!("waited {LIMIT:?} in vain for: {what}"),
+        None => panic!("waited {WAIT_TIMEOUT:?} in vain for: {what}"),
     }
 }
 

@@ -4,7 +4,7 @@ use super::lexer::{code_only, lines_outside_tests};
 use super::{Finding, Tree};
 
 /// Calls that open, make or change a file by its path.
-const WAYS: [&str; 8] = [
+const OPENING_CALLS: [&str; 8] = [
     "File::open",
     "File::create",
     "File::options",
@@ -46,7 +46,7 @@ fn opens(line: &str) -> bool {
     let imports = |group: &str, wanted: &str| {
         line.split_once(group).is_some_and(|(_, names)| names.split(|c| !is_word(c)).any(|name| name == wanted))
     };
-    WAYS.iter().any(|way| line.contains(way))
+    OPENING_CALLS.iter().any(|call| line.contains(call))
         || line.split("std::fs").skip(1).any(|rest| !is_type(rest))
         || imports("std::{", "fs")
         || imports("rustix::fs::{", "open")
@@ -66,11 +66,11 @@ mod tests {
             "std::fs::File::open_x",
             "use rustix::fs::{Mode, open};",
         ];
-        for way in WAYS.into_iter().chain(others) {
-            let text = format!("//! std::fs\nfn f() {{ {way} }}\n#[cfg(test)]\nmod tests {{}}\n");
+        for call in OPENING_CALLS.into_iter().chain(others) {
+            let text = format!("//! std::fs\nfn f() {{ {call} }}\n#[cfg(test)]\nmod tests {{}}\n");
             let tree = Tree::of_files([(path, text.as_str()), ("crates/measure/src/x.rs", "use std::fs;\n")]);
             let found = opened_in_one_place(&tree);
-            assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2], "{way}");
+            assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2], "{call}");
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) enum Pillar {
 }
 
 /// Layer and pillar of every package: the only such list, and the architecture.
-const PLACES: &[(&str, Layer, Pillar)] = &[
+const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-events", Layer::Pure, Pillar::Shared),
     ("stillpoint-patch-format", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-insn", Layer::Pure, Pillar::Patch),
@@ -67,7 +67,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
 
 /// Layer and pillar of a package, if it is listed.
 pub(super) fn place(name: &str) -> Option<(Layer, Pillar)> {
-    PLACES.iter().find(|(known, ..)| *known == name).map(|&(_, layer, pillar)| (layer, pillar))
+    PACKAGES.iter().find(|(known, ..)| *known == name).map(|&(_, layer, pillar)| (layer, pillar))
 }
 
 /// Checks that every dependency leads to a lower layer, and stays in its pillar or goes to a shared package.

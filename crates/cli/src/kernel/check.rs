@@ -5,7 +5,7 @@ use super::{failure, rehearse};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Report, Weight, check};
+use stillpoint_kernel_engine::{Report, Severity, check};
 
 /// Arguments of `stillpoint kernel check`.
 #[derive(clap::Args)]
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let (pid, criu) = (args.program.root()?, args.criu.criu());
     let report = check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
     show(&report, output);
-    report.accepted().map_err(Failure::refused)?;
+    report.require_no_refusal().map_err(Failure::refused)?;
     if args.rehearse { rehearse::run(pid, criu, &args.scratch, args.guard, output) } else { Ok(()) }
 }
 
@@ -49,9 +49,9 @@ pub(super) fn show(report: &Report, output: &Output) {
     output.line(format_args!("{} processes", report.pids.len()));
     for finding in &report.findings {
         let weight = match finding.weight {
-            Weight::Note => "note",
-            Weight::Warning => "warning",
-            Weight::Refusal => "refused",
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Refusal => "refused",
         };
         let who = finding.pid.map_or_else(String::new, |pid| format!("process {pid} "));
         output.line(format_args!("{weight}: {who}{}", finding.text));

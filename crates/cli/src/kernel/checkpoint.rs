@@ -6,7 +6,7 @@ use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_end, checkpoint};
+use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_unit_restart, checkpoint};
 
 /// Arguments of `stillpoint kernel checkpoint`.
 #[derive(clap::Args)]
@@ -72,8 +72,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         Directory::check(&args.image).map_err(|error| failure(error.into(), "nothing was touched"))?;
         let report = stillpoint_kernel_engine::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
         check::show(&report, output);
-        report.accepted().map_err(Failure::refused)?;
-        return if args.leave_running { Ok(()) } else { check_end(pid).map_err(Failure::refused) };
+        report.require_no_refusal().map_err(Failure::refused)?;
+        return if args.leave_running { Ok(()) } else { check_unit_restart(pid).map_err(Failure::refused) };
     }
     let options = CheckpointOptions {
         pid,

@@ -4,8 +4,8 @@ use super::failure;
 use crate::output::Failure;
 use std::io::Write;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::keep_ports;
-use stillpoint_kernel_engine::{RAISED, keep_connections};
+use stillpoint_kernel_engine::switch::guard_ports;
+use stillpoint_kernel_engine::{GUARD_READY_LINE, guard_connections};
 
 /// Arguments of `stillpoint kernel guard-keeper`.
 #[derive(clap::Args)]
@@ -25,11 +25,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let raised = || {
         // the process that started this one may have ended
-        let _ = writeln!(std::io::stdout(), "{RAISED}");
+        let _ = writeln!(std::io::stdout(), "{GUARD_READY_LINE}");
     };
     let kept = match (&args.image, &args.state, &args.socket) {
-        (Some(image), _, _) => keep_connections(image, raised),
-        (None, Some(state), Some(socket)) => keep_ports(state, socket, raised),
+        (Some(image), _, _) => guard_connections(image, raised),
+        (None, Some(state), Some(socket)) => guard_ports(state, socket, raised),
         _ => return Err(Failure::usage("--image, or --state and --socket")),
     };
     kept.map_err(|error| failure(error, "a flush of nftables takes the rest of the guard away"))

@@ -50,7 +50,7 @@ struct Memory {
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let untouched = |error| failure(error, "nothing was touched");
     let image = Image::open(&args.image).map_err(untouched)?;
-    image.verify_beside().map_err(untouched)?;
+    image.verify_criu_files().map_err(untouched)?;
     if args.verify {
         image.verify_pages().map_err(untouched)?;
     }

@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::Failure;
 use std::io::Write;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{LazyOptions, READY, serve};
+use stillpoint_kernel_engine::{DAEMON_READY_LINE, LazyOptions, serve};
 
 /// Arguments of `stillpoint kernel lazy-pages`.
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = LazyOptions { image: args.image.clone(), socket: args.socket.clone(), rate };
     let ready = || {
         // the process that started this one may have ended; then criu does not connect either
-        let _ = writeln!(std::io::stdout(), "{READY}");
+        let _ = writeln!(std::io::stdout(), "{DAEMON_READY_LINE}");
     };
     serve(&options, ready).map_err(|error| failure(error, "processes whose memory could not be brought were killed"))
 }

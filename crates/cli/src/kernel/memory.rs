@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::{DROPIN, Reserve, Reserved, give_back, regions, reserve};
+use stillpoint_kernel_engine::switch::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
 
 /// Arguments of `stillpoint kernel memory`.
 #[derive(clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
     /// The file of GRUB's configuration that is ours.
-    #[arg(long, value_name = "FILE", default_value = DROPIN)]
+    #[arg(long, value_name = "FILE", default_value = DROPIN_PATH)]
     drop_in: PathBuf,
 }
 
@@ -41,7 +41,7 @@ struct Line {
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let untouched = |error| failure(error, "nothing was touched");
     if args.remove && !args.dry_run {
-        let removed = give_back(&args.drop_in).map_err(untouched)?;
+        let removed = remove_dropin(&args.drop_in).map_err(untouched)?;
         let path = args.drop_in.display();
         output.line(match removed {
             true => format!("removed {path}; `update-grub` and a reboot give the RAM back"),
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         output.line(format_args!("there is a region of {} MiB at {start:#x}", bytes >> 20));
     }
     let writes = args.write && !args.dry_run;
-    let wanted = args.size.clone().map(|size| Reserve { size, write: writes.then(|| args.drop_in.clone()) });
+    let wanted = args.size.clone().map(|size| ReservationRequest { size, write: writes.then(|| args.drop_in.clone()) });
     let chosen = wanted.as_ref().map(reserve).transpose().map_err(untouched)?;
     output.json(&Line {
         v: stillpoint_events::VERSION,
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         regions: there.clone(),
     });
     match &chosen {
-        Some(chosen) => tell(args, writes, chosen, there.len(), output),
+        Some(chosen) => show(args, writes, chosen, there.len(), output),
         None if args.remove => output.line(format_args!("would remove {}", args.drop_in.display())),
         None if there.is_empty() => output.line("there is no region; --size asks for one"),
         None => {}
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn tell(args: &Args, written: bool, chosen: &Reserved, others: usize, output: &Output) {
+fn show(args: &Args, written: bool, chosen: &Reservation, others: usize, output: &Output) {
     output.line(&chosen.argument);
     let path = args.drop_in.display();
     if written {

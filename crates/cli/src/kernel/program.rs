@@ -3,7 +3,7 @@
 use super::failure;
 use crate::output::Failure;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Criu, Guard, MACHINE_KEY, of_unit};
+use stillpoint_kernel_engine::{Criu, Guard, MACHINE_KEY, unit_root_process};
 
 /// Default limit of passes over memory before a freeze.
 pub(super) const PASSES: u32 = 4;
@@ -24,7 +24,7 @@ impl Program {
     /// Returns the root process.
     pub(super) fn root(&self) -> Result<i32, Failure> {
         match (&self.unit, self.pid) {
-            (Some(unit), _) => of_unit(unit).map_err(|error| failure(error, "nothing was touched")),
+            (Some(unit), _) => unit_root_process(unit).map_err(|error| failure(error, "nothing was touched")),
             (None, Some(pid)) => Ok(pid),
             (None, None) => Err(Failure::usage("--pid or --unit")),
         }

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_kernel_engine::{
-    ADDRESS_LIMIT, Finding, Image, Restore, RestoreOptions, Used, Weight, check_restore, restore,
+    ADDRESS_TIMEOUT, Finding, Image, RestoreMode, RestoreOptions, Severity, StaleMark, check_restore, restore,
 };
 
 /// Arguments of `stillpoint kernel restore`.
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     guard: GuardArg,
     /// Seconds for which it waits for the addresses that its sockets are bound to; one of IPv6 that is still checked for duplicates
     /// is not there.
-    #[arg(long, default_value_t = ADDRESS_LIMIT.as_secs(), value_name = "N")]
+    #[arg(long, default_value_t = ADDRESS_TIMEOUT.as_secs(), value_name = "N")]
     address_limit: u64,
     /// Restore it although its program has run on since: its files are newer than what it remembers of them.
     #[arg(long)]
@@ -75,12 +75,12 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         image: args.image.clone(),
         criu: args.criu.criu(),
         restore: match args.restore {
-            When::OnDemand => Restore::OnDemand,
-            When::Eager => Restore::Eager,
+            When::OnDemand => RestoreMode::OnDemand,
+            When::Eager => RestoreMode::Eager,
         },
         verify: !args.verify_on_demand,
         guard: args.guard.into(),
-        again: args.again,
+        allow_stale: args.again,
         key: machine_key(),
         trust_image: args.trust_image,
         daemon,
@@ -89,10 +89,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     };
     if args.dry_run {
         let image = Image::open(&args.image).map_err(untouched)?;
-        image.verify_beside().and_then(|()| image.verify_pages()).map_err(untouched)?;
+        image.verify_criu_files().and_then(|()| image.verify_pages()).map_err(untouched)?;
         let findings = check_restore(&image, &options).map_err(untouched)?;
         let (refused, told): (Vec<Finding>, Vec<Finding>) =
-            findings.into_iter().partition(|found| found.weight == Weight::Refusal);
+            findings.into_iter().partition(|found| found.weight == Severity::Refusal);
         told.iter().for_each(|found| output.warn(&found.text));
         let texts: Vec<String> = refused.into_iter().map(|found| found.text).collect();
         if !texts.is_empty() {
@@ -101,7 +101,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         output.line(format_args!("{}: can be restored", args.image.display()));
         return Ok(());
     }
-    let done = restore(&options, &|event| output.event(event)).map_err(|error| failure(error, left(&args.image)))?;
+    let done = restore(&options, &|event| output.event(event))
+        .map_err(|error| failure(error, state_after_failure(&args.image)))?;
     let duration_us = done.duration_ns / 1000;
     let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);
     output.json(&Line { v, event: "restored", pid, keeper, duration_us });
@@ -111,8 +112,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 }
 
 /// State after a failed restore. As soon as programs may run, the image counts as used.
-fn left(image: &Path) -> &'static str {
-    match Used::of(image) {
+fn state_after_failure(image: &Path) -> &'static str {
+    match StaleMark::of(image) {
         Ok(None) => "nothing runs; the image is as it was and can be restored again, its peers wait for it meanwhile",
         _ => {
             "nothing runs; files of the program may be newer than the image by now, so start it from them, or restore the image \

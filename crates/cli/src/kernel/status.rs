@@ -4,8 +4,8 @@ use super::failure;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal, left_behind};
-use stillpoint_kernel_engine::{Error, Stage, State, Status, filling, guards, status};
+use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal, find_interrupted};
+use stillpoint_kernel_engine::{Error, Stage, State, Status, filling_images, guards, status};
 
 /// Arguments of `stillpoint kernel status`.
 #[derive(clap::Args)]
@@ -30,7 +30,8 @@ struct Line<'a> {
 struct Switch<'a> {
     v: u32,
     event: &'static str,
-    told: &'a str,
+    #[serde(rename = "told")]
+    summary: &'a str,
     journal: &'a Journal,
 }
 
@@ -44,7 +45,7 @@ struct Guards<'a> {
 /// Runs `stillpoint kernel status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let untouched = |error| failure(error, "nothing was touched");
-    let images = if args.images.is_empty() { filling().into_keys().collect() } else { args.images.clone() };
+    let images = if args.images.is_empty() { filling_images().into_keys().collect() } else { args.images.clone() };
     for image in &images {
         let status = status(image).map_err(untouched)?;
         output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-status", status: &status });
@@ -67,14 +68,15 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
     let state = Config::read(&args.config)?.state;
     if let Some(journal) = Journal::read(&state)? {
-        let told = match left_behind(&state)? {
+        let summary = match find_interrupted(&state)? {
             Some(_) => "was killed, and nobody has taken it back: stillpoint kernel switch --take-back".into(),
-            None => journal.told(),
+            None => journal.summary(),
         };
-        let line = Switch { v: stillpoint_events::VERSION, event: "kernel-switch", told: &told, journal: &journal };
+        let line =
+            Switch { v: stillpoint_events::VERSION, event: "kernel-switch", summary: &summary, journal: &journal };
         output.json(&line);
-        output.line(format_args!("switch from {} to {}: {told}", journal.from, journal.to));
-        for gap in &journal.unguarded {
+        output.line(format_args!("switch from {} to {}: {summary}", journal.from, journal.to));
+        for gap in &journal.guard_gaps {
             output.line(format_args!("  warning: {}", gap.text()));
         }
     }

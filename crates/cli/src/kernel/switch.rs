@@ -8,8 +8,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::PathBuf;
 use std::sync::Arc;
 use stillpoint_kernel_engine::switch::{
-    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, dropin, guard, restore_unit, resume, resume_after,
-    switch, take_back,
+    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, continue_resume, dropin, restore_unit, resume,
+    roll_back, run_guardian as guard_switch, switch,
 };
 
 /// Arguments of `stillpoint kernel switch`.
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         Some(When::Eager) => config.memory = Memory::Eager,
         None => {}
     }
-    let Some(to) = &args.to else { return run_take_back(&config, output) };
+    let Some(to) = &args.to else { return run_roll_back(&config, output) };
     let (fail_in, lose_power_in, killed_in) =
         (args.fail_in.clone(), args.lose_power_in.clone(), args.killed_in.clone());
     let plan = Plan { to: to.clone(), config, passes: args.passes, fail_in, lose_power_in, killed_in };
@@ -91,9 +91,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         }
         if let Some(crash) = &journal.crash {
             let stays = journal.config.crash_kernel_stays;
-            output.line(format_args!("{}", crash.told(&journal.from, &journal.to, stays)));
+            output.line(format_args!("{}", crash.description(&journal.from, &journal.to, stays)));
         }
-        for text in journal.stays.told(journal.config.stop_limit_s) {
+        for text in journal.remaining.descriptions(journal.config.stop_limit_s) {
             output.line(format_args!("units that stay: {text}"));
         }
         for text in journal.warnings() {
@@ -110,12 +110,12 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     Err(Failure { exit: Exit::FellBack, error: error.into(), state: state.into(), hint: None })
 }
 
-fn run_take_back(config: &Config, output: &Output) -> Result<(), Failure> {
+fn run_roll_back(config: &Config, output: &Output) -> Result<(), Failure> {
     let state = "see journal.json in the state directory";
-    match take_back(&config.state).map_err(|error| failure(error, state))? {
+    match roll_back(&config.state).map_err(|error| failure(error, state))? {
         None => output.line(format_args!("nothing was left to be taken back")),
         Some(journal) => {
-            output.line(format_args!("switch from {} to {}: {}", journal.from, journal.to, journal.told()))
+            output.line(format_args!("switch from {} to {}: {}", journal.from, journal.to, journal.summary()))
         }
     }
     Ok(())
@@ -138,7 +138,8 @@ pub(crate) fn run_guardian(args: &GuardianArgs) -> Result<(), Failure> {
     for signal in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::default()).map_err(Failure::refused)?;
     }
-    guard(&args.state, args.pid).map_err(|error| failure(error, "stillpoint kernel status says what is left of it"))
+    guard_switch(&args.state, args.pid)
+        .map_err(|error| failure(error, "stillpoint kernel status says what is left of it"))
 }
 
 /// Arguments of `stillpoint kernel dropin`.
@@ -187,7 +188,7 @@ pub(crate) struct ResumeArgs {
 
 /// Runs `stillpoint kernel switch-resume`.
 pub(crate) fn run_resume(args: &ResumeArgs) -> Result<(), Failure> {
-    let done = if args.after { resume_after(&args.state) } else { resume(&args.state).map(|_| ()) };
+    let done = if args.after { continue_resume(&args.state) } else { resume(&args.state).map(|_| ()) };
     done.map_err(|error| failure(error, "see journal.json in the state directory"))
 }
 

@@ -8,11 +8,11 @@ use stillpoint_measure::history::{Anomaly, History, check};
 use stillpoint_measure::load::Mix;
 use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, Work, prepare};
 
-use super::{attend, describe, failure, interrupted, json, seconds};
+use super::{describe, failure, interrupt_flag, json, seconds, show_progress};
 use crate::output::{Failure, Output};
 
 /// Number of anomalies that are printed; the JSON has all.
-const SHOWN: usize = 10;
+const ANOMALIES_SHOWN_MAX: usize = 10;
 
 #[derive(Args)]
 pub(super) struct PostgresArgs {
@@ -111,13 +111,13 @@ pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
         record: args.record,
         history: args.history,
     };
-    let interrupted = interrupted()?;
+    let interrupt_flag = interrupt_flag()?;
     if args.prepare {
         output.progress("making the tables");
         prepare(&plan).map_err(failure)?;
     }
     let load = PostgresLoad::start(plan).map_err(failure)?;
-    attend(load.counters(), || load.is_finished(), &interrupted, output);
+    show_progress(load.counters(), || load.is_finished(), &interrupt_flag, output);
     let finished = load.wait().map_err(failure)?;
     output.progress_done();
     show(&finished, output);
@@ -145,11 +145,11 @@ fn show(finished: &PostgresFinished, output: &Output) {
 }
 
 fn show_anomalies(anomalies: &[Anomaly], output: &Output) {
-    for anomaly in anomalies.iter().take(SHOWN) {
+    for anomaly in anomalies.iter().take(ANOMALIES_SHOWN_MAX) {
         output.line(format!("  {anomaly}"));
     }
-    if anomalies.len() > SHOWN {
-        output.line(format!("  and {} more", anomalies.len() - SHOWN));
+    if anomalies.len() > ANOMALIES_SHOWN_MAX {
+        output.line(format!("  and {} more", anomalies.len() - ANOMALIES_SHOWN_MAX));
     }
 }
 

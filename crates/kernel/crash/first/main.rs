@@ -18,12 +18,12 @@ const PARTS: [&CStr; 5] = [c"0", c"1", c"2", c"3", c"4"];
 const KERNEL: &CStr = PARTS[1];
 const ARCHIVE: &CStr = c"archive";
 /// Kernel command line of the crash kernel.
-const LINE: &CStr = c"line";
+const COMMAND_LINE: &CStr = c"line";
 /// The program that is started afterwards.
-const NEXT: &CStr = c"next";
+const NEXT_PROGRAM: &CStr = c"next";
 /// Files of the crash kernel: places, data that is neither kernel nor initramfs, kernel, initramfs.
 const PLAN: &CStr = c"plan";
-const REST: &CStr = c"rest";
+const START_DATA: &CStr = c"rest";
 const OLD_KERNEL: &CStr = c"kernel";
 const OLD_INITRD: &CStr = c"initrd";
 /// For tests: panic before anything is loaded.
@@ -48,21 +48,21 @@ const NANOSLEEP: usize = 35;
 const IOPL: usize = 172;
 
 const WRITE_ONLY: usize = 1;
-const MAKE: usize = 0o100;
+const CREATE: usize = 0o100;
 const END: usize = 2;
 const READ_WRITE: usize = 3;
 const PRIVATE: usize = 2;
 const CHARACTERS: usize = 0o20600;
 /// The kernel's log: major 1, minor 11.
 const LOG: usize = 0x10b;
-const ON_CRASH: usize = 2;
+const KEXEC_FILE_ON_CRASH: usize = 2;
 const MAGIC: [usize; 2] = [0xfee1_dead, 0x2812_1969];
 const RESTART: usize = 0x0123_4567;
 const KEXEC: usize = 0x4558_4543;
 /// Limit in bytes for the end of a file, and for what is copied of it.
-const AT_ONCE: usize = 1 << 30;
+const COPY_BYTES_MAX: usize = 1 << 30;
 /// Error number: no such device.
-const NO_DEVICE: usize = 19;
+const ERROR_NO_DEVICE: usize = 19;
 const PAGE: usize = 4096;
 
 /// Ports for the configuration of PCI devices: the number of a register, and its value.
@@ -72,22 +72,22 @@ const PCI_COMMAND: u32 = 4;
 const PCI_KIND: u32 = 12;
 /// Command bit: the device may read and write memory by itself.
 const BUS_MASTER: u32 = 4;
-const NOBODY: u32 = 0xffff_ffff;
+const NO_DEVICE_VALUE: u32 = 0xffff_ffff;
 /// Bit of a device with several functions; without it only the first one exists.
-const SEVERAL_FUNCTIONS: u32 = 1 << 23;
+const MULTIFUNCTION: u32 = 1 << 23;
 /// Time within which transfers in progress have ended.
-const SETTLED: [usize; 2] = [0, 100_000_000];
+const TRANSFER_DELAY: [usize; 2] = [0, 100_000_000];
 
 /// Places of everything, as `src/lib.rs` writes them.
 #[repr(C)]
 struct Plan {
     /// Addresses of the first instruction, and of `rest`, which contains it.
     entry: usize,
-    rest: usize,
+    start_data: usize,
     kernel: usize,
     initrd: usize,
     /// Offset in the kernel's file after the code for real mode.
-    skipped: usize,
+    real_mode_bytes: usize,
     /// Offset in `rest` of the zero byte before additional arguments, for a panic on another processor than the one
     /// that the firmware starts with; 0 if the old kernel cannot run without that one.
     zero: usize,
@@ -104,15 +104,15 @@ struct Segment {
 }
 
 /// A file in memory.
-struct Mapped {
+struct MappedFile {
     start: *mut u8,
     bytes: usize,
 }
 
-impl Mapped {
-    fn to(&self, to: usize, skipped: usize) -> Segment {
-        let bytes = self.bytes.saturating_sub(skipped);
-        let from = self.start.wrapping_add(skipped);
+impl MappedFile {
+    fn to(&self, to: usize, real_mode_bytes: usize) -> Segment {
+        let bytes = self.bytes.saturating_sub(real_mode_bytes);
+        let from = self.start.wrapping_add(real_mode_bytes);
         Segment { from, bytes, to, room: bytes.next_multiple_of(PAGE) }
     }
 }
@@ -137,67 +137,67 @@ extern "C" fn begin(stack: *const usize) -> ! {
     let environment = unsafe { arguments.add(*stack + 1) };
     let _ = call(CHDIR, [text(DIRECTORY), 0, 0, 0, 0, 0]);
     if open(PLAN, 0).is_ok() {
-        let failed = again().err().unwrap_or(0);
-        tell(c"<3>stillpoint: the old kernel cannot be started from here, so the machine starts anew: error ", failed);
+        let failed = start_old_kernel().err().unwrap_or(0);
+        log_message(c"<3>stillpoint: the old kernel cannot be started from here, so the machine starts anew: error ", failed);
         let _ = call(REBOOT, [MAGIC[0], MAGIC[1], RESTART, 0, 0, 0]);
         exit();
     }
-    if is_asked(environment.cast()) {
+    if is_panic_requested(environment.cast()) {
         exit();
     }
     match load() {
-        Ok(()) => tell(c"<5>stillpoint: a panic from here on leads to the old kernel", 0),
-        Err(why) => tell(c"<3>stillpoint: no crash kernel: error ", why),
+        Ok(()) => log_message(c"<5>stillpoint: a panic from here on leads to the old kernel", 0),
+        Err(why) => log_message(c"<3>stillpoint: no crash kernel: error ", why),
     }
     for name in [PARTS[0], PARTS[1], PARTS[2], PARTS[3], PARTS[4], ARCHIVE] {
         let _ = call(UNLINK, [text(name), 0, 0, 0, 0, 0]);
     }
-    go_on(arguments, environment)
+    execute_next(arguments, environment)
 }
 
 /// Makes a panic start the crash kernel; runs on the next kernel.
 fn load() -> Result<(), usize> {
-    let archive = open(ARCHIVE, WRITE_ONLY | MAKE)?;
+    let archive = open(ARCHIVE, WRITE_ONLY | CREATE)?;
     for part in PARTS {
         let part = open(part, 0)?;
-        while call(SENDFILE, [archive, part, 0, AT_ONCE, 0, 0])? > 0 {}
+        while call(SENDFILE, [archive, part, 0, COPY_BYTES_MAX, 0, 0])? > 0 {}
         let _ = call(CLOSE, [part, 0, 0, 0, 0, 0]);
     }
     // the kernel loads only a file that no process has open for writing
     call(CLOSE, [archive, 0, 0, 0, 0, 0])?;
-    let (kernel, archive, line) = (open(KERNEL, 0)?, open(ARCHIVE, 0)?, map(LINE)?);
-    call(KEXEC_FILE_LOAD, [kernel, archive, line.bytes, line.start as usize, ON_CRASH, 0]).map(|_| ())
+    let (kernel, archive, line) = (open(KERNEL, 0)?, open(ARCHIVE, 0)?, map(COMMAND_LINE)?);
+    call(KEXEC_FILE_LOAD, [kernel, archive, line.bytes, line.start as usize, KEXEC_FILE_ON_CRASH, 0]).map(|_| ())
 }
 
 /// Starts the old kernel with all of the machine's memory; runs on the crash kernel. Returns only on failure.
-fn again() -> Result<(), usize> {
-    let (plan, rest, kernel, initrd) = (map(PLAN)?, map(REST)?, map(OLD_KERNEL)?, map(OLD_INITRD)?);
+fn start_old_kernel() -> Result<(), usize> {
+    let (plan, start_data, kernel, initrd) = (map(PLAN)?, map(START_DATA)?, map(OLD_KERNEL)?, map(OLD_INITRD)?);
     // SAFETY: a mapping begins with a page, the file was written with this form, and no other code has it.
     let plan = unsafe { &*plan.start.cast::<Plan>() };
     // The processor that the firmware began with restarts the firmware when it is woken. After a panic on another one
     // it stays stopped.
     if plan.boot_processor != usize::MAX && processor() != plan.boot_processor {
         if plan.zero == 0 {
-            return Err(NO_DEVICE);
+            return Err(ERROR_NO_DEVICE);
         }
         // SAFETY: a place in that file, which belongs to this program alone.
-        unsafe { *rest.start.add(plan.zero) = b' ' };
+        unsafe { *start_data.start.add(plan.zero) = b' ' };
     }
-    let segments = [rest.to(plan.rest, 0), kernel.to(plan.kernel, plan.skipped), initrd.to(plan.initrd, 0)];
+    let segments = [start_data.to(plan.start_data, 0), kernel.to(plan.kernel, plan.real_mode_bytes), initrd.to(plan.initrd, 0)];
     call(KEXEC_LOAD, [plan.entry, segments.len(), segments.as_ptr() as usize, 0, 0, 0])?;
-    still_devices()?;
+    stop_bus_masters()?;
     call(REBOOT, [MAGIC[0], MAGIC[1], KEXEC, 0, 0, 0]).map(|_| ())
 }
 
 /// Stops DMA of PCI devices. No driver has stopped them after the panic: they would go on writing to the memory of the
 /// kernel that panicked, which belongs to the old kernel in a moment. A kexec stops only devices whose drivers the
 /// crash kernel has, and it has none. Only the first PCI segment is covered, which these ports reach.
-fn still_devices() -> Result<(), usize> {
+fn stop_bus_masters() -> Result<(), usize> {
     call(IOPL, [3, 0, 0, 0, 0, 0])?;
     for device in 0..0x2000 {
         for function in 0..8 {
             let place = 0x8000_0000 | device << 11 | function << 8;
-            if pci(place) == NOBODY {
+            if pci(place) == NO_DEVICE_VALUE {
                 if function == 0 {
                     break;
                 }
@@ -207,12 +207,12 @@ fn still_devices() -> Result<(), usize> {
             if command & BUS_MASTER != 0 {
                 pci_write(place | PCI_COMMAND, (command & !BUS_MASTER) as u16);
             }
-            if function == 0 && pci(place | PCI_KIND) & SEVERAL_FUNCTIONS == 0 {
+            if function == 0 && pci(place | PCI_KIND) & MULTIFUNCTION == 0 {
                 break;
             }
         }
     }
-    call(NANOSLEEP, [SETTLED.as_ptr() as usize, 0, 0, 0, 0, 0]).map(|_| ())
+    call(NANOSLEEP, [TRANSFER_DELAY.as_ptr() as usize, 0, 0, 0, 0, 0]).map(|_| ())
 }
 
 /// Reads a register of a PCI device.
@@ -248,7 +248,7 @@ fn processor() -> usize {
 
 /// Returns true if the kernel command line requests a panic: the environment holds the arguments that the kernel does
 /// not know.
-fn is_asked(mut environment: *const *const u8) -> bool {
+fn is_panic_requested(mut environment: *const *const u8) -> bool {
     loop {
         // SAFETY: the environment's pointers are texts and end with a null.
         let entry = unsafe { *environment };
@@ -266,8 +266,8 @@ fn is_asked(mut environment: *const *const u8) -> bool {
 }
 
 /// Executes the program that would have been started instead, with the same arguments.
-fn go_on(arguments: *const usize, environment: *const usize) -> ! {
-    if let Ok(next) = map(NEXT) {
+fn execute_next(arguments: *const usize, environment: *const usize) -> ! {
+    if let Ok(next) = map(NEXT_PROGRAM) {
         let _ = call(CHDIR, [text(c"/"), 0, 0, 0, 0, 0]);
         // SAFETY: the kernel gives at least one argument, in memory of ours.
         unsafe { *arguments.cast_mut() = next.start as usize };
@@ -284,9 +284,9 @@ fn exit() -> ! {
 }
 
 /// Writes to the kernel's log, with a number after the text unless it is 0.
-fn tell(what: &CStr, number: usize) {
-    const ROOM: usize = 160;
-    let mut line = [0; ROOM];
+fn log_message(what: &CStr, number: usize) {
+    const LOG_BYTES_MAX: usize = 160;
+    let mut line = [0; LOG_BYTES_MAX];
     let mut length = 0;
     let mut add = |byte: u8| {
         if let Some(place) = line.get_mut(length) {
@@ -314,11 +314,11 @@ fn open(name: &CStr, how: usize) -> Result<usize, usize> {
 }
 
 /// Maps all of a file; writes to it stay private.
-fn map(name: &CStr) -> Result<Mapped, usize> {
+fn map(name: &CStr) -> Result<MappedFile, usize> {
     let file = open(name, 0)?;
     let bytes = call(SEEK, [file, 0, END, 0, 0, 0])?;
     let start = call(MMAP, [0, bytes, READ_WRITE, PRIVATE, file, 0])?;
-    Ok(Mapped { start: start as *mut u8, bytes })
+    Ok(MappedFile { start: start as *mut u8, bytes })
 }
 
 fn text(text: &CStr) -> usize {

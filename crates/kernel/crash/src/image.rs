@@ -1,9 +1,9 @@
 //! Image of a kernel, as Linux's boot protocol for x86 describes it.
 
 /// Offset of its header.
-const HEADER: usize = 0x1f1;
+const HEADER_OFFSET: usize = 0x1f1;
 /// The first version of the protocol whose header has the memory that the kernel needs at its start.
-const VERSION: u16 = 0x20c;
+const PROTOCOL_VERSION_MIN: u16 = 0x20c;
 
 /// Data from its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub(crate) struct Image {
     /// Bytes that are copied into the boot parameters.
     pub(crate) header: Vec<u8>,
     /// Bytes of code for real mode, which is not used.
-    pub(crate) skipped: u64,
+    pub(crate) real_mode_bytes: u64,
     /// Preferred address, and alignment.
     pub(crate) preferred: u64,
     pub(crate) align: u64,
@@ -29,12 +29,12 @@ impl Image {
             let bytes = bytes(at, length)?;
             Ok::<u64, String>(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
         };
-        if bytes(0x202, 4)? != b"HdrS" || number(0x206, 2)? < u64::from(VERSION) {
+        if bytes(0x202, 4)? != b"HdrS" || number(0x206, 2)? < u64::from(PROTOCOL_VERSION_MIN) {
             return Err(failed("it has no header that says what it needs"));
         }
         // from the first field to the target of the jump over it
         let end = 0x202 + number(0x201, 1)? as usize;
-        let header = bytes(HEADER, end.saturating_sub(HEADER))?.to_vec();
+        let header = bytes(HEADER_OFFSET, end.saturating_sub(HEADER_OFFSET))?.to_vec();
         if number(0x236, 2)? & 1 == 0 {
             return Err(failed("it does not begin in 64-bit mode"));
         }
@@ -42,13 +42,13 @@ impl Image {
             return Err(failed("it lies at one place only (CONFIG_RELOCATABLE)"));
         }
         // in an old kernel 0 means 4
-        let setup = match number(HEADER, 1)? {
+        let setup = match number(HEADER_OFFSET, 1)? {
             0 => 4,
             sectors => sectors,
         };
         Ok(Image {
             header,
-            skipped: (setup + 1) * 512,
+            real_mode_bytes: (setup + 1) * 512,
             preferred: number(0x258, 8)?,
             align: number(0x230, 4)?.max(1),
             needed: number(0x260, 4)?.max(image.len() as u64),
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn what_a_kernel_needs_stands_in_its_header() {
         let parsed = Image::parse(&image()).unwrap();
-        assert_eq!((parsed.skipped, parsed.preferred, parsed.needed), (2048, 16 << 20, 50 << 20));
+        assert_eq!((parsed.real_mode_bytes, parsed.preferred, parsed.needed), (2048, 16 << 20, 50 << 20));
         assert_eq!((parsed.align, parsed.initrd_end), (2 << 20, 2 << 30));
         assert_eq!((parsed.header.len(), parsed.header[0]), (0x7b, 3));
     }

@@ -19,7 +19,7 @@
 //!
 //! **Guaranteed:** nothing is placed in memory that the caller excludes, nor outside of memory.
 //!
-//! **It does not** load anything: the caller appends the result to an initramfs, and puts [`FIRST`] on a kernel command
+//! **It does not** load anything: the caller appends the result to an initramfs, and puts [`FIRST_PROGRAM`] on a kernel command
 //! line.
 
 #![forbid(unsafe_code)]
@@ -33,20 +33,20 @@ use archive::Archive;
 use std::ops::Range;
 
 /// Path of the program that the next kernel starts first (`rdinit=`).
-pub const FIRST: &str = "/stillpoint/first";
+pub const FIRST_PROGRAM: &str = "/stillpoint/first";
 /// Argument of the old kernel with the processor that is not used.
-pub const ASLEEP: &str = "disable_cpu_apicid=";
+pub const UNUSED_PROCESSOR_ARGUMENT: &str = "disable_cpu_apicid=";
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/first"));
 const PAGE: u64 = 4096;
 /// Longest kernel command line in bytes.
-const LINE: usize = 2047;
+const COMMAND_LINE_BYTES_MAX: usize = 2047;
 /// Bytes that a crash kernel needs beside itself and its data: tables of its memory, and working memory.
-const BASE: u64 = 64 << 20;
+const BASE_BYTES: u64 = 64 << 20;
 const ALIGN: u64 = 16 << 20;
 
 /// The kernel that a panic returns to.
 #[derive(Debug, Clone, Copy)]
-pub struct Old<'a> {
+pub struct OldKernel<'a> {
     /// Its image (`vmlinuz`).
     pub kernel: &'a [u8],
     /// Initramfs of that kernel (`initrd.img`).
@@ -54,43 +54,58 @@ pub struct Old<'a> {
     /// Boot parameters that it was started with (`/sys/kernel/boot_params/data`).
     pub parameters: &'a [u8],
     /// Its kernel command line.
-    pub line: &'a str,
+    pub command_line: &'a str,
     /// Memory that must not be changed.
-    pub kept: &'a [Range<u64>],
+    pub preserved: &'a [Range<u64>],
     /// APIC id of the processor that the firmware starts with, unless that one is not used already.
     pub boot_processor: Option<u32>,
     /// True if it can run without that one. If false, a panic on another processor goes through the firmware.
-    pub goes_without: bool,
+    pub runs_without_boot_processor: bool,
 }
 
 /// Returns the archive to append to the next kernel's initramfs. `crash_line` is the crash kernel's command line,
-/// `next` the program that is started after [`FIRST`].
-pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, String> {
+/// `next` the program that is started after [`FIRST_PROGRAM`].
+pub fn archive(old: &OldKernel<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, String> {
     let image = image::Image::parse(old.kernel)?;
-    for line in [old.line, crash_line] {
-        if line.len() > LINE {
-            return Err(format!("a command line has {} bytes, and kernels know {LINE}", line.len()));
+    for command_line in [old.command_line, crash_line] {
+        if command_line.len() > COMMAND_LINE_BYTES_MAX {
+            return Err(format!(
+                "a command line has {} bytes, and kernels know {COMMAND_LINE_BYTES_MAX}",
+                command_line.len()
+            ));
         }
     }
     // an argument for the record: such a kernel detects by itself that it must not wake that processor
-    let other = old.boot_processor.filter(|_| old.goes_without).map(|processor| format!("{ASLEEP}{processor}"));
-    let longest = old.line.len() + 1 + other.as_ref().map_or(0, String::len);
-    if other.is_some() && longest > LINE {
-        return Err(format!("the command line of the old kernel would have {longest} bytes, and kernels know {LINE}"));
+    let other = old
+        .boot_processor
+        .filter(|_| old.runs_without_boot_processor)
+        .map(|processor| format!("{UNUSED_PROCESSOR_ARGUMENT}{processor}"));
+    let longest = old.command_line.len() + 1 + other.as_ref().map_or(0, String::len);
+    if other.is_some() && longest > COMMAND_LINE_BYTES_MAX {
+        return Err(format!(
+            "the command line of the old kernel would have {longest} bytes, and kernels know {COMMAND_LINE_BYTES_MAX}"
+        ));
     }
     let places = placement::choose(old, &image)?;
-    let rest = entry::rest(old, &image, &places, other.as_deref().unwrap_or_default())?;
-    let zero = other.map_or(0, |_| entry::LINE_AT + old.line.len() as u64);
+    let start_data = entry::start_data(old, &image, &places, other.as_deref().unwrap_or_default())?;
+    let zero = other.map_or(0, |_| entry::COMMAND_LINE_AT + old.command_line.len() as u64);
     let boot_processor = old.boot_processor.map_or(u64::MAX, u64::from);
-    let numbers =
-        [places.rest + entry::CODE_AT, places.rest, places.kernel, places.initrd, image.skipped, zero, boot_processor];
-    let plan: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let values = [
+        places.start_data + entry::CODE_AT,
+        places.start_data,
+        places.kernel,
+        places.initrd,
+        image.real_mode_bytes,
+        zero,
+        boot_processor,
+    ];
+    let plan: Vec<u8> = values.iter().flat_map(|number| number.to_le_bytes()).collect();
 
     let mut inner = Archive::default();
     inner.file("init", PROGRAM);
     inner.directory("stillpoint");
     inner.file("stillpoint/plan", &plan);
-    inner.file("stillpoint/rest", &rest);
+    inner.file("stillpoint/rest", &start_data);
     inner.head("stillpoint/kernel", old.kernel.len());
     let before = inner.take();
     inner.tail(old.kernel.len());
@@ -117,7 +132,7 @@ pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, S
 pub fn reservation(kernel: &[u8], initrd_bytes: u64) -> Result<u64, String> {
     let given = kernel.len() as u64 + initrd_bytes;
     // at most two copies at a time: packed and unpacked, then unpacked and loaded
-    Ok((BASE + image::Image::parse(kernel)?.needed + 2 * given).next_multiple_of(ALIGN))
+    Ok((BASE_BYTES + image::Image::parse(kernel)?.needed + 2 * given).next_multiple_of(ALIGN))
 }
 
 fn with_zero(text: &str) -> Vec<u8> {
@@ -156,15 +171,15 @@ pub(crate) mod tests {
         parameters
     }
 
-    pub(crate) fn old<'a>(kernel: &'a [u8], parameters: &'a [u8]) -> Old<'a> {
-        Old {
+    pub(crate) fn old<'a>(kernel: &'a [u8], parameters: &'a [u8]) -> OldKernel<'a> {
+        OldKernel {
             kernel,
             initrd: b"an initramfs",
             parameters,
-            line: "quiet",
-            kept: &[],
+            command_line: "quiet",
+            preserved: &[],
             boot_processor: Some(5),
-            goes_without: true,
+            runs_without_boot_processor: true,
         }
     }
 
@@ -199,33 +214,39 @@ pub(crate) mod tests {
         assert_eq!(of("stillpoint/initrd").as_slice(), b"an initramfs");
         let plan: Vec<u64> =
             of("stillpoint/plan").chunks(8).map(|number| u64::from_le_bytes(number.try_into().unwrap())).collect();
-        let [entry, rest, kernel_at, _, skipped, zero, boot_processor] = plan[..] else { panic!("{plan:x?}") };
-        assert_eq!((entry - rest, kernel_at, skipped, boot_processor), (entry::CODE_AT, 16 << 20, 4 * 512, 5));
-        // the change that the program makes when another processor panicked
-        let mut rest = of("stillpoint/rest").clone();
-        let text = |rest: &[u8]| {
-            let line = &rest[entry::LINE_AT as usize..];
-            String::from_utf8(line[..line.iter().position(|byte| *byte == 0).unwrap()].to_vec()).unwrap()
+        let [entry, start_data, kernel_at, _, real_mode_bytes, zero, boot_processor] = plan[..] else {
+            panic!("{plan:x?}")
         };
-        assert_eq!(text(&rest), "quiet");
-        rest[zero as usize] = b' ';
-        assert_eq!(text(&rest), "quiet disable_cpu_apicid=5");
+        assert_eq!(
+            (entry - start_data, kernel_at, real_mode_bytes, boot_processor),
+            (entry::CODE_AT, 16 << 20, 4 * 512, 5)
+        );
+        // the change that the program makes when another processor panicked
+        let mut start_data = of("stillpoint/rest").clone();
+        let text = |start_data: &[u8]| {
+            let command_line = &start_data[entry::COMMAND_LINE_AT as usize..];
+            String::from_utf8(command_line[..command_line.iter().position(|byte| *byte == 0).unwrap()].to_vec())
+                .unwrap()
+        };
+        assert_eq!(text(&start_data), "quiet");
+        start_data[zero as usize] = b' ';
+        assert_eq!(text(&start_data), "quiet disable_cpu_apicid=5");
     }
 
     #[test]
     fn lines_that_a_kernel_would_cut_off_are_refused() {
         let (kernel, parameters) = (image(), parameters(1 << 30));
-        let line = "x".repeat(LINE);
-        let old = Old { line: &line, ..old(&kernel, &parameters) };
+        let command_line = "x".repeat(COMMAND_LINE_BYTES_MAX);
+        let old = OldKernel { command_line: &command_line, ..old(&kernel, &parameters) };
         assert!(archive(&old, "", "/init").unwrap_err().contains("would have 2068 bytes"));
-        archive(&Old { boot_processor: None, ..old }, &line, "/init").unwrap();
-        assert!(archive(&old, &"x".repeat(LINE + 1), "/init").unwrap_err().contains("2048 bytes"));
+        archive(&OldKernel { boot_processor: None, ..old }, &command_line, "/init").unwrap();
+        assert!(archive(&old, &"x".repeat(COMMAND_LINE_BYTES_MAX + 1), "/init").unwrap_err().contains("2048 bytes"));
     }
 
     #[test]
     fn a_kernel_that_needs_its_first_processor_has_no_line_without_it() {
         let (kernel, parameters) = (image(), parameters(1 << 30));
-        let old = Old { goes_without: false, ..old(&kernel, &parameters) };
+        let old = OldKernel { runs_without_boot_processor: false, ..old(&kernel, &parameters) };
         let outer = files(&archive(&old, "", "/init").unwrap());
         let inner = files(&outer[4..].iter().flat_map(|(_, part)| part.clone()).collect::<Vec<u8>>());
         let plan = &inner.iter().find(|(name, _)| name == "stillpoint/plan").unwrap().1;

@@ -5,7 +5,7 @@ use prost::Message;
 
 const COMMON: u32 = 0x5456_4319;
 /// Limit in bytes: a longer entry is not valid.
-const LONGEST: usize = 64 << 20;
+const ENTRY_BYTES_MAX: usize = 64 << 20;
 
 /// Kinds of images that are read or written here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ fn head(kind: Kind, bytes: &[u8]) -> Result<Reader<'_>, Error> {
 
 fn entry<'b>(reader: &mut Reader<'b>) -> Result<&'b [u8], Error> {
     let length = reader.word()? as usize;
-    if length > LONGEST {
+    if length > ENTRY_BYTES_MAX {
         return Err(Error::Short(reader.at));
     }
     reader.take(length)
@@ -187,7 +187,7 @@ impl InetSocket {
     }
 
     /// Returns true if it listens for connections.
-    pub fn listens(&self) -> bool {
+    pub fn is_listening(&self) -> bool {
         (self.kind, self.state) == (1, 10)
     }
 }

@@ -19,7 +19,7 @@ pub enum Message {
 
 const FINISHED: u32 = 0x5253_5446;
 /// Largest number of a process in any kernel.
-const PIDS: i32 = 1 << 22;
+const PID_MAX: i32 = 1 << 22;
 
 impl Message {
     /// Decodes the four bytes of a message.
@@ -29,7 +29,7 @@ impl Message {
         }
         match i32::from_le_bytes(bytes) {
             0 => Err(Error::Pid(0)),
-            pid if !(-PIDS..=PIDS).contains(&pid) => Err(Error::Pid(pid)),
+            pid if !(-PID_MAX..=PID_MAX).contains(&pid) => Err(Error::Pid(pid)),
             pid if pid > 0 => Ok(Message::Process(pid.unsigned_abs())),
             pid => Ok(Message::Zombie(pid.unsigned_abs())),
         }

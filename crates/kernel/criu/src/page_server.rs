@@ -12,7 +12,7 @@
 use crate::Error;
 
 /// Largest number of pages in one message: 1 TiB.
-const PAGES_MOST: u64 = 1 << 28;
+const PAGES_MAX: u64 = 1 << 28;
 
 /// Form of the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub enum Command {
         /// The memory that the message is about.
         destination: Destination,
         /// True if criu awaits one byte: is there a parent?
-        asks: bool,
+        wants_answer: bool,
     },
     /// Question for a parent of this memory; criu awaits four bytes.
     Parent(Destination),
@@ -113,14 +113,14 @@ impl Command {
         };
         let of = || Destination::decode(destination);
         let brings = |flags| {
-            if pages == 0 || pages > PAGES_MOST || !start.is_multiple_of(4096) || start > (1 << 56) {
+            if pages == 0 || pages > PAGES_MAX || !start.is_multiple_of(4096) || start > (1 << 56) {
                 return Err(Error::Pages { start, pages });
             }
             Ok(Command::Pages { destination: of()?, start, pages, flags })
         };
         match cmd & COMMAND {
-            OPEN => Ok(Command::Open { destination: of()?, asks: false }),
-            OPEN2 => Ok(Command::Open { destination: of()?, asks: true }),
+            OPEN => Ok(Command::Open { destination: of()?, wants_answer: false }),
+            OPEN2 => Ok(Command::Open { destination: of()?, wants_answer: true }),
             PARENT => Ok(Command::Parent(of()?)),
             ADD => brings(PE_PRESENT),
             HOLE => brings(PE_PARENT),
@@ -133,8 +133,8 @@ impl Command {
     /// Encodes the message as criu does.
     pub fn encode(&self, form: Form, into: &mut Vec<u8>) {
         let (cmd, pages, start, destination) = match *self {
-            Command::Open { destination, asks: false } => (OPEN, 0, 0, destination.encode()),
-            Command::Open { destination, asks: true } => (OPEN2, 0, 0, destination.encode()),
+            Command::Open { destination, wants_answer: false } => (OPEN, 0, 0, destination.encode()),
+            Command::Open { destination, wants_answer: true } => (OPEN2, 0, 0, destination.encode()),
             Command::Parent(destination) => (PARENT, 0, 0, destination.encode()),
             Command::Pages { destination, start, pages, flags } => {
                 (flags << 16 | ADD_F, pages, start, destination.encode())
@@ -211,7 +211,7 @@ mod tests {
     fn both_forms_are_told_apart_and_say_the_same() {
         let destination = Destination::Task(4121);
         let expected = [
-            Command::Open { destination, asks: true },
+            Command::Open { destination, wants_answer: true },
             Command::Pages { destination, start: 0x5555_5555_5000, pages: 3, flags: PE_LAZY | PE_PRESENT },
             Command::Pages { destination, start: 0x7fff_ffff_e000, pages: 2, flags: PE_PARENT },
             Command::Close,

@@ -16,15 +16,16 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
 use stillpoint_testing::machine::clients::{
-    Beat, Client, Pulse, all_pairs, append, longest, prepare_mariadb, redis_pairs, switch, take_along, until_done,
+    Client, CountingClient, TimedRequest, append, longest, prepare_mariadb, prepare_units, read_pairs, store_pairs,
+    switch, wait_until_done,
 };
 use stillpoint_testing::machine::{Guest, Machine};
 
 const UNITS: [&str; 3] = ["mariadb", "memcached", "redis-server"];
 /// Time between two requests of one client: all of them share two emulated processors.
-const REST: Duration = Duration::from_millis(500);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
 /// Time before, between and after the switches.
-const PAUSE: Duration = Duration::from_secs(5);
+const SWITCH_PAUSE: Duration = Duration::from_secs(5);
 
 /// Size of the demonstration; `--short` is for a quick look.
 struct Size {
@@ -41,7 +42,7 @@ const FULL: Size = Size { clients: 17, keys: 20_000, faults: &FAULTS };
 const SHORT: Size = Size { clients: 3, keys: 2000, faults: &[] };
 
 /// One switch, as observed from outside.
-struct Seen {
+struct ObservedSwitch {
     what: String,
     began: Instant,
     ended: Instant,
@@ -71,42 +72,42 @@ fn demonstrate(guest: &Guest, tool: &Path, size: &Size) {
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
     let mut machine = Machine::boot(guest, from, tool);
     println!("an emulated machine, up after {:.0} s, kernel {from}", begun.elapsed().as_secs_f64());
-    take_along(&mut machine, &UNITS);
+    prepare_units(&mut machine, &UNITS);
     prepare_mariadb(&mut machine);
     println!(
         "\n$ stillpoint kernel dropin redis-server\n{}",
-        machine.ok("cat /etc/systemd/system/redis-server.service.d/*")
+        machine.succeed("cat /etc/systemd/system/redis-server.service.d/*")
     );
     let mut client = Client::connect(&machine, 6379);
-    redis_pairs(&mut client, size.keys);
-    let pulses = Pulse::of_all(&machine, &UNITS, size.clients, REST);
+    store_pairs(&mut client, size.keys);
+    let pulses = CountingClient::of_all(&machine, &UNITS, size.clients, REQUEST_INTERVAL);
     println!("\n{} clients outside, one connection each; {} keys", pulses.len() + 1, size.keys);
     println!(
         "\n$ stillpoint kernel switch --to {to} --dry-run\n{}",
-        machine.ok(&format!("stillpoint kernel switch --to {to} --dry-run"))
+        machine.succeed(&format!("stillpoint kernel switch --to {to} --dry-run"))
     );
-    std::thread::sleep(PAUSE);
+    std::thread::sleep(SWITCH_PAUSE);
     let mut all = Vec::new();
     for (what, fault) in size.faults {
         append(&mut machine, fault);
-        all.push(one(&mut machine, what, to, from));
-        all_pairs(&mut client, size.keys);
-        std::thread::sleep(PAUSE);
+        all.push(run_switch(&mut machine, what, to, from));
+        read_pairs(&mut client, size.keys);
+        std::thread::sleep(SWITCH_PAUSE);
     }
     append(&mut machine, "");
-    all.push(one(&mut machine, "switch", to, to));
-    all_pairs(&mut client, size.keys);
-    std::thread::sleep(PAUSE);
-    let beats: Vec<(u8, Vec<Beat>)> = pulses.into_iter().map(|(kind, pulse)| (kind, pulse.end())).collect();
+    all.push(run_switch(&mut machine, "switch", to, to));
+    read_pairs(&mut client, size.keys);
+    std::thread::sleep(SWITCH_PAUSE);
+    let beats: Vec<(u8, Vec<TimedRequest>)> = pulses.into_iter().map(|(kind, pulse)| (kind, pulse.end())).collect();
     report(&all, &beats);
 }
 
 /// Makes one switch; it ends on the kernel `on`.
-fn one(machine: &mut Machine, what: &str, to: &str, on: &str) -> Seen {
+fn run_switch(machine: &mut Machine, what: &str, to: &str, on: &str) -> ObservedSwitch {
     println!("\n# {what}\n$ stillpoint kernel switch --to {to}");
     let began = Instant::now();
     switch(machine, to, on);
-    let text = until_done(machine);
+    let text = wait_until_done(machine);
     let journal: serde_json::Value = serde_json::from_str(&text).expect("a journal");
     for timing in journal["timings"].as_array().into_iter().flatten() {
         let took = timing["duration_us"].as_f64().unwrap_or(0.0) / 1e3;
@@ -119,25 +120,26 @@ fn one(machine: &mut Machine, what: &str, to: &str, on: &str) -> Seen {
     if let Some(why) = journal["why"].as_str() {
         println!("  fell back: {why}");
     }
-    println!("  the units run on {}", machine.ok("uname -r"));
+    println!("  the units run on {}", machine.succeed("uname -r"));
     println!("  connections whose ends were told at once: {}", journal["woken"]["Ok"]);
-    Seen { what: what.to_owned(), began, ended: Instant::now(), journal }
+    ObservedSwitch { what: what.to_owned(), began, ended: Instant::now(), journal }
 }
 
 /// Prints the table and writes the page.
-fn report(all: &[Seen], beats: &[(u8, Vec<Beat>)]) {
+fn report(all: &[ObservedSwitch], beats: &[(u8, Vec<TimedRequest>)]) {
     let requests: usize = beats.iter().map(|(_, beats)| beats.len()).sum();
     println!("\n  connections {:>6}   0 reset", beats.len());
     println!("  requests {:>9}   each had its effect exactly once", requests);
-    for seen in all {
-        let within = |beat: &&Beat| beat.asked + beat.took >= seen.began && beat.asked <= seen.ended;
-        let during: Vec<Beat> = beats.iter().flat_map(|(_, beats)| beats.iter().filter(within).copied()).collect();
-        println!("  {:32} blackout {:.1} s", seen.what, longest(&during).as_secs_f64());
+    for observed in all {
+        let within = |beat: &&TimedRequest| beat.sent + beat.latency >= observed.began && beat.sent <= observed.ended;
+        let during: Vec<TimedRequest> =
+            beats.iter().flat_map(|(_, beats)| beats.iter().filter(within).copied()).collect();
+        println!("  {:32} blackout {:.1} s", observed.what, longest(&during).as_secs_f64());
     }
     let clock = record::Clock::now();
-    let events = all.iter().flat_map(|seen| events(seen, &clock)).collect();
+    let events = all.iter().flat_map(|observed| events(observed, &clock)).collect();
     let page = Path::new("target/demo/kernel.html");
-    match Report::of(vec![record::of_beats(beats, &clock)], Timeline::of(events)) {
+    match Report::of(vec![record::of_requests(beats, &clock)], Timeline::of(events)) {
         Ok(report) => {
             fs::create_dir_all("target/demo").and_then(|()| fs::write(page, report.html())).expect("write the page");
             println!("  latency over time, with the switches: {}", page.display());
@@ -147,10 +149,10 @@ fn report(all: &[Seen], beats: &[(u8, Vec<Beat>)]) {
 }
 
 /// Returns a switch as an operation of a timeline: from the command until the images are removed.
-fn events(seen: &Seen, clock: &record::Clock) -> Vec<Event> {
-    let (operation, ended_ns) = (seen.what.clone(), clock.ns(seen.ended));
+fn events(observed: &ObservedSwitch, clock: &record::Clock) -> Vec<Event> {
+    let (operation, ended_ns) = (observed.what.clone(), clock.ns(observed.ended));
     let mut events = Vec::new();
-    for Span { name, from_ns, to_ns } in spans(seen, clock.ns(seen.began)) {
+    for Span { name, from_ns, to_ns } in spans(observed, clock.ns(observed.began)) {
         let begin = EventKind::PhaseStarted { operation: operation.clone(), phase: name.clone() };
         let duration_ns = to_ns - from_ns;
         events.push(Event::new(from_ns, None, begin));
@@ -160,12 +162,12 @@ fn events(seen: &Seen, clock: &record::Clock) -> Vec<Event> {
             EventKind::PhaseEnded { operation: operation.clone(), phase: name, duration_ns },
         ));
     }
-    let end = match seen.journal["why"].as_str() {
+    let end = match observed.journal["why"].as_str() {
         Some(reason) => EventKind::FellBack { transition: 0, reason: reason.to_owned() },
         None => EventKind::Committed {
             transition: 0,
-            active: vec![seen.journal["to"].as_str().unwrap_or("another kernel").to_owned()],
-            duration_ns: (seen.ended - seen.began).as_nanos() as u64,
+            active: vec![observed.journal["to"].as_str().unwrap_or("another kernel").to_owned()],
+            duration_ns: (observed.ended - observed.began).as_nanos() as u64,
             threads: 0,
         },
     };
@@ -181,7 +183,7 @@ struct Span {
 }
 
 /// Returns the phases of the journal, and between the two kernels the kexec, which no kernel can record.
-fn spans(seen: &Seen, began_ns: u64) -> Vec<Span> {
+fn spans(observed: &ObservedSwitch, began_ns: u64) -> Vec<Span> {
     let (mut spans, mut before): (Vec<Span>, _) = (Vec::new(), None);
     let mut add = |name: &str, from_ns: u64, to_ns: u64| {
         // one after another, even if the clocks of the two kernels disagree
@@ -192,7 +194,7 @@ fn spans(seen: &Seen, began_ns: u64) -> Vec<Span> {
         }
         spans.push(Span { name, from_ns, to_ns: to_ns.max(from_ns) });
     };
-    for timing in seen.journal["timings"].as_array().into_iter().flatten() {
+    for timing in observed.journal["timings"].as_array().into_iter().flatten() {
         let number = |key: &str| timing[key].as_u64().unwrap_or(0) * 1000;
         let (to_ns, duration_ns, name) =
             (number("ended_unix_us"), number("duration_us"), timing["phase"].as_str().unwrap_or("?"));
@@ -217,9 +219,9 @@ mod tests {
             [timing("freeze", 100, 10), timing("boot", 170, 50), timing("boot", 250, 40), timing("restore", 260, 10)];
         let journal = serde_json::json!({ "timings": timings });
         let now = Instant::now();
-        let seen = Seen { what: "switch".into(), began: now, ended: now, journal };
+        let observed = ObservedSwitch { what: "switch".into(), began: now, ended: now, journal };
         let spans: Vec<_> =
-            spans(&seen, 95_000).into_iter().map(|span| (span.name, span.from_ns, span.to_ns)).collect();
+            spans(&observed, 95_000).into_iter().map(|span| (span.name, span.from_ns, span.to_ns)).collect();
         let expected = [
             ("freeze", 95, 100),
             ("jump", 100, 120),

@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use stillpoint_measure::record::{Header, Outcome, Record, Sample};
-use stillpoint_testing::machine::clients::Beat;
+use stillpoint_testing::machine::clients::TimedRequest;
 
 /// Converter of instants to nanoseconds: any zero is valid if records and events share it.
 pub(crate) struct Clock {
@@ -23,12 +23,12 @@ impl Clock {
 }
 
 /// Makes a record of all requests, by kind and connection.
-pub(crate) fn of_beats(beats: &[(u8, Vec<Beat>)], clock: &Clock) -> Record {
+pub(crate) fn of_requests(beats: &[(u8, Vec<TimedRequest>)], clock: &Clock) -> Record {
     let mut samples = Vec::new();
     for (connection, (kind, beats)) in (0..).zip(beats) {
         samples.extend(beats.iter().map(|beat| Sample {
-            scheduled_ns: clock.ns(beat.asked),
-            latency_ns: beat.took.as_nanos() as u64,
+            scheduled_ns: clock.ns(beat.sent),
+            latency_ns: beat.latency.as_nanos() as u64,
             late_us: 0,
             connection,
             kind: *kind,
@@ -56,9 +56,11 @@ mod tests {
     fn requests_become_samples_in_the_order_of_their_ends() {
         let clock = Clock::now();
         let asked = clock.now - Duration::from_secs(10);
-        let beat =
-            |after: u64, took: u64| Beat { asked: asked + Duration::from_secs(after), took: Duration::from_secs(took) };
-        let record = of_beats(&[(0, vec![beat(1, 7)]), (2, vec![beat(2, 1)])], &clock);
+        let beat = |after: u64, latency: u64| TimedRequest {
+            sent: asked + Duration::from_secs(after),
+            latency: Duration::from_secs(latency),
+        };
+        let record = of_requests(&[(0, vec![beat(1, 7)]), (2, vec![beat(2, 1)])], &clock);
         let seen: Vec<(u32, u8)> = record.samples.iter().map(|sample| (sample.connection, sample.kind)).collect();
         assert_eq!(seen, [(1, 2), (0, 0)]);
         assert_eq!(record.end.unwrap().ended_ns - record.header.started_ns, 7_000_000_000);

@@ -11,32 +11,32 @@ use std::time::{Duration, Instant};
 use stillpoint_kernel_criu::tcp::{Local, locals};
 
 /// Time for which a restore waits for addresses, unless another one is given: DHCP has retried several times by then.
-pub const ADDRESS_LIMIT: Duration = Duration::from_secs(120);
+pub const ADDRESS_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Limit in bytes for a file of criu about sockets.
 const FILE_MAX: u64 = 1 << 30;
 /// Time between two tests.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Lists the addresses of an image that this machine does not have, or not yet.
 ///
 /// # Errors
 /// The image does not list its sockets.
-pub(crate) fn missing(image: &Image) -> Result<Vec<String>, Error> {
-    let locals = locals(&image.directory().read("files.img", FILE_MAX)?)?;
-    Ok(locals.iter().filter(|local| !is_there(local)).map(text).collect())
+pub(crate) fn missing_addresses(image: &Image) -> Result<Vec<String>, Error> {
+    let locals = locals(&read_files_image(image.directory())?)?;
+    Ok(locals.iter().filter(|local| !is_bindable(local)).map(display_text).collect())
 }
 
 /// Waits until all addresses of an image are there. `told` is called once, with the addresses that are missing.
 ///
 /// # Errors
 /// An address is not there within the limit; nothing has been restored.
-pub(crate) fn wait(image: &Image, limit: Duration, told: impl Fn(String)) -> Result<(), Error> {
+pub(crate) fn wait(image: &Image, limit: Duration, report: impl Fn(String)) -> Result<(), Error> {
     let locals = locals(&image.directory().read("files.img", FILE_MAX)?)?;
     let begun = Instant::now();
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
-        let missing: Vec<String> = locals.iter().filter(|local| !is_there(local)).map(text).collect();
+        let missing: Vec<String> = locals.iter().filter(|local| !is_bindable(local)).map(display_text).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -45,14 +45,14 @@ pub(crate) fn wait(image: &Image, limit: Duration, told: impl Fn(String)) -> Res
             let why = format!("{missing} is no address of this machine, after {} s", limit.as_secs());
             return Err(Error::Step { what: "restore sockets", why });
         }
-        if !std::mem::replace(&mut is_told, true) {
-            told(format!("waits up to {} s for the addresses that the image needs: {missing}", limit.as_secs()));
+        if !std::mem::replace(&mut is_reported, true) {
+            report(format!("waits up to {} s for the addresses that the image needs: {missing}", limit.as_secs()));
         }
-        std::thread::sleep(LOOK_INTERVAL);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-fn text(local: &Local) -> String {
+fn display_text(local: &Local) -> String {
     match &local.interface {
         Some(interface) => format!("{}%{interface}", local.address),
         None => local.address.to_string(),
@@ -60,7 +60,7 @@ fn text(local: &Local) -> String {
 }
 
 /// Returns true if a socket can be bound to an address now, or if `bind` fails for a reason that is left to criu.
-fn is_there(local: &Local) -> bool {
+fn is_bindable(local: &Local) -> bool {
     let to: SocketAddr = match (local.address, &local.interface) {
         (IpAddr::V6(address), Some(interface)) => match index(interface) {
             Some(index) => SocketAddrV6::new(address, 0, 0, index).into(),
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn an_address_is_there_when_it_can_be_bound() {
         let there = |address: &str, interface: Option<&str>| {
-            is_there(&Local { address: address.parse().unwrap(), interface: interface.map(ToOwned::to_owned) })
+            is_bindable(&Local { address: address.parse().unwrap(), interface: interface.map(ToOwned::to_owned) })
         };
         assert!(there("127.0.0.1", None));
         // 192.0.2.0/24 is for documentation (RFC 5737)

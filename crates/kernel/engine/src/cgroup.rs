@@ -6,7 +6,7 @@
 //! its program, or with the machine, after all units.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files::{self, Files};
 use stillpoint_host::systemd::service_of_group;
@@ -14,16 +14,16 @@ use stillpoint_host::systemd::service_of_group;
 const ROOT: &str = "/sys/fs/cgroup";
 
 /// Moves a process out of the group of a unit, in which this process is.
-pub(crate) fn beside(unit: &str, pid: u32) -> Result<(), Error> {
+pub(crate) fn move_beside_unit(unit: &str, pid: u32) -> Result<(), Error> {
     let groups = groups(unit)?;
     if groups.is_empty() {
         return Err(Error::Unit { unit: unit.to_owned(), why: "this process is in no control group of it".into() });
     }
-    groups.iter().try_for_each(|group| enter(&Files::of_kernel(), group, pid))
+    groups.iter().try_for_each(|group| add_process(&Files::of_kernel(), group, pid))
 }
 
 /// Removes the groups when no process is in them any more.
-pub(crate) fn leave(unit: &str) {
+pub(crate) fn remove_groups(unit: &str) {
     for group in groups(unit).unwrap_or_default() {
         let _ = kernel_files::remove_directory(group);
     }
@@ -53,7 +53,7 @@ fn groups_in(files: &Files, own: &str, unit: &str) -> Vec<PathBuf> {
     own.lines().filter_map(group).collect()
 }
 
-fn enter(files: &Files, group: &Path, pid: u32) -> Result<(), Error> {
+fn add_process(files: &Files, group: &Path, pid: u32) -> Result<(), Error> {
     files.make_directory(group).at("make", group)?;
     let members = group.join("cgroup.procs");
     files.write(&members, pid.to_string()).at("write", members)
@@ -80,8 +80,8 @@ mod tests {
         assert_eq!(groups_in(&files, old, unit), [root.join("systemd/system.slice/stillpoint-memory-redis-server")]);
         assert!(groups_in(&files, "0::/user.slice/session-1.scope\n", unit).is_empty());
         assert!(groups_in(&files, "0::/user.slice/user@0.service/redis-server.service\n", unit).is_empty());
-        enter(&files, &expected, 4121).unwrap();
-        enter(&files, &expected, 4122).unwrap();
+        add_process(&files, &expected, 4121).unwrap();
+        add_process(&files, &expected, 4122).unwrap();
         assert_eq!(files.text(expected.join("cgroup.procs")).unwrap(), "4122");
     }
 }

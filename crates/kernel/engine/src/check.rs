@@ -4,7 +4,7 @@ use crate::checkpoint::GHOST_LIMIT;
 use crate::criu::Criu;
 use crate::process_tree::tree;
 use crate::unix_peers::unix_peers;
-use crate::volatile::{Volatile, volatile};
+use crate::volatile::{VolatileObjects, volatile};
 use crate::{Error, host, ipc};
 use procfs::process::{MMPermissions, MMapPath, Process};
 use serde::Serialize;
@@ -17,7 +17,7 @@ use stillpoint_host::kernel_files;
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Weight {
+pub enum Severity {
     /// Information only.
     Note,
     /// It works, but not as the operator may expect.
@@ -30,7 +30,7 @@ pub enum Weight {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Severity of the finding.
-    pub weight: Weight,
+    pub weight: Severity,
     /// The process that it is about; `None` for the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
@@ -40,11 +40,11 @@ pub struct Finding {
 
 impl Finding {
     pub(crate) fn refusal(pid: Option<i32>, text: String) -> Self {
-        Finding { weight: Weight::Refusal, pid, text }
+        Finding { weight: Severity::Refusal, pid, text }
     }
 
     pub(crate) fn warning(text: String) -> Self {
-        Finding { weight: Weight::Warning, pid: None, text }
+        Finding { weight: Severity::Warning, pid: None, text }
     }
 }
 
@@ -57,16 +57,16 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Objects of the processes that are in memory file systems.
     #[serde(skip)]
-    pub(crate) volatile: Volatile,
+    pub(crate) volatile: VolatileObjects,
 }
 
 impl Report {
     /// Returns an error that names every refusal, if there are any.
-    pub fn accepted(&self) -> Result<(), Error> {
-        let refused = self.findings.iter().filter(|found| found.weight == Weight::Refusal);
+    pub fn require_no_refusal(&self) -> Result<(), Error> {
+        let refused = self.findings.iter().filter(|found| found.weight == Severity::Refusal);
         let texts: Vec<String> = refused
             .map(|found| match found.pid {
-                Some(pid) => format!("process {pid} ({}): {}", crate::process_tree::name(pid), found.text),
+                Some(pid) => format!("process {pid} ({}): {}", crate::process_tree::process_name(pid), found.text),
                 None => found.text.clone(),
             })
             .collect();
@@ -76,29 +76,29 @@ impl Report {
 
 /// Examines a process and all below it, criu and the kernel. Nothing is touched.
 pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
-    let mut look = Look::begin(pid)?;
-    look.machine(criu)?;
-    let processes = std::mem::take(&mut look.processes);
+    let mut inspection = Inspection::begin(pid)?;
+    inspection.check_machine(criu)?;
+    let processes = std::mem::take(&mut inspection.processes);
     for process in &processes {
         // one that ends meanwhile is not an obstacle
-        let _ = look.process(process);
+        let _ = inspection.check_process(process);
     }
-    look.connections();
+    inspection.report_connections();
     let volatile = volatile(pid)?;
     for (pid, text) in &volatile.lost {
-        look.found(Weight::Note, Some(*pid), format!("{text}; only a switch of kernels refuses that"));
+        inspection.add_finding(Severity::Note, Some(*pid), format!("{text}; only a switch of kernels refuses that"));
     }
-    Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: look.findings, volatile })
+    Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: inspection.findings, volatile })
 }
 
 /// State of the machine while processes are examined.
-struct Look {
+struct Inspection {
     processes: Vec<Process>,
     inside: BTreeSet<i32>,
     /// Processes outside the tree that have a socket or a pipe open, by inode.
     outside: BTreeMap<u64, i32>,
     /// True if a process serves memory to others.
-    served: bool,
+    any_userfaultfd: bool,
     peers: BTreeMap<u32, u32>,
     ports: BTreeSet<u64>,
     /// The namespace of SysV memory that no other process is in, if they have one.
@@ -106,99 +106,113 @@ struct Look {
     findings: Vec<Finding>,
 }
 
-impl Look {
+impl Inspection {
     fn begin(pid: i32) -> Result<Self, Error> {
         let processes = tree(pid)?;
         let inside: BTreeSet<i32> = processes.iter().map(|process| process.pid).collect();
-        let (mut outside, mut served) = (BTreeMap::new(), false);
+        let (mut outside, mut any_userfaultfd) = (BTreeMap::new(), false);
         let mut ipc = ipc::namespace(pid);
         for other in procfs::process::all_processes().into_iter().flatten().flatten() {
             if !inside.contains(&other.pid) {
                 ipc = ipc.filter(|ours| ipc::namespace(other.pid).as_ref() != Some(ours));
                 for (_, target) in descriptors(other.pid) {
-                    served |= target == "anon_inode:[userfaultfd]";
-                    if let Some((_, inode)) = numbered(&target) {
+                    any_userfaultfd |= target == "anon_inode:[userfaultfd]";
+                    if let Some((_, inode)) = parse_numbered(&target) {
                         outside.insert(inode, other.pid);
                     }
                 }
             }
         }
         let peers = unix_peers()?;
-        Ok(Look { processes, inside, outside, served, peers, ports: BTreeSet::new(), ipc, findings: Vec::new() })
+        Ok(Inspection {
+            processes,
+            inside,
+            outside,
+            any_userfaultfd,
+            peers,
+            ports: BTreeSet::new(),
+            ipc,
+            findings: Vec::new(),
+        })
     }
 
-    fn found(&mut self, weight: Weight, pid: Option<i32>, text: impl Into<String>) {
+    fn add_finding(&mut self, weight: Severity, pid: Option<i32>, text: impl Into<String>) {
         let finding = Finding { weight, pid, text: text.into() };
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
     }
 
-    fn machine(&mut self, criu: &Criu) -> Result<(), Error> {
-        self.rights();
-        let (version, features) = criu.abilities()?;
+    fn check_machine(&mut self, criu: &Criu) -> Result<(), Error> {
+        self.check_rights();
+        let (version, features) = criu.capabilities()?;
         let (kernel, major, minor) = (host::kernel(), version.major, version.minor);
-        self.found(Weight::Note, None, format!("kernel {kernel}, criu {major}.{minor}"));
+        self.add_finding(Severity::Note, None, format!("kernel {kernel}, criu {major}.{minor}"));
         if features.lazy_pages != Some(true) {
             let text = "memory cannot come when it is asked for (userfaultfd): only `--restore eager` works";
-            self.found(Weight::Warning, None, text);
+            self.add_finding(Severity::Warning, None, text);
         }
         if features.mem_track != Some(true) {
             let text = "the kernel does not follow changes of memory (CONFIG_MEM_SOFT_DIRTY): passes are read from outside \
                         and compared with the last one, in which criu brings everything; what has not changed is not \
                         written again";
-            self.found(Weight::Note, None, text);
+            self.add_finding(Severity::Note, None, text);
         }
         Ok(())
     }
 
     /// Reports rights of this process that criu needs, and that are missing if it does not have all rights of root.
-    fn rights(&mut self) {
+    fn check_rights(&mut self) {
         let effective = Process::myself().and_then(|own| own.status()).map_or(u64::MAX, |status| status.capeff);
         let missing = |rights: &[(u32, &str)]| -> Vec<String> {
             let lacking = rights.iter().filter(|(number, _)| effective >> number & 1 == 0);
             lacking.map(|(_, name)| (*name).to_owned()).collect()
         };
-        let needed = missing(&NEEDED);
+        let needed = missing(&REQUIRED_CAPABILITIES);
         if !needed.is_empty() {
-            self.found(Weight::Refusal, None, format!("this process has no {}", needed.join(", ")));
+            self.add_finding(Severity::Refusal, None, format!("this process has no {}", needed.join(", ")));
         }
-        if !missing(&[RESOURCE]).is_empty() {
+        if !missing(&[RESOURCE_CAPABILITY]).is_empty() {
             let text = "this process has no CAP_SYS_RESOURCE: a restore with the same rights fails if the program has higher hard \
                         limits or a lower oom_score_adj than it is given; that was not looked at";
-            self.found(Weight::Warning, None, text);
+            self.add_finding(Severity::Warning, None, text);
         }
     }
 
-    fn process(&mut self, process: &Process) -> Result<(), procfs::ProcError> {
+    fn check_process(&mut self, process: &Process) -> Result<(), procfs::ProcError> {
         let pid = process.pid;
         let status = process.status()?;
         if status.tracerpid != 0 {
-            let text =
-                format!("is traced by process {} ({})", status.tracerpid, crate::process_tree::name(status.tracerpid));
-            self.found(Weight::Refusal, Some(pid), text);
+            let text = format!(
+                "is traced by process {} ({})",
+                status.tracerpid,
+                crate::process_tree::process_name(status.tracerpid)
+            );
+            self.add_finding(Severity::Refusal, Some(pid), text);
         }
         if process.stat()?.state == 'Z' {
             return Ok(());
         }
-        if self.served && kernel_files::bytes(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| is_served(&smaps)) {
+        if self.any_userfaultfd
+            && kernel_files::bytes(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| has_userfaultfd(&smaps))
+        {
             let text = "its memory still comes out of an image, and what has not come would be taken for zeros: wait until \
                         `stillpoint kernel status` says that none is being brought";
-            self.found(Weight::Refusal, Some(pid), text);
+            self.add_finding(Severity::Refusal, Some(pid), text);
         }
-        self.namespaces(process);
-        self.maps(process)?;
+        self.check_namespaces(process);
+        self.check_maps(process)?;
         for (number, target) in descriptors(pid) {
-            self.descriptor(pid, number, &target);
+            self.check_descriptor(pid, number, &target);
         }
         if process.exe().is_ok_and(|exe| exe.to_string_lossy().ends_with(" (deleted)")) {
             let text = "its program was replaced on disk: the image keeps what it has of it";
-            self.found(Weight::Warning, Some(pid), text);
+            self.add_finding(Severity::Warning, Some(pid), text);
         }
         Ok(())
     }
 
-    fn namespaces(&mut self, process: &Process) {
+    fn check_namespaces(&mut self, process: &Process) {
         // Not the time namespace: criu restores into one, and takes it along the next time.
         for name in ["mnt", "pid", "net", "ipc", "user", "uts"] {
             let link = |pid: &str| kernel_files::link(format!("/proc/{pid}/ns/{name}")).ok();
@@ -206,14 +220,14 @@ impl Look {
             let comes_along = name == "ipc" && there.is_some() && there == self.ipc;
             if there != link("self") && !comes_along {
                 let text = format!("is in another {name} namespace; that is not supported yet");
-                self.found(Weight::Refusal, Some(process.pid), text);
+                self.add_finding(Severity::Refusal, Some(process.pid), text);
             }
         }
     }
 
-    fn maps(&mut self, process: &Process) -> Result<(), procfs::ProcError> {
+    fn check_maps(&mut self, process: &Process) -> Result<(), procfs::ProcError> {
         let pid = process.pid;
-        let most = mappable();
+        let most = private_mapping_max();
         for map in process.maps()? {
             let bytes = map.address.1 - map.address.0;
             if map.pathname == MMapPath::Anonymous && most.is_some_and(|most| bytes > most) {
@@ -223,30 +237,30 @@ impl Look {
                     bytes >> 30,
                     map.address.0
                 );
-                self.found(Weight::Refusal, Some(pid), text);
+                self.add_finding(Severity::Refusal, Some(pid), text);
             }
             match &map.pathname {
-                MMapPath::Vsys(_) if ipc::is_common(pid) => {
+                MMapPath::Vsys(_) if ipc::shares_namespace(pid) => {
                     let text = format!(
                         "uses SysV shared memory at {:#x}: run it in an IPC namespace of its own (unshare --ipc; \
                          `stillpoint kernel dropin` tells a unit how)",
                         map.address.0
                     );
-                    self.found(Weight::Refusal, Some(pid), text);
+                    self.add_finding(Severity::Refusal, Some(pid), text);
                 }
                 MMapPath::Path(path) if path.to_string_lossy().contains("anon_hugepage") => {
-                    self.found(Weight::Note, Some(pid), "has huge pages: they come back before it runs");
+                    self.add_finding(Severity::Note, Some(pid), "has huge pages: they come back before it runs");
                 }
                 MMapPath::Path(path) if path.to_string_lossy().contains("[io_uring]") => {
-                    self.found(Weight::Refusal, Some(pid), IO_URING);
+                    self.add_finding(Severity::Refusal, Some(pid), IO_URING_TEXT);
                 }
                 MMapPath::Path(path) if is_secret(&path.to_string_lossy()) => {
-                    self.found(Weight::Refusal, Some(pid), SECRET);
+                    self.add_finding(Severity::Refusal, Some(pid), SECRET_MEMORY_TEXT);
                 }
                 // anonymous shared memory has this name
                 MMapPath::Path(path) if is_memory(path) => {}
                 MMapPath::Path(path) if path.starts_with("/dev/") && map.perms.contains(MMPermissions::SHARED) => {
-                    self.found(Weight::Refusal, Some(pid), format!("maps the device {}", path.display()));
+                    self.add_finding(Severity::Refusal, Some(pid), format!("maps the device {}", path.display()));
                 }
                 _ => {}
             }
@@ -254,64 +268,70 @@ impl Look {
         Ok(())
     }
 
-    fn descriptor(&mut self, pid: i32, number: i32, target: &str) {
-        let refuse = |look: &mut Self, text: String| look.found(Weight::Refusal, Some(pid), text);
-        match numbered(target) {
-            _ if is_secret(target) => refuse(self, SECRET.into()),
-            Some(("socket", inode)) => self.socket(pid, number, inode),
+    fn check_descriptor(&mut self, pid: i32, number: i32, target: &str) {
+        let refuse = |inspection: &mut Self, text: String| inspection.add_finding(Severity::Refusal, Some(pid), text);
+        match parse_numbered(target) {
+            _ if is_secret(target) => refuse(self, SECRET_MEMORY_TEXT.into()),
+            Some(("socket", inode)) => self.check_socket(pid, number, inode),
             Some((_, inode)) => {
                 if let Some(other) = self.outside.get(&inode).copied() {
-                    let who = crate::process_tree::name(other);
+                    let who = crate::process_tree::process_name(other);
                     refuse(self, format!("descriptor {number} is a pipe to process {other} ({who}), which is outside"));
                 }
             }
             None => match target.strip_prefix("anon_inode:").map(|kind| kind.trim_matches(['[', ']'])) {
-                Some("io_uring") => refuse(self, IO_URING.into()),
+                Some("io_uring") => refuse(self, IO_URING_TEXT.into()),
                 Some("eventfd" | "eventpoll" | "signalfd" | "timerfd" | "inotify" | "fanotify" | "pidfd") => {}
                 Some(kind) => refuse(self, format!("descriptor {number} is a {kind}, which criu does not know")),
-                None => self.file(pid, number, target),
+                None => self.check_file(pid, number, target),
             },
         }
     }
 
-    fn file(&mut self, pid: i32, number: i32, target: &str) {
+    fn check_file(&mut self, pid: i32, number: i32, target: &str) {
         if let Some(path) = target.strip_suffix(" (deleted)") {
             let size = kernel_files::metadata(format!("/proc/{pid}/fd/{number}")).map_or(0, |file| file.size());
-            let weight = if size > GHOST_LIMIT { Weight::Refusal } else { Weight::Note };
+            let weight = if size > GHOST_LIMIT { Severity::Refusal } else { Severity::Note };
             let text = format!("has {path} open, which was deleted ({size} bytes; up to {GHOST_LIMIT} come along)");
             if !path.starts_with("/memfd:") {
-                self.found(weight, Some(pid), text);
+                self.add_finding(weight, Some(pid), text);
             }
             return;
         }
         let passes = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
         if target.starts_with("/dev/pts/") {
             let text = format!("descriptor {number} is the terminal {target}: it must be there when it comes back");
-            self.found(Weight::Warning, Some(pid), text);
+            self.add_finding(Severity::Warning, Some(pid), text);
         } else if target.starts_with("/dev/") && !target.starts_with("/dev/shm/") && !passes.contains(&target) {
-            self.found(Weight::Refusal, Some(pid), format!("has the device {target} open"));
+            self.add_finding(Severity::Refusal, Some(pid), format!("has the device {target} open"));
         } else if target.starts_with('/') && !Path::new(&format!("/proc/{pid}/root{target}")).exists() {
-            self.found(Weight::Refusal, Some(pid), format!("has {target} open, which cannot be found under that name"));
+            self.add_finding(
+                Severity::Refusal,
+                Some(pid),
+                format!("has {target} open, which cannot be found under that name"),
+            );
         }
     }
 
-    fn socket(&mut self, pid: i32, number: i32, inode: u64) {
+    fn check_socket(&mut self, pid: i32, number: i32, inode: u64) {
         let peer = u32::try_from(inode).ok().and_then(|inode| self.peers.get(&inode)).copied();
         let other = peer.and_then(|peer| self.outside.get(&u64::from(peer))).copied();
         if let Some(other) = other.filter(|pid| !self.inside.contains(pid)) {
-            let who = crate::process_tree::name(other);
+            let who = crate::process_tree::process_name(other);
             let text = format!("descriptor {number} is connected with process {other} ({who}), which is outside");
-            self.found(Weight::Refusal, Some(pid), text);
+            self.add_finding(Severity::Refusal, Some(pid), text);
         }
-        if let Some(protocol) = protocol(pid, number).filter(|name| !PROTOCOLS.contains(&name.as_str())) {
+        if let Some(protocol) =
+            socket_protocol(pid, number).filter(|name| !SUPPORTED_PROTOCOLS.contains(&name.as_str()))
+        {
             let text = format!("descriptor {number} is a socket of {protocol}, which criu does not know");
-            self.found(Weight::Refusal, Some(pid), text);
+            self.add_finding(Severity::Refusal, Some(pid), text);
         }
         self.ports.insert(inode);
     }
 
     /// Reports connections, once for all processes.
-    fn connections(&mut self) {
+    fn report_connections(&mut self) {
         use procfs::net::TcpState;
         let (mut established, mut waiting) = (0, 0);
         for entry in procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten() {
@@ -320,27 +340,27 @@ impl Look {
                 waiting += if entry.state == TcpState::Listen { entry.rx_queue } else { 0 };
             }
         }
-        self.found(Weight::Note, None, format!("{established} established TCP connections come along"));
+        self.add_finding(Severity::Note, None, format!("{established} established TCP connections come along"));
         if waiting > 0 {
             let text =
                 format!("{waiting} connections wait to be accepted; those that still do at the freeze are dropped");
-            self.found(Weight::Warning, None, text);
+            self.add_finding(Severity::Warning, None, text);
         }
     }
 }
 
 /// Returns true if another process serves pages of a process, according to its mappings.
-fn is_served(smaps: &[u8]) -> bool {
+fn has_userfaultfd(smaps: &[u8]) -> bool {
     let flags = smaps.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"VmFlags:"));
     flags.into_iter().any(|flags| flags.split(|byte| *byte == b' ').any(|flag| flag == b"um"))
 }
 
-const IO_URING: &str = "uses io_uring, which criu cannot take along; MariaDB: innodb_use_native_aio=OFF";
+const IO_URING_TEXT: &str = "uses io_uring, which criu cannot take along; MariaDB: innodb_use_native_aio=OFF";
 
-const SECRET: &str = "has memory that no other process can read (memfd_secret), and criu cannot either";
+const SECRET_MEMORY_TEXT: &str = "has memory that no other process can read (memfd_secret), and criu cannot either";
 
 /// Rights without which criu does not work: number and name.
-const NEEDED: [(u32, &str); 6] = [
+const REQUIRED_CAPABILITIES: [(u32, &str); 6] = [
     (1, "CAP_DAC_OVERRIDE"),
     (6, "CAP_SETGID"),
     (7, "CAP_SETUID"),
@@ -349,7 +369,7 @@ const NEEDED: [(u32, &str); 6] = [
     (21, "CAP_SYS_ADMIN"),
 ];
 /// Right to raise hard limits, and to lower the chance that a process is killed for memory.
-const RESOURCE: (u32, &str) = (24, "CAP_SYS_RESOURCE");
+const RESOURCE_CAPABILITY: (u32, &str) = (24, "CAP_SYS_RESOURCE");
 
 /// Returns true for the kernel's name of a file of memfd_secret.
 fn is_secret(name: &str) -> bool {
@@ -358,7 +378,7 @@ fn is_secret(name: &str) -> bool {
 
 /// Returns the longest private mapping that the kernel allows, or `None` if it does not count. criu maps reserved
 /// ranges as writable memory, and then the kernel counts them.
-fn mappable() -> Option<u64> {
+fn private_mapping_max() -> Option<u64> {
     let policy = kernel_files::text("/proc/sys/vm/overcommit_memory").ok()?;
     let memory = <procfs::Meminfo as procfs::Current>::current().ok()?;
     (policy.trim() != "1").then_some(memory.mem_total + memory.swap_total)
@@ -381,19 +401,19 @@ fn descriptors(pid: i32) -> Vec<(i32, String)> {
 }
 
 /// Parses `socket:[123]` and `pipe:[123]`.
-fn numbered(target: &str) -> Option<(&str, u64)> {
+fn parse_numbered(target: &str) -> Option<(&str, u64)> {
     let (kind, number) = target.split_once(":[")?;
     let number = number.strip_suffix(']')?.parse().ok()?;
     matches!(kind, "socket" | "pipe").then_some((kind, number))
 }
 
 /// Protocols that criu takes along, by the kernel's names.
-const PROTOCOLS: [&str; 11] =
+const SUPPORTED_PROTOCOLS: [&str; 11] =
     ["TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "UNIX", "UNIX-STREAM", "NETLINK", "PACKET", "RAW"];
 
 /// Returns the kernel's name for the protocol of a socket; sockets that are neither bound nor connected are in no
 /// table.
-fn protocol(pid: i32, number: i32) -> Option<String> {
+fn socket_protocol(pid: i32, number: i32) -> Option<String> {
     let mut name = [0; 64];
     let path = format!("/proc/{pid}/fd/{number}");
     let length = rustix::fs::getxattr(path, "system.sockprotoname", &mut name).ok()?;
@@ -407,10 +427,10 @@ mod tests {
 
     #[test]
     fn descriptors_with_numbers_are_told_from_paths() {
-        assert_eq!(numbered("socket:[4121]"), Some(("socket", 4121)));
-        assert_eq!(numbered("pipe:[7]"), Some(("pipe", 7)));
-        assert_eq!(numbered("/tmp/socket:[7]"), None);
-        assert_eq!(numbered("anon_inode:[eventfd]"), None);
+        assert_eq!(parse_numbered("socket:[4121]"), Some(("socket", 4121)));
+        assert_eq!(parse_numbered("pipe:[7]"), Some(("pipe", 7)));
+        assert_eq!(parse_numbered("/tmp/socket:[7]"), None);
+        assert_eq!(parse_numbered("anon_inode:[eventfd]"), None);
     }
 
     #[test]
@@ -423,9 +443,9 @@ mod tests {
     fn memory_that_others_bring_is_known_by_its_mappings() {
         let smaps =
             |flags: &str| format!("7f00-7f10 rw-p 0 00:00 0\nSize: 64 kB\nVmFlags: rd wr {flags} \n7f20-7f30 rw-p\n");
-        assert!(is_served(smaps("mr um me").as_bytes()));
-        assert!(!is_served(smaps("mr mw me").as_bytes()));
-        assert!(!is_served(&kernel_files::bytes("/proc/self/smaps").unwrap()));
+        assert!(has_userfaultfd(smaps("mr um me").as_bytes()));
+        assert!(!has_userfaultfd(smaps("mr mw me").as_bytes()));
+        assert!(!has_userfaultfd(&kernel_files::bytes("/proc/self/smaps").unwrap()));
     }
 
     #[test]
@@ -433,18 +453,18 @@ mod tests {
         use std::os::fd::AsRawFd;
         let pid = std::process::id() as i32;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert_eq!(protocol(pid, listener.as_raw_fd()).as_deref(), Some("TCP"));
+        assert_eq!(socket_protocol(pid, listener.as_raw_fd()).as_deref(), Some("TCP"));
         let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(PROTOCOLS.contains(&protocol(pid, one.as_raw_fd()).unwrap().as_str()));
+        assert!(SUPPORTED_PROTOCOLS.contains(&socket_protocol(pid, one.as_raw_fd()).unwrap().as_str()));
     }
 
     #[test]
     fn refusals_are_named_with_their_process() {
         let refusal = Finding::refusal(Some(1), "is traced".into());
-        let note = Finding { weight: Weight::Note, pid: None, text: "fine".into() };
-        let report = |findings| Report { pids: vec![1], findings, volatile: Volatile::default() };
-        assert!(report(vec![note.clone()]).accepted().is_ok());
-        let error = report(vec![note, refusal]).accepted().unwrap_err();
+        let note = Finding { weight: Severity::Note, pid: None, text: "fine".into() };
+        let report = |findings| Report { pids: vec![1], findings, volatile: VolatileObjects::default() };
+        assert!(report(vec![note.clone()]).require_no_refusal().is_ok());
+        let error = report(vec![note, refusal]).require_no_refusal().unwrap_err();
         assert!(error.is_refusal());
         assert!(error.to_string().starts_with("process 1 (") && error.to_string().ends_with("): is traced"));
     }

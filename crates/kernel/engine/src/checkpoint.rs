@@ -1,15 +1,15 @@
 //! Checkpoint of a running process and all below it, into an image.
 
 use crate::check::check;
-use crate::criu::{Criu, errors_in};
-use crate::error::At;
+use crate::criu::{Criu, read_errors};
+use crate::error::ErrorContext;
 use crate::journal::Journal;
-use crate::page_server::{Received, serve};
+use crate::page_server::{DumpCounts, serve};
 use crate::precopy::{self, Pass};
-use crate::process_tree::{Held, tree};
+use crate::process_tree::{ProcessHandles, tree};
 use crate::progress::{Observer, Progress, now_ns};
 use crate::store::{Store, discard};
-use crate::unit_restart::check_end;
+use crate::unit_restart::check_unit_restart;
 use crate::{Error, MachineKey, guard, host, repair_mode};
 use rustix::event::Timespec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -25,7 +25,7 @@ pub(crate) const DUMP_LOG: &str = "dump.log";
 /// Limit in bytes up to which a deleted file that is open is kept in the image.
 pub(crate) const GHOST_LIMIT: u64 = 64 << 20;
 /// Time within which a process hits a breakpoint of criu after criu was killed at a bad moment.
-const RUNS_INTO: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const BREAKPOINT_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Protection of sockets from the network while no process holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,9 +83,9 @@ pub struct Checkpoint {
 /// but logs: criu's rules of nftables are also removed if criu could not remove them itself.
 pub fn checkpoint(options: &CheckpointOptions, observer: Observer<'_>) -> Result<Checkpoint, Error> {
     if !options.leave_running {
-        check_end(options.pid)?;
+        check_unit_restart(options.pid)?;
     }
-    checkpoint_then(options, &|_| Ok(()), observer)
+    checkpoint_with_hook(options, &|_| Ok(()), observer)
 }
 
 /// Moments of a checkpoint at which the caller can act.
@@ -99,7 +99,7 @@ pub enum Moment {
 
 /// Writes a process, and all below it, into an image like [`checkpoint`], and calls `at` at its moments. If `at` fails
 /// the processes run on, and there is no image.
-pub fn checkpoint_then(
+pub fn checkpoint_with_hook(
     options: &CheckpointOptions,
     at: &dyn Fn(Moment) -> Result<(), Error>,
     observer: Observer<'_>,
@@ -107,19 +107,19 @@ pub fn checkpoint_then(
     let progress = Progress::new("checkpoint", Some(options.pid), observer);
     let version = options.criu.version()?;
     let key = progress.phase("check", || {
-        check(options.pid, &options.criu)?.accepted()?;
-        room([options.pid], &options.image)?;
+        check(options.pid, &options.criu)?.require_no_refusal()?;
+        check_space([options.pid], &options.image)?;
         MachineKey::read_or_make(&options.key)
     })?;
     let store = Store::create(&options.image, options.form)?;
     progress.journal_in(&options.image);
-    let done = precopy::make(options, &progress, store)
+    let done = precopy::run_passes(options, &progress, store)
         .and_then(|(store, passes, parent)| {
             at(Moment::Freezing)?;
             progress.phase("dump", || dump(options, store, (passes, parent), (version, &key), at, &progress))
         })
-        .inspect_err(|_| undo(options));
-    progress.end(&done);
+        .inspect_err(|_| clean_up(options));
+    progress.finish(&done);
     if done.is_ok() && options.leave_running {
         crate::stale_mark::mark(&options.image, "the program ran on after it")?;
     }
@@ -127,9 +127,9 @@ pub fn checkpoint_then(
 }
 
 /// Removes what a failed checkpoint has left, and logs what criu should have removed.
-fn undo(options: &CheckpointOptions) {
-    let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).about(Some(options.pid)));
-    let connections = repair_mode::leave_repair(options.pid);
+fn clean_up(options: &CheckpointOptions) {
+    let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).with_pid(Some(options.pid)));
+    let connections = repair_mode::leave_repair_mode_below(options.pid);
     if connections > 0 {
         journal.note("checkpoint", &format!("let {connections} connections go on that criu left standing"), None, None);
     }
@@ -144,11 +144,11 @@ fn undo(options: &CheckpointOptions) {
 }
 
 /// Refuses images that do not fit on their file system: memory is written as it is, without compression.
-pub(crate) fn room(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<(), Error> {
-    let nearest = existing(image);
+pub(crate) fn check_space(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<(), Error> {
+    let nearest = nearest_existing(image);
     let room = rustix::fs::statvfs(nearest).at("look at", nearest)?;
     let free = room.f_bavail.saturating_mul(room.f_frsize);
-    let needed = pids.into_iter().map(needed).sum::<Result<u64, Error>>()?;
+    let needed = pids.into_iter().map(memory_bytes).sum::<Result<u64, Error>>()?;
     if needed > free {
         let (needed, free) = (needed >> 20, free >> 20);
         let text = format!("{} has {free} MiB free, the image needs up to {needed}", nearest.display());
@@ -158,13 +158,13 @@ pub(crate) fn room(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<
 }
 
 /// Returns the nearest directory that exists.
-pub(crate) fn existing(path: &Path) -> &Path {
+pub(crate) fn nearest_existing(path: &Path) -> &Path {
     let nearest = path.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }
 }
 
 /// Returns the bytes of memory of a process and all below it.
-pub(crate) fn needed(pid: i32) -> Result<u64, Error> {
+pub(crate) fn memory_bytes(pid: i32) -> Result<u64, Error> {
     let statuses: Vec<_> = tree(pid)?.iter().filter_map(|process| process.status().ok()).collect();
     let own = |status: &procfs::process::Status| status.rssanon.unwrap_or(0) + status.vmswap.unwrap_or(0);
     // each process counts the same shared memory
@@ -186,27 +186,27 @@ fn dump(
     let begun = now_ns();
     let request = |pages| {
         let parent = parent.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        Request::new(RequestType::Dump, Some(asked(options, &directory, pages, parent)))
+        Request::new(RequestType::Dump, Some(dump_options(options, &directory, pages, parent)))
     };
     let served = through_page_server(options, store, request, |received, store| {
         received?;
         if options.fail_before_seal {
-            return Err(Error::Failed { what: "seal the image", said: vec!["a test made it fail".into()] });
+            return Err(Error::Failed { what: "seal the image", messages: vec!["a test made it fail".into()] });
         }
         let (written, zeros) = store.written();
         let index = progress.phase("seal", || store.seal(host::origin(options.pid, version), key))?;
         let frozen_ns = now_ns() - begun;
         if options.guard == Guard::Nftables && !options.leave_running {
-            progress.phase("guard", || guard::keep_image(&options.image))?;
+            progress.phase("guard", || guard::start_owner(&options.image))?;
         }
         at(Moment::Sealed)?;
         Ok((index, written - before.0, zeros - before.1, frozen_ns))
     })?;
     // a criu that was killed after it had begun to end them: the image is valid for all of them
-    let ends = !options.leave_running && !served.lost.is_empty();
-    match (served.answer?, served.ended) {
+    let ends = !options.leave_running && !served.lost_pids.is_empty();
+    match (served.answer?, served.at_end_result) {
         (answer, Some(Ok((index, written, zeros, frozen_ns)))) if ends || matches!(answer, Answer::Done { .. }) => {
-            if ends && served.held.end() {
+            if ends && served.processes.kill_remaining() {
                 crate::stale_mark::mark(
                     &options.image,
                     "criu was killed while it ended the program, and a part ran on",
@@ -217,31 +217,31 @@ fn dump(
             Ok(Checkpoint { memories: index.memories.len(), pages, passes, written, zeros, frozen_ns })
         }
         (_, Some(Err(error))) => Err(error),
-        _ if !served.lost.is_empty() => Err(Error::Lost(served.lost)),
+        _ if !served.lost_pids.is_empty() => Err(Error::ProcessesLost(served.lost_pids)),
         (answer, _) => {
-            let mut said = errors_in(&options.image, DUMP_LOG);
-            if let (true, Answer::Failed { message: Some(message), .. }) = (said.is_empty(), answer) {
-                said.push(message);
+            let mut messages = read_errors(&options.image, DUMP_LOG);
+            if let (true, Answer::Failed { message: Some(message), .. }) = (messages.is_empty(), answer) {
+                messages.push(message);
             }
-            if let (true, Some((Err(error), _))) = (said.is_empty(), served.left) {
+            if let (true, Some((Err(error), _))) = (messages.is_empty(), served.unserved) {
                 return Err(error);
             }
-            Err(Error::Failed { what: "dump the processes", said })
+            Err(Error::Failed { what: "dump the processes", messages })
         }
     }
 }
 
 /// Result of a request whose pages went into a store.
-pub(crate) struct Served<T> {
+pub(crate) struct PageServerOutcome<T> {
     /// criu's answer.
     pub(crate) answer: Result<Answer, Error>,
     /// Result of `at_end` on the store while the processes were stopped, if criu came so far.
-    pub(crate) ended: Option<Result<T, Error>>,
+    pub(crate) at_end_result: Option<Result<T, Error>>,
     /// The store, if `at_end` did not run.
-    pub(crate) left: Option<(Result<Received, Error>, Store)>,
+    pub(crate) unserved: Option<(Result<DumpCounts, Error>, Store)>,
     /// The processes, and those of them that ended with a criu that was killed.
-    pub(crate) held: Held,
-    pub(crate) lost: Vec<i32>,
+    pub(crate) processes: ProcessHandles,
+    pub(crate) lost_pids: Vec<i32>,
 }
 
 /// Sends criu a request that sends pages; they go into the store until criu has closed the connection. `at_end` takes
@@ -253,44 +253,44 @@ pub(crate) fn through_page_server<T>(
     options: &CheckpointOptions,
     mut store: Store,
     request: impl FnOnce(i32) -> Request,
-    at_end: impl Fn(Result<Received, Error>, Store) -> Result<T, Error>,
-) -> Result<Served<T>, Error> {
+    at_end: impl Fn(Result<DumpCounts, Error>, Store) -> Result<T, Error>,
+) -> Result<PageServerOutcome<T>, Error> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-        .doing("make a socket for pages")?;
+        .with_action("make a socket for pages")?;
     let mut worker = options.criu.private_worker(&[theirs.as_fd()])?;
-    worker.spare();
+    worker.protect_from_oom();
     // while criu starts
-    let held = Held::tree(options.pid);
+    let processes = ProcessHandles::open(options.pid);
     let request = request(theirs.as_raw_fd());
     // criu alone holds its end now: when criu dies, the page server reads the end of the connection
     drop(theirs);
-    let mut server = Some(std::thread::spawn(move || -> (Result<Received, Error>, Store) {
+    let mut server = Some(std::thread::spawn(move || -> (Result<DumpCounts, Error>, Store) {
         let received = serve(&mut UnixStream::from(ours), &mut store);
         (received, store)
     }));
     let panicked = || Error::Daemon("the page server panicked".into());
-    let mut ended = None;
+    let mut at_end_result = None;
     let answer = worker.request(&request, |step, _| {
         if step != "post-dump" {
             return true;
         }
-        ended = server.take().map(|server| {
+        at_end_result = server.take().map(|server| {
             let (received, store) = server.join().map_err(|_| panicked())?;
             at_end(received, store)
         });
-        matches!(ended, Some(Ok(_)))
+        matches!(at_end_result, Some(Ok(_)))
     });
-    let died = worker.died();
+    let died = worker.has_died();
     match answer {
         Ok(_) => worker.end(),
         Err(_) => worker.kill(),
     }
-    let lost = if died { held.ended(RUNS_INTO) } else { Vec::new() };
-    let left = server.take().and_then(|server| server.join().ok());
-    Ok(Served { answer, ended, left, held, lost })
+    let lost_pids = if died { processes.ended(BREAKPOINT_TIMEOUT) } else { Vec::new() };
+    let unserved = server.take().and_then(|server| server.join().ok());
+    Ok(PageServerOutcome { answer, at_end_result, unserved, processes, lost_pids })
 }
 
-fn asked(options: &CheckpointOptions, directory: &OwnedFd, pages: i32, parent: Option<String>) -> Options {
+fn dump_options(options: &CheckpointOptions, directory: &OwnedFd, pages: i32, parent: Option<String>) -> Options {
     let lock = match options.guard {
         Guard::Nftables => NetworkLock::Nftables,
         Guard::None => NetworkLock::Skip,

@@ -1,7 +1,7 @@
 //! criu as a worker: one process for a request, controlled by its RPC.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::{Errno, FdFlags};
@@ -17,9 +17,9 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Version};
 
 /// The oldest supported version: 4.1 restores memory lazily on the kernels that matter.
-const OLDEST: (i32, i32) = (4, 1);
+const VERSION_MIN: (i32, i32) = (4, 1);
 /// Limit in bytes, longer than any message of criu.
-const MESSAGE: usize = 1 << 16;
+const MESSAGE_BYTES_MAX: usize = 1 << 16;
 /// Longest log of criu, or of a daemon, that is read.
 pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 /// Makes criu stop what it restores or leaves at system calls, not at a breakpoint. The kernel keeps a breakpoint as an
@@ -28,20 +28,20 @@ pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 /// processors without breakpoints.
 const NO_BREAKPOINTS: (&str, &str) = ("CRIU_FAULT", "130");
 /// Interval of the test that a criu which sends nothing still has what it depends on.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// An installation of criu.
 #[derive(Debug, Clone)]
 pub struct Criu {
     program: PathBuf,
     /// Version and features that it reported, shared by all clones.
-    abilities: Arc<OnceLock<(Version, Features)>>,
+    capabilities: Arc<OnceLock<(Version, Features)>>,
 }
 
 impl Criu {
     /// Names the program by its path, or by a name that is looked up.
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Criu { program: program.into(), abilities: Arc::default() }
+        Criu { program: program.into(), capabilities: Arc::default() }
     }
 
     /// Returns its version; refuses versions that lack a needed feature.
@@ -56,44 +56,44 @@ impl Criu {
     /// alone.
     pub(crate) fn version_of(&self, worker: &mut Worker) -> Result<Version, Error> {
         let request = Request { keep_open: Some(true), ..Request::new(RequestType::Version, None) };
-        let answer = worker.request(&request, |_, _| true).map_err(|_| self.wrong("does not answer as criu does"))?;
+        let answer = worker.request(&request, |_, _| true).map_err(|_| self.error("does not answer as criu does"))?;
         match answer {
-            Answer::Done { version: Some(version), .. } if (version.major, version.minor) < OLDEST => {
-                let (major, minor) = OLDEST;
+            Answer::Done { version: Some(version), .. } if (version.major, version.minor) < VERSION_MIN => {
+                let (major, minor) = VERSION_MIN;
                 let why = format!("version {}.{} is older than {major}.{minor}", version.major, version.minor);
                 Err(Error::Criu { program: self.program.clone(), why })
             }
             Answer::Done { version: Some(version), .. } => Ok(version),
-            _ => Err(self.wrong("does not say which version it is")),
+            _ => Err(self.error("does not say which version it is")),
         }
     }
 
     /// Returns its features on this kernel; refuses a version that lacks a needed feature.
     pub fn features(&self) -> Result<Features, Error> {
-        self.abilities().map(|(_, features)| features)
+        self.capabilities().map(|(_, features)| features)
     }
 
     /// Returns its version, and its features on this kernel. criu is started for this only once.
-    pub(crate) fn abilities(&self) -> Result<(Version, Features), Error> {
-        if let Some(known) = self.abilities.get() {
+    pub(crate) fn capabilities(&self) -> Result<(Version, Features), Error> {
+        if let Some(known) = self.capabilities.get() {
             return Ok(*known);
         }
         let mut worker = self.worker(&[])?;
         let known =
             self.version_of(&mut worker).and_then(|version| match worker.request(&Request::features(), |_, _| true) {
                 Ok(Answer::Done { features: Some(features), .. }) => Ok((version, features)),
-                Ok(_) => Err(self.wrong("does not say what it can do on this kernel")),
-                Err(_) => Err(self.wrong("does not answer as criu does")),
+                Ok(_) => Err(self.error("does not say what it can do on this kernel")),
+                Err(_) => Err(self.error("does not answer as criu does")),
             });
         worker.end();
         let known = known?;
-        Ok(*self.abilities.get_or_init(|| known))
+        Ok(*self.capabilities.get_or_init(|| known))
     }
 
     /// Starts a worker that inherits descriptors under their numbers.
     pub(crate) fn worker(&self, inherited: &[BorrowedFd<'_>]) -> Result<Worker, Error> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .doing("make a socket for criu")?;
+            .with_action("make a socket for criu")?;
         let mut command = Command::new(&self.program);
         command.arg("swrk").arg(theirs.as_raw_fd().to_string());
         // it changes its directory; its output besides the log is of no use
@@ -103,13 +103,13 @@ impl Criu {
         command.process_group(0);
         let all = || inherited.iter().copied().chain([theirs.as_fd()]);
         for descriptor in all() {
-            rustix::io::fcntl_setfd(descriptor, FdFlags::empty()).doing("hand a socket to criu")?;
+            rustix::io::fcntl_setfd(descriptor, FdFlags::empty()).with_action("hand a socket to criu")?;
         }
         let child = command.spawn();
         for descriptor in all() {
-            rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC).doing("take a socket back from criu")?;
+            rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC).with_action("take a socket back from criu")?;
         }
-        let child = child.map_err(|error| self.wrong(&error.to_string()))?;
+        let child = child.map_err(|error| self.error(&error.to_string()))?;
         Ok(Worker { socket: ours, child, died: false })
     }
 
@@ -128,7 +128,7 @@ impl Criu {
         worker
     }
 
-    fn wrong(&self, why: &str) -> Error {
+    fn error(&self, why: &str) -> Error {
         Error::Criu { program: self.program.clone(), why: why.to_owned() }
     }
 }
@@ -147,10 +147,10 @@ impl Worker {
     pub(crate) fn request(
         &mut self,
         request: &Request,
-        go_on: impl FnMut(&str, Option<i32>) -> bool,
+        may_continue: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
         self.send(request)?;
-        self.hear(None, go_on)
+        self.receive_answer(None, may_continue)
     }
 
     /// Sends a request as [`Worker::request`] does, and kills criu once what it depends on is gone: otherwise criu
@@ -158,27 +158,27 @@ impl Worker {
     pub(crate) fn request_while(
         &mut self,
         request: &Request,
-        there: &mut dyn FnMut() -> bool,
-        go_on: impl FnMut(&str, Option<i32>) -> bool,
+        is_needed: &mut dyn FnMut() -> bool,
+        may_continue: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
         self.send(request)?;
-        self.hear(Some(there), go_on)
+        self.receive_answer(Some(is_needed), may_continue)
     }
 
-    fn hear(
+    fn receive_answer(
         &mut self,
-        mut there: Option<&mut dyn FnMut() -> bool>,
-        mut go_on: impl FnMut(&str, Option<i32>) -> bool,
+        mut is_needed: Option<&mut dyn FnMut() -> bool>,
+        mut may_continue: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
-        let mut message = vec![0; MESSAGE];
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
         loop {
-            if let Some(there) = &mut there {
-                self.until_it_speaks(there)?;
+            if let Some(is_needed) = &mut is_needed {
+                self.wait_for_message(is_needed)?;
             }
             let n = match recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()) {
                 // it ended before it read the last message
                 Err(Errno::CONNRESET) => 0,
-                heard => heard.doing("hear criu")?.0,
+                received => received.with_action("hear criu")?.0,
             };
             if n == 0 {
                 self.died = true;
@@ -186,8 +186,8 @@ impl Worker {
             }
             match Answer::decode(&message[..n])? {
                 Answer::Notify { step, pid } => {
-                    let go_on = go_on(&step, pid);
-                    self.send(&Request::notified(go_on))?;
+                    let may_continue = may_continue(&step, pid);
+                    self.send(&Request::notified(may_continue))?;
                 }
                 answer => return Ok(answer),
             }
@@ -195,15 +195,15 @@ impl Worker {
     }
 
     /// Waits until criu sends a message or ends, and kills it once `there` returns false.
-    fn until_it_speaks(&mut self, there: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+    fn wait_for_message(&mut self, is_needed: &mut dyn FnMut() -> bool) -> Result<(), Error> {
         loop {
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&LOOK)) {
-                Ok(0) if !there() => {
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&POLL_INTERVAL)) {
+                Ok(0) if !is_needed() => {
                     let _ = self.child.kill();
                     return Ok(());
                 }
                 Ok(0) | Err(Errno::INTR) => {}
-                heard => return heard.doing("wait for criu").map(drop),
+                received => return received.with_action("wait for criu").map(drop),
             }
         }
     }
@@ -212,18 +212,18 @@ impl Worker {
     fn send(&self, request: &Request) -> Result<(), Error> {
         match send(&self.socket, &request.encode(), SendFlags::NOSIGNAL) {
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
-            sent => sent.doing("ask criu").map(|_| ()),
+            sent => sent.with_action("ask criu").map(|_| ()),
         }
     }
 
     /// Returns true if it ended in the middle of a request.
-    pub(crate) fn died(&self) -> bool {
+    pub(crate) fn has_died(&self) -> bool {
         self.died
     }
 
     /// Protects criu from the OOM killer: a program in which criu runs its own code would not survive criu's death.
     /// Only for dumps, as the processes that criu restores would inherit the protection.
-    pub(crate) fn spare(&self) {
+    pub(crate) fn protect_from_oom(&self) {
         let path = format!("/proc/{}/oom_score_adj", self.child.id());
         if let Err(error) = kernel_files::write(path, "-1000") {
             tracing::debug!("criu is no more protected than others when memory runs out: {error}");
@@ -244,7 +244,7 @@ impl Worker {
 }
 
 /// Returns the errors in a log of criu: the first is the reason, most others are its consequences.
-pub(crate) fn errors_in(dir: &Path, log: &str) -> Vec<String> {
+pub(crate) fn read_errors(dir: &Path, log: &str) -> Vec<String> {
     let text = Directory::open(dir).and_then(|dir| dir.read(log, LOG_BYTES_MAX)).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let errors = text.lines().filter_map(|line| line.split_once("Error (").map(|(_, error)| error));

@@ -1,7 +1,7 @@
 //! Files that criu reads of an image: pagemaps, and files of pages. They are made from the image each time, so that
 //! only the image is ever trusted.
 
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::store::is_derived;
 use crate::{Error, Image};
 use std::os::unix::fs::{FileExt, symlink};
@@ -11,7 +11,7 @@ use stillpoint_kernel_foam::{Extent, LAZY, Object, PAGE, PRESENT, Placement, Rec
 
 /// Time at which memory is restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Restore {
+pub enum RestoreMode {
     /// All of it before the process runs.
     Eager,
     /// Pages that can wait are fetched when they are faulted in.
@@ -22,7 +22,7 @@ pub enum Restore {
 ///
 /// # Errors
 /// A file cannot be made, or a page is damaged.
-pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<(), Error> {
+pub(crate) fn write_criu_files(image: &Image, restore: RestoreMode, form: Form) -> Result<(), Error> {
     // made by an earlier restore, or delivered with the image
     for name in image.directory().names()?.iter().filter(|name| is_derived(name)) {
         image.directory().remove(name)?;
@@ -32,17 +32,17 @@ pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<()
             Object::Task(pid) => format!("pagemap-{pid}.img"),
             Object::Shmem(id) => format!("pagemap-shmem-{id}.img"),
         };
-        let gaps = gaps(recorded, restore);
-        let ranges = recorded.extents.iter().map(|extent| pages(extent, restore));
-        let bytes = encode(form, number, gaps.unwrap_or(Gaps::Closed), ranges);
+        let gap_encoding = gap_encoding(recorded, restore);
+        let ranges = recorded.extents.iter().map(|extent| page_range(extent, restore));
+        let bytes = encode(form, number, gap_encoding.unwrap_or(Gaps::Closed), ranges);
         image.directory().create(&pagemap)?.write_all_at(&bytes, 0).at("write", image.dir().join(pagemap))?;
         let pages = format!("pages-{number}.img");
-        match gaps {
+        match gap_encoding {
             Some(_) => {
                 let path = image.dir().join(pages);
                 symlink(recorded.object.file_name(), &path).at("link", &path)?;
             }
-            None => copy(image, recorded, restore, &pages)?,
+            None => copy_pages(image, recorded, restore, &pages)?,
         }
     }
     Ok(())
@@ -50,42 +50,42 @@ pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<()
 
 /// Returns true if criu reads these pages out of the image by itself. All others are compared with their checksums when
 /// they are copied for it, or fetched.
-pub(crate) fn by_criu(recorded: &Recorded, extent: &Extent, restore: Restore) -> bool {
-    gaps(recorded, restore).is_some() && !(extent.is_lazy() && restore == Restore::OnDemand)
+pub(crate) fn is_read_by_criu(recorded: &Recorded, extent: &Extent, restore: RestoreMode) -> bool {
+    gap_encoding(recorded, restore).is_some() && !(extent.is_lazy() && restore == RestoreMode::OnDemand)
 }
 
 /// Returns the way to describe gaps to criu if the image itself can be its file of pages; `None` if it cannot.
-fn gaps(recorded: &Recorded, restore: Restore) -> Option<Gaps> {
+fn gap_encoding(recorded: &Recorded, restore: RestoreMode) -> Option<Gaps> {
     if recorded.placement != Placement::Sparse {
         return None;
     }
     let mut end = 0;
-    let whole = recorded.extents.iter().all(|extent| {
+    let is_whole = recorded.extents.iter().all(|extent| {
         let follows = extent.start == end && extent.flags & PRESENT != 0;
         end = extent.end();
         follows
     });
-    match (whole, restore, recorded.object) {
+    match (is_whole, restore, recorded.object) {
         (true, _, _) => Some(Gaps::Closed),
         // criu skips lazy pages that no memory requests, when it restores lazily
-        (false, Restore::OnDemand, Object::Task(_)) => Some(Gaps::Named),
+        (false, RestoreMode::OnDemand, Object::Task(_)) => Some(Gaps::Named),
         _ => None,
     }
 }
 
-fn pages(extent: &Extent, restore: Restore) -> Pages {
-    let lazy = if extent.flags & LAZY != 0 && restore == Restore::OnDemand { PE_LAZY } else { 0 };
+fn page_range(extent: &Extent, restore: RestoreMode) -> Pages {
+    let lazy = if extent.flags & LAZY != 0 && restore == RestoreMode::OnDemand { PE_LAZY } else { 0 };
     let present = if extent.flags & PRESENT != 0 { PE_PRESENT } else { 0 };
     Pages { start: extent.start, pages: extent.pages, flags: lazy | present }
 }
 
 /// Copies one stored page after another; a page that criu leaves to us becomes a hole.
-fn copy(image: &Image, recorded: &Recorded, restore: Restore, name: &str) -> Result<(), Error> {
+fn copy_pages(image: &Image, recorded: &Recorded, restore: RestoreMode, name: &str) -> Result<(), Error> {
     let file = image.directory().create(name)?;
     let path = image.dir().join(name);
     let (mut place, mut buffer) = (0, vec![0; 1 << 20]);
     for extent in recorded.extents.iter().filter(|extent| extent.flags & PRESENT != 0) {
-        let skipped = extent.is_lazy() && restore == Restore::OnDemand;
+        let skipped = extent.is_lazy() && restore == RestoreMode::OnDemand;
         let mut at = extent.start;
         while at < extent.end() && !skipped {
             let part = &mut buffer[..(extent.end() - at).min(1 << 20) as usize];

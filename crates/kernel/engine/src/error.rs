@@ -10,10 +10,10 @@ use stillpoint_kernel_sys::uffd::Error as Uffd;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file of an image could not be used.
-    #[error("{doing} {path}")]
+    #[error("{action} {path}")]
     File {
         /// Operation that failed, as a verb.
-        doing: &'static str,
+        action: &'static str,
         /// Path of the file.
         path: PathBuf,
         /// The system's error.
@@ -21,10 +21,10 @@ pub enum Error {
         source: io::Error,
     },
     /// A system call failed.
-    #[error("{doing}")]
+    #[error("{action}")]
     System {
         /// Operation that failed, as a phrase.
-        doing: &'static str,
+        action: &'static str,
         /// The system's error.
         #[source]
         source: io::Error,
@@ -72,16 +72,16 @@ pub enum Error {
         why: String,
     },
     /// criu did not execute a request.
-    #[error("criu could not {what}{}", .said.iter().map(|line| format!("; {line}")).collect::<String>())]
+    #[error("criu could not {what}{}", .messages.iter().map(|line| format!("; {line}")).collect::<String>())]
     Failed {
         /// The request, as a verb.
         what: &'static str,
         /// Errors in its log.
-        said: Vec<String>,
+        messages: Vec<String>,
     },
     /// criu was killed while its own instructions were in these processes: they ended with it.
-    #[error("criu was killed in the middle of its work, and {} ended with it", numbers(.0))]
-    Lost(Vec<i32>),
+    #[error("criu was killed in the middle of its work, and {} ended with it", process_list(.0))]
+    ProcessesLost(Vec<i32>),
     /// A process does not exist.
     #[error("process {0} is not there")]
     NoProcess(i32),
@@ -109,10 +109,10 @@ pub enum Error {
     },
 }
 
-fn numbers(pids: &[i32]) -> String {
-    let numbers: Vec<String> = pids.iter().map(ToString::to_string).collect();
+fn process_list(pids: &[i32]) -> String {
+    let list: Vec<String> = pids.iter().map(ToString::to_string).collect();
     let processes = if pids.len() == 1 { "process" } else { "processes" };
-    format!("{processes} {}", numbers.join(", "))
+    format!("{processes} {}", list.join(", "))
 }
 
 impl Error {
@@ -139,17 +139,17 @@ impl Error {
 }
 
 /// Adds the failed operation and its file to an error.
-pub(crate) trait At<T> {
-    fn at(self, doing: &'static str, path: impl Into<PathBuf>) -> Result<T, Error>;
-    fn doing(self, doing: &'static str) -> Result<T, Error>;
+pub(crate) trait ErrorContext<T> {
+    fn at(self, action: &'static str, path: impl Into<PathBuf>) -> Result<T, Error>;
+    fn with_action(self, action: &'static str) -> Result<T, Error>;
 }
 
-impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
-    fn at(self, doing: &'static str, path: impl Into<PathBuf>) -> Result<T, Error> {
-        self.map_err(|error| Error::File { doing, path: path.into(), source: error.into() })
+impl<T, E: Into<io::Error>> ErrorContext<T> for Result<T, E> {
+    fn at(self, action: &'static str, path: impl Into<PathBuf>) -> Result<T, Error> {
+        self.map_err(|error| Error::File { action, path: path.into(), source: error.into() })
     }
 
-    fn doing(self, doing: &'static str) -> Result<T, Error> {
-        self.map_err(|error| Error::System { doing, source: error.into() })
+    fn with_action(self, action: &'static str) -> Result<T, Error> {
+        self.map_err(|error| Error::System { action, source: error.into() })
     }
 }

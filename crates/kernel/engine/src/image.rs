@@ -1,8 +1,8 @@
 //! A sealed checkpoint: opened, verified, read.
 
-use crate::error::At;
-use crate::machine_key::SEAL as BY_KEY;
-use crate::store::{SEAL, digest, is_ours_or_passing};
+use crate::error::ErrorContext;
+use crate::machine_key::SEAL_BYTES;
+use crate::store::{SEAL_FILE, digest, is_unsealed_file};
 use crate::{Error, MachineKey};
 use rustix::fs::{Advice, FileType, fadvise};
 use std::fs::File;
@@ -12,12 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_foam::{Extent, HEADER, Index, Object, PAGE, PRESENT, PageSum, Recorded, sum};
+use stillpoint_kernel_foam::{
+    Extent, HEADER_BYTES, Index, Object, PAGE, PRESENT, PageChecksum, Recorded, page_checksum,
+};
 
 /// Bytes that are verified at a time.
-const PART: u64 = 1 << 20;
+const VERIFY_CHUNK_BYTES: u64 = 1 << 20;
 
-/// A checkpoint on disk. Its index is verified when it is opened; [`Image::verify_beside`] and [`Image::verify_pages`]
+/// A checkpoint on disk. Its index is verified when it is opened; [`Image::verify_criu_files`] and [`Image::verify_pages`]
 /// verify the rest of it, and each read of a page verifies its checksum.
 #[derive(Debug)]
 pub struct Image {
@@ -28,9 +30,9 @@ pub struct Image {
     seal: File,
     /// Header of the index, which the seal is computed from.
     header: Vec<u8>,
-    by_key: [u8; BY_KEY],
+    key_seal: [u8; SEAL_BYTES],
     /// Position of the checksums of each memory in the seal, and those that have been read, group by group.
-    sums: Vec<(u64, Vec<OnceLock<Vec<PageSum>>>)>,
+    checksums: Vec<(u64, Vec<OnceLock<Vec<PageChecksum>>>)>,
 }
 
 impl Image {
@@ -40,8 +42,8 @@ impl Image {
     /// # Errors
     /// There is no image, another user can change it, or its index is damaged.
     pub fn open(dir: &Path) -> Result<Self, Error> {
-        let path = dir.join(SEAL);
-        let opened = Directory::open(dir).and_then(|directory| directory.file(SEAL).map(|seal| (directory, seal)));
+        let path = dir.join(SEAL_FILE);
+        let opened = Directory::open(dir).and_then(|directory| directory.file(SEAL_FILE).map(|seal| (directory, seal)));
         let (directory, seal) = match opened {
             Err(error) if error.is_not_found() => return Err(Error::Unsealed(dir.to_owned())),
             opened => opened?,
@@ -52,32 +54,34 @@ impl Image {
             let mut all = vec![0; usize::try_from(bytes.min(length)).unwrap_or(usize::MAX)];
             seal.read_exact_at(&mut all, 0).map(|()| all).at("read", &path)
         };
-        let header = read(HEADER as u64)?;
+        let header = read(HEADER_BYTES as u64)?;
         let bytes = Index::length(&header).map_err(|error| damaged(error.to_string()))?;
         let index = Index::decode(&read(bytes)?).map_err(|error| damaged(error.to_string()))?;
-        let end = bytes + index.sums();
-        if length != end + BY_KEY as u64 {
-            let sums = index.sums();
-            return Err(damaged(format!("the index is not followed by {sums} bytes of sums and {BY_KEY} of a seal")));
+        let end = bytes + index.checksum_bytes();
+        if length != end + SEAL_BYTES as u64 {
+            let checksums = index.checksum_bytes();
+            return Err(damaged(format!(
+                "the index is not followed by {checksums} bytes of sums and {SEAL_BYTES} of a seal"
+            )));
         }
-        let mut by_key = [0; BY_KEY];
-        seal.read_exact_at(&mut by_key, end).at("read", &path)?;
+        let mut key_seal = [0; SEAL_BYTES];
+        seal.read_exact_at(&mut key_seal, end).at("read", &path)?;
         let open = |recorded: &Recorded| directory.file(&recorded.object.file_name());
         let files = index.memories.iter().map(open).collect::<Result<_, _>>()?;
         let mut begin = bytes;
         let unread = |recorded: &Recorded| {
             let at = begin;
-            begin += recorded.sums.bytes();
-            (at, (0..recorded.sums.len()).map(|_| OnceLock::new()).collect())
+            begin += recorded.checksums.bytes();
+            (at, (0..recorded.checksums.len()).map(|_| OnceLock::new()).collect())
         };
-        let sums = index.memories.iter().map(unread).collect();
-        Ok(Image { dir: dir.to_owned(), directory, index, files, seal, header, by_key, sums })
+        let checksums = index.memories.iter().map(unread).collect();
+        Ok(Image { dir: dir.to_owned(), directory, index, files, seal, header, key_seal, checksums })
     }
 
     /// Returns true if the machine of this key sealed it as it is now: all that it holds is compared with the index
     /// before it is used.
     pub fn is_sealed_by(&self, key: &MachineKey) -> bool {
-        key.made(&self.by_key, &self.header)
+        key.is_seal(&self.key_seal, &self.header)
     }
 
     /// Returns its index.
@@ -99,9 +103,9 @@ impl Image {
     ///
     /// # Errors
     /// A file differs, is gone, was not there, or can be changed by another user.
-    pub fn verify_beside(&self) -> Result<(), Error> {
+    pub fn verify_criu_files(&self) -> Result<(), Error> {
         let is_listed = |name: &String| self.index.beside.iter().any(|file| file.name == *name);
-        for name in self.directory.names()?.iter().filter(|name| !is_ours_or_passing(name) && !is_listed(name)) {
+        for name in self.directory.names()?.iter().filter(|name| !is_unsealed_file(name) && !is_listed(name)) {
             match self.directory.kind(name) {
                 // a socket of a daemon
                 Ok(FileType::Socket) => {}
@@ -126,22 +130,22 @@ impl Image {
 
     /// Compares every page with its checksum, on all processors; returns the number of pages.
     pub fn verify_pages(&self) -> Result<u64, Error> {
-        self.verify_some(|_, _| true)
+        self.verify_selected(|_, _| true)
     }
 
     /// Compares the pages of selected extents with their checksums, on all processors.
-    pub(crate) fn verify_some(&self, which: impl Fn(&Recorded, &Extent) -> bool) -> Result<u64, Error> {
+    pub(crate) fn verify_selected(&self, which: impl Fn(&Recorded, &Extent) -> bool) -> Result<u64, Error> {
         let mut parts = Vec::new();
         for recorded in &self.index.memories {
             let stored = recorded.extents.iter().filter(|extent| extent.flags & PRESENT != 0);
             for extent in stored.filter(|extent| which(recorded, extent)) {
-                let starts = (extent.start..extent.end()).step_by(PART as usize);
-                parts.extend(starts.map(|at| (recorded.object, at, (extent.end() - at).min(PART))));
+                let starts = (extent.start..extent.end()).step_by(VERIFY_CHUNK_BYTES as usize);
+                parts.extend(starts.map(|at| (recorded.object, at, (extent.end() - at).min(VERIFY_CHUNK_BYTES))));
             }
         }
         let next = AtomicUsize::new(0);
         let verify = || {
-            let mut buffer = vec![0; PART as usize];
+            let mut buffer = vec![0; VERIFY_CHUNK_BYTES as usize];
             while let Some(&(object, at, bytes)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
                 self.read(object, at, &mut buffer[..bytes as usize])?;
             }
@@ -150,11 +154,11 @@ impl Image {
         let workers = std::thread::available_parallelism().map_or(1, usize::from).min(parts.len()).max(1);
         std::thread::scope(|scope| {
             let others: Vec<_> = (1..workers).map(|_| scope.spawn(verify)).collect();
-            let mine = verify();
-            let theirs = others.into_iter().map(|other| {
+            let own_result = verify();
+            let other_results = others.into_iter().map(|other| {
                 other.join().unwrap_or_else(|_| Err(Error::Daemon("a thread that verifies panicked".into())))
             });
-            std::iter::once(mine).chain(theirs.collect::<Vec<_>>()).collect::<Result<(), Error>>()
+            std::iter::once(own_result).chain(other_results.collect::<Vec<_>>()).collect::<Result<(), Error>>()
         })?;
         Ok(parts.iter().map(|(_, _, bytes)| bytes / PAGE).sum())
     }
@@ -164,14 +168,14 @@ impl Image {
         let memory = self.memory(object).ok_or(Error::Page { object, address })?;
         let file = &self.files[memory];
         let mut rest = &mut *into;
-        for place in self.places(memory, address, rest.len() as u64) {
+        for place in self.file_ranges(memory, address, rest.len() as u64) {
             let (place, bytes) = place?;
             let (now, later) = rest.split_at_mut(bytes as usize);
             read_with_holes(file, now, place).at("read", self.dir.join(object.file_name()))?;
             rest = later;
         }
         for (page, at) in into.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-            if self.sum(memory, at)? != Some(sum(page)) {
+            if self.page_checksum(memory, at)? != Some(page_checksum(page)) {
                 return Err(Error::Page { object, address: at });
             }
         }
@@ -180,15 +184,15 @@ impl Image {
 
     /// Drops stored pages that are not read again from the kernel's page cache. Otherwise they would be in memory
     /// twice, and push out of the cache what programs read of their own files.
-    pub(crate) fn forget(&self, object: Object, address: u64, bytes: u64) {
+    pub(crate) fn drop_cached_pages(&self, object: Object, address: u64, bytes: u64) {
         let Some(memory) = self.memory(object) else { return };
-        for (place, bytes) in self.places(memory, address, bytes).map_while(Result::ok) {
+        for (place, bytes) in self.file_ranges(memory, address, bytes).map_while(Result::ok) {
             drop_cached(&self.files[memory], place, NonZeroU64::new(bytes));
         }
     }
 
     /// Drops all pages of the image from the kernel's page cache.
-    pub(crate) fn forget_all(&self) {
+    pub(crate) fn drop_all_cached(&self) {
         self.files.iter().for_each(|file| drop_cached(file, 0, None));
     }
 
@@ -198,7 +202,7 @@ impl Image {
     }
 
     /// Returns the places of stored pages in their memory's file: pieces of a range, one after another.
-    fn places(
+    fn file_ranges(
         &self,
         memory: usize,
         address: u64,
@@ -208,7 +212,7 @@ impl Image {
         let (mut from, end) = (address, address + bytes);
         std::iter::from_fn(move || {
             let at = (from < end).then_some(from)?;
-            let Some((place, until)) = placement.of_address(at) else {
+            let Some((place, until)) = placement.locate(at) else {
                 from = end;
                 return Some(Err(Error::Page { object: *object, address: at }));
             };
@@ -218,20 +222,20 @@ impl Image {
     }
 
     /// Returns the checksum of a page as it was sealed; its group is read at the first request for one of them.
-    fn sum(&self, memory: usize, address: u64) -> Result<Option<PageSum>, Error> {
-        let groups = &self.index.memories[memory].sums;
+    fn page_checksum(&self, memory: usize, address: u64) -> Result<Option<PageChecksum>, Error> {
+        let groups = &self.index.memories[memory].checksums;
         let Some((group, within)) = groups.place(address) else { return Ok(None) };
-        let (begin, known) = &self.sums[memory];
-        if let Some(sums) = known[group].get() {
-            return Ok(sums.get(within).copied());
+        let (begin, known) = &self.checksums[memory];
+        if let Some(checksums) = known[group].get() {
+            return Ok(checksums.get(within).copied());
         }
-        let path = self.dir.join(SEAL);
+        let path = self.dir.join(SEAL_FILE);
         let (at, length) = groups.bytes_of(group);
         let mut bytes = vec![0; length];
         self.seal.read_exact_at(&mut bytes, begin + at).at("read", &path)?;
         let damaged = || Error::Damaged { path, why: format!("the sums of pages near {address:#x} do not hold") };
-        let sums = groups.decode(group, &bytes).ok_or_else(damaged)?;
-        Ok(known[group].get_or_init(|| sums).get(within).copied())
+        let checksums = groups.decode(group, &bytes).ok_or_else(damaged)?;
+        Ok(known[group].get_or_init(|| checksums).get(within).copied())
     }
 }
 
@@ -264,7 +268,7 @@ pub(crate) fn read_with_holes(file: &File, mut into: &mut [u8], mut place: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::criu_files::{Restore, by_criu};
+    use crate::criu_files::{RestoreMode, is_read_by_criu};
     use crate::store::Store;
     use std::fs;
     use std::process::Command;
@@ -298,10 +302,10 @@ mod tests {
         store.begin_pass();
         assert!(store.has_parent(object));
         store.open(object).unwrap();
-        store.carry(object, HEAP, 1).unwrap();
+        store.keep_unchanged(object, HEAP, 1).unwrap();
         store.add(object, HEAP + PAGE, 2, LAZY | PRESENT).unwrap();
         store.put(object, HEAP + PAGE, &[page(0), page(7)].concat()).unwrap();
-        store.carry(object, STACK, 1).unwrap();
+        store.keep_unchanged(object, STACK, 1).unwrap();
         store.end_pass().unwrap();
         let (written, _) = store.written();
         store.seal(origin(), &MachineKey::plain()).unwrap();
@@ -341,15 +345,15 @@ mod tests {
         store.end_pass().unwrap();
         store.seal(origin(), &MachineKey::plain()).unwrap();
         let (image, path) = (Image::open(&dir).unwrap(), dir.join(object.file_name()));
-        image.forget_all();
+        image.drop_all_cached();
         if cached(&path) != 0 {
             return stillpoint_testing::skipped(format!("{} keeps its files in memory", dir.display()));
         }
         assert_eq!(read(&image, HEAP), Some(3));
         assert!(cached(&path) >= PAGE);
-        image.forget(object, HEAP, pages * PAGE);
+        image.drop_cached_pages(object, HEAP, pages * PAGE);
         assert_eq!((cached(&path), read(&image, HEAP)), (0, Some(3)));
-        image.forget_all();
+        image.drop_all_cached();
         assert_eq!(cached(&path), 0);
     }
 
@@ -363,7 +367,7 @@ mod tests {
             assert_eq!(found, [Some(1), Some(0), Some(7), None], "{form:?}");
             assert_eq!(read(&image, STACK), Some(9));
             assert_eq!(image.verify_pages().unwrap(), 4);
-            image.verify_beside().unwrap();
+            image.verify_criu_files().unwrap();
             let passes: Vec<u32> = image.index().memories[0].extents.iter().map(|extent| extent.pass).collect();
             assert_eq!(passes, [1, 2, 1]);
             use std::os::unix::fs::MetadataExt;
@@ -385,7 +389,7 @@ mod tests {
             let parent = tempfile::tempdir().unwrap();
             let dir = parent.path().join("image");
             let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();
-            store.not_tracked();
+            store.disable_tracking();
             let mut plain = [None; 24];
             for _ in 0..1 + random(4) {
                 store.begin_pass();
@@ -425,11 +429,11 @@ mod tests {
         // of the daemon, in the middle of a write, or left when it was killed there
         for name in ["foam.fill", ".foam.fill.4121-7", "restore.log", "stats-restore", "pages-1.img"] {
             fs::write(dir.join(name), "x").unwrap();
-            image.verify_beside().unwrap();
+            image.verify_criu_files().unwrap();
         }
         for name in ["ids-7.img", ".inventory.img"] {
             fs::write(dir.join(name), "x").unwrap();
-            let error = image.verify_beside().unwrap_err();
+            let error = image.verify_criu_files().unwrap_err();
             assert!(error.is_refusal() && error.to_string().contains("no part of what was sealed"), "{error}");
             fs::remove_file(dir.join(name)).unwrap();
         }
@@ -440,7 +444,7 @@ mod tests {
         for (form, parent) in forms() {
             let dir = parent.path().join("image");
             let (image, _) = two_passes(&dir, form);
-            let (place, _) = image.index().memories[0].placement.of_address(HEAP).unwrap();
+            let (place, _) = image.index().memories[0].placement.locate(HEAP).unwrap();
             let data = fs::OpenOptions::new().read(true).write(true).open(dir.join("foam-task-7.img")).unwrap();
             let mut whole = [0];
             data.read_exact_at(&mut whole, place + 100).unwrap();
@@ -449,10 +453,10 @@ mod tests {
             assert_eq!(error.to_string(), format!("page {HEAP:#x} of process 7 is damaged"));
             assert!(error.is_refusal());
             fs::write(dir.join("inventory.img"), "critter").unwrap();
-            assert!(image.verify_beside().unwrap_err().to_string().contains("inventory.img is damaged"));
-            let seal = fs::read(dir.join(SEAL)).unwrap();
+            assert!(image.verify_criu_files().unwrap_err().to_string().contains("inventory.img is damaged"));
+            let seal = fs::read(dir.join(SEAL_FILE)).unwrap();
             let damaged = |bytes: &[u8]| {
-                fs::write(dir.join(SEAL), bytes).unwrap();
+                fs::write(dir.join(SEAL_FILE), bytes).unwrap();
                 Image::open(&dir).and_then(|image| image.verify_pages()).unwrap_err().to_string()
             };
             let turned = |at: usize| {
@@ -465,7 +469,7 @@ mod tests {
             }
             data.write_all_at(&whole, place + 100).unwrap();
             // a checksum is read with its page
-            let error = turned(seal.len() - 1 - BY_KEY);
+            let error = turned(seal.len() - 1 - SEAL_BYTES);
             assert!(error.contains("foam.seal is damaged: the sums of pages near 0x7ff"), "{form:?}: {error}");
         }
     }
@@ -477,16 +481,16 @@ mod tests {
         let (image, _) = two_passes(&dir, form);
         let data = fs::OpenOptions::new().write(true).open(dir.join("foam-task-7.img")).unwrap();
         let damage = |address| {
-            let (place, _) = image.index().memories[0].placement.of_address(address).unwrap();
+            let (place, _) = image.index().memories[0].placement.locate(address).unwrap();
             data.write_all_at(&[0xff], place + 100).unwrap();
         };
-        let verify = |restore| image.verify_some(|recorded, extent| by_criu(recorded, extent, restore));
-        assert_eq!((verify(Restore::OnDemand).unwrap(), verify(Restore::Eager).unwrap()), (1, 0));
+        let verify = |restore| image.verify_selected(|recorded, extent| is_read_by_criu(recorded, extent, restore));
+        assert_eq!((verify(RestoreMode::OnDemand).unwrap(), verify(RestoreMode::Eager).unwrap()), (1, 0));
         // a page that may wait is compared when it is fetched
         damage(HEAP);
-        assert_eq!(verify(Restore::OnDemand).unwrap(), 1);
+        assert_eq!(verify(RestoreMode::OnDemand).unwrap(), 1);
         damage(STACK);
-        let error = verify(Restore::OnDemand).unwrap_err();
+        let error = verify(RestoreMode::OnDemand).unwrap_err();
         assert_eq!(error.to_string(), format!("page {STACK:#x} of process 7 is damaged"));
     }
 
@@ -496,18 +500,19 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let dir = parent.path().join("image");
         let (image, _) = two_passes(&dir, Form::Dense);
-        let (ours, theirs) = (MachineKey::plain(), MachineKey::read_or_make(&parent.path().join("key")).unwrap());
-        assert!(image.is_sealed_by(&ours) && !image.is_sealed_by(&theirs));
-        let by_key = image.by_key;
+        let (ours, other_results) =
+            (MachineKey::plain(), MachineKey::read_or_make(&parent.path().join("key")).unwrap());
+        assert!(image.is_sealed_by(&ours) && !image.is_sealed_by(&other_results));
+        let key_seal = image.key_seal;
         // one with the same record of its pages, or another one, with the old seal
         for pid in [7, 8] {
             let mut index = image.index().clone();
             index.origin.pid = pid;
             let bytes = index.encode().unwrap();
-            let sums = fs::read(dir.join(SEAL)).unwrap()[image.index().encode().unwrap().len()..].to_vec();
-            fs::write(dir.join(SEAL), [bytes, sums].concat()).unwrap();
+            let checksums = fs::read(dir.join(SEAL_FILE)).unwrap()[image.index().encode().unwrap().len()..].to_vec();
+            fs::write(dir.join(SEAL_FILE), [bytes, checksums].concat()).unwrap();
             let found = Image::open(&dir).unwrap();
-            assert_eq!((found.is_sealed_by(&ours), found.by_key), (pid == 7, by_key));
+            assert_eq!((found.is_sealed_by(&ours), found.key_seal), (pid == 7, key_seal));
         }
     }
 

@@ -11,16 +11,16 @@ pub(crate) fn namespace(pid: i32) -> Option<PathBuf> {
 }
 
 /// Returns true if a process shares the namespace of this program.
-pub(crate) fn is_common(pid: i32) -> bool {
+pub(crate) fn shares_namespace(pid: i32) -> bool {
     namespace(pid) == namespace(std::process::id().cast_signed())
 }
 
 /// Returns true if a process maps such memory.
-fn maps_any(process: &Process) -> bool {
+fn maps_sysv_memory(process: &Process) -> bool {
     process.maps().is_ok_and(|maps| maps.into_iter().any(|map| matches!(map.pathname, MMapPath::Vsys(_))))
 }
 
 /// Returns true if a process or one below it maps such memory that cannot be taken along.
-pub(crate) fn is_stuck(pid: i32) -> bool {
-    is_common(pid) && tree(pid).is_ok_and(|processes| processes.iter().any(maps_any))
+pub(crate) fn has_unmovable_memory(pid: i32) -> bool {
+    shares_namespace(pid) && tree(pid).is_ok_and(|processes| processes.iter().any(maps_sysv_memory))
 }

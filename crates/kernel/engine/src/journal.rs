@@ -1,20 +1,20 @@
 //! Journal of an image: operations on it, line by line in a file beside it, for the operator and later commands.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use stillpoint_host::trusted::Directory;
 
-const NAME: &str = "journal.log";
+const FILE_NAME: &str = "journal.log";
 /// Longest journal that is read.
 const BYTES_MAX: u64 = 64 << 20;
 
 /// One line of a journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct JournalEntry {
     /// Seconds since 1970.
     pub at_s: u64,
     /// `checkpoint`, `restore`, `fill`.
@@ -45,13 +45,13 @@ impl Journal {
     }
 
     /// Puts this process into every line.
-    pub(crate) fn about(self, pid: Option<i32>) -> Self {
+    pub(crate) fn with_pid(self, pid: Option<i32>) -> Self {
         Journal { pid, ..self }
     }
 
     /// Adds a line. A journal that cannot be written stops no operation: what the line reports has happened.
     pub(crate) fn note(&self, operation: &str, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
-        let line = Line {
+        let line = JournalEntry {
             at_s: now_s(),
             operation: operation.to_owned(),
             pid: self.pid,
@@ -60,20 +60,20 @@ impl Journal {
             error: error.map(Error::with_causes),
         };
         if let Err(error) = self.append(&line) {
-            tracing::warn!("{}: {}", self.dir.join(NAME).display(), error.with_causes());
+            tracing::warn!("{}: {}", self.dir.join(FILE_NAME).display(), error.with_causes());
         }
     }
 
-    fn append(&self, line: &Line) -> Result<(), Error> {
-        let mut text = serde_json::to_string(line).map_err(std::io::Error::from).doing("encode a line")?;
+    fn append(&self, line: &JournalEntry) -> Result<(), Error> {
+        let mut text = serde_json::to_string(line).map_err(std::io::Error::from).with_action("encode a line")?;
         text.push('\n');
-        let mut file = Directory::open(&self.dir)?.append(NAME)?;
-        file.write_all(text.as_bytes()).doing("add a line")
+        let mut file = Directory::open(&self.dir)?.append(FILE_NAME)?;
+        file.write_all(text.as_bytes()).with_action("add a line")
     }
 
     /// Returns all complete lines.
-    pub(crate) fn lines(&self) -> Vec<Line> {
-        let text = Directory::open(&self.dir).and_then(|dir| dir.read(NAME, BYTES_MAX)).unwrap_or_default();
+    pub(crate) fn lines(&self) -> Vec<JournalEntry> {
+        let text = Directory::open(&self.dir).and_then(|dir| dir.read(FILE_NAME, BYTES_MAX)).unwrap_or_default();
         String::from_utf8_lossy(&text).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 }
@@ -90,12 +90,12 @@ mod tests {
     #[test]
     fn lines_are_read_as_they_were_written_and_torn_ones_left_out() {
         let dir = tempfile::tempdir().unwrap();
-        let journal = Journal::of(dir.path()).about(Some(7));
+        let journal = Journal::of(dir.path()).with_pid(Some(7));
         journal.note("checkpoint", "dump", Some(2_000_000), None);
         journal.note("checkpoint", "done", None, Some(&Error::NoProcess(7)));
-        let mut text = fs::read_to_string(dir.path().join(NAME)).unwrap();
+        let mut text = fs::read_to_string(dir.path().join(FILE_NAME)).unwrap();
         text.push_str("{\"at_s\":1,\"oper");
-        fs::write(dir.path().join(NAME), text).unwrap();
+        fs::write(dir.path().join(FILE_NAME), text).unwrap();
         let lines = journal.lines();
         assert_eq!((lines.len(), lines[1].pid), (2, Some(7)));
         assert_eq!((lines[0].what.as_str(), lines[0].duration_us), ("dump", Some(2000)));

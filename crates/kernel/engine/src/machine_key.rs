@@ -19,15 +19,15 @@ use stillpoint_host::trusted::Directory;
 pub const MACHINE_KEY: &str = "/var/lib/stillpoint/image.key";
 
 /// Bytes of a key.
-const KEY: usize = 32;
+const KEY_BYTES: usize = 32;
 /// Bytes of a seal.
-pub(crate) const SEAL: usize = 32;
+pub(crate) const SEAL_BYTES: usize = 32;
 /// Text for this use of the key: another use would have another text.
-const PURPOSE: &[u8] = b"stillpoint image\0";
+const DOMAIN_SEPARATOR: &[u8] = b"stillpoint image\0";
 
 /// The key of a machine.
 #[derive(Clone, PartialEq, Eq)]
-pub struct MachineKey([u8; KEY]);
+pub struct MachineKey([u8; KEY_BYTES]);
 
 impl fmt::Debug for MachineKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,7 +51,7 @@ impl MachineKey {
         if file.metadata().is_ok_and(|file| file.mode() & 0o077 != 0) {
             return Err(damaged("other users can read it: remove it, and a new one is made"));
         }
-        let bytes = directory.read(name, KEY as u64)?;
+        let bytes = directory.read(name, KEY_BYTES as u64)?;
         let key = bytes.try_into().map_err(|_| damaged("it is no key: remove it, and a new one is made"))?;
         Ok(Some(MachineKey(key)))
     }
@@ -64,9 +64,9 @@ impl MachineKey {
         if let Some(key) = MachineKey::read(path)? {
             return Ok(key);
         }
-        let mut key = [0_u8; KEY];
-        let given = getrandom(&mut key[..], GetRandomFlags::empty());
-        if given.map_err(|error| Error::System { doing: "make a key", source: error.into() })? != KEY {
+        let mut key = [0_u8; KEY_BYTES];
+        let random = getrandom(&mut key[..], GetRandomFlags::empty());
+        if random.map_err(|error| Error::System { action: "make a key", source: error.into() })? != KEY_BYTES {
             return Err(Error::Step { what: "make a key", why: "the kernel gave too few bytes".into() });
         }
         if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
@@ -81,19 +81,19 @@ impl MachineKey {
     }
 
     /// Returns the seal of an image whose index has this header.
-    pub(crate) fn seal(&self, header: &[u8]) -> [u8; SEAL] {
+    pub(crate) fn seal(&self, header: &[u8]) -> [u8; SEAL_BYTES] {
         self.mac(header).finalize().into_bytes().into()
     }
 
     /// Returns true if this key made the seal. The time does not depend on the position of a difference.
-    pub(crate) fn made(&self, seal: &[u8; SEAL], header: &[u8]) -> bool {
+    pub(crate) fn is_seal(&self, seal: &[u8; SEAL_BYTES], header: &[u8]) -> bool {
         self.mac(header).verify_slice(seal).is_ok()
     }
 
     fn mac(&self, header: &[u8]) -> Hmac<Sha256> {
         let mac = Hmac::<Sha256>::new_from_slice(&self.0);
         let mut mac = mac.unwrap_or_else(|_| unreachable!("any length is a key"));
-        mac.update(PURPOSE);
+        mac.update(DOMAIN_SEPARATOR);
         mac.update(header);
         mac
     }
@@ -103,7 +103,7 @@ impl MachineKey {
 impl MachineKey {
     /// Returns a key that all tests know.
     pub(crate) fn plain() -> Self {
-        MachineKey([7; KEY])
+        MachineKey([7; KEY_BYTES])
     }
 }
 
@@ -141,14 +141,14 @@ mod tests {
 
     #[test]
     fn a_seal_is_of_one_key_and_one_header() {
-        let (ours, theirs) = (MachineKey::plain(), MachineKey([8; KEY]));
+        let (ours, theirs) = (MachineKey::plain(), MachineKey([8; KEY_BYTES]));
         let seal = ours.seal(b"header");
-        assert!(ours.made(&seal, b"header"));
-        assert!(!theirs.made(&seal, b"header") && !ours.made(&seal, b"heades"));
-        for at in 0..SEAL {
+        assert!(ours.is_seal(&seal, b"header"));
+        assert!(!theirs.is_seal(&seal, b"header") && !ours.is_seal(&seal, b"heades"));
+        for at in 0..SEAL_BYTES {
             let mut other = seal;
             other[at] ^= 1;
-            assert!(!ours.made(&other, b"header"), "byte {at}");
+            assert!(!ours.is_seal(&other, b"header"), "byte {at}");
         }
         assert_eq!(format!("{ours:?}"), "MachineKey");
     }

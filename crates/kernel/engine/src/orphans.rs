@@ -5,7 +5,7 @@
 //! their peers do not see behind the guard. A connection that a process has is left as it is.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::netlink::{ACK, REQUEST, messages, put, u32_at};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with};
@@ -25,7 +25,7 @@ const STATE_AT: usize = 1;
 const ID_AT: usize = 4;
 const INODE_AT: usize = 68;
 /// Bytes of the ports and addresses in `struct inet_diag_sockid`.
-const ENDS: usize = 36;
+const ENDPOINT_BYTES: usize = 36;
 /// Older kernels keep a connection that is destroyed while it closes for ever (Linux commit bac76cf89816).
 const SINCE: (u32, u32) = (6, 11);
 /// Bytes of a file of criu's about connections.
@@ -45,7 +45,7 @@ pub(crate) fn destroy(image: &Path) -> Result<usize, Error> {
         return Ok(0);
     }
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))
-        .doing("ask for connections")?;
+        .with_action("ask for connections")?;
     let mut destroyed = 0;
     for connection in &all {
         if is_orphan(&socket, connection)? {
@@ -66,9 +66,9 @@ fn is_able(release: &str) -> bool {
 }
 
 /// Returns true if the kernel has a connection between these ends that no process has.
-fn is_orphan(socket: &OwnedFd, connection: &Connection) -> Result<bool, Error> {
-    let Some(found) = ask(socket, BY_FAMILY, REQUEST, connection)? else { return Ok(false) };
-    let is_same = found.get(ID_AT..ID_AT + ENDS) == request(connection).get(8..8 + ENDS);
+fn is_orphan(diagnosis: &SocketDiagnosis, connection: &Connection) -> Result<bool, Error> {
+    let Some(found) = query(diagnosis, BY_FAMILY, REQUEST, connection)? else { return Ok(false) };
+    let is_same = found.get(ID_AT..ID_AT + ENDPOINT_BYTES) == request(connection).get(8..8 + ENDPOINT_BYTES);
     Ok(is_same && found.get(STATE_AT) != Some(&LISTEN) && u32_at(&found, INODE_AT) == Some(0))
 }
 
@@ -76,9 +76,9 @@ fn is_orphan(socket: &OwnedFd, connection: &Connection) -> Result<bool, Error> {
 fn ask(socket: &OwnedFd, kind: u16, flags: u16, connection: &Connection) -> Result<Option<Vec<u8>>, Error> {
     let mut message = Vec::new();
     put(&mut message, kind, flags, &request(connection));
-    send(socket, &message, SendFlags::empty()).doing("ask for connections")?;
+    send(socket, &message, SendFlags::empty()).with_action("ask for connections")?;
     let mut buffer = [0; 1 << 12];
-    let n = recv(socket, buffer.as_mut_slice(), RecvFlags::empty()).doing("read about connections")?.0;
+    let n = recv(socket, buffer.as_mut_slice(), RecvFlags::empty()).with_action("read about connections")?.0;
     let answer = messages(&buffer[..n]).next();
     Ok(answer.filter(|(kind, _)| *kind == BY_FAMILY).map(|(_, payload)| payload.to_vec()))
 }

@@ -19,7 +19,7 @@ pub(crate) fn acknowledgement(from: SocketAddr, to: SocketAddr, (seq, ack, windo
     segment.extend_from_slice(&[TCP_WORDS << 4, ACK]);
     segment.extend_from_slice(&window.to_be_bytes());
     segment.extend_from_slice(&[0; 4]);
-    let sum = checksum(&[&pseudo(from.ip(), to.ip(), TCP, segment.len()), &segment]);
+    let sum = checksum(&[&pseudo_header(from.ip(), to.ip(), TCP, segment.len()), &segment]);
     segment[16..18].copy_from_slice(&sum.to_be_bytes());
     [header(from.ip(), to.ip(), TCP, segment.len()), segment].concat()
 }
@@ -31,8 +31,9 @@ pub(crate) fn unreachable(from: SocketAddr, to: SocketAddr, first: u32) -> Vec<u
     let quoted = [header(to.ip(), from.ip(), TCP, usize::from(TCP_WORDS) * 4), ports(to, from)].concat();
     let kind: [u8; 8] = if to.is_ipv4() { [3, 1, 0, 0, 0, 0, 0, 0] } else { [1, 0, 0, 0, 0, 0, 0, 0] };
     let mut message = [&kind[..], &quoted, &first.to_be_bytes()].concat();
-    let pseudo = if to.is_ipv4() { Vec::new() } else { pseudo(from.ip(), to.ip(), protocol, message.len()) };
-    let sum = checksum(&[&pseudo, &message]);
+    let pseudo_header =
+        if to.is_ipv4() { Vec::new() } else { pseudo_header(from.ip(), to.ip(), protocol, message.len()) };
+    let sum = checksum(&[&pseudo_header, &message]);
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     [header(from.ip(), to.ip(), protocol, message.len()), message].concat()
 }
@@ -65,7 +66,7 @@ fn header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
 }
 
 /// Makes the bytes that a checksum covers before the packet's own (RFC 9293 3.1, RFC 8200 8.1).
-fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
+fn pseudo_header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
     [octets(from), octets(to), (len as u32).to_be_bytes().to_vec(), vec![0, 0, 0, protocol]].concat()
 }
 
@@ -106,7 +107,7 @@ mod tests {
         let (ours, theirs) = ends("[::1]:6379", "[fe80::1]:40000");
         let packet = unreachable(ours, theirs, 0x0102_0304);
         assert_eq!((packet.len(), packet[0], packet[6], packet[40]), (40 + 8 + 40 + 8, 0x60, 58, 1));
-        assert_eq!(checksum(&[&pseudo(ours.ip(), theirs.ip(), 58, 56), &packet[40..]]), 0);
+        assert_eq!(checksum(&[&pseudo_header(ours.ip(), theirs.ip(), 58, 56), &packet[40..]]), 0);
         assert_eq!((packet[48 + 6], &packet[48 + 8..48 + 10]), (6, &[0xfe, 0x80][..]));
         assert_eq!(packet[88..], [0x9c, 0x40, 0x18, 0xeb, 1, 2, 3, 4]);
     }
@@ -117,7 +118,7 @@ mod tests {
             let (ours, theirs) = ends(a, b);
             let packet = acknowledgement(ours, theirs, (1, 0x0203, 512));
             let tcp = &packet[before..];
-            assert_eq!(checksum(&[&pseudo(ours.ip(), theirs.ip(), 6, 20), tcp]), 0);
+            assert_eq!(checksum(&[&pseudo_header(ours.ip(), theirs.ip(), 6, 20), tcp]), 0);
             assert_eq!(tcp[..16], [0x18, 0xeb, 0x9c, 0x40, 0, 0, 0, 1, 0, 0, 2, 3, 0x50, 0x10, 2, 0]);
         }
     }

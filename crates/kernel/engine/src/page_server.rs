@@ -1,18 +1,18 @@
 //! The page server of a dump: it stores what criu sends on its socket.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::store::Store;
 use std::io::{Read, Write};
 use stillpoint_kernel_criu::page_server::{Command, Destination, Form, PE_LAZY, PE_PARENT, PE_PRESENT};
 use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
 
 /// Bytes read from the socket at a time.
-const CHUNK: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 
 /// Counts of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Received {
+pub(crate) struct DumpCounts {
     /// The form of criu's message headers.
     pub(crate) form: Form,
     /// Number of messages.
@@ -22,52 +22,53 @@ pub(crate) struct Received {
 }
 
 /// Serves one pass, until criu sends its end. A connection that ends before is an error: the pass is worth nothing.
-pub(crate) fn serve(socket: &mut (impl Read + Write), store: &mut Store) -> Result<Received, Error> {
+pub(crate) fn serve(socket: &mut (impl Read + Write), store: &mut Store) -> Result<DumpCounts, Error> {
     let mut header = [0; 32];
-    socket.read_exact(&mut header[..24]).doing("read the first message of a dump")?;
+    socket.read_exact(&mut header[..24]).with_action("read the first message of a dump")?;
     let mut first = [0; 24];
     first.copy_from_slice(&header[..24]);
     let form = Form::of_first(&first)?;
-    socket.read_exact(&mut header[24..form.bytes()]).doing("read the first message of a dump")?;
-    let mut received = Received { form, commands: 0, bytes: 0 };
-    let mut buffer = vec![0; CHUNK as usize];
+    socket.read_exact(&mut header[24..form.bytes()]).with_action("read the first message of a dump")?;
+    let mut received = DumpCounts { form, commands: 0, bytes: 0 };
+    let mut buffer = vec![0; CHUNK_BYTES as usize];
     store.begin_pass();
     loop {
         received.commands += 1;
         match Command::decode(form, &header[..form.bytes()])? {
-            Command::Open { destination, asks } => {
+            Command::Open { destination, wants_answer } => {
                 let object = object(destination);
                 let parent = store.has_parent(object);
                 store.open(object)?;
-                if asks {
-                    socket.write_all(&[u8::from(parent)]).doing("answer a dump")?;
+                if wants_answer {
+                    socket.write_all(&[u8::from(parent)]).with_action("answer a dump")?;
                 }
             }
             Command::Parent(destination) => {
                 let parent = i32::from(store.has_parent(object(destination)));
-                socket.write_all(&parent.to_le_bytes()).doing("answer a dump")?;
+                socket.write_all(&parent.to_le_bytes()).with_action("answer a dump")?;
             }
             Command::Pages { destination, start, pages, flags } => {
-                received.bytes += take(socket, store, &mut buffer, (object(destination), start, pages, flags))?;
+                received.bytes +=
+                    receive_pages(socket, store, &mut buffer, (object(destination), start, pages, flags))?;
             }
             Command::Close => {
                 store.end_pass()?;
-                socket.write_all(&0i32.to_le_bytes()).doing("answer a dump")?;
+                socket.write_all(&0i32.to_le_bytes()).with_action("answer a dump")?;
                 return Ok(received);
             }
         }
-        socket.read_exact(&mut header[..form.bytes()]).doing("read a message of a dump")?;
+        socket.read_exact(&mut header[..form.bytes()]).with_action("read a message of a dump")?;
     }
 }
 
-fn take(
+fn receive_pages(
     socket: &mut impl Read,
     store: &mut Store,
     buffer: &mut [u8],
     (object, start, pages, flags): (Object, u64, u64, u32),
 ) -> Result<u64, Error> {
     if flags & PE_PARENT != 0 {
-        store.carry(object, start, pages)?;
+        store.keep_unchanged(object, start, pages)?;
         return Ok(0);
     }
     let lazy = if flags & PE_LAZY != 0 { LAZY } else { 0 };
@@ -79,8 +80,8 @@ fn take(
     let bytes = pages * PAGE;
     let mut at = 0;
     while at < bytes {
-        let part = &mut buffer[..(bytes - at).min(CHUNK) as usize];
-        socket.read_exact(part).doing("read pages of a dump")?;
+        let part = &mut buffer[..(bytes - at).min(CHUNK_BYTES) as usize];
+        socket.read_exact(part).with_action("read pages of a dump")?;
         store.put(object, start + at, part)?;
         at += part.len() as u64;
     }
@@ -123,7 +124,7 @@ mod tests {
 
     const TASK: Destination = Destination::Task(7);
 
-    fn pass(form: Form, store: &mut Store, commands: &[(Command, &[u8])]) -> (Result<Received, Error>, Vec<u8>) {
+    fn pass(form: Form, store: &mut Store, commands: &[(Command, &[u8])]) -> (Result<DumpCounts, Error>, Vec<u8>) {
         let mut says = Vec::new();
         for (command, data) in commands {
             command.encode(form, &mut says);
@@ -138,7 +139,7 @@ mod tests {
         for form in [Form::Short, Form::Long] {
             let parent = tempfile::tempdir().unwrap();
             let mut store = Store::create(&parent.path().join("i"), Some(Files::Dense)).unwrap();
-            let (open, data) = (Command::Open { destination: TASK, asks: true }, vec![7; 2 * PAGE as usize]);
+            let (open, data) = (Command::Open { destination: TASK, wants_answer: true }, vec![7; 2 * PAGE as usize]);
             let pages = |start, pages, flags| Command::Pages { destination: TASK, start, pages, flags };
             let first = [
                 (Command::Parent(TASK), &[][..]),
@@ -148,7 +149,7 @@ mod tests {
                 (Command::Close, &[]),
             ];
             let (received, heard) = pass(form, &mut store, &first);
-            assert_eq!(received.unwrap(), Received { form, commands: 5, bytes: 3 * PAGE });
+            assert_eq!(received.unwrap(), DumpCounts { form, commands: 5, bytes: 3 * PAGE });
             assert_eq!(heard, [0, 0, 0, 0, 0, 0, 0, 0, 0], "no parent, no parent, all is well");
             let second = [
                 (Command::Parent(TASK), &[][..]),
@@ -168,7 +169,7 @@ mod tests {
     fn a_dump_that_breaks_off_is_an_error() {
         let parent = tempfile::tempdir().unwrap();
         let mut store = Store::create(&parent.path().join("i"), Some(Files::Dense)).unwrap();
-        let open = Command::Open { destination: TASK, asks: true };
+        let open = Command::Open { destination: TASK, wants_answer: true };
         let pages = Command::Pages { destination: TASK, start: 0x10000, pages: 2, flags: PE_PRESENT };
         for commands in [&[(open, &[][..])][..], &[(open, &[]), (pages, &[1; 100])]] {
             assert!(pass(Form::Long, &mut store, commands).0.is_err());

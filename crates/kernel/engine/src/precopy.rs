@@ -9,9 +9,9 @@
 //! The program itself would have to open it, and criu would still send everything.
 
 use crate::checkpoint::{CheckpointOptions, through_page_server};
-use crate::criu::errors_in;
+use crate::criu::read_errors;
 use crate::progress::{Progress, now_ns};
-use crate::store::{PASS, Store};
+use crate::store::{PASS_PREFIX, Store};
 use crate::{Error, process_tree};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use std::fs::File;
@@ -24,14 +24,14 @@ use stillpoint_kernel_criu::rpc::{Answer, Options, PageServer, Request, RequestT
 use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
 
 /// Bytes read at a time.
-const CHUNK: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 /// Entries of a page map that are read at a time: 256 MiB of memory.
-const ENTRIES: u64 = 1 << 16;
+const PAGEMAP_ENTRIES_PER_READ: u64 = 1 << 16;
 /// Limit in bytes: longer mappings are mostly reserved, and their page map alone would take long. The last pass
 /// includes them.
-const LONGEST: u64 = 64 << 30;
+const MAPPING_BYTES_MAX: u64 = 64 << 30;
 /// Bytes left at which passes end: they are written in some milliseconds.
-const SMALL: u64 = 8 << 20;
+const LAST_PASS_BYTES_MAX: u64 = 8 << 20;
 
 /// One pass while the program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Pass {
 
 /// Makes passes until the rest is small, or does not get smaller, but at most as many as the options allow. Returns the
 /// directory of criu's last pass, if criu made them.
-pub(crate) fn make(
+pub(crate) fn run_passes(
     options: &CheckpointOptions,
     progress: &Progress<'_>,
     mut store: Store,
@@ -55,17 +55,17 @@ pub(crate) fn make(
     }
     let tracked = options.criu.features()?.mem_track == Some(true);
     if !tracked {
-        store.not_tracked();
+        store.disable_tracking();
     }
-    while goes_on(&passes, options.passes) {
+    while needs_another_pass(&passes, options.passes) {
         let (begun, before) = (now_ns(), store.written().0);
-        store = progress.phase(&format!("{PASS}{}", passes.len() + 1), || {
+        store = progress.phase(&format!("{PASS_PREFIX}{}", passes.len() + 1), || {
             if tracked {
-                let (done, dir) = by_criu(options, store, passes.len() + 1, parent.as_deref())?;
+                let (done, dir) = pre_dump(options, store, passes.len() + 1, parent.as_deref())?;
                 parent = Some(dir);
                 store = done;
             } else {
-                read(options.pid, &mut store)?;
+                read_from_outside(options.pid, &mut store)?;
             }
             store.sync().map(|()| store)
         })?;
@@ -75,27 +75,27 @@ pub(crate) fn make(
 }
 
 /// Returns true if one more pass makes the rest smaller.
-fn goes_on(passes: &[Pass], most: u32) -> bool {
+fn needs_another_pass(passes: &[Pass], most: u32) -> bool {
     match passes {
         _ if passes.len() >= most as usize => false,
-        [.., last] if last.written <= SMALL => false,
+        [.., last] if last.written <= LAST_PASS_BYTES_MAX => false,
         [.., before, last] => last.written < before.written / 10 * 7,
         _ => true,
     }
 }
 
 /// Makes a pass by criu: it stops the program for a moment, and sends what has changed.
-fn by_criu(
+fn pre_dump(
     options: &CheckpointOptions,
     store: Store,
     number: usize,
     parent: Option<&Path>,
 ) -> Result<(Store, PathBuf), Error> {
-    let dir = options.image.join(format!("{PASS}{number}"));
+    let dir = options.image.join(format!("{PASS_PREFIX}{number}"));
     let images = Directory::make(&dir)?.opened()?;
-    let log = format!("{PASS}{number}.log");
+    let log = format!("{PASS_PREFIX}{number}.log");
     let request = |pages| {
-        let asked = Options {
+        let pre_dump_options = Options {
             images_dir_fd: images.as_raw_fd(),
             pid: Some(options.pid),
             track_mem: Some(true),
@@ -106,24 +106,24 @@ fn by_criu(
             ps: Some(PageServer { fd: Some(pages) }),
             ..Options::default()
         };
-        Request::new(RequestType::PreDump, Some(asked))
+        Request::new(RequestType::PreDump, Some(pre_dump_options))
     };
     let served = through_page_server(options, store, request, |_, _| Ok(()))?;
-    match (served.answer?, served.left) {
+    match (served.answer?, served.unserved) {
         (Answer::Done { .. }, Some((Ok(_), store))) => Ok((store, dir)),
         (Answer::Done { .. }, Some((Err(error), _))) => Err(error),
-        _ if !served.lost.is_empty() => Err(Error::Lost(served.lost)),
-        _ => Err(Error::Failed { what: "make a pass", said: errors_in(&dir, &log) }),
+        _ if !served.lost_pids.is_empty() => Err(Error::ProcessesLost(served.lost_pids)),
+        _ => Err(Error::Failed { what: "make a pass", messages: read_errors(&dir, &log) }),
     }
 }
 
 /// Makes a pass by reading from outside. Nothing is stopped.
-fn read(root: i32, store: &mut Store) -> Result<(), Error> {
+fn read_from_outside(root: i32, store: &mut Store) -> Result<(), Error> {
     store.begin_pass();
     for process in process_tree::tree(root)? {
         // one that ends meanwhile is also absent at the freeze
         let Ok(maps) = process.maps() else { continue };
-        let Ok(memory) = Open::of(&process) else { continue };
+        let Ok(memory) = ProcessMemory::of(&process) else { continue };
         let object = Object::Task(process.pid.unsigned_abs());
         store.open(object)?;
         for map in maps.into_iter().filter(is_private) {
@@ -139,19 +139,19 @@ fn read(root: i32, store: &mut Store) -> Result<(), Error> {
 fn is_private(map: &MemoryMap) -> bool {
     let special = matches!(map.pathname, MMapPath::Vdso | MMapPath::Vvar | MMapPath::Vsyscall);
     let bytes = map.address.1 - map.address.0;
-    map.perms.contains(MMPermissions::PRIVATE) && !special && bytes <= LONGEST && map.address.1 < 1 << 47
+    map.perms.contains(MMPermissions::PRIVATE) && !special && bytes <= MAPPING_BYTES_MAX && map.address.1 < 1 << 47
 }
 
 /// The memory of a process, read from outside.
-struct Open {
+struct ProcessMemory {
     memory: File,
     pagemap: File,
 }
 
-impl Open {
+impl ProcessMemory {
     fn of(process: &Process) -> std::io::Result<Self> {
         let path = |name: &str| format!("/proc/{}/{name}", process.pid);
-        Ok(Open { memory: kernel_files::open(path("mem"))?, pagemap: kernel_files::open(path("pagemap"))? })
+        Ok(ProcessMemory { memory: kernel_files::open(path("mem"))?, pagemap: kernel_files::open(path("pagemap"))? })
     }
 
     /// Passes on the pages of a mapping that are the process's own and in memory.
@@ -160,19 +160,20 @@ impl Open {
         (start, end): (u64, u64),
         mut take: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let (mut entries, mut buffer) = (vec![0; (ENTRIES * 8) as usize], vec![0; CHUNK as usize]);
+        let (mut entries, mut buffer) =
+            (vec![0; (PAGEMAP_ENTRIES_PER_READ * 8) as usize], vec![0; CHUNK_BYTES as usize]);
         let mut at = start;
         while at < end {
-            let pages = ((end - at) / PAGE).min(ENTRIES);
+            let pages = ((end - at) / PAGE).min(PAGEMAP_ENTRIES_PER_READ);
             let entries = &mut entries[..(pages * 8) as usize];
             // a range that is gone is read no further
             if self.pagemap.read_exact_at(entries, at / PAGE * 8).is_err() {
                 return Ok(());
             }
-            for (first, count) in own(entries) {
+            for (first, count) in private_runs(entries) {
                 let (mut from, until) = (at + first * PAGE, at + (first + count) * PAGE);
                 while from < until {
-                    let part = &mut buffer[..(until - from).min(CHUNK) as usize];
+                    let part = &mut buffer[..(until - from).min(CHUNK_BYTES) as usize];
                     if self.memory.read_exact_at(part, from).is_ok() {
                         take(from, part)?;
                     }
@@ -186,7 +187,7 @@ impl Open {
 }
 
 /// Returns runs of pages that are in memory, and neither of a file nor shared: first page and number of pages.
-pub(crate) fn own(entries: &[u8]) -> Vec<(u64, u64)> {
+pub(crate) fn private_runs(entries: &[u8]) -> Vec<(u64, u64)> {
     const PRESENT: u64 = 1 << 63;
     const SHARED: u64 = 1 << 61;
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -218,18 +219,22 @@ mod tests {
     #[test]
     fn passes_end_when_they_bring_little_or_do_not_get_smaller() {
         let mib = |n: u64| pass(n << 20);
-        assert!(goes_on(&[], 3) && goes_on(&[mib(100)], 3) && goes_on(&[mib(100), mib(30)], 3));
-        assert!(!goes_on(&[], 0));
-        assert!(!goes_on(&[mib(4)], 3), "little is left");
-        assert!(!goes_on(&[mib(100), mib(90)], 3), "it changes as fast as it is read");
-        assert!(!goes_on(&[mib(100), mib(50), mib(20)], 3), "that was the last one");
+        assert!(
+            needs_another_pass(&[], 3)
+                && needs_another_pass(&[mib(100)], 3)
+                && needs_another_pass(&[mib(100), mib(30)], 3)
+        );
+        assert!(!needs_another_pass(&[], 0));
+        assert!(!needs_another_pass(&[mib(4)], 3), "little is left");
+        assert!(!needs_another_pass(&[mib(100), mib(90)], 3), "it changes as fast as it is read");
+        assert!(!needs_another_pass(&[mib(100), mib(50), mib(20)], 3), "that was the last one");
     }
 
     #[test]
     fn own_pages_are_told_from_shared_and_absent_ones() {
         let entries = [1 << 63, 1 << 63, 0, 1 << 62, (1 << 63) | (1 << 61), 1 << 63u64];
         let bytes: Vec<u8> = entries.iter().flat_map(|entry: &u64| entry.to_ne_bytes()).collect();
-        assert_eq!(own(&bytes), [(0, 2), (5, 1)]);
+        assert_eq!(private_runs(&bytes), [(0, 2), (5, 1)]);
     }
 
     #[test]
@@ -246,10 +251,10 @@ mod tests {
         let (pid, parent) = (child.id() as i32, tempfile::tempdir().unwrap());
         let dir = parent.path().join("image");
         let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();
-        store.not_tracked();
-        read(pid, &mut store).unwrap();
+        store.disable_tracking();
+        read_from_outside(pid, &mut store).unwrap();
         let first = store.written().0;
-        read(pid, &mut store).unwrap();
+        read_from_outside(pid, &mut store).unwrap();
         let second = store.written().0 - first;
         child.kill().unwrap();
         child.wait().unwrap();

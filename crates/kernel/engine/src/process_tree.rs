@@ -32,13 +32,13 @@ pub(crate) fn tree(root: i32) -> Result<Vec<Process>, Error> {
 
 /// A process and all below it, each with a descriptor: it reports the end of that process, even if another process has
 /// its number by then.
-pub(crate) struct Held(Vec<(i32, OwnedFd)>);
+pub(crate) struct ProcessHandles(Vec<(i32, OwnedFd)>);
 
-impl Held {
-    pub(crate) fn tree(root: i32) -> Self {
+impl ProcessHandles {
+    pub(crate) fn open(root: i32) -> Self {
         let pids = [root].into_iter().chain(descendants(&[root]));
         let open = |pid| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?));
-        Held(pids.filter_map(open).collect())
+        ProcessHandles(pids.filter_map(open).collect())
     }
 
     /// Returns those that have ended, or are ending: to release much memory takes long. Waits at most `within` for the
@@ -52,7 +52,7 @@ impl Held {
     }
 
     /// Ends those that still run, and returns true if there were any.
-    pub(crate) fn end(&self) -> bool {
+    pub(crate) fn kill_remaining(&self) -> bool {
         let ended = self.ended(Timespec { tv_sec: 0, tv_nsec: 0 });
         let left = self.0.iter().filter(|(pid, _)| !ended.contains(pid));
         left.filter(|(_, pidfd)| pidfd_send_signal(pidfd, Signal::KILL).is_ok()).count() > 0
@@ -66,12 +66,12 @@ fn is_ending(pid: i32) -> bool {
 }
 
 /// Returns the name of a process, `?` if it is unknown.
-pub(crate) fn name(pid: i32) -> String {
+pub(crate) fn process_name(pid: i32) -> String {
     Process::new(pid).and_then(|process| process.stat()).map(|stat| stat.comm).unwrap_or_else(|_| "?".into())
 }
 
 /// Returns the complete name of a service, checked.
-pub(crate) fn full(unit: &str) -> Result<ServiceName, Error> {
+pub(crate) fn complete_unit_name(unit: &str) -> Result<ServiceName, Error> {
     ServiceName::parse(unit).map_err(|error| Error::Refused(vec![error.to_string()]))
 }
 
@@ -79,8 +79,8 @@ pub(crate) fn full(unit: &str) -> Result<ServiceName, Error> {
 ///
 /// # Errors
 /// [`Error::Refused`] for a service that is not active, and for one with several such processes or none.
-pub fn of_unit(unit: &str) -> Result<i32, Error> {
-    let unit = full(unit)?;
+pub fn unit_root_process(unit: &str) -> Result<i32, Error> {
+    let unit = complete_unit_name(unit)?;
     let group = ControlGroup::of_active(&unit).and_then(|group| group.processes());
     let members = group.map_err(|error| Error::Refused(vec![error.to_string()]))?;
     let parent = |pid: i32| Process::new(pid).and_then(|process| process.stat()).map(|stat| stat.ppid);

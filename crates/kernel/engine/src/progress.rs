@@ -25,28 +25,28 @@ impl<'o> Progress<'o> {
 
     /// Records from now on in the journal of the image in this directory.
     pub(crate) fn journal_in(&self, dir: &Path) {
-        let _ = self.journal.set(Journal::of(dir).about(self.pid));
-        self.note("begun", None, None);
+        let _ = self.journal.set(Journal::of(dir).with_pid(self.pid));
+        self.record("begun", None, None);
     }
 
     /// Runs a phase, and reports its beginning and its duration, also if it fails.
     pub(crate) fn phase<T>(&self, name: &str, run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let (operation, phase) = (self.operation.to_owned(), name.to_owned());
-        self.tell(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
+        self.report(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
         let begun = now_ns();
         let done = run();
         let duration_ns = now_ns() - begun;
-        self.tell(EventKind::PhaseEnded { operation, phase, duration_ns });
-        self.note(name, Some(duration_ns), done.as_ref().err());
+        self.report(EventKind::PhaseEnded { operation, phase, duration_ns });
+        self.record(name, Some(duration_ns), done.as_ref().err());
         done
     }
 
     /// Ends the operation.
-    pub(crate) fn end<T>(&self, done: &Result<T, Error>) {
-        self.note("done", None, done.as_ref().err());
+    pub(crate) fn finish<T>(&self, done: &Result<T, Error>) {
+        self.record("done", None, done.as_ref().err());
     }
 
-    fn note(&self, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
+    fn record(&self, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
         if let Some(journal) = self.journal.get() {
             journal.note(self.operation, what, duration_ns, error);
         }
@@ -54,11 +54,11 @@ impl<'o> Progress<'o> {
 
     /// Reports something that does not stop the operation.
     pub(crate) fn warn(&self, text: String) {
-        self.tell(EventKind::Warning { text });
+        self.report(EventKind::Warning { text });
     }
 
     /// Sends one event to the observer.
-    fn tell(&self, kind: EventKind) {
+    fn report(&self, kind: EventKind) {
         (self.observer)(&Event::new(now_ns(), self.pid, kind));
     }
 }

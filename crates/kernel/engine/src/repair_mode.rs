@@ -2,20 +2,20 @@
 
 use crate::process_tree::tree;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use stillpoint_kernel_sys::repair::leave;
+use stillpoint_kernel_sys::repair::leave_repair_mode;
 
 /// Takes the connections of a process, and of all below it, out of repair mode; returns the number of those that were
 /// in it.
-pub(crate) fn leave_repair(root: i32) -> usize {
-    let mut left = 0;
+pub(crate) fn leave_repair_mode_below(root: i32) -> usize {
+    let mut count = 0;
     for process in tree(root).into_iter().flatten() {
         let Some(pidfd) = Pid::from_raw(process.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
             continue;
         };
         for info in process.fd().into_iter().flatten().flatten() {
             let socket = pidfd_getfd(&pidfd, info.fd, PidfdGetfdFlags::empty());
-            left += usize::from(socket.is_ok_and(leave));
+            count += usize::from(socket.is_ok_and(leave_repair_mode));
         }
     }
-    left
+    count
 }

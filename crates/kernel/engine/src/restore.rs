@@ -2,14 +2,14 @@
 
 use crate::addresses;
 use crate::cgroup;
-use crate::check::{Finding, Weight};
-use crate::criu::{Criu, LOG_BYTES_MAX, Worker, errors_in};
-use crate::criu_files::{Restore, by_criu, for_criu};
-use crate::error::At;
-use crate::process_tree::Held;
+use crate::check::{Finding, Severity};
+use crate::criu::{Criu, LOG_BYTES_MAX, Worker, read_errors};
+use crate::criu_files::{RestoreMode, is_read_by_criu, write_criu_files};
+use crate::error::ErrorContext;
+use crate::process_tree::ProcessHandles;
 use crate::progress::{Observer, Progress, now_ns};
-use crate::retransmission::both_ends;
-use crate::{Error, Image, MachineKey, Used, guard, host, orphans, stale_mark};
+use crate::retransmission::prompt_both_ends;
+use crate::{Error, Image, MachineKey, StaleMark, guard, host, orphans, stale_mark};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
@@ -32,11 +32,11 @@ const FILE_MAX: u64 = 1 << 30;
 /// Log of the lazy-pages daemon.
 const DAEMON_LOG: &str = "lazy-pages.log";
 /// Time within which parents reap processes that a checkpoint has ended.
-const REAPED: Duration = Duration::from_secs(5);
+const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time within which a daemon notices that criu has ended.
-const GOES_BY_ITSELF: Duration = Duration::from_secs(10);
+const DAEMON_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Line that the daemon prints when criu can be started.
-pub const READY: &str = "ready";
+pub const DAEMON_READY_LINE: &str = "ready";
 
 /// Options of a restore.
 #[derive(Debug, Clone)]
@@ -46,20 +46,20 @@ pub struct RestoreOptions {
     /// The criu that restores.
     pub criu: Criu,
     /// Time at which memory is restored.
-    pub restore: Restore,
+    pub restore: RestoreMode,
     /// Compare every page with its checksum before anything runs; otherwise, each when it is fetched.
     pub verify: bool,
     /// Guard that the image was made with; with none, no guard is lifted.
     pub guard: crate::Guard,
     /// Restore it although its processes, and so their files, have run on since.
-    pub again: bool,
+    pub allow_stale: bool,
     /// File of the machine's key: [`crate::MACHINE_KEY`].
     pub key: PathBuf,
     /// Restore it although this machine did not seal it.
     pub trust_image: bool,
     /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path are appended.
     pub daemon: Vec<OsString>,
-    /// Limit of the wait for addresses that its sockets are bound to: [`crate::ADDRESS_LIMIT`].
+    /// Limit of the wait for addresses that its sockets are bound to: [`crate::ADDRESS_TIMEOUT`].
     pub address_limit: Duration,
     /// The systemd unit in whose control group this runs: the daemon must not be ended together with it.
     pub unit: Option<String>,
@@ -67,7 +67,7 @@ pub struct RestoreOptions {
 
 /// Result of a restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoreOutcome {
     /// The root of the processes.
     pub pid: i32,
     /// The daemon's keeper, while memory is not all resident.
@@ -81,8 +81,8 @@ pub struct Restored {
 /// # Errors
 /// The image or the key of this machine cannot be read, or criu cannot be started.
 pub fn check_restore(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
-    let mut findings = against(image, options)?;
-    let missing = addresses::missing(image)?;
+    let mut findings = find_obstacles(image, options)?;
+    let missing = addresses::missing_addresses(image)?;
     if !missing.is_empty() {
         let (missing, limit) = (missing.join(", "), options.address_limit.as_secs());
         findings.push(Finding::warning(format!(
@@ -94,7 +94,7 @@ pub fn check_restore(image: &Image, options: &RestoreOptions) -> Result<Vec<Find
 }
 
 /// Finds an image that this machine did not seal: its program would run with the rights that the image records.
-fn sealed_here(image: &Image, options: &RestoreOptions) -> Result<Option<Finding>, Error> {
+fn check_seal(image: &Image, options: &RestoreOptions) -> Result<Option<Finding>, Error> {
     let origin = &image.index().origin;
     let is_ours = MachineKey::read(&options.key)?.is_some_and(|key| image.is_sealed_by(&key));
     let text = match (origin.machine == host::machine(), is_ours) {
@@ -111,9 +111,9 @@ fn sealed_here(image: &Image, options: &RestoreOptions) -> Result<Option<Finding
     }))
 }
 
-fn against(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
-    let mut findings: Vec<Finding> = sealed_here(image, options)?.into_iter().collect();
-    if let Some(used) = Used::of(image.dir())?.filter(|_| !options.again) {
+fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
+    let mut findings: Vec<Finding> = check_seal(image, options)?.into_iter().collect();
+    if let Some(used) = StaleMark::of(image.dir())?.filter(|_| !options.allow_stale) {
         let text =
             format!("the image is older than the files of its program: {} (--again takes it all the same)", used.why);
         findings.push(Finding::refusal(None, text));
@@ -133,20 +133,23 @@ fn against(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Erro
         let now = host::kernel();
         refuse(format!("kernel {now} is older than {}, on which the image was made", origin.kernel));
     }
-    let patience = Instant::now() + REAPED;
+    let deadline = Instant::now() + REAP_TIMEOUT;
     for process in processes(&image.directory().read("pstree.img", FILE_MAX)?)? {
         for tid in process.threads {
-            while has_ended(tid) && Instant::now() < patience {
+            while has_ended(tid) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
             if Path::new(&format!("/proc/{tid}")).exists() {
-                refuse(format!("process id {tid} of the image is in use by {}", crate::process_tree::name(tid as i32)));
+                refuse(format!(
+                    "process id {tid} of the image is in use by {}",
+                    crate::process_tree::process_name(tid as i32)
+                ));
             }
         }
     }
     let sockets = inet_sockets(&image.directory().read("files.img", FILE_MAX)?)?;
-    for port in sockets.iter().filter(|socket| socket.listens()).map(|socket| socket.src_port) {
-        if listens(port) {
+    for port in sockets.iter().filter(|socket| socket.is_listening()).map(|socket| socket.src_port) {
+        if is_port_listening(port) {
             refuse(format!("port {port}, on which the image listens, is in use"));
         }
     }
@@ -159,66 +162,66 @@ fn has_ended(pid: u32) -> bool {
     stat.is_ok_and(|stat| stat.state == 'Z')
 }
 
-fn listens(port: u32) -> bool {
+fn is_port_listening(port: u32) -> bool {
     let all = procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten();
     all.into_iter().any(|e| e.state == procfs::net::TcpState::Listen && u32::from(e.local_address.port()) == port)
 }
 
 /// Restores the processes of an image. Until they run, every failure leaves the image as it was, and no process; the
 /// rules of nftables stay, as the image can be restored again.
-pub fn restore(options: &RestoreOptions, observer: Observer<'_>) -> Result<Restored, Error> {
-    restore_then(options, &|| Ok(()), observer)
+pub fn restore(options: &RestoreOptions, observer: Observer<'_>) -> Result<RestoreOutcome, Error> {
+    restore_with_hook(options, &|| Ok(()), observer)
 }
 
 /// Like [`restore`], and calls `stopped` when all processes are restored and stopped, and nothing has run yet. If that
 /// fails they end, and the image can be restored again.
-pub fn restore_then(
+pub fn restore_with_hook(
     options: &RestoreOptions,
     stopped: &dyn Fn() -> Result<(), Error>,
     observer: Observer<'_>,
-) -> Result<Restored, Error> {
+) -> Result<RestoreOutcome, Error> {
     let progress = Progress::new("restore", None, observer);
     // criu is read from the disk at the same time as the image
     let worker = options.criu.private_worker(&[]);
     let image = Image::open(&options.image)?;
     let mut worker = worker?;
     let (version, daemon) = progress.phase("check", || {
-        let (refused, told): (Vec<Finding>, Vec<Finding>) =
-            against(&image, options)?.into_iter().partition(|found| found.weight == Weight::Refusal);
+        let (refused, warnings): (Vec<Finding>, Vec<Finding>) =
+            find_obstacles(&image, options)?.into_iter().partition(|found| found.weight == Severity::Refusal);
         if !refused.is_empty() {
             return Err(Error::Refused(refused.into_iter().map(|found| found.text).collect()));
         }
-        told.into_iter().for_each(|found| progress.warn(found.text));
+        warnings.into_iter().for_each(|found| progress.warn(found.text));
         if options.guard == crate::Guard::Nftables {
-            guard::of_image(&options.image)?.warning.into_iter().for_each(|text| progress.warn(text));
+            guard::inspect_image(&options.image)?.warning.into_iter().for_each(|text| progress.warn(text));
         }
         // it opens the image while criu starts
-        let daemon = (options.restore == Restore::OnDemand).then(|| Daemon::start(options)).transpose()?;
+        let daemon = (options.restore == RestoreMode::OnDemand).then(|| Daemon::start(options)).transpose()?;
         Ok((options.criu.version_of(&mut worker)?, daemon))
     })?;
     progress.journal_in(&options.image);
-    let done = checked(options, &image, (worker, version, daemon), (stopped, &progress));
-    progress.end(&done);
+    let done = restore_image(options, &image, (worker, version, daemon), (stopped, &progress));
+    progress.finish(&done);
     done
 }
 
-fn checked(
+fn restore_image(
     options: &RestoreOptions,
     image: &Image,
     (worker, version, mut daemon): (Worker, Version, Option<Daemon>),
     (stopped, progress): (&dyn Fn() -> Result<(), Error>, &Progress<'_>),
-) -> Result<Restored, Error> {
+) -> Result<RestoreOutcome, Error> {
     progress.phase("verify", || {
-        image.verify_beside()?;
+        image.verify_criu_files()?;
         let at_once =
-            |recorded: &Recorded, extent: &Extent| options.verify || by_criu(recorded, extent, options.restore);
-        image.verify_some(at_once).map(|_| ())
+            |recorded: &Recorded, extent: &Extent| options.verify || is_read_by_criu(recorded, extent, options.restore);
+        image.verify_selected(at_once).map(|_| ())
     })?;
     let begun = now_ns();
-    progress.phase("prepare", || for_criu(image, options.restore, form_of(version)))?;
+    progress.phase("prepare", || write_criu_files(image, options.restore, form_of(version)))?;
     progress.phase("addresses", || addresses::wait(image, options.address_limit, |text| progress.warn(text)))?;
     if let Some(daemon) = &mut daemon {
-        progress.phase("daemon", || daemon.ready())?;
+        progress.phase("daemon", || daemon.wait_until_ready())?;
     }
     // only an earlier restore can have left some; the question costs time in which the service stands
     let was_restored = image.directory().kind(RESTORE_LOG).is_ok();
@@ -231,13 +234,13 @@ fn checked(
     }
     let pid = progress.phase("restore", || run(options, image, (worker, daemon.as_mut()), stopped));
     if pid.is_err() {
-        end_unfinished(image.index().origin.pid);
-        adopt(false);
+        kill_unfinished(image.index().origin.pid);
+        set_subreaper(false);
     }
     let keeper = match (&pid, daemon) {
-        (Ok(_), Some(daemon)) => Some(daemon.leave()),
+        (Ok(_), Some(daemon)) => Some(daemon.detach()),
         (Err(_), Some(daemon)) => {
-            daemon.end();
+            daemon.wait_or_kill();
             None
         }
         (_, None) => None,
@@ -248,27 +251,27 @@ fn checked(
             progress.warn(format!("its connections are still guarded: {}", error.with_causes()));
         }
         // a leader lifts another guard later, and wakes the connections then
-        let told = progress.phase("wake", || both_ends(std::iter::once(image.dir())));
-        told.map_or_else(|error| tracing::warn!("connections wait until they try again: {error}"), drop);
+        let prompted = progress.phase("wake", || prompt_both_ends(std::iter::once(image.dir())));
+        prompted.map_or_else(|error| tracing::warn!("connections wait until their next retry: {error}"), drop);
     }
-    Ok(Restored { pid, keeper, duration_ns })
+    Ok(RestoreOutcome { pid, keeper, duration_ns })
 }
 
 /// Sets whether this process becomes the parent of processes that criu leaves when it ends before its last report.
 /// criu's children are killed with it, except those that it has only just made.
-fn adopt(ours: bool) {
+fn set_subreaper(ours: bool) {
     let done = set_child_subreaper(ours.then(getpid));
     done.unwrap_or_else(|error| tracing::warn!("what a killed criu leaves may stay: {error}"));
 }
 
 /// Ends a half-restored process of a criu that was killed. It is a child of ours, so no other process has that number.
-fn end_unfinished(root: i32) {
+fn kill_unfinished(root: i32) {
     let ours = std::process::id() as i32;
     let is_ours = Process::new(root).and_then(|process| process.stat()).is_ok_and(|stat| stat.ppid == ours);
     if !is_ours {
         return;
     }
-    Held::tree(root).end();
+    ProcessHandles::open(root).kill_remaining();
     if let Some(root) = Pid::from_raw(root) {
         let _ = waitpid(Some(root), WaitOptions::empty());
     }
@@ -289,7 +292,7 @@ fn run(
         crate::Guard::Nftables => NetworkLock::Nftables,
         crate::Guard::None => NetworkLock::Skip,
     };
-    let asked = Options {
+    let restore_options = Options {
         images_dir_fd: directory.as_raw_fd(),
         tcp_established: Some(true),
         shell_job: Some(true),
@@ -298,7 +301,7 @@ fn run(
         log_file: Some(RESTORE_LOG.into()),
         link_remap: Some(true),
         manage_cgroups_mode: Some(0),
-        lazy_pages: Some(options.restore == Restore::OnDemand),
+        lazy_pages: Some(options.restore == RestoreMode::OnDemand),
         notify_scripts: Some(true),
         network_lock: Some(lock as i32),
         ..Options::default()
@@ -307,29 +310,33 @@ fn run(
     let mut refused = None;
     // a daemon that fails kills the processes, and criu does not notice
     let mut failed = false;
-    let mut serves = || {
+    let mut daemon_serves = || {
         failed = daemon.as_mut().is_some_and(|daemon| daemon.has_failed());
         !failed
     };
-    adopt(true);
-    let answer = worker.request_while(&Request::new(RequestType::Restore, Some(asked)), &mut serves, |step, _| {
-        if step == "post-restore" {
-            // after the first instruction the files of the processes are newer than the image
-            let marked = || stale_mark::mark(image.dir(), "it was restored, and its processes have run");
-            refused = stopped().and_then(|()| marked()).err();
-        }
-        refused.is_none()
-    });
+    set_subreaper(true);
+    let answer = worker.request_while(
+        &Request::new(RequestType::Restore, Some(restore_options)),
+        &mut daemon_serves,
+        |step, _| {
+            if step == "post-restore" {
+                // after the first instruction the files of the processes are newer than the image
+                let marked = || stale_mark::mark(image.dir(), "it was restored, and its processes have run");
+                refused = stopped().and_then(|()| marked()).err();
+            }
+            refused.is_none()
+        },
+    );
     if matches!(answer, Ok(Answer::Done { .. })) {
-        adopt(false);
-        serves();
+        set_subreaper(false);
+        daemon_serves();
     }
     worker.end();
     match (answer?, refused) {
-        _ if failed => Err(Error::Daemon(said(image.dir()))),
+        _ if failed => Err(Error::Daemon(daemon_error(image.dir()))),
         (_, Some(error)) => Err(error),
         (Answer::Done { restored: Some(pid), .. }, None) => Ok(pid),
-        _ => Err(Error::Failed { what: "restore the processes", said: errors_in(image.dir(), RESTORE_LOG) }),
+        _ => Err(Error::Failed { what: "restore the processes", messages: read_errors(image.dir(), RESTORE_LOG) }),
     }
 }
 
@@ -338,7 +345,7 @@ struct Daemon {
     child: Child,
     image: PathBuf,
     /// It has sent nothing yet.
-    begins: bool,
+    is_starting: bool,
 }
 
 impl Daemon {
@@ -353,25 +360,25 @@ impl Daemon {
         if std::env::var_os("STILLPOINT_LOG").is_none() {
             command.env("STILLPOINT_LOG", "info");
         }
-        let child = command.spawn().doing("start the lazy-pages daemon")?;
-        if let Some(Err(error)) = options.unit.as_ref().map(|unit| cgroup::beside(unit, child.id())) {
+        let child = command.spawn().with_action("start the lazy-pages daemon")?;
+        if let Some(Err(error)) = options.unit.as_ref().map(|unit| cgroup::move_beside_unit(unit, child.id())) {
             // the restore continues without a group of its own
             tracing::error!("memory is lost if the unit stops before it has come: {}", error.with_causes());
         }
-        Ok(Daemon { child, image: options.image.clone(), begins: true })
+        Ok(Daemon { child, image: options.image.clone(), is_starting: true })
     }
 
     /// Waits until criu can be started.
-    fn ready(&mut self) -> Result<(), Error> {
+    fn wait_until_ready(&mut self) -> Result<(), Error> {
         let mut line = String::new();
         if let Some(out) = self.child.stdout.take() {
-            BufReader::new(out).read_line(&mut line).doing("hear the lazy-pages daemon")?;
+            BufReader::new(out).read_line(&mut line).with_action("hear the lazy-pages daemon")?;
         }
-        if line.trim() == READY {
-            self.begins = false;
+        if line.trim() == DAEMON_READY_LINE {
+            self.is_starting = false;
             return Ok(());
         }
-        Err(Error::Daemon(said(&self.image)))
+        Err(Error::Daemon(daemon_error(&self.image)))
     }
 
     /// Returns true if it has aborted. A daemon that was killed has a successor.
@@ -380,16 +387,16 @@ impl Daemon {
     }
 
     /// Lets it continue without this process; returns its process number.
-    fn leave(self) -> u32 {
+    fn detach(self) -> u32 {
         self.child.id()
     }
 
     /// Ends it after criu has ended. A daemon that criu had connected to notices, kills the processes that it served,
     /// and ends: if it were killed before, its successor could kill what the next restore brings back. A daemon that
     /// criu never connected to would wait for ever.
-    fn end(mut self) {
+    fn wait_or_kill(mut self) {
         let begun = Instant::now();
-        while begun.elapsed() < GOES_BY_ITSELF && !self.image.join(SOCKET).exists() {
+        while begun.elapsed() < DAEMON_EXIT_TIMEOUT && !self.image.join(SOCKET).exists() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {
                 return;
             }
@@ -406,16 +413,16 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if self.begins {
+        if self.is_starting {
             self.kill();
         }
     }
 }
 
 /// Returns the last error in the daemon's log, or its last line.
-fn said(dir: &Path) -> String {
-    let said = Directory::open(dir).and_then(|dir| dir.read(DAEMON_LOG, LOG_BYTES_MAX)).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
-    let error = said.lines().rev().find_map(|line| line.strip_prefix("error: lazy-pages daemon: "));
-    error.or(said.lines().last()).unwrap_or("it did not say why").to_owned()
+fn daemon_error(dir: &Path) -> String {
+    let messages = Directory::open(dir).and_then(|dir| dir.read(DAEMON_LOG, LOG_BYTES_MAX)).unwrap_or_default();
+    let messages = String::from_utf8_lossy(&messages);
+    let error = messages.lines().rev().find_map(|line| line.strip_prefix("error: lazy-pages daemon: "));
+    error.or(messages.lines().last()).unwrap_or("it did not say why").to_owned()
 }

@@ -18,10 +18,10 @@ use stillpoint_kernel_criu::tcp::{Connection, Progress, connections, progress};
 
 /// Number of rounds. Each message takes one doubling back, and Linux counts up to fifteen of them
 /// (`net.ipv4.tcp_retries2`); one may be lost.
-const TIMES: u32 = 16;
-const EVERY: Duration = Duration::from_millis(10);
+const ROUNDS: u32 = 16;
+const ROUND_INTERVAL: Duration = Duration::from_millis(10);
 /// Rounds in which acknowledgements are sent: three equal ones would mean that a segment was lost.
-const ACKNOWLEDGED: [u32; 2] = [0, TIMES / 2];
+const ACKNOWLEDGEMENT_ROUNDS: [u32; 2] = [0, ROUNDS / 2];
 
 /// Limit in bytes for a file of criu about connections.
 const FILE_MAX: u64 = 1 << 30;
@@ -35,10 +35,10 @@ struct Message {
 
 /// Informs both ends of every connection in the images that packets pass again; returns the number of connections. Best
 /// effort: an end that gets no message retries by itself later. Returns an error only if no end could be informed.
-pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<usize, Error> {
+pub(crate) fn prompt_both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<usize, Error> {
     let (mut messages, mut failed) = (Vec::new(), None);
     for image in images {
-        if let Err(error) = collect(image, &mut messages) {
+        if let Err(error) = collect_messages(image, &mut messages) {
             tracing::warn!("connections of {} are not told: {}", image.display(), error.with_causes());
             failed.get_or_insert(error);
         }
@@ -46,8 +46,8 @@ pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<us
     if messages.is_empty() {
         return failed.map_or(Ok(0), Err);
     }
-    let [v4, v6] = [AddressFamily::INET, AddressFamily::INET6].map(raw);
-    for round in 0..TIMES {
+    let [v4, v6] = [AddressFamily::INET, AddressFamily::INET6].map(open_raw_socket);
+    for round in 0..ROUNDS {
         for Message { to, unreachable, acknowledgement } in &messages {
             let socket = if to.is_ipv4() { &v4 } else { &v6 };
             let address = SocketAddr::new(to.ip(), 0);
@@ -58,7 +58,7 @@ pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<us
                     .and_then(|raw| sendto(raw, packet, SendFlags::empty(), &address))
             };
             let mut sent = send(unreachable);
-            if ACKNOWLEDGED.contains(&round) {
+            if ACKNOWLEDGEMENT_ROUNDS.contains(&round) {
                 sent = sent.and(send(acknowledgement));
             }
             // one that cannot be reached now retries by itself
@@ -66,18 +66,18 @@ pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<us
                 tracing::warn!("{to} is not told: {error}");
             }
         }
-        std::thread::sleep(EVERY);
+        std::thread::sleep(ROUND_INTERVAL);
     }
     Ok(messages.len() / 2)
 }
 
 /// Opens a socket that accepts packets with their headers.
-fn raw(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
+fn open_raw_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
     socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW))
 }
 
 /// Collects messages for both ends of each connection of an image.
-fn collect(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> {
+fn collect_messages(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> {
     let directory = Directory::open(image)?;
     for connection in connections(&directory.read("files.img", FILE_MAX)?)? {
         // a connection that no process has accepted has no stream

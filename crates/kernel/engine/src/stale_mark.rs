@@ -8,30 +8,30 @@ use std::path::Path;
 use stillpoint_host::trusted::Directory;
 
 /// Limit in bytes for a mark.
-const MARK_MAX: u64 = 64 << 10;
+const MARK_BYTES_MAX: u64 = 64 << 10;
 /// Name of the file: it begins like all files that the seal does not name.
-const NAME: &str = "foam.used";
+const FILE_NAME: &str = "foam.used";
 
 /// Record that an image is older than the files of its program, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Used {
+pub struct StaleMark {
     /// Seconds since 1970.
     pub at_s: u64,
     /// Event that made it so.
     pub why: String,
 }
 
-impl Used {
+impl StaleMark {
     /// Returns the mark of an image, if there is one; an unreadable mark also counts as one.
     ///
     /// # Errors
     /// Another user can change the image.
-    pub fn of(dir: &Path) -> Result<Option<Used>, Error> {
-        match Directory::open(dir).and_then(|directory| directory.read(NAME, MARK_MAX)) {
+    pub fn of(dir: &Path) -> Result<Option<StaleMark>, Error> {
+        match Directory::open(dir).and_then(|directory| directory.read(FILE_NAME, MARK_BYTES_MAX)) {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error.into()),
             Ok(bytes) => {
-                let torn = |_| Used { at_s: 0, why: "its mark cannot be read".into() };
+                let torn = |_| StaleMark { at_s: 0, why: "its mark cannot be read".into() };
                 Ok(Some(serde_json::from_slice(&bytes).unwrap_or_else(torn)))
             }
         }
@@ -40,9 +40,9 @@ impl Used {
 
 /// Marks an image. The mark is on disk when this returns.
 pub(crate) fn mark(dir: &Path, why: &str) -> Result<(), Error> {
-    let used = Used { at_s: now_s(), why: why.to_owned() };
+    let used = StaleMark { at_s: now_s(), why: why.to_owned() };
     let text = serde_json::to_string(&used).map_err(|error| Error::Daemon(error.to_string()))?;
-    Directory::open(dir)?.write_synced(NAME, text.as_bytes())?;
+    Directory::open(dir)?.write_synced(FILE_NAME, text.as_bytes())?;
     Ok(())
 }
 
@@ -54,10 +54,10 @@ mod tests {
     #[test]
     fn a_mark_stays_and_a_torn_one_counts() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(Used::of(dir.path()).unwrap(), None);
+        assert_eq!(StaleMark::of(dir.path()).unwrap(), None);
         mark(dir.path(), "it was restored").unwrap();
-        assert_eq!(Used::of(dir.path()).unwrap().unwrap().why, "it was restored");
-        fs::write(dir.path().join(NAME), "{").unwrap();
-        assert!(Used::of(dir.path()).unwrap().is_some());
+        assert_eq!(StaleMark::of(dir.path()).unwrap().unwrap().why, "it was restored");
+        fs::write(dir.path().join(FILE_NAME), "{").unwrap();
+        assert!(StaleMark::of(dir.path()).unwrap().is_some());
     }
 }

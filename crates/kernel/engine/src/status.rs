@@ -1,12 +1,12 @@
 //! Status of images, and of programs that were restored from them.
 
-use crate::Used;
+use crate::StaleMark;
 use crate::check::Finding;
-use crate::guard::{self, OfImage};
-use crate::journal::{Journal, Line};
+use crate::guard::{self, ImageGuard};
+use crate::journal::{Journal, JournalEntry};
 use crate::lazy::{Fill, State, read_fill};
-use crate::repair_mode::leave_repair;
-use crate::store::{SEAL, discard as remove};
+use crate::repair_mode::leave_repair_mode_below;
+use crate::store::{SEAL_FILE, discard as remove};
 use crate::{Error, Image};
 use procfs::process::{Process, all_processes};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 
 /// Lines of a journal that are shown.
-const LINES: usize = 8;
+const JOURNAL_LINES_SHOWN: usize = 8;
 
 /// State of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -53,7 +53,7 @@ pub struct Status {
     pub runs: bool,
     /// Reason why it is stale.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub used: Option<Used>,
+    pub used: Option<StaleMark>,
     /// Processes that serve its memory.
     pub daemons: Vec<i32>,
     /// Progress of the restore of memory.
@@ -66,12 +66,12 @@ pub struct Status {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard_warning: Option<String>,
     /// The last lines of its journal.
-    pub journal: Vec<Line>,
+    pub journal: Vec<JournalEntry>,
 }
 
 /// Returns the images whose memory is being fetched, by processes of root or this user: any process can look like a
 /// daemon.
-pub fn filling() -> BTreeMap<PathBuf, Vec<i32>> {
+pub fn filling_images() -> BTreeMap<PathBuf, Vec<i32>> {
     let mut images: BTreeMap<PathBuf, Vec<i32>> = BTreeMap::new();
     let user = rustix::process::geteuid().as_raw();
     let is_ours = |process: &Process| process.uid().is_ok_and(|uid| uid == 0 || uid == user);
@@ -101,12 +101,12 @@ fn image_of(arguments: &[String]) -> Option<&str> {
 /// Another user can change the directory: nothing in it is read.
 pub fn status(dir: &Path) -> Result<Status, Error> {
     Directory::check(dir)?;
-    let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let image = whole(dir);
+    let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let image = canonical(dir);
     let daemons: Vec<i32> =
-        filling().into_iter().filter(|(path, _)| whole(path) == image).flat_map(|(_, pids)| pids).collect();
-    let (used, fill) = (Used::of(dir)?, read_fill(dir));
-    let opened = Image::open(dir).and_then(|image| image.verify_beside().map(|()| image));
+        filling_images().into_iter().filter(|(path, _)| canonical(path) == image).flat_map(|(_, pids)| pids).collect();
+    let (used, fill) = (StaleMark::of(dir)?, read_fill(dir));
+    let opened = Image::open(dir).and_then(|image| image.verify_criu_files().map(|()| image));
     let stage = match (&opened, &used) {
         _ if !daemons.is_empty() => Stage::Filling,
         (Err(Error::Unsealed(_)), _) => Stage::Unsealed,
@@ -119,8 +119,8 @@ pub fn status(dir: &Path) -> Result<Status, Error> {
         Process::new(origin.pid).and_then(|p| p.stat()).is_ok_and(|stat| stat.comm == origin.name && stat.state != 'Z')
     });
     let mut journal = Journal::of(dir).lines();
-    journal.drain(..journal.len().saturating_sub(LINES));
-    let OfImage { table, warning } = guard::of_image(dir)?;
+    journal.drain(..journal.len().saturating_sub(JOURNAL_LINES_SHOWN));
+    let ImageGuard { table, warning } = guard::inspect_image(dir)?;
     // a daemon that is gone fetches nothing any more, even if its last report says so
     let fill = fill.filter(|fill| fill.state != State::Filling || !daemons.is_empty());
     Ok(Status {
@@ -141,7 +141,7 @@ pub fn status(dir: &Path) -> Result<Status, Error> {
 
 /// Result of a discard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Discarded {
+pub struct DiscardOutcome {
     /// The table of nftables that was removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<String>,
@@ -157,25 +157,25 @@ pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
         return Ok(vec![Finding::refusal(found.pid, text)]);
     }
     let is_image =
-        dir.join(SEAL).exists() || !found.journal.is_empty() || dir.join(crate::checkpoint::DUMP_LOG).exists();
+        dir.join(SEAL_FILE).exists() || !found.journal.is_empty() || dir.join(crate::checkpoint::DUMP_LOG).exists();
     if is_image { Ok(Vec::new()) } else { Ok(vec![Finding::refusal(None, format!("{} is no image", dir.display()))]) }
 }
 
 /// Removes an image, finished or not, and the rules of nftables that its checkpoint left: peers whose connections it
 /// holds are reset when they send next. Where a checkpoint and its criu were killed before the end, connections of the
 /// program continue. Logs stay.
-pub fn discard(dir: &Path) -> Result<Discarded, Error> {
+pub fn discard(dir: &Path) -> Result<DiscardOutcome, Error> {
     let refused: Vec<String> = check_discard(dir)?.into_iter().map(|found| found.text).collect();
     if !refused.is_empty() {
         return Err(Error::Refused(refused));
     }
-    let unfinished = |line: &Line| line.operation == "checkpoint" && !dir.join(SEAL).exists();
+    let unfinished = |line: &JournalEntry| line.operation == "checkpoint" && !dir.join(SEAL_FILE).exists();
     let killed = Journal::of(dir).lines().last().filter(|line| unfinished(line)).and_then(|line| line.pid);
-    let connections = killed.map_or(0, leave_repair);
+    let connections = killed.map_or(0, leave_repair_mode_below);
     let guard = guard::lift(dir)?;
     remove(dir);
     Journal::of(dir).note("discard", "done", None, None);
-    Ok(Discarded { guard, connections })
+    Ok(DiscardOutcome { guard, connections })
 }
 
 #[cfg(test)]

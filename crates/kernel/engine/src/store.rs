@@ -1,6 +1,6 @@
 //! An unfinished checkpoint: FOAM files that grow, and the seal that completes them.
 
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::image::read_with_holes;
 use crate::{Error, MachineKey};
 use rustix::fs::FileType;
@@ -12,24 +12,25 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{
-    Beside, Form, HEADER, Index, Memory, Object, Origin, PAGE, PageSum, Placement, Recorded, is_zero, sum,
+    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PAGE, PageChecksum, Placement, Recorded, is_zero,
+    page_checksum,
 };
 
 /// Prefix of the directories of criu's own passes.
-pub(crate) const PASS: &str = "pass-";
+pub(crate) const PASS_PREFIX: &str = "pass-";
 /// Link of criu to the pass before.
-const PARENT: &str = "parent";
+const PARENT_LINK: &str = "parent";
 /// Name of the file that makes a checkpoint of the files beside it.
-pub(crate) const SEAL: &str = "foam.seal";
+pub(crate) const SEAL_FILE: &str = "foam.seal";
 /// The end of what a process can address with four-level page tables.
-const LONGEST: u64 = 1 << 47;
+const ADDRESS_SPACE_END: u64 = 1 << 47;
 
 /// A checkpoint that has no seal yet.
 #[derive(Debug)]
 pub(crate) struct Store {
     directory: Directory,
     form: Form,
-    memories: BTreeMap<Object, Growing>,
+    memories: BTreeMap<Object, MemoryFile>,
     passes: u32,
     written: u64,
     zeros: u64,
@@ -38,11 +39,11 @@ pub(crate) struct Store {
     /// Pages that earlier passes stored, while they are compared with new ones.
     stored: Vec<u8>,
     /// The checksum of a page of zeros.
-    zero: PageSum,
+    zero: PageChecksum,
 }
 
 #[derive(Debug)]
-struct Growing {
+struct MemoryFile {
     memory: Memory,
     placement: Placement,
     file: File,
@@ -60,7 +61,7 @@ impl Store {
     pub(crate) fn create(dir: &Path, form: Option<Form>) -> Result<Self, Error> {
         let directory = Directory::make(dir)?;
         let names = directory.names()?;
-        if names.iter().any(|name| name == SEAL) {
+        if names.iter().any(|name| name == SEAL_FILE) {
             return Err(Error::Occupied(dir.to_owned()));
         }
         if let Some(name) = names.first() {
@@ -69,7 +70,7 @@ impl Store {
         directory.close()?;
         let form = match form {
             Some(form) => form,
-            None if takes_sparse(&directory)? => Form::Sparse,
+            None if supports_sparse(&directory)? => Form::Sparse,
             None => Form::Dense,
         };
         Ok(Store {
@@ -81,25 +82,25 @@ impl Store {
             zeros: 0,
             tracked: true,
             stored: Vec::new(),
-            zero: sum(&[0; PAGE as usize]),
+            zero: page_checksum(&[0; PAGE as usize]),
         })
     }
 
     /// Returns true if criu may omit pages of a memory that an earlier pass has, because it knows that they have not
     /// changed.
     pub(crate) fn has_parent(&self, object: Object) -> bool {
-        self.tracked && self.memories.get(&object).is_some_and(|growing| growing.memory.has_parent())
+        self.tracked && self.memories.get(&object).is_some_and(|memory_file| memory_file.memory.has_parent())
     }
 
     /// Declares that the passes were not made by criu: criu must send every page in its own pass, to be compared.
-    pub(crate) fn not_tracked(&mut self) {
+    pub(crate) fn disable_tracking(&mut self) {
         self.tracked = false;
     }
 
     /// Begins a pass over all memories.
     pub(crate) fn begin_pass(&mut self) {
         self.passes += 1;
-        self.memories.values_mut().for_each(|growing| growing.open = false);
+        self.memories.values_mut().for_each(|memory_file| memory_file.open = false);
     }
 
     /// Opens a memory, whose pages follow in this pass.
@@ -108,24 +109,24 @@ impl Store {
             let name = object.file_name();
             let (file, path) = (self.directory.create(&name)?, self.directory.path().join(name));
             let (memory, placement) = (Memory::new(object), Placement::new(self.form));
-            self.memories.insert(object, Growing { memory, placement, file, path, open: false });
+            self.memories.insert(object, MemoryFile { memory, placement, file, path, open: false });
         }
-        let growing = self.growing(object)?;
-        if !growing.open {
-            growing.open = true;
-            growing.memory.begin_pass();
+        let memory_file = self.memory_file(object)?;
+        if !memory_file.open {
+            memory_file.open = true;
+            memory_file.memory.begin_pass();
         }
         Ok(())
     }
 
     /// Names pages of this pass.
     pub(crate) fn add(&mut self, object: Object, start: u64, pages: u64, flags: u8) -> Result<(), Error> {
-        Ok(self.growing(object)?.memory.add(start, pages, flags)?)
+        Ok(self.memory_file(object)?.memory.add(start, pages, flags)?)
     }
 
     /// Names pages that an earlier pass has.
-    pub(crate) fn carry(&mut self, object: Object, start: u64, pages: u64) -> Result<(), Error> {
-        Ok(self.growing(object)?.memory.carry(start, pages)?)
+    pub(crate) fn keep_unchanged(&mut self, object: Object, start: u64, pages: u64) -> Result<(), Error> {
+        Ok(self.memory_file(object)?.memory.keep_unchanged(start, pages)?)
     }
 
     /// Stores whole pages in their place. Zeros become holes; a page that an earlier pass has stored with the same
@@ -133,15 +134,15 @@ impl Store {
     pub(crate) fn put(&mut self, object: Object, start: u64, bytes: &[u8]) -> Result<(), Error> {
         let (first_pass, zero) = (self.passes == 1, self.zero);
         let mut stored = std::mem::take(&mut self.stored);
-        let growing = self.growing(object)?;
-        let known = if first_pass { Vec::new() } else { growing.read_before(start, bytes.len(), &mut stored)? };
+        let memory_file = self.memory_file(object)?;
+        let known = if first_pass { Vec::new() } else { memory_file.read_stored(start, bytes.len(), &mut stored)? };
         let (mut written, mut zeros) = (0, 0);
         let what = |at: usize| {
             let page = at..(at + PAGE as usize).min(bytes.len());
             match known.get(at / PAGE as usize) {
-                Some(true) if bytes[page.clone()] == stored[page.clone()] => What::Same,
-                _ if is_zero(&bytes[page]) => What::Zero,
-                _ => What::New,
+                Some(true) if bytes[page.clone()] == stored[page.clone()] => PageState::Same,
+                _ if is_zero(&bytes[page]) => PageState::Zero,
+                _ => PageState::New,
             }
         };
         let (mut at, mut next) = (0, what(0));
@@ -152,22 +153,25 @@ impl Store {
                 next = if at < bytes.len() { what(at) } else { now };
             }
             let (address, run) = (start + begin as u64, &bytes[begin..at.min(bytes.len())]);
-            if now == What::Same {
-                growing.memory.keep(address, run.len() as u64 / PAGE);
+            if now == PageState::Same {
+                memory_file.memory.keep(address, run.len() as u64 / PAGE);
                 continue;
             }
             for (page, place) in run.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-                growing.memory.sums.set(place, if now == What::Zero { zero } else { sum(page) });
+                memory_file
+                    .memory
+                    .checksums
+                    .set(place, if now == PageState::Zero { zero } else { page_checksum(page) });
             }
             match now {
-                What::New => {
-                    growing.write(address, run)?;
+                PageState::New => {
+                    memory_file.write(address, run)?;
                     written += run.len() as u64;
                 }
-                _ if first_pass => growing.assign(address, run.len() as u64),
-                _ => growing.punch(address, address + run.len() as u64)?,
+                _ if first_pass => memory_file.assign(address, run.len() as u64),
+                _ => memory_file.punch_hole(address, address + run.len() as u64)?,
             }
-            zeros += if now == What::Zero { run.len() as u64 } else { 0 };
+            zeros += if now == PageState::Zero { run.len() as u64 } else { 0 };
         }
         self.stored = stored;
         self.written += written;
@@ -184,9 +188,9 @@ impl Store {
                 self.directory.remove(&object.file_name())?;
             }
         }
-        for growing in self.memories.values_mut() {
-            for (start, end) in growing.memory.end_pass() {
-                growing.punch(start, end)?;
+        for memory_file in self.memories.values_mut() {
+            for (start, end) in memory_file.memory.end_pass() {
+                memory_file.punch_hole(start, end)?;
             }
         }
         Ok(())
@@ -194,9 +198,9 @@ impl Store {
 
     /// Writes the data of the passes so far to disk, so that the seal need not wait for it, nor for its checksums.
     pub(crate) fn sync(&mut self) -> Result<(), Error> {
-        for growing in self.memories.values_mut() {
-            growing.memory.sums.settle();
-            growing.file.sync_data().at("write to disk", &growing.path)?;
+        for memory_file in self.memories.values_mut() {
+            memory_file.memory.checksums.compute_digests();
+            memory_file.file.sync_data().at("write to disk", &memory_file.path)?;
         }
         Ok(())
     }
@@ -214,41 +218,41 @@ impl Store {
     /// # Errors
     /// A file cannot be written or read, or a page was never stored.
     pub(crate) fn seal(self, origin: Origin, key: &MachineKey) -> Result<Index, Error> {
-        for growing in self.memories.values() {
-            growing.file.sync_all().at("write to disk", &growing.path)?;
+        for memory_file in self.memories.values() {
+            memory_file.file.sync_all().at("write to disk", &memory_file.path)?;
         }
-        self.forget_passes()?;
-        let beside = beside(&self.directory)?;
-        let recorded = |growing: &Growing| Recorded::of(&growing.memory, growing.placement.clone());
+        self.remove_passes()?;
+        let beside = companion_files(&self.directory)?;
+        let recorded = |memory_file: &MemoryFile| Recorded::of(&memory_file.memory, memory_file.placement.clone());
         let recorded: Vec<_> = self.memories.values().map(recorded).collect::<Result<_, _>>()?;
-        let (memories, sums): (Vec<Recorded>, Vec<Vec<u8>>) = recorded.into_iter().unzip();
+        let (memories, checksums): (Vec<Recorded>, Vec<Vec<u8>>) = recorded.into_iter().unzip();
         let index = Index { origin, form: self.form, passes: self.passes, memories, beside };
         let encoded = index.encode()?;
         let new = "foam.seal.new";
         let mut file = self.directory.create(new)?;
-        let by_key = key.seal(&encoded[..HEADER]).to_vec();
-        let mut parts = std::iter::once(&encoded).chain(&sums).chain([&by_key]);
-        parts.try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all()).doing("write a seal")?;
+        let by_key = key.seal(&encoded[..HEADER_BYTES]).to_vec();
+        let mut parts = std::iter::once(&encoded).chain(&checksums).chain([&by_key]);
+        parts.try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all()).with_action("write a seal")?;
         // all names are on disk before the one that makes them count
         self.directory.sync()?;
-        self.directory.rename(new, SEAL)?;
+        self.directory.rename(new, SEAL_FILE)?;
         self.directory.sync()?;
         Ok(index)
     }
 
     /// Removes the directories of criu's passes: everything is in one place now, and nothing refers to them any more.
-    fn forget_passes(&self) -> Result<(), Error> {
-        match self.directory.remove(PARENT) {
+    fn remove_passes(&self) -> Result<(), Error> {
+        match self.directory.remove(PARENT_LINK) {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        for name in self.directory.names()?.iter().filter(|name| name.starts_with(PASS)) {
+        for name in self.directory.names()?.iter().filter(|name| name.starts_with(PASS_PREFIX)) {
             Directory::open(&self.directory.path().join(name))?.remove_all()?;
         }
         Ok(())
     }
 
-    fn growing(&mut self, object: Object) -> Result<&mut Growing, Error> {
+    fn memory_file(&mut self, object: Object) -> Result<&mut MemoryFile, Error> {
         let path = self.directory.path().join(object.file_name());
         self.memories.get_mut(&object).ok_or(Error::Damaged { path, why: "pages came before it was opened".into() })
     }
@@ -256,21 +260,21 @@ impl Store {
 
 /// Result of comparing a page with earlier passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum PageState {
     Same,
     Zero,
     New,
 }
 
-impl Growing {
+impl MemoryFile {
     /// Reads the stored pages of a range, and returns for each page whether earlier passes stored it.
-    fn read_before(&self, start: u64, bytes: usize, into: &mut Vec<u8>) -> Result<Vec<bool>, Error> {
+    fn read_stored(&self, start: u64, bytes: usize, into: &mut Vec<u8>) -> Result<Vec<bool>, Error> {
         into.resize(bytes.max(into.len()), 0);
         let mut known = vec![false; bytes.div_ceil(PAGE as usize)];
-        for part in self.memory.stored_before(start, bytes as u64 / PAGE) {
+        for part in self.memory.stored_extents(start, bytes as u64 / PAGE) {
             let (mut address, end) = (part.start, part.end());
             while address < end {
-                let Some((place, until)) = self.placement.of_address(address) else { break };
+                let Some((place, until)) = self.placement.locate(address) else { break };
                 let (from, to) = ((address - start) as usize, (end.min(until) - start) as usize);
                 read_with_holes(&self.file, &mut into[from..to], place).at("read", &self.path)?;
                 known[from / PAGE as usize..to / PAGE as usize].fill(true);
@@ -299,7 +303,7 @@ impl Growing {
         Ok(())
     }
 
-    fn punch(&mut self, mut address: u64, end: u64) -> Result<(), Error> {
+    fn punch_hole(&mut self, mut address: u64, end: u64) -> Result<(), Error> {
         use rustix::fs::{FallocateFlags, fallocate};
         while address < end {
             let (place, until) = self.placement.assign(address);
@@ -316,7 +320,7 @@ impl Growing {
 pub(crate) fn discard(dir: &Path) {
     let Ok(directory) = Directory::open(dir) else { return };
     for name in directory.names().unwrap_or_default() {
-        if name.starts_with(PASS) && directory.kind(&name).is_ok_and(|kind| kind == FileType::Directory) {
+        if name.starts_with(PASS_PREFIX) && directory.kind(&name).is_ok_and(|kind| kind == FileType::Directory) {
             let _ = Directory::open(&directory.path().join(name)).and_then(Directory::remove_all);
         } else if !name.ends_with(".log") {
             let _ = directory.remove(&name);
@@ -324,9 +328,9 @@ pub(crate) fn discard(dir: &Path) {
     }
 }
 
-fn takes_sparse(directory: &Directory) -> Result<bool, Error> {
+fn supports_sparse(directory: &Directory) -> Result<bool, Error> {
     let name = "foam.probe";
-    let probed = directory.create(name)?.set_len(LONGEST);
+    let probed = directory.create(name)?.set_len(ADDRESS_SPACE_END);
     directory.remove(name)?;
     match probed {
         Ok(()) => Ok(true),
@@ -339,7 +343,7 @@ fn takes_sparse(directory: &Directory) -> Result<bool, Error> {
 }
 
 /// Returns true for names that are not part of a checkpoint: logs, and files that a restore makes.
-pub(crate) fn is_ours_or_passing(name: &str) -> bool {
+pub(crate) fn is_unsealed_file(name: &str) -> bool {
     // a file of ours has a dot before its name until it is completely written
     let ours = name.strip_prefix('.').unwrap_or(name).starts_with("foam");
     ours || name.starts_with("stats-") || name.ends_with(".log") || is_derived(name)
@@ -350,16 +354,16 @@ pub(crate) fn is_derived(name: &str) -> bool {
     name.starts_with("pagemap-") || name.starts_with("pages-")
 }
 
-fn beside(directory: &Directory) -> Result<Vec<Beside>, Error> {
+fn companion_files(directory: &Directory) -> Result<Vec<CompanionFile>, Error> {
     let mut files = Vec::new();
-    for name in directory.names()?.into_iter().filter(|name| !is_ours_or_passing(name)) {
+    for name in directory.names()?.into_iter().filter(|name| !is_unsealed_file(name)) {
         if directory.kind(&name)? != FileType::RegularFile {
             continue;
         }
         let (path, file) = (directory.path().join(&name), directory.file(&name)?);
         file.sync_all().at("write to disk", &path)?;
         let (bytes, digest) = digest(file, &path)?;
-        files.push(Beside { name, bytes, digest });
+        files.push(CompanionFile { name, bytes, digest });
     }
     Ok(files)
 }

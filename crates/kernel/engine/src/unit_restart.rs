@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use stillpoint_host::systemd::{is_booted, service_of_group};
 
 /// Refuses to end a program that systemd would restart: its image would be restored later over newer files.
-pub fn check_end(pid: i32) -> Result<(), Error> {
+pub fn check_unit_restart(pid: i32) -> Result<(), Error> {
     let groups = Process::new(pid).and_then(|process| process.cgroups()).map_err(|_| Error::NoProcess(pid))?;
-    let mut units: Vec<String> = groups.into_iter().filter_map(|group| unit_of(&group.pathname)).collect();
+    let mut units: Vec<String> = groups.into_iter().filter_map(|group| unit_of_group(&group.pathname)).collect();
     units.dedup();
     if !is_booted() {
         return Ok(());
     }
     let ending: Vec<i32> = tree(pid)?.iter().map(|process| process.pid).collect();
     for unit in units {
-        if let Some(why) = starts_again(&unit, &properties(&unit)?, &ending) {
+        if let Some(why) = restart_reason(&unit, &properties(&unit)?, &ending) {
             return Err(Error::Refused(vec![why]));
         }
     }
@@ -25,13 +25,13 @@ pub fn check_end(pid: i32) -> Result<(), Error> {
 }
 
 /// The service of the system's manager that a control group belongs to.
-fn unit_of(group: &str) -> Option<String> {
+fn unit_of_group(group: &str) -> Option<String> {
     service_of_group(group).map(|(service, _)| service.to_string())
 }
 
 /// Returns the reason why systemd restarts a service. A service ends with its main process, or with its last one where
 /// systemd knows no main process.
-fn starts_again(unit: &str, properties: &BTreeMap<String, String>, ending: &[i32]) -> Option<String> {
+fn restart_reason(unit: &str, properties: &BTreeMap<String, String>, ending: &[i32]) -> Option<String> {
     let restart = properties.get("Restart").map_or("no", String::as_str);
     let main = properties.get("MainPID").and_then(|main| main.parse().ok()).unwrap_or(0);
     let ends = main == 0 || ending.contains(&main);
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_service_that_does_not_stay_ended_is_named() {
-        let of = |group| unit_of(group).unwrap_or_default();
+        let of = |group| unit_of_group(group).unwrap_or_default();
         assert_eq!(of("/system.slice/redis-server.service"), "redis-server.service");
         assert_eq!(of("/system.slice/system-x.slice/x@1.service/payload"), "x@1.service");
         assert_eq!(of("/user.slice/user-0.slice/session-1.scope"), "");
@@ -57,7 +57,7 @@ mod tests {
         let why = |restart: &str, main: &str| {
             let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
             let properties = [("Restart", restart), ("MainPID", main)].into_iter().map(pair).collect();
-            starts_again("a.service", &properties, &[41, 42])
+            restart_reason("a.service", &properties, &[41, 42])
         };
         assert_eq!(why("no", "41"), None);
         // a part of the unit that systemd does not wait for

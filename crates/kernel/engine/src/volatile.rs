@@ -1,7 +1,7 @@
 //! Objects that a program has open on memory file systems: another kernel finds them empty.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::process_tree::tree;
 use procfs::process::Process;
 use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
@@ -28,7 +28,7 @@ pub struct Directory {
 
 /// Fate of a program's objects in memory when the kernel changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Volatile {
+pub(crate) struct VolatileObjects {
     /// Objects that would be lost, by process: files and named pipes with their content.
     pub(crate) lost: BTreeSet<(i32, String)>,
     /// Directories to be made again, parents first.
@@ -50,7 +50,7 @@ enum Kind {
 /// Decision about one object.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
-    Fine,
+    Survives,
     /// It comes along, and this directory must exist at the restore.
     Needs(PathBuf),
     Lost,
@@ -61,14 +61,14 @@ enum Fate {
 fn fate(name: &str, kind: Kind, links: u64) -> Fate {
     let parent = |name: &str| match Path::new(name).parent() {
         Some(parent) => Fate::Needs(parent.to_owned()),
-        None => Fate::Fine,
+        None => Fate::Survives,
     };
     match (kind, name.strip_suffix(" (deleted)")) {
         // objects that are only in memory: criu carries them
         _ if ["/memfd:", "/dev/zero ", "/SYSV", "/anon_hugepage"].iter().any(|known| name.starts_with(known)) => {
-            Fate::Fine
+            Fate::Survives
         }
-        (Kind::Other, _) => Fate::Fine,
+        (Kind::Other, _) => Fate::Survives,
         (Kind::Directory, None) => Fate::Needs(name.into()),
         (Kind::Socket, _) => parent(name),
         // criu carries objects that have no name any more, and finds those that have another one
@@ -78,8 +78,8 @@ fn fate(name: &str, kind: Kind, links: u64) -> Fate {
 }
 
 /// Examines a process and all below it. Nothing is touched.
-pub(crate) fn volatile(pid: i32) -> Result<Volatile, Error> {
-    let mut found = Volatile::default();
+pub(crate) fn volatile(pid: i32) -> Result<VolatileObjects, Error> {
+    let mut found = VolatileObjects::default();
     let mut needed = BTreeMap::new();
     let sockets: BTreeMap<u64, PathBuf> = procfs::net::unix()
         .into_iter()
@@ -87,10 +87,10 @@ pub(crate) fn volatile(pid: i32) -> Result<Volatile, Error> {
         .filter_map(|entry| Some((entry.inode, entry.path.filter(|path| path.is_absolute())?)))
         .collect();
     for process in tree(pid)? {
-        for (name, kind, links) in held(&process, &sockets) {
+        for (name, kind, links) in objects_in_memory(&process, &sockets) {
             match fate(&name, kind, links) {
-                Fate::Fine => {}
-                Fate::Needs(directory) => needed.extend(made_again(&directory)),
+                Fate::Survives => {}
+                Fate::Needs(directory) => needed.extend(directories_to_create(&directory)),
                 Fate::Lost => {
                     let name = name.trim_end_matches(" (deleted)");
                     let how = if name.contains("/PostgreSQL.") { " (dynamic_shared_memory_type = mmap)" } else { "" };
@@ -107,7 +107,7 @@ pub(crate) fn volatile(pid: i32) -> Result<Volatile, Error> {
 }
 
 /// Returns all objects in memory that a process holds by a descriptor, by a mapping, or as its directory.
-fn held(process: &Process, sockets: &BTreeMap<u64, PathBuf>) -> Vec<(String, Kind, u64)> {
+fn objects_in_memory(process: &Process, sockets: &BTreeMap<u64, PathBuf>) -> Vec<(String, Kind, u64)> {
     let of = PathBuf::from(format!("/proc/{}", process.pid));
     let mut links: Vec<PathBuf> = vec![of.join("cwd"), of.join("root")];
     for dir in ["fd", "map_files"] {
@@ -122,13 +122,13 @@ fn held(process: &Process, sockets: &BTreeMap<u64, PathBuf>) -> Vec<(String, Kin
             let bound = sockets.get(&data.ino()).filter(|path| path.parent().is_some_and(is_memory));
             held.extend(bound.map(|path| (path.to_string_lossy().into_owned(), Kind::Socket, 1)));
         } else if is_memory(&link) {
-            held.push((name.to_string_lossy().into_owned(), kind(&data), data.nlink()));
+            held.push((name.to_string_lossy().into_owned(), kind_of(&data), data.nlink()));
         }
     }
     held
 }
 
-fn kind(data: &Metadata) -> Kind {
+fn kind_of(data: &Metadata) -> Kind {
     match data.file_type() {
         kind if kind.is_file() => Kind::File,
         kind if kind.is_fifo() => Kind::Pipe,
@@ -138,7 +138,7 @@ fn kind(data: &Metadata) -> Kind {
 }
 
 /// Returns a directory and those above it, up to the mount point of its file system, which need not be made.
-fn made_again(directory: &Path) -> Vec<(PathBuf, Directory)> {
+fn directories_to_create(directory: &Path) -> Vec<(PathBuf, Directory)> {
     let mut found = Vec::new();
     for path in directory.ancestors() {
         let Ok(data) = path.metadata() else { continue };
@@ -156,7 +156,7 @@ fn made_again(directory: &Path) -> Vec<(PathBuf, Directory)> {
 ///
 /// # Errors
 /// A directory cannot be made, or another user has put something else in its place.
-pub(crate) fn make_again(directories: &[Directory]) -> Result<(), Error> {
+pub(crate) fn create_directories(directories: &[Directory]) -> Result<(), Error> {
     let mut made = Vec::new();
     for directory in directories.iter().filter(|directory| !directory.path.exists()) {
         let path = &directory.path;
@@ -200,12 +200,12 @@ mod tests {
             ("/run/x.fifo (deleted)", Kind::Pipe, 0, needs("/run")),
             ("/dev/shm/pool (deleted)", Kind::File, 0, needs("/dev/shm")),
             ("/dev/shm/pool (deleted)", Kind::File, 1, Fate::Lost),
-            ("/memfd:cache (deleted)", Kind::File, 0, Fate::Fine),
-            ("/dev/zero (deleted)", Kind::File, 0, Fate::Fine),
-            ("/anon_hugepage (deleted)", Kind::File, 0, Fate::Fine),
+            ("/memfd:cache (deleted)", Kind::File, 0, Fate::Survives),
+            ("/dev/zero (deleted)", Kind::File, 0, Fate::Survives),
+            ("/anon_hugepage (deleted)", Kind::File, 0, Fate::Survives),
             ("/run/mysqld", Kind::Directory, 2, needs("/run/mysqld")),
             ("/run/mysqld/mysqld.sock", Kind::Socket, 1, needs("/run/mysqld")),
-            ("/dev/null", Kind::Other, 1, Fate::Fine),
+            ("/dev/null", Kind::Other, 1, Fate::Survives),
             ("pipe:[4121]", Kind::Pipe, 1, Fate::Lost),
         ] {
             assert_eq!(fate(name, kind, links), expected, "{name}");
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(directories.iter().map(|made| made.path.as_path()).collect::<Vec<_>>(), [dir.path(), &within]);
         assert_eq!(directories[0].mode, 0o711);
         fs::remove_dir_all(dir.path()).unwrap();
-        make_again(&directories).unwrap();
+        create_directories(&directories).unwrap();
         assert_eq!(fs::metadata(dir.path()).unwrap().permissions().mode() & 0o7777, 0o711);
         assert!(within.is_dir());
     }

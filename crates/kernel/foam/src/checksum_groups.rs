@@ -3,29 +3,30 @@
 //! The obvious way is to read all of them with the index, under one digest. Then a restore begins later the more memory
 //! there is, before any page has been faulted in. So the index has a digest for each group.
 
-use crate::checksums::{BYTES, Digested, GROUP, SUM, digest, place};
-use crate::{Error, Extents, Object, PRESENT, PageSum, Sums};
+use crate::checksums::{CHECKSUM_BYTES, GROUP_BYTES, GroupDigest, PAGES_PER_GROUP, digest, locate};
+use crate::{Checksums, Error, Extents, Object, PRESENT, PageChecksum};
 
 /// Groups that a memory has, and their positions in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SumGroups {
+pub struct ChecksumGroups {
     /// Numbers of those with stored pages, by address.
     numbers: Vec<u64>,
-    digests: Vec<Digested>,
+    digests: Vec<GroupDigest>,
 }
 
-impl SumGroups {
+impl ChecksumGroups {
     /// Returns the groups of the pages that are stored, and the bytes of these groups one after another.
-    pub(crate) fn of(object: Object, extents: &Extents, sums: &Sums) -> Result<(Self, Vec<u8>), Error> {
+    pub(crate) fn of(object: Object, extents: &Extents, checksums: &Checksums) -> Result<(Self, Vec<u8>), Error> {
         let missing = |start| Error::Page { object, start, why: "was announced and never stored" };
         let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
-        if let Some(start) = stored.into_iter().find_map(|extent| sums.missing(extent.start, extent.end())) {
+        if let Some(start) = stored.into_iter().find_map(|extent| checksums.missing(extent.start, extent.end())) {
             return Err(missing(start));
         }
-        let (mut groups, mut bytes) = (SumGroups::default(), Vec::new());
+        let (mut groups, mut bytes) = (ChecksumGroups::default(), Vec::new());
         for (first, last) in spans(extents) {
             for number in first..=last {
-                let (of_group, digest) = sums.group(number).ok_or(missing(number * GROUP * crate::PAGE))?;
+                let (of_group, digest) =
+                    checksums.group(number).ok_or(missing(number * PAGES_PER_GROUP * crate::PAGE))?;
                 groups.numbers.push(number);
                 groups.digests.push(digest);
                 bytes.extend_from_slice(of_group);
@@ -35,16 +36,16 @@ impl SumGroups {
     }
 
     /// Takes the digests that an index has; returns `None` if they are not those of the stored pages.
-    pub(crate) fn told(extents: &Extents, digests: Vec<Digested>) -> Option<Self> {
+    pub(crate) fn from_digests(extents: &Extents, digests: Vec<GroupDigest>) -> Option<Self> {
         let count = spans(extents).map(|(first, last)| last - first + 1).sum::<u64>();
         if count != digests.len() as u64 {
             return None;
         }
         let numbers = spans(extents).flat_map(|(first, last)| first..=last).collect();
-        Some(SumGroups { numbers, digests })
+        Some(ChecksumGroups { numbers, digests })
     }
 
-    pub(crate) fn digests(&self) -> &[Digested] {
+    pub(crate) fn digests(&self) -> &[GroupDigest] {
         &self.digests
     }
 
@@ -60,26 +61,26 @@ impl SumGroups {
 
     /// Returns the group in which the checksum of a page is located, and its place in that group.
     pub fn place(&self, address: u64) -> Option<(usize, usize)> {
-        let (number, within) = place(address);
+        let (number, within) = locate(address);
         self.numbers.binary_search(&number).ok().map(|group| (group, within))
     }
 
     /// Returns the length of all groups in bytes.
     pub fn bytes(&self) -> u64 {
-        self.len() as u64 * BYTES as u64
+        self.len() as u64 * GROUP_BYTES as u64
     }
 
     /// Returns the position of a group among those bytes, and its length in bytes.
     pub fn bytes_of(&self, group: usize) -> (u64, usize) {
-        (group as u64 * BYTES as u64, BYTES)
+        (group as u64 * GROUP_BYTES as u64, GROUP_BYTES)
     }
 
     /// Returns the checksums of a group, or `None` if the bytes are not those that it was sealed with.
-    pub fn decode(&self, group: usize, bytes: &[u8]) -> Option<Vec<PageSum>> {
+    pub fn decode(&self, group: usize, bytes: &[u8]) -> Option<Vec<PageChecksum>> {
         if self.digests.get(group) != Some(&digest(bytes)) {
             return None;
         }
-        Some(bytes.chunks_exact(SUM).filter_map(<[u8]>::first_chunk).copied().collect())
+        Some(bytes.chunks_exact(CHECKSUM_BYTES).filter_map(<[u8]>::first_chunk).copied().collect())
     }
 }
 
@@ -88,7 +89,7 @@ fn spans(extents: &Extents) -> impl Iterator<Item = (u64, u64)> {
     let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
     let mut next = 0;
     stored.filter_map(move |extent| {
-        let (first, last) = (place(extent.start).0.max(next), place(extent.end() - 1).0);
+        let (first, last) = (locate(extent.start).0.max(next), locate(extent.end() - 1).0);
         next = last + 1;
         (first <= last).then_some((first, last))
     })
@@ -113,29 +114,29 @@ mod tests {
             (5000, 9, LAZY),
             (9000, 1, PRESENT),
         ]);
-        let mut sums = Sums::default();
+        let mut checksums = Checksums::default();
         let stored: Vec<u64> = (500..520).chain(1000..1010).chain([1020, 9000]).collect();
-        stored.iter().for_each(|page| sums.set(page * PAGE, [*page as u8; SUM]));
-        let (groups, bytes) = SumGroups::of(Object::Task(7), &extents, &sums).unwrap();
-        assert_eq!((groups.len(), bytes.len()), (3, 3 * BYTES));
+        stored.iter().for_each(|page| checksums.set(page * PAGE, [*page as u8; CHECKSUM_BYTES]));
+        let (groups, bytes) = ChecksumGroups::of(Object::Task(7), &extents, &checksums).unwrap();
+        assert_eq!((groups.len(), bytes.len()), (3, 3 * GROUP_BYTES));
         for page in stored {
             let (group, within) = groups.place(page * PAGE).unwrap();
             let (at, length) = groups.bytes_of(group);
             let found = groups.decode(group, &bytes[at as usize..][..length]).unwrap();
-            assert_eq!(found[within], [page as u8; SUM]);
+            assert_eq!(found[within], [page as u8; CHECKSUM_BYTES]);
         }
         assert_eq!(groups.place(5000 * PAGE), None);
-        assert_eq!(SumGroups::told(&extents, groups.digests().to_vec()), Some(groups.clone()));
-        assert_eq!(SumGroups::told(&extents, groups.digests()[1..].to_vec()), None);
+        assert_eq!(ChecksumGroups::from_digests(&extents, groups.digests().to_vec()), Some(groups.clone()));
+        assert_eq!(ChecksumGroups::from_digests(&extents, groups.digests()[1..].to_vec()), None);
         assert_eq!(groups.bytes(), bytes.len() as u64);
     }
 
     #[test]
     fn no_byte_of_a_group_can_be_changed() {
         let extents = extents(&[(0, 3, PRESENT)]);
-        let mut sums = Sums::default();
-        (0..3).for_each(|page| sums.set(page * PAGE, [9; SUM]));
-        let (groups, bytes) = SumGroups::of(Object::Task(7), &extents, &sums).unwrap();
+        let mut checksums = Checksums::default();
+        (0..3).for_each(|page| checksums.set(page * PAGE, [9; CHECKSUM_BYTES]));
+        let (groups, bytes) = ChecksumGroups::of(Object::Task(7), &extents, &checksums).unwrap();
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x10;

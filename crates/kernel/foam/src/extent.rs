@@ -9,7 +9,7 @@ pub const LAZY: u8 = 2;
 /// The page is in the image.
 pub const PRESENT: u8 = 4;
 /// The end of what a process can address on x86-64 with five-level page tables.
-const ADDRESSES: u64 = 1 << 56;
+const ADDRESS_SPACE_END: u64 = 1 << 56;
 
 /// Consecutive pages that are of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl Extent {
     pub fn check(start: u64, pages: u64) -> Result<(), Error> {
         let end = pages.checked_mul(PAGE).and_then(|bytes| start.checked_add(bytes));
         match end {
-            Some(end) if pages > 0 && start.is_multiple_of(PAGE) && end <= ADDRESSES => Ok(()),
+            Some(end) if pages > 0 && start.is_multiple_of(PAGE) && end <= ADDRESS_SPACE_END => Ok(()),
             _ => Err(Error::Range { start, pages }),
         }
     }
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn what_is_no_range_is_refused() {
         assert!(Extent::check(PAGE, 1).is_ok());
-        for (start, pages) in [(1, 1), (0, 0), (u64::MAX - PAGE + 1, 1), (PAGE, u64::MAX), (ADDRESSES, 1)] {
+        for (start, pages) in [(1, 1), (0, 0), (u64::MAX - PAGE + 1, 1), (PAGE, u64::MAX), (ADDRESS_SPACE_END, 1)] {
             assert_eq!(Extent::check(start, pages), Err(Error::Range { start, pages }));
         }
     }

@@ -6,16 +6,16 @@
 //!
 //! The body has a digest of each group of checksums: a group is read when it is needed.
 
-use crate::checksums::Digested;
-use crate::{Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement, SumGroups};
+use crate::checksums::GroupDigest;
+use crate::{ChecksumGroups, Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8; 8] = b"STPFOAM3";
 /// Bytes that suffice to compute the length of an index.
-pub const HEADER: usize = 8 + 8 + 32;
+pub const HEADER_BYTES: usize = 8 + 8 + 32;
 /// Limit in bytes, enough for the digests of 64 TiB of memory: a longer file is not an index.
-const LONGEST: u64 = 1 << 30;
+const INDEX_BYTES_MAX: u64 = 1 << 30;
 
 /// Origin of a checkpoint: a restore compares it with its own machine, kernel and criu.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub struct Origin {
 
 /// A file of criu, as it was when the checkpoint was sealed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beside {
+pub struct CompanionFile {
     /// Name in the directory of the index.
     pub name: String,
     /// Length of the file in bytes.
@@ -57,7 +57,7 @@ pub struct Recorded {
     /// Positions of its pages in the file.
     pub placement: Placement,
     /// Groups of the checksums of its pages.
-    pub sums: SumGroups,
+    pub checksums: ChecksumGroups,
 }
 
 /// A whole checkpoint.
@@ -72,7 +72,7 @@ pub struct Index {
     /// Memories, by object.
     pub memories: Vec<Recorded>,
     /// Files of criu in the same directory.
-    pub beside: Vec<Beside>,
+    pub beside: Vec<CompanionFile>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -81,7 +81,7 @@ struct Body {
     form: Form,
     passes: u32,
     memories: Vec<Entry>,
-    beside: Vec<Beside>,
+    beside: Vec<CompanionFile>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -90,15 +90,15 @@ struct Entry {
     windows: Vec<u64>,
     extents: Vec<Extent>,
     /// Digests of the groups of checksums.
-    digests: Vec<Digested>,
+    digests: Vec<GroupDigest>,
 }
 
 impl Recorded {
     /// Returns the record of a memory with the positions of its pages, and the bytes of its checksums.
     pub fn of(memory: &Memory, placement: Placement) -> Result<(Self, Vec<u8>), Error> {
         let (object, extents) = (memory.object(), memory.extents().clone());
-        let (sums, bytes) = SumGroups::of(object, &extents, &memory.sums)?;
-        Ok((Recorded { object, extents, placement, sums }, bytes))
+        let (checksums, bytes) = ChecksumGroups::of(object, &extents, &memory.checksums)?;
+        Ok((Recorded { object, extents, placement, checksums }, bytes))
     }
 
     fn to_entry(&self) -> Entry {
@@ -106,7 +106,7 @@ impl Recorded {
             object: self.object,
             windows: self.placement.windows().to_vec(),
             extents: self.extents.iter().copied().collect(),
-            digests: self.sums.digests().to_vec(),
+            digests: self.checksums.digests().to_vec(),
         }
     }
 
@@ -122,14 +122,14 @@ impl Recorded {
             end = extent.end();
             let mut at = extent.start;
             while extent.flags & PRESENT != 0 && at < end {
-                let (_, until) = placement.of_address(at).ok_or_else(|| wrong("has pages without a place"))?;
+                let (_, until) = placement.locate(at).ok_or_else(|| wrong("has pages without a place"))?;
                 at = until;
             }
         }
         let extents = Extents::of(entry.extents);
-        let sums = SumGroups::told(&extents, entry.digests)
+        let checksums = ChecksumGroups::from_digests(&extents, entry.digests)
             .ok_or_else(|| wrong("has not one digest for each group of sums"))?;
-        Ok(Recorded { object: entry.object, extents, placement, sums })
+        Ok(Recorded { object: entry.object, extents, placement, checksums })
     }
 }
 
@@ -140,7 +140,7 @@ impl Index {
         let (origin, beside) = (self.origin.clone(), self.beside.clone());
         let body = Body { origin, form: self.form, passes: self.passes, memories, beside };
         let body = postcard::to_stdvec(&body).map_err(|error| Error::Index(error.to_string()))?;
-        let mut bytes = Vec::with_capacity(HEADER + body.len());
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
         bytes.extend_from_slice(&Sha256::digest(&body));
@@ -148,16 +148,16 @@ impl Index {
         Ok(bytes)
     }
 
-    /// Returns the length of an index in bytes, from its first [`HEADER`] bytes.
+    /// Returns the length of an index in bytes, from its first [`HEADER_BYTES`] bytes.
     pub fn length(header: &[u8]) -> Result<u64, Error> {
         let wrong = |what: &str| Error::Index(what.into());
-        let header = header.get(..HEADER).ok_or_else(|| wrong("ends within its header"))?;
+        let header = header.get(..HEADER_BYTES).ok_or_else(|| wrong("ends within its header"))?;
         if header[..8] != MAGIC[..] {
             return Err(wrong("does not begin as one"));
         }
         let length: [u8; 8] = header[8..16].try_into().map_err(|_| wrong("ends within its header"))?;
         match u64::from_le_bytes(length) {
-            length if length <= LONGEST => Ok(HEADER as u64 + length),
+            length if length <= INDEX_BYTES_MAX => Ok(HEADER_BYTES as u64 + length),
             length => Err(Error::Index(format!("says that it is {length} bytes long"))),
         }
     }
@@ -169,7 +169,7 @@ impl Index {
         if length != bytes.len() as u64 {
             return Err(Error::Index(format!("is {} bytes long and says {length}", bytes.len())));
         }
-        let (header, body) = bytes.split_at(HEADER);
+        let (header, body) = bytes.split_at(HEADER_BYTES);
         if Sha256::digest(body)[..] != header[16..] {
             return Err(wrong("is damaged: its digest does not hold"));
         }
@@ -186,7 +186,7 @@ impl Index {
         if memories.windows(2).any(|two| two[0].object >= two[1].object) {
             return Err(Error::Index("names a memory twice".into()));
         }
-        if let Some(file) = body.beside.iter().find(|file| !is_plain(&file.name)) {
+        if let Some(file) = body.beside.iter().find(|file| !is_file_name(&file.name)) {
             return Err(Error::Index(format!("names a file outside: {:?}", file.name)));
         }
         let Body { origin, form, passes, beside, .. } = Body { memories: Vec::new(), ..body };
@@ -194,8 +194,8 @@ impl Index {
     }
 
     /// Returns the bytes of checksums that follow the index, for all memories together.
-    pub fn sums(&self) -> u64 {
-        self.memories.iter().map(|recorded| recorded.sums.bytes()).sum()
+    pub fn checksum_bytes(&self) -> u64 {
+        self.memories.iter().map(|recorded| recorded.checksums.bytes()).sum()
     }
 
     /// Returns the memory of an object.
@@ -205,7 +205,7 @@ impl Index {
 }
 
 /// Returns true if a name is that of a file in the directory itself.
-fn is_plain(name: &str) -> bool {
+fn is_file_name(name: &str) -> bool {
     !name.is_empty() && name.len() < 256 && !name.contains(['/', '\0']) && name != "." && name != ".."
 }
 
@@ -224,7 +224,7 @@ mod tests {
         {
             memory.add(page * PAGE, pages, flags).unwrap();
             for page in (page..page + pages).filter(|_| flags & PRESENT != 0) {
-                memory.sums.set(page * PAGE, [page as u8; 16]);
+                memory.checksums.set(page * PAGE, [page as u8; 16]);
                 placement.assign(page * PAGE);
             }
         }
@@ -234,8 +234,8 @@ mod tests {
 
     fn index(form: Form) -> Index {
         let (memory, placement) = memory(form);
-        let (recorded, sums) = Recorded::of(&memory, placement).unwrap();
-        assert_eq!(recorded.sums.bytes(), sums.len() as u64);
+        let (recorded, checksums) = Recorded::of(&memory, placement).unwrap();
+        assert_eq!(recorded.checksums.bytes(), checksums.len() as u64);
         Index {
             origin: Origin {
                 machine: "m".into(),
@@ -249,7 +249,7 @@ mod tests {
             form,
             passes: 1,
             memories: vec![recorded],
-            beside: vec![Beside { name: "inventory.img".into(), bytes: 9, digest: [7; 32] }],
+            beside: vec![CompanionFile { name: "inventory.img".into(), bytes: 9, digest: [7; 32] }],
         }
     }
 
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn a_page_that_was_announced_and_never_stored_is_refused() {
         let (mut memory, placement) = memory(Form::Sparse);
-        memory.sums.forget(0x55_0000 * PAGE, 0x55_0001 * PAGE);
+        memory.checksums.remove(0x55_0000 * PAGE, 0x55_0001 * PAGE);
         assert!(Recorded::of(&memory, placement).unwrap_err().to_string().contains("never stored"));
     }
 

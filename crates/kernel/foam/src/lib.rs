@@ -50,11 +50,11 @@ mod memory;
 mod pending;
 mod placement;
 
-pub use checksum_groups::SumGroups;
-pub use checksums::{PageSum, Sums, is_zero, sum};
+pub use checksum_groups::ChecksumGroups;
+pub use checksums::{Checksums, PageChecksum, is_zero, page_checksum};
 pub use error::Error;
 pub use extent::{Extent, Extents, LAZY, PRESENT};
-pub use index::{Beside, HEADER, Index, Origin, Recorded};
+pub use index::{CompanionFile, HEADER_BYTES, Index, Origin, Recorded};
 pub use memory::Memory;
 pub use pending::{Pending, Run};
 pub use placement::{Form, Placement};

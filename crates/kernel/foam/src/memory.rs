@@ -1,7 +1,7 @@
 //! One memory over the passes of a checkpoint: the pages that each pass names, and those that it keeps from earlier
 //! ones.
 
-use crate::{Error, Extent, Extents, Object, PAGE, PRESENT, Sums};
+use crate::{Checksums, Error, Extent, Extents, Object, PAGE, PRESENT};
 
 /// The memory of one process, or one shared memory, while it is recorded.
 #[derive(Debug, Clone)]
@@ -11,13 +11,13 @@ pub struct Memory {
     before: Extents,
     now: Extents,
     /// Checksums of the pages stored so far.
-    pub sums: Sums,
+    pub checksums: Checksums,
 }
 
 impl Memory {
     /// Makes a memory with no pages and no passes.
     pub fn new(object: Object) -> Self {
-        Memory { object, pass: 0, before: Extents::default(), now: Extents::default(), sums: Sums::default() }
+        Memory { object, pass: 0, before: Extents::default(), now: Extents::default(), checksums: Checksums::default() }
     }
 
     /// Returns true if an earlier pass has recorded pages, to which the next one can refer.
@@ -46,7 +46,7 @@ impl Memory {
 
     /// Keeps pages that the pass reports as unchanged since an earlier one. Their flags are the earlier ones, because
     /// the message of the pass does not repeat them.
-    pub fn carry(&mut self, start: u64, pages: u64) -> Result<(), Error> {
+    pub fn keep_unchanged(&mut self, start: u64, pages: u64) -> Result<(), Error> {
         Extent::check(start, pages)?;
         let (end, mut at) = (start + pages * PAGE, start);
         let parts: Vec<Extent> = self.before.within(start, end).collect();
@@ -66,7 +66,7 @@ impl Memory {
     /// Keeps pages that the pass has sent but that are equal to those of an earlier one: they keep its number, as they
     /// were not touched since, and have the flags of this pass.
     pub fn keep(&mut self, start: u64, pages: u64) {
-        let parts: Vec<Extent> = self.stored_before(start, pages).collect();
+        let parts: Vec<Extent> = self.stored_extents(start, pages).collect();
         for part in parts {
             let brought: Vec<Extent> = self.now.within(part.start, part.end()).collect();
             for now in brought.into_iter().filter(|now| now.flags & PRESENT != 0) {
@@ -76,7 +76,7 @@ impl Memory {
     }
 
     /// Returns the pages in a range that earlier passes have stored.
-    pub fn stored_before(&self, start: u64, pages: u64) -> impl Iterator<Item = Extent> {
+    pub fn stored_extents(&self, start: u64, pages: u64) -> impl Iterator<Item = Extent> {
         self.before.within(start, start.saturating_add(pages * PAGE)).filter(|extent| extent.flags & PRESENT != 0)
     }
 
@@ -89,7 +89,7 @@ impl Memory {
         }
         let freed: Vec<(u64, u64)> =
             freed.iter().filter(|e| e.flags & PRESENT != 0).map(|e| (e.start, e.end())).collect();
-        freed.iter().for_each(|(start, end)| self.sums.forget(*start, *end));
+        freed.iter().for_each(|(start, end)| self.checksums.remove(*start, *end));
         freed
     }
 
@@ -124,9 +124,9 @@ mod tests {
         assert!(memory.has_parent());
         memory.begin_pass();
         assert!(memory.has_parent());
-        memory.carry(PAGE, 2).unwrap();
+        memory.keep_unchanged(PAGE, 2).unwrap();
         memory.add(3 * PAGE, 1, LAZY | PRESENT).unwrap();
-        memory.carry(9 * PAGE, 1).unwrap();
+        memory.keep_unchanged(9 * PAGE, 1).unwrap();
         assert_eq!(memory.end_pass(), [(4 * PAGE, 5 * PAGE)]);
         let passes: Vec<_> = memory.extents().iter().map(|e| (e.start / PAGE, e.pages, e.flags, e.pass)).collect();
         assert_eq!(passes, [(1, 2, LAZY | PRESENT, 1), (3, 1, LAZY | PRESENT, 2), (9, 1, PRESENT, 1)]);
@@ -137,7 +137,7 @@ mod tests {
         let mut memory = memory();
         memory.begin_pass();
         memory.add(PAGE, 6, PRESENT).unwrap();
-        let before: Vec<_> = memory.stored_before(0, 20).map(|e| (e.start / PAGE, e.pages)).collect();
+        let before: Vec<_> = memory.stored_extents(0, 20).map(|e| (e.start / PAGE, e.pages)).collect();
         assert_eq!(before, [(1, 4), (9, 1)]);
         memory.keep(2 * PAGE, 4);
         assert_eq!(memory.end_pass(), [(9 * PAGE, 10 * PAGE)]);
@@ -150,7 +150,7 @@ mod tests {
         let mut memory = memory();
         memory.begin_pass();
         let missing = Error::NotInParent { object: Object::Task(7), start: 5 * PAGE };
-        assert_eq!(memory.carry(PAGE, 5), Err(missing));
+        assert_eq!(memory.keep_unchanged(PAGE, 5), Err(missing));
         assert!(memory.extents().is_empty());
     }
 

@@ -46,7 +46,7 @@ impl Pending {
     }
 
     /// Removes pages that are resident or were given up: their image is not needed any more.
-    pub fn settle(&mut self, start: u64, end: u64) {
+    pub fn remove(&mut self, start: u64, end: u64) {
         self.cut(start, end);
     }
 
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn what_was_given_up_is_never_looked_at_again() {
         let mut pending = pending(&[(10, 10, 1)]);
-        pending.settle(12 * PAGE, 15 * PAGE);
+        pending.remove(12 * PAGE, 15 * PAGE);
         assert_eq!(pending.at(12 * PAGE), None);
         assert_eq!(pending.at(11 * PAGE).map(|run| run.bytes), Some(PAGE));
         assert_eq!(pending.bytes(), 7 * PAGE);
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn what_moves_takes_its_image_along() {
         let mut pending = pending(&[(10, 10, 1), (100, 10, 1)]);
-        pending.settle(13 * PAGE, 14 * PAGE);
+        pending.remove(13 * PAGE, 14 * PAGE);
         pending.remap(12 * PAGE, 102 * PAGE, 4 * PAGE);
         assert_eq!(pending.at(12 * PAGE), None);
         assert_eq!(pending.at(102 * PAGE).map(|run| run.image), Some(12 * PAGE));
@@ -159,7 +159,7 @@ mod tests {
         while let Some(run) = pending.next(cursor) {
             order.push(run.address / PAGE);
             cursor = run.address + PAGE;
-            pending.settle(run.address, cursor);
+            pending.remove(run.address, cursor);
         }
         assert_eq!(order, [21, 30, 31, 20, 10, 11]);
     }
@@ -172,7 +172,7 @@ mod tests {
             (5..35).for_each(|page| plain[page as usize] = Some(page));
             for (what, from, to, pages) in ops {
                 if what == 0 {
-                    pending.settle(from * PAGE, (from + pages) * PAGE);
+                    pending.remove(from * PAGE, (from + pages) * PAGE);
                     (from..from + pages).for_each(|page| plain[page as usize] = None);
                 } else if from + pages <= to || to + pages <= from {
                     pending.remap(from * PAGE, to * PAGE, pages * PAGE);

@@ -1,7 +1,7 @@
 //! Memory that one kernel hands over to the next one (`/dev/liveupdate`), and a block device on it (`loop(4)`).
 //!
 //! **The caller must** be root, hold the [`Session`] until the kexec, and start the next kernel itself
-//! (`reboot(LINUX_REBOOT_CMD_KEXEC)`). After [`keep`] the memory cannot change its length, nor get holes; it can be
+//! (`reboot(LINUX_REBOOT_CMD_KEXEC)`). After [`preserve`] the memory cannot change its length, nor get holes; it can be
 //! written until the kexec.
 //!
 //! **Guaranteed:** a session that is dropped hands nothing over. Memory that was taken belongs to this kernel alone; to
@@ -37,11 +37,11 @@ const FINISH: u32 = 0xba42;
 /// Token of the single file in a session.
 const TOKEN: u64 = 0;
 /// Number of attempts: another process may take a free loop device.
-const TRIES: usize = 16;
+const LOOP_DEVICE_ATTEMPTS_MAX: usize = 16;
 
 /// A session by its name, which ends with a zero byte.
 #[repr(C)]
-struct Named {
+struct SessionName {
     size: u32,
     fd: i32,
     name: [u8; 64],
@@ -49,7 +49,7 @@ struct Named {
 
 /// A file in a session.
 #[repr(C)]
-struct Kept {
+struct PreservedFile {
     size: u32,
     fd: i32,
     token: u64,
@@ -73,21 +73,21 @@ pub fn memory(bytes: u64) -> Result<File> {
 }
 
 /// Hands memory over under a name, of 63 bytes at most. All of it is allocated on return.
-pub fn keep(name: &str, memory: &File) -> Result<Session> {
+pub fn preserve(name: &str, memory: &File) -> Result<Session> {
     let session = session(CREATE_SESSION, name)?;
-    let mut kept = Kept { size: size::<Kept>(), fd: memory.as_raw_fd(), token: TOKEN };
+    let mut kept = PreservedFile { size: size::<PreservedFile>(), fd: memory.as_raw_fd(), token: TOKEN };
     call(&session, PRESERVE, &mut kept)?;
     Ok(Session(session))
 }
 
 /// Takes the memory that the previous kernel handed over under a name; `None` if there was none.
-pub fn take(name: &str) -> Result<Option<File>> {
+pub fn retrieve(name: &str) -> Result<Option<File>> {
     let session = match session(RETRIEVE_SESSION, name) {
         Ok(session) => session,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let mut kept = Kept { size: size::<Kept>(), fd: -1, token: TOKEN };
+    let mut kept = PreservedFile { size: size::<PreservedFile>(), fd: -1, token: TOKEN };
     call(&session, RETRIEVE, &mut kept)?;
     // SAFETY: the kernel has just opened it for us, and no other code knows its number.
     let memory = File::from(unsafe { OwnedFd::from_raw_fd(kept.fd) });
@@ -96,7 +96,7 @@ pub fn take(name: &str) -> Result<Option<File>> {
 }
 
 fn session(request: u32, name: &str) -> Result<OwnedFd> {
-    let mut named = Named { size: size::<Named>(), fd: -1, name: [0; 64] };
+    let mut named = SessionName { size: size::<SessionName>(), fd: -1, name: [0; 64] };
     match named.name.get_mut(..name.len()) {
         Some(place) if name.len() < 64 => place.copy_from_slice(name.as_bytes()),
         _ => return Err(ErrorKind::InvalidInput.into()),
@@ -130,7 +130,7 @@ impl Device {
     pub fn on(memory: &File) -> Result<Device> {
         let open = |path: &str, write| OpenOptions::new().read(true).write(write).open(path);
         let control = open("/dev/loop-control", true)?;
-        for _ in 0..TRIES {
+        for _ in 0..LOOP_DEVICE_ATTEMPTS_MAX {
             // SAFETY: this request has no argument.
             let number = unsafe { libc::ioctl(control.as_raw_fd(), libc::c_ulong::from(LOOP_CTL_GET_FREE)) };
             if number < 0 {
@@ -155,7 +155,7 @@ impl Device {
 
     /// Stops the release of blocks that a file system on it no longer uses; zeros are written instead: memory that is
     /// kept refuses holes.
-    pub fn fill(&self) -> Result<()> {
+    pub fn disable_discard(&self) -> Result<()> {
         self.file.sync_all()?;
         let name = self.path.file_name().unwrap_or_default();
         fs::write(PathBuf::from("/sys/class/block").join(name).join("queue/discard_max_bytes"), "0")
@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn structures_are_as_long_as_the_kernel_s() {
-        assert_eq!((size::<Named>(), size::<Kept>(), size::<Finish>()), (72, 16, 8));
+        assert_eq!((size::<SessionName>(), size::<PreservedFile>(), size::<Finish>()), (72, 16, 8));
     }
 
     #[test]
     fn a_name_that_is_too_long_is_refused() {
         let memory = memory(4096).unwrap();
-        assert_eq!(keep(&"x".repeat(64), &memory).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(preserve(&"x".repeat(64), &memory).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
             Ok(device) => device,
             Err(error) => stillpoint_testing::skip!("no loop device here: {error}"),
         };
-        device.fill().unwrap();
+        device.disable_discard().unwrap();
         let writable = OpenOptions::new().write(true).open(&device.path).unwrap();
         writable.write_all_at(&[7; 4096], 8192).unwrap();
         writable.sync_all().unwrap();

@@ -18,7 +18,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 /// Takes a connection out of repair mode; returns true if it was in it.
-pub fn leave(socket: impl AsFd) -> bool {
+pub fn leave_repair_mode(socket: impl AsFd) -> bool {
     let descriptor = socket.as_fd().as_raw_fd();
     let (mut state, mut length) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
     // SAFETY: the descriptor is borrowed for as long; the kernel writes at most `length` bytes into `state`, which is
@@ -55,12 +55,12 @@ mod tests {
         if set != 0 {
             stillpoint_testing::skip!("connections cannot be repaired here: {}", std::io::Error::last_os_error());
         }
-        assert!(leave(&ours));
-        assert!(!leave(&ours), "once is enough");
+        assert!(leave_repair_mode(&ours));
+        assert!(!leave_repair_mode(&ours), "once is enough");
         ours.write_all(b"x").unwrap();
         let mut byte = [0];
         theirs.read_exact(&mut byte).unwrap();
         assert_eq!(byte, *b"x");
-        assert!(!leave(std::io::stderr()), "no socket");
+        assert!(!leave_repair_mode(std::io::stderr()), "no socket");
     }
 }

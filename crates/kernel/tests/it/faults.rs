@@ -3,31 +3,33 @@
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Pulse, Sql, Tally, append, prepare_mariadb, switch_with, take_along, until_alone, until_done, until_state,
+    AcknowledgedCount, CountingClient, Sql, append, prepare_mariadb, prepare_units, switch_with, wait_until_done,
+    wait_until_single_process, wait_until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, emulated};
 use stillpoint_testing::soak::is_soak;
 
-const REST: Duration = Duration::from_millis(50);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Boots a machine with a redis that writes a log of its changes but never syncs it, and a MariaDB as Debian ships it.
 #[track_caller]
 fn with_files(guest: &Guest) -> Machine {
     let mut machine = Machine::boot(guest, &guest.kernels[0], stillpoint());
-    machine.ok("sed -i 's/^appendonly no/appendonly yes/; s/^appendfsync .*/appendfsync no/' /etc/redis/redis.conf");
-    take_along(&mut machine, &["mariadb", "redis-server"]);
+    machine
+        .succeed("sed -i 's/^appendonly no/appendonly yes/; s/^appendfsync .*/appendfsync no/' /etc/redis/redis.conf");
+    prepare_units(&mut machine, &["mariadb", "redis-server"]);
     prepare_mariadb(&mut machine);
     // the new configuration must survive a loss of power
-    machine.ok("sync");
+    machine.succeed("sync");
     machine
 }
 
 /// Asserts that MariaDB has all changes of a tally that it acknowledged, and one more at most.
 #[track_caller]
-fn kept(machine: &mut Machine, name: &str, tally: Tally) {
+fn assert_kept(machine: &mut Machine, name: &str, tally: AcknowledgedCount) {
     let acknowledged = tally.acknowledged();
-    machine.until("mariadb -e 'SELECT 1'");
-    until_alone(machine, "mariadb");
+    machine.run_until_success("mariadb -e 'SELECT 1'");
+    wait_until_single_process(machine, "mariadb");
     let there = Sql::connect(machine).ask(&format!("SELECT n FROM t.pulse WHERE name = '{name}'"));
     let there: u64 = there.and_then(|number| number.parse().ok()).expect("its row");
     println!("{acknowledged} changes were acknowledged, {there} are there");
@@ -49,13 +51,13 @@ fn no_image_is_used_when_it_must_not_or_cannot_be() {
         // the last one is enough for a short test: images that must not be used
         for (fault, why) in &cases[if is_soak() { 0 } else { 2 }..] {
             append(&mut machine, &format!("stillpoint.fault={fault}"));
-            let tally = Tally::mariadb(&machine, fault, REST);
+            let tally = AcknowledgedCount::mariadb(&machine, fault, REQUEST_INTERVAL);
             switch_with(&mut machine, &format!("--to {to}"), from);
-            let journal = until_state(&mut machine, "cold");
+            let journal = wait_until_state(&mut machine, "cold");
             assert!(journal.contains(why), "{fault}: {journal}");
-            kept(&mut machine, fault, tally);
-            machine.until("redis-cli ping");
-            assert_eq!(machine.ok("nft list tables"), "");
+            assert_kept(&mut machine, fault, tally);
+            machine.run_until_success("redis-cli ping");
+            assert_eq!(machine.succeed("nft list tables"), "");
             println!("COUNT cold starts, {fault} 1");
         }
     });
@@ -74,23 +76,26 @@ fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
         let before: &[&str] =
             if is_soak() { &["preload", "passes", "close", "drain", "guard", "freeze", "seal"] } else { &["seal"] };
         for phase in before {
-            let tally = Tally::mariadb(&machine, phase, REST);
+            let tally = AcknowledgedCount::mariadb(&machine, phase, REQUEST_INTERVAL);
             lose(&mut machine, phase);
             // the boot would start them
-            machine.until("systemctl start mariadb redis-server");
-            kept(&mut machine, phase, tally);
+            machine.run_until_success("systemctl start mariadb redis-server");
+            assert_kept(&mut machine, phase, tally);
         }
         let after: &[&str] = if is_soak() { &["still", "watch", "jump"] } else { &["still"] };
         for phase in after {
-            let pulses = [Pulse::redis(&machine, phase, REST), Pulse::mariadb(&machine, phase, REST)];
+            let pulses = [
+                CountingClient::redis(&machine, phase, REQUEST_INTERVAL),
+                CountingClient::mariadb(&machine, phase, REQUEST_INTERVAL),
+            ];
             lose(&mut machine, phase);
-            until_done(&mut machine);
-            let beats = pulses.map(Pulse::end);
+            wait_until_done(&mut machine);
+            let beats = pulses.map(CountingClient::end);
             println!("{} requests, each had its effect once", beats.iter().map(Vec::len).sum::<usize>());
             // the log continues where the image has it: nothing that the page cache held is missing
-            machine.ok("systemctl restart redis-server");
-            machine.until("redis-cli ping");
-            assert_eq!(machine.ok(&format!("redis-cli --raw get {phase}")), beats[0].len().to_string());
+            machine.succeed("systemctl restart redis-server");
+            machine.run_until_success("redis-cli ping");
+            assert_eq!(machine.succeed(&format!("redis-cli --raw get {phase}")), beats[0].len().to_string());
         }
     });
 }

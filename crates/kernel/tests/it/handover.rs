@@ -3,15 +3,16 @@
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, Pulse, all_pairs, append, longest, redis_pairs, switch, take_along, until_done, until_state,
+    Client, CountingClient, append, longest, prepare_units, read_pairs, store_pairs, switch, wait_until_done,
+    wait_until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, Output, Shape};
 use stillpoint_testing::skipped;
 
-const REST: Duration = Duration::from_millis(250);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(250);
 const KEYS: u32 = 2000;
-const TOLD: &str = "kho=on liveupdate=on";
-const MOUNTED: &str = "/var/lib/stillpoint/switch/handover";
+const HANDOVER_ARGUMENTS: &str = "kho=on liveupdate=on";
+const MOUNT_POINT: &str = "/var/lib/stillpoint/switch/handover";
 
 #[track_caller]
 fn guest() -> Option<Guest> {
@@ -20,11 +21,11 @@ fn guest() -> Option<Guest> {
 
 /// Boots a machine whose images are in memory that is handed over.
 #[track_caller]
-fn boot(guest: &Guest, told: &str) -> Machine {
+fn boot(guest: &Guest, arguments: &str) -> Machine {
     let mut machine =
-        Machine::boot_as(guest, &guest.kernels[0], stillpoint(), Shape { append: told, ..Shape::default() });
-    take_along(&mut machine, &["memcached", "redis-server"]);
-    machine.ok("sed -i '1i images = \"handover\"' /etc/stillpoint/kernel.toml");
+        Machine::boot_as(guest, &guest.kernels[0], stillpoint(), Shape { append: arguments, ..Shape::default() });
+    prepare_units(&mut machine, &["memcached", "redis-server"]);
+    machine.succeed("sed -i '1i images = \"handover\"' /etc/stillpoint/kernel.toml");
     machine
 }
 
@@ -36,8 +37,10 @@ fn refused(machine: &mut Machine, to: &str, words: &str) {
 
 /// Asserts that no mount, no loop device and no memory is left.
 #[track_caller]
-fn nothing_is_left(machine: &mut Machine) {
-    machine.until(&format!("! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"));
+fn assert_nothing_left(machine: &mut Machine) {
+    machine.run_until_success(&format!(
+        "! grep -q {MOUNT_POINT} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"
+    ));
 }
 
 /// Goes to another kernel and back, as a restore fails there, and then to it: with the same memory each time.
@@ -46,30 +49,36 @@ fn nothing_is_left(machine: &mut Machine) {
 fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     let Some(guest) = guest() else { return };
     let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
-    let mut machine = boot(&guest, TOLD);
-    machine.ok("test -c /dev/liveupdate");
-    let told = machine.ok(&format!("stillpoint kernel switch --to {to} --dry-run"));
-    assert!(told.contains("warning: images lie in") && told.contains("no other; after a panic"), "{told}");
+    let mut machine = boot(&guest, HANDOVER_ARGUMENTS);
+    machine.succeed("test -c /dev/liveupdate");
+    let arguments = machine.succeed(&format!("stillpoint kernel switch --to {to} --dry-run"));
+    assert!(
+        arguments.contains("warning: images are located in") && arguments.contains("no other; after a panic"),
+        "{arguments}"
+    );
     append(&mut machine, "kho=off");
     refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
     append(&mut machine, "");
     let mut client = Client::connect(&machine, 6379);
-    redis_pairs(&mut client, KEYS);
-    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+    store_pairs(&mut client, KEYS);
+    let pulses = [
+        CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
+        CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
+    ];
     // a switch that fails is rolled back, and the memory is released
     let failed = machine.run(&format!("stillpoint kernel switch --to {to} --fail-in jump"));
     assert!(failed.text.contains("a test made it fail"), "{}", failed.text);
-    nothing_is_left(&mut machine);
+    assert_nothing_left(&mut machine);
     for (fault, ends_on, why) in
         [("stillpoint.fault=restore", from, "could not restore: a test made it fail"), ("", to, "\"why\": null")]
     {
         append(&mut machine, fault);
         switch(&mut machine, to, ends_on);
-        let journal = until_done(&mut machine);
+        let journal = wait_until_done(&mut machine);
         println!("{journal}");
         assert!(journal.contains(why) && journal.contains("\"handover\": {"), "{journal}");
-        all_pairs(&mut client, KEYS);
-        nothing_is_left(&mut machine);
+        read_pairs(&mut client, KEYS);
+        assert_nothing_left(&mut machine);
         println!("COUNT ways with images that were handed over, {fault} 1");
     }
     for pulse in pulses {
@@ -83,21 +92,21 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
 fn units_start_from_their_files_when_nobody_hands_their_images_on() {
     let Some(guest) = guest() else { return };
     let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
-    let mut machine = boot(&guest, TOLD);
-    redis_pairs(&mut Client::connect(&machine, 6379), KEYS);
-    machine.ok("redis-cli save");
+    let mut machine = boot(&guest, HANDOVER_ARGUMENTS);
+    store_pairs(&mut Client::connect(&machine, 6379), KEYS);
+    machine.succeed("redis-cli save");
     for (fault, ends_on, why) in [
         ("stillpoint.initrd=panic", from, "this kernel came up by itself"),
         ("stillpoint.fault=leader", to, "their leader was killed"),
     ] {
         append(&mut machine, fault);
         switch(&mut machine, to, ends_on);
-        let journal = until_state(&mut machine, "cold");
+        let journal = wait_until_state(&mut machine, "cold");
         assert!(journal.contains(why), "{journal}");
-        machine.until("redis-cli ping");
-        all_pairs(&mut Client::connect(&machine, 6379), KEYS);
-        assert_eq!(machine.ok("nft list tables"), "");
-        nothing_is_left(&mut machine);
+        machine.run_until_success("redis-cli ping");
+        read_pairs(&mut Client::connect(&machine, 6379), KEYS);
+        assert_eq!(machine.succeed("nft list tables"), "");
+        assert_nothing_left(&mut machine);
     }
 }
 
@@ -109,7 +118,7 @@ fn kernels_that_were_not_told_to_hand_memory_over_are_refused() {
     let mut machine = boot(&guest, "");
     refused(&mut machine, to, &format!("{from}, which runs, hands no memory over: its command line has no kho=on"));
     refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
-    machine.ok(&format!("sed -i 's/^CONFIG_LIVEUPDATE=y/# &/' /boot/config-{to}"));
+    machine.succeed(&format!("sed -i 's/^CONFIG_LIVEUPDATE=y/# &/' /boot/config-{to}"));
     refused(&mut machine, to, "it was built without CONFIG_LIVEUPDATE");
 }
 
@@ -121,30 +130,30 @@ const PHASES: [&str; 10] =
 
 /// Returns the milliseconds of a phase in a journal.
 fn milliseconds(journal: &str, phase: &str) -> Option<u64> {
-    let told = journal.split_once(&format!("\"phase\": \"{phase}\""))?.1;
-    let number = told.split_once("\"duration_us\": ")?.1.split(',').next()?;
+    let arguments = journal.split_once(&format!("\"phase\": \"{phase}\""))?.1;
+    let number = arguments.split_once("\"duration_us\": ")?.1.split(',').next()?;
     Some(number.parse::<u64>().ok()? / 1000)
 }
 
 /// Makes one switch of a redis with its images in one place; prints the time of its phases, and the longest request.
 #[track_caller]
 fn measure(guest: &Guest, (from, to): (&str, &str), place: &str) {
-    let append = if place == "region" { "memmap=384M!1G" } else { TOLD };
+    let append = if place == "region" { "memmap=384M!1G" } else { HANDOVER_ARGUMENTS };
     let mut machine =
         Machine::boot_as(guest, from, stillpoint(), Shape { memory_mib: 2560, append, ..Shape::default() });
-    take_along(&mut machine, &["redis-server"]);
+    prepare_units(&mut machine, &["redis-server"]);
     if place == "region" {
-        machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
-        machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
+        machine.succeed("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
+        machine.succeed("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
     } else if place == "handover" {
-        machine.ok("sed -i '1i images = \"handover\"' /etc/stillpoint/kernel.toml");
+        machine.succeed("sed -i '1i images = \"handover\"' /etc/stillpoint/kernel.toml");
     }
     let fat =
         format!("for n = 1, {} do redis.call('SET', 'fat' .. n, string.rep('x', 1000) .. n) end", MEASURED_MIB * 1024);
-    machine.ok(&format!("redis-cli config set save '' && redis-cli EVAL \"{fat}\" 0"));
-    let pulse = Pulse::redis(&machine, "pulse", REST);
+    machine.succeed(&format!("redis-cli config set save '' && redis-cli EVAL \"{fat}\" 0"));
+    let pulse = CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL);
     switch(&mut machine, to, to);
-    let journal = until_done(&mut machine);
+    let journal = wait_until_done(&mut machine);
     assert!(journal.contains("\"why\": null"), "{journal}");
     let longest = longest(&pulse.end()).as_millis();
     let took = PHASES.map(|phase| milliseconds(&journal, phase).map_or("".into(), |took| took.to_string()));

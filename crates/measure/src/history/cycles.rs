@@ -7,21 +7,21 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::list_append::{Dependency, Inferred, Why};
+use super::list_append::{Dependency, DependencyKind, Inference};
 use super::{Anomaly, AnomalyKind, History, Level};
 
 /// Edges from each node; a node is a transaction or a moment.
 struct Graph {
-    edges: Vec<Vec<(usize, Why)>>,
+    edges: Vec<Vec<(usize, DependencyKind)>>,
     transactions: usize,
 }
 
 impl Graph {
-    fn new(history: &History, inferred: &Inferred, with_time: bool) -> Graph {
+    fn new(history: &History, inferred: &Inference, with_time: bool) -> Graph {
         let transactions = history.transactions.len();
         let mut graph = Graph { edges: vec![Vec::new(); transactions], transactions };
         for edge in &inferred.dependencies {
-            graph.edges[edge.from].push((edge.to, edge.why));
+            graph.edges[edge.from].push((edge.to, edge.kind));
         }
         if with_time {
             graph.add_time(history, inferred);
@@ -29,31 +29,33 @@ impl Graph {
         graph
     }
 
-    fn add_time(&mut self, history: &History, inferred: &Inferred) {
+    fn add_time(&mut self, history: &History, inferred: &Inference) {
         let all = &history.transactions;
         let mut ends: Vec<(u64, usize)> = inferred.happened.iter().map(|&of| (all[of].ended_ns, of)).collect();
         ends.sort_unstable();
         for (at, (_, of)) in ends.iter().enumerate() {
             let moment = self.edges.len();
             self.edges.push(Vec::new());
-            self.edges[*of].push((moment, Why::Earlier));
+            self.edges[*of].push((moment, DependencyKind::Earlier));
             if at > 0 {
-                self.edges[moment - 1].push((moment, Why::Earlier));
+                self.edges[moment - 1].push((moment, DependencyKind::Earlier));
             }
         }
         for &of in &inferred.happened {
             let before = ends.partition_point(|(ended, _)| *ended < all[of].began_ns);
             if before > 0 {
-                self.edges[self.transactions + before - 1].push((of, Why::Earlier));
+                self.edges[self.transactions + before - 1].push((of, DependencyKind::Earlier));
             }
         }
     }
 
     /// Edges between states (twice the node, plus one after a read-before edge); with `skew` two read-before edges may follow each other.
-    fn next(&self, state: usize, skew: bool) -> impl Iterator<Item = (usize, Why)> {
+    fn next(&self, state: usize, skew: bool) -> impl Iterator<Item = (usize, DependencyKind)> {
         let (node, after_read_before) = (state / 2, state % 2 == 1);
-        let edges = self.edges[node].iter().filter(move |(_, why)| !(after_read_before && *why == Why::ReadBefore));
-        edges.map(move |&(to, why)| (2 * to + usize::from(why == Why::ReadBefore && !skew), why))
+        let edges = self.edges[node]
+            .iter()
+            .filter(move |(_, kind)| !(after_read_before && *kind == DependencyKind::ReadBefore));
+        edges.map(move |&(to, kind)| (2 * to + usize::from(kind == DependencyKind::ReadBefore && !skew), kind))
     }
 
     /// Strongly connected components of more than one state.
@@ -67,33 +69,33 @@ impl Graph {
     }
 
     /// Returns the shortest path from a state back to itself within a component.
-    fn shortest(&self, component: &[usize], skew: bool) -> Vec<(usize, Why)> {
-        let mut best: Vec<(usize, Why)> = Vec::new();
+    fn shortest(&self, component: &[usize], skew: bool) -> Vec<(usize, DependencyKind)> {
+        let mut best: Vec<(usize, DependencyKind)> = Vec::new();
         let inside: HashSet<usize> = component.iter().copied().collect();
         // Any cycle proves it; in a large component a few starts find one that is short enough to read.
         for &start in component.iter().take(64) {
-            let mut came: HashMap<usize, (usize, Why)> = HashMap::new();
+            let mut came_from: HashMap<usize, (usize, DependencyKind)> = HashMap::new();
             let mut queue = VecDeque::from([start]);
-            while let Some(state) = queue.pop_front().filter(|_| !came.contains_key(&start)) {
-                for (to, why) in self.next(state, skew).filter(|(to, _)| inside.contains(to)) {
-                    if let Entry::Vacant(entry) = came.entry(to) {
-                        entry.insert((state, why));
+            while let Some(state) = queue.pop_front().filter(|_| !came_from.contains_key(&start)) {
+                for (to, kind) in self.next(state, skew).filter(|(to, _)| inside.contains(to)) {
+                    if let Entry::Vacant(entry) = came_from.entry(to) {
+                        entry.insert((state, kind));
                         queue.push_back(to);
                     }
                 }
             }
-            let mut way = Vec::new();
+            let mut path = Vec::new();
             let mut at = start;
-            while let Some(&(from, why)) = came.get(&at) {
-                way.push((from / 2, why));
+            while let Some(&(from, kind)) = came_from.get(&at) {
+                path.push((from / 2, kind));
                 at = from;
                 if at == start {
                     break;
                 }
             }
-            way.reverse();
-            if !way.is_empty() && (best.is_empty() || way.len() < best.len()) {
-                best = way;
+            path.reverse();
+            if !path.is_empty() && (best.is_empty() || path.len() < best.len()) {
+                best = path;
             }
         }
         best
@@ -168,11 +170,11 @@ impl Search {
     }
 }
 
-pub(super) fn find(history: &History, inferred: &Inferred, level: Level) -> Vec<Anomaly> {
+pub(super) fn find(history: &History, inferred: &Inference, level: Level) -> Vec<Anomaly> {
     let (with_time, skew) = (level != Level::ReadCommitted, level == Level::Serializable);
-    let kept = |edge: &&Dependency| level != Level::ReadCommitted || edge.why != Why::ReadBefore;
-    let inferred = Inferred {
-        dependencies: inferred.dependencies.iter().filter(kept).copied().collect(),
+    let chosen = |edge: &&Dependency| level != Level::ReadCommitted || edge.kind != DependencyKind::ReadBefore;
+    let inferred = Inference {
+        dependencies: inferred.dependencies.iter().filter(chosen).copied().collect(),
         happened: inferred.happened.clone(),
     };
     // Cycles without real time first: they are easier to interpret.
@@ -187,7 +189,7 @@ pub(super) fn find(history: &History, inferred: &Inferred, level: Level) -> Vec<
     found
 }
 
-fn describe(graph: &Graph, inferred: &Inferred, skew: bool) -> Vec<Anomaly> {
+fn describe(graph: &Graph, inferred: &Inference, skew: bool) -> Vec<Anomaly> {
     let mut anomalies: Vec<Anomaly> = Vec::new();
     for component in graph.components(skew) {
         let cycle = graph.shortest(&component, skew);
@@ -199,25 +201,25 @@ fn describe(graph: &Graph, inferred: &Inferred, skew: bool) -> Vec<Anomaly> {
         }
         let kind = classify(&cycle, &members, inferred, skew);
         let text = cycle.iter().filter(|(node, _)| *node < graph.transactions);
-        let text: Vec<String> = text.map(|(node, why)| format!("{node} -{}->", name(*why))).collect();
+        let text: Vec<String> = text.map(|(node, kind)| format!("{node} -{}->", name(*kind))).collect();
         anomalies.push(Anomaly::new(kind, members.clone(), format!("{} {}", text.join(" "), members[0])));
     }
     anomalies
 }
 
-fn name(why: Why) -> &'static str {
-    match why {
-        Why::Overwritten => "ww",
-        Why::Read => "wr",
-        Why::ReadBefore => "rw",
-        Why::Earlier => "time",
+fn name(kind: DependencyKind) -> &'static str {
+    match kind {
+        DependencyKind::Overwritten => "ww",
+        DependencyKind::Read => "wr",
+        DependencyKind::ReadBefore => "rw",
+        DependencyKind::Earlier => "time",
     }
 }
 
-fn classify(cycle: &[(usize, Why)], members: &[usize], inferred: &Inferred, skew: bool) -> AnomalyKind {
-    let count = |why: Why| cycle.iter().filter(|(_, other)| *other == why).count();
-    let in_sequence = skew && count(Why::ReadBefore) > 1;
-    match (count(Why::ReadBefore), count(Why::Read), count(Why::Earlier)) {
+fn classify(cycle: &[(usize, DependencyKind)], members: &[usize], inferred: &Inference, skew: bool) -> AnomalyKind {
+    let count = |kind: DependencyKind| cycle.iter().filter(|(_, other)| *other == kind).count();
+    let in_sequence = skew && count(DependencyKind::ReadBefore) > 1;
+    match (count(DependencyKind::ReadBefore), count(DependencyKind::Read), count(DependencyKind::Earlier)) {
         _ if in_sequence => AnomalyKind::WriteSkew,
         (_, _, 1..) => AnomalyKind::StaleRead,
         (0, 0, _) => AnomalyKind::DirtyWrite,
@@ -229,11 +231,11 @@ fn classify(cycle: &[(usize, Why)], members: &[usize], inferred: &Inferred, skew
 }
 
 /// Returns true if both transactions wrote a list, one of them based on a state that the other had replaced.
-fn lost_update(members: &[usize], inferred: &Inferred) -> bool {
+fn lost_update(members: &[usize], inferred: &Inference) -> bool {
     let &[a, b] = members else { return false };
     inferred.dependencies.iter().any(|read| {
-        let back = Dependency { from: read.to, to: read.from, why: Why::Overwritten, list: read.list };
+        let back = Dependency { from: read.to, to: read.from, kind: DependencyKind::Overwritten, list: read.list };
         let between = (read.from, read.to) == (a, b) || (read.from, read.to) == (b, a);
-        read.why == Why::ReadBefore && between && inferred.dependencies.binary_search(&back).is_ok()
+        read.kind == DependencyKind::ReadBefore && between && inferred.dependencies.binary_search(&back).is_ok()
     })
 }

@@ -6,7 +6,7 @@ use super::{Anomaly, AnomalyKind, History, Level, Operation, Outcome, Transactio
 
 /// Reason for which one transaction must come before another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Why {
+pub(super) enum DependencyKind {
     /// It wrote a value that the other overwrote.
     Overwritten,
     /// It wrote a value that the other read.
@@ -22,13 +22,13 @@ pub(super) enum Why {
 pub(super) struct Dependency {
     pub(super) from: usize,
     pub(super) to: usize,
-    pub(super) why: Why,
+    pub(super) kind: DependencyKind,
     pub(super) list: u64,
 }
 
 /// Facts that follow from the lists.
 #[derive(Debug, Default)]
-pub(super) struct Inferred {
+pub(super) struct Inference {
     pub(super) dependencies: Vec<Dependency>,
     /// Transactions that happened.
     pub(super) happened: BTreeSet<usize>,
@@ -51,13 +51,13 @@ fn reads(transaction: &Transaction) -> impl Iterator<Item = (u64, &[u64])> {
     })
 }
 
-pub(super) fn infer(history: &History, level: Level) -> (Inferred, Vec<Anomaly>) {
+pub(super) fn infer(history: &History, level: Level) -> (Inference, Vec<Anomaly>) {
     let all = &history.transactions;
     let mut writers = Writers::new();
     for (number, transaction) in all.iter().enumerate() {
         writers.extend(appends(transaction).map(|append| (append, number)));
     }
-    let happened = happened(history, &writers);
+    let happened = find_happened(history, &writers);
     let mut anomalies = Vec::new();
     for &number in &happened {
         anomalies.extend(judge_reads(all, number, &writers));
@@ -78,19 +78,19 @@ pub(super) fn infer(history: &History, level: Level) -> (Inferred, Vec<Anomaly>)
     dependencies.retain(|edge| edge.from != edge.to && happened.contains(&edge.from) && happened.contains(&edge.to));
     dependencies.sort_unstable();
     dependencies.dedup();
-    (Inferred { dependencies, happened }, anomalies)
+    (Inference { dependencies, happened }, anomalies)
 }
 
 /// Returns the committed transactions, and those of unknown outcome of which another transaction or the end saw a write.
-fn happened(history: &History, writers: &Writers) -> BTreeSet<usize> {
+fn find_happened(history: &History, writers: &Writers) -> BTreeSet<usize> {
     let all = &history.transactions;
     let committed = |number: &usize| all[*number].outcome == Outcome::Committed;
     let mut happened: BTreeSet<usize> = (0..all.len()).filter(committed).collect();
     let seen_by_clients = all.iter().filter(|by| by.outcome == Outcome::Committed).flat_map(reads);
     let last = history.last.iter().flat_map(|last| last.lists.iter().map(|(list, values)| (*list, values.as_slice())));
     for (list, values) in seen_by_clients.chain(last) {
-        let seen = values.iter().filter_map(|value| writers.get(&(list, *value)));
-        happened.extend(seen.filter(|number| all[**number].outcome == Outcome::Unknown));
+        let observed = values.iter().filter_map(|value| writers.get(&(list, *value)));
+        happened.extend(observed.filter(|number| all[**number].outcome == Outcome::Unknown));
     }
     happened
 }
@@ -200,7 +200,7 @@ fn overwrites(orders: &BTreeMap<u64, Vec<u64>>, writers: &Writers, edges: &mut V
         for pair in values.windows(2) {
             let writer = |value| writers.get(&(list, value)).copied();
             if let (Some(from), Some(to)) = (writer(pair[0]), writer(pair[1])) {
-                edges.push(Dependency { from, to, why: Why::Overwritten, list });
+                edges.push(Dependency { from, to, kind: DependencyKind::Overwritten, list });
             }
         }
     }
@@ -216,14 +216,14 @@ fn read_dependencies(
     for (list, values) in reads(transaction) {
         // Own appends at the end are not a state that others made.
         let foreign = |value: &&u64| writers.get(&(list, **value)) != Some(&number);
-        let seen = values.iter().rev().skip_while(|value| !foreign(value)).count();
-        if let Some(from) = seen.checked_sub(1).and_then(|last| writers.get(&(list, values[last]))) {
-            edges.push(Dependency { from: *from, to: number, why: Why::Read, list });
+        let observed = values.iter().rev().skip_while(|value| !foreign(value)).count();
+        if let Some(from) = observed.checked_sub(1).and_then(|last| writers.get(&(list, values[last]))) {
+            edges.push(Dependency { from: *from, to: number, kind: DependencyKind::Read, list });
         }
-        let next = orders.get(&list).into_iter().flat_map(|order| order.iter().skip(seen));
+        let next = orders.get(&list).into_iter().flat_map(|order| order.iter().skip(observed));
         let next = next.filter_map(|value| writers.get(&(list, *value))).find(|writer| **writer != number);
         if let Some(&to) = next {
-            edges.push(Dependency { from: number, to, why: Why::ReadBefore, list });
+            edges.push(Dependency { from: number, to, kind: DependencyKind::ReadBefore, list });
         }
     }
 }

@@ -49,7 +49,7 @@ pub(crate) struct Pending<E> {
     /// True for a measured request.
     pub(crate) measured: bool,
     /// True if it was reported as timed out; its answer is only awaited to keep the order.
-    pub(crate) given_up: bool,
+    pub(crate) timed_out: bool,
     pub(crate) expect: E,
 }
 

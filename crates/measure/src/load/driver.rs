@@ -17,11 +17,11 @@ use super::workload::Workload;
 use crate::clock::{now_ns, ns};
 use crate::error::{Error, Result};
 use crate::record::End;
-use crate::summary::{Summary, Tally};
+use crate::summary::{Summary, SummaryBuilder};
 
 const TIMER: Token = Token(usize::MAX);
 /// Requests that are written between two reads of answers.
-const BATCH: usize = 64;
+const BATCH_REQUESTS: usize = 64;
 /// Interval of checks for time-outs, reconnects and the record.
 pub(super) const HOUSEKEEPING_NS: u64 = 5_000_000;
 /// Limit of pushes in progress on the feeder; far more than wait at a server that answers.
@@ -29,7 +29,7 @@ const FEEDER_PIPELINE: usize = 4096;
 
 /// Result of a run.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct DriverResult {
     pub(crate) summary: Summary,
     pub(crate) end: End,
     pub(crate) complaints: Vec<String>,
@@ -55,7 +55,7 @@ pub(crate) struct Driver<'a, W: Workload> {
     pub(super) waiting: usize,
     pub(super) rng: Random,
     pub(super) sink: Option<Sink>,
-    pub(super) tally: Option<Tally>,
+    pub(super) builder: Option<SummaryBuilder>,
     pub(super) complaints: Vec<String>,
     pub(super) end: End,
     /// Kind of the next request, drawn before a free connection is known.
@@ -97,7 +97,7 @@ impl<'a, W: Workload> Driver<'a, W> {
             waiting: 0,
             rng: Random::new(plan.seed),
             sink: None,
-            tally: None,
+            builder: None,
             complaints: Vec::new(),
             end: End::default(),
             drawn: None,
@@ -141,12 +141,12 @@ impl<'a, W: Workload> Driver<'a, W> {
     }
 
     /// Runs the schedule to its end, then checks that the idle and the blocked connections are still alive.
-    pub(crate) fn run(mut self, start_ns: u64, sink: Option<Sink>) -> Result<Ended> {
+    pub(crate) fn run(mut self, start_ns: u64, sink: Option<Sink>) -> Result<DriverResult> {
         let mut until_ns = start_ns + ns(self.plan.duration);
         let mut schedule =
             Schedule::new(self.plan.arrivals, self.plan.rate, start_ns, until_ns, self.plan.seed ^ 0x5ced);
         self.sink = sink;
-        self.tally = Some(Tally::new(&self.workload.kinds(), start_ns));
+        self.builder = Some(SummaryBuilder::new(&self.workload.kinds(), start_ns));
         while now_ns() < until_ns || schedule.due_ns().is_some() || self.waiting > 0 {
             if self.counters.stop.load(Ordering::Relaxed) {
                 until_ns = until_ns.min(now_ns());
@@ -158,23 +158,23 @@ impl<'a, W: Workload> Driver<'a, W> {
             self.housekeeping(&mut schedule)?;
         }
         self.end.ended_ns = now_ns();
-        let summary = self.tally.take().map(|tally| tally.finish(self.end.ended_ns));
+        let summary = self.builder.take().map(|builder| builder.finish(self.end.ended_ns));
         self.check_alive()?;
         if let Some(sink) = self.sink.take() {
             sink.end(&self.end)?;
         }
-        let summary = summary.unwrap_or_else(|| Tally::new(&[], start_ns).finish(self.end.ended_ns));
-        Ok(Ended { summary, end: self.end, complaints: self.complaints })
+        let summary = summary.unwrap_or_else(|| SummaryBuilder::new(&[], start_ns).finish(self.end.ended_ns));
+        Ok(DriverResult { summary, end: self.end, complaints: self.complaints })
     }
 
     /// Sends the due requests. Returns true if a due request finds no free connection.
     fn issue_due(&mut self, schedule: &mut Schedule) -> Result<bool> {
         let now = now_ns();
-        for _ in 0..BATCH {
+        for _ in 0..BATCH_REQUESTS {
             let Some(due) = schedule.due_ns().filter(|&due| due <= now) else { return Ok(false) };
             let kind = *self.drawn.get_or_insert_with(|| self.workload.draw(&mut self.rng));
-            if let Some(tally) = &mut self.tally {
-                tally.waiting_since(due);
+            if let Some(builder) = &mut self.builder {
+                builder.waiting_since(due);
             }
             // The server is responsible for time without a free connection.
             if self.full {
@@ -199,8 +199,8 @@ impl<'a, W: Workload> Driver<'a, W> {
     fn issue_request(&mut self, kind: u8, scheduled_ns: u64, late_us: u32) -> bool {
         let Some(index) = self.free_worker() else { return false };
         let connection = &mut self.connections[index];
-        let expect = self.workload.ask(kind, index as u32, &mut self.rng, &mut connection.output);
-        let pending = Pending { scheduled_ns, late_us, kind, measured: true, given_up: false, expect };
+        let expect = self.workload.append_request(kind, index as u32, &mut self.rng, &mut connection.output);
+        let pending = Pending { scheduled_ns, late_us, kind, measured: true, timed_out: false, expect };
         connection.pending.push_back(pending);
         self.waiting += 1;
         self.touch(index);
@@ -227,7 +227,7 @@ impl<'a, W: Workload> Driver<'a, W> {
     ) {
         let epoch = self.connections[blocked].epoch;
         let pair = self.workload.push(blocked as u32, epoch, &mut self.connections[feeder].output);
-        let pending = |expect, measured| Pending { scheduled_ns, late_us, kind, measured, given_up: false, expect };
+        let pending = |expect, measured| Pending { scheduled_ns, late_us, kind, measured, timed_out: false, expect };
         self.connections[feeder].pending.push_back(pending(pair.push, false));
         self.connections[blocked].pending.push_back(pending(pair.pop, measured));
         self.touch(feeder);
@@ -241,18 +241,18 @@ impl<'a, W: Workload> Driver<'a, W> {
     fn free_worker(&mut self) -> Option<usize> {
         let count = self.first_blocked;
         let pipeline = self.plan.pipeline as usize;
-        let turns = (0..count).map(|turn| (self.next_worker + turn) % count);
-        let index = turns.into_iter().find(|&index| self.has_room(index, pipeline))?;
+        let indices = (0..count).map(|offset| (self.next_worker + offset) % count);
+        let index = indices.into_iter().find(|&index| self.has_room(index, pipeline))?;
         self.next_worker = (index + 1) % count;
         Some(index)
     }
 
     fn free_blocked(&mut self) -> Option<usize> {
         let count = self.plan.blocking as usize;
-        let turns = (0..count).map(|turn| (self.next_blocked + turn) % count);
-        let turn = turns.into_iter().find(|turn| self.connections[self.first_blocked + turn].is_open())?;
-        self.next_blocked = (turn + 1) % count;
-        Some(self.first_blocked + turn)
+        let indices = (0..count).map(|offset| (self.next_blocked + offset) % count);
+        let index = indices.into_iter().find(|index| self.connections[self.first_blocked + index].is_open())?;
+        self.next_blocked = (index + 1) % count;
+        Some(self.first_blocked + index)
     }
 
     pub(super) fn touch(&mut self, index: usize) {

@@ -16,8 +16,8 @@ use super::{memcached, plan};
 use crate::error::{Error, Result};
 
 /// Commands in progress at a time; their answers fit the socket buffers, so writing never waits for reading.
-const BATCH: u64 = 2_000;
-const PATIENCE: Duration = Duration::from_secs(60);
+const BATCH_COMMANDS: u64 = 2_000;
+const IO_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Result of a fill.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -47,9 +47,9 @@ pub fn fill(target: &Target, protocol: &Protocol, mut progress: impl FnMut(u64))
     let values = Values::new(0, 0, value_bytes);
     let (mut out, mut scratch) = (Vec::new(), Vec::new());
     let redis = matches!(protocol, Protocol::Redis { .. });
-    for first in (0..keys).step_by(BATCH as usize) {
+    for first in (0..keys).step_by(BATCH_COMMANDS as usize) {
         out.clear();
-        let batch = first..(first + BATCH).min(keys);
+        let batch = first..(first + BATCH_COMMANDS).min(keys);
         for key in batch.clone() {
             let key = key as u32;
             if redis {
@@ -117,13 +117,13 @@ impl Client {
         let fail = |source| Error::Connect { target: name.clone(), source };
         let stream: Box<dyn Stream> = match target.resolve()? {
             Address::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(fail)?;
-                stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE))).map_err(fail)?;
+                let stream = TcpStream::connect_timeout(&address, IO_TIMEOUT).map_err(fail)?;
+                stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(IO_TIMEOUT))).map_err(fail)?;
                 Box::new(stream)
             }
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).map_err(fail)?;
-                stream.set_read_timeout(Some(PATIENCE)).map_err(fail)?;
+                stream.set_read_timeout(Some(IO_TIMEOUT)).map_err(fail)?;
                 Box::new(stream)
             }
         };

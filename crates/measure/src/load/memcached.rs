@@ -79,7 +79,7 @@ impl Workload for Memcached {
         self.weights.draw(rng)
     }
 
-    fn ask(&mut self, kind: u8, _connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Expect {
+    fn append_request(&mut self, kind: u8, _connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Expect {
         match self.weights.names()[usize::from(kind)].as_str() {
             "get" => {
                 let key = self.values.draw(rng);
@@ -97,7 +97,7 @@ impl Workload for Memcached {
         }
     }
 
-    fn judge(&mut self, expect: &Expect, input: &[u8]) -> Result<Option<Answer>, Malformed> {
+    fn judge_answer(&mut self, expect: &Expect, input: &[u8]) -> Result<Option<Answer>, Malformed> {
         if let Expect::Value { key, floor } = *expect {
             return self.judge_value(key, floor, input);
         }
@@ -176,12 +176,12 @@ mod tests {
         let answer = [b"VALUE sp:4 0 32\r\n", stored.as_slice(), b"\r\nEND\r\n"].concat();
         let expect = Expect::Value { key: 4, floor: 0 };
         for cut in 0..answer.len() {
-            assert_eq!(memcached.judge(&expect, &answer[..cut]), Ok(None), "{cut} bytes");
+            assert_eq!(memcached.judge_answer(&expect, &answer[..cut]), Ok(None), "{cut} bytes");
         }
         let right = Answer { used: answer.len(), verdict: Verdict::Ok };
-        assert_eq!(memcached.judge(&expect, &answer), Ok(Some(right)));
+        assert_eq!(memcached.judge_answer(&expect, &answer), Ok(Some(right)));
         let of_another_key = Expect::Value { key: 5, floor: 0 };
-        let judged = memcached.judge(&of_another_key, &answer).unwrap().unwrap();
+        let judged = memcached.judge_answer(&of_another_key, &answer).unwrap().unwrap();
         assert!(matches!(judged.verdict, Verdict::Wrong(_)));
     }
 
@@ -189,11 +189,12 @@ mod tests {
     fn errors_and_nonsense_are_told_apart() {
         let mut memcached = memcached();
         let expect = Expect::Value { key: 1, floor: 0 };
-        let judge = |memcached: &mut Memcached, input: &[u8]| memcached.judge(&expect, input).unwrap().unwrap().verdict;
+        let judge =
+            |memcached: &mut Memcached, input: &[u8]| memcached.judge_answer(&expect, input).unwrap().unwrap().verdict;
         assert_eq!(judge(&mut memcached, b"END\r\n"), Verdict::Ok);
         assert!(matches!(judge(&mut memcached, b"SERVER_ERROR out of memory\r\n"), Verdict::Error(_)));
         assert!(matches!(judge(&mut memcached, b"STORED\r\n"), Verdict::Wrong(_)));
-        assert!(memcached.judge(&expect, b"VALUE sp:1 0 x\r\n").is_err());
-        assert!(memcached.judge(&expect, &[b'x'; 4000]).is_err());
+        assert!(memcached.judge_answer(&expect, b"VALUE sp:1 0 x\r\n").is_err());
+        assert!(memcached.judge_answer(&expect, &[b'x'; 4000]).is_err());
     }
 }

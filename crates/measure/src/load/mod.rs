@@ -49,7 +49,7 @@ use driver::Driver;
 use workload::Workload;
 
 /// Time from the opening of the last connection to the start of the schedule.
-const LEAD_NS: u64 = 2_000_000;
+const START_DELAY_NS: u64 = 2_000_000;
 
 /// Result of a load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -194,7 +194,7 @@ fn drive<W: Workload>(
     let kinds = workload.kinds();
     let mut driver = Driver::new(plan, workload, plan.target.resolve()?, counters)?;
     driver.connect()?;
-    let start_ns = now_ns() + LEAD_NS;
+    let start_ns = now_ns() + START_DELAY_NS;
     let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let header = plan.header(kinds, start_ns, started_unix_s);
     let sink = plan.record.as_deref().map(|path| Sink::create(path, &header)).transpose()?;

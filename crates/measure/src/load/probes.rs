@@ -28,7 +28,7 @@ impl Workload for Echo {
         0
     }
 
-    fn ask(&mut self, _kind: u8, connection: u32, _rng: &mut Random, out: &mut Vec<u8>) -> Vec<u8> {
+    fn append_request(&mut self, _kind: u8, connection: u32, _rng: &mut Random, out: &mut Vec<u8>) -> Vec<u8> {
         self.sent += 1;
         let mut message = format!("{connection}.{:x}.", self.sent).into_bytes();
         // With the line end it also works for servers that echo lines.
@@ -38,14 +38,14 @@ impl Workload for Echo {
         message
     }
 
-    fn judge(&mut self, expect: &Vec<u8>, input: &[u8]) -> Result<Option<Answer>, Malformed> {
+    fn judge_answer(&mut self, expect: &Vec<u8>, input: &[u8]) -> Result<Option<Answer>, Malformed> {
         let Some(echo) = input.get(..expect.len()) else { return Ok(None) };
         let right = if echo == expect { Ok(()) } else { Err("the echo differs from what was sent".to_owned()) };
         Ok(Some(Answer { used: echo.len(), verdict: right.into() }))
     }
 
     fn ping(&mut self, out: &mut Vec<u8>) -> Vec<u8> {
-        self.ask(0, u32::MAX, &mut Random::new(0), out)
+        self.append_request(0, u32::MAX, &mut Random::new(0), out)
     }
 
     // A plan with blocking connections is refused for this protocol.
@@ -84,11 +84,11 @@ impl Workload for Http {
         0
     }
 
-    fn ask(&mut self, _kind: u8, _connection: u32, _rng: &mut Random, out: &mut Vec<u8>) {
+    fn append_request(&mut self, _kind: u8, _connection: u32, _rng: &mut Random, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.request);
     }
 
-    fn judge(&mut self, (): &(), input: &[u8]) -> Result<Option<Answer>, Malformed> {
+    fn judge_answer(&mut self, (): &(), input: &[u8]) -> Result<Option<Answer>, Malformed> {
         let Some(head_len) = input.windows(4).take(HEAD_MAX).position(|end| end == b"\r\n\r\n") else {
             let endless = input.len() >= HEAD_MAX;
             return if endless { Err(Malformed("a response head does not end".into())) } else { Ok(None) };
@@ -178,7 +178,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn judge(input: &[u8]) -> Result<Option<Answer>, Malformed> {
-        Http::new("h", "/").judge(&(), input)
+        Http::new("h", "/").judge_answer(&(), input)
     }
 
     #[test]
@@ -204,12 +204,12 @@ mod tests {
     fn an_echo_must_be_the_same() {
         let mut echo = Echo::new(40);
         let mut out = Vec::new();
-        let first = echo.ask(0, 1, &mut Random::new(1), &mut out);
-        let second = echo.ask(0, 1, &mut Random::new(1), &mut out);
+        let first = echo.append_request(0, 1, &mut Random::new(1), &mut out);
+        let second = echo.append_request(0, 1, &mut Random::new(1), &mut out);
         assert_eq!((first.len(), out.len()), (40, 80));
-        assert_eq!(echo.judge(&first, &out[..39]), Ok(None));
-        assert_eq!(echo.judge(&first, &out).unwrap().unwrap().verdict, Verdict::Ok);
-        assert!(matches!(echo.judge(&second, &out).unwrap().unwrap().verdict, Verdict::Wrong(_)));
+        assert_eq!(echo.judge_answer(&first, &out[..39]), Ok(None));
+        assert_eq!(echo.judge_answer(&first, &out).unwrap().unwrap().verdict, Verdict::Ok);
+        assert!(matches!(echo.judge_answer(&second, &out).unwrap().unwrap().verdict, Verdict::Wrong(_)));
     }
 
     proptest! {

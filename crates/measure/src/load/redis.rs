@@ -144,7 +144,7 @@ impl Workload for Redis {
         self.kinds[usize::from(kind)] == Kind::Blpop
     }
 
-    fn ask(&mut self, kind: u8, connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Expect {
+    fn append_request(&mut self, kind: u8, connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Expect {
         match self.kinds[usize::from(kind)] {
             Kind::Get => {
                 let key = self.values.draw(rng);
@@ -183,7 +183,7 @@ impl Workload for Redis {
         }
     }
 
-    fn judge(&mut self, expect: &Expect, input: &[u8]) -> Result<Option<Answer>, Malformed> {
+    fn judge_answer(&mut self, expect: &Expect, input: &[u8]) -> Result<Option<Answer>, Malformed> {
         let Some((reply, used)) = resp::parse(input)? else { return Ok(None) };
         Ok(Some(Answer { used, verdict: self.check(expect, &reply) }))
     }
@@ -230,14 +230,14 @@ mod tests {
     }
 
     fn verdict(redis: &mut Redis, expect: &Expect, reply: &[u8]) -> Verdict {
-        redis.judge(expect, reply).unwrap().unwrap().verdict
+        redis.judge_answer(expect, reply).unwrap().unwrap().verdict
     }
 
     #[test]
     fn the_answer_to_another_question_is_wrong() {
         let mut redis = redis(&[("get", 1)]);
         let mut out = Vec::new();
-        let expect = redis.ask(0, 0, &mut Random::new(1), &mut out);
+        let expect = redis.append_request(0, 0, &mut Random::new(1), &mut out);
         assert!(out.starts_with(b"*2\r\n$3\r\nGET\r\n$"));
         assert!(matches!(verdict(&mut redis, &expect, b"+OK\r\n"), Verdict::Wrong(_)));
         assert!(matches!(verdict(&mut redis, &expect, b"$3\r\nabc\r\n"), Verdict::Wrong(_)));
@@ -250,13 +250,13 @@ mod tests {
     #[test]
     fn a_counter_that_skips_or_repeats_is_found_out() {
         let mut redis = redis(&[("incr", 1)]);
-        let expect = redis.ask(0, 2, &mut Random::new(1), &mut Vec::new());
+        let expect = redis.append_request(0, 2, &mut Random::new(1), &mut Vec::new());
         assert_eq!(verdict(&mut redis, &expect, b":17\r\n"), Verdict::Ok);
         assert_eq!(verdict(&mut redis, &expect, b":18\r\n"), Verdict::Ok);
         assert!(matches!(verdict(&mut redis, &expect, b":18\r\n"), Verdict::Wrong(_)));
         assert!(matches!(verdict(&mut redis, &expect, b":20\r\n"), Verdict::Wrong(_)));
         redis.abandon(expect);
-        let expect = redis.ask(0, 2, &mut Random::new(1), &mut Vec::new());
+        let expect = redis.append_request(0, 2, &mut Random::new(1), &mut Vec::new());
         assert_eq!(verdict(&mut redis, &expect, b":30\r\n"), Verdict::Ok);
     }
 
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_script_must_return_its_argument_and_the_size_of_the_value() {
         let mut redis = redis(&[("lua", 1)]);
-        let expect = redis.ask(0, 0, &mut Random::new(1), &mut Vec::new());
+        let expect = redis.append_request(0, 0, &mut Random::new(1), &mut Vec::new());
         assert_eq!(verdict(&mut redis, &expect, b"*2\r\n$1\r\n1\r\n:64\r\n"), Verdict::Ok);
         assert_eq!(verdict(&mut redis, &expect, b"*2\r\n$1\r\n1\r\n:0\r\n"), Verdict::Ok);
         assert!(matches!(verdict(&mut redis, &expect, b"*2\r\n$1\r\n2\r\n:64\r\n"), Verdict::Wrong(_)));

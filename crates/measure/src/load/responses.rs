@@ -21,7 +21,7 @@ const CONNECTING_MAX: usize = 128;
 /// Limit of bad answers that are described in words; others are only counted.
 const COMPLAINTS_MAX: usize = 20;
 /// Time limit for the last answer of connections that only wait.
-const ALIVE_PATIENCE_NS: u64 = 5_000_000_000;
+const ALIVE_TIMEOUT_NS: u64 = 5_000_000_000;
 
 impl<W: Workload> Driver<'_, W> {
     /// Handles an event of a socket.
@@ -36,7 +36,7 @@ impl<W: Workload> Driver<'_, W> {
         if writable {
             self.touch(index);
         }
-        self.take_in(index, closed)
+        self.read_answers(index, closed)
     }
 
     fn opened(&mut self, index: usize) -> Result<()> {
@@ -57,11 +57,11 @@ impl<W: Workload> Driver<'_, W> {
         connection.close(now_ns() + wait);
         self.end.reconnect_failures += 1;
         self.counters.reconnect_failed();
-        self.complain(index, error.to_string())
+        self.describe_error(index, error.to_string())
     }
 
     /// Reads all available bytes and judges the answers in them.
-    fn take_in(&mut self, index: usize, closed: bool) -> Result<()> {
+    fn read_answers(&mut self, index: usize, closed: bool) -> Result<()> {
         let mut buffer = std::mem::take(&mut self.buffer);
         let ended = loop {
             match self.connections[index].read(&mut buffer) {
@@ -69,7 +69,7 @@ impl<W: Workload> Driver<'_, W> {
                 Ok(Some(0)) => break Some("closed by the server".to_owned()),
                 Ok(Some(count)) => {
                     let t_ns = now_ns();
-                    if let Err(problem) = self.judge_all(index, &buffer[..count], t_ns)? {
+                    if let Err(problem) = self.judge_answers(index, &buffer[..count], t_ns)? {
                         break Some(problem);
                     }
                     // The event is edge-triggered, but a read that did not fill the buffer has emptied the socket. Only the end of the
@@ -90,7 +90,7 @@ impl<W: Workload> Driver<'_, W> {
 
     /// Judges every complete answer; the rest waits for more bytes. The inner error is the reason for which the connection cannot be used
     /// any further.
-    fn judge_all(&mut self, index: usize, bytes: &[u8], t_ns: u64) -> Result<Result<(), String>> {
+    fn judge_answers(&mut self, index: usize, bytes: &[u8], t_ns: u64) -> Result<Result<(), String>> {
         let mut kept = std::mem::take(&mut self.connections[index].input);
         let input = if kept.is_empty() {
             bytes
@@ -104,10 +104,10 @@ impl<W: Workload> Driver<'_, W> {
             let Some(front) = connection.pending.front() else {
                 let text = String::from_utf8_lossy(&input[at..input.len().min(at + 80)]);
                 let text = format!("an answer that nobody asked for: `{}`", text.trim_end());
-                self.complain(index, text.clone())?;
+                self.describe_error(index, text.clone())?;
                 return Ok(Err(text));
             };
-            match self.workload.judge(&front.expect, &input[at..]) {
+            match self.workload.judge_answer(&front.expect, &input[at..]) {
                 Ok(None) => break,
                 Ok(Some(answer)) => {
                     at += answer.used;
@@ -138,15 +138,15 @@ impl<W: Workload> Driver<'_, W> {
         let outcome = match verdict {
             Verdict::Ok => Outcome::Ok,
             Verdict::Error(text) => {
-                self.complain(index, text)?;
+                self.describe_error(index, text)?;
                 Outcome::ErrorReply
             }
             Verdict::Wrong(text) => {
-                self.complain(index, text)?;
+                self.describe_error(index, text)?;
                 Outcome::WrongAnswer
             }
         };
-        if pending.given_up {
+        if pending.timed_out {
             return Ok(());
         }
         if pending.measured {
@@ -174,8 +174,8 @@ impl<W: Workload> Driver<'_, W> {
 
     fn emit(&mut self, sample: &Sample) -> Result<()> {
         self.counters.sample(sample);
-        if let Some(tally) = &mut self.tally {
-            tally.add(sample, self.waiting > 0);
+        if let Some(builder) = &mut self.builder {
+            builder.add(sample, self.waiting > 0);
         }
         self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(sample))
     }
@@ -197,7 +197,7 @@ impl<W: Workload> Driver<'_, W> {
         }
         self.mark(index, MarkKind::Dropped, why.to_owned())?;
         for pending in std::mem::take(&mut self.connections[index].pending) {
-            if pending.measured && !pending.given_up {
+            if pending.measured && !pending.timed_out {
                 self.waiting -= 1;
                 self.report(index, &pending, now, Outcome::Lost)?;
             }
@@ -234,8 +234,8 @@ impl<W: Workload> Driver<'_, W> {
         self.housekeeping_ns = now + HOUSEKEEPING_NS;
         self.reopen(now)?;
         let limit = now.saturating_sub(ns(self.plan.timeout));
-        self.give_up_under_way(limit, now)?;
-        self.give_up_unsent(schedule, limit, now)?;
+        self.time_out_sent(limit, now)?;
+        self.time_out_unsent(schedule, limit, now)?;
         if now >= self.record_flush_ns {
             self.record_flush_ns = now + RECORD_FLUSH_NS;
             if let Some(sink) = &mut self.sink {
@@ -257,17 +257,17 @@ impl<W: Workload> Driver<'_, W> {
         Ok(())
     }
 
-    fn give_up_under_way(&mut self, limit: u64, now: u64) -> Result<()> {
+    fn time_out_sent(&mut self, limit: u64, now: u64) -> Result<()> {
         for index in 0..self.connections.len() {
             for at in 0..self.connections[index].pending.len() {
                 let pending = &mut self.connections[index].pending[at];
                 if pending.scheduled_ns > limit {
                     break;
                 }
-                if !pending.measured || pending.given_up {
+                if !pending.measured || pending.timed_out {
                     continue;
                 }
-                pending.given_up = true;
+                pending.timed_out = true;
                 let sample = Sample {
                     scheduled_ns: pending.scheduled_ns,
                     latency_ns: now - pending.scheduled_ns,
@@ -284,7 +284,7 @@ impl<W: Workload> Driver<'_, W> {
     }
 
     /// Counts requests as timed out that were due too long ago and found no free connection, in the same way as sent ones.
-    fn give_up_unsent(&mut self, schedule: &mut Schedule, limit: u64, now: u64) -> Result<()> {
+    fn time_out_unsent(&mut self, schedule: &mut Schedule, limit: u64, now: u64) -> Result<()> {
         while let Some(due) = schedule.due_ns().filter(|&due| due <= limit) {
             let kind = self.drawn.take().unwrap_or_else(|| self.workload.draw(&mut self.rng));
             let sample = Sample {
@@ -314,7 +314,7 @@ impl<W: Workload> Driver<'_, W> {
                 (Role::Idle, _) => {
                     let expect = self.workload.ping(&mut connection.output);
                     let (scheduled_ns, late_us, kind) = (now, 0, 0);
-                    let pending = Pending { scheduled_ns, late_us, kind, measured: false, given_up: false, expect };
+                    let pending = Pending { scheduled_ns, late_us, kind, measured: false, timed_out: false, expect };
                     connection.pending.push_back(pending);
                     self.touch(index);
                 }
@@ -323,7 +323,7 @@ impl<W: Workload> Driver<'_, W> {
             }
         }
         while self.connections.iter().any(|c| c.role != Role::Worker && !c.pending.is_empty())
-            && now_ns() < now + ALIVE_PATIENCE_NS
+            && now_ns() < now + ALIVE_TIMEOUT_NS
         {
             self.flush_dirty()?;
             self.wait_for_events(Duration::from_millis(5))?;
@@ -335,7 +335,7 @@ impl<W: Workload> Driver<'_, W> {
     }
 
     /// Describes an error in words, for the first few times.
-    fn complain(&mut self, index: usize, text: String) -> Result<()> {
+    fn describe_error(&mut self, index: usize, text: String) -> Result<()> {
         if self.complaints.len() >= COMPLAINTS_MAX {
             return Ok(());
         }

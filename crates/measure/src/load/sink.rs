@@ -11,9 +11,9 @@ use crate::record::{End, Header, Mark, Sample, Writer};
 
 /// Sends blocks to the writing thread.
 #[derive(Debug)]
-struct ToThread(Sender<Vec<u8>>);
+struct ThreadWriter(Sender<Vec<u8>>);
 
-impl Write for ToThread {
+impl Write for ThreadWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.send(bytes.to_vec()).map_err(|_| io::Error::other("the writing thread has ended"))?;
         Ok(bytes.len())
@@ -27,7 +27,7 @@ impl Write for ToThread {
 /// Record in progress, or nothing.
 #[derive(Debug)]
 pub(crate) struct Sink {
-    writer: Writer<ToThread>,
+    writer: Writer<ThreadWriter>,
     thread: JoinHandle<io::Result<()>>,
     path: PathBuf,
 }
@@ -41,7 +41,7 @@ impl Sink {
             .name("record".into())
             .spawn(move || write_blocks(file, &blocks))
             .map_err(|source| Error::System { call: "clone", source })?;
-        match Writer::new(ToThread(sender), header) {
+        match Writer::new(ThreadWriter(sender), header) {
             Ok(writer) => Ok(Sink { writer, thread, path: path.to_owned() }),
             Err(source) => Err(Error::File { action: "write", path: path.to_owned(), source }),
         }

@@ -53,10 +53,10 @@ pub(crate) trait Workload {
     }
 
     /// Appends a request.
-    fn ask(&mut self, kind: u8, connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Self::Expect;
+    fn append_request(&mut self, kind: u8, connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Self::Expect;
 
     /// Judges one answer at the front of `input`; `None` if it is incomplete.
-    fn judge(&mut self, expect: &Self::Expect, input: &[u8]) -> Result<Option<Answer>, Malformed>;
+    fn judge_answer(&mut self, expect: &Self::Expect, input: &[u8]) -> Result<Option<Answer>, Malformed>;
 
     /// Discards a request whose answer will not come, or not be judged.
     fn abandon(&mut self, _expect: Self::Expect) {}

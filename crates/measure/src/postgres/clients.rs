@@ -9,8 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_postgres::Config;
 
 use super::recorder::Recorder;
-use super::session::{Failed, Session, is_worth_retrying, pause_before};
-use super::{Place, PostgresFinished, PostgresPlan, Verdict, Work, consistency_workload, ordering, postgres_error};
+use super::session::{Failure, Session, is_worth_retrying, retry_pause};
+use super::{
+    PostgresFinished, PostgresPlan, ServerAddress, Verdict, Work, consistency_workload, ordering, postgres_error,
+};
 use crate::clock::{now_ns, ns};
 use crate::error::{Error, Result};
 use crate::history::{self, History, Operation, Transaction};
@@ -18,9 +20,9 @@ use crate::load::{Counters, Finished, Random, Sink, Weights};
 use crate::record::{Header, MarkKind, Outcome, Sample};
 
 /// Pause between attempts to reconnect.
-const RECONNECT: Duration = Duration::from_millis(20);
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval at which the record is written to its file.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 type Shared = Rc<RefCell<Recorder>>;
 
@@ -30,7 +32,7 @@ pub(super) async fn drive(
     counters: Arc<Counters>,
     ready: SyncSender<Header>,
 ) -> Result<PostgresFinished> {
-    let target = Place(&config).to_string();
+    let target = ServerAddress(&config).to_string();
     let mut sessions = Vec::new();
     for _ in 0..plan.clients {
         let session = Session::open(&config).await;
@@ -38,7 +40,7 @@ pub(super) async fn drive(
         counters.opened();
     }
     let before = match plan.work {
-        Work::Checked { .. } => Some(consistency_workload::look(&mut sessions[0]).await),
+        Work::Checked { .. } => Some(consistency_workload::read_contents(&mut sessions[0]).await),
         Work::Ordering { .. } => None,
     };
     let before = before.transpose().map_err(|source| postgres_error(&target, "reading the tables", source))?;
@@ -81,7 +83,7 @@ pub(super) async fn drive(
 
 async fn flush(recorder: Shared) {
     loop {
-        tokio::time::sleep(FLUSH).await;
+        tokio::time::sleep(FLUSH_INTERVAL).await;
         recorder.borrow_mut().flush();
     }
 }
@@ -122,7 +124,7 @@ impl Recorder {
         if let Some(error) = self.broken {
             return Err(error);
         }
-        let summary = self.tally.finish(self.end.ended_ns);
+        let summary = self.builder.finish(self.end.ended_ns);
         let finished = Finished { header, summary, end: self.end, complaints: self.complaints };
         Ok((finished, self.retries, self.history))
     }
@@ -138,7 +140,7 @@ async fn finish(
     let Some(before) = before else { return Ok(PostgresFinished { finished, retries, verdict: None }) };
     let fail = |source| postgres_error(&finished.header.target, "reading the tables", source);
     let mut session = Session::open(config).await.map_err(fail)?;
-    let last = consistency_workload::look(&mut session).await.map_err(fail)?;
+    let last = consistency_workload::read_contents(&mut session).await.map_err(fail)?;
     let history = consistency_workload::history(before, transactions, last);
     if let Some(path) = &plan.history {
         std::fs::write(path, history.to_lines()).map_err(|source| Error::File {
@@ -209,7 +211,7 @@ impl Client {
 
     /// Runs one transaction of this kind, with retries until the plan's time-out.
     async fn transaction(&mut self, kind: u8) -> Outcome {
-        let (mut tries, give_up_ns) = (0, now_ns() + ns(self.plan.timeout));
+        let (mut attempts, give_up_ns) = (0, now_ns() + ns(self.plan.timeout));
         // A retry is the same transaction.
         let seed = self.random.next();
         loop {
@@ -219,31 +221,31 @@ impl Client {
             let (text, outcome) = match self.attempt(kind, seed).await {
                 Ok(()) => return Outcome::Ok,
                 Err(None) => {
-                    self.hang_up("no answer in time");
+                    self.disconnect("no answer in time");
                     (format!("no answer in {} s", self.plan.timeout.as_secs_f64()), Outcome::Timeout)
                 }
-                Err(Some(Failed::Lost(error, _))) => {
-                    self.hang_up(&error.to_string());
-                    (words(&error), Outcome::Lost)
+                Err(Some(Failure::Lost(error, _))) => {
+                    self.disconnect(&error.to_string());
+                    (error_text(&error), Outcome::Lost)
                 }
-                Err(Some(Failed::RolledBack(error))) if is_worth_retrying(&error) && now_ns() < give_up_ns => {
-                    tries += 1;
+                Err(Some(Failure::RolledBack(error))) if is_worth_retrying(&error) && now_ns() < give_up_ns => {
+                    attempts += 1;
                     self.recorder.borrow_mut().retries += 1;
-                    let pause = pause_before(tries, &mut self.random);
+                    let pause = retry_pause(attempts, &mut self.random);
                     // The runtime's clock ticks in milliseconds: a short pause is longer than none.
                     if !pause.is_zero() {
                         tokio::time::sleep(pause).await;
                     }
                     continue;
                 }
-                Err(Some(Failed::RolledBack(error))) => (words(&error), Outcome::ErrorReply),
+                Err(Some(Failure::RolledBack(error))) => (error_text(&error), Outcome::ErrorReply),
             };
-            self.recorder.borrow_mut().complain(self.number, outcome, text);
+            self.recorder.borrow_mut().describe_error(self.number, outcome, text);
             return outcome;
         }
     }
 
-    fn hang_up(&mut self, why: &str) {
+    fn disconnect(&mut self, why: &str) {
         self.session = None;
         self.recorder.borrow_mut().mark(self.number, MarkKind::Dropped, why.to_owned());
     }
@@ -259,7 +261,7 @@ impl Client {
                 _ if now_ns() > give_up_ns => return Err(Outcome::Timeout),
                 _ => {
                     self.recorder.borrow_mut().reconnect_failed();
-                    tokio::time::sleep(RECONNECT).await;
+                    tokio::time::sleep(RECONNECT_INTERVAL).await;
                 }
             }
         }
@@ -267,7 +269,7 @@ impl Client {
     }
 
     /// Makes one attempt, and adds it to the history; `None` if it took too long.
-    async fn attempt(&mut self, kind: u8, seed: u64) -> std::result::Result<(), Option<Failed>> {
+    async fn attempt(&mut self, kind: u8, seed: u64) -> std::result::Result<(), Option<Failure>> {
         let Some(session) = self.session.as_mut() else { return Ok(()) };
         let began_ns = now_ns();
         let (plan, number) = (Rc::clone(&self.plan), self.number);
@@ -294,12 +296,18 @@ impl Client {
         let ended = tokio::time::timeout(plan.timeout, work).await;
         let outcome = match &ended {
             Ok(Ok(())) => history::Outcome::Committed,
-            Ok(Err(Failed::Lost(_, true))) => history::Outcome::Unknown,
+            Ok(Err(Failure::Lost(_, true))) => history::Outcome::Unknown,
             Err(_) if committing => history::Outcome::Unknown,
             _ => history::Outcome::Aborted,
         };
         if matches!(plan.work, Work::Checked { .. }) {
-            self.remember(Transaction { client: number, began_ns, ended_ns: now_ns(), outcome, operations: done });
+            self.record_transaction(Transaction {
+                client: number,
+                began_ns,
+                ended_ns: now_ns(),
+                outcome,
+                operations: done,
+            });
         }
         match ended {
             Ok(done) => done.map_err(Some),
@@ -307,13 +315,13 @@ impl Client {
         }
     }
 
-    fn remember(&self, transaction: Transaction) {
+    fn record_transaction(&self, transaction: Transaction) {
         self.recorder.borrow_mut().history.push(transaction);
     }
 }
 
 /// Returns the server's message, which tokio-postgres keeps as the source of its own error.
-fn words(error: &tokio_postgres::Error) -> String {
+fn error_text(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |db| format!("{}: {}", db.code().code(), db.message()))
 }
 

@@ -14,11 +14,11 @@ use crate::load::Random;
 pub(super) const KINDS: [&str; 3] = ["counter", "transfer", "list"];
 
 /// Initial balance of an account.
-const BALANCE: i64 = 1_000;
+const INITIAL_BALANCE: i64 = 1_000;
 /// Number of lists that are appended to at the same time.
 const LISTS: u64 = 6;
 /// Appends after which clients use new lists, so that reads stay short.
-const APPENDS: u64 = 40 * LISTS;
+const APPENDS_PER_LISTS: u64 = 40 * LISTS;
 
 pub(super) fn tables(rows: u32) -> Vec<String> {
     vec![
@@ -27,12 +27,12 @@ pub(super) fn tables(rows: u32) -> Vec<String> {
         "CREATE TABLE sp_account (id bigint PRIMARY KEY, balance bigint NOT NULL)".into(),
         "CREATE TABLE sp_list (id bigint PRIMARY KEY, numbers bigint[] NOT NULL)".into(),
         format!("INSERT INTO sp_counter SELECT i, 0 FROM generate_series(1, {rows}) i"),
-        format!("INSERT INTO sp_account SELECT i, {BALANCE} FROM generate_series(1, {rows}) i"),
+        format!("INSERT INTO sp_account SELECT i, {INITIAL_BALANCE} FROM generate_series(1, {rows}) i"),
     ]
 }
 
 /// Reads all counters, accounts and lists.
-pub(super) async fn look(session: &mut Session) -> Result<Final, Error> {
+pub(super) async fn read_contents(session: &mut Session) -> Result<Final, Error> {
     let mut pairs = BTreeMap::new();
     for (name, text) in
         [("counter", "SELECT id, value FROM sp_counter"), ("account", "SELECT id, balance FROM sp_account")]
@@ -104,7 +104,7 @@ impl Lists {
         random: &mut Random,
         done: &mut Operations,
     ) -> Result<(), Error> {
-        let epoch = self.appended.get() / APPENDS;
+        let epoch = self.appended.get() / APPENDS_PER_LISTS;
         let list = |random: &mut Random| self.first + epoch * LISTS + random.below(LISTS);
         let mut steps: Vec<(u64, bool)> = (0..=random.below(4)).map(|_| (list(random), random.below(2) == 0)).collect();
         // In a fixed order: a deadlock costs the server's deadlock time-out, and gives no information about isolation.

@@ -173,9 +173,9 @@ impl PostgresPlan {
 }
 
 /// Address of the server in a configuration, without its password.
-struct Place<'a>(&'a Config);
+struct ServerAddress<'a>(&'a Config);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for ServerAddress<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.get_hosts().first() {
             Some(Host::Tcp(host)) => f.write_str(host)?,
@@ -229,7 +229,7 @@ pub fn prepare(plan: &PostgresPlan) -> Result<()> {
         Work::Ordering { items } => ordering::tables(*items),
         Work::Checked { rows, .. } => consistency_workload::tables(*rows),
     };
-    let target = Place(&config).to_string();
+    let target = ServerAddress(&config).to_string();
     runtime()?.block_on(async {
         let connecting = config.connect(NoTls).await;
         let (client, connection) = connecting.map_err(|source| postgres_error(&target, "connecting", source))?;

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::history::Transaction;
 use crate::load::{Counters, Sink};
 use crate::record::{End, Header, Mark, MarkKind, Outcome, Sample};
-use crate::summary::Tally;
+use crate::summary::SummaryBuilder;
 
 /// Limit of complaints that are kept as text.
 const COMPLAINTS_MAX: usize = 10;
@@ -15,7 +15,7 @@ const COMPLAINTS_MAX: usize = 10;
 pub(super) struct Recorder {
     pub(super) counters: Arc<Counters>,
     pub(super) sink: Option<Sink>,
-    pub(super) tally: Tally,
+    pub(super) builder: SummaryBuilder,
     pub(super) end: End,
     pub(super) complaints: Vec<String>,
     pub(super) retries: u64,
@@ -30,7 +30,7 @@ impl Recorder {
         Recorder {
             counters,
             sink,
-            tally: Tally::new(&header.kinds, header.started_ns),
+            builder: SummaryBuilder::new(&header.kinds, header.started_ns),
             end: End::default(),
             complaints: Vec::new(),
             retries: 0,
@@ -43,18 +43,18 @@ impl Recorder {
     /// Counts a transaction that has become due.
     pub(super) fn due(&mut self, due_ns: u64) {
         self.waiting += 1;
-        self.tally.waiting_since(due_ns);
+        self.builder.waiting_since(due_ns);
     }
 
     /// Records a transaction that has ended.
     pub(super) fn ended(&mut self, sample: &Sample) {
         self.waiting -= 1;
         self.counters.sample(sample);
-        self.tally.add(sample, self.waiting > 0);
+        self.builder.add(sample, self.waiting > 0);
         self.write(|sink| sink.sample(sample));
     }
 
-    pub(super) fn complain(&mut self, connection: u32, outcome: Outcome, text: String) {
+    pub(super) fn describe_error(&mut self, connection: u32, outcome: Outcome, text: String) {
         if self.complaints.len() < COMPLAINTS_MAX {
             self.mark(connection, MarkKind::Complaint, text.clone());
             self.complaints.push(format!("client {connection}: {outcome:?}: {text}"));

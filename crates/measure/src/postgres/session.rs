@@ -11,9 +11,9 @@ use tokio_postgres::{Client, Config, Error, NoTls, Row, Statement};
 use crate::load::Random;
 
 /// Number of retries without a pause; after them, a transaction waits before each retry.
-const RETRIES_AT_ONCE: u32 = 5;
+const IMMEDIATE_RETRIES_MAX: u32 = 5;
 /// Maximum pause before a retry.
-const PAUSE_MAX: Duration = Duration::from_millis(32);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(32);
 
 /// Connection with the statements that it has prepared.
 pub(super) struct Session {
@@ -24,7 +24,7 @@ pub(super) struct Session {
 
 /// Failure of a transaction.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(super) enum Failure {
     /// The server rolled it back and the connection can be used further.
     RolledBack(Error),
     /// The connection ended; true if COMMIT had been sent.
@@ -57,31 +57,31 @@ impl Session {
         self.client.query(&statement, parameters).await
     }
 
-    pub(super) async fn begin(&self, text: &str) -> Result<(), Failed> {
+    pub(super) async fn begin(&self, text: &str) -> Result<(), Failure> {
         self.client.batch_execute(text).await.map_err(|error| self.judge(error, false))
     }
 
-    pub(super) async fn commit(&self) -> Result<(), Failed> {
+    pub(super) async fn commit(&self) -> Result<(), Failure> {
         self.client.batch_execute("COMMIT").await.map_err(|error| self.judge(error, true))
     }
 
     /// Rolls back the transaction after a failed statement, and classifies the error.
-    pub(super) async fn failed(&self, error: Error) -> Failed {
+    pub(super) async fn failed(&self, error: Error) -> Failure {
         match self.judge(error, false) {
-            Failed::RolledBack(error) => match self.client.batch_execute("ROLLBACK").await {
-                Ok(()) => Failed::RolledBack(error),
-                Err(error) => Failed::Lost(error, false),
+            Failure::RolledBack(error) => match self.client.batch_execute("ROLLBACK").await {
+                Ok(()) => Failure::RolledBack(error),
+                Err(error) => Failure::Lost(error, false),
             },
             lost => lost,
         }
     }
 
     /// Classifies an error. A server that shuts down reports this and disconnects, perhaps after the commit.
-    fn judge(&self, error: Error, committing: bool) -> Failed {
+    fn judge(&self, error: Error, committing: bool) -> Failure {
         let shutdown = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN, SqlState::CANNOT_CONNECT_NOW];
         match error.code() {
-            Some(code) if !shutdown.contains(code) && !self.client.is_closed() => Failed::RolledBack(error),
-            _ => Failed::Lost(error, committing),
+            Some(code) if !shutdown.contains(code) && !self.client.is_closed() => Failure::RolledBack(error),
+            _ => Failure::Lost(error, committing),
         }
     }
 }
@@ -99,9 +99,9 @@ pub(super) fn is_worth_retrying(error: &Error) -> bool {
 }
 
 /// Returns the pause before the retry after `tries` attempts: zero at first, then a random part of a time that doubles.
-pub(super) fn pause_before(tries: u32, random: &mut Random) -> Duration {
-    let doubled = tries.saturating_sub(RETRIES_AT_ONCE).min(10);
-    let longest = Duration::from_micros((1 << doubled) * 1000 - 1000).min(PAUSE_MAX);
+pub(super) fn retry_pause(attempts: u32, random: &mut Random) -> Duration {
+    let doubled = attempts.saturating_sub(IMMEDIATE_RETRIES_MAX).min(10);
+    let longest = Duration::from_micros((1 << doubled) * 1000 - 1000).min(RETRY_PAUSE_MAX);
     longest.mul_f64(random.open01())
 }
 
@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn whoever_loses_again_and_again_waits_longer() {
         let mut random = Random::new(1);
-        let mut longest = |tries| (0..1000).map(|_| pause_before(tries, &mut random)).max().unwrap_or_default();
-        assert_eq!(longest(RETRIES_AT_ONCE), Duration::ZERO);
-        let (early, late) = (longest(RETRIES_AT_ONCE + 1), longest(1000));
-        assert!(early < Duration::from_millis(1) && late > early && late <= PAUSE_MAX, "{early:?} {late:?}");
+        let mut longest = |attempts| (0..1000).map(|_| retry_pause(attempts, &mut random)).max().unwrap_or_default();
+        assert_eq!(longest(IMMEDIATE_RETRIES_MAX), Duration::ZERO);
+        let (early, late) = (longest(IMMEDIATE_RETRIES_MAX + 1), longest(1000));
+        assert!(early < Duration::from_millis(1) && late > early && late <= RETRY_PAUSE_MAX, "{early:?} {late:?}");
     }
 }

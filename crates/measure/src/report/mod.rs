@@ -100,7 +100,7 @@ struct Merged {
     started_ns: u64,
     ended_ns: u64,
     longest_ns: u64,
-    dark: Intervals,
+    blackouts: Intervals,
 }
 
 impl Report {
@@ -192,7 +192,7 @@ fn merge(records: Vec<Record>) -> Result<Merged> {
         started_ns,
         ended_ns,
         longest_ns: 0,
-        dark: Intervals::default(),
+        blackouts: Intervals::default(),
     };
     for (number, record) in records.into_iter().enumerate() {
         let first = merged.kinds.len();
@@ -212,7 +212,7 @@ fn merge(records: Vec<Record>) -> Result<Merged> {
     merged.marks.sort_by_key(|mark| mark.t_ns);
     merged.longest_ns = merged.samples.iter().map(|sample| sample.latency_ns).max().unwrap_or(0);
     let span = |sample: &Sample| (sample.scheduled_ns, sample.ended_ns(), sample.outcome == Outcome::Ok);
-    merged.dark = Intervals::of(merged.samples.iter().map(span).collect(), started_ns, ended_ns);
+    merged.blackouts = Intervals::of(merged.samples.iter().map(span).collect(), started_ns, ended_ns);
     Ok(merged)
 }
 
@@ -231,7 +231,7 @@ impl Merged {
     }
 
     fn during(&self, from_ns: u64, to_ns: u64) -> Part {
-        Part::of(self.under_way(from_ns, to_ns), self.dark.touching(from_ns, to_ns))
+        Part::of(self.under_way(from_ns, to_ns), self.blackouts.longest_overlapping(from_ns, to_ns))
     }
 }
 
@@ -252,9 +252,9 @@ fn split(merged: &Merged, spans: &[(u64, u64)]) -> (Part, Part) {
         |sample: &&Sample| spans.iter().any(|&(from, to)| sample.scheduled_ns <= to && sample.ended_ns() >= from);
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
     merged.samples.iter().for_each(|sample| if meets(&sample) { inside.push(sample) } else { outside.push(sample) });
-    let touched = spans.iter().map(|&(from, to)| merged.dark.touching(from, to));
-    let touched = touched.max_by_key(|dark| dark.duration_ns).unwrap_or_default();
-    (Part::of(inside.into_iter(), touched), Part::of(outside.into_iter(), merged.dark.outside(spans)))
+    let touched = spans.iter().map(|&(from, to)| merged.blackouts.longest_overlapping(from, to));
+    let touched = touched.max_by_key(|blackouts| blackouts.duration_ns).unwrap_or_default();
+    (Part::of(inside.into_iter(), touched), Part::of(outside.into_iter(), merged.blackouts.longest_outside(spans)))
 }
 
 fn report_operations(merged: &Merged, operations: Vec<Operation>, spans: &[(u64, u64)]) -> Vec<OperationReport> {
@@ -275,9 +275,9 @@ fn report_operations(merged: &Merged, operations: Vec<Operation>, spans: &[(u64,
         OperationReport {
             by_phase: by_phase.collect(),
             stop: operation.stops.iter().map(|stop| stop.stopped_ns).collect::<Distribution>().latency(),
-            before: Part::of(before, merged.dark.within(before_from, from)),
+            before: Part::of(before, merged.blackouts.longest_within(before_from, from)),
             during: merged.during(from, to),
-            after: Part::of(after, merged.dark.within(to, after_to)),
+            after: Part::of(after, merged.blackouts.longest_within(to, after_to)),
             operation,
         }
     };

@@ -295,15 +295,15 @@ fn operation_table(out: &mut String, report: &Report) {
 }
 
 fn operation_rows(out: &mut String, report: &Report, number: usize, op: &OperationReport) {
-    let told = &op.operation;
-    let result = match &told.ending {
+    let operation = &op.operation;
+    let result = match &operation.ending {
         Ending::Committed => String::new(),
         Ending::FellBack { reason } => format!("<small class=\"bad\">fell back: {}</small>", escape(reason)),
         Ending::AlreadyThere => "<small>already there</small>".into(),
-        Ending::Open if told.operation == "check" => String::new(),
+        Ending::Open if operation.operation == "check" => String::new(),
         Ending::Open => "<small class=\"bad\">not finished</small>".into(),
     };
-    let busy: Vec<String> = told.busy.iter().map(|(name, times)| format!("{name} ({times}×)")).collect();
+    let busy: Vec<String> = operation.busy.iter().map(|(name, times)| format!("{name} ({times}×)")).collect();
     let busy =
         if busy.is_empty() { String::new() } else { format!("<small>waited for {}</small>", escape(&busy.join(", "))) };
     let phases: Vec<String> =
@@ -313,17 +313,17 @@ fn operation_rows(out: &mut String, report: &Report, number: usize, op: &Operati
     let phases = if explained { String::new() } else { format!("<small>{}</small>", escape(&phases.join(" · "))) };
     let failed = op.during.counts.failed();
     let failed = if failed == 0 { String::new() } else { format!("<small class=\"bad\">{failed} failed</small>") };
-    let version = report.series.version_at(told.ended_ns);
-    let names = escape(&told.patches.join(", "));
+    let version = report.series.version_at(operation.ended_ns);
+    let names = escape(&operation.patches.join(", "));
     put!(
         out,
         "<tbody><tr><td class=\"l\" rowspan=\"3\"><i class=\"v{version}\"></i>{} {} <b>{names}</b>{result}{phases}{busy}{failed}</td>",
         number + 1,
-        escape(&told.operation)
+        escape(&operation.operation)
     );
     if report.has_threads() {
-        let migration = told.migration_ns.map_or("–".into(), time);
-        put!(out, "<td rowspan=\"3\">{}</td><td rowspan=\"3\">{migration}</td>", told.threads);
+        let migration = operation.migration_ns.map_or("–".into(), time);
+        put!(out, "<td rowspan=\"3\">{}</td><td rowspan=\"3\">{migration}</td>", operation.threads);
         stop_cells(out, &op.stop, 3);
     }
     part_cells(out, "before", &op.before);
@@ -375,8 +375,8 @@ fn kind_table(out: &mut String, report: &Report) {
 }
 
 fn notes(out: &mut String, report: &Report) {
-    let told = report.marks.iter().filter(|mark| mark.what != MarkKind::Reconnected);
-    let lines: Vec<String> = told
+    let shown = report.marks.iter().filter(|mark| mark.what != MarkKind::Reconnected);
+    let lines: Vec<String> = shown
         .map(|mark| {
             let seconds = mark.t_ns.saturating_sub(report.series.from_ns) as f64 / 1e9;
             let what = if mark.what == MarkKind::Dropped { "dropped: " } else { "" };
@@ -405,7 +405,7 @@ fn definitions(out: &mut String, report: &Report) {
         ("dropped", "Connections that ended although the client did not end them. Requests under way on them are lost.".into()),
         ("blackout", "The longest interval in which some client waited and none got a right answer: between two right answers, from the later of the first one and the earliest due time of all requests that ended after it. Time without any request is no blackout; time with nothing but errors is. An operation is charged with the whole of every such interval that it touches.".into()),
         ("before, during, after", format!("During: requests under way at any time from the operation’s first phase to its last event. Before and after: those that ended before or were due after it, at most {window_s} s away and not beyond the next operation.")),
-        ("stopped", "From a thread being seen stopped to its being let go, as told by the engine.".into()),
+        ("stopped", "From the moment at which a thread is seen stopped until it continues, as reported by the engine.".into()),
         ("to full migration", "From the start of the transition to the moment when every thread runs the new code.".into()),
         ("lateness", "From the moment a request was due, or a connection had room for it again, to its being handed to the kernel: the client’s own share of the latency.".into()),
         ("percentiles", "Of an HDR histogram with three digits (at most 0.1 % too high); maxima are exact. All times are CLOCK_MONOTONIC of one machine, in nanoseconds.".into()),

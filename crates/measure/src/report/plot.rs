@@ -11,11 +11,11 @@ const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 62.0;
 /// Height of the slanted names of the operations.
-const NAMES: f64 = 96.0;
+const NAMES_HEIGHT: f64 = 96.0;
 /// Height of the bar that shows the version of the code.
-const STRIP: f64 = 18.0;
+const STRIP_HEIGHT: f64 = 18.0;
 /// Maximum width of a character in the bar; a longer name of which fewer characters than the minimum fit is left out.
-const STRIP_CHAR: f64 = 6.6;
+const STRIP_CHAR_WIDTH: f64 = 6.6;
 const STRIP_CHARS_MIN: usize = 5;
 /// Limit of names: more would overlap, so that only numbers are written.
 const NAMES_MAX: usize = 30;
@@ -71,15 +71,15 @@ impl Svg {
 }
 
 /// Time axis, from left to right.
-struct Across {
+struct TimeAxis {
     from_ns: u64,
     span_ns: f64,
 }
 
-impl Across {
-    fn of(series: &Series) -> Across {
+impl TimeAxis {
+    fn of(series: &Series) -> TimeAxis {
         let span = series.bucket_ns as f64 * series.buckets.len() as f64;
-        Across { from_ns: series.from_ns, span_ns: span.max(1.0) }
+        TimeAxis { from_ns: series.from_ns, span_ns: span.max(1.0) }
     }
 
     fn x(&self, t_ns: u64) -> f64 {
@@ -153,87 +153,87 @@ impl Log {
 pub(super) fn latency(report: &Report) -> String {
     let series = &report.series;
     let named = !report.operations.is_empty();
-    let top = if named { NAMES + STRIP + 6.0 } else { STRIP + 12.0 };
+    let top = if named { NAMES_HEIGHT + STRIP_HEIGHT + 6.0 } else { STRIP_HEIGHT + 12.0 };
     let bottom = top + 360.0;
     let mut svg =
         Svg::new(bottom + 28.0, &format!("latency over time, coloured by {}", report.subject().coloured_by()));
-    let across = Across::of(series);
+    let time_axis = TimeAxis::of(series);
     let low = series.buckets.iter().filter(|b| b.right + b.failed > 0).map(|b| b.p50_ns).min().unwrap_or(1);
     let low = low.min(series.dots.iter().map(|dot| dot.latency_ns).min().unwrap_or(low));
     let log = Log::new(low, report.summary.latency.max_ns, top, bottom);
-    across.axis(&mut svg, top, bottom, true);
+    time_axis.axis(&mut svg, top, bottom, true);
     log.axis(&mut svg);
-    operations(&mut svg, report, &across, top, bottom);
-    strip(&mut svg, report, &across, top - STRIP - 2.0);
-    dots(&mut svg, series, &across, &log);
+    operations(&mut svg, report, &time_axis, top, bottom);
+    strip(&mut svg, report, &time_axis, top - STRIP_HEIGHT - 2.0);
+    dots(&mut svg, series, &time_axis, &log);
     let line = |svg: &mut Svg, class, value: fn(&Bucket) -> u64| {
         let points = series.buckets.iter().enumerate().map(|(number, bucket)| {
             let t_ns = series.from_ns + number as u64 * series.bucket_ns + series.bucket_ns / 2;
-            (bucket.right + bucket.failed > 0).then(|| (across.x(t_ns), log.y(value(bucket))))
+            (bucket.right + bucket.failed > 0).then(|| (time_axis.x(t_ns), log.y(value(bucket))))
         });
         svg.polyline(class, points);
     };
     line(&mut svg, "line max", |bucket| bucket.max_ns);
     line(&mut svg, "line p99", |bucket| bucket.p99_ns);
     line(&mut svg, "line p50", |bucket| bucket.p50_ns);
-    failures(&mut svg, series, &across, &log);
+    failures(&mut svg, series, &time_axis, &log);
     svg.finish()
 }
 
 /// Draws one path for all requests of a version: a file with thousands of circles would be slow to display.
-fn dots(svg: &mut Svg, series: &Series, across: &Across, log: &Log) {
+fn dots(svg: &mut Svg, series: &Series, time_axis: &TimeAxis, log: &Log) {
     for version in 0..series.versions.len() {
         let mut path = String::new();
         for dot in series.dots.iter().filter(|dot| dot.version == version && !dot.failed) {
-            let _ = write!(path, "M{:.1} {:.1}h0", across.x(dot.t_ns), log.y(dot.latency_ns));
+            let _ = write!(path, "M{:.1} {:.1}h0", time_axis.x(dot.t_ns), log.y(dot.latency_ns));
         }
         draw!(svg, r#"<path class="dot v{version}" d="{path}"/>"#);
     }
 }
 
-fn failures(svg: &mut Svg, series: &Series, across: &Across, log: &Log) {
+fn failures(svg: &mut Svg, series: &Series, time_axis: &TimeAxis, log: &Log) {
     for dot in series.dots.iter().filter(|dot| dot.failed) {
-        let (x, y) = (across.x(dot.t_ns), log.y(dot.latency_ns));
+        let (x, y) = (time_axis.x(dot.t_ns), log.y(dot.latency_ns));
         draw!(svg, r#"<path class="cross" d="M{:.1} {:.1}l8 8m-8 0l8 -8"/>"#, x - 4.0, y - 4.0);
     }
 }
 
 /// Draws the version of the code as a coloured bar with the number of active patches; for a migration the server.
-fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
+fn strip(svg: &mut Svg, report: &Report, time_axis: &TimeAxis, y: f64) {
     let (series, at_first) = (&report.series, report.subject().at_first());
     let end = series.from_ns + series.bucket_ns * series.buckets.len() as u64;
     for (number, &(from, version)) in series.changes.iter().enumerate() {
         let to = series.changes.get(number + 1).map_or(end, |next| next.0).min(end);
-        let (x1, x2) = (across.x(from), across.x(to));
+        let (x1, x2) = (time_axis.x(from), time_axis.x(to));
         if x2 <= x1 {
             continue;
         }
         let names = &series.versions[version];
         let title = if names.is_empty() { at_first.to_owned() } else { names.join(", ") };
         let short = if report.subject() == Subject::Code { names.len().to_string() } else { title.clone() };
-        let (width, height) = (x2 - x1, STRIP - 4.0);
+        let (width, height) = (x2 - x1, STRIP_HEIGHT - 4.0);
         draw!(
             svg,
             r#"<rect class="fill v{version}" x="{x1:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"><title>{}</title></rect>"#,
             escape(&title)
         );
-        let room = ((x2 - x1 - 3.0) / STRIP_CHAR) as usize;
-        if room >= short.chars().count().min(STRIP_CHARS_MIN) {
-            svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP - 7.0, &shortened(&short, room));
+        let max_chars = ((x2 - x1 - 3.0) / STRIP_CHAR_WIDTH) as usize;
+        if max_chars >= short.chars().count().min(STRIP_CHARS_MIN) {
+            svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP_HEIGHT - 7.0, &shortened(&short, max_chars));
         }
     }
-    svg.text("tick end", LEFT - 8.0, y + STRIP - 7.0, report.subject().strip());
+    svg.text("tick end", LEFT - 8.0, y + STRIP_HEIGHT - 7.0, report.subject().strip());
 }
 
 /// Draws a band from the start to the end of each operation, with its name above.
-fn operations(svg: &mut Svg, report: &Report, across: &Across, top: f64, bottom: f64) {
+fn operations(svg: &mut Svg, report: &Report, time_axis: &TimeAxis, top: f64, bottom: f64) {
     let all_named = report.operations.len() <= NAMES_MAX;
-    let name_y = top - STRIP - 8.0;
+    let name_y = top - STRIP_HEIGHT - 8.0;
     // A name that would overlap its neighbour moves to the right and keeps a line to its mark.
     let mut free_x = LEFT;
     for (number, op) in report.operations.iter().enumerate() {
         let op = &op.operation;
-        let (x1, x2) = (across.x(op.started_ns), across.x(op.ended_ns));
+        let (x1, x2) = (time_axis.x(op.started_ns), time_axis.x(op.ended_ns));
         let class = if op.operation == "revert" { "mark revert" } else { "mark" };
         let title = escape(&format!("{} {}", number + 1, op.label()));
         let (width, height) = ((x2 - x1).max(1.2), bottom - top);
@@ -243,7 +243,7 @@ fn operations(svg: &mut Svg, report: &Report, across: &Across, top: f64, bottom:
         );
         let x = x1.max(free_x);
         free_x = x + 15.0;
-        svg.line("lead", (x1, top - STRIP), (x, name_y));
+        svg.line("lead", (x1, top - STRIP_HEIGHT), (x, name_y));
         if all_named && x <= WIDTH - RIGHT {
             let text = escape(&shortened(&format!("{} {}", number + 1, short(op)), NAME_CHARS_MAX));
             draw!(
@@ -268,11 +268,11 @@ fn short(op: &Operation) -> String {
 }
 
 /// Shortens a text to `room` characters, the last of them an ellipsis if characters are missing.
-fn shortened(text: &str, room: usize) -> String {
-    if text.chars().count() <= room {
+fn shortened(text: &str, max_chars: usize) -> String {
+    if text.chars().count() <= max_chars {
         return text.to_owned();
     }
-    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+    text.chars().take(max_chars.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// Draws right answers per second, and failures.
@@ -280,22 +280,22 @@ pub(super) fn throughput(report: &Report) -> String {
     let series = &report.series;
     let (top, bottom) = (10.0, 150.0);
     let mut svg = Svg::new(bottom + 28.0, "throughput over time");
-    let across = Across::of(series);
+    let time_axis = TimeAxis::of(series);
     let second = 1e9 / series.bucket_ns as f64;
     let rates: Vec<f64> = series.buckets.iter().map(|bucket| bucket.right as f64 * second).collect();
     let most = rates.iter().copied().fold(1.0, f64::max);
     let step = nice_step(most / 3.5);
     let high = (most / step).ceil() * step;
     let y = |rate: f64| bottom - rate / high * (bottom - top);
-    across.axis(&mut svg, top, bottom, true);
+    time_axis.axis(&mut svg, top, bottom, true);
     let mut tick = 0.0;
     while tick <= high {
         svg.line("grid strong", (LEFT, y(tick)), (WIDTH - RIGHT, y(tick)));
         svg.text("tick end", LEFT - 8.0, y(tick) + 4.0, &count(tick as u64));
         tick += step;
     }
-    operation_bands(&mut svg, report, &across, top, bottom);
-    let x = |number: usize| across.x(series.from_ns + number as u64 * series.bucket_ns);
+    operation_bands(&mut svg, report, &time_axis, top, bottom);
+    let x = |number: usize| time_axis.x(series.from_ns + number as u64 * series.bucket_ns);
     let mut area = format!("M{:.1} {bottom:.1}", x(0));
     for (number, rate) in rates.iter().enumerate() {
         let _ = write!(area, "L{:.1} {2:.1}L{:.1} {2:.1}", x(number), x(number + 1), y(*rate));
@@ -315,10 +315,10 @@ pub(super) fn throughput(report: &Report) -> String {
     svg.finish()
 }
 
-fn operation_bands(svg: &mut Svg, report: &Report, across: &Across, top: f64, bottom: f64) {
+fn operation_bands(svg: &mut Svg, report: &Report, time_axis: &TimeAxis, top: f64, bottom: f64) {
     for op in &report.operations {
         let op = &op.operation;
-        let (x1, x2) = (across.x(op.started_ns), across.x(op.ended_ns));
+        let (x1, x2) = (time_axis.x(op.started_ns), time_axis.x(op.ended_ns));
         let class = if op.operation == "revert" { "mark revert" } else { "mark" };
         let (width, height, title) = ((x2 - x1).max(1.2), bottom - top, escape(&op.label()));
         draw!(
@@ -333,15 +333,15 @@ pub(super) fn lateness(report: &Report) -> String {
     let series = &report.series;
     let (top, bottom) = (8.0, 96.0);
     let mut svg = Svg::new(bottom + 28.0, "lateness of the load generator over time");
-    let across = Across::of(series);
+    let time_axis = TimeAxis::of(series);
     let most = series.buckets.iter().map(|bucket| bucket.late_max_ns).max().unwrap_or(0);
     let log = Log::new(10_000, most.max(1_000_000), top, bottom);
-    across.axis(&mut svg, top, bottom, true);
+    time_axis.axis(&mut svg, top, bottom, true);
     log_decades(&mut svg, &log);
-    operation_bands(&mut svg, report, &across, top, bottom);
+    operation_bands(&mut svg, report, &time_axis, top, bottom);
     let mut path = String::new();
     for (number, bucket) in series.buckets.iter().enumerate().filter(|(_, bucket)| bucket.late_max_ns > 0) {
-        let x = across.x(series.from_ns + number as u64 * series.bucket_ns + series.bucket_ns / 2);
+        let x = time_axis.x(series.from_ns + number as u64 * series.bucket_ns + series.bucket_ns / 2);
         let _ = write!(path, "M{x:.1} {bottom:.1}V{:.1}", log.y(bucket.late_max_ns));
     }
     draw!(svg, r#"<path class="late" d="{path}"/>"#);

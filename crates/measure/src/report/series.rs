@@ -5,9 +5,9 @@ use crate::record::{Outcome, Sample};
 use crate::summary::Distribution;
 
 /// Number of buckets of the whole run.
-pub(super) const BUCKETS: usize = 360;
+pub(super) const BUCKET_COUNT: usize = 360;
 /// Single requests drawn per bucket. The slowest one is always among them; the same number of failed ones may be added.
-const DOTS: usize = 16;
+const DOTS_PER_BUCKET: usize = 16;
 
 /// Interval of time.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -46,15 +46,15 @@ pub(super) struct Series {
 impl Series {
     /// Makes the series from samples in the order of their ends.
     pub(super) fn of(samples: &[Sample], from_ns: u64, to_ns: u64, history: &[(u64, Vec<String>)]) -> Series {
-        let bucket_ns = ((to_ns - from_ns) / BUCKETS as u64).max(1);
+        let bucket_ns = ((to_ns - from_ns) / BUCKET_COUNT as u64).max(1);
         let mut series = Series { from_ns, bucket_ns, ..Series::default() };
         series.set_versions(history);
         let mut random = Random::new(1);
         let mut rest = samples;
-        for number in 0..BUCKETS as u64 {
+        for number in 0..BUCKET_COUNT as u64 {
             let end = from_ns + (number + 1) * bucket_ns;
             // The last bucket gets the remainder of the division.
-            let last = number == BUCKETS as u64 - 1;
+            let last = number == BUCKET_COUNT as u64 - 1;
             let count = if last { rest.len() } else { rest.partition_point(|sample| sample.ended_ns() < end) };
             let (inside, after) = rest.split_at(count);
             rest = after;
@@ -83,13 +83,14 @@ impl Series {
 
     fn choose_dots(&mut self, samples: &[Sample], random: &mut Random) {
         let Some(slowest) = samples.iter().max_by_key(|sample| sample.latency_ns) else { return };
-        let chosen = if samples.len() <= DOTS {
+        let chosen = if samples.len() <= DOTS_PER_BUCKET {
             samples.iter().collect::<Vec<_>>()
         } else {
-            let mut some: Vec<_> = (1..DOTS).map(|_| &samples[random.below(samples.len() as u64) as usize]).collect();
+            let mut some: Vec<_> =
+                (1..DOTS_PER_BUCKET).map(|_| &samples[random.below(samples.len() as u64) as usize]).collect();
             some.push(slowest);
             some.retain(|sample| sample.outcome == Outcome::Ok);
-            some.extend(samples.iter().filter(|sample| sample.outcome != Outcome::Ok).take(DOTS));
+            some.extend(samples.iter().filter(|sample| sample.outcome != Outcome::Ok).take(DOTS_PER_BUCKET));
             some
         };
         for sample in chosen {
@@ -130,7 +131,7 @@ mod tests {
         let series = Series::of(&sorted, 0, 100_003_000, &[(0, vec![])]);
         assert_eq!(series.buckets.iter().map(|bucket| bucket.right).sum::<u64>(), 100_003);
         assert_eq!(series.dots.iter().filter(|dot| dot.latency_ns == 900_000).count(), 1);
-        assert!(series.dots.len() <= 2 * BUCKETS * DOTS);
+        assert!(series.dots.len() <= 2 * BUCKET_COUNT * DOTS_PER_BUCKET);
     }
 
     #[test]

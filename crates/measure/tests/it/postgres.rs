@@ -129,7 +129,7 @@ fn a_crash_that_loses_acknowledged_commits_is_found() {
     let before = ok();
     until("transactions that nobody writes out", || (ok() > before + 100).then_some(()));
     cluster.crash();
-    cluster.start_again(None);
+    cluster.restart(None);
     let before = ok();
     until("transactions after the crash", || (ok() > before + 100).then_some(()));
     load.stop();

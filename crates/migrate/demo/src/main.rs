@@ -22,7 +22,7 @@ use stillpoint_measure::timeline::Timeline;
 use stillpoint_migrate_tests::teller::{COMMITS, TABLES, WRONG_BALANCES};
 use stillpoint_testing::{
     port::free_port,
-    postgresql::{Cluster, LoadOutcome, NEWER, available, newer_available},
+    postgresql::{Cluster, LoadOutcome, NEWER_MAJOR, available, newer_available},
     wait::until,
 };
 
@@ -97,9 +97,9 @@ impl Demo {
         let settings = ["wal_level=logical", "fsync=on", "shared_buffers=256MB"];
         let source = Cluster::start(&settings);
         let target = if newer_available() {
-            Cluster::of_major(NEWER, &settings)
+            Cluster::of_major(NEWER_MAJOR, &settings)
         } else {
-            println!("PostgreSQL {NEWER} cannot be had here: the target is of the same version");
+            println!("PostgreSQL {NEWER_MAJOR} cannot be had here: the target is of the same version");
             Cluster::start(&settings)
         };
         let dir = tempfile::TempDir::with_prefix("stillpoint-demo-").expect("make a directory");

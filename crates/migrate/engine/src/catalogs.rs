@@ -508,7 +508,7 @@ mod tests {
     use crate::Server;
     use crate::link::Purpose;
     use std::collections::BTreeSet;
-    use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
+    use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 
     const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE tickets; \
          CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
@@ -748,7 +748,7 @@ mod tests {
         if !newer_available() {
             return;
         }
-        let cluster = cluster(Some(NEWER));
+        let cluster = cluster(Some(NEWER_MAJOR));
         let mut link = shop(&cluster).await;
         let look = Look::take(&mut link).await.unwrap();
         cluster.sql("shop", "COMMENT ON TABLE goods IS 'x'");

@@ -116,7 +116,7 @@ mod tests {
     use crate::inventory::text;
     use crate::link::{Link, Purpose};
     use std::collections::BTreeSet;
-    use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
+    use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 
     /// Kinds of settings for planning, logging or statistics; none of them ends or changes a session.
     const HARMLESS_KINDS: [&str; 9] = [
@@ -253,7 +253,7 @@ mod tests {
         }
         compared(&Cluster::start(&[])).await;
         if newer_available() {
-            compared(&Cluster::of_major(NEWER, &[])).await;
+            compared(&Cluster::of_major(NEWER_MAJOR, &[])).await;
         }
     }
 
@@ -319,7 +319,7 @@ mod tests {
         }
         have_what_is_pinned(&Cluster::start(&[]), 15).await;
         if newer_available() {
-            have_what_is_pinned(&Cluster::of_major(NEWER, &[]), NEWER).await;
+            have_what_is_pinned(&Cluster::of_major(NEWER_MAJOR, &[]), NEWER_MAJOR).await;
         }
     }
 

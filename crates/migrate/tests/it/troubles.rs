@@ -59,7 +59,7 @@ fn the_target_s_disk_is_full() {
     stage.target.disk().expect("it has one").resize(2000).unwrap();
     // A server that cannot write its log ends.
     stage.target.crash();
-    stage.target.start_again(None);
+    stage.target.restart(None);
     succeeds(&mut stage);
 }
 
@@ -130,7 +130,7 @@ fn a_transaction_is_prepared_and_not_decided() {
     drop(client.stdin.take());
     assert!(client.wait().unwrap().success());
     assert_eq!(stage.source.sql("shop", "SELECT gid FROM pg_prepared_xacts"), "undecided");
-    stage.to_target.mend();
+    stage.to_target.restore();
     let ended = tool.end();
     assert_eq!(ended.code, Some(4), "{ended:?}");
     assert!(ended.complaints.contains("undecided"), "{}", ended.complaints);
@@ -278,7 +278,7 @@ fn a_disk_gets_full_behind_the_copy() {
         full.disk().expect("it has one").resize(2000).unwrap();
         // A server that cannot write its log ends.
         full.crash();
-        full.start_again(None);
+        full.restart(None);
         let moment = Moment { phase: None, after: Duration::ZERO };
         Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 11 }.run(&mut stage);
         let rows = "SELECT count(*), sum(length(v)) FROM ballast WHERE id < 0 AND id >= -6000";

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use stillpoint_measure::postgres::Isolation;
 use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
-use stillpoint_testing::postgresql::{Cluster, NEWER, newer_available};
+use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, newer_available};
 
 const SETTINGS: [&str; 1] = ["wal_level=logical"];
 
@@ -12,7 +12,7 @@ fn to_a_newer_server_and_back() {
     if !newer_available() {
         return;
     }
-    let mut stage = Stage::of(Cluster::start(&SETTINGS), Cluster::of_major(NEWER, &SETTINGS));
+    let mut stage = Stage::of(Cluster::start(&SETTINGS), Cluster::of_major(NEWER_MAJOR, &SETTINGS));
     Trial::prepare(&stage);
     stage.source.sql("shop", "CREATE SEQUENCE tickets; SELECT setval('tickets', 41); CREATE VIEW v AS SELECT 1 AS a");
     for back in [false, true] {
@@ -28,7 +28,7 @@ fn an_older_target_is_refused() {
     if !newer_available() {
         return;
     }
-    let stage = Stage::of(Cluster::of_major(NEWER, &SETTINGS), Cluster::start(&SETTINGS));
+    let stage = Stage::of(Cluster::of_major(NEWER_MAJOR, &SETTINGS), Cluster::start(&SETTINGS));
     let ended = stage.run(&["run"]);
     assert_eq!(ended.code, Some(3), "{ended:?}");
     assert!(ended.complaints.contains("older than the source's 17"), "{}", ended.complaints);

@@ -71,11 +71,11 @@ impl Fault {
             }
             Fault::CrashSource => {
                 stage.source.crash();
-                stage.source.start_again(None);
+                stage.source.restart(None);
             }
             Fault::CrashTarget => {
                 stage.target.crash();
-                stage.target.start_again(None);
+                stage.target.restart(None);
             }
             Fault::CutSource | Fault::CutTarget | Fault::StallSource | Fault::StallTarget => {
                 let source = matches!(self, Fault::CutSource | Fault::StallSource);
@@ -86,7 +86,7 @@ impl Fault {
                     network.stall()
                 }
                 std::thread::sleep(while_broken);
-                network.mend();
+                network.restore();
             }
         }
     }

@@ -176,7 +176,7 @@ fn a_program_of_32_bits() {
     let mut command = tied(&path);
     let Ok(child) = command.stdin(Stdio::null()).spawn() else { skip!("this kernel runs no programs of 32 bits") };
     let mut small = Guarded::from_child(child);
-    let runs = wait::within(wait::LIMIT, || {
+    let runs = wait::within(wait::WAIT_TIMEOUT, || {
         if small.ended().is_some() {
             return Some(false);
         }

@@ -205,7 +205,7 @@ fn every_kind_of_thread_takes_part_in_its_role() {
         let mariadb = server.packaged.start(policy, POOL);
         // the thread that served the test's first connection serves the next client when it is in the cache
         let cached = |part: &Part| part.0 != "connection" || (part.1 == 2 && part.2 == "parked");
-        let left = wait::within(wait::LIMIT, || parts(&mariadb).iter().all(cached).then_some(()));
+        let left = wait::within(wait::WAIT_TIMEOUT, || parts(&mariadb).iter().all(cached).then_some(()));
         assert!(left.is_some(), "{policy:?}: {:?}", parts(&mariadb));
         let [mut busy, mut other] = [mariadb.client(), mariadb.client()];
         let mut idle = [mariadb.client(), mariadb.client()];
@@ -213,7 +213,7 @@ fn every_kind_of_thread_takes_part_in_its_role() {
         busy.begin("SELECT SLEEP(1000)").expect("send it");
         let mut seen = Vec::new();
         let mut until = |what: &str, wanted: &dyn Fn(&[Part]) -> bool| {
-            let found = wait::within(wait::LIMIT, || {
+            let found = wait::within(wait::WAIT_TIMEOUT, || {
                 seen = parts(&mariadb);
                 wanted(&seen).then_some(())
             });

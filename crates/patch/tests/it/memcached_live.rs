@@ -18,7 +18,7 @@ fn memcached() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> 
 #[track_caller]
 fn version(port: u16) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to memcached");
-    stream.set_read_timeout(Some(wait::LIMIT)).expect("set a time-out");
+    stream.set_read_timeout(Some(wait::WAIT_TIMEOUT)).expect("set a time-out");
     stream.write_all(b"version\r\n").expect("ask memcached");
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).expect("memcached answers");

@@ -27,7 +27,7 @@ impl Client {
     #[track_caller]
     fn connect(port: u16) -> Client {
         let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to memcached");
-        stream.set_read_timeout(Some(wait::LIMIT)).expect("set a time-out");
+        stream.set_read_timeout(Some(wait::WAIT_TIMEOUT)).expect("set a time-out");
         Client(BufReader::new(stream))
     }
 

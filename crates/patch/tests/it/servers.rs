@@ -46,7 +46,7 @@ fn memcached_of_debian_starts_answers_and_is_gone() {
     let memcached = Memcached::start(&binary, &["-t", "2"]);
     let pid = memcached.pid();
     let mut stream = TcpStream::connect(("127.0.0.1", memcached.port())).unwrap();
-    stream.set_read_timeout(Some(wait::LIMIT)).unwrap();
+    stream.set_read_timeout(Some(wait::WAIT_TIMEOUT)).unwrap();
     stream.write_all(b"set k 0 0 1\r\nv\r\nget k\r\n").unwrap();
     let expected = b"STORED\r\nVALUE k 0 1\r\nv\r\nEND\r\n";
     let mut answer = vec![0; expected.len()];

@@ -178,7 +178,7 @@ impl Client {
     fn connect(port: u16) -> io::Result<Client> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(wait::LIMIT))?;
+        stream.set_read_timeout(Some(wait::WAIT_TIMEOUT))?;
         Ok(Client { stream })
     }
 

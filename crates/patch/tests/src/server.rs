@@ -48,7 +48,7 @@ impl Restart {
 /// minutes.
 #[track_caller]
 pub(crate) fn soon<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + wait::LIMIT * 5;
+    let end = Instant::now() + wait::WAIT_TIMEOUT * 5;
     loop {
         if let Some(value) = condition() {
             return value;

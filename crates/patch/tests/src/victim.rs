@@ -386,7 +386,7 @@ impl Victim {
     /// Waits until each thread that calls patched functions has done so twice more: it runs, and is not stopped.
     #[track_caller]
     pub fn assert_answering(&mut self) {
-        self.assert_answering_within(wait::LIMIT);
+        self.assert_answering_within(wait::WAIT_TIMEOUT);
     }
 
     /// Waits as [`Victim::assert_answering`] does, with another time limit.

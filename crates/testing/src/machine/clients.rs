@@ -1,7 +1,7 @@
 //! Clients that must not notice a switch, and the setup that a machine needs before its units can go along.
 
-use super::qemu::LOOK_INTERVAL;
-use super::{Door, Machine};
+use super::qemu::POLL_INTERVAL;
+use super::{Machine, PortAccess};
 use crate::soak::is_soak;
 use crate::wait;
 use bytes::BytesMut;
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 /// Debian's unit of PostgreSQL's first cluster.
 pub const POSTGRESQL: &str = "postgresql@15-main";
 /// Limit that is longer than any outage, also on a busy host.
-const PATIENCE: Duration = Duration::from_secs(600);
+const OUTAGE_LIMIT: Duration = Duration::from_secs(600);
 /// Limit for reading logs on a slow machine.
-const LOGS: Duration = Duration::from_secs(60);
+const LOG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts units so that they can go along, and writes the configuration that names them.
 #[track_caller]
-pub fn take_along(machine: &mut Machine, units: &[&str]) {
+pub fn prepare_units(machine: &mut Machine, units: &[&str]) {
     let mut config = String::from("criu = \"/usr/local/bin/criu\"\n");
     for unit in units {
         let health = match *unit {
@@ -37,46 +37,46 @@ pub fn take_along(machine: &mut Machine, units: &[&str]) {
         if *unit == "mariadb" {
             // requirements of `check`: no io_uring, no listening socket that systemd holds, no address space for more
             // memory than exists
-            machine.ok("systemctl disable -q --now mariadb.socket");
+            machine.succeed("systemctl disable -q --now mariadb.socket");
             if !is_soak() {
                 // each start checks all tables, which takes longer under emulation than the start itself
-                machine.ok("printf '#!/bin/sh\\n' >/etc/mysql/debian-start");
+                machine.succeed("printf '#!/bin/sh\\n' >/etc/mysql/debian-start");
             }
-            machine.ok("printf '[mysqld]\\ninnodb_use_native_aio=OFF\\ninnodb_buffer_pool_size=32M\\ninnodb_buffer_pool_size_max=64M\\n' >/etc/mysql/mariadb.conf.d/91-switch.cnf");
+            machine.succeed("printf '[mysqld]\\ninnodb_use_native_aio=OFF\\ninnodb_buffer_pool_size=32M\\ninnodb_buffer_pool_size_max=64M\\n' >/etc/mysql/mariadb.conf.d/91-switch.cnf");
         }
         if *unit == POSTGRESQL {
             // no files in memory that are lost with it; its other needs are visible only when it runs
-            machine.ok("printf 'dynamic_shared_memory_type = mmap\\nshared_buffers = 32MB\\n' >/etc/postgresql/15/main/conf.d/switch.conf");
-            machine.ok(&format!("systemctl start {unit}"));
+            machine.succeed("printf 'dynamic_shared_memory_type = mmap\\nshared_buffers = 32MB\\n' >/etc/postgresql/15/main/conf.d/switch.conf");
+            machine.succeed(&format!("systemctl start {unit}"));
         }
-        machine.ok(&format!(
+        machine.succeed(&format!(
             "mkdir -p /etc/systemd/system/{unit}.service.d && stillpoint kernel dropin {unit} \
              >/etc/systemd/system/{unit}.service.d/stillpoint.conf"
         ));
     }
-    machine.ok(&format!("mkdir -p /etc/stillpoint && printf '{config}' >/etc/stillpoint/kernel.toml"));
-    machine.ok(&format!("systemctl daemon-reload && systemctl restart {}", units.join(" ")));
+    machine.succeed(&format!("mkdir -p /etc/stillpoint && printf '{config}' >/etc/stillpoint/kernel.toml"));
+    machine.succeed(&format!("systemctl daemon-reload && systemctl restart {}", units.join(" ")));
     for unit in units {
         if *unit == POSTGRESQL {
-            machine.until("pg_isready -q");
+            machine.run_until_success("pg_isready -q");
         } else {
-            until_alone(machine, unit);
+            wait_until_single_process(machine, unit);
         }
     }
 }
 
 /// Puts the images of those units into the machine's region of memory, which its kernel command line names.
 #[track_caller]
-pub fn images_in_memory(machine: &mut Machine) {
-    machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
-    machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
+pub fn place_images_in_memory(machine: &mut Machine) {
+    machine.succeed("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
+    machine.succeed("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
 }
 
 /// Waits until a unit has no process beside its server: Debian's MariaDB checks its tables after each start.
 #[track_caller]
-pub fn until_alone(machine: &mut Machine, unit: &str) {
+pub fn wait_until_single_process(machine: &mut Machine, unit: &str) {
     let processes = format!("/sys/fs/cgroup/system.slice/{unit}.service/cgroup.procs");
-    machine.until(&format!("systemctl is-active -q {unit} && test $(wc -l <{processes}) = 1"));
+    machine.run_until_success(&format!("systemctl is-active -q {unit} && test $(wc -l <{processes}) = 1"));
 }
 
 /// A client that sends lines and reads answers.
@@ -89,7 +89,7 @@ impl Client {
     #[track_caller]
     pub fn connect(machine: &Machine, port: u16) -> Client {
         let stream = machine.connect(port);
-        stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+        stream.set_read_timeout(Some(OUTAGE_LIMIT)).expect("set a limit");
         Client { stream: BufReader::new(stream) }
     }
 
@@ -127,7 +127,7 @@ impl Client {
 
 /// Stores `keys` keys.
 #[track_caller]
-pub fn redis_pairs(client: &mut Client, keys: u32) {
+pub fn store_pairs(client: &mut Client, keys: u32) {
     for n in 0..keys {
         client.send(&format!("SET key{n} {}", format!("{n:08}").repeat(32)));
     }
@@ -138,7 +138,7 @@ pub fn redis_pairs(client: &mut Client, keys: u32) {
 
 /// Reads each of them.
 #[track_caller]
-pub fn all_pairs(client: &mut Client, keys: u32) {
+pub fn read_pairs(client: &mut Client, keys: u32) {
     for n in 0..keys {
         client.send(&format!("GET key{n}"));
     }
@@ -157,14 +157,14 @@ pub fn switch(machine: &mut Machine, to: &str, ends_on: &str) {
 /// Switches with these arguments, and waits until the machine runs on a kernel it has booted since.
 #[track_caller]
 pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
-    let boot = machine.ok("cat /proc/sys/kernel/random/boot_id");
+    let boot = machine.succeed("cat /proc/sys/kernel/random/boot_id");
     // in the background: the shell ends with the kernel
-    machine.ok(&format!(
+    machine.succeed(&format!(
         "rm -f /run/ended; (setsid sh -c 'stillpoint kernel switch {arguments} >/run/switch.log 2>&1; touch /run/ended' &)"
     ));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + OUTAGE_LIMIT;
     while Instant::now() < end {
-        let seen = machine.look(
+        let seen = machine.try_run(
             "cat /proc/sys/kernel/random/boot_id; uname -r; if [ -e /run/ended ]; then echo ended; cat /run/switch.log; fi",
         );
         let text = seen.map(|output| output.text).unwrap_or_default();
@@ -176,12 +176,12 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
                     machine.run("tail -n 20 /var/lib/stillpoint/switch/images/*/*.log; journalctl -n 20 --no-pager");
                 panic!("there was no switch: {text}\n{}\n{}", logs.text, machine.console());
             }
-            _ => std::thread::sleep(LOOK_INTERVAL),
+            _ => std::thread::sleep(POLL_INTERVAL),
         }
     }
-    let logs =
-        machine.attempt("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOGS);
-    panic!("not on {ends_on} within {PATIENCE:?}: {logs:?}\n{}", machine.console());
+    let logs = machine
+        .run_within("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOG_TIMEOUT);
+    panic!("not on {ends_on} within {OUTAGE_LIMIT:?}: {logs:?}\n{}", machine.console());
 }
 
 /// Gives the next kernel an argument; none if it is empty.
@@ -189,27 +189,27 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
 pub fn append(machine: &mut Machine, parameter: &str) {
     let file = "/etc/stillpoint/kernel.toml";
     // two calls: the deletion of a line must not depend on the other call
-    machine.ok(&format!("sed -i /^append/d {file}"));
+    machine.succeed(&format!("sed -i /^append/d {file}"));
     if !parameter.is_empty() {
-        machine.ok(&format!("sed -i '1i append = \"{parameter}\"' {file}"));
+        machine.succeed(&format!("sed -i '1i append = \"{parameter}\"' {file}"));
     }
 }
 
 /// Waits for the end of a switch, and returns its journal.
 #[track_caller]
-pub fn until_done(machine: &mut Machine) -> String {
-    until_state(machine, "done")
+pub fn wait_until_done(machine: &mut Machine) -> String {
+    wait_until_state(machine, "done")
 }
 
 /// Waits until a switch has reached a state, and returns its journal. Panics with the reason if it ended in another
 /// state.
 #[track_caller]
-pub fn until_state(machine: &mut Machine, state: &str) -> String {
+pub fn wait_until_state(machine: &mut Machine, state: &str) -> String {
     let is_in = |journal: &str, state: &str| journal.contains(&format!("\"state\": \"{state}\""));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + OUTAGE_LIMIT;
     let mut journal = String::new();
     while Instant::now() < end {
-        if let Some(output) = machine.look("cat /var/lib/stillpoint/switch/journal.json") {
+        if let Some(output) = machine.try_run("cat /var/lib/stillpoint/switch/journal.json") {
             journal = output.text;
         }
         if is_in(&journal, state) {
@@ -218,102 +218,103 @@ pub fn until_state(machine: &mut Machine, state: &str) -> String {
         if ["done", "cold", "aborted"].iter().any(|ended| is_in(&journal, ended)) {
             break;
         }
-        std::thread::sleep(LOOK_INTERVAL);
+        std::thread::sleep(POLL_INTERVAL);
     }
-    let logs = machine.attempt("journalctl -b -n 60 --no-pager -o short-monotonic", LOGS).map(|output| output.text);
+    let logs =
+        machine.run_within("journalctl -b -n 60 --no-pager -o short-monotonic", LOG_TIMEOUT).map(|output| output.text);
     panic!("the switch is not {state}: {journal}\n{}\n{}", logs.unwrap_or_default(), machine.console());
 }
 
 /// A client that counts, one request after another: an answer that is not the next number means a lost or doubled
 /// request.
-pub struct Pulse {
+pub struct CountingClient {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Beat>>,
+    thread: JoinHandle<Vec<TimedRequest>>,
 }
 
 /// One request and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Beat {
+pub struct TimedRequest {
     /// Time at which it was sent.
-    pub asked: Instant,
+    pub sent: Instant,
     /// Time until it was answered.
-    pub took: Duration,
+    pub latency: Duration,
 }
 
-impl Pulse {
+impl CountingClient {
     /// Starts a client. `beat` makes one request and returns the number in the answer; `rest` is the time between two
     /// of them.
-    pub fn start(rest: Duration, mut beat: impl FnMut() -> u64 + Send + 'static) -> Pulse {
+    pub fn start(interval: Duration, mut send_request: impl FnMut() -> u64 + Send + 'static) -> CountingClient {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            let mut beats = Vec::new();
+            let mut requests = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
-                let asked = Instant::now();
-                assert_eq!(beat(), beats.len() as u64 + 1, "each request has its effect once");
-                beats.push(Beat { asked, took: asked.elapsed() });
-                std::thread::sleep(rest);
+                let sent = Instant::now();
+                assert_eq!(send_request(), requests.len() as u64 + 1, "each request has its effect once");
+                requests.push(TimedRequest { sent, latency: sent.elapsed() });
+                std::thread::sleep(interval);
             }
-            beats
+            requests
         });
-        Pulse { stop, thread }
+        CountingClient { stop, thread }
     }
 
     /// Starts a client of redis, which counts under a name of its own.
     #[track_caller]
-    pub fn redis(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+    pub fn redis(machine: &Machine, name: &str, interval: Duration) -> CountingClient {
         let mut client = Client::connect(machine, 6379);
         let request = format!("INCR {name}");
-        Pulse::start(rest, move || number(client.ask(&request).trim_start_matches(':')))
+        CountingClient::start(interval, move || number(client.ask(&request).trim_start_matches(':')))
     }
 
     /// Starts a client of memcached.
     #[track_caller]
-    pub fn memcached(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+    pub fn memcached(machine: &Machine, name: &str, interval: Duration) -> CountingClient {
         let mut client = Client::connect(machine, 11211);
         assert_eq!(client.ask(&format!("set {name} 0 0 1\r\n0")), "STORED");
         let request = format!("incr {name} 1");
-        Pulse::start(rest, move || number(&client.ask(&request)))
+        CountingClient::start(interval, move || number(&client.ask(&request)))
     }
 
     /// Starts a client of MariaDB: each request is a committed change of a row in the table of [`prepare_mariadb`].
     #[track_caller]
-    pub fn mariadb(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+    pub fn mariadb(machine: &Machine, name: &str, interval: Duration) -> CountingClient {
         let mut client = Sql::connect(machine);
         client.ask(&format!("INSERT INTO t.pulse VALUES ('{name}', 0)"));
-        let (change, look) = (
+        let (change, select) = (
             format!("UPDATE t.pulse SET n = n + 1 WHERE name = '{name}'"),
             format!("SELECT n FROM t.pulse WHERE name = '{name}'"),
         );
-        Pulse::start(rest, move || {
+        CountingClient::start(interval, move || {
             client.ask(&change);
-            number(&client.ask(&look).expect("a row"))
+            number(&client.ask(&select).expect("a row"))
         })
     }
 
     /// Starts a client of PostgreSQL with a server process of its own: each request is a committed change of a row in
     /// the table of [`prepare_postgresql`].
     #[track_caller]
-    pub fn postgresql(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+    pub fn postgresql(machine: &Machine, name: &str, interval: Duration) -> CountingClient {
         let mut client = Postgresql::connect(machine);
         client.ask(&format!("INSERT INTO pulse VALUES ('{name}', 0)"));
         let change = format!("UPDATE pulse SET n = n + 1 WHERE name = '{name}' RETURNING n");
-        Pulse::start(rest, move || number(&client.ask(&change).expect("a row")))
+        CountingClient::start(interval, move || number(&client.ask(&change).expect("a row")))
     }
 
-    /// Starts `each` clients of each of `units`, which [`take_along`] knows; the number beside each is the index of its
+    /// Starts `each` clients of each of `units`, which [`prepare_units`] knows; the number beside each is the index of its
     /// unit.
     #[track_caller]
-    pub fn of_all(machine: &Machine, units: &[&str], each: usize, rest: Duration) -> Vec<(u8, Pulse)> {
+    pub fn of_all(machine: &Machine, units: &[&str], each: usize, interval: Duration) -> Vec<(u8, CountingClient)> {
         let mut pulses = Vec::new();
         for n in 0..each {
             let name = format!("pulse{n}");
             for (place, unit) in (0..).zip(units) {
                 let pulse = match *unit {
-                    "redis-server" => Pulse::redis(machine, &name, rest),
-                    "memcached" => Pulse::memcached(machine, &name, rest),
-                    POSTGRESQL => Pulse::postgresql(machine, &name, rest),
-                    _ => Pulse::mariadb(machine, &name, rest),
+                    "redis-server" => CountingClient::redis(machine, &name, interval),
+                    "memcached" => CountingClient::memcached(machine, &name, interval),
+                    POSTGRESQL => CountingClient::postgresql(machine, &name, interval),
+                    _ => CountingClient::mariadb(machine, &name, interval),
                 };
                 pulses.push((place, pulse));
             }
@@ -323,54 +324,56 @@ impl Pulse {
 
     /// Ends the client and returns every request, each answered once.
     #[track_caller]
-    pub fn end(self) -> Vec<Beat> {
+    pub fn end(self) -> Vec<TimedRequest> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("every request was answered once")
     }
 }
 
 /// A client that counts until its connection ends, as it does when a unit is started from its files.
-pub struct Tally {
+pub struct AcknowledgedCount {
     connection: TcpStream,
     thread: JoinHandle<u64>,
 }
 
-impl Tally {
+impl AcknowledgedCount {
     /// Starts a client of redis, which counts under a name of its own.
     #[track_caller]
-    pub fn redis(machine: &Machine, name: &str, rest: Duration) -> Tally {
+    pub fn redis(machine: &Machine, name: &str, interval: Duration) -> AcknowledgedCount {
         let mut client = Client::connect(machine, 6379);
         let request = format!("INCR {name}");
         let connection = client.stream.get_ref().try_clone();
-        Tally::start(connection, rest, move || client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':')))
+        AcknowledgedCount::start(connection, interval, move || {
+            client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':'))
+        })
     }
 
     /// Starts a client of MariaDB: each request is a committed change of a row in the table of [`prepare_mariadb`].
     #[track_caller]
-    pub fn mariadb(machine: &Machine, name: &str, rest: Duration) -> Tally {
+    pub fn mariadb(machine: &Machine, name: &str, interval: Duration) -> AcknowledgedCount {
         let mut client = Sql::connect(machine);
         client.ask(&format!("REPLACE INTO t.pulse VALUES ('{name}', 0)"));
         let change = format!("UPDATE t.pulse SET n = n + 1 WHERE name = '{name}'");
         let connection = client.stream.try_clone();
-        Tally::start(connection, rest, move || client.try_ask(&change).is_ok())
+        AcknowledgedCount::start(connection, interval, move || client.try_ask(&change).is_ok())
     }
 
     #[track_caller]
     fn start(
         connection: std::io::Result<TcpStream>,
-        rest: Duration,
-        mut beat: impl FnMut() -> bool + Send + 'static,
-    ) -> Tally {
+        interval: Duration,
+        mut send_request: impl FnMut() -> bool + Send + 'static,
+    ) -> AcknowledgedCount {
         let connection = connection.expect("a second handle of a connection");
         let thread = std::thread::spawn(move || {
             let mut count = 0;
-            while beat() {
+            while send_request() {
                 count += 1;
-                std::thread::sleep(rest);
+                std::thread::sleep(interval);
             }
             count
         });
-        Tally { connection, thread }
+        AcknowledgedCount { connection, thread }
     }
 
     /// Returns true if its connection has ended.
@@ -389,53 +392,53 @@ impl Tally {
 }
 
 /// Time between two newcomers: without it an emulated processor would do little else.
-const NEWCOMERS_INTERVAL: Duration = Duration::from_millis(100);
+const CONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Clients that connect, send one request and disconnect, one after another: a switch may make them wait but must not
 /// refuse them.
-pub struct Newcomers {
+pub struct NewConnections {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Came>,
+    thread: JoinHandle<NewConnectionCounts>,
 }
 
 /// Counts of newcomers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Came {
+pub struct NewConnectionCounts {
     /// Those that were served.
     pub served: u32,
     /// Attempts at which the port did not answer within a second.
     pub waited: u32,
 }
 
-impl Newcomers {
+impl NewConnections {
     /// Starts them; `request` must be answered by a line.
-    pub fn start(door: Door, request: &'static str) -> Newcomers {
+    pub fn start(port: PortAccess, request: &'static str) -> NewConnections {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            let mut came = Came::default();
+            let mut counts = NewConnectionCounts::default();
             while !stopped.load(Ordering::Relaxed) {
-                let stream = match door.connect(Duration::from_secs(1)) {
+                let stream = match port.connect(Duration::from_secs(1)) {
                     Ok(stream) => stream,
                     Err(error) if is_wait(error.kind()) => {
-                        came.waited += 1;
+                        counts.waited += 1;
                         continue;
                     }
                     Err(error) => panic!("a newcomer was sent away: {error}"),
                 };
-                stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+                stream.set_read_timeout(Some(OUTAGE_LIMIT)).expect("set a limit");
                 Client { stream: BufReader::new(stream) }.ask(request);
-                came.served += 1;
-                std::thread::sleep(NEWCOMERS_INTERVAL);
+                counts.served += 1;
+                std::thread::sleep(CONNECT_INTERVAL);
             }
-            came
+            counts
         });
-        Newcomers { stop, thread }
+        NewConnections { stop, thread }
     }
 
     /// Ends them and returns how many were served, and how many attempts had to wait; none was refused.
     #[track_caller]
-    pub fn end(self) -> Came {
+    pub fn end(self) -> NewConnectionCounts {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("no newcomer was sent away")
     }
@@ -449,7 +452,7 @@ fn is_wait(kind: ErrorKind) -> bool {
 /// Makes the table in which MariaDB's clients count, and their user.
 #[track_caller]
 pub fn prepare_mariadb(machine: &mut Machine) {
-    machine.ok(
+    machine.succeed(
         "mariadb -e \"CREATE DATABASE t; CREATE TABLE t.pulse (name VARCHAR(20) PRIMARY KEY, n BIGINT) ENGINE=InnoDB; \
          CREATE USER outside; GRANT ALL ON t.* TO outside\"",
     );
@@ -458,12 +461,12 @@ pub fn prepare_mariadb(machine: &mut Machine) {
 /// Makes the table in which PostgreSQL's clients count.
 #[track_caller]
 pub fn prepare_postgresql(machine: &mut Machine) {
-    machine.ok("su postgres -c \"psql -qc 'CREATE TABLE pulse (name text PRIMARY KEY, n bigint)'\"");
+    machine.succeed("su postgres -c \"psql -qc 'CREATE TABLE pulse (name text PRIMARY KEY, n bigint)'\"");
 }
 
 /// Returns the time of the longest request.
-pub fn longest(beats: &[Beat]) -> Duration {
-    beats.iter().map(|beat| beat.took).max().unwrap_or_default()
+pub fn longest(requests: &[TimedRequest]) -> Duration {
+    requests.iter().map(|request| request.latency).max().unwrap_or_default()
 }
 
 fn number(text: &str) -> u64 {
@@ -480,7 +483,7 @@ impl Sql {
     #[track_caller]
     pub fn connect(machine: &Machine) -> Sql {
         let stream = machine.connect(3306);
-        stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+        stream.set_read_timeout(Some(OUTAGE_LIMIT)).expect("set a limit");
         let mut sql = Sql { stream };
         let greeting = sql.packet().expect("a greeting");
         assert_eq!(greeting[0], 10, "the protocol's version");
@@ -553,7 +556,7 @@ impl Postgresql {
     #[track_caller]
     pub fn connect(machine: &Machine) -> Postgresql {
         let stream = machine.connect(5432);
-        stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+        stream.set_read_timeout(Some(OUTAGE_LIMIT)).expect("set a limit");
         let mut client = Postgresql { stream, heard: BytesMut::new() };
         let mut hello = BytesMut::new();
         frontend::startup_message([("user", "postgres"), ("database", "postgres")], &mut hello).expect("no zeros");

@@ -24,6 +24,6 @@ mod qemu;
 mod shell;
 
 pub use guest::{Guest, emulated};
-pub use network::Door;
+pub use network::PortAccess;
 pub use qemu::{Clock, Machine, Shape};
 pub use shell::Output;

@@ -40,26 +40,26 @@ impl Network {
     }
 
     /// Returns an access to one of the machine's ports.
-    pub(crate) fn door(&self, port: u16) -> Door {
-        Door { namespace: PathBuf::from("/run/netns").join(&self.name), port }
+    pub(crate) fn port_access(&self, port: u16) -> PortAccess {
+        PortAccess { namespace: PathBuf::from("/run/netns").join(&self.name), port }
     }
 }
 
 /// One port of a machine, as seen from outside; any thread may use it.
 #[derive(Debug, Clone)]
-pub struct Door {
+pub struct PortAccess {
     namespace: PathBuf,
     port: u16,
 }
 
-impl Door {
+impl PortAccess {
     /// Connects to the machine, inside the namespace: a socket stays where it was made.
-    pub fn connect(&self, patience: Duration) -> Result<TcpStream, Error> {
+    pub fn connect(&self, timeout: Duration) -> Result<TcpStream, Error> {
         let (path, port) = (self.namespace.clone(), self.port);
         let connecting = std::thread::spawn(move || {
             let namespace = File::open(&path)?;
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-            TcpStream::connect_timeout(&SocketAddr::from((GUEST, port)), patience)
+            TcpStream::connect_timeout(&SocketAddr::from((GUEST, port)), timeout)
         });
         connecting.join().unwrap_or_else(|_| Err(Error::other("the thread that connects panicked")))
     }

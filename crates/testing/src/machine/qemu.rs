@@ -1,7 +1,7 @@
 //! One emulated machine.
 
 use super::guest::{Guest, packaging};
-use super::network::{Door, Network};
+use super::network::{Network, PortAccess};
 use super::shell::{Output, Shell};
 use crate::child::{Guarded, tied};
 use crate::wait;
@@ -15,17 +15,17 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Limit for a boot under emulation, on a busy machine.
-const BOOT: Duration = Duration::from_secs(600);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Limit for a command.
-const COMMAND: Duration = Duration::from_secs(180);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(180);
 /// Limit for one of several attempts at a command.
-const ATTEMPT: Duration = Duration::from_secs(6);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Limit for a command that only tests something.
-const LOOK: Duration = Duration::from_secs(2);
+const TEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Consecutive tests without an end while a machine boots; after them it counts as slow.
-const LOOKS: u32 = 25;
+const TESTS_WITHOUT_END_MAX: u32 = 25;
 /// Time between two tests of a machine: each starts programs in it, and an emulated processor has little time.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Kernel command line: without features that only cost time under emulation. After a panic the kernel restarts, and
 /// when it ends it leaves a watchdog running.
 const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet random.trust_cpu=on watchdog.stop_on_reboot=0";
@@ -38,7 +38,7 @@ pub struct Machine {
     shell: Shell,
     dir: TempDir,
     /// Consecutive tests that had no end.
-    looks: u32,
+    tests_without_end: u32,
 }
 
 /// Source of a machine's clock.
@@ -107,7 +107,7 @@ impl Machine {
     pub fn boot_as(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Machine {
         let mut machine = start(guest, kernel, tool, shape).unwrap_or_else(|why| panic!("no machine: {why}"));
         machine.wait_for(kernel);
-        machine.ok(
+        machine.succeed(
             "mkdir -p /run/tool && mount -o ro /dev/vdb /run/tool && cp -a /run/tool/root/. / && umount /run/tool && sync",
         );
         machine
@@ -116,25 +116,25 @@ impl Machine {
     /// Waits until this kernel runs and its shell answers.
     #[track_caller]
     pub fn wait_for(&mut self, kernel: &str) {
-        let end = Instant::now() + BOOT;
+        let end = Instant::now() + BOOT_TIMEOUT;
         while Instant::now() < end {
-            if self.look("uname -r").is_some_and(|output| output.text.trim() == kernel) {
+            if self.try_run("uname -r").is_some_and(|output| output.text.trim() == kernel) {
                 return;
             }
         }
-        panic!("waited {BOOT:?} for kernel {kernel}\n{}", self.console());
+        panic!("waited {BOOT_TIMEOUT:?} for kernel {kernel}\n{}", self.console());
     }
 
     /// Runs a command in the machine.
     #[track_caller]
     pub fn run(&mut self, command: &str) -> Output {
-        let output = self.shell.run(command, COMMAND);
+        let output = self.shell.run(command, COMMAND_TIMEOUT);
         output.unwrap_or_else(|| panic!("`{command}` did not end\n{}", self.console()))
     }
 
     /// Runs a command that must succeed, and returns its output.
     #[track_caller]
-    pub fn ok(&mut self, command: &str) -> String {
+    pub fn succeed(&mut self, command: &str) -> String {
         let Output { code, text } = self.run(command);
         assert_eq!(code, 0, "`{command}` said: {text}\n{}", self.console());
         text
@@ -142,15 +142,15 @@ impl Machine {
 
     /// Runs a command that only tests something; `None` if it did not end, because the kernel changed or the machine is
     /// slow. The next command interrupts it.
-    pub fn look(&mut self, command: &str) -> Option<Output> {
-        let limit = if self.looks < LOOKS { LOOK } else { ATTEMPT };
-        let output = self.attempt(command, limit);
-        self.looks = if output.is_some() { 0 } else { self.looks + 1 };
+    pub fn try_run(&mut self, command: &str) -> Option<Output> {
+        let limit = if self.tests_without_end < TESTS_WITHOUT_END_MAX { TEST_TIMEOUT } else { ATTEMPT_TIMEOUT };
+        let output = self.run_within(command, limit);
+        self.tests_without_end = if output.is_some() { 0 } else { self.tests_without_end + 1 };
         output
     }
 
     /// Runs a command within a limit; `None` if it did not end.
-    pub fn attempt(&mut self, command: &str, limit: Duration) -> Option<Output> {
+    pub fn run_within(&mut self, command: &str, limit: Duration) -> Option<Output> {
         let output = self.shell.run(command, limit);
         if let Some(how) = self.emulator.ended() {
             // the text of EMULATOR_BROKE
@@ -161,32 +161,32 @@ impl Machine {
 
     /// Repeats a command until it succeeds, over boots of any kernel.
     #[track_caller]
-    pub fn until(&mut self, command: &str) -> String {
-        let end = Instant::now() + BOOT;
+    pub fn run_until_success(&mut self, command: &str) -> String {
+        let end = Instant::now() + BOOT_TIMEOUT;
         while Instant::now() < end {
-            match self.attempt(command, ATTEMPT) {
+            match self.run_within(command, ATTEMPT_TIMEOUT) {
                 Some(Output { code: 0, text }) => return text,
-                _ => std::thread::sleep(LOOK_INTERVAL),
+                _ => std::thread::sleep(POLL_INTERVAL),
             }
         }
-        panic!("waited {BOOT:?} in vain for `{command}` to succeed\n{}", self.console());
+        panic!("waited {BOOT_TIMEOUT:?} in vain for `{command}` to succeed\n{}", self.console());
     }
 
     /// Connects from outside.
     #[track_caller]
     pub fn connect(&self, port: u16) -> TcpStream {
-        let door = self.door(port);
+        let door = self.port_access(port);
         let made = wait::within(Duration::from_secs(60), || door.connect(Duration::from_secs(5)).ok());
         made.unwrap_or_else(|| panic!("nothing listens on port {port}\n{}", self.console()))
     }
 
     /// Returns an access for clients that connect repeatedly.
-    pub fn door(&self, port: u16) -> Door {
-        self.network.door(port)
+    pub fn port_access(&self, port: u16) -> PortAccess {
+        self.network.port_access(port)
     }
 
     /// Returns a command that runs outside of the machine, on its network.
-    pub fn outside(&self, program: &Path) -> Command {
+    pub fn outside_command(&self, program: &Path) -> Command {
         let mut command = tied("ip".as_ref());
         command.args(["netns", "exec", &self.network.name]).arg(program);
         command
@@ -213,14 +213,14 @@ impl Machine {
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().collect();
         let end = lines[lines.len().saturating_sub(60)..].join("\n");
-        match self.said() {
-            said if said.is_empty() => format!("--- the end of its console\n{end}"),
-            said => format!("--- the emulator said\n{said}\n--- the end of its console\n{end}"),
+        match self.emulator_output() {
+            emulator_output if emulator_output.is_empty() => format!("--- the end of its console\n{end}"),
+            emulator_output => format!("--- the emulator said\n{emulator_output}\n--- the end of its console\n{end}"),
         }
     }
 
     /// Returns the output of the emulator itself, which is mostly empty.
-    fn said(&self) -> String {
+    fn emulator_output(&self) -> String {
         fs::read_to_string(self.dir.path().join("qemu.log")).unwrap_or_default().trim().to_owned()
     }
 }
@@ -262,10 +262,10 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
         Ok(stream) => Some(Some(stream)),
         Err(_) => emulator.ended().map(|_| None),
     });
-    let said = || fs::read_to_string(dir.path().join("qemu.log")).unwrap_or_default();
-    let stream = stream.flatten().ok_or_else(|| format!("the emulator did not start: {}", said()))?;
+    let emulator_output = || fs::read_to_string(dir.path().join("qemu.log")).unwrap_or_default();
+    let stream = stream.flatten().ok_or_else(|| format!("the emulator did not start: {}", emulator_output()))?;
     let shell = Shell::new(stream).map_err(|error| error.to_string())?;
-    Ok(Machine { emulator, network, shell, dir, looks: 0 })
+    Ok(Machine { emulator, network, shell, dir, tests_without_end: 0 })
 }
 
 /// Makes a disk with the files of `make install`, and kernels that the machine's own disk does not have.
@@ -302,8 +302,8 @@ fn tool_disk(dir: &Path, guest: &Guest, tool: &Path, programs: &[&Path]) -> Resu
 fn run(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if output.status.success() { Ok(()) } else { Err(format!("{program}: {said}")) }
+    let emulator_output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("{program}: {emulator_output}")) }
 }
 
 impl Drop for Machine {

@@ -4,7 +4,7 @@
 //! requested, which costs one small download, and the answer is valid for an hour, in a file of the cache. A failure of
 //! the network gives no information about the archive, and is an error.
 
-use super::release::{self, VALID};
+use super::release::{self, LISTS_MAX_AGE};
 use super::run;
 use crate::{Unavailable, recipes};
 use std::collections::BTreeSet;
@@ -17,10 +17,10 @@ use std::sync::Mutex;
 use std::time::SystemTime;
 
 /// Result for a version: `Ok` if all of its files are served, otherwise the reason.
-pub(super) type Served = Result<(), Unavailable>;
+pub(super) type Availability = Result<(), Unavailable>;
 
 /// Returns the versions of `package` that the lists name, newest first.
-pub(super) fn listed(package: &str) -> Result<Vec<String>, String> {
+pub(super) fn listed_versions(package: &str) -> Result<Vec<String>, String> {
     let out = run(release::command("apt-cache")?.args(["madison", package]))?;
     let mut versions = Vec::new();
     for line in out.lines().filter(|line| line.contains("Packages")) {
@@ -34,10 +34,10 @@ pub(super) fn listed(package: &str) -> Result<Vec<String>, String> {
 }
 
 /// Returns the first one of `candidates` that is served; prints the reason why it is not an earlier one.
-pub(super) fn first(
+pub(super) fn first_available(
     package: &str,
     candidates: impl Iterator<Item = String>,
-    is_served: impl Fn(&str) -> Result<Served, String>,
+    is_served: impl Fn(&str) -> Result<Availability, String>,
 ) -> Result<String, Unavailable> {
     let mut reasons = Vec::new();
     for version in candidates {
@@ -54,11 +54,11 @@ pub(super) fn first(
 
 /// Returns those of the listed versions that are served, newest first; prints the others. Returns an error if there are
 /// none.
-pub(super) fn only(
+pub(super) fn available(
     package: &str,
-    is_served: impl Fn(&str) -> Result<Served, String>,
+    is_served: impl Fn(&str) -> Result<Availability, String>,
 ) -> Result<Vec<String>, Unavailable> {
-    let listed = listed(package)?;
+    let listed = listed_versions(package)?;
     if listed.is_empty() {
         return Err(Unavailable::Missing(format!("the package lists know no {package}; try `make setup`")));
     }
@@ -76,14 +76,14 @@ pub(super) fn only(
 
 /// Returns the reason that no version is served. A package that is not listed does not count as withheld.
 fn none_of(package: &str, reasons: &[Unavailable]) -> Unavailable {
-    let text = format!("the archive serves no version of {package}: {}", joined(reasons));
+    let text = format!("the archive serves no version of {package}: {}", join_reasons(reasons));
     match reasons.iter().any(|why| matches!(why, Unavailable::Withheld(_))) {
         true => Unavailable::Withheld(text),
         false => Unavailable::Missing(text),
     }
 }
 
-fn joined(reasons: &[Unavailable]) -> String {
+fn join_reasons(reasons: &[Unavailable]) -> String {
     reasons.iter().map(Unavailable::text).collect::<Vec<_>>().join("; ")
 }
 
@@ -93,7 +93,7 @@ fn report(package: &str, reasons: &[Unavailable], taken: &str) {
     if reasons.is_empty() {
         return;
     }
-    let line = format!("{package}: {}; taking {taken}", joined(reasons));
+    let line = format!("{package}: {}; taking {taken}", join_reasons(reasons));
     let new = REPORTED.lock().expect("no thread panics while it prints").insert(line.clone());
     if new {
         eprintln!("{line}");
@@ -101,13 +101,13 @@ fn report(package: &str, reasons: &[Unavailable], taken: &str) {
 }
 
 /// Requests the archives of `packages` in one version.
-pub(super) fn all_binaries(packages: &[&str], version: &str) -> Result<Served, String> {
+pub(super) fn all_binaries(packages: &[&str], version: &str) -> Result<Availability, String> {
     for package in packages {
         let name = format!("{package}={version}");
-        let served = remembered(&name, || {
+        let served = ask_once_an_hour(&name, || {
             let uris = run(release::command("apt-get")?.args(["download", "--print-uris", &name]))?;
             let withheld = || Unavailable::Withheld(format!("{package} {version} is listed and not served (404)"));
-            Ok(if all_served(quoted(&uris), &[])? { Ok(()) } else { Err(withheld()) })
+            Ok(if all_served(quoted_uris(&uris), &[])? { Ok(()) } else { Err(withheld()) })
         })?;
         if served.is_err() {
             return Ok(served);
@@ -118,11 +118,11 @@ pub(super) fn all_binaries(packages: &[&str], version: &str) -> Result<Served, S
 
 /// Requests the source that one version of a package was built from: all of its files except upstream's archive, which
 /// several versions share.
-pub(super) fn source_of(package: &str, version: &str) -> Result<Served, String> {
-    remembered(&format!("source of {package}={version}"), || look_for_source(package, version))
+pub(super) fn source_of(package: &str, version: &str) -> Result<Availability, String> {
+    ask_once_an_hour(&format!("source of {package}={version}"), || request_source(package, version))
 }
 
-fn look_for_source(package: &str, version: &str) -> Result<Served, String> {
+fn request_source(package: &str, version: &str) -> Result<Availability, String> {
     let record = run(release::command("apt-cache")?.args(["show", &format!("{package}={version}")]))?;
     // `NAME`, or `NAME (VERSION)` where the version is another one.
     let source = record.lines().find_map(|line| line.strip_prefix("Source: ")).unwrap_or(package);
@@ -136,7 +136,7 @@ fn look_for_source(package: &str, version: &str) -> Result<Served, String> {
     };
     let own = |uri: &&str| !uri.contains(".orig.tar.") && !uri.contains(".orig-");
     let withheld = || Unavailable::Withheld(format!("{source} {of} is listed, and its source is not served (404)"));
-    Ok(if all_served(quoted(&uris).filter(own), &lists)? { Ok(()) } else { Err(withheld()) })
+    Ok(if all_served(quoted_uris(&uris).filter(own), &lists)? { Ok(()) } else { Err(withheld()) })
 }
 
 fn all_served<'a>(uris: impl Iterator<Item = &'a str>, options: &[String]) -> Result<bool, String> {
@@ -149,12 +149,15 @@ fn all_served<'a>(uris: impl Iterator<Item = &'a str>, options: &[String]) -> Re
 }
 
 /// Returns the URIs of apt's lines `'URI' NAME SIZE SUM`.
-fn quoted(uris: &str) -> impl Iterator<Item = &str> {
+fn quoted_uris(uris: &str) -> impl Iterator<Item = &str> {
     uris.lines().filter_map(|line| line.strip_prefix('\'')?.split('\'').next())
 }
 
 /// Returns the answer to a question of the last hour, or else the result of `ask`.
-fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> Result<Served, String> {
+fn ask_once_an_hour(
+    question: &str,
+    ask: impl FnOnce() -> Result<Availability, String>,
+) -> Result<Availability, String> {
     let records = recipes::directory("lists", "served")?.join("answers");
     // An answer is valid only for the proxy that it came through.
     let proxy = std::env::var("http_proxy").unwrap_or_default();
@@ -162,7 +165,7 @@ fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> R
     let known = std::fs::read_to_string(&records).unwrap_or_default();
     let last = known.lines().rev().find_map(|line| {
         let [at, way, of, answer, why] = line.split('\t').collect::<Vec<_>>()[..] else { return None };
-        let valid = at.parse::<u64>().is_ok_and(|at| at <= now && now - at < VALID.as_secs());
+        let valid = at.parse::<u64>().is_ok_and(|at| at <= now && now - at < LISTS_MAX_AGE.as_secs());
         let is_asked = valid && way == proxy && of == question;
         match answer {
             "served" if is_asked => Some(Ok(())),
@@ -239,8 +242,8 @@ fn source_lists() -> Result<Vec<String>, String> {
 
 /// Returns the lists of the tested release, changed into lists of sources.
 fn lists() -> Result<Vec<(OsString, String)>, String> {
-    if let Some(release) = release::foreign() {
-        let lines = release::list(release)?.lines().filter_map(of_list).collect();
+    if let Some(release) = release::foreign_release() {
+        let lines = release::list(release)?.lines().filter_map(source_list).collect();
         return Ok(vec![(format!("{release}.list").into(), lines)]);
     }
     let lists = system_lists()?.into_iter();
@@ -257,20 +260,20 @@ fn system_lists() -> Result<Vec<(PathBuf, String)>, String> {
         let text = std::fs::read_to_string(&path).map_err(|e| format!("read {}: {e}", path.display()))?;
         let lines = text.lines();
         match path.extension().and_then(|extension| extension.to_str()) {
-            Some("sources") => lists.push((path, lines.map(of_sources).collect())),
-            Some("list") => lists.push((path, lines.filter_map(of_list).collect())),
+            Some("sources") => lists.push((path, lines.map(source_line).collect())),
+            Some("list") => lists.push((path, lines.filter_map(source_list).collect())),
             _ => {}
         }
     }
     Ok(lists)
 }
 
-fn of_sources(line: &str) -> String {
+fn source_line(line: &str) -> String {
     let is_types = line.get(..6).is_some_and(|field| field.eq_ignore_ascii_case("types:"));
     if is_types { "Types: deb-src\n".to_owned() } else { format!("{line}\n") }
 }
 
-fn of_list(line: &str) -> Option<String> {
+fn source_list(line: &str) -> Option<String> {
     line.strip_prefix("deb ").map(|rest| format!("deb-src {rest}\n"))
 }
 
@@ -300,12 +303,12 @@ mod tests {
     #[test]
     fn lists_of_packages_become_lists_of_sources() {
         assert_eq!(
-            of_list("deb [signed-by=/k] http://h/d bookworm main").unwrap(),
+            source_list("deb [signed-by=/k] http://h/d bookworm main").unwrap(),
             "deb-src [signed-by=/k] http://h/d bookworm main\n"
         );
-        assert_eq!((of_list("# deb http://h x y"), of_list("deb-src http://h x y")), (None, None));
+        assert_eq!((source_list("# deb http://h x y"), source_list("deb-src http://h x y")), (None, None));
         assert_eq!(
-            (of_sources("Types: deb"), of_sources("URIs: http://h")),
+            (source_line("Types: deb"), source_line("URIs: http://h")),
             ("Types: deb-src\n".into(), "URIs: http://h\n".into())
         );
     }

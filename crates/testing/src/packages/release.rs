@@ -11,18 +11,18 @@ use std::process::Command;
 use std::time::Duration;
 use stillpoint_host::cache;
 
-const TESTED: &str = "bookworm";
+const TESTED_RELEASE: &str = "bookworm";
 
 /// Time after which lists are read again.
-pub(super) const VALID: Duration = Duration::from_secs(3600);
+pub(super) const LISTS_MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// Returns the release whose packages are tested, if the system is of another one.
-pub fn foreign() -> Option<&'static str> {
+pub fn foreign_release() -> Option<&'static str> {
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    (!is_of(&system, TESTED)).then_some(TESTED)
+    (!is_release(&system, TESTED_RELEASE)).then_some(TESTED_RELEASE)
 }
 
-fn is_of(os_release: &str, codename: &str) -> bool {
+fn is_release(os_release: &str, codename: &str) -> bool {
     let named = os_release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     named.is_some_and(|name| name.trim_matches('"') == codename)
 }
@@ -30,7 +30,7 @@ fn is_of(os_release: &str, codename: &str) -> bool {
 /// Returns a command of apt that uses the tested release.
 pub(super) fn command(program: impl AsRef<std::ffi::OsStr>) -> Result<Command, String> {
     let mut command = Command::new(program);
-    if let Some(release) = foreign() {
+    if let Some(release) = foreign_release() {
         command.env("APT_CONFIG", configuration(release)?);
     }
     Ok(command)
@@ -81,7 +81,7 @@ pub(super) fn fresh(dir: &Path, fetch: impl FnOnce() -> Result<(), String>) -> R
     let stamp = dir.join("fetched");
     let age = std::fs::metadata(&stamp).and_then(|data| data.modified()).map(|at| at.elapsed().unwrap_or_default());
     let whole = cache::is_sealed(&lists);
-    if whole && age.is_ok_and(|age| age < VALID) {
+    if whole && age.is_ok_and(|age| age < LISTS_MAX_AGE) {
         return Ok(());
     }
     if !whole {
@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn the_release_of_a_system_is_read() {
         let trixie = "NAME=\"Debian GNU/Linux\"\nVERSION_CODENAME=trixie\nID=debian\n";
-        assert!(is_of(trixie, "trixie") && !is_of(trixie, "bookworm") && !is_of("", "bookworm"));
-        assert!(is_of("VERSION_CODENAME=\"bookworm\"\n", "bookworm"));
+        assert!(is_release(trixie, "trixie") && !is_release(trixie, "bookworm") && !is_release("", "bookworm"));
+        assert!(is_release("VERSION_CODENAME=\"bookworm\"\n", "bookworm"));
     }
 
     #[test]

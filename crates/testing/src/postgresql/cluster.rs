@@ -70,7 +70,7 @@ impl Cluster {
         chown(dir.path(), Some(user), Some(group)).expect("give the directory to postgres");
         // Clients of other users reach the socket.
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open the directory");
-        let programs = programs.placed(dir.path());
+        let programs = programs.copy_below(dir.path());
         template::place(&programs, dir.path()).unwrap_or_else(|why| panic!("make a cluster: {why}"));
         let settings: Vec<String> = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
         let port = free_port();
@@ -231,7 +231,7 @@ impl Cluster {
 
     /// Starts a stopped or crashed server again: same data, same port; `settings` replace those of the start when given.
     #[track_caller]
-    pub fn start_again(&mut self, settings: Option<&[&str]>) {
+    pub fn restart(&mut self, settings: Option<&[&str]>) {
         if let Some(settings) = settings {
             self.settings = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
         }

@@ -34,6 +34,6 @@ mod template;
 pub use cluster::Cluster;
 pub use disk::SmallDisk;
 pub use load::{Load, LoadOutcome};
-pub use program::{NEWER, Programs, available, newer_available};
+pub use program::{NEWER_MAJOR, Programs, available, newer_available};
 pub use regress::Regression;
 pub use relay::Relay;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 pub(crate) const MAJOR: u32 = 15;
 
 /// The major version that `setup/postgresql` installs beside the system.
-pub const NEWER: u32 = 17;
+pub const NEWER_MAJOR: u32 = 17;
 
 /// Programs of one version: installed, beside the system, or unpacked.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl Programs {
     }
 
     /// Copies the unpacked programs below `dir`: the user `postgres` may have no access to the cache.
-    pub(crate) fn placed(self, dir: &Path) -> Programs {
+    pub(crate) fn copy_below(self, dir: &Path) -> Programs {
         let Some(root) = self.root else { return self };
         let copy = dir.join("programs");
         let copied = Command::new("cp").arg("-a").arg(&root).arg(&copy).status().expect("run cp");
@@ -98,13 +98,13 @@ fn beside() -> PathBuf {
     crate::recipes::postgresql().map_or_else(|_| PathBuf::from("/nonexistent"), |entry| entry.join("root"))
 }
 
-/// Returns true if clusters of [`NEWER`] can be started too; missing files are downloaded beside the system. Prints the
+/// Returns true if clusters of [`NEWER_MAJOR`] can be started too; missing files are downloaded beside the system. Prints the
 /// reason if not.
 pub fn newer_available() -> bool {
     if !available() {
         return false;
     }
-    if Programs::of_major(NEWER).exist() {
+    if Programs::of_major(NEWER_MAJOR).exist() {
         return true;
     }
     crate::recipes::postgresql().inspect_err(|why| crate::skipped(why)).is_ok()
@@ -113,7 +113,7 @@ pub fn newer_available() -> bool {
 /// Returns true if clusters can be started here. Prints the reason if not; with `REQUIRE_ALL=1` it panics instead. The
 /// calling test has a limited time from here on ([`crate::test_timeout`]).
 pub fn available() -> bool {
-    crate::test_timeout::begin();
+    crate::test_timeout::start();
     let why = if !rustix::process::geteuid().is_root() {
         "clusters are started as `postgres`, which takes root"
     } else if !Programs::of_major(MAJOR).exist() {

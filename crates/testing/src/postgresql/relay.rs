@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-const LOOKING: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Bytes that are forwarded at once if the rate is limited: few, so that the rate holds over short times too.
-const PIECE: usize = 16 << 10;
+const RATE_CHUNK_BYTES: usize = 16 << 10;
 
 /// A port of 127.0.0.1 that forwards to another one, while the network between them works.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Relay {
     }
 
     /// Restores the network after [`Relay::cut`] or [`Relay::stall`]; a limited rate stays.
-    pub fn mend(&self) {
+    pub fn restore(&self) {
         self.network.cut.store(false, Ordering::SeqCst);
         self.network.stalled.store(false, Ordering::SeqCst);
     }
@@ -128,10 +128,10 @@ impl Network {
     }
 
     fn pass_on(&self, number: u64, mut from: TcpStream, mut to: TcpStream) {
-        let mut piece = [0; PIECE];
+        let mut piece = [0; RATE_CHUNK_BYTES];
         while let Ok(read @ 1..) = from.read(&mut piece) {
             while self.stalled.load(Ordering::SeqCst) && !self.over.load(Ordering::SeqCst) {
-                std::thread::sleep(LOOKING);
+                std::thread::sleep(POLL_INTERVAL);
             }
             let rate = self.rate.load(Ordering::Relaxed);
             if rate > 0 {

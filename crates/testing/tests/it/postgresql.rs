@@ -16,9 +16,9 @@ fn a_cluster_lives_crashes_and_comes_back() {
     assert_eq!((outcome.transactions, outcome.failed), (40, 0), "{}", outcome.text);
     cluster.crash();
     assert!(cluster.try_sql("shop", "SELECT 1").is_err());
-    cluster.start_again(None);
+    cluster.restart(None);
     assert_eq!(cluster.sql("shop", "SELECT count(*) FROM pgbench_history"), "40");
     cluster.stop();
-    cluster.start_again(Some(&["wal_level=replica"]));
+    cluster.restart(Some(&["wal_level=replica"]));
     assert_eq!(cluster.sql("postgres", "SHOW wal_level"), "replica");
 }

@@ -13,16 +13,16 @@ use stillpoint_kernel_criu::image::run_id;
 const FILE_MAX: u64 = 256 << 20;
 
 /// Longest name: criu's buffer for `inet NAME`, without the end of the string.
-const LONGEST: usize = 31 - "inet ".len();
+const NAME_BYTES_MAX: usize = 31 - "inet ".len();
 /// Words before the id of a run in criu's logs.
-const RUN: &str = "CRIU run id = ";
+const RUN_ID_PREFIX: &str = "CRIU run id = ";
 
 /// Returns the name of the table that criu made for the checkpoint in a directory, if it exists.
 ///
 /// # Errors
 /// The kernel does not list its tables.
-pub(super) fn table_of(dir: &Path) -> Result<Option<String>, Error> {
-    let names: Vec<String> = runs(dir).iter().map(|run| table(run)).collect();
+pub(super) fn find_table(dir: &Path) -> Result<Option<String>, Error> {
+    let names: Vec<String> = run_ids(dir).iter().map(|run| table_name(run)).collect();
     if names.is_empty() {
         return Ok(None);
     }
@@ -33,33 +33,33 @@ pub(super) fn table_of(dir: &Path) -> Result<Option<String>, Error> {
 ///
 /// # Errors
 /// The kernel does not list its tables, or refuses to remove this one.
-pub(super) fn lift(dir: &Path) -> Result<Option<String>, Error> {
-    match table_of(dir)? {
-        Some(name) => Ok(Nftables::open()?.take_away(&name)?.then_some(name)),
+pub(super) fn remove_table(dir: &Path) -> Result<Option<String>, Error> {
+    match find_table(dir)? {
+        Some(name) => Ok(Nftables::open()?.remove_if_exists(&name)?.then_some(name)),
         None => Ok(None),
     }
 }
 
 /// Returns the runs of criu that dumped into a directory, by its log and by its inventory in the image.
-fn runs(dir: &Path) -> Vec<String> {
+fn run_ids(dir: &Path) -> Vec<String> {
     // in another user's directory the id may be that of any run
     let Ok(directory) = Directory::open(dir) else { return Vec::new() };
     let log = directory.read(crate::checkpoint::DUMP_LOG, FILE_MAX).unwrap_or_default();
     let inventory = directory.read("inventory.img", FILE_MAX).unwrap_or_default();
-    let logged: Vec<String> = runs_in(&String::from_utf8_lossy(&log)).map(ToOwned::to_owned).collect();
+    let logged: Vec<String> = run_ids_in_log(&String::from_utf8_lossy(&log)).map(ToOwned::to_owned).collect();
     logged.into_iter().chain(run_id(&inventory).ok().flatten()).collect()
 }
 
 /// Finds the ids of runs in a log. A worker logs its id twice: when it begins, and when it begins with the request.
-fn runs_in(log: &str) -> impl Iterator<Item = &str> {
-    let lines = log.lines().filter_map(|line| line.split_once(RUN));
+fn run_ids_in_log(log: &str) -> impl Iterator<Item = &str> {
+    let lines = log.lines().filter_map(|line| line.split_once(RUN_ID_PREFIX));
     // other lines name the run that the images are of
     let own = lines.filter(|(before, _)| before.trim_end().ends_with(')')).map(|(_, run)| run.trim());
     own.filter(|run| run.len() >= 8)
 }
 
-fn table(run: &str) -> String {
-    format!("CRIU-{run}").chars().take(LONGEST).collect()
+fn table_name(run: &str) -> String {
+    format!("CRIU-{run}").chars().take(NAME_BYTES_MAX).collect()
 }
 
 #[cfg(test)]
@@ -74,13 +74,13 @@ mod tests {
             "(00.052135) Dump CRIU run id = b5f99c2b-f6d6",
             "(00.052136) CRIU run id = ",
         ];
-        let tables: Vec<String> = runs_in(&log.join("\n")).map(table).collect();
+        let tables: Vec<String> = run_ids_in_log(&log.join("\n")).map(table_name).collect();
         assert_eq!(tables, ["CRIU-fdb3ef30-9e57", "CRIU-0f8aff69-844e-41da-8f"]);
     }
 
     #[test]
     fn nothing_is_taken_away_for_a_directory_without_a_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(lift(dir.path()).unwrap(), None);
+        assert_eq!(remove_table(dir.path()).unwrap(), None);
     }
 }

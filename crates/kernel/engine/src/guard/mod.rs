@@ -14,12 +14,12 @@ mod criu;
 mod nftables;
 mod owner;
 
-pub(crate) use nftables::{Filter, Nftables, Wall};
-pub use owner::{Gap, RAISED, keep_connections};
-pub(crate) use owner::{Keeper, keep, keep_image, lift_at};
+pub(crate) use nftables::{DropScope, Filter, Nftables};
+pub use owner::{GUARD_READY_LINE, Gap, guard_connections};
+pub(crate) use owner::{GuardOwner, lift_guard, run_owner, start_owner};
 
 use crate::{Error, Image};
-use owner::{gaps, is_kept};
+use owner::{has_owner, read_gaps};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
@@ -44,7 +44,7 @@ pub fn guards() -> Result<Vec<String>, Error> {
 
 /// State of the guard of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OfImage {
+pub(crate) struct ImageGuard {
     /// Name of a table that exists.
     pub(crate) table: Option<String>,
     /// Reason why its connections are not guarded, or a way in which they could lose their guard.
@@ -55,23 +55,23 @@ pub(crate) struct OfImage {
 ///
 /// # Errors
 /// The kernel does not list its tables.
-pub(crate) fn of_image(dir: &Path) -> Result<OfImage, Error> {
-    let found = criu::table_of(dir)?;
+pub(crate) fn inspect_image(dir: &Path) -> Result<ImageGuard, Error> {
+    let found = criu::find_table(dir)?;
     let socket = dir.join(SOCKET);
-    let Some(name) = socket.exists().then(|| name_of(dir)).flatten() else {
-        return Ok(OfImage { table: found, warning: None });
+    let Some(name) = socket.exists().then(|| table_name(dir)).flatten() else {
+        return Ok(ImageGuard { table: found, warning: None });
     };
     let nftables = Nftables::open()?;
-    let stands = nftables.stands(&name)? || nftables.stands(&owned(&name))?;
-    let missing = gaps(&socket).last().map(Gap::text);
-    let warning = if !stands && found.is_none() {
+    let is_active = nftables.is_active(&name)? || nftables.is_active(&owned_name(&name))?;
+    let missing = read_gaps(&socket).last().map(Gap::text);
+    let warning = if !is_active && found.is_none() {
         Some("the guard is missing: peers that send are answered with resets".into())
-    } else if !is_kept(&socket) {
+    } else if !has_owner(&socket) {
         Some("the keeper of the guard has ended: the next flush of nftables takes the guard away".into())
     } else {
         missing
     };
-    Ok(OfImage { table: found.or_else(|| stands.then_some(name)), warning })
+    Ok(ImageGuard { table: found.or_else(|| is_active.then_some(name)), warning })
 }
 
 /// Removes the tables that guard the connections in an image; returns the name of one that existed.
@@ -79,30 +79,30 @@ pub(crate) fn of_image(dir: &Path) -> Result<OfImage, Error> {
 /// # Errors
 /// A table cannot be removed.
 pub(crate) fn lift(dir: &Path) -> Result<Option<String>, Error> {
-    let of_criu = criu::lift(dir)?;
+    let of_criu = criu::remove_table(dir)?;
     let socket = dir.join(SOCKET);
-    let Some(name) = socket.exists().then(|| name_of(dir)).flatten() else { return Ok(of_criu) };
-    let stood = lift_at(&socket, &name)?.stood;
-    Ok(of_criu.or_else(|| stood.then_some(name)))
+    let Some(name) = socket.exists().then(|| table_name(dir)).flatten() else { return Ok(of_criu) };
+    let was_active = lift_guard(&socket, &name)?.was_active;
+    Ok(of_criu.or_else(|| was_active.then_some(name)))
 }
 
 /// Returns the name of the table of an image, by its sealed index.
-fn name_of(dir: &Path) -> Option<String> {
+fn table_name(dir: &Path) -> Option<String> {
     let image = Image::open(dir).ok()?;
     let origin = &image.index().origin;
     Some(format!("stillpoint_{}_{}", origin.pid, origin.made_s))
 }
 
 /// Returns the name of the table that ends with its owner, beside the one of this name.
-pub(crate) fn owned(name: &str) -> String {
+pub(crate) fn owned_name(name: &str) -> String {
     format!("{name}_owned")
 }
 
 /// Returns name, filter and socket of the guard of an image.
-fn of_connections(dir: &Path) -> Result<(String, Filter, PathBuf), Error> {
+fn connections_guard(dir: &Path) -> Result<(String, Filter, PathBuf), Error> {
     let directory = Directory::open(dir)?;
     let connections = connections(&directory.read("files.img", FILE_MAX)?)?;
-    let name = name_of(dir).ok_or_else(|| Error::Unsealed(dir.to_owned()))?;
+    let name = table_name(dir).ok_or_else(|| Error::Unsealed(dir.to_owned()))?;
     let ends: Vec<(SocketAddr, SocketAddr)> = connections.iter().map(|ends| (ends.local, ends.peer)).collect();
     Ok((name, Filter::Connections(ends), dir.join(SOCKET)))
 }

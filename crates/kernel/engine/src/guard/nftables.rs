@@ -5,7 +5,7 @@
 //! ends.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::netlink::{ACK, DUMP, ERROR, REQUEST, attributes, messages, put, put_attribute, put_nested, u32_at};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -52,7 +52,7 @@ const ANSWER_MAX: usize = 1 << 16;
 
 /// Kinds of packets of guarded ports that are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wall {
+pub(crate) enum DropScope {
     /// Requests for new connections: handshakes that have begun can finish.
     Syn,
     /// All packets.
@@ -65,7 +65,7 @@ pub(crate) enum Wall {
 #[derive(Debug, Clone)]
 pub(crate) enum Filter {
     /// Packets of these local TCP ports.
-    Ports(Wall, Vec<u16>),
+    Ports(DropScope, Vec<u16>),
     /// Packets of these TCP connections: the local end, and the peer's.
     Connections(Vec<(SocketAddr, SocketAddr)>),
 }
@@ -81,7 +81,7 @@ impl Nftables {
     pub(crate) fn open() -> Result<Self, Error> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::NETFILTER))
-            .doing("open nftables")?;
+            .with_action("open nftables")?;
         // without the right to do so a batch must be shorter
         let _ = sockopt::set_socket_send_buffer_size_force(&socket, BATCH_MAX);
         Ok(Nftables(socket))
@@ -93,7 +93,7 @@ impl Nftables {
     /// The kernel has no nftables.
     pub(crate) fn listen() -> Result<Self, Error> {
         let nftables = Nftables::open()?;
-        bind(&nftables.0, &SocketAddrNetlink::new(0, CHANGES)).doing("listen to nftables")?;
+        bind(&nftables.0, &SocketAddrNetlink::new(0, CHANGES)).with_action("listen to nftables")?;
         Ok(nftables)
     }
 
@@ -113,11 +113,11 @@ impl Nftables {
     ///
     /// # Errors
     /// Another process owns a table of that name, or the kernel refuses.
-    pub(crate) fn replace(&self, name: &str, owned: bool, filter: &Filter) -> Result<(), Error> {
+    pub(crate) fn replace(&self, name: &str, is_owned: bool, filter: &Filter) -> Result<(), Error> {
         let mut batch = Batch::begin();
-        batch.table(name, owned);
+        batch.table(name, is_owned);
         batch.remove(name);
-        batch.table(name, owned);
+        batch.table(name, is_owned);
         let (sets, rules) = (Set::all(filter), Rule::all(filter));
         for set in sets.iter().filter(|set| !set.keys.is_empty()) {
             batch.set(name, set);
@@ -137,9 +137,9 @@ impl Nftables {
     /// Another process owns one of them.
     pub(crate) fn remove(&self, names: &[(&str, bool)]) -> Result<(), Error> {
         let mut batch = Batch::begin();
-        for (name, owned) in names {
+        for (name, is_owned) in names {
             // one that does not exist is made first, so there is no gap in which another process could make it
-            batch.table(name, *owned);
+            batch.table(name, *is_owned);
             batch.remove(name);
         }
         self.commit(batch, "lower the guard")
@@ -149,7 +149,7 @@ impl Nftables {
     ///
     /// # Errors
     /// Another process owns it.
-    pub(crate) fn take_away(&self, name: &str) -> Result<bool, Error> {
+    pub(crate) fn remove_if_exists(&self, name: &str) -> Result<bool, Error> {
         let mut batch = Batch::begin();
         batch.remove(name);
         match self.commit(batch, "take a table of nftables away") {
@@ -162,8 +162,8 @@ impl Nftables {
         }
     }
 
-    fn commit(&self, batch: Batch, doing: &'static str) -> Result<(), Error> {
-        send(&self.0, &batch.end(), SendFlags::empty()).doing(doing)?;
+    fn commit(&self, batch: Batch, action: &'static str) -> Result<(), Error> {
+        send(&self.0, &batch.end(), SendFlags::empty()).with_action(action)?;
         let (mut first, mut buffer) = (None, vec![0; ANSWER_MAX]);
         // the kernel has answered when the call returns; an unread answer would be taken for that to the next change
         let ended = loop {
@@ -179,8 +179,10 @@ impl Nftables {
         };
         match first {
             Some(0) => Ok(()),
-            Some(errno) => Err(std::io::Error::from_raw_os_error(errno.wrapping_neg().cast_signed())).doing(doing),
-            None => Err(ended).doing(doing),
+            Some(errno) => {
+                Err(std::io::Error::from_raw_os_error(errno.wrapping_neg().cast_signed())).with_action(action)
+            }
+            None => Err(ended).with_action(action),
         }
     }
 
@@ -196,19 +198,19 @@ impl Nftables {
     ///
     /// # Errors
     /// The kernel does not list them.
-    pub(crate) fn stands(&self, name: &str) -> Result<bool, Error> {
+    pub(crate) fn is_active(&self, name: &str) -> Result<bool, Error> {
         Ok(self.names(GET_RULE)?.iter().any(|table| table == name))
     }
 
     /// Returns the tables of all objects of one kind.
     fn names(&self, kind: u16) -> Result<Vec<String>, Error> {
-        const ASK: &str = "ask about nftables";
+        const ACTION: &str = "ask about nftables";
         let mut request = Vec::new();
-        put(&mut request, kind, REQUEST | DUMP, &general(INET, 0));
-        send(&self.0, &request, SendFlags::empty()).doing(ASK)?;
+        put(&mut request, kind, REQUEST | DUMP, &nfgenmsg(INET, 0));
+        send(&self.0, &request, SendFlags::empty()).with_action(ACTION)?;
         let (mut names, mut buffer) = (Vec::new(), vec![0; ANSWER_MAX]);
         loop {
-            let n = recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty()).doing(ASK)?.0;
+            let n = recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty()).with_action(ACTION)?.0;
             for (kind, payload) in messages(&buffer[..n]) {
                 match kind {
                     crate::netlink::DONE => return Ok(names),
@@ -218,7 +220,7 @@ impl Nftables {
                             // a kernel without nftables has no tables
                             return Ok(names);
                         }
-                        return Err(std::io::Error::from_raw_os_error(errno)).doing(ASK);
+                        return Err(std::io::Error::from_raw_os_error(errno)).with_action(ACTION);
                     }
                     _ => {}
                 }
@@ -229,14 +231,14 @@ impl Nftables {
                 }
             }
             if n == 0 {
-                return Err(Errno::CONNRESET).doing(ASK);
+                return Err(Errno::CONNRESET).with_action(ACTION);
             }
         }
     }
 }
 
 /// `struct nfgenmsg`.
-fn general(family: u8, resource: u16) -> Vec<u8> {
+fn nfgenmsg(family: u8, resource: u16) -> Vec<u8> {
     [&[family, 0][..], &resource.to_be_bytes()].concat()
 }
 
@@ -246,25 +248,25 @@ struct Batch(Vec<u8>);
 impl Batch {
     fn begin() -> Self {
         let mut bytes = Vec::new();
-        put(&mut bytes, BATCH_BEGIN, REQUEST, &general(0, NFTABLES));
+        put(&mut bytes, BATCH_BEGIN, REQUEST, &nfgenmsg(0, NFTABLES));
         Batch(bytes)
     }
 
     fn end(mut self) -> Vec<u8> {
-        put(&mut self.0, BATCH_END, REQUEST, &general(0, NFTABLES));
+        put(&mut self.0, BATCH_END, REQUEST, &nfgenmsg(0, NFTABLES));
         self.0
     }
 
     fn change(&mut self, kind: u16, flags: u16, table: &str, more: &[u8]) {
-        let mut payload = general(INET, 0);
+        let mut payload = nfgenmsg(INET, 0);
         put_text(&mut payload, TABLE_NAME, table);
         payload.extend_from_slice(more);
         put(&mut self.0, kind, REQUEST | ACK | flags, &payload);
     }
 
-    fn table(&mut self, name: &str, owned: bool) {
+    fn table(&mut self, name: &str, is_owned: bool) {
         let mut more = Vec::new();
-        put_number(&mut more, TABLE_FLAGS, if owned { OWNER } else { 0 });
+        put_number(&mut more, TABLE_FLAGS, if is_owned { OWNER } else { 0 });
         self.change(NEW_TABLE, CREATE, name, &more);
     }
 
@@ -389,7 +391,10 @@ impl Set {
                     name,
                     id,
                     kind: [address, TYPE_PORT, address, TYPE_PORT].iter().fold(0, |kind, part| kind << 6 | part),
-                    keys: ends.into_iter().map(|(local, peer)| [end(*local), end(*peer)].concat()).collect(),
+                    keys: ends
+                        .into_iter()
+                        .map(|(local, peer)| [encode_endpoint(*local), encode_endpoint(*peer)].concat())
+                        .collect(),
                 };
                 vec![of(Set::V4, TYPE_V4, v4), of(Set::V6, TYPE_V6, v6)]
             }
@@ -398,7 +403,7 @@ impl Set {
 }
 
 /// Encodes address and port, each padded to whole registers.
-fn end(end: SocketAddr) -> Vec<u8> {
+fn encode_endpoint(end: SocketAddr) -> Vec<u8> {
     let address = match end.ip() {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
@@ -416,36 +421,35 @@ impl Rule {
     fn all(filter: &Filter) -> Vec<Rule> {
         match filter {
             Filter::Ports(_, ports) if ports.is_empty() => Vec::new(),
-            Filter::Ports(wall, _) => {
-                [LOCAL_IN, LOCAL_OUT].into_iter().flat_map(|chain| Rule::of_ports(chain, *wall)).collect()
+            Filter::Ports(scope, _) => {
+                [LOCAL_IN, LOCAL_OUT].into_iter().flat_map(|chain| Rule::for_ports(chain, *scope)).collect()
             }
             Filter::Connections(ends) => {
                 let has = |v4: bool| ends.iter().any(|(local, _)| local.is_ipv4() == v4);
                 let families = [(V4, Set::V4), (V6, Set::V6)].into_iter().filter(|(family, _)| has(*family == V4));
-                let both = |(family, set)| [LOCAL_IN, LOCAL_OUT].map(|chain| Rule::of_connections(chain, family, set));
+                let both = |(family, set)| [LOCAL_IN, LOCAL_OUT].map(|chain| Rule::for_connections(chain, family, set));
                 families.flat_map(both).collect()
             }
         }
     }
 
-    fn of_ports(chain: u32, wall: Wall) -> Vec<Rule> {
+    fn for_ports(chain: u32, scope: DropScope) -> Vec<Rule> {
         // offsets of the source and destination port: ours is the one or the other
         let (device, port) = if chain == LOCAL_IN { (IN_DEVICE, 2) } else { (OUT_DEVICE, 0) };
-        let guarded =
-            || Rule::new(chain).meta(PROTOCOL).equals(&[TCP]).load(TRANSPORT, port, 2, 0).found_in(Set::PORTS);
-        match wall {
-            Wall::Syn if chain == LOCAL_OUT => Vec::new(),
+        let guarded = || Rule::new(chain).meta(PROTOCOL).equals(&[TCP]).load(TRANSPORT, port, 2, 0).lookup(Set::PORTS);
+        match scope {
+            DropScope::Syn if chain == LOCAL_OUT => Vec::new(),
             // of the flags SYN and ACK, only SYN is set
-            Wall::Syn => vec![guarded().load(TRANSPORT, 13, 1, 0).mask(0x12).equals(&[0x02]).verdict(DROP)],
-            Wall::All => vec![guarded().verdict(DROP)],
-            Wall::Outside => vec![
+            DropScope::Syn => vec![guarded().load(TRANSPORT, 13, 1, 0).mask(0x12).equals(&[0x02]).verdict(DROP)],
+            DropScope::All => vec![guarded().verdict(DROP)],
+            DropScope::Outside => vec![
                 Rule::new(chain).meta(device).equals(&LOOPBACK.to_ne_bytes()).verdict(ACCEPT),
                 guarded().verdict(DROP),
             ],
         }
     }
 
-    fn of_connections(chain: u32, family: u8, set: (&str, u32)) -> Rule {
+    fn for_connections(chain: u32, family: u8, set: (&str, u32)) -> Rule {
         let (source, destination, length) = if family == V4 { (12, 16, 4) } else { (8, 24, 16) };
         let [(local, local_port), (peer, peer_port)] = match chain {
             LOCAL_IN => [(destination, 2), (source, 0)],
@@ -461,7 +465,7 @@ impl Rule {
             .load(TRANSPORT, local_port, 2, port)
             .load(NETWORK, peer, length, port + 1)
             .load(TRANSPORT, peer_port, 2, 2 * port + 1)
-            .found_in(set)
+            .lookup(set)
             .verdict(DROP)
     }
 
@@ -511,7 +515,7 @@ impl Rule {
         })
     }
 
-    fn found_in(self, (set, id): (&str, u32)) -> Self {
+    fn lookup(self, (set, id): (&str, u32)) -> Self {
         self.with("lookup", |data| {
             put_text(data, 1, set);
             put_number(data, 2, REGISTER);
@@ -533,9 +537,9 @@ mod tests {
 
     #[test]
     fn each_direction_looks_for_the_local_port() {
-        let drops = |wall| Rule::all(&Filter::Ports(wall, vec![6379])).len();
-        assert_eq!([Wall::Syn, Wall::All, Wall::Outside].map(drops), [1, 2, 4]);
-        assert!(Rule::all(&Filter::Ports(Wall::All, Vec::new())).is_empty());
+        let drops = |scope| Rule::all(&Filter::Ports(scope, vec![6379])).len();
+        assert_eq!([DropScope::Syn, DropScope::All, DropScope::Outside].map(drops), [1, 2, 4]);
+        assert!(Rule::all(&Filter::Ports(DropScope::All, Vec::new())).is_empty());
         let ends = |a: &str, b: &str| (a.parse().unwrap(), b.parse().unwrap());
         let both = Filter::Connections(vec![ends("10.0.0.1:1", "10.0.0.2:2"), ends("[::1]:1", "[::2]:2")]);
         assert_eq!(Rule::all(&both).len(), 4);

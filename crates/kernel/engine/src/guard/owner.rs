@@ -1,9 +1,9 @@
 //! The process that owns a guard.
 
 use super::nftables::{Filter, Nftables};
-use super::{of_connections, owned};
+use super::{connections_guard, owned_name};
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,26 +16,26 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_host::{file, kernel_files};
 
 /// Line that a keeper prints when its guard is up.
-pub const RAISED: &str = "raised";
+pub const GUARD_READY_LINE: &str = "raised";
 
 /// Name of the keeper's log in the directory of an image.
-const LOG: &str = "guard.log";
+const LOG_NAME: &str = "guard.log";
 /// Step that failed when a keeper does not start.
-const GUARD: &str = "guard the connections";
+const GUARD_STEP: &str = "guard the connections";
 /// Time within which a keeper lifts its guard; after that it counts as absent.
-const ANSWERS: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time within which a connection must send its order.
-const ORDERS: Duration = Duration::from_secs(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// The order to lift the guard.
-const LIFT: u8 = b'l';
+const LIFT_REQUEST: u8 = b'l';
 /// The answer after the guard was lifted.
-const LIFTED: &str = "lifted";
+const LIFTED_ANSWER: &str = "lifted";
 /// Interval in which a keeper looks for its socket: without it the image has been removed, and the guard has no use.
-const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const SOCKET_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Bytes of the log that are read.
-const LOG_MAX: u64 = 1 << 20;
+const LOG_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of the record of gaps that are read.
-const GAPS_MAX: u64 = 1 << 16;
+const GAPS_BYTES_MAX: u64 = 1 << 16;
 
 /// A time in which connections had no guard. Its beginning is not known: no process observed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ impl Gap {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// True if one of its tables existed to the end.
-    pub(crate) stood: bool,
+    pub(crate) was_active: bool,
     /// Times without the guard.
     pub(crate) gaps: Vec<Gap>,
 }
@@ -73,27 +73,27 @@ pub(crate) struct Outcome {
 ///
 /// # Errors
 /// The keeper does not start, or the kernel does not make its tables.
-pub(crate) fn keep_image(image: &Path) -> Result<(), Error> {
+pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
     let directory = Directory::open(image)?;
-    let log = directory.create(LOG)?;
+    let log = directory.create(LOG_NAME)?;
     // also valid if the file has been replaced meanwhile
     let mut command = Command::new("/proc/self/exe");
     command.args(["kernel", "guard-keeper", "--image"]).arg(image);
     // an interrupt from the terminal is for the tool alone
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
-    let mut child = command.spawn().doing("start the keeper of the guard")?;
+    let mut child = command.spawn().with_action("start the keeper of the guard")?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
-        BufReader::new(out).read_line(&mut line).doing("hear the keeper of the guard")?;
+        BufReader::new(out).read_line(&mut line).with_action("hear the keeper of the guard")?;
     }
-    if line.trim() == RAISED {
+    if line.trim() == GUARD_READY_LINE {
         return Ok(());
     }
     let _ = child.wait();
-    let said = directory.read(LOG, LOG_MAX).unwrap_or_default();
+    let said = directory.read(LOG_NAME, LOG_BYTES_MAX).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
     let why = said.lines().rev().find_map(|line| line.strip_prefix("error: "));
-    Err(Error::Step { what: GUARD, why: why.unwrap_or("its keeper did not say why").to_owned() })
+    Err(Error::Step { what: GUARD_STEP, why: why.unwrap_or("its keeper did not say why").to_owned() })
 }
 
 /// Guards the connections in an image until it gets the order to lift the guard, or the image is removed. `raised` is
@@ -101,23 +101,23 @@ pub(crate) fn keep_image(image: &Path) -> Result<(), Error> {
 ///
 /// # Errors
 /// The kernel does not make the tables, or another keeper exists.
-pub fn keep_connections(image: &Path, raised: impl FnOnce()) -> Result<(), Error> {
-    let (name, filter, socket) = of_connections(image)?;
-    keep(Keeper { name, filter, socket, was_raised: false }, raised)
+pub fn guard_connections(image: &Path, on_ready: impl FnOnce()) -> Result<(), Error> {
+    let (name, filter, socket) = connections_guard(image)?;
+    run_owner(GuardOwner { name, filter, socket, was_raised: false }, on_ready)
 }
 
 /// Guards until it gets the order to lift the guard. `raised` is called when the guard is up.
 ///
 /// # Errors
 /// The kernel does not make the tables, or another keeper exists.
-pub(crate) fn keep(keeper: Keeper, raised: impl FnOnce()) -> Result<(), Error> {
+pub(crate) fn run_owner(owner: GuardOwner, on_ready: impl FnOnce()) -> Result<(), Error> {
     // a machine that is short of memory must not lose the guard
     let _ = kernel_files::write("/proc/self/oom_score_adj", "-1000");
-    keeper.run(raised)
+    owner.run(on_ready)
 }
 
 /// A guard, and the process that owns it.
-pub(crate) struct Keeper {
+pub(crate) struct GuardOwner {
     /// Name of the table that stays when the process that made it ends.
     pub(crate) name: String,
     /// Packets that it drops.
@@ -128,32 +128,32 @@ pub(crate) struct Keeper {
     pub(crate) was_raised: bool,
 }
 
-impl Keeper {
-    fn run(&self, raised: impl FnOnce()) -> Result<(), Error> {
+impl GuardOwner {
+    fn run(&self, on_ready: impl FnOnce()) -> Result<(), Error> {
         let listener = listen(&self.socket)?;
         let changes = Nftables::listen()?;
         let nftables = Nftables::open()?;
-        let is_missing = self.was_raised && !nftables.stands(&self.name)?;
+        let is_missing = self.was_raised && !nftables.is_active(&self.name)?;
         // first the table that survives a flush
-        nftables.replace(&owned(&self.name), true, &self.filter)?;
+        nftables.replace(&owned_name(&self.name), true, &self.filter)?;
         nftables.replace(&self.name, false, &self.filter)?;
         if is_missing {
-            note(&self.socket, Gap::until_now())?;
+            record_gap(&self.socket, Gap::until_now())?;
         }
-        raised();
+        on_ready();
         loop {
             let mut fds = [PollFd::new(changes.socket(), PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
-            match poll(&mut fds, Some(&LOOK)) {
+            match poll(&mut fds, Some(&SOCKET_CHECK_INTERVAL)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error).doing("wait for changes of nftables"),
+                Err(error) => return Err(error).with_action("wait for changes of nftables"),
             }
-            let [changed, asked] = fds.map(|fd| !fd.revents().is_empty());
-            if asked {
-                let (mut stream, _) = listener.accept().doing("hear the lifter of the guard")?;
-                stream.set_read_timeout(Some(ORDERS)).doing("hear the lifter of the guard")?;
-                let mut order = [0];
+            let [changed, requested] = fds.map(|fd| !fd.revents().is_empty());
+            if requested {
+                let (mut stream, _) = listener.accept().with_action("hear the lifter of the guard")?;
+                stream.set_read_timeout(Some(REQUEST_TIMEOUT)).with_action("hear the lifter of the guard")?;
+                let mut request = [0];
                 // a connection that sends nothing only tests whether a keeper exists
-                if matches!(stream.read(&mut order), Ok(1)) && order == [LIFT] {
+                if matches!(stream.read(&mut request), Ok(1)) && request == [LIFT_REQUEST] {
                     return self.lift(&nftables, stream);
                 }
             }
@@ -163,7 +163,7 @@ impl Keeper {
             }
             if changed {
                 changes.drain();
-                if !nftables.stands(&self.name)? {
+                if !nftables.is_active(&self.name)? {
                     tracing::warn!(table = self.name, "taken away by another process, and made again");
                     nftables.replace(&self.name, false, &self.filter)?;
                 }
@@ -172,13 +172,13 @@ impl Keeper {
     }
 
     fn remove(&self, nftables: &Nftables) -> Result<(), Error> {
-        nftables.remove(&[(&owned(&self.name), true), (&self.name, false)])
+        nftables.remove(&[(&owned_name(&self.name), true), (&self.name, false)])
     }
 
     fn lift(&self, nftables: &Nftables, mut stream: UnixStream) -> Result<(), Error> {
         remove(&self.socket);
         let done = self.remove(nftables);
-        let text = done.as_ref().err().map_or_else(|| LIFTED.to_owned(), Error::with_causes);
+        let text = done.as_ref().err().map_or_else(|| LIFTED_ANSWER.to_owned(), Error::with_causes);
         // a client that has gone meanwhile looks at the tables again
         let _ = stream.write_all(text.as_bytes());
         done
@@ -190,8 +190,8 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
     if let Some(directory) = path.parent() {
         Directory::make_public(directory)?;
     }
-    if is_kept(path) {
-        return Err(Error::Step { what: GUARD, why: format!("another keeper listens at {}", path.display()) });
+    if has_owner(path) {
+        return Err(Error::Step { what: GUARD_STEP, why: format!("another keeper listens at {}", path.display()) });
     }
     remove(path);
     Ok(file::listen(path, 0o600)?)
@@ -205,7 +205,7 @@ fn remove(path: &Path) {
 }
 
 /// Returns true if a keeper exists.
-pub(super) fn is_kept(socket: &Path) -> bool {
+pub(super) fn has_owner(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
@@ -213,42 +213,42 @@ pub(super) fn is_kept(socket: &Path) -> bool {
 ///
 /// # Errors
 /// A table cannot be removed.
-pub(crate) fn lift_at(socket: &Path, name: &str) -> Result<Outcome, Error> {
+pub(crate) fn lift_guard(socket: &Path, name: &str) -> Result<Outcome, Error> {
     let nftables = Nftables::open()?;
-    let stood = nftables.stands(name)? || nftables.stands(&owned(name))?;
-    let gaps = gaps(socket);
+    let was_active = nftables.is_active(name)? || nftables.is_active(&owned_name(name))?;
+    let gaps = read_gaps(socket);
     if let Ok(mut stream) = UnixStream::connect(socket) {
-        stream.set_read_timeout(Some(ANSWERS)).doing("hear the keeper of the guard")?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("hear the keeper of the guard")?;
         let mut answer = String::new();
-        let heard = stream.write_all(&[LIFT]).and_then(|()| stream.read_to_string(&mut answer));
-        if heard.is_err() || answer != LIFTED {
+        let received = stream.write_all(&[LIFT_REQUEST]).and_then(|()| stream.read_to_string(&mut answer));
+        if received.is_err() || answer != LIFTED_ANSWER {
             let why = if answer.is_empty() { "its keeper does not answer".into() } else { answer };
             return Err(Error::Step { what: "lower the guard", why });
         }
     }
     nftables.remove(&[(name, false)])?;
     remove(socket);
-    remove(&gaps_beside(socket));
-    Ok(Outcome { stood, gaps })
+    remove(&gaps_path(socket));
+    Ok(Outcome { was_active, gaps })
 }
 
-fn gaps_beside(socket: &Path) -> PathBuf {
+fn gaps_path(socket: &Path) -> PathBuf {
     socket.with_extension("gaps")
 }
 
 /// Reads the record of times without a guard.
-pub(super) fn gaps(socket: &Path) -> Vec<Gap> {
-    let path = gaps_beside(socket);
-    let read = Directory::of_file(&path).and_then(|(directory, name)| directory.read(name, GAPS_MAX));
+pub(super) fn read_gaps(socket: &Path) -> Vec<Gap> {
+    let path = gaps_path(socket);
+    let read = Directory::of_file(&path).and_then(|(directory, name)| directory.read(name, GAPS_BYTES_MAX));
     // a record that does not exist has no gaps
     let bytes = read.unwrap_or_default();
     bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
-fn note(socket: &Path, gap: Gap) -> Result<(), Error> {
-    let path = gaps_beside(socket);
+fn record_gap(socket: &Path, gap: Gap) -> Result<(), Error> {
+    let path = gaps_path(socket);
     let (directory, name) = Directory::of_file(&path)?;
-    let mut bytes = directory.read(name, GAPS_MAX).unwrap_or_default();
+    let mut bytes = directory.read(name, GAPS_BYTES_MAX).unwrap_or_default();
     bytes.extend_from_slice(format!("{{\"until_unix_s\":{}}}\n", gap.until_unix_s).as_bytes());
     directory.write(name, &bytes)?;
     Ok(())
@@ -262,11 +262,11 @@ mod tests {
     fn times_without_a_guard_are_remembered_by_the_next_keeper() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("guard.sock");
-        assert!(gaps(&socket).is_empty() && !is_kept(&socket));
+        assert!(read_gaps(&socket).is_empty() && !has_owner(&socket));
         for until_unix_s in [7, 8] {
-            note(&socket, Gap { until_unix_s }).unwrap();
+            record_gap(&socket, Gap { until_unix_s }).unwrap();
         }
-        assert_eq!(gaps(&socket), [7, 8].map(|until_unix_s| Gap { until_unix_s }));
+        assert_eq!(read_gaps(&socket), [7, 8].map(|until_unix_s| Gap { until_unix_s }));
     }
 
     #[test]
@@ -274,9 +274,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("guard.sock");
         let listener = listen(&socket).unwrap();
-        assert!(is_kept(&socket) && listen(&socket).is_err());
+        assert!(has_owner(&socket) && listen(&socket).is_err());
         drop(listener);
-        assert!(!is_kept(&socket));
+        assert!(!has_owner(&socket));
         listen(&socket).unwrap();
     }
 }

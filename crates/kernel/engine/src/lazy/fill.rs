@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use stillpoint_host::trusted::Directory;
 
 /// Limit in bytes for the file.
-const FILE_MAX: u64 = 64 << 10;
-const NAME: &str = "foam.fill";
-const EVERY: Duration = Duration::from_millis(200);
+const FILE_BYTES_MAX: u64 = 64 << 10;
+const FILE_NAME: &str = "foam.fill";
+const WRITE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// State of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,18 +43,18 @@ pub struct Fill {
 
 /// Writer of the file, at limited intervals.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct ProgressFile {
     path: PathBuf,
     last: Option<Instant>,
 }
 
-impl Report {
+impl ProgressFile {
     pub(super) fn of(dir: &Path) -> Self {
-        Report { path: dir.join(NAME), last: None }
+        ProgressFile { path: dir.join(FILE_NAME), last: None }
     }
 
     pub(super) fn is_due(&self) -> bool {
-        self.last.is_none_or(|last| last.elapsed() >= EVERY)
+        self.last.is_none_or(|last| last.elapsed() >= WRITE_INTERVAL)
     }
 
     /// Writes the file. A failure only hides the progress: memory is fetched all the same.
@@ -70,15 +70,15 @@ impl Report {
 }
 
 /// Records that nothing more will be fetched.
-pub(super) fn failed(dir: &Path) {
+pub(super) fn record_failure(dir: &Path) {
     let none = Fill { state: State::Failed, total: 0, left: 0, faults: 0, asked: 0, filled: 0, ended: 0 };
     let last = read(dir).unwrap_or(none);
-    Report::of(dir).write(&Fill { state: State::Failed, ..last });
+    ProgressFile::of(dir).write(&Fill { state: State::Failed, ..last });
 }
 
 /// Reads the last report of a daemon.
 pub(crate) fn read(dir: &Path) -> Option<Fill> {
-    let bytes = Directory::open(dir).and_then(|directory| directory.read(NAME, FILE_MAX)).ok()?;
+    let bytes = Directory::open(dir).and_then(|directory| directory.read(FILE_NAME, FILE_BYTES_MAX)).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
@@ -90,13 +90,13 @@ mod tests {
     fn what_is_written_is_read_until_it_fails() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path()), None);
-        let mut report = Report::of(dir.path());
+        let mut report = ProgressFile::of(dir.path());
         assert!(report.is_due());
         let fill = Fill { state: State::Filling, total: 9, left: 4, faults: 1, asked: 2, filled: 3, ended: 0 };
         report.write(&fill);
         assert!(!report.is_due());
         assert_eq!(read(dir.path()), Some(fill));
-        failed(dir.path());
+        record_failure(dir.path());
         assert_eq!(read(dir.path()), Some(Fill { state: State::Failed, ..fill }));
     }
 }

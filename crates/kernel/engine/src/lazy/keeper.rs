@@ -1,9 +1,9 @@
 //! Two processes that watch each other: the keeper and the server.
 
-use super::fill::failed;
-use super::huge::Collapsed;
-use super::server::{DONE, End, FAILED, Server};
-use crate::error::At;
+use super::fill::record_failure;
+use super::huge::CollapseCounts;
+use super::server::{NOTE_DONE, NOTE_FAILED, Server, ServerEnd};
+use crate::error::ErrorContext;
 use crate::journal::Journal;
 use crate::{Error, Image};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,15 +14,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 use stillpoint_host::file::listen;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_sys::uffd::{Log, Record, split};
+use stillpoint_kernel_sys::uffd::{Log, Record, fork_sharing_descriptors};
 
 /// Number of events of all memories while they are filled: 48 MiB if all are used.
-const RECORDS: usize = 1 << 20;
+const LOG_RECORDS_MAX: usize = 1 << 20;
 /// Maximum of servers that may die before the keeper kills the processes: the cause is then not one server alone.
-const DEATHS: u32 = 100;
+const DEATHS_MAX: u32 = 100;
 /// Number of attempts to make another process, and the time between two: a shortage may be over in a moment.
-const TRIES: u32 = 100;
-const AGAIN: Duration = Duration::from_millis(10);
+const FORK_ATTEMPTS_MAX: u32 = 100;
+const FORK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Options of a lazy-pages daemon.
 #[derive(Debug, Clone)]
@@ -42,52 +42,52 @@ pub struct LazyOptions {
 /// The process must have one thread: it is split in two.
 pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
     let image = Image::open(&options.image)?;
-    let log = Log::new(RECORDS)?;
+    let log = Log::new(LOG_RECORDS_MAX)?;
     let (directory, name) = Directory::of_file(&options.socket)?;
     let _ = directory.remove(name);
     let listener = listen(&options.socket, 0o600)?;
     ready();
-    expect(&listener)?;
+    wait_for_criu(&listener)?;
     let (criu, _) = listener.accept().at("wait for criu on", &options.socket)?;
     drop(listener);
     let _ = directory.remove(name);
     let journal = Journal::of(image.dir());
-    let done = Pair { image, log, criu, rate: options.rate }.keep(None);
+    let done = ProcessPair { image, log, criu, rate: options.rate }.run_keeper(None);
     journal.note("fill", "done", None, done.as_ref().err());
     done
 }
 
 /// Waits for a connection, and not for ever: if the process that started this one is gone, no connection will come.
-fn expect(listener: &UnixListener) -> Result<(), Error> {
+fn wait_for_criu(listener: &UnixListener) -> Result<(), Error> {
     let starter = std::io::stdin();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(&starter, PollFlags::empty())];
         match poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).doing("wait for criu"),
+            Err(error) => return Err(error).with_action("wait for criu"),
         }
-        let [came, gone] = ready.map(|fd| fd.revents());
-        if !came.is_empty() {
+        let [connected, hung_up] = ready.map(|fd| fd.revents());
+        if !connected.is_empty() {
             return Ok(());
         }
-        if gone.contains(PollFlags::HUP) {
+        if hung_up.contains(PollFlags::HUP) {
             return Err(Error::Daemon("whoever started it has gone, and criu has not come".into()));
         }
     }
 }
 
-struct Pair {
+struct ProcessPair {
     image: Image,
     log: Log,
     criu: UnixStream,
     rate: Option<u64>,
 }
 
-impl Pair {
+impl ProcessPair {
     /// Runs the keeper: it ensures that there is a server, which is `other` if it has begun already, until all is done.
-    fn keep(&self, other: Option<Pid>) -> Result<(), Error> {
+    fn run_keeper(&self, other: Option<Pid>) -> Result<(), Error> {
         let mut server = other;
-        for _ in 0..DEATHS {
+        for _ in 0..DEATHS_MAX {
             let pid = match server.take() {
                 Some(pid) => pid,
                 // no other process holds the userfaultfds
@@ -95,7 +95,7 @@ impl Pair {
             };
             wait_for(pid)?;
             match self.outcome()? {
-                Some(DONE) => return Ok(()),
+                Some(NOTE_DONE) => return Ok(()),
                 Some(_) => {
                     self.kill_all()?;
                     return Err(Error::Daemon("memory cannot be brought any more; the processes were killed".into()));
@@ -104,20 +104,20 @@ impl Pair {
             }
         }
         self.kill_all()?;
-        Err(Error::Daemon(format!("{DEATHS} servers died one after another; the processes were killed")))
+        Err(Error::Daemon(format!("{DEATHS_MAX} servers died one after another; the processes were killed")))
     }
 
     fn spawn_server(&self) -> Result<Pid, Error> {
         let keeper = getpid();
-        persist(|| {
+        fork_with_retry(|| {
             let mut keeper = keeper;
-            match self.run(&mut keeper) {
+            match self.run_server(&mut keeper) {
                 Ok(()) => 0,
                 Err(error) => {
                     tracing::error!("{}", error.with_causes());
                     // The keeper kills the processes before the last userfaultfd closes. A log that is full has no room for
                     // the note: then the keeper counts deaths.
-                    let _ = self.log.append(Record::Note { kind: FAILED, value: 0 });
+                    let _ = self.log.append(Record::Note { kind: NOTE_FAILED, value: 0 });
                     if has_ended(keeper) {
                         let _ = self.kill_all();
                     }
@@ -128,32 +128,32 @@ impl Pair {
     }
 
     /// Runs the server. When its keeper dies the server makes another one, and continues.
-    fn run(&self, keeper: &mut Pid) -> Result<(), Error> {
+    fn run_server(&self, keeper: &mut Pid) -> Result<(), Error> {
         loop {
-            let watched = match pidfd_open(*keeper, PidfdFlags::empty()) {
-                Ok(watched) => watched,
+            let pidfd = match pidfd_open(*keeper, PidfdFlags::empty()) {
+                Ok(pidfd) => pidfd,
                 Err(rustix::io::Errno::SRCH) => {
                     *keeper = self.spawn_keeper()?;
                     continue;
                 }
-                Err(error) => return Err(error).doing("watch the keeper"),
+                Err(error) => return Err(error).with_action("watch the keeper"),
             };
             let mut server = Server::new(&self.image, &self.log, self.rate)?;
-            match server.run(self.criu.as_fd(), &watched)? {
-                End::Done(tally) => {
-                    tracing::info!(tally.faults, tally.asked, tally.filled, tally.ended, "everything has come");
-                    self.log.append(Record::Note { kind: DONE, value: tally.faults })?;
+            match server.run(self.criu.as_fd(), &pidfd)? {
+                ServerEnd::Done(counts) => {
+                    tracing::info!(counts.faults, counts.asked, counts.filled, counts.ended, "everything has come");
+                    self.log.append(Record::Note { kind: NOTE_DONE, value: counts.faults })?;
                     match server.collapse(self.rate) {
-                        Ok(Collapsed { made, left }) => tracing::info!(made, left, "huge pages"),
+                        Ok(CollapseCounts { made, left }) => tracing::info!(made, left, "huge pages"),
                         Err(error) => tracing::warn!("memory stays in small pages: {}", error.with_causes()),
                     }
                     return Ok(());
                 }
-                End::Abandoned => {
-                    self.log.append(Record::Note { kind: FAILED, value: 0 })?;
+                ServerEnd::Abandoned => {
+                    self.log.append(Record::Note { kind: NOTE_FAILED, value: 0 })?;
                     return Err(Error::Daemon("criu ended before it had restored everything".into()));
                 }
-                End::KeeperDied => *keeper = self.spawn_keeper()?,
+                ServerEnd::KeeperDied => *keeper = self.spawn_keeper()?,
             }
         }
     }
@@ -161,7 +161,7 @@ impl Pair {
     fn spawn_keeper(&self) -> Result<Pid, Error> {
         let server = getpid();
         tracing::warn!("the keeper died; another one takes its place");
-        persist(|| match self.keep(Some(server)) {
+        fork_with_retry(|| match self.run_keeper(Some(server)) {
             Ok(()) => 0,
             Err(error) => {
                 tracing::error!("{error}");
@@ -173,7 +173,7 @@ impl Pair {
     /// Returns the last record of an end in the log, if there is one.
     fn outcome(&self) -> Result<Option<u32>, Error> {
         let ends = |record: &Record| match record {
-            Record::Note { kind, .. } if *kind == DONE || *kind == FAILED => Some(*kind),
+            Record::Note { kind, .. } if *kind == NOTE_DONE || *kind == NOTE_FAILED => Some(*kind),
             _ => None,
         };
         Ok(self.log.records()?.iter().find_map(ends))
@@ -181,7 +181,7 @@ impl Pair {
 
     /// Kills all processes: memory that will never be fetched must not read as zeros.
     fn kill_all(&self) -> Result<(), Error> {
-        failed(self.image.dir());
+        record_failure(self.image.dir());
         let records = self.log.records()?;
         let roots = records.iter().filter_map(|record| match record {
             Record::Memory { pid, .. } => Some(*pid as i32),
@@ -199,35 +199,35 @@ impl Pair {
 }
 
 /// Splits this process in two. If that fails this process alone holds the userfaultfds, so it retries for a while.
-fn persist(child: impl Fn() -> u8) -> Result<Pid, Error> {
-    let mut tries = 0;
+fn fork_with_retry(child: impl Fn() -> u8) -> Result<Pid, Error> {
+    let mut attempts = 0;
     loop {
-        match split(&child) {
-            Err(error) if tries == TRIES => return Err(error.into()),
+        match fork_sharing_descriptors(&child) {
+            Err(error) if attempts == FORK_ATTEMPTS_MAX => return Err(error.into()),
             Err(error) => tracing::warn!("make another process: {error}"),
             Ok(pid) => return Ok(pid),
         }
-        tries += 1;
-        std::thread::sleep(AGAIN);
+        attempts += 1;
+        std::thread::sleep(FORK_RETRY_INTERVAL);
     }
 }
 
 fn has_ended(pid: Pid) -> bool {
     match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(watched) => poll(&mut [PollFd::new(&watched, PollFlags::IN)], Some(&Timespec::default())) == Ok(1),
+        Ok(pidfd) => poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&Timespec::default())) == Ok(1),
         Err(error) => error == rustix::io::Errno::SRCH,
     }
 }
 
 /// Waits for the end of a process, which need not be a child.
 pub(crate) fn wait_for(pid: Pid) -> Result<(), Error> {
-    let watched: OwnedFd = match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(watched) => watched,
+    let pidfd: OwnedFd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
         Err(rustix::io::Errno::SRCH) => return Ok(()),
-        Err(error) => return Err(error).doing("watch the server"),
+        Err(error) => return Err(error).with_action("watch the server"),
     };
     loop {
-        match poll(&mut [PollFd::new(&watched, PollFlags::IN)], None) {
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None) {
             Ok(1..) => break,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => std::thread::sleep(Duration::from_millis(1)),

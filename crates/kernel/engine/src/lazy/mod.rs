@@ -21,4 +21,4 @@ pub(crate) use fill::read as read_fill;
 pub use fill::{Fill, State};
 pub(crate) use keeper::wait_for;
 pub use keeper::{LazyOptions, serve};
-pub use server::Tally;
+pub use server::FetchCounts;

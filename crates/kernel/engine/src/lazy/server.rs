@@ -1,10 +1,10 @@
 //! Server of pages: it fetches faulted pages immediately, the others in the background.
 
-use super::fill::{Fill, Report, State};
-use super::huge::{Collapsed, Owner};
-use super::prefetch::{Ahead, Part};
-use super::rate_limit::Pace;
-use crate::error::At;
+use super::fill::{Fill, ProgressFile, State};
+use super::huge::{CollapseCounts, RestoredProcess};
+use super::prefetch::{MemoryRange, Prefetcher};
+use super::rate_limit::RateLimiter;
+use crate::error::ErrorContext;
 use crate::{Error, Image};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -15,27 +15,27 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::time::{Duration, Instant};
 use stillpoint_kernel_criu::lazy::Message;
 use stillpoint_kernel_foam::{Object, PAGE, Pending, Run};
-use stillpoint_kernel_sys::uffd::{Event, Log, Memory, Put, Record};
+use stillpoint_kernel_sys::uffd::{Event, Log, Memory, PutOutcome, Record};
 
 /// Bytes fetched for one fault: the neighbours of a page are likely to be touched next.
-const AROUND: u64 = 16 * PAGE;
+const FAULT_BYTES: u64 = 16 * PAGE;
 /// Maximum of bytes fetched at once in the background; a thread that faults meanwhile waits for so long.
-const CHUNK: u64 = 256 * PAGE;
+const CHUNK_BYTES_MAX: u64 = 256 * PAGE;
 /// Bytes fetched at once in the background while threads fault.
-const SMALL: u64 = 16 * PAGE;
+const BUSY_CHUNK_BYTES: u64 = 16 * PAGE;
 /// Time after a fault in which another one is likely.
-const BUSY: Duration = Duration::from_millis(5);
+const BUSY_PERIOD: Duration = Duration::from_millis(5);
 /// Number of events of one memory before the others are served.
-const TURN: usize = 64;
+const EVENTS_PER_TURN_MAX: usize = 64;
 
 /// Kinds of notes in the log.
-pub(super) const FINISHED: u32 = 1;
-pub(super) const DONE: u32 = 2;
-pub(super) const FAILED: u32 = 3;
+pub(super) const NOTE_FINISHED: u32 = 1;
+pub(super) const NOTE_DONE: u32 = 2;
+pub(super) const NOTE_FAILED: u32 = 3;
 
 /// Counts of what has been fetched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct FetchCounts {
     /// Pages that were faulted in.
     pub faults: u64,
     /// Bytes that were fetched because of faults, including neighbours.
@@ -48,16 +48,16 @@ pub struct Tally {
 
 /// Ways in which a server ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ServerEnd {
     /// Every page is resident.
-    Done(Tally),
+    Done(FetchCounts),
     /// criu ended before it had restored everything.
     Abandoned,
     /// The keeper of this process has died.
     KeeperDied,
 }
 
-struct Served {
+struct ServedMemory {
     number: u32,
     object: Object,
     memory: Memory,
@@ -76,18 +76,18 @@ struct Served {
 pub(super) struct Server<'i> {
     image: &'i Image,
     log: &'i Log,
-    served: Vec<Served>,
+    served: Vec<ServedMemory>,
     finished: bool,
-    tally: Tally,
+    counts: FetchCounts,
     /// Bytes that all memories were to get.
     total: u64,
-    pace: Pace,
+    limiter: RateLimiter,
     /// Time of the last fault.
-    asked: Option<Instant>,
+    last_fault: Option<Instant>,
     buffer: Vec<u8>,
-    report: Report,
+    report: ProgressFile,
     /// Processes whose memory is all resident.
-    owners: Vec<Owner>,
+    restored: Vec<RestoredProcess>,
 }
 
 /// First number in epoll that does not belong to a memory.
@@ -97,22 +97,33 @@ const KEEPER: u64 = CRIU + 1;
 impl<'i> Server<'i> {
     /// Takes over the state in the log.
     pub(super) fn new(image: &'i Image, log: &'i Log, rate: Option<u64>) -> Result<Self, Error> {
-        let pace = Pace::new(rate, Instant::now());
-        let (tally, buffer) = (Tally::default(), Vec::new());
-        let (served, report, owners) = (Vec::new(), Report::of(image.dir()), Vec::new());
-        let mut server =
-            Server { image, log, served, finished: false, tally, total: 0, pace, asked: None, buffer, report, owners };
+        let limiter = RateLimiter::new(rate, Instant::now());
+        let (counts, buffer) = (FetchCounts::default(), Vec::new());
+        let (served, report, restored) = (Vec::new(), ProgressFile::of(image.dir()), Vec::new());
+        let mut server = Server {
+            image,
+            log,
+            served,
+            finished: false,
+            counts,
+            total: 0,
+            limiter,
+            last_fault: None,
+            buffer,
+            report,
+            restored,
+        };
         let records = log.records()?;
         for record in &records {
             server.replay(*record)?;
         }
-        if let Some((number, event)) = log.unfinished()? {
+        if let Some((number, event)) = log.uncommitted()? {
             // the last server has read it, and the process continues as if it had been handled
             if matches!(event, Event::Fault { .. }) {
-                log.pass()?;
+                log.discard()?;
             } else {
-                server.learn(number, event)?;
-                log.keep();
+                server.apply_event(number, event)?;
+                log.commit();
             }
         }
         // A close that was begun and not recorded: nothing was opened since, so the number still means the same, or
@@ -130,14 +141,14 @@ impl<'i> Server<'i> {
     fn replay(&mut self, record: Record) -> Result<(), Error> {
         match record {
             Record::Memory { pid, memory } => self.begin(pid, memory),
-            Record::Event { memory, event } => self.learn(memory, event)?,
+            Record::Event { memory, event } => self.apply_event(memory, event)?,
             Record::Closing { .. } => {}
             Record::Closed { memory } => {
                 if let Some(served) = self.served.get_mut(memory as usize) {
                     served.closed = true;
                 }
             }
-            Record::Note { kind, .. } => self.finished |= kind == FINISHED,
+            Record::Note { kind, .. } => self.finished |= kind == NOTE_FINISHED,
         }
         Ok(())
     }
@@ -152,19 +163,19 @@ impl<'i> Server<'i> {
 
     fn push(&mut self, object: Object, memory: Memory, pending: Pending, root: Option<(u32, u64)>) {
         let number = self.served.len() as u32;
-        let (cursor, chunk, deferred, closed) = (0, CHUNK, Vec::new(), false);
+        let (cursor, chunk, deferred, closed) = (0, CHUNK_BYTES_MAX, Vec::new(), false);
         self.total += pending.bytes();
-        self.served.push(Served { number, object, memory, pending, cursor, chunk, deferred, closed, root });
+        self.served.push(ServedMemory { number, object, memory, pending, cursor, chunk, deferred, closed, root });
     }
 
     /// Applies an event to the state; the same when it happens and when it is replayed from the log.
-    fn learn(&mut self, number: u32, event: Event) -> Result<(), Error> {
+    fn apply_event(&mut self, number: u32, event: Event) -> Result<(), Error> {
         let Some(served) = self.served.get_mut(number as usize) else {
             return Err(Error::Daemon(format!("an event of memory {number}, which is unknown")));
         };
         match event {
             Event::Fault { .. } => {}
-            Event::Remove { start, end } => served.pending.settle(start, end),
+            Event::Remove { start, end } => served.pending.remove(start, end),
             Event::Remap { from, to, bytes } => served.pending.remap(from, to, bytes),
             Event::Fork { descriptor } => {
                 let (object, pending) = (served.object, served.pending.clone());
@@ -175,26 +186,26 @@ impl<'i> Server<'i> {
     }
 
     /// Serves until nothing is left to serve. The process has one thread again when this returns.
-    pub(super) fn run(&mut self, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
+    pub(super) fn run(&mut self, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<ServerEnd, Error> {
         let image = self.image;
         std::thread::scope(|scope| {
-            let mut ahead = Ahead::start(scope, image);
-            let end = self.run_with(&mut ahead, criu, keeper);
-            ahead.into_iter().for_each(Ahead::end);
+            let mut prefetcher = Prefetcher::start(scope, image);
+            let end = self.run_with(&mut prefetcher, criu, keeper);
+            prefetcher.into_iter().for_each(Prefetcher::end);
             end
         })
     }
 
     fn run_with(
         &mut self,
-        ahead: &mut Option<Ahead<'_>>,
+        prefetcher: &mut Option<Prefetcher<'_>>,
         criu: BorrowedFd<'_>,
         keeper: &OwnedFd,
-    ) -> Result<End, Error> {
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).doing("make an epoll set")?;
+    ) -> Result<ServerEnd, Error> {
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).with_action("make an epoll set")?;
         let watch = |what: BorrowedFd<'_>, number| {
             epoll::add(&poll, what, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
-                .doing("watch a descriptor")
+                .with_action("watch a descriptor")
         };
         watch(keeper.as_fd(), KEEPER)?;
         if !self.finished {
@@ -208,27 +219,27 @@ impl<'i> Server<'i> {
             watched = self.served.len();
             self.report(false);
             if self.finished && self.close_finished()? {
-                self.image.forget_all();
+                self.image.drop_all_cached();
                 self.report(true);
-                return Ok(End::Done(self.tally));
+                return Ok(ServerEnd::Done(self.counts));
             }
             let mut events = Vec::with_capacity(64);
-            let timeout = self.until_next()?;
+            let timeout = self.poll_timeout()?;
             match epoll::wait(&poll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error).doing("wait for events"),
+                Err(error) => return Err(error).with_action("wait for events"),
             }
             for event in &events {
                 match event.data.u64() {
-                    KEEPER => return Ok(End::KeeperDied),
-                    CRIU if !self.hear(criu)? => return Ok(End::Abandoned),
-                    CRIU if self.finished => epoll::delete(&poll, criu).doing("forget criu")?,
+                    KEEPER => return Ok(ServerEnd::KeeperDied),
+                    CRIU if !self.receive_message(criu)? => return Ok(ServerEnd::Abandoned),
+                    CRIU if self.finished => epoll::delete(&poll, criu).with_action("forget criu")?,
                     CRIU => {}
-                    number => self.turn(number as usize)?,
+                    number => self.handle_events(number as usize)?,
                 }
             }
-            self.again()?;
-            self.fill(ahead)?;
+            self.retry_deferred()?;
+            self.fetch_chunk(prefetcher)?;
         }
     }
 
@@ -237,10 +248,10 @@ impl<'i> Server<'i> {
     /// # Errors
     ///
     /// [`Error`] if a process's page map cannot be opened.
-    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<Collapsed, Error> {
-        self.owners.iter().try_fold(Collapsed::default(), |sum, owner| {
-            let Collapsed { made, left } = owner.collapse(rate)?;
-            Ok(Collapsed { made: sum.made + made, left: sum.left + left })
+    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<CollapseCounts, Error> {
+        self.restored.iter().try_fold(CollapseCounts::default(), |sum, process| {
+            let CollapseCounts { made, left } = process.collapse(rate)?;
+            Ok(CollapseCounts { made: sum.made + made, left: sum.left + left })
         })
     }
 
@@ -251,18 +262,18 @@ impl<'i> Server<'i> {
         }
         let open = self.served.iter().filter(|served| !served.closed);
         let left = open.map(|served| served.pending.bytes()).sum();
-        let Tally { faults, asked, filled, ended } = self.tally;
+        let FetchCounts { faults, asked, filled, ended } = self.counts;
         let state = if done { State::Done } else { State::Filling };
         self.report.write(&Fill { state, total: self.total, left, faults, asked, filled, ended });
     }
 
     /// Reads one message of criu; returns false if criu has ended too early.
-    fn hear(&mut self, criu: BorrowedFd<'_>) -> Result<bool, Error> {
+    fn receive_message(&mut self, criu: BorrowedFd<'_>) -> Result<bool, Error> {
         let mut bytes = [0; 4];
         let read = match rustix::io::read(criu, &mut bytes) {
             // it ended before it read the last message
             Err(rustix::io::Errno::CONNRESET) => 0,
-            read => read.doing("hear criu")?,
+            read => read.with_action("hear criu")?,
         };
         if read != 4 {
             return Ok(false);
@@ -275,7 +286,7 @@ impl<'i> Server<'i> {
             }
             Message::Zombie(_) => {}
             Message::Finished => {
-                self.log.append(Record::Note { kind: FINISHED, value: 0 })?;
+                self.log.append(Record::Note { kind: NOTE_FINISHED, value: 0 })?;
                 self.finished = true;
             }
         }
@@ -284,8 +295,8 @@ impl<'i> Server<'i> {
 
     /// Handles the events of one memory, one at a time: each is completely handled before the next is read, as the
     /// process continues once its event is read.
-    fn turn(&mut self, at: usize) -> Result<(), Error> {
-        for _ in 0..TURN {
+    fn handle_events(&mut self, at: usize) -> Result<(), Error> {
+        for _ in 0..EVENTS_PER_TURN_MAX {
             let Some((number, memory)) = self.served.get(at).filter(|s| !s.closed).map(|s| (s.number, s.memory)) else {
                 return Ok(());
             };
@@ -296,14 +307,14 @@ impl<'i> Server<'i> {
             let Some(event) = self.log.read(number, memory)? else { return Ok(()) };
             match event {
                 Event::Fault { address } => {
-                    self.tally.faults += 1;
-                    self.asked = Some(Instant::now());
-                    self.bring(at, address & !(PAGE - 1))?;
-                    self.log.pass()?;
+                    self.counts.faults += 1;
+                    self.last_fault = Some(Instant::now());
+                    self.fetch_page(at, address & !(PAGE - 1))?;
+                    self.log.discard()?;
                 }
                 event => {
-                    self.learn(number, event)?;
-                    self.log.keep();
+                    self.apply_event(number, event)?;
+                    self.log.commit();
                 }
             }
         }
@@ -311,62 +322,62 @@ impl<'i> Server<'i> {
     }
 
     /// Fetches the page that a thread waits for, and its neighbours.
-    fn bring(&mut self, at: usize, page: u64) -> Result<(), Error> {
+    fn fetch_page(&mut self, at: usize, page: u64) -> Result<(), Error> {
         let put = match self.served[at].pending.at(page) {
             Some(run) => {
-                let part = self.part(at, run, AROUND);
-                part.read(self.image, &mut self.buffer)?;
-                let (put, bytes) = self.put(at, run)?;
-                self.tally.asked += bytes;
+                let range = self.front(at, run, FAULT_BYTES);
+                range.read(self.image, &mut self.buffer)?;
+                let (put, bytes) = self.copy_front(at, run)?;
+                self.counts.asked += bytes;
                 put
             }
             None => self.served[at].memory.zero(page, PAGE)?,
         };
         match put {
-            Put::Changing => self.served[at].deferred.push(page),
-            Put::Dead => self.died(at)?,
-            Put::Done(_) | Put::There | Put::Gone => {}
+            PutOutcome::LayoutChanging => self.served[at].deferred.push(page),
+            PutOutcome::ProcessEnded => self.handle_exit(at)?,
+            PutOutcome::Done(_) | PutOutcome::AlreadyResident | PutOutcome::Unmapped => {}
         }
         Ok(())
     }
 
     /// Returns the front of a run, at most `most` bytes of it.
-    fn part(&self, at: usize, run: Run, most: u64) -> Part {
-        Part { object: self.served[at].object, address: run.image, bytes: run.bytes.min(most) }
+    fn front(&self, at: usize, run: Run, most: u64) -> MemoryRange {
+        MemoryRange { object: self.served[at].object, address: run.image, bytes: run.bytes.min(most) }
     }
 
     /// Copies the front of a run, which has been read, into the process.
-    fn put(&mut self, at: usize, run: Run) -> Result<(Put, u64), Error> {
+    fn copy_front(&mut self, at: usize, run: Run) -> Result<(PutOutcome, u64), Error> {
         let (served, pages) = (&mut self.served[at], &self.buffer);
         let mut put = served.memory.copy(run.address, pages)?;
         let mut length = pages.len() as u64;
-        while put == Put::Gone && length > PAGE {
+        while put == PutOutcome::Unmapped && length > PAGE {
             // the run extends over the end of a mapping: halve it, as to copy page by page up to the end would take
             // long
             length = (length / 2).next_multiple_of(PAGE);
             put = served.memory.copy(run.address, &pages[..length as usize])?;
         }
-        let settled = match put {
-            Put::Done(bytes) => bytes,
-            Put::There | Put::Gone => PAGE,
-            Put::Changing | Put::Dead => 0,
+        let removed = match put {
+            PutOutcome::Done(bytes) => bytes,
+            PutOutcome::AlreadyResident | PutOutcome::Unmapped => PAGE,
+            PutOutcome::LayoutChanging | PutOutcome::ProcessEnded => 0,
         };
-        served.pending.settle(run.address, run.address + settled);
-        Ok((put, if let Put::Done(bytes) = put { bytes } else { 0 }))
+        served.pending.remove(run.address, run.address + removed);
+        Ok((put, if let PutOutcome::Done(bytes) = put { bytes } else { 0 }))
     }
 
     /// Retries pages that had to wait for events.
-    fn again(&mut self) -> Result<(), Error> {
+    fn retry_deferred(&mut self) -> Result<(), Error> {
         for at in 0..self.served.len() {
             for page in std::mem::take(&mut self.served[at].deferred) {
-                self.bring(at, page)?;
+                self.fetch_page(at, page)?;
             }
         }
         Ok(())
     }
 
     /// Fetches one chunk in the background; the next one is read meanwhile.
-    fn fill(&mut self, ahead: &mut Option<Ahead<'_>>) -> Result<(), Error> {
+    fn fetch_chunk(&mut self, prefetcher: &mut Option<Prefetcher<'_>>) -> Result<(), Error> {
         if !self.finished || self.pause().is_some() {
             return Ok(());
         }
@@ -377,55 +388,56 @@ impl<'i> Server<'i> {
         };
         let Some(run) = self.served[at].pending.next(self.served[at].cursor) else { return Ok(()) };
         let chunk = self.served[at].chunk;
-        let step = self.step();
-        let part = self.part(at, run, chunk.min(step));
-        let read = ahead.as_mut().and_then(|ahead| ahead.take(part, &mut self.buffer));
-        read.unwrap_or_else(|| part.read(self.image, &mut self.buffer))?;
-        let next = self.served[at].pending.next(run.address + part.bytes).filter(|next| next.address != run.address);
-        if let (Some(next), Some(ahead)) = (next, ahead.as_mut()) {
-            ahead.ask(self.part(at, next, (chunk * 2).min(CHUNK).min(step)));
+        let step = self.chunk_bytes();
+        let range = self.front(at, run, chunk.min(step));
+        let read = prefetcher.as_mut().and_then(|prefetcher| prefetcher.take(range, &mut self.buffer));
+        read.unwrap_or_else(|| range.read(self.image, &mut self.buffer))?;
+        let next = self.served[at].pending.next(run.address + range.bytes).filter(|next| next.address != run.address);
+        if let (Some(next), Some(prefetcher)) = (next, prefetcher.as_mut()) {
+            prefetcher.request(self.front(at, next, (chunk * 2).min(CHUNK_BYTES_MAX).min(step)));
         }
-        let (put, bytes) = self.put(at, run)?;
-        self.served[at].chunk = if put == Put::There { PAGE } else { (chunk * 2).min(CHUNK) };
+        let (put, bytes) = self.copy_front(at, run)?;
+        self.served[at].chunk =
+            if put == PutOutcome::AlreadyResident { PAGE } else { (chunk * 2).min(CHUNK_BYTES_MAX) };
         self.served[at].cursor = run.address + bytes;
-        self.tally.filled += bytes;
-        self.pace.took(bytes);
-        if !self.is_wanted_twice(at) {
-            self.image.forget(part.object, part.address, bytes);
+        self.counts.filled += bytes;
+        self.limiter.consume(bytes);
+        if !self.is_shared(at) {
+            self.image.drop_cached_pages(range.object, range.address, bytes);
         }
         match put {
-            Put::Dead => self.died(at)?,
+            PutOutcome::ProcessEnded => self.handle_exit(at)?,
             // the event that reports the change is in the queue; it is read before anything else is tried
-            Put::Changing => self.turn(at)?,
+            PutOutcome::LayoutChanging => self.handle_events(at)?,
             _ => {}
         }
         Ok(())
     }
 
     /// Returns true if another memory needs the same pages: that of a process that was forked meanwhile.
-    fn is_wanted_twice(&self, at: usize) -> bool {
+    fn is_shared(&self, at: usize) -> bool {
         self.served.iter().filter(|served| !served.closed && served.object == self.served[at].object).count() > 1
     }
 
     fn pause(&mut self) -> Option<Duration> {
         // with a full log processes wait until everything is resident
-        let step = self.step();
-        if self.is_full() { None } else { self.pace.wait(step, Instant::now()) }
+        let step = self.chunk_bytes();
+        if self.is_full() { None } else { self.limiter.wait(step, Instant::now()) }
     }
 
     /// Returns the bytes to fetch at once in the background: few while another fault is likely.
-    fn step(&self) -> u64 {
-        let is_busy = self.asked.is_some_and(|asked| asked.elapsed() < BUSY);
-        if is_busy { SMALL } else { self.pace.step(CHUNK).next_multiple_of(PAGE) }
+    fn chunk_bytes(&self) -> u64 {
+        let is_busy = self.last_fault.is_some_and(|fault| fault.elapsed() < BUSY_PERIOD);
+        if is_busy { BUSY_CHUNK_BYTES } else { self.limiter.step_bytes(CHUNK_BYTES_MAX).next_multiple_of(PAGE) }
     }
 
     /// Returns true if the log only has room for the records that close all memories.
     fn is_full(&self) -> bool {
-        self.log.room() < 16 + 2 * self.served.len()
+        self.log.free_records() < 16 + 2 * self.served.len()
     }
 
     /// Returns the time to wait for events: none while there is other work.
-    fn until_next(&mut self) -> Result<Option<Timespec>, Error> {
+    fn poll_timeout(&mut self) -> Result<Option<Timespec>, Error> {
         let idle =
             |duration: Duration| Timespec::try_from(duration).map_err(|_| Error::Daemon("time runs over".into()));
         if self.served.iter().any(|served| !served.deferred.is_empty()) {
@@ -442,10 +454,11 @@ impl<'i> Server<'i> {
         for at in 0..self.served.len() {
             let served = &self.served[at];
             if !served.closed && served.pending.is_empty() && served.deferred.is_empty() {
-                self.turn(at)?;
+                self.handle_events(at)?;
                 let served = &self.served[at];
                 if served.pending.is_empty() {
-                    self.owners.extend(served.root.and_then(|(pid, page)| Owner::of(pid, served.memory, page)));
+                    self.restored
+                        .extend(served.root.and_then(|(pid, page)| RestoredProcess::of(pid, served.memory, page)));
                     self.close(at)?;
                 }
             }
@@ -454,14 +467,14 @@ impl<'i> Server<'i> {
     }
 
     /// Handles a process that ended and needs no memory any more: logs it, and continues with the others.
-    fn died(&mut self, at: usize) -> Result<(), Error> {
+    fn handle_exit(&mut self, at: usize) -> Result<(), Error> {
         let Some(served) = self.served.get(at).filter(|served| !served.closed) else { return Ok(()) };
         tracing::warn!(
             bytes_left = served.pending.bytes(),
             "{} ended before all of its memory had come",
             served.object
         );
-        self.tally.ended += 1;
+        self.counts.ended += 1;
         self.close(at)
     }
 
@@ -482,7 +495,7 @@ fn descriptor(criu: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     recvmsg(criu, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-        .doing("take a userfaultfd")?;
+        .with_action("take a userfaultfd")?;
     let mut found = None;
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {

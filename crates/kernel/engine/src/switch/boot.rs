@@ -1,10 +1,10 @@
 //! First step of a switch on a kernel that starts: systemd runs this before it looks at any unit.
 
 use super::journal::{Decision, Journal, State};
-use super::port_guard::{SOCKET, raise_early};
+use super::port_guard::{SOCKET_PATH, raise_unowned};
 use super::system::skip_pids;
 use super::unit;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::{Error, host};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use stillpoint_host::trusted::Directory;
 /// First process id of units on an idle machine: the first processes of another kernel have lower ids.
 const FIRST_PID: u32 = 1000;
 /// The unit that owns the guard.
-const KEEPER: &str = "stillpoint-guard.service";
+const GUARD_UNIT: &str = "stillpoint-guard.service";
 /// The unit that leads a restore.
-pub(super) const LEADER: &str = "stillpoint-switch.service";
+pub(super) const LEADER_UNIT: &str = "stillpoint-switch.service";
 
 /// Prepares this boot; without an active switch only the process ids. `units` is the directory for generated units.
 pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
-    let program = std::env::current_exe().doing("find this program")?;
-    boot_with(state, units, &program, raise_early, skip_pids)
+    let program = std::env::current_exe().with_action("find this program")?;
+    boot_with(state, units, &program, raise_unowned, skip_pids)
 }
 
 /// Prepares this boot, with the functions that change the machine as arguments.
@@ -42,7 +42,9 @@ fn boot_with(
             guard(&journal.ports())
         }
         // systemd does not know the successor of a leader that still waits for memory, unless it is written again
-        Some(journal) if journal.state == State::Confirmed => leader(&[], (program, state), units).map(|_| ()),
+        Some(journal) if journal.state == State::Confirmed => {
+            write_leader_unit(&[], (program, state), units).map(|_| ())
+        }
         _ => Ok(()),
     };
     let above = journal.filter(|_| matches!(decision, Decision::Restore | Decision::Return));
@@ -59,23 +61,23 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
     let names: Vec<String> = journal.units.iter().map(|unit| unit.name.clone()).collect();
     if matches!(decision, Decision::Restore | Decision::Return) {
         for name in &names {
-            drop_in(units, name, &unit::from_image(program, state, name))?;
+            write_drop_in(units, name, &unit::image_dropin(program, state, name))?;
         }
     }
     if decision == Decision::Restore {
-        for name in &journal.held {
-            drop_in(units, name, &format!("[Unit]\nAfter={LEADER}\n"))?;
+        for name in &journal.delayed {
+            write_drop_in(units, name, &format!("[Unit]\nAfter={LEADER_UNIT}\n"))?;
         }
     }
-    keeper((program, state), units)?;
+    write_guard_unit((program, state), units)?;
     // on the way back to the old kernel nothing is started here
     let wanted: &[String] = if decision == Decision::Return { &[] } else { &names };
-    let path = leader(wanted, (program, state), units)?;
-    want(&path, units)
+    let path = write_leader_unit(wanted, (program, state), units)?;
+    want_at_boot(&path, units)
 }
 
 /// Makes systemd start a unit before all ordinary ones.
-fn want(path: &Path, units: &Path) -> Result<(), Error> {
+fn want_at_boot(path: &Path, units: &Path) -> Result<(), Error> {
     let wants = Directory::make_public(&units.join("sysinit.target.wants"))?;
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let link = wants.path().join(name);
@@ -84,29 +86,29 @@ fn want(path: &Path, units: &Path) -> Result<(), Error> {
 }
 
 /// Writes the unit that owns the guard, and orders all other services after it: any of them may flush nftables.
-fn keeper((program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
-    let text = unit::guard_keeper(program, state, SOCKET);
-    let path = Directory::make_public(units)?.write_readable(KEEPER, text.as_bytes())?;
-    let after = format!("[Unit]\nAfter={KEEPER}\n");
+fn write_guard_unit((program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
+    let text = unit::guard_unit(program, state, SOCKET_PATH);
+    let path = Directory::make_public(units)?.write_readable(GUARD_UNIT, text.as_bytes())?;
+    let after = format!("[Unit]\nAfter={GUARD_UNIT}\n");
     // a drop-in of one unit hides the drop-in of the same name for all services
-    for (dir, text) in [("service.d".to_owned(), after.as_str()), (format!("{KEEPER}.d"), "")] {
+    for (dir, text) in [("service.d".to_owned(), after.as_str()), (format!("{GUARD_UNIT}.d"), "")] {
         let directory = Directory::make_public(&units.join(dir))?;
         directory.write_readable("zz-stillpoint-guard.conf", text.as_bytes())?;
     }
-    want(&path, units)
+    want_at_boot(&path, units)
 }
 
 /// Writes a drop-in that sorts after all others of a unit.
-fn drop_in(units: &Path, name: &str, text: &str) -> Result<(), Error> {
+fn write_drop_in(units: &Path, name: &str, text: &str) -> Result<(), Error> {
     let directory = Directory::make_public(&units.join(format!("{name}.d")))?;
     directory.write_readable("zz-stillpoint.conf", text.as_bytes())?;
     Ok(())
 }
 
 /// Writes the unit that leads the restore; returns its path.
-fn leader(wanted: &[String], (program, state): (&Path, &Path), units: &Path) -> Result<PathBuf, Error> {
-    let text = unit::leader(program, state, wanted);
-    Ok(Directory::make_public(units)?.write_readable(LEADER, text.as_bytes())?)
+fn write_leader_unit(wanted: &[String], (program, state): (&Path, &Path), units: &Path) -> Result<PathBuf, Error> {
+    let text = unit::leader_unit(program, state, wanted);
+    Ok(Directory::make_public(units)?.write_readable(LEADER_UNIT, text.as_bytes())?)
 }
 
 #[cfg(test)]
@@ -138,8 +140,8 @@ mod tests {
         let decision = boot_with(&state, &units, Path::new("/bin/stillpoint"), guard, skip).unwrap();
         assert_eq!(decision, Decision::Restore);
         assert!(units.join("redis-server.service.d/zz-stillpoint.conf").exists());
-        assert!(units.join("sysinit.target.wants").join(LEADER).exists());
-        assert!(units.join("sysinit.target.wants").join(KEEPER).exists());
+        assert!(units.join("sysinit.target.wants").join(LEADER_UNIT).exists());
+        assert!(units.join("sysinit.target.wants").join(GUARD_UNIT).exists());
         let all = fs::read_to_string(units.join("service.d/zz-stillpoint-guard.conf")).unwrap();
         assert_eq!(all, "[Unit]\nAfter=stillpoint-guard.service\n");
         assert_eq!((guarded.into_inner(), skipped.into_inner()), (vec![6379], 71_000));
@@ -155,12 +157,12 @@ mod tests {
         journal.units.push(Unit::plain("redis-server.service"));
         let names = |journal: &mut Journal, now| {
             journal.advance(now).unwrap();
-            let _ = fs::remove_file(units.join(LEADER));
+            let _ = fs::remove_file(units.join(LEADER_UNIT));
             boot_with(&state, &units, Path::new("/bin/stillpoint"), |_| Ok(()), |_| Ok(())).unwrap();
             fs::read_dir(&units).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
         };
-        assert_eq!(names(&mut journal, State::Confirmed), [LEADER]);
-        assert!(fs::read_to_string(units.join(LEADER)).unwrap().contains("ExecStopPost="));
+        assert_eq!(names(&mut journal, State::Confirmed), [LEADER_UNIT]);
+        assert!(fs::read_to_string(units.join(LEADER_UNIT)).unwrap().contains("ExecStopPost="));
         assert!(names(&mut journal, State::Done).is_empty());
     }
 }

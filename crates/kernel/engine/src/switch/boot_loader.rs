@@ -26,7 +26,7 @@ fn default_kernel(boot: &Path) -> Result<String, String> {
         if let Ok(config) = read_regular_text(&path, CONFIGURATION_MAX) {
             let environment = boot.join(dir).join("grubenv");
             let environment = read_regular_text(&environment, CONFIGURATION_MAX).unwrap_or_default();
-            return chosen(&config, &environment).map_err(|why| format!("{}: {why}", path.display()));
+            return default_entry_kernel(&config, &environment).map_err(|why| format!("{}: {why}", path.display()));
         }
     }
     Err(format!("there is no GRUB in {}", boot.display()))
@@ -34,19 +34,19 @@ fn default_kernel(boot: &Path) -> Result<String, String> {
 
 /// One line of a menu, with all names of an entry.
 #[derive(Debug, Clone)]
-struct Name {
+struct EntryName {
     number: usize,
     title: String,
     id: String,
 }
 
-impl Name {
+impl EntryName {
     fn is(&self, name: &str) -> bool {
         name == self.number.to_string() || name == self.title || (!self.id.is_empty() && name == self.id)
     }
 }
 
-fn chosen(config: &str, environment: &str) -> Result<String, String> {
+fn default_entry_kernel(config: &str, environment: &str) -> Result<String, String> {
     let saved = |key: &str| {
         let lines = environment.lines().filter_map(|line| line.split_once('='));
         lines.filter(|(name, value)| *name == key && !value.is_empty()).map(|(_, value)| value.to_owned()).next_back()
@@ -61,18 +61,19 @@ fn chosen(config: &str, environment: &str) -> Result<String, String> {
     };
     // an entry that was requested for one boot, which has not happened yet
     let entry = saved("next_entry").unwrap_or(default);
-    let wanted: Vec<&str> = entry.split('>').collect();
-    let is_wanted =
-        |path: &[Name]| path.len() == wanted.len() && path.iter().zip(&wanted).all(|(name, wanted)| name.is(wanted));
-    let found = entries(config).into_iter().find(|(path, _)| is_wanted(path));
+    let selected: Vec<&str> = entry.split('>').collect();
+    let is_selected = |path: &[EntryName]| {
+        path.len() == selected.len() && path.iter().zip(&selected).all(|(name, selected)| name.is(selected))
+    };
+    let found = entries(config).into_iter().find(|(path, _)| is_selected(path));
     found.map(|(_, kernel)| kernel).ok_or_else(|| format!("its default, {entry}, is no entry with a kernel of Linux"))
 }
 
 /// Returns the entries with a kernel: the place of each in the menus, and the kernel's version.
-fn entries(config: &str) -> Vec<(Vec<Name>, String)> {
+fn entries(config: &str) -> Vec<(Vec<EntryName>, String)> {
     let mut found = Vec::new();
     // blocks that are open; those that are not menus have no name
-    let mut open: Vec<Option<Name>> = Vec::new();
+    let mut open: Vec<Option<EntryName>> = Vec::new();
     // number of entries of each open menu, the outermost first
     let mut counts = vec![0];
     for line in config.lines().map(str::trim) {
@@ -83,7 +84,7 @@ fn entries(config: &str) -> Vec<(Vec<Name>, String)> {
             }
             counts.push(0);
             let id = line.split_once("menuentry_id_option").and_then(|(_, rest)| quoted(rest)).unwrap_or_default();
-            open.push(Some(Name { number, title: quoted(line).unwrap_or_default(), id }));
+            open.push(Some(EntryName { number, title: quoted(line).unwrap_or_default(), id }));
         } else if line.ends_with('{') && !line.ends_with("${") {
             open.push(None);
         } else if line == "}" {
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_entry_that_starts_by_itself_is_found_as_grub_finds_it() {
-        let kernel = |default: &str, environment: &str| chosen(&config(default), environment);
+        let kernel = |default: &str, environment: &str| default_entry_kernel(&config(default), environment);
         for default in ["0", "Debian GNU/Linux", "gnulinux-simple-1", "1>0", "gnulinux-advanced-1>gnulinux-6.12-1"] {
             assert_eq!(kernel(default, "").as_deref(), Ok("6.12"), "{default}");
         }

@@ -1,22 +1,22 @@
 //! Kernel command lines: of the next kernel, of its crash kernel, and of this one when it is started again.
 
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use stillpoint_host::kernel_files;
-use stillpoint_kernel_crash::{ASLEEP, FIRST};
+use stillpoint_kernel_crash::{FIRST_PROGRAM, UNUSED_PROCESSOR_ARGUMENT};
 
 /// Argument for the next switch: the driver of a watchdog that is kept from loading.
-const WATCHED: &str = "stillpoint.watchdog=";
+const WATCHDOG_ARGUMENT: &str = "stillpoint.watchdog=";
 /// Argument for the next switch: the program that the initramfs would have started.
-const NEXT: &str = "stillpoint.rdinit=";
+const NEXT_INIT_ARGUMENT: &str = "stillpoint.rdinit=";
 /// Argument for the old kernel: a crash kernel has started it, after this kernel.
-const PANICKED: &str = "stillpoint.panicked=";
+const PANICKED_ARGUMENT: &str = "stillpoint.panicked=";
 const RDINIT: &str = "rdinit=";
 const CRASHKERNEL: &str = "crashkernel=";
 /// Prefix of arguments that a switch has added.
-const OURS: &str = "stillpoint";
+const OWN_PREFIX: &str = "stillpoint";
 /// Program that the kernel starts by default.
-const INIT: &str = "/init";
+const DEFAULT_INIT: &str = "/init";
 
 /// Returns the command line of this kernel.
 pub(super) fn running() -> Result<String, Error> {
@@ -24,75 +24,77 @@ pub(super) fn running() -> Result<String, Error> {
 }
 
 /// Returns the command lines of this kernel and of the next one.
-pub(super) fn both(append: &str) -> Result<(String, String), Error> {
-    running().map(|running| (running.clone(), next(&running, append, None, None)))
+pub(super) fn both_kernels(append: &str) -> Result<(String, String), Error> {
+    running().map(|running| (running.clone(), next_kernel(&running, append, None, None)))
 }
 
 /// Returns the arguments of this kernel, without those that the switch to it has added.
-fn own(running: &str) -> Vec<String> {
+fn original_arguments(running: &str) -> Vec<String> {
     let parts = || running.split_whitespace();
     // the driver that an earlier switch kept away is not kept away for ever
-    let kept_away = parts().find_map(|part| part.strip_prefix(WATCHED)).map(self::kept_away);
-    let is_guarded = parts().any(|part| part.strip_prefix(RDINIT) == Some(FIRST));
+    let driver_blacklist = parts().find_map(|part| part.strip_prefix(WATCHDOG_ARGUMENT)).map(self::driver_blacklist);
+    let is_guarded = parts().any(|part| part.strip_prefix(RDINIT) == Some(FIRST_PROGRAM));
     let is_added = |part: &&str| {
-        part.starts_with(OURS)
-            || kept_away.as_deref() == Some(part)
+        part.starts_with(OWN_PREFIX)
+            || driver_blacklist.as_deref() == Some(part)
             || is_guarded && [RDINIT, CRASHKERNEL].iter().any(|name| part.starts_with(name))
     };
     let mut line: Vec<String> = parts().filter(|part| !is_added(part)).map(ToOwned::to_owned).collect();
-    line.extend(parts().find_map(|part| part.strip_prefix(NEXT)).map(|next| format!("{RDINIT}{next}")));
+    line.extend(parts().find_map(|part| part.strip_prefix(NEXT_INIT_ARGUMENT)).map(|next| format!("{RDINIT}{next}")));
     line
 }
 
 /// Returns the next kernel's command line: a kernel that panics must not stop for ever. The driver of a watchdog that
 /// is to run on is not loaded, and `crash_mib` MiB are reserved for a crash kernel.
-pub(super) fn next(running: &str, append: &str, watchdog: Option<&str>, crash_mib: Option<u64>) -> String {
-    let mut line = without(own(running), &["BOOT_IMAGE=", "initrd=", "panic=", CRASHKERNEL]);
+pub(super) fn next_kernel(running: &str, append: &str, watchdog: Option<&str>, crash_mib: Option<u64>) -> String {
+    let mut line = without(original_arguments(running), &["BOOT_IMAGE=", "initrd=", "panic=", CRASHKERNEL]);
     line.push("panic=1".into());
-    line.extend(watchdog.into_iter().flat_map(|driver| [kept_away(driver), format!("{WATCHED}{driver}")]));
+    line.extend(
+        watchdog.into_iter().flat_map(|driver| [driver_blacklist(driver), format!("{WATCHDOG_ARGUMENT}{driver}")]),
+    );
     line.extend(append.split_whitespace().map(ToOwned::to_owned));
     if let Some(mib) = crash_mib {
-        let next = rdinit(&line).map(|next| format!("{NEXT}{next}"));
+        let next = rdinit(&line).map(|next| format!("{NEXT_INIT_ARGUMENT}{next}"));
         line = without(line, &[RDINIT]);
-        line.extend([format!("{CRASHKERNEL}{mib}M"), format!("{RDINIT}{FIRST}")]);
+        line.extend([format!("{CRASHKERNEL}{mib}M"), format!("{RDINIT}{FIRST_PROGRAM}")]);
         line.extend(next);
     }
     line.join(" ")
 }
 
 /// Returns the program that the next kernel's initramfs starts, after the one that is started first.
-pub(super) fn init(running: &str, append: &str) -> String {
-    let mut line = own(running);
+pub(super) fn next_init(running: &str, append: &str) -> String {
+    let mut line = original_arguments(running);
     line.extend(append.split_whitespace().map(ToOwned::to_owned));
-    rdinit(&line).unwrap_or(INIT).to_owned()
+    rdinit(&line).unwrap_or(DEFAULT_INIT).to_owned()
 }
 
 /// Returns true if `append` configures crash kernels itself.
-pub(super) fn has_own(append: &str) -> bool {
+pub(super) fn has_crashkernel(append: &str) -> bool {
     append.split_whitespace().any(|part| part.starts_with(CRASHKERNEL))
 }
 
 /// Returns the old kernel's command line when a crash kernel starts it: the same as before.
-pub(super) fn again(running: &str, next: &str) -> String {
-    let mut line = own(running);
-    line.push(format!("{PANICKED}{next}"));
+pub(super) fn old_kernel(running: &str, next: &str) -> String {
+    let mut line = original_arguments(running);
+    line.push(format!("{PANICKED_ARGUMENT}{next}"));
     line.join(" ")
 }
 
 /// Returns true if a crash kernel has started this one.
-pub(super) fn is_again(running: &str) -> bool {
-    running.split_whitespace().any(|part| part.starts_with(PANICKED))
+pub(super) fn is_after_panic(running: &str) -> bool {
+    running.split_whitespace().any(|part| part.starts_with(PANICKED_ARGUMENT))
 }
 
 /// Returns true if the processor that the firmware starts with is not used: after a crash on another one it must not be
 /// woken.
-pub(super) fn is_one_asleep(running: &str) -> bool {
-    running.split_whitespace().any(|part| part.starts_with(ASLEEP))
+pub(super) fn has_unused_processor(running: &str) -> bool {
+    running.split_whitespace().any(|part| part.starts_with(UNUSED_PROCESSOR_ARGUMENT))
 }
 
 /// Arguments that a crash kernel does not need: file systems, programs, and all that would take more memory than it
 /// has.
-const NOT_FOR_CRASH: [&str; 21] = [
+const CRASH_KERNEL_OMITTED: [&str; 21] = [
     "BOOT_IMAGE=",
     "initrd=",
     "panic=",
@@ -118,8 +120,8 @@ const NOT_FOR_CRASH: [&str; 21] = [
 
 /// Returns the crash kernel's command line: one processor, devices as the other kernel has left them, no memory for
 /// unused drivers.
-pub(super) fn crash(running: &str) -> String {
-    let mut line = without(own(running), &NOT_FOR_CRASH);
+pub(super) fn crash_kernel(running: &str) -> String {
+    let mut line = without(original_arguments(running), &CRASH_KERNEL_OMITTED);
     line.push("panic=1 nr_cpus=1 irqpoll reset_devices swiotlb=noforce".into());
     line.join(" ")
 }
@@ -134,7 +136,7 @@ fn rdinit(line: &[String]) -> Option<&str> {
 }
 
 /// Returns the argument that lets a driver be loaded only by its name.
-fn kept_away(driver: &str) -> String {
+fn driver_blacklist(driver: &str) -> String {
     format!("modprobe.blacklist={driver}")
 }
 
@@ -145,40 +147,40 @@ mod tests {
     #[test]
     fn the_next_command_line_is_this_one_and_what_a_switch_needs() {
         let running = "BOOT_IMAGE=/vmlinuz root=/dev/vda console=ttyS0 panic=0\n";
-        assert_eq!(next(running, "", None, None), "root=/dev/vda console=ttyS0 panic=1");
-        assert_eq!(next("quiet", "a=1 b=2", None, None), "quiet panic=1 a=1 b=2");
-        let watched = next("quiet modprobe.blacklist=floppy", "a=1", Some("iTCO_wdt"), None);
+        assert_eq!(next_kernel(running, "", None, None), "root=/dev/vda console=ttyS0 panic=1");
+        assert_eq!(next_kernel("quiet", "a=1 b=2", None, None), "quiet panic=1 a=1 b=2");
+        let watched = next_kernel("quiet modprobe.blacklist=floppy", "a=1", Some("iTCO_wdt"), None);
         let expected = "modprobe.blacklist=iTCO_wdt stillpoint.watchdog=iTCO_wdt a=1";
         assert_eq!(watched, format!("quiet modprobe.blacklist=floppy panic=1 {expected}"));
         // the same one once more, and then none
-        assert_eq!(next(&watched, "", Some("iTCO_wdt"), None).matches("iTCO_wdt").count(), 2);
-        assert_eq!(next(&watched, "", None, None), "quiet modprobe.blacklist=floppy a=1 panic=1");
+        assert_eq!(next_kernel(&watched, "", Some("iTCO_wdt"), None).matches("iTCO_wdt").count(), 2);
+        assert_eq!(next_kernel(&watched, "", None, None), "quiet modprobe.blacklist=floppy a=1 panic=1");
     }
 
     #[test]
     fn a_crash_kernel_comes_first_once_and_nothing_is_forgotten_over_it() {
-        let guarded = next("quiet crashkernel=256M rdinit=/a", "x=1", None, Some(128));
+        let guarded = next_kernel("quiet crashkernel=256M rdinit=/a", "x=1", None, Some(128));
         assert_eq!(guarded, "quiet panic=1 x=1 crashkernel=128M rdinit=/stillpoint/first stillpoint.rdinit=/a");
-        assert_eq!(init("quiet rdinit=/a", "x=1"), "/a");
-        assert_eq!((init("quiet", "rdinit=/b"), init("quiet", "")), ("/b".into(), "/init".into()));
+        assert_eq!(next_init("quiet rdinit=/a", "x=1"), "/a");
+        assert_eq!((next_init("quiet", "rdinit=/b"), next_init("quiet", "")), ("/b".into(), "/init".into()));
         // and in the next switches
-        assert_eq!(init(&guarded, ""), "/a");
-        assert_eq!(next(&guarded, "", None, None), "quiet x=1 rdinit=/a panic=1");
-        assert_eq!(next(&guarded, "", None, Some(96)).matches("crashkernel=").count(), 1);
-        assert!(has_own("a=1 crashkernel=1G") && !has_own("nocrashkernel=1"));
+        assert_eq!(next_init(&guarded, ""), "/a");
+        assert_eq!(next_kernel(&guarded, "", None, None), "quiet x=1 rdinit=/a panic=1");
+        assert_eq!(next_kernel(&guarded, "", None, Some(96)).matches("crashkernel=").count(), 1);
+        assert!(has_crashkernel("a=1 crashkernel=1G") && !has_crashkernel("nocrashkernel=1"));
     }
 
     #[test]
     fn the_old_kernel_comes_again_with_the_line_it_had() {
         let running = "BOOT_IMAGE=/vmlinuz root=/dev/vda panic=0 crashkernel=256M memmap=1G!4G\n";
-        let line = again(running, "6.12");
+        let line = old_kernel(running, "6.12");
         assert_eq!(line, format!("{} stillpoint.panicked=6.12", running.trim()));
-        assert!(is_again(&line) && !is_again(running));
-        assert_eq!(again(&line, "6.13"), format!("{} stillpoint.panicked=6.13", running.trim()));
+        assert!(is_after_panic(&line) && !is_after_panic(running));
+        assert_eq!(old_kernel(&line, "6.13"), format!("{} stillpoint.panicked=6.13", running.trim()));
         // a kernel that was started by a switch has not requested that switch's crash kernel
-        let came = next("root=/dev/vda", "", None, Some(128));
-        assert_eq!(again(&came, "6.13"), "root=/dev/vda panic=1 stillpoint.panicked=6.13");
-        assert!(is_one_asleep("quiet disable_cpu_apicid=0") && !is_one_asleep(&line));
+        let came = next_kernel("root=/dev/vda", "", None, Some(128));
+        assert_eq!(old_kernel(&came, "6.13"), "root=/dev/vda panic=1 stillpoint.panicked=6.13");
+        assert!(has_unused_processor("quiet disable_cpu_apicid=0") && !has_unused_processor(&line));
     }
 
     #[test]
@@ -186,6 +188,6 @@ mod tests {
         let running =
             "root=/dev/vda console=ttyS0 hugepages=512 memmap=1G!4G kho=on no_timer_check stillpoint.fault=panic";
         let expected = "console=ttyS0 no_timer_check panic=1 nr_cpus=1 irqpoll reset_devices swiotlb=noforce";
-        assert_eq!(crash(running), expected);
+        assert_eq!(crash_kernel(running), expected);
     }
 }

@@ -93,7 +93,7 @@ impl Default for Config {
             fill_rate: 512,
             append: String::new(),
             restore_limit_s: 300,
-            address_limit_s: crate::ADDRESS_LIMIT.as_secs(),
+            address_limit_s: crate::ADDRESS_TIMEOUT.as_secs(),
             health_limit_s: 120,
             stop_limit_s: 120,
             watchdog: "/dev/watchdog0".into(),

@@ -4,43 +4,43 @@
 
 use super::command_line;
 use super::config::Config;
-use super::handover::{CONFIGURATION_MAX, available, built};
-use super::memmap::taken;
-use super::system::{IMAGE_MAX, Kernel, run};
-use crate::error::At;
+use super::handover::{CONFIGURATION_MAX, available_bytes, has_option};
+use super::memmap::excluded_ranges;
+use super::system::{IMAGE_BYTES_MAX, Kernel, run};
+use crate::error::ErrorContext;
 use crate::{Error, host};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use stillpoint_host::file::{read_regular, read_regular_text};
 use stillpoint_host::kernel_files::{self, Files};
-use stillpoint_kernel_crash::{Old, archive, reservation};
+use stillpoint_kernel_crash::{OldKernel, archive, reservation};
 
 /// Boot parameters of the running kernel.
-const PARAMETERS: &str = "/sys/kernel/boot_params/data";
-const MORE_PARAMETERS: &str = "/sys/kernel/boot_params/setup_data";
+const PARAMETERS_FILE: &str = "/sys/kernel/boot_params/data";
+const SETUP_DATA_DIRECTORY: &str = "/sys/kernel/boot_params/setup_data";
 /// Type of the entries that continue the map of memory.
-const MORE_MEMORY: &str = "0x1";
+const SETUP_E820_EXT: &str = "0x1";
 /// Bytes of the parameters that hold the address of the tables of ACPI.
-const TABLES_AT: std::ops::Range<usize> = 0x70..0x78;
-const FIRMWARE: &str = "/sys/firmware/efi";
-const LOADED: &str = "/sys/kernel/kexec_crash_loaded";
-const SIZE: &str = "/sys/kernel/kexec_crash_size";
+const ACPI_ADDRESS_RANGE: std::ops::Range<usize> = 0x70..0x78;
+const EFI_DIRECTORY: &str = "/sys/firmware/efi";
+const LOADED_FILE: &str = "/sys/kernel/kexec_crash_loaded";
+const SIZE_FILE: &str = "/sys/kernel/kexec_crash_size";
 /// Bytes of RAM that are left to everything else.
-const LEFT: u64 = 128 << 20;
+const RAM_BYTES_LEFT_MIN: u64 = 128 << 20;
 
 /// Reason for which a switch did not succeed.
-pub(super) const PANICKED: &str =
+pub(super) const PANICKED_TEXT: &str =
     "the machine came up with the old kernel: the new one panicked, and its crash kernel started the old one";
-const ONE_ASLEEP: &str = "the processor that the firmware starts with sleeps until the machine starts anew";
+const UNUSED_PROCESSOR_TEXT: &str = "the processor that the firmware starts with sleeps until the machine starts anew";
 
 /// First release whose kernels detect that the firmware's first processor is not theirs, and leave it stopped. Older
 /// ones had an argument for it (`disable_cpu_apicid=`), but the processor woke all the same, in memory that was theirs
 /// by then: the machine was reset.
-const GOES_WITHOUT: [u64; 2] = [6, 9];
+const RELEASE_WITHOUT_BOOT_PROCESSOR: [u64; 2] = [6, 9];
 
 /// Crash kernel of the next kernel, and its state there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Crash {
+pub struct CrashKernel {
     /// MiB of RAM that are reserved for it.
     pub mib: u64,
     /// True if it returns from a panic on any processor; otherwise only on the one that the firmware starts with.
@@ -48,27 +48,28 @@ pub struct Crash {
     /// Result of the test that it was loaded when units were to be restored; `None` before.
     pub loaded: Option<Result<(), String>>,
     /// Result of releasing its RAM since; `None` before.
-    pub given_back: Option<Result<(), String>>,
+    #[serde(rename = "given_back")]
+    pub released: Option<Result<(), String>>,
 }
 
 /// Data that the next kernel is loaded with.
-pub(super) struct Loaded {
+pub(super) struct CrashKernelImage {
     pub(super) mib: u64,
     /// Bytes after its initramfs.
     pub(super) archive: Vec<u8>,
 }
 
-impl Crash {
+impl CrashKernel {
     /// Returns the crash kernel of the next kernel, or the reason why a panic of that goes through the boot loader.
     pub(super) fn of(config: &Config, to: &str) -> Result<Self, String> {
-        if command_line::has_own(&config.append) {
+        if command_line::has_crashkernel(&config.append) {
             return Err("append has a crashkernel= of its own".into());
         }
         let options =
             [(to, ["CONFIG_KEXEC_FILE", "CONFIG_CRASH_DUMP"].as_slice()), (&host::kernel(), &["CONFIG_KEXEC"])];
         for (version, options) in options {
             let text = read_regular_text(&config.boot.join(format!("config-{version}")), CONFIGURATION_MAX).ok();
-            if let Some(option) = options.iter().find(|option| !built(text.as_deref(), option)) {
+            if let Some(option) = options.iter().find(|option| !has_option(text.as_deref(), option)) {
                 return Err(format!("{version} was built without {option}"));
             }
         }
@@ -76,52 +77,55 @@ impl Crash {
         if !lockdown.is_empty() && !lockdown.contains("[none]") {
             return Err("this kernel is locked down, and a crash kernel could not start it".into());
         }
-        let crash = Crash {
-            mib: reserved(config)? >> 20,
-            on_any: goes_without(&host::kernel()),
+        let crash = CrashKernel {
+            mib: reservation_bytes(config)? >> 20,
+            on_any: runs_without_boot_processor(&host::kernel()),
             loaded: None,
-            given_back: None,
+            released: None,
         };
         crash.load(config, to).map_err(|error| error.with_causes())?;
-        let needed = (crash.mib << 20) + LEFT;
-        match available() {
+        let needed = (crash.mib << 20) + RAM_BYTES_LEFT_MIN;
+        match available_bytes() {
             Some(free) if free < needed => Err(format!(
                 "{} MiB of memory are free: {} for a crash kernel, and {} must be left",
                 free >> 20,
                 crash.mib,
-                LEFT >> 20
+                RAM_BYTES_LEFT_MIN >> 20
             )),
             _ => Ok(crash),
         }
     }
 
     /// Makes all that the next kernel needs to load it.
-    pub(super) fn load(&self, config: &Config, to: &str) -> Result<Loaded, Error> {
+    pub(super) fn load(&self, config: &Config, to: &str) -> Result<CrashKernelImage, Error> {
         let refused = |why| Error::Refused(vec![why]);
         let old = Kernel::find(&config.boot, &host::kernel()).map_err(refused)?;
-        let (kernel, initrd) = (read_regular(&old.image, IMAGE_MAX)?, read_regular(&old.initrd, IMAGE_MAX)?);
-        let (parameters, running) = (kernel_files::bytes(PARAMETERS).at("read", PARAMETERS)?, command_line::running()?);
-        whole(&parameters).map_err(refused)?;
-        let kept = taken(&running).map_err(refused)?;
+        let (kernel, initrd) =
+            (read_regular(&old.image, IMAGE_BYTES_MAX)?, read_regular(&old.initrd, IMAGE_BYTES_MAX)?);
+        let (parameters, running) =
+            (kernel_files::bytes(PARAMETERS_FILE).at("read", PARAMETERS_FILE)?, command_line::running()?);
+        check_parameters(&parameters).map_err(refused)?;
+        let preserved = excluded_ranges(&running).map_err(refused)?;
         let cpus = kernel_files::text("/proc/cpuinfo").at("read", "/proc/cpuinfo")?;
-        let old = Old {
+        let old = OldKernel {
             kernel: &kernel,
             initrd: &initrd,
             parameters: &parameters,
-            line: &command_line::again(&running, to),
-            kept: &kept,
-            boot_processor: boot_processor(&cpus).filter(|_| !command_line::is_one_asleep(&running)),
-            goes_without: self.on_any,
+            command_line: &command_line::old_kernel(&running, to),
+            preserved: &preserved,
+            boot_processor: boot_processor(&cpus).filter(|_| !command_line::has_unused_processor(&running)),
+            runs_without_boot_processor: self.on_any,
         };
-        let archive = archive(&old, &command_line::crash(&running), &command_line::init(&running, &config.append))
-            .map_err(refused)?;
-        Ok(Loaded { mib: self.mib, archive })
+        let archive =
+            archive(&old, &command_line::crash_kernel(&running), &command_line::next_init(&running, &config.append))
+                .map_err(refused)?;
+        Ok(CrashKernelImage { mib: self.mib, archive })
     }
 
     /// Records, on the next kernel, whether it is loaded.
-    pub(super) fn look(&mut self) {
+    pub(super) fn record_loaded(&mut self) {
         let files = Files::of_kernel();
-        self.loaded = Some(match (files.value(SIZE).as_str(), files.value(LOADED).as_str()) {
+        self.loaded = Some(match (files.value(SIZE_FILE).as_str(), files.value(LOADED_FILE).as_str()) {
             ("" | "0", _) => Err("the kernel keeps no memory for it".into()),
             (_, "1") => Ok(()),
             _ => Err("it could not be loaded: the kernel's log says why".into()),
@@ -130,22 +134,22 @@ impl Crash {
 
     /// Releases its memory, on the next kernel, when the units serve: after that a panic goes through the boot loader
     /// again.
-    pub(super) fn give_back(&mut self) {
-        if self.given_back.is_some() || self.loaded != Some(Ok(())) {
+    pub(super) fn release(&mut self) {
+        if self.released.is_some() || self.loaded != Some(Ok(())) {
             return;
         }
         let unloaded = run("unload the crash kernel", "kexec", &["-s", "-p", "-u"], None);
-        let given = unloaded
-            .and_then(|_| kernel_files::write(SIZE, "0").at("write", SIZE))
+        let outcome = unloaded
+            .and_then(|_| kernel_files::write(SIZE_FILE, "0").at("write", SIZE_FILE))
             .map_err(|error| error.with_causes());
-        if let Err(why) = &given {
+        if let Err(why) = &outcome {
             tracing::warn!("{} MiB stay with a crash kernel: {why}", self.mib);
         }
-        self.given_back = Some(given);
+        self.released = Some(outcome);
     }
 
     /// Returns the sentence for the operator before a switch.
-    pub fn told(&self, from: &str, to: &str, stays: bool) -> String {
+    pub fn description(&self, from: &str, to: &str, stays: bool) -> String {
         let until = if stays { "for good" } else { "until its units serve" };
         let which = if self.on_any { "" } else { " on the processor that the firmware starts with" };
         format!(
@@ -156,30 +160,32 @@ impl Crash {
     }
 }
 
-fn goes_without(kernel: &str) -> bool {
-    host::numbers(kernel) >= GOES_WITHOUT.to_vec()
+fn runs_without_boot_processor(kernel: &str) -> bool {
+    host::numbers(kernel) >= RELEASE_WITHOUT_BOOT_PROCESSOR.to_vec()
 }
 
 /// Returns the bytes of RAM for it, from the configuration or from its content.
-fn reserved(config: &Config) -> Result<u64, String> {
+fn reservation_bytes(config: &Config) -> Result<u64, String> {
     if let Some(mib) = config.crash_kernel_mib {
         return Ok(mib << 20);
     }
     let old = Kernel::find(&config.boot, &host::kernel())?;
-    let kernel = read_regular(&old.image, IMAGE_MAX).map_err(|error| error.to_string())?;
+    let kernel = read_regular(&old.image, IMAGE_BYTES_MAX).map_err(|error| error.to_string())?;
     let initrd = old.initrd.metadata().map_err(|error| format!("{}: {error}", old.initrd.display()))?;
     reservation(&kernel, initrd.len())
 }
 
 /// Refuses boot parameters that are not complete.
-fn whole(parameters: &[u8]) -> Result<(), String> {
+fn check_parameters(parameters: &[u8]) -> Result<(), String> {
     let files = Files::of_kernel();
-    let kind = |name| files.value(Path::new(MORE_PARAMETERS).join(name).join("type"));
-    if files.names(MORE_PARAMETERS).into_iter().any(|name| kind(name) == MORE_MEMORY) {
+    let kind = |name| files.value(Path::new(SETUP_DATA_DIRECTORY).join(name).join("type"));
+    if files.names(SETUP_DATA_DIRECTORY).into_iter().any(|name| kind(name) == SETUP_E820_EXT) {
         return Err("this machine's map of memory has too many entries".into());
     }
     // the old kernel starts without the firmware's services, which would show the address
-    if Path::new(FIRMWARE).exists() && parameters.get(TABLES_AT).is_none_or(|at| at.iter().all(|byte| *byte == 0)) {
+    if Path::new(EFI_DIRECTORY).exists()
+        && parameters.get(ACPI_ADDRESS_RANGE).is_none_or(|at| at.iter().all(|byte| *byte == 0))
+    {
         return Err("this kernel does not say where the firmware's tables are".into());
     }
     Ok(())
@@ -192,14 +198,15 @@ fn boot_processor(cpuinfo: &str) -> Option<u32> {
 }
 
 /// Returns the reason why the old kernel was started again, if a crash kernel has started it.
-pub(super) fn way_back() -> Option<String> {
+pub(super) fn panic_reason() -> Option<String> {
     let line = command_line::running().unwrap_or_default();
-    told_by(&line)
+    panic_reason_in(&line)
 }
 
-fn told_by(line: &str) -> Option<String> {
-    let asleep = if command_line::is_one_asleep(line) { format!(" ({ONE_ASLEEP})") } else { String::new() };
-    command_line::is_again(line).then(|| format!("{PANICKED}{asleep}"))
+fn panic_reason_in(line: &str) -> Option<String> {
+    let asleep =
+        if command_line::has_unused_processor(line) { format!(" ({UNUSED_PROCESSOR_TEXT})") } else { String::new() };
+    command_line::is_after_panic(line).then(|| format!("{PANICKED_TEXT}{asleep}"))
 }
 
 #[cfg(test)]
@@ -215,22 +222,33 @@ mod tests {
 
     #[test]
     fn the_way_back_says_whether_a_processor_sleeps() {
-        assert_eq!(told_by("quiet"), None);
-        assert_eq!(told_by("quiet disable_cpu_apicid=0"), None);
-        assert_eq!(told_by("quiet stillpoint.panicked=6.12").as_deref(), Some(PANICKED));
-        let told = told_by("quiet stillpoint.panicked=6.12 disable_cpu_apicid=0").unwrap();
-        assert!(told.starts_with(PANICKED) && told.contains("sleeps until the machine starts anew"), "{told}");
+        assert_eq!(panic_reason_in("quiet"), None);
+        assert_eq!(panic_reason_in("quiet disable_cpu_apicid=0"), None);
+        assert_eq!(panic_reason_in("quiet stillpoint.panicked=6.12").as_deref(), Some(PANICKED_TEXT));
+        let description = panic_reason_in("quiet stillpoint.panicked=6.12 disable_cpu_apicid=0").unwrap();
+        assert!(
+            description.starts_with(PANICKED_TEXT) && description.contains("sleeps until the machine starts anew"),
+            "{description}"
+        );
     }
 
     #[test]
     fn what_was_not_loaded_is_not_given_back() {
-        let mut crash = Crash { mib: 128, on_any: true, loaded: Some(Err("no".into())), given_back: None };
-        crash.give_back();
-        assert_eq!(crash.given_back, None);
-        assert!(crash.told("6.1", "6.12", false).ends_with("it takes 128 MiB of RAM there, until its units serve"));
-        assert!(crash.told("6.9", "6.12", true).ends_with("for good"));
-        crash.on_any = goes_without("6.1.0-50-amd64");
-        assert!(crash.told("6.1", "6.12", true).contains("panics on the processor that the firmware starts with,"));
-        assert!(goes_without("6.9.1") && goes_without("7.2") && !goes_without("6.8.12"));
+        let mut crash = CrashKernel { mib: 128, on_any: true, loaded: Some(Err("no".into())), released: None };
+        crash.release();
+        assert_eq!(crash.released, None);
+        assert!(
+            crash.description("6.1", "6.12", false).ends_with("it takes 128 MiB of RAM there, until its units serve")
+        );
+        assert!(crash.description("6.9", "6.12", true).ends_with("for good"));
+        crash.on_any = runs_without_boot_processor("6.1.0-50-amd64");
+        assert!(
+            crash.description("6.1", "6.12", true).contains("panics on the processor that the firmware starts with,")
+        );
+        assert!(
+            runs_without_boot_processor("6.9.1")
+                && runs_without_boot_processor("7.2")
+                && !runs_without_boot_processor("6.8.12")
+        );
     }
 }

@@ -7,8 +7,8 @@
 
 use super::journal::{Journal, State};
 use super::port_guard::lower;
-use super::system::{Kernel, reset, unstill, writable_now};
-use crate::error::At;
+use super::system::{Kernel, remount_writable, reset, writable_now};
+use crate::error::ErrorContext;
 use crate::{Error, host};
 use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,16 +23,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Request of the tool; the answer is the same byte.
-const HOLD: u8 = b'h';
-const RELEASE: u8 = b'r';
+const HOLD_REQUEST: u8 = b'h';
+const RELEASE_REQUEST: u8 = b'r';
 /// Message of the tool when everything has ended; there is no answer.
-const OVER: u8 = b'o';
+const END_MESSAGE: u8 = b'o';
 /// Time within which a guardian must answer; after that it counts as absent.
-const ANSWERS: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time within which criu undoes what it has begun.
-const UNDONE: Duration = Duration::from_secs(60);
+const CRIU_UNDO_TIMEOUT: Duration = Duration::from_secs(60);
 /// Reason of the rollback.
-const KILLED: &str = "the switch was killed";
+const KILLED_REASON: &str = "the switch was killed";
 
 /// The tool's side. If it is dropped without [`Guardian::dismiss`], the guardian detects the end of the tool, and rolls
 /// the switch back.
@@ -44,30 +44,30 @@ pub(super) struct Guardian {
 impl Guardian {
     /// Starts a guardian. It keeps the lock as long as it may have work to do.
     pub(super) fn start(state: &Path, lock: &File) -> Result<Self, Error> {
-        let (stream, theirs) = UnixStream::pair().doing("make a socket for the guardian")?;
-        stream.set_read_timeout(Some(ANSWERS)).doing("make a socket for the guardian")?;
-        let lock = lock.try_clone().doing("hand the lock to the guardian")?;
+        let (stream, theirs) = UnixStream::pair().with_action("make a socket for the guardian")?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("make a socket for the guardian")?;
+        let lock = lock.try_clone().with_action("hand the lock to the guardian")?;
         // also valid if the file has been replaced meanwhile
         let mut command = Command::new("/proc/self/exe");
         command.args(["kernel", "switch-guardian", "--pid", &std::process::id().to_string(), "--state"]).arg(state);
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(lock));
         // an interrupt from the terminal is for the tool alone
         command.process_group(0);
-        let mut guardian = Guardian { child: command.spawn().doing("start the guardian")?, stream };
+        let mut guardian = Guardian { child: command.spawn().with_action("start the guardian")?, stream };
         // it exists, and watches this process, not a later one with the same number
-        guardian.ask(RELEASE)?;
+        guardian.request(RELEASE_REQUEST)?;
         Ok(guardian)
     }
 
     /// Makes the guardian hold the sockets: from here on processes run on only by this process, or after the journal
     /// allows it on disk.
     pub(super) fn hold(&mut self) -> Result<(), Error> {
-        self.ask(HOLD)
+        self.request(HOLD_REQUEST)
     }
 
     /// Makes the guardian close the sockets, as the journal allows it.
     pub(super) fn release(&mut self) {
-        if let Err(error) = self.ask(RELEASE) {
+        if let Err(error) = self.request(RELEASE_REQUEST) {
             // its copies are closed with it
             tracing::error!("{error}");
             let _ = self.child.kill();
@@ -77,54 +77,54 @@ impl Guardian {
     /// Ends the guardian after a complete rollback.
     pub(super) fn dismiss(mut self) {
         // a guardian that is gone does nothing either
-        let _ = self.stream.write_all(&[OVER]);
+        let _ = self.stream.write_all(&[END_MESSAGE]);
         let _ = self.child.wait();
     }
 
-    fn ask(&mut self, word: u8) -> Result<(), Error> {
+    fn request(&mut self, request: u8) -> Result<(), Error> {
         let mut answer = [0];
-        let asked = self.stream.write_all(&[word]).and_then(|()| self.stream.read_exact(&mut answer));
-        match asked {
-            Ok(()) if answer == [word] => Ok(()),
-            Ok(()) => Err(no_guardian("it answers something else")),
-            Err(error) => Err(no_guardian(&error.to_string())),
+        let received = self.stream.write_all(&[request]).and_then(|()| self.stream.read_exact(&mut answer));
+        match received {
+            Ok(()) if answer == [request] => Ok(()),
+            Ok(()) => Err(guardian_error("it answers something else")),
+            Err(error) => Err(guardian_error(&error.to_string())),
         }
     }
 }
 
-fn no_guardian(why: &str) -> Error {
+fn guardian_error(why: &str) -> Error {
     Error::Step { what: "have a guardian, who takes the switch back if it is killed", why: why.to_owned() }
 }
 
 /// Runs the guardian: waits for the end of process `tool`, with requests on its standard input.
-pub fn guard(state: &Path, tool: i32) -> Result<(), Error> {
+pub fn run_guardian(state: &Path, tool: i32) -> Result<(), Error> {
     // a shortage of memory must not end both
     let _ = stillpoint_host::kernel_files::write("/proc/self/oom_score_adj", "-1000");
-    let orders = std::io::stdin().as_fd().try_clone_to_owned().doing("hear the switch")?;
-    watch_over(state, tool, &mut UnixStream::from(orders), &reset_machine)
+    let requests = std::io::stdin().as_fd().try_clone_to_owned().with_action("hear the switch")?;
+    watch_tool(state, tool, &mut UnixStream::from(requests), &reset_machine)
 }
 
 fn reset_machine() {
     reset()
 }
 
-fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()) -> Result<(), Error> {
+fn watch_tool(state: &Path, tool: i32, requests: &mut UnixStream, reset: &dyn Fn()) -> Result<(), Error> {
     let pid = Pid::from_raw(tool).ok_or(Error::NoProcess(tool))?;
-    let watched = pidfd_open(pid, PidfdFlags::empty()).doing("watch the switch")?;
-    let mut held = Vec::new();
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).with_action("watch the switch")?;
+    let mut sockets = Vec::new();
     loop {
-        let mut ready = [PollFd::new(&watched, PollFlags::IN), PollFd::new(&*orders, PollFlags::IN)];
+        let mut ready = [PollFd::new(&pidfd, PollFlags::IN), PollFd::new(&*requests, PollFlags::IN)];
         match poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).doing("watch the switch"),
+            Err(error) => return Err(error).with_action("watch the switch"),
         }
-        let [ended, asked] = ready.map(|fd| !fd.revents().is_empty());
-        let mut word = [0];
-        match if asked { orders.read(&mut word) } else { Ok(0) } {
-            Ok(1) => match word[0] {
-                OVER => return Ok(()),
-                HOLD => held = sockets(tool, &watched)?,
-                _ => held.clear(),
+        let [ended, received] = ready.map(|fd| !fd.revents().is_empty());
+        let mut request = [0];
+        match if received { requests.read(&mut request) } else { Ok(0) } {
+            Ok(1) => match request[0] {
+                END_MESSAGE => return Ok(()),
+                HOLD_REQUEST => sockets = copy_sockets(tool, &pidfd)?,
+                _ => sockets.clear(),
             },
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             // its end is closed before the tool has ended, or never, as it is held here
@@ -134,15 +134,15 @@ fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()
                 continue;
             }
         }
-        if orders.write_all(&word).is_err() {
+        if requests.write_all(&request).is_err() {
             continue;
         }
     }
     let journal = Journal::read(state);
     match journal {
-        Ok(Some(mut journal)) => take_back(&mut journal, || held.clear(), reset),
+        Ok(Some(mut journal)) => undo_phases(&mut journal, || sockets.clear(), reset),
         Ok(None) => Ok(()),
-        Err(error) if held.is_empty() => Err(error),
+        Err(error) if sockets.is_empty() => Err(error),
         // it may say that the images hold the units
         Err(error) => {
             tracing::error!("the journal cannot be read, so the machine starts anew: {error}");
@@ -153,7 +153,7 @@ fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()
 }
 
 /// Returns copies of all sockets of a process.
-fn sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
+fn copy_sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
     let failed = |error: procfs::ProcError| Error::Step { what: "look at the switch", why: error.to_string() };
     let mut sockets = Vec::new();
     for info in Process::new(pid).and_then(|process| process.fd()).map_err(failed)?.flatten() {
@@ -162,7 +162,7 @@ fn sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
                 Ok(socket) => sockets.push(socket),
                 // closed since
                 Err(rustix::io::Errno::BADF) => {}
-                Err(error) => return Err(error).doing("hold the switch's sockets"),
+                Err(error) => return Err(error).with_action("hold the switch's sockets"),
             }
         }
     }
@@ -171,34 +171,34 @@ fn sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
 
 /// Returns true if the switch of a journal was killed, or ended without a trace, on this boot. Only the process that
 /// holds the lock can distinguish it from an active one.
-pub(super) fn is_left(journal: &Journal) -> bool {
+pub(super) fn is_interrupted(journal: &Journal) -> bool {
     matches!(journal.state, State::Prepared | State::Sealed) && journal.boot.as_deref() == Some(&*host::boot())
 }
 
 /// Returns the journal of a switch that was killed on this boot, unless a process rolls it back already: without a
 /// guardian the operator or a command must do so.
-pub fn left_behind(state: &Path) -> Result<Option<Journal>, Error> {
-    let Some(journal) = Journal::read(state)?.filter(is_left) else { return Ok(None) };
+pub fn find_interrupted(state: &Path) -> Result<Option<Journal>, Error> {
+    let Some(journal) = Journal::read(state)?.filter(is_interrupted) else { return Ok(None) };
     Ok(Journal::lock(state)?.map(|_| journal))
 }
 
 /// Rolls that back. The caller must hold the lock.
-pub(super) fn mend(journal: &mut Journal) -> Result<(), Error> {
-    take_back(journal, || {}, &reset_machine)
+pub(super) fn roll_back(journal: &mut Journal) -> Result<(), Error> {
+    undo_phases(journal, || {}, &reset_machine)
 }
 
-/// Undoes all phases, in a process that did not run them. `let_go` is called as soon as the journal says on disk that
+/// Undoes all phases, in a process that did not run them. `release_processes` is called as soon as the journal says on disk that
 /// the images are not valid; if it cannot be written, no process may run on.
-fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> Result<(), Error> {
+fn undo_phases(journal: &mut Journal, release_processes: impl FnOnce(), reset: &dyn Fn()) -> Result<(), Error> {
     let sealed = journal.state == State::Sealed;
     let warn = |step: &str, done: Result<(), Error>| {
         if let Err(error) = done {
             tracing::error!(step, "could not be taken back: {}", error.with_causes());
         }
     };
-    warn("still", write_again(&journal.mounts));
-    if is_left(journal) {
-        journal.because(KILLED);
+    warn("still", restore_writable(&journal.mounts));
+    if is_interrupted(journal) {
+        journal.add_reason(KILLED_REASON);
         if let Err(error) = journal.advance(State::Aborted) {
             if sealed {
                 tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
@@ -207,19 +207,19 @@ fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> 
             return Err(error);
         }
     }
-    let_go();
+    release_processes();
     if let (true, Some(watchdog)) = (sealed, &journal.watchdog) {
         warn("watch", watchdog.arm().and_then(super::watchdog::Armed::disarm));
     }
-    let end = Instant::now() + UNDONE;
+    let end = Instant::now() + CRIU_UNDO_TIMEOUT;
     while journal.units.iter().any(|unit| is_traced(unit.pid)) && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
     }
     // the switch may have made the disks read-only when the tool was killed
-    warn("still", write_again(&journal.mounts));
+    warn("still", restore_writable(&journal.mounts));
     warn("guard", lower());
     if journal.has_stopped {
-        warn("stop", journal.stays.start(journal.stop_limit()));
+        warn("stop", journal.remaining.start(journal.stop_limit()));
     }
     warn("preload", Kernel::unload());
     let _ = journal.drop_images();
@@ -227,10 +227,10 @@ fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> 
 }
 
 /// Makes the mount points writable again that were writable before the kexec and are not now.
-fn write_again(mounts: &[String]) -> Result<(), Error> {
+fn restore_writable(mounts: &[String]) -> Result<(), Error> {
     let now = writable_now()?;
     let closed: Vec<String> = mounts.iter().filter(|at| !now.contains(at)).cloned().collect();
-    unstill(&closed)
+    remount_writable(&closed)
 }
 
 /// Returns true if criu has not released the process.
@@ -247,25 +247,25 @@ mod tests {
     /// Starts a tool that holds a socket of criu, and its guardian; `then` gets criu's side of the socket and the
     /// requests. Returns true if the machine was to be reset when everything has ended.
     fn with_tool(journal: &Journal, state: &Path, then: impl FnOnce(Child, UnixStream, UnixStream)) -> bool {
-        let (criu, held) = UnixStream::pair().unwrap();
-        let tool = Command::new("sleep").arg("1000").stdin(OwnedFd::from(held)).spawn().unwrap();
-        let (orders, mut theirs) = UnixStream::pair().unwrap();
+        let (criu, sockets) = UnixStream::pair().unwrap();
+        let tool = Command::new("sleep").arg("1000").stdin(OwnedFd::from(sockets)).spawn().unwrap();
+        let (requests, mut theirs) = UnixStream::pair().unwrap();
         fs::create_dir_all(journal.config.images()).unwrap_or_default();
         let (reset, pid) = (AtomicBool::new(false), tool.id() as i32);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _ = watch_over(state, pid, &mut theirs, &|| reset.store(true, Ordering::SeqCst));
+                let _ = watch_tool(state, pid, &mut theirs, &|| reset.store(true, Ordering::SeqCst));
             });
-            then(tool, criu, orders);
+            then(tool, criu, requests);
         });
         reset.into_inner()
     }
 
-    fn ask(orders: &mut UnixStream, word: u8) {
+    fn send_request(requests: &mut UnixStream, request: u8) {
         let mut answer = [0];
-        orders.write_all(&[word]).unwrap();
-        orders.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, [word]);
+        requests.write_all(&[request]).unwrap();
+        requests.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [request]);
     }
 
     fn kill(mut tool: Child) {
@@ -284,13 +284,13 @@ mod tests {
     fn processes_are_let_go_when_the_disk_says_that_images_are_none() {
         let dir = tempfile::tempdir().unwrap();
         let journal = sealed(dir.path());
-        let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut orders| {
-            ask(&mut orders, HOLD);
+        let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut requests| {
+            send_request(&mut requests, HOLD_REQUEST);
             kill(tool);
             // criu detects that the tool is gone
             assert_eq!(criu.read(&mut [0]).unwrap(), 0);
             let found = Journal::read(dir.path()).unwrap().unwrap();
-            assert_eq!((found.state, found.why.as_deref()), (State::Aborted, Some(KILLED)));
+            assert_eq!((found.state, found.why.as_deref()), (State::Aborted, Some(KILLED_REASON)));
         });
         assert!(!was_reset && !journal.config.images().exists());
     }
@@ -303,8 +303,8 @@ mod tests {
         fs::write(dir.path().join("file"), "").unwrap();
         journal.config.state = dir.path().join("file/state");
         fs::write(dir.path().join("journal.json"), serde_json::to_vec(&journal).unwrap()).unwrap();
-        assert!(with_tool(&journal, dir.path(), |tool, _criu, mut orders| {
-            ask(&mut orders, HOLD);
+        assert!(with_tool(&journal, dir.path(), |tool, _criu, mut requests| {
+            send_request(&mut requests, HOLD_REQUEST);
             kill(tool);
         }));
     }
@@ -313,10 +313,10 @@ mod tests {
     fn a_switch_that_ended_well_is_left_as_it_is() {
         let dir = tempfile::tempdir().unwrap();
         let journal = sealed(dir.path());
-        let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut orders| {
-            ask(&mut orders, HOLD);
-            ask(&mut orders, RELEASE);
-            orders.write_all(&[OVER]).unwrap();
+        let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut requests| {
+            send_request(&mut requests, HOLD_REQUEST);
+            send_request(&mut requests, RELEASE_REQUEST);
+            requests.write_all(&[END_MESSAGE]).unwrap();
             kill(tool);
             assert_eq!(criu.read(&mut [0]).unwrap(), 0);
         });
@@ -328,12 +328,12 @@ mod tests {
     fn what_was_left_is_told_from_what_is_under_way_and_from_other_boots() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = sealed(dir.path());
-        assert_eq!(left_behind(dir.path()).unwrap(), Some(journal.clone()));
+        assert_eq!(find_interrupted(dir.path()).unwrap(), Some(journal.clone()));
         let lock = Journal::lock(dir.path()).unwrap().unwrap();
-        assert_eq!(left_behind(dir.path()).unwrap(), None);
+        assert_eq!(find_interrupted(dir.path()).unwrap(), None);
         drop(lock);
         journal.boot = Some("another".into());
         journal.write().unwrap();
-        assert_eq!(left_behind(dir.path()).unwrap(), None);
+        assert_eq!(find_interrupted(dir.path()).unwrap(), None);
     }
 }

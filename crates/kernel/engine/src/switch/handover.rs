@@ -6,35 +6,36 @@ use super::config::Config;
 use super::region::mounted_at;
 use super::system::run;
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use stillpoint_host::file::read_regular_text;
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, keep, memory, take};
+use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, memory, preserve, retrieve};
 
 /// Name of the session in both kernels.
-const NAME: &str = "stillpoint-switch";
-const KIND: &str = "ext4";
+const SESSION_NAME: &str = "stillpoint-switch";
+const FILE_SYSTEM: &str = "ext4";
 /// Mount options; inode tables that are filled later would cause writes all the time.
-const OPTIONS: &str = "noatime,noinit_itable";
+const MOUNT_OPTIONS: &str = "noatime,noinit_itable";
 /// Bytes for criu's images and the file system's own data, beside the memory of programs.
-const BESIDE: u64 = 64 << 20;
+const EXTRA_BYTES: u64 = 64 << 20;
 /// Bytes of RAM that are left to everything else.
-const LEFT: u64 = 128 << 20;
+const RAM_BYTES_LEFT_MIN: u64 = 128 << 20;
 const ALIGN: u64 = 1 << 20;
 /// Limit in bytes for the list of options that a kernel was built with.
 pub(super) const CONFIGURATION_MAX: u64 = 16 << 20;
 
 /// Options that a kernel must be built with to hand memory over or to take it.
-const BUILT: [&str; 3] = ["CONFIG_KEXEC_HANDOVER", "CONFIG_LIVEUPDATE", "CONFIG_LIVEUPDATE_MEMFD"];
+const REQUIRED_OPTIONS: [&str; 3] = ["CONFIG_KEXEC_HANDOVER", "CONFIG_LIVEUPDATE", "CONFIG_LIVEUPDATE_MEMFD"];
 /// Options for a file system on it.
-const DRIVERS: [&str; 2] = ["CONFIG_BLK_DEV_LOOP", "CONFIG_EXT4_FS"];
+const REQUIRED_DRIVERS: [&str; 2] = ["CONFIG_BLK_DEV_LOOP", "CONFIG_EXT4_FS"];
 /// Arguments of the kernel command line, with the option that makes each the default; the second one is off by default
 /// in every kernel.
-const TOLD: [(&str, Option<&str>); 2] = [("kho", Some("CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT")), ("liveupdate", None)];
+const REQUIRED_ARGUMENTS: [(&str, Option<&str>); 2] =
+    [("kho", Some("CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT")), ("liveupdate", None)];
 
 /// Memory that is handed over, and the mount point of the file system on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,15 +48,15 @@ pub struct Handover {
 
 /// Handed-over memory that is mounted on this kernel.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct MountedHandover {
     memory: File,
     session: Option<Session>,
 }
 
-impl Held {
+impl MountedHandover {
     /// Hands it over to the next kernel when this process starts it by kexec.
-    pub(super) fn keep(&mut self) -> Result<(), Error> {
-        self.session = Some(keep(NAME, &self.memory).doing("hand memory over to the next kernel")?);
+    pub(super) fn preserve(&mut self) -> Result<(), Error> {
+        self.session = Some(preserve(SESSION_NAME, &self.memory).with_action("hand memory over to the next kernel")?);
         Ok(())
     }
 }
@@ -75,25 +76,25 @@ impl Handover {
         // the build options explain a missing device, and are not needed if it exists
         if !Path::new(DEVICE).exists() {
             let own = built(from).or_else(running_config);
-            let why = lacks(own.as_deref(), running).unwrap_or_else(|| format!("it has no {DEVICE}"));
+            let why = missing_requirement(own.as_deref(), running).unwrap_or_else(|| format!("it has no {DEVICE}"));
             refused.push(format!("{from}, which runs, hands no memory over: {why}"));
         }
         let other = built(to);
         let why = match &other {
-            Some(text) => lacks(Some(text), next),
+            Some(text) => missing_requirement(Some(text), next),
             None => Some(format!("{} is not there to tell", config.boot.join(format!("config-{to}")).display())),
         };
         refused.extend(why.map(|why| format!("{to} takes no memory over: {why}")));
         if !["/usr/sbin", "/sbin"].iter().any(|dir| Path::new(dir).join("mke2fs").exists()) {
             refused.push("mke2fs is not there: install e2fsprogs".into());
         }
-        let bytes = size(needed);
-        match available() {
-            Some(free) if free < bytes + LEFT => refused.push(format!(
+        let bytes = handover_bytes(needed);
+        match available_bytes() {
+            Some(free) if free < bytes + RAM_BYTES_LEFT_MIN => refused.push(format!(
                 "{} MiB of memory are free: {} for the images, to be handed over, and {} must be left",
                 free >> 20,
                 bytes >> 20,
-                LEFT >> 20
+                RAM_BYTES_LEFT_MIN >> 20
             )),
             _ => {}
         }
@@ -115,45 +116,47 @@ impl Handover {
 
     /// Makes and mounts it, and has it handed over when this process starts the next kernel. All of it is allocated on
     /// return.
-    pub(super) fn make(&self) -> Result<Held, Error> {
-        leave(&self.at)?;
-        let memory = memory(self.bytes).doing("make memory for the images")?;
+    pub(super) fn create(&self) -> Result<MountedHandover, Error> {
+        unmount(&self.at)?;
+        let memory = memory(self.bytes).with_action("make memory for the images")?;
         let device = device(&memory)?;
         let path = device.path.to_string_lossy().into_owned();
-        let file_system = ["-q", "-F", "-t", KIND, "-b", "4096", "-m", "0", "-O", "^has_journal", "-N", "4096", &path];
+        let file_system =
+            ["-q", "-F", "-t", FILE_SYSTEM, "-b", "4096", "-m", "0", "-O", "^has_journal", "-N", "4096", &path];
         run("make a file system for the images", "mke2fs", &file_system, None)?;
         self.mount(&device)?;
-        let mut held = Held { memory, session: None };
-        match held.keep() {
-            Ok(()) => Ok(held),
+        let mut mounted = MountedHandover { memory, session: None };
+        match mounted.preserve() {
+            Ok(()) => Ok(mounted),
             Err(error) => {
-                leave(&self.at)?;
+                unmount(&self.at)?;
                 Err(error)
             }
         }
     }
 
     /// Takes it over from the previous kernel, and mounts it at the same place.
-    pub(super) fn reach(&self) -> Result<Held, Error> {
-        let taken = take(NAME).doing("take memory over from the kernel before")?;
+    pub(super) fn take_over(&self) -> Result<MountedHandover, Error> {
+        let taken = retrieve(SESSION_NAME).with_action("take memory over from the kernel before")?;
         let Some(memory) = taken else {
             let why = "this kernel came up by itself, and not by a jump that hands memory over".into();
             return Err(Error::Step { what: "find what the images lie in", why });
         };
         self.mount(&device(&memory)?)?;
-        Ok(Held { memory, session: None })
+        Ok(MountedHandover { memory, session: None })
     }
 
     fn mount(&self, device: &Device) -> Result<(), Error> {
-        device.fill().at("prepare", &device.path)?;
+        device.disable_discard().at("prepare", &device.path)?;
         Directory::make(&self.at)?;
-        let arguments = ["-t", KIND, "-o", OPTIONS, &device.path.to_string_lossy(), &self.at.to_string_lossy()];
+        let arguments =
+            ["-t", FILE_SYSTEM, "-o", MOUNT_OPTIONS, &device.path.to_string_lossy(), &self.at.to_string_lossy()];
         run("mount what the images lie in", "mount", &arguments, None).map(|_| ())
     }
 
     /// Releases it, as soon as no process uses it any more.
-    pub(super) fn leave(&self) {
-        if let Err(error) = leave(&self.at) {
+    pub(super) fn unmount(&self) {
+        if let Err(error) = unmount(&self.at) {
             tracing::warn!("the images' memory stays in use: {error}");
         }
     }
@@ -162,10 +165,10 @@ impl Handover {
 fn device(memory: &File) -> Result<Device, Error> {
     // if the driver is built in it cannot be loaded
     let _ = run("load the driver of loop devices", "modprobe", &["loop"], None);
-    Device::on(memory).doing("make a block device of memory")
+    Device::on(memory).with_action("make a block device of memory")
 }
 
-fn leave(at: &Path) -> Result<(), Error> {
+fn unmount(at: &Path) -> Result<(), Error> {
     let path = "/proc/self/mountinfo";
     if mounted_at(&kernel_files::text(path).at("read", path)?, at).as_deref() == Some(at) {
         run("unmount the images' memory", "umount", &["--lazy", &at.to_string_lossy()], None)?;
@@ -174,12 +177,12 @@ fn leave(at: &Path) -> Result<(), Error> {
 }
 
 /// Returns the bytes of memory for images of `needed` bytes: they grow until the freeze, and a file system takes some.
-fn size(needed: u64) -> u64 {
-    (needed + needed / 4 + BESIDE).next_multiple_of(ALIGN)
+fn handover_bytes(needed: u64) -> u64 {
+    (needed + needed / 4 + EXTRA_BYTES).next_multiple_of(ALIGN)
 }
 
 /// Returns the bytes of memory that are available without taking them from other processes.
-pub(super) fn available() -> Option<u64> {
+pub(super) fn available_bytes() -> Option<u64> {
     <procfs::Meminfo as procfs::Current>::current().ok()?.mem_available
 }
 
@@ -189,24 +192,24 @@ fn running_config() -> Option<String> {
 }
 
 /// Returns true if a kernel was built with an option, or if its configuration is unknown.
-pub(super) fn built(config: Option<&str>, option: &str) -> bool {
+pub(super) fn has_option(config: Option<&str>, option: &str) -> bool {
     config.is_none_or(|text| text.lines().any(|line| line == format!("{option}=y") || line == format!("{option}=m")))
 }
 
 /// Returns what a kernel with this configuration and command line lacks to hand memory over or to take it.
-fn lacks(config: Option<&str>, line: &str) -> Option<String> {
-    let has = |option: &str| built(config, option);
-    if let Some(option) = BUILT.into_iter().chain(DRIVERS).find(|option| !has(option)) {
+fn missing_requirement(config: Option<&str>, line: &str) -> Option<String> {
+    let has = |option: &str| has_option(config, option);
+    if let Some(option) = REQUIRED_OPTIONS.into_iter().chain(REQUIRED_DRIVERS).find(|option| !has(option)) {
         return Some(format!("it was built without {option}"));
     }
-    let said = |name: &str| {
+    let argument = |name: &str| {
         let mut values = line.split_whitespace().filter_map(|part| part.strip_prefix(name)?.strip_prefix('='));
         values.next_back().map(|value| matches!(value, "on" | "1" | "y" | "Y" | "yes" | "t" | "true"))
     };
     let is_off = |(name, default): &(&str, Option<&str>)| {
-        !said(name).unwrap_or_else(|| default.is_some_and(|option| config.is_some() && has(option)))
+        !argument(name).unwrap_or_else(|| default.is_some_and(|option| config.is_some() && has(option)))
     };
-    TOLD.into_iter().find(is_off).map(|(name, _)| format!("its command line has no {name}=on"))
+    REQUIRED_ARGUMENTS.into_iter().find(is_off).map(|(name, _)| format!("its command line has no {name}=on"))
 }
 
 #[cfg(test)]
@@ -219,7 +222,7 @@ mod tests {
 
     #[test]
     fn what_a_kernel_lacks_is_named() {
-        let why = |config: &str, line: &str| lacks(Some(config), line);
+        let why = |config: &str, line: &str| missing_requirement(Some(config), line);
         assert_eq!(why(CONFIG, "quiet kho=on liveupdate=1"), None);
         assert_eq!(why(CONFIG, "quiet liveupdate=on").unwrap(), "its command line has no kho=on");
         assert_eq!(why(CONFIG, "kho=on kho=off liveupdate=on").unwrap(), "its command line has no kho=on");
@@ -231,13 +234,13 @@ mod tests {
         let debian = CONFIG.replace("CONFIG_KEXEC_HANDOVER=y", "# CONFIG_KEXEC_HANDOVER is not set");
         assert_eq!(why(&debian, "kho=on liveupdate=on").unwrap(), "it was built without CONFIG_KEXEC_HANDOVER");
         // without the build options the command line decides
-        assert_eq!(lacks(None, "kho=on").unwrap(), "its command line has no liveupdate=on");
+        assert_eq!(missing_requirement(None, "kho=on").unwrap(), "its command line has no liveupdate=on");
     }
 
     #[test]
     fn there_is_room_for_more_than_is_needed_now() {
-        assert_eq!(size(0), BESIDE);
-        assert_eq!(size((100 << 20) + 1), (125 << 20) + BESIDE + ALIGN);
+        assert_eq!(handover_bytes(0), EXTRA_BYTES);
+        assert_eq!(handover_bytes((100 << 20) + 1), (125 << 20) + EXTRA_BYTES + ALIGN);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Health of units, by their own commands.
 
 use super::journal::{Journal, Unit};
-use super::stall_limit::Limit;
+use super::stall_limit::StallLimit;
 use crate::Error;
 use crate::lazy::read_fill;
 use procfs::process::Process;
@@ -14,63 +14,65 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time between two tests, and between two runs of a command.
-const PAUSE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Limit for one run of a command; one that takes longer hangs, and is run again.
-const ATTEMPT: Duration = Duration::from_secs(30);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs every unit's command until all have succeeded. Units are slow while their memory is not all resident: each
 /// fetched byte, and each unit that serves, restarts the limit. `look` is called repeatedly.
-pub(super) fn confirm(journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
+pub(super) fn wait_until_healthy(journal: &Journal, keepalive: &dyn Fn()) -> Result<(), Error> {
     let most = Duration::from_secs(journal.config.health_limit_s);
-    let mut limit = Limit::new(most, Instant::now());
+    let mut limit = StallLimit::new(most, Instant::now());
     for (healthy, unit) in (0u64..).zip(&journal.units) {
         let mut over = || {
-            look();
-            limit.is_over(Instant::now(), || healthy + brought(journal))
+            keepalive();
+            limit.is_reached(Instant::now(), || healthy + resident_bytes(journal))
         };
-        until_healthy(unit, ATTEMPT, &mut over)?;
+        wait_for_unit(unit, ATTEMPT_TIMEOUT, &mut over)?;
     }
     Ok(())
 }
 
 /// Returns the bytes of memory of all units that are resident.
-fn brought(journal: &Journal) -> u64 {
+fn resident_bytes(journal: &Journal) -> u64 {
     let of = |unit: &Unit| read_fill(&journal.image(&unit.name)).map_or(0, |fill| fill.total.saturating_sub(fill.left));
     journal.units.iter().map(of).sum()
 }
 
 /// Runs one unit's command repeatedly, each time for `attempt` at most.
-fn until_healthy(unit: &Unit, attempt: Duration, over: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+fn wait_for_unit(unit: &Unit, attempt: Duration, over: &mut dyn FnMut() -> bool) -> Result<(), Error> {
     let failed = |why: String| Error::Unit { unit: unit.name.clone(), why };
     let Some((program, arguments)) = unit.health.split_first() else { return Ok(()) };
-    let mut said = "it has not ended yet".to_owned();
-    let mut asked = None;
-    let mut patience = Limit::new(attempt, Instant::now());
+    let mut output = "it has not ended yet".to_owned();
+    let mut command_run = None;
+    let mut attempt_limit = StallLimit::new(attempt, Instant::now());
     loop {
-        let answer = match &mut asked {
-            None => match Asked::start(program, arguments) {
+        let answer = match &mut command_run {
+            None => match HealthCommand::start(program, arguments) {
                 Ok(started) => {
-                    patience = Limit::new(attempt, Instant::now());
-                    asked = Some(started);
+                    attempt_limit = StallLimit::new(attempt, Instant::now());
+                    command_run = Some(started);
                     None
                 }
                 Err(error) => Some(Err(error.to_string())),
             },
-            Some(running) => running.answer(),
+            Some(running) => running.result(),
         };
         match answer {
             Some(Ok(())) => return Ok(()),
-            Some(Err(why)) => (said, asked) = (why, None),
-            None if patience.is_over(Instant::now(), || 0) => (said, asked) = ("it did not end".into(), None),
+            Some(Err(why)) => (output, command_run) = (why, None),
+            None if attempt_limit.is_reached(Instant::now(), || 0) => {
+                (output, command_run) = ("it did not end".into(), None)
+            }
             None => {}
         }
         if has_ended(unit.pid) {
             return Err(failed("its process has ended since it was let go".into()));
         }
         if over() {
-            return Err(failed(format!("does not become healthy: {program}: {said}")));
+            return Err(failed(format!("does not become healthy: {program}: {output}")));
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -80,21 +82,21 @@ fn has_ended(pid: i32) -> bool {
 }
 
 /// A command that was started; it ends with this value, and so do all processes that it has started.
-struct Asked {
+struct HealthCommand {
     child: Child,
-    said: File,
+    output: File,
 }
 
-impl Asked {
+impl HealthCommand {
     fn start(program: &str, arguments: &[String]) -> std::io::Result<Self> {
-        let said = File::from(rustix::fs::memfd_create("health", MemfdFlags::CLOEXEC)?);
+        let output = File::from(rustix::fs::memfd_create("health", MemfdFlags::CLOEXEC)?);
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said.try_clone()?);
-        command.process_group(0).spawn().map(|child| Asked { child, said })
+        command.args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
+        command.process_group(0).spawn().map(|child| HealthCommand { child, output })
     }
 
     /// Returns the result, once it has ended; its last output is the reason of a failure.
-    fn answer(&mut self) -> Option<Result<(), String>> {
+    fn result(&mut self) -> Option<Result<(), String>> {
         let status = match self.child.try_wait() {
             Ok(status) => status?,
             Err(error) => return Some(Err(error.to_string())),
@@ -103,13 +105,13 @@ impl Asked {
             return Some(Ok(()));
         }
         let mut bytes = [0; 4096];
-        let read = self.said.read_at(&mut bytes, 0).unwrap_or(0);
+        let read = self.output.read_at(&mut bytes, 0).unwrap_or(0);
         let text = String::from_utf8_lossy(&bytes[..read]);
         Some(Err(text.trim().lines().last().map_or_else(|| status.to_string(), ToOwned::to_owned)))
     }
 }
 
-impl Drop for Asked {
+impl Drop for HealthCommand {
     fn drop(&mut self) {
         if let Some(group) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process_group(group, Signal::KILL);
@@ -144,7 +146,7 @@ mod tests {
     fn a_unit_is_asked_until_it_serves_and_a_question_that_hangs_is_asked_again() {
         let dir = tempfile::tempdir().unwrap();
         let script = counting(dir.path(), "case $n in 1) exit 1;; 2) sleep 1000;; esac");
-        until_healthy(&unit(own(), &script), Duration::from_millis(300), &mut || false).unwrap();
+        wait_for_unit(&unit(own(), &script), Duration::from_millis(300), &mut || false).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("calls")).unwrap().len(), 3);
     }
 
@@ -154,7 +156,7 @@ mod tests {
         let calls = dir.path().join("calls");
         let script = counting(dir.path(), "echo first; echo no answer from it >&2; exit 1");
         let mut over = || fs::read_to_string(&calls).is_ok_and(|calls| calls.len() > 2);
-        let error = until_healthy(&unit(own(), &script), Duration::from_secs(60), &mut over).unwrap_err();
+        let error = wait_for_unit(&unit(own(), &script), Duration::from_secs(60), &mut over).unwrap_err();
         assert_eq!(error.to_string(), "a.service: does not become healthy: sh: no answer from it");
     }
 
@@ -164,7 +166,7 @@ mod tests {
         let pid = child.id() as i32;
         // it has ended, and is not reaped yet
         stillpoint_testing::wait::until("its end", || has_ended(pid).then_some(()));
-        let error = until_healthy(&unit(pid, "exit 1"), Duration::from_secs(60), &mut || false).unwrap_err();
+        let error = wait_for_unit(&unit(pid, "exit 1"), Duration::from_secs(60), &mut || false).unwrap_err();
         assert!(error.to_string().contains("its process has ended"), "{error}");
         child.wait().unwrap();
         assert!(has_ended(pid) && !has_ended(own()));
@@ -188,7 +190,7 @@ mod tests {
             let bring = if bring { "cp fill-$n new && mv new foam.fill;" } else { "" };
             let script = counting(&image, &format!("cd {}; {bring} sleep 0.5; test $n -ge 9", image.display()));
             journal.units.push(unit(own(), &script));
-            confirm(&journal, &|| {})
+            wait_until_healthy(&journal, &|| {})
         };
         confirmed(true).unwrap();
         let error = confirmed(false).unwrap_err().to_string();

@@ -1,12 +1,12 @@
 //! Journal of a switch on disk, and the decision of a kernel that starts.
 
 use super::config::Config;
-use super::crash_kernel::Crash;
+use super::crash_kernel::CrashKernel;
 use super::handover::Handover;
 use super::region::Region;
-use super::remaining_units::Stays;
+use super::remaining_units::RemainingUnits;
 use super::watchdog::Watchdog;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::{Directory, Error, Gap};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stillpoint_host::trusted;
 
-const NAME: &str = "journal.json";
-const LOCK: &str = "lock";
+const FILE_NAME: &str = "journal.json";
+const LOCK_NAME: &str = "lock";
 /// Limit in bytes for a journal.
-const JOURNAL_MAX: u64 = 64 << 20;
+const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 /// Number of attempts on the old kernel, which is the last that can restore: a failure may have a temporary reason.
-const TRIES: usize = 2;
+const OLD_KERNEL_ATTEMPTS_MAX: usize = 2;
 
 /// State of a switch. It is on disk before the next step begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,11 +94,11 @@ pub struct Journal {
     /// Units that go along.
     pub units: Vec<Unit>,
     /// Units that stay, and start after those have been released.
-    #[serde(default)]
-    pub held: Vec<String>,
+    #[serde(default, rename = "held")]
+    pub delayed: Vec<String>,
     /// Units that stay: stopped, cut off, not started again.
-    #[serde(default)]
-    pub stays: Stays,
+    #[serde(default, rename = "stays")]
+    pub remaining: RemainingUnits,
     /// True if the units that are to be stopped may have been stopped.
     #[serde(default)]
     pub has_stopped: bool,
@@ -106,11 +106,11 @@ pub struct Journal {
     #[serde(default)]
     pub watchdog: Option<Watchdog>,
     /// Reason why there is no watchdog.
-    #[serde(default)]
-    pub unwatched: Option<String>,
+    #[serde(default, rename = "unwatched")]
+    pub watchdog_warning: Option<String>,
     /// The crash kernel that returns from a panic of the new kernel without the firmware.
     #[serde(default)]
-    pub crash: Option<Crash>,
+    pub crash: Option<CrashKernel>,
     /// Other warnings for the operator before the switch.
     #[serde(default)]
     pub cautions: Vec<String>,
@@ -121,11 +121,11 @@ pub struct Journal {
     #[serde(default)]
     pub handover: Option<Handover>,
     /// Number of connections of which both ends were informed that packets pass again, or the reason of a failure.
-    #[serde(default)]
-    pub woken: Option<Result<usize, String>>,
+    #[serde(default, rename = "woken")]
+    pub prompted: Option<Result<usize, String>>,
     /// Times in which another process had removed the guard, and its keeper had been killed.
-    #[serde(default)]
-    pub unguarded: Vec<Gap>,
+    #[serde(default, rename = "unguarded")]
+    pub guard_gaps: Vec<Gap>,
     /// Mount points that were writable before the kexec, and are made writable again by a rollback.
     #[serde(default)]
     pub mounts: Vec<String>,
@@ -150,13 +150,13 @@ pub enum Decision {
 
 impl Journal {
     /// Decides what to do on this kernel, in this boot. An image is used only while no process of it has run, once on
-    /// the new kernel and [`TRIES`] times on the old one.
+    /// the new kernel and [`OLD_KERNEL_ATTEMPTS_MAX`] times on the old one.
     pub fn decide(&self, kernel: &str, boot: &str) -> Decision {
         match self.state {
             // it starts the next kernel in a moment, or never will
             State::Sealed if self.boot.as_deref() == Some(boot) => Decision::Nothing,
             State::Released => Decision::Cold("the machine stopped after the processes had run on the new kernel"),
-            State::Sealed if !self.may_try_again() => {
+            State::Sealed if !self.has_attempt_left() => {
                 Decision::Cold("the images could not be restored on the old kernel")
             }
             State::Sealed if kernel == self.from => Decision::Restore,
@@ -168,12 +168,12 @@ impl Journal {
     }
 
     /// Returns true if the old kernel has an attempt left.
-    pub(super) fn may_try_again(&self) -> bool {
-        self.begun_on.iter().filter(|begun| **begun == self.from).count() < TRIES
+    pub(super) fn has_attempt_left(&self) -> bool {
+        self.begun_on.iter().filter(|begun| **begun == self.from).count() < OLD_KERNEL_ATTEMPTS_MAX
     }
 
     /// Appends a reason for which the switch did not succeed.
-    pub(super) fn because(&mut self, why: &str) {
+    pub(super) fn add_reason(&mut self, why: &str) {
         match &mut self.why {
             Some(known) if known.contains(why) => {}
             Some(known) => *known = format!("{known}; then: {why}"),
@@ -182,7 +182,7 @@ impl Journal {
     }
 
     /// Returns the result as a sentence for the operator.
-    pub fn told(&self) -> String {
+    pub fn summary(&self) -> String {
         let Journal { from, to, .. } = self;
         let why = self.why.as_deref().unwrap_or("nobody knows why");
         let ends_on = self.timings.last().map_or(from, |timing| &timing.kernel);
@@ -204,7 +204,13 @@ impl Journal {
     pub fn warnings(&self) -> Vec<String> {
         let region = self.region.as_ref().map(Region::warning);
         let handover = self.handover.as_ref().map(Handover::warning);
-        self.unwatched.iter().cloned().chain(region).chain(handover).chain(self.cautions.iter().cloned()).collect()
+        self.watchdog_warning
+            .iter()
+            .cloned()
+            .chain(region)
+            .chain(handover)
+            .chain(self.cautions.iter().cloned())
+            .collect()
     }
 
     /// Returns the directory of a unit's image.
@@ -215,14 +221,14 @@ impl Journal {
     /// Removes all images, and the memory that was only for them.
     pub(super) fn drop_images(&self) -> Result<(), Error> {
         let removed = trusted::Directory::open(&self.config.images()).and_then(trusted::Directory::remove_all);
-        self.handover.iter().for_each(Handover::leave);
+        self.handover.iter().for_each(Handover::unmount);
         Ok(removed?)
     }
 
     /// Returns the units whose memory is being fetched from their images.
     pub(super) fn filling(&self) -> impl Iterator<Item = &str> {
         let whole = |path: PathBuf| path.canonicalize().unwrap_or(path);
-        let served: Vec<PathBuf> = crate::filling().into_keys().map(whole).collect();
+        let served: Vec<PathBuf> = crate::filling_images().into_keys().map(whole).collect();
         let is_served = move |unit: &&Unit| served.contains(&whole(self.image(&unit.name)));
         self.units.iter().filter(is_served).map(|unit| unit.name.as_str())
     }
@@ -241,7 +247,7 @@ impl Journal {
     }
 
     /// Records the duration of a phase on this kernel.
-    pub fn took(&mut self, phase: &str, duration_us: u64) {
+    pub fn record_timing(&mut self, phase: &str, duration_us: u64) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let ended_unix_us = since.as_micros() as u64;
         self.timings.push(Timing { phase: phase.into(), kernel: crate::host::kernel(), duration_us, ended_unix_us });
@@ -250,11 +256,11 @@ impl Journal {
     /// Takes the lock for writing the journal; `None` if another process has it.
     pub(super) fn lock(state: &Path) -> Result<Option<File>, Error> {
         // no existing file is changed: a switch that was killed may have left a read-only disk
-        let lock = trusted::Directory::make(state)?.lock_file(LOCK)?;
+        let lock = trusted::Directory::make(state)?.lock_file(LOCK_NAME)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(lock)),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error).at("lock", state.join(LOCK)),
+            Err(error) => Err(error).at("lock", state.join(LOCK_NAME)),
         }
     }
 
@@ -263,20 +269,21 @@ impl Journal {
     /// # Errors
     /// Another user can change it: it names images that are restored, and commands that are run. Or it is damaged.
     pub fn read(state: &Path) -> Result<Option<Journal>, Error> {
-        let bytes = match trusted::Directory::open(state).and_then(|directory| directory.read(NAME, JOURNAL_MAX)) {
-            Err(error) if error.is_not_found() => return Ok(None),
-            bytes => bytes?,
-        };
-        let damaged = |why: String| Error::Damaged { path: state.join(NAME), why };
+        let bytes =
+            match trusted::Directory::open(state).and_then(|directory| directory.read(FILE_NAME, JOURNAL_BYTES_MAX)) {
+                Err(error) if error.is_not_found() => return Ok(None),
+                bytes => bytes?,
+            };
+        let damaged = |why: String| Error::Damaged { path: state.join(FILE_NAME), why };
         serde_json::from_slice(&bytes).map(Some).map_err(|error| damaged(error.to_string()))
     }
 
     /// Writes it as a whole: after a crash there is the old one or the new one.
     pub fn write(&self) -> Result<(), Error> {
         let state = &self.config.state;
-        let damaged = |why: String| Error::Damaged { path: state.join(NAME), why };
+        let damaged = |why: String| Error::Damaged { path: state.join(FILE_NAME), why };
         let bytes = serde_json::to_vec_pretty(self).map_err(|error| damaged(error.to_string()))?;
-        trusted::Directory::make(state)?.write_synced(NAME, &bytes)?;
+        trusted::Directory::make(state)?.write_synced(FILE_NAME, &bytes)?;
         Ok(())
     }
 
@@ -289,7 +296,7 @@ impl Journal {
 
 impl Unit {
     /// Adds the ports that the unit has now; returns true if there are new ones. Earlier ones stay guarded.
-    pub(super) fn speaks(&mut self, ports: &[u16]) -> bool {
+    pub(super) fn add_ports(&mut self, ports: &[u16]) -> bool {
         let before = self.ports.len();
         self.ports.extend(ports);
         self.ports.sort_unstable();
@@ -312,17 +319,17 @@ impl Journal {
             begun_on: Vec::new(),
             pid_max: 4000,
             units: Vec::new(),
-            held: Vec::new(),
-            stays: Stays::default(),
+            delayed: Vec::new(),
+            remaining: RemainingUnits::default(),
             has_stopped: false,
             watchdog: None,
-            unwatched: None,
+            watchdog_warning: None,
             crash: None,
             cautions: Vec::new(),
             region: None,
             handover: None,
-            woken: None,
-            unguarded: Vec::new(),
+            prompted: None,
+            guard_gaps: Vec::new(),
             mounts: Vec::new(),
             config: Config::default(),
             timings: Vec::new(),
@@ -408,11 +415,11 @@ mod tests {
     #[test]
     fn ports_that_are_opened_later_are_guarded_and_none_is_forgotten() {
         let mut unit = Unit { ports: vec![6379], ..Unit::plain("redis-server.service") };
-        assert!(!unit.speaks(&[6379]) && !unit.speaks(&[]));
-        assert!(unit.speaks(&[43_210, 6379]));
+        assert!(!unit.add_ports(&[6379]) && !unit.add_ports(&[]));
+        assert!(unit.add_ports(&[43_210, 6379]));
         assert_eq!(unit.ports, [6379, 43_210]);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let of_this_process = super::super::unit::ports(std::process::id() as i32).unwrap();
+        let of_this_process = super::super::unit::tcp_ports(std::process::id() as i32).unwrap();
         assert!(of_this_process.contains(&listener.local_addr().unwrap().port()));
     }
 
@@ -420,7 +427,7 @@ mod tests {
     fn each_reason_is_told_once() {
         let mut journal = journal(State::Sealed, &[]);
         for why in ["the new kernel hung", "no room", "no room"] {
-            journal.because(why);
+            journal.add_reason(why);
         }
         assert_eq!(journal.why.as_deref(), Some("the new kernel hung; then: no room"));
     }
@@ -429,7 +436,7 @@ mod tests {
     fn what_became_of_a_switch_is_told_by_where_it_ended() {
         let ended_on = |kernel: &str, state| {
             let timing = Timing { phase: "fill".into(), kernel: kernel.into(), duration_us: 1, ended_unix_us: 1 };
-            Journal { timings: vec![timing], ..journal(state, &[]) }.told()
+            Journal { timings: vec![timing], ..journal(state, &[]) }.summary()
         };
         assert_eq!(ended_on("6.12", State::Done), "went through: the units run on 6.12");
         assert!(ended_on("6.1", State::Done).starts_with("fell back to 6.1"));
@@ -444,7 +451,7 @@ mod tests {
         assert_eq!(Journal::read(&journal.config.state).unwrap(), None);
         journal.advance(State::Sealed).unwrap();
         assert_eq!(Journal::read(&journal.config.state).unwrap(), Some(journal.clone()));
-        fs::write(journal.config.state.join(NAME), "{").unwrap();
+        fs::write(journal.config.state.join(FILE_NAME), "{").unwrap();
         assert!(Journal::read(&journal.config.state).is_err());
     }
 
@@ -463,7 +470,7 @@ mod tests {
             read => panic!("{read:?}"),
         };
         assert!(refused(&link).contains("symbolic link"));
-        fs::set_permissions(state.join(NAME), PermissionsExt::from_mode(0o666)).unwrap();
+        fs::set_permissions(state.join(FILE_NAME), PermissionsExt::from_mode(0o666)).unwrap();
         assert!(refused(&state).contains("others can write to it"));
         fs::set_permissions(&state, PermissionsExt::from_mode(0o777)).unwrap();
         assert!(refused(&state).contains("others can write to it"));

@@ -5,14 +5,14 @@ use std::ops::Range;
 /// Alignment of a region: large pages.
 const ALIGN: u64 = 2 << 20;
 /// Maximum of arguments that the kernel's decompressor respects; with more it does not choose a random address.
-const MOST: usize = 4;
+const ARGUMENTS_MAX: usize = 4;
 /// Address below which firmware and boot loaders work.
-const HIGH: u64 = 4 << 30;
+const HIGH_MEMORY_START: u64 = 4 << 30;
 /// Lowest addresses in low memory, the first if there is room: kernels, their initramfs and crash kernels are located
 /// at the bottom.
-const LOW: [u64; 2] = [1 << 30, 256 << 20];
+const LOW_MEMORY_STARTS: [u64; 2] = [1 << 30, 256 << 20];
 /// Bytes of RAM that are left to the kernel.
-const LEFT: u64 = 512 << 20;
+const RAM_BYTES_LEFT_MIN: u64 = 512 << 20;
 
 /// One range of a `memmap=` argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Memmap {
         let kind = rest.chars().next()?;
         // after `%` the value continues with types
         let start = rest[1..].split('-').next()?;
-        Some(Memmap { kind, start: number(start)?, bytes: number(size)? })
+        Some(Memmap { kind, start: parse_number(start)?, bytes: parse_number(size)? })
     }
 
     fn range(&self) -> Range<u64> {
@@ -39,7 +39,7 @@ impl Memmap {
 }
 
 /// Parses a number as the kernel does: decimal, octal or hexadecimal, and a letter for its unit.
-pub(super) fn number(text: &str) -> Option<u64> {
+pub(super) fn parse_number(text: &str) -> Option<u64> {
     let (digits, shift) = match text.char_indices().next_back()? {
         (at, letter) if letter.is_ascii_alphabetic() && !text.starts_with("0x") || "KMGTkmgt".contains(letter) => {
             let shift = 10 * (1 + "kmgt".find(letter.to_ascii_lowercase())? as u32);
@@ -56,23 +56,23 @@ pub(super) fn number(text: &str) -> Option<u64> {
 }
 
 /// Returns every value of every `memmap=` of a command line; `None` for one that names no range.
-fn all(line: &str) -> Vec<Option<Memmap>> {
+fn parse_all(line: &str) -> Vec<Option<Memmap>> {
     let values = line.split_whitespace().filter_map(|part| part.strip_prefix("memmap="));
     values.flat_map(|value| value.split(',')).map(Memmap::parse).collect()
 }
 
 /// Returns RAM that a kernel with this command line does not use as RAM.
-pub(super) fn taken(line: &str) -> Result<Vec<Range<u64>>, String> {
-    let ranges = all(line).into_iter().map(|found| found.ok_or("the command line has a memmap= without a range"));
+pub(super) fn excluded_ranges(line: &str) -> Result<Vec<Range<u64>>, String> {
+    let ranges = parse_all(line).into_iter().map(|found| found.ok_or("the command line has a memmap= without a range"));
     let ranges: Vec<Memmap> = ranges.collect::<Result<_, _>>()?;
     Ok(ranges.iter().filter(|range| range.kind != '@').map(Memmap::range).collect())
 }
 
 /// Checks that a kernel started with `next` does not use the region that this one, started with `running`, does not
 /// use; the error names the command line.
-pub(super) fn kept(region: Range<u64>, running: &str, next: &str) -> Result<(), String> {
+pub(super) fn check_excluded(region: Range<u64>, running: &str, next: &str) -> Result<(), String> {
     let is_it = |found: &Memmap| found.kind == '!' && found.range() == region;
-    let (here, there) = (all(running), all(next));
+    let (here, there) = (parse_all(running), parse_all(next));
     let what = format!("{:#x}-{:#x}, which the images lie in", region.start, region.end - 1);
     // without an argument the region comes from the firmware, for every kernel
     if here.iter().flatten().any(is_it) && !there.iter().flatten().any(is_it) {
@@ -89,9 +89,9 @@ pub(super) fn kept(region: Range<u64>, running: &str, next: &str) -> Result<(), 
             other.bytes, other.kind, other.start
         ));
     }
-    if there.len() > MOST {
+    if there.len() > ARGUMENTS_MAX {
         return Err(format!(
-            "the next kernel's command line has {} ranges of memmap, and kernels heed {MOST}",
+            "the next kernel's command line has {} ranges of memmap, and kernels heed {ARGUMENTS_MAX}",
             there.len()
         ));
     }
@@ -152,10 +152,10 @@ impl Ram {
         if bytes == 0 || !bytes.is_multiple_of(ALIGN) {
             return Err("the size of a region is a multiple of 2M".into());
         }
-        let there = all(running);
-        if there.len() >= MOST {
+        let there = parse_all(running);
+        if there.len() >= ARGUMENTS_MAX {
             return Err(format!(
-                "the command line has {} ranges of memmap already, and kernels heed {MOST}",
+                "the command line has {} ranges of memmap already, and kernels heed {ARGUMENTS_MAX}",
                 there.len()
             ));
         }
@@ -163,22 +163,26 @@ impl Ram {
             return Err("the command line has a memmap= without a range: RAM is not as the firmware tells".into());
         }
         let total = self.system.iter().fold(0_u64, |total, range| total.saturating_add(range.end - range.start));
-        if total < bytes.saturating_add(LEFT) {
-            let (total, most) = (total >> 20, total.saturating_sub(LEFT) >> 20);
+        if total < bytes.saturating_add(RAM_BYTES_LEFT_MIN) {
+            let (total, most) = (total >> 20, total.saturating_sub(RAM_BYTES_LEFT_MIN) >> 20);
             return Err(format!(
                 "{total} MiB of RAM: a region may take {most} of them, so that {} are left",
-                LEFT >> 20
+                RAM_BYTES_LEFT_MIN >> 20
             ));
         }
-        let mut free = self.free(firmware);
+        let mut free = self.free_ranges(firmware);
         free.sort_by_key(|range| range.start);
-        let fits = |range: &Range<u64>, from: u64| {
+        let aligned_range = |range: &Range<u64>, from: u64| {
             let start = range.start.max(from).checked_next_multiple_of(ALIGN)?;
             (start.checked_add(bytes)? <= range.end).then_some(start..start + bytes)
         };
         // From the bottom of RAM: boot loaders and firmware take memory from the top
-        let high = free.iter().filter(|range| range.end > HIGH).find_map(|range| fits(range, HIGH));
-        let low = || LOW.iter().find_map(|from| free.iter().find_map(|range| fits(range, *from)));
+        let high = free
+            .iter()
+            .filter(|range| range.end > HIGH_MEMORY_START)
+            .find_map(|range| aligned_range(range, HIGH_MEMORY_START));
+        let low =
+            || LOW_MEMORY_STARTS.iter().find_map(|from| free.iter().find_map(|range| aligned_range(range, *from)));
         high.or_else(low).ok_or_else(|| {
             let largest = free.iter().map(|range| range.end - range.start).max().unwrap_or(0) >> 20;
             format!("there is no clean range of {} MiB: the largest one has {largest}", bytes >> 20)
@@ -186,7 +190,7 @@ impl Ram {
     }
 
     /// Returns RAM that nothing uses.
-    fn free(&self, firmware: &[Range<u64>]) -> Vec<Range<u64>> {
+    fn free_ranges(&self, firmware: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut free: Vec<Range<u64>> = Vec::new();
         for ram in &self.system {
             let told = firmware.iter().map(|range| range.start.max(ram.start)..range.end.min(ram.end));
@@ -240,9 +244,9 @@ fed00000-fed003ff : HPET 0
             ("G", None),
             ("4Q", None),
         ] {
-            assert_eq!(number(text), expected, "{text}");
+            assert_eq!(parse_number(text), expected, "{text}");
         }
-        assert_eq!(number("0xb"), Some(11));
+        assert_eq!(parse_number("0xb"), Some(11));
     }
 
     #[test]
@@ -261,7 +265,7 @@ fed00000-fed003ff : HPET 0
         let line = |start: u64| format!("  {start:x}-{:x} : Kernel data\n", start + 0xfff);
         let used: String = (1..=1000).map(|n| line(4 * G + (n << 21))).collect();
         let ram = Ram::parse(&format!("{IOMEM}{used}")).unwrap();
-        assert!(ram.free(&[]).len() < 1010);
+        assert!(ram.free_ranges(&[]).len() < 1010);
         assert_eq!(ram.choose(2 << 20, &[], "").unwrap(), 4 * G..4 * G + (2 << 20));
     }
 
@@ -296,15 +300,18 @@ fed00000-fed003ff : HPET 0
 
     #[test]
     fn what_is_no_ram_to_a_kernel_is_known_by_its_command_line() {
-        assert_eq!(taken("quiet memmap=1G!4G memmap=64K$0x10000,1G@1G").unwrap(), [4 * G..5 * G, 0x1_0000..0x2_0000]);
-        assert!(taken("memmap=exactmap").unwrap_err().contains("without a range"));
+        assert_eq!(
+            excluded_ranges("quiet memmap=1G!4G memmap=64K$0x10000,1G@1G").unwrap(),
+            [4 * G..5 * G, 0x1_0000..0x2_0000]
+        );
+        assert!(excluded_ranges("memmap=exactmap").unwrap_err().contains("without a range"));
     }
 
     #[test]
     fn the_next_kernel_must_keep_what_this_one_keeps() {
         let region = 4 * G..6 * G;
         let here = "quiet memmap=2G!4G";
-        let next = |line: &str| kept(region.clone(), here, line);
+        let next = |line: &str| check_excluded(region.clone(), here, line);
         // in any notation
         next("memmap=0x80000000!0x100000000 panic=1").unwrap();
         next("memmap=1M!1G,2G!4G").unwrap();
@@ -314,7 +321,7 @@ fed00000-fed003ff : HPET 0
         assert!(next("memmap=2G!4G memmap=1G$5G").unwrap_err().contains("memmap=0x40000000$0x140000000 overlaps"));
         assert!(next("memmap=2G!4G,1M!1M,1M!2M,1M!3M,1M!7M").unwrap_err().contains("5 ranges"));
         // reported by the firmware: it is valid for every kernel
-        kept(region.clone(), "quiet", "quiet").unwrap();
-        assert!(kept(region, "quiet", "memmap=4K$5G").unwrap_err().contains("overlaps"));
+        check_excluded(region.clone(), "quiet", "quiet").unwrap();
+        assert!(check_excluded(region, "quiet", "memmap=4K$5G").unwrap_err().contains("overlaps"));
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Three programs take part after the kexec: systemd's generator ([`boot()`]) raises the guard before any address is
-//! up, and has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`keep_ports`]);
+//! up, and has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`guard_ports`]);
 //! [`resume`] leads them, and if it is killed [`resume_after`] continues.
 
 mod boot;
@@ -39,16 +39,16 @@ mod watchdog;
 
 pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
-pub use crash_kernel::Crash;
-pub use guardian::{guard, left_behind};
+pub use crash_kernel::CrashKernel;
+pub use guardian::{find_interrupted, run_guardian};
 pub use handover::Handover;
 pub use journal::{Decision, Journal, State, Timing, Unit};
-pub use phases::{Plan, check_switch, switch, take_back};
-pub use port_guard::keep_ports;
+pub use phases::{Plan, check_switch, roll_back, switch};
+pub use port_guard::guard_ports;
 pub use region::Region;
-pub use remaining_units::Stays;
-pub use reservation::{DROPIN, Reserve, Reserved, give_back, regions, reserve};
-pub use resume::{Fault, restore_unit, resume, resume_after};
+pub use remaining_units::RemainingUnits;
+pub use reservation::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
+pub use resume::{Fault, continue_resume, restore_unit, resume};
 pub(crate) use unit::properties;
 pub use unit::{dropin, dropin_path};
 pub use watchdog::Watchdog;

@@ -17,10 +17,10 @@ pub(super) struct Obstacles {
 }
 
 /// Checks whether the running kernel allows loading another one. `image` is the kernel to go to.
-pub(super) fn loading(image: &Path) -> Obstacles {
+pub(super) fn check_loading(image: &Path) -> Obstacles {
     let read = |path: &str| kernel_files::text(path).unwrap_or_default();
     let signed = is_signed(image);
-    loading_by(
+    check_loading_with(
         &read("/proc/sys/kernel/kexec_load_disabled"),
         &read("/proc/sys/kernel/kexec_load_limit_reboot"),
         &read("/sys/kernel/security/lockdown"),
@@ -28,7 +28,12 @@ pub(super) fn loading(image: &Path) -> Obstacles {
     )
 }
 
-fn loading_by(disabled: &str, limit: &str, lockdown: &str, (image, signed): (&Path, Option<bool>)) -> Obstacles {
+fn check_loading_with(
+    disabled: &str,
+    limit: &str,
+    lockdown: &str,
+    (image, signed): (&Path, Option<bool>),
+) -> Obstacles {
     let mut found = Obstacles::default();
     if disabled.trim() == "1" {
         let text = "this kernel loads no other one until the next boot (kernel.kexec_load_disabled=1)";
@@ -61,11 +66,11 @@ fn is_signed(image: &Path) -> Option<bool> {
     let mut head = vec![0; 1 << 12];
     let read = file.read_at(&mut head, 0).ok()?;
     head.truncate(read);
-    Some(certificates(&head).is_some_and(|bytes| bytes > 0))
+    Some(certificate_bytes(&head).is_some_and(|bytes| bytes > 0))
 }
 
 /// Returns the bytes of the table of certificates, by the headers of a PE32+ image.
-fn certificates(head: &[u8]) -> Option<u32> {
+fn certificate_bytes(head: &[u8]) -> Option<u32> {
     let word = |at: usize| head.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
     let pe = word(0x3c)? as usize;
     // a 64-bit optional header follows 24 bytes of signature and file header
@@ -76,7 +81,7 @@ fn certificates(head: &[u8]) -> Option<u32> {
 }
 
 /// Finds file systems below these paths for which the initramfs asks a passphrase: the machine would wait for an operator.
-pub(super) fn passphrases(paths: &[&Path]) -> Obstacles {
+pub(super) fn find_passphrases(paths: &[&Path]) -> Obstacles {
     let mounts = kernel_files::text("/proc/self/mountinfo").unwrap_or_default();
     let crypttab = read_regular_text(Path::new("/etc/crypttab"), CRYPTTAB_MAX).unwrap_or_default();
     let mut found = Obstacles::default();
@@ -86,8 +91,8 @@ pub(super) fn passphrases(paths: &[&Path]) -> Obstacles {
         let Ok(device) = Path::new(&source).metadata().map(|device| device.rdev()) else { continue };
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-        for name in encrypted(&Files::of_kernel(), &device) {
-            asked(&path, &name, &crypttab, &mut found);
+        for name in encrypted_devices(&Files::of_kernel(), &device) {
+            check_unlocking(&path, &name, &crypttab, &mut found);
         }
     }
     found.refused.dedup();
@@ -96,10 +101,10 @@ pub(super) fn passphrases(paths: &[&Path]) -> Obstacles {
 }
 
 /// Returns the names of the encrypted devices below a block device, by its directory in /sys.
-fn encrypted(files: &Files, device: &Path) -> Vec<String> {
+fn encrypted_devices(files: &Files, device: &Path) -> Vec<String> {
     let slaves = device.join("slaves");
     let below = files.names(&slaves);
-    let mut names: Vec<String> = below.iter().flat_map(|slave| encrypted(files, &slaves.join(slave))).collect();
+    let mut names: Vec<String> = below.iter().flat_map(|slave| encrypted_devices(files, &slaves.join(slave))).collect();
     if files.value(device.join("dm/uuid")).starts_with("CRYPT-") {
         names.push(files.value(device.join("dm/name")));
     }
@@ -107,7 +112,7 @@ fn encrypted(files: &Files, device: &Path) -> Vec<String> {
 }
 
 /// Judges how a device is unlocked, by the line of crypttab(5) with its name.
-fn asked(path: &Path, name: &str, crypttab: &str, found: &mut Obstacles) {
+fn check_unlocking(path: &Path, name: &str, crypttab: &str, found: &mut Obstacles) {
     let path = path.display();
     let mut lines = crypttab.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let Some(fields) = lines.find(|fields| fields.first() == Some(&name)) else {
@@ -140,7 +145,7 @@ mod tests {
     #[test]
     fn a_kernel_that_loads_no_other_one_is_found() {
         let image = Path::new("/boot/vmlinuz");
-        let of = |disabled, limit, lockdown, signed| loading_by(disabled, limit, lockdown, (image, signed));
+        let of = |disabled, limit, lockdown, signed| check_loading_with(disabled, limit, lockdown, (image, signed));
         assert_eq!(of("0\n", "-1\n", "[none] integrity confidentiality\n", Some(false)), Obstacles::default());
         assert_eq!(of("", "", "", None), Obstacles::default());
         assert!(of("1\n", "-1", "", None).refused[0].contains("kexec_load_disabled=1"));
@@ -154,17 +159,17 @@ mod tests {
     #[test]
     fn a_signature_is_found_by_the_headers() {
         let mut head = vec![0; 0x200];
-        assert_eq!(certificates(&head), None);
+        assert_eq!(certificate_bytes(&head), None);
         head[0x3c] = 0x40;
         head[0x40..0x44].copy_from_slice(b"PE\0\0");
         head[0x58..0x5a].copy_from_slice(&[0x0b, 0x02]);
-        assert_eq!(certificates(&head), Some(0));
+        assert_eq!(certificate_bytes(&head), Some(0));
         head[0x58 + 112 + 36] = 8;
-        assert_eq!(certificates(&head), Some(8));
+        assert_eq!(certificate_bytes(&head), Some(8));
         // a header that points elsewhere
         head[0x3c..0x40].copy_from_slice(&[0xff; 4]);
-        assert_eq!(certificates(&head), None);
-        assert_eq!(certificates(&[]), None);
+        assert_eq!(certificate_bytes(&head), None);
+        assert_eq!(certificate_bytes(&[]), None);
     }
 
     #[test]
@@ -180,15 +185,15 @@ mod tests {
         device("root/slaves/dm-0", "CRYPT-LUKS2-abc", "disk_crypt");
         fs::create_dir_all(dir.path().join("sys/root/slaves/dm-0/slaves/vda3")).unwrap();
         let files = Files::below(dir.path());
-        assert_eq!(encrypted(&files, Path::new("/sys/root")), ["disk_crypt"]);
-        assert!(encrypted(&files, Path::new("/sys/none")).is_empty());
+        assert_eq!(encrypted_devices(&files, Path::new("/sys/root")), ["disk_crypt"]);
+        assert!(encrypted_devices(&files, Path::new("/sys/none")).is_empty());
     }
 
     #[test]
     fn a_passphrase_is_told_from_a_key() {
         let judge = |line: &str| {
             let mut found = Obstacles::default();
-            asked(Path::new("/"), "disk_crypt", line, &mut found);
+            check_unlocking(Path::new("/"), "disk_crypt", line, &mut found);
             (found.refused.len(), found.cautions.len())
         };
         assert_eq!(judge("disk_crypt UUID=1 none luks,discard"), (1, 0));

@@ -3,26 +3,28 @@
 use super::boot_loader;
 use super::command_line;
 use super::config::{Config, Memory};
-use super::crash_kernel::Crash;
+use super::crash_kernel::CrashKernel;
 use super::guardian::{self, Guardian};
-use super::handover::{Handover, Held};
+use super::handover::{Handover, MountedHandover};
 use super::journal::{Decision, Journal, State, Unit};
 use super::obstacles;
-use super::port_guard::Front;
+use super::port_guard::PortGuard;
 use super::region::Region;
-use super::remaining_units::Stays;
-use super::stall_limit::Limit;
-use super::start_order::Order;
-use super::system::{Disks, Kernel, jump, missing, reset, still, unstill, writable_now};
-use super::unit::{dropin_of, dropin_path, ports, properties, sockets, waiting};
+use super::remaining_units::RemainingUnits;
+use super::stall_limit::StallLimit;
+use super::start_order::StartOrder;
+use super::system::{
+    Disks, Kernel, find_missing, remount_read_only, remount_writable, reset, start_loaded_kernel, writable_now,
+};
+use super::unit::{dropin_of, dropin_path, pending_connections, properties, socket_units, tcp_ports};
 use super::watchdog::{self, Armed, Watchdog};
-use crate::checkpoint::{DUMP_LOG, needed, room};
-use crate::guard::Wall;
-use crate::process_tree::{full, of_unit, tree};
+use crate::checkpoint::{DUMP_LOG, check_space, memory_bytes};
+use crate::guard::DropScope;
+use crate::process_tree::{complete_unit_name, tree, unit_root_process};
 use crate::progress::now_ns;
-use crate::volatile::Volatile;
+use crate::volatile::VolatileObjects;
 use crate::{
-    Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_then, host,
+    Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_with_hook, host,
 };
 use procfs::process::Process;
 use rustix::process::{Signal, getpid, kill_process};
@@ -36,14 +38,14 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_host::trusted::Directory;
 
 /// Time for connections that are being made to finish before the freeze.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time within which another switch ends after it reports its end.
-const ANOTHER: Duration = Duration::from_secs(3);
+const OTHER_SWITCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval of the test that checkpoints make progress.
-const LOOK: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time without progress after which a checkpoint, and the switch with it, is aborted; one that makes progress has no
 /// limit.
-const STANDSTILL: Duration = Duration::from_secs(120);
+const STALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Description of a switch.
 #[derive(Debug, Clone)]
@@ -69,35 +71,39 @@ struct Phase {
     undo: fn(&mut Switch<'_>) -> Result<(), Error>,
 }
 
-fn nothing(_: &mut Switch<'_>) -> Result<(), Error> {
+fn no_op(_: &mut Switch<'_>) -> Result<(), Error> {
     Ok(())
 }
 
 /// The order of a switch; its inverses run from the phase that failed to the front.
 const PHASES: &[Phase] = &[
     Phase { name: "preload", run: preload, undo: |_| Kernel::unload() },
-    Phase { name: "stop", run: stop, undo: start },
-    Phase { name: "passes", run: passes, undo: dismiss },
-    Phase { name: "close", run: |s| s.raise(Wall::Syn), undo: |s| s.front.lower() },
-    Phase { name: "drain", run: drain, undo: nothing },
-    Phase { name: "guard", run: guard, undo: nothing },
-    Phase { name: "freeze", run: freeze, undo: dismiss },
+    Phase { name: "stop", run: stop_remaining, undo: start_remaining },
+    Phase { name: "passes", run: run_passes, undo: abort_checkpoints },
+    Phase { name: "close", run: |s| s.raise(DropScope::Syn), undo: |s| s.port_guard.lower() },
+    Phase { name: "drain", run: drain, undo: no_op },
+    Phase { name: "guard", run: guard, undo: no_op },
+    Phase { name: "freeze", run: freeze, undo: abort_checkpoints },
     Phase { name: "seal", run: seal, undo: unseal },
-    Phase { name: "still", run: |s| still().map(|mounts| s.mounts = mounts), undo: |s| unstill(&s.mounts) },
-    Phase { name: "watch", run: watch, undo: unwatch },
-    Phase { name: "jump", run: |_| Err(jump()), undo: nothing },
+    Phase {
+        name: "still",
+        run: |s| remount_read_only().map(|mounts| s.mounts = mounts),
+        undo: |s| remount_writable(&s.mounts),
+    },
+    Phase { name: "watch", run: arm_watchdog, undo: disarm_watchdog },
+    Phase { name: "jump", run: |_| Err(start_loaded_kernel()), undo: no_op },
 ];
 
 /// Finds all obstacles to a switch at once. Nothing is touched.
 pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let (config, from) = (&plan.config, host::kernel());
-    let mut refused = missing(config);
+    let mut refused = find_missing(config);
     let places = [config.state.clone(), config.images()];
     refused.extend(places.iter().filter_map(|dir| Some(Directory::check(dir).err()?.to_string())));
-    let mut obstacles = obstacles::passphrases(&[places[0].as_path(), places[1].as_path(), Path::new("/")]);
+    let mut obstacles = obstacles::find_passphrases(&[places[0].as_path(), places[1].as_path(), Path::new("/")]);
     match Kernel::find(&config.boot, &plan.to) {
         Ok(kernel) => {
-            let loading = obstacles::loading(&kernel.image);
+            let loading = obstacles::check_loading(&kernel.image);
             obstacles.refused.extend(loading.refused);
             obstacles.cautions.extend(loading.cautions);
         }
@@ -122,7 +128,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let criu = Criu::new(&config.criu);
     let mut units = Vec::new();
     for (name, settings) in &config.units {
-        match look(name, &criu) {
+        match inspect_unit(name, &criu) {
             Ok(unit) => units.push(Unit { health: settings.health.clone(), ..unit }),
             Err(Error::Refused(texts)) => refused.extend(texts.into_iter().map(|text| format!("{name}: {text}"))),
             Err(error) => return Err(error),
@@ -142,26 +148,26 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     }
     // an invalid name has been refused above
     let names: Vec<String> =
-        config.units.keys().filter_map(|name| full(name).ok()).map(|name| name.to_string()).collect();
-    let held = Order::read()?.held(&names);
-    refused.extend(held.refused);
+        config.units.keys().filter_map(|name| complete_unit_name(name).ok()).map(|name| name.to_string()).collect();
+    let delayed = StartOrder::read()?.delayed_by(&names);
+    refused.extend(delayed.refused);
     if !refused.is_empty() {
         return Err(Error::Refused(refused));
     }
-    let (watchdog, unwatched) = match watchdog::usable(&config.watchdog, config.watchdog_limit_s, &plan.to) {
+    let (watchdog, watchdog_warning) = match watchdog::usable(&config.watchdog, config.watchdog_limit_s, &plan.to) {
         Ok(watchdog) => (Some(watchdog), None),
         Err(why) => (None, Some(format!("a kernel that hangs stays so until somebody resets the machine: {why}"))),
     };
     let (crash, straight) = match config.crash_kernel {
         false => (None, None),
-        true => match Crash::of(config, &plan.to) {
+        true => match CrashKernel::of(config, &plan.to) {
             Ok(crash) => (Some(crash), None),
             Err(why) => (None, Some(format!("after a panic of {} the boot loader starts {from}: {why}", plan.to))),
         },
     };
     let warning = boot_loader::warning(&config.boot, &from);
     let cautions = warning.into_iter().chain(straight).chain(obstacles.cautions).collect();
-    let pids = units.iter().map(|unit| highest(unit.pid)).collect::<Result<Vec<_>, _>>()?;
+    let pids = units.iter().map(|unit| highest_thread_id(unit.pid)).collect::<Result<Vec<_>, _>>()?;
     Ok(Journal {
         v: 1,
         from,
@@ -172,17 +178,17 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         begun_on: Vec::new(),
         pid_max: pids.into_iter().max().unwrap_or(0),
         units,
-        held: held.units,
-        stays: Stays::of(&names)?,
+        delayed: delayed.units,
+        remaining: RemainingUnits::of(&names)?,
         has_stopped: false,
         watchdog,
-        unwatched,
+        watchdog_warning,
         crash,
         cautions,
         region,
         handover,
-        woken: None,
-        unguarded: Vec::new(),
+        prompted: None,
+        guard_gaps: Vec::new(),
         mounts: Vec::new(),
         config: config.clone(),
         timings: Vec::new(),
@@ -194,16 +200,16 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
 fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, Error> {
     let (config, pids) = (&plan.config, units.iter().map(|unit| unit.pid));
     if config.handover().is_none() {
-        return room(pids, &config.images()).map(|()| None);
+        return check_space(pids, &config.images()).map(|()| None);
     }
-    let bytes = pids.map(needed).sum::<Result<u64, Error>>()?;
-    let (running, next) = command_line::both(&config.append)?;
+    let bytes = pids.map(memory_bytes).sum::<Result<u64, Error>>()?;
+    let (running, next) = command_line::both_kernels(&config.append)?;
     Handover::of(config, bytes, (from, &plan.to), (&running, &next)).map(Some).map_err(Error::Refused)
 }
 
 /// Returns the memory region that holds the images, if one does. The journal must survive any loss of power.
 fn region(config: &Config) -> Result<Option<Region>, String> {
-    let (running, next) = command_line::both(&config.append).map_err(|error| error.with_causes())?;
+    let (running, next) = command_line::both_kernels(&config.append).map_err(|error| error.with_causes())?;
     if Region::of(&config.state, &running, &next)?.is_some() {
         return Err(format!("{} lies in memory: the state must be on a disk", config.state.display()));
     }
@@ -211,9 +217,9 @@ fn region(config: &Config) -> Result<Option<Region>, String> {
 }
 
 /// Examines one unit, without its configuration.
-fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
-    let pid = of_unit(name)?;
-    let unit = full(name)?.to_string();
+fn inspect_unit(name: &str, criu: &Criu) -> Result<Unit, Error> {
+    let pid = unit_root_process(name)?;
+    let unit = complete_unit_name(name)?.to_string();
     let properties = properties(&unit)?;
     if let Some(text) = dropin_of(&unit, &properties)? {
         let text = text.trim_end().replace('\n', "\\n");
@@ -222,18 +228,19 @@ fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
             "its sandbox is closed; put this into {path} and restart it: {text}"
         )]));
     }
-    if let Some(socket) = sockets(&properties).next() {
+    if let Some(socket) = socket_units(&properties).next() {
         let text = format!("{socket} starts it, and systemd holds its sockets: systemctl disable --now {socket}");
         return Err(Error::Refused(vec![text]));
     }
     let report = check(pid, criu)?;
-    report.accepted()?;
-    let Volatile { lost, directories } = report.volatile;
+    report.require_no_refusal()?;
+    let VolatileObjects { lost, directories } = report.volatile;
     if !lost.is_empty() {
-        let text = |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::process_tree::name(pid));
+        let text =
+            |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::process_tree::process_name(pid));
         return Err(Error::Refused(lost.into_iter().map(text).collect()));
     }
-    let ports = ports(pid)?;
+    let ports = tcp_ports(pid)?;
     if ports.is_empty() {
         return Err(Error::Refused(vec!["has no port of TCP".into()]));
     }
@@ -241,7 +248,7 @@ fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
 }
 
 /// Returns the highest id among the threads of a process and all below it.
-fn highest(pid: i32) -> Result<u32, Error> {
+fn highest_thread_id(pid: i32) -> Result<u32, Error> {
     let tasks = tree(pid)?.into_iter().filter_map(|process| process.tasks().ok());
     Ok(tasks.flatten().flatten().map(|task| task.tid).max().unwrap_or(pid).unsigned_abs())
 }
@@ -249,21 +256,21 @@ fn highest(pid: i32) -> Result<u32, Error> {
 /// Goes to another kernel. Returns only on failure; the units then run on here as before.
 pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infallible, Error> {
     let state = &plan.config.state;
-    let lock = locked(state)?;
-    if mend(state)?.is_some() {
+    let lock = lock_state(state)?;
+    if roll_back_locked(state)?.is_some() {
         let text = "a switch that was killed had left something, which was taken back";
-        tell(observer, EventKind::Warning { text: text.into() });
+        report(observer, EventKind::Warning { text: text.into() });
     }
     let begun = now_ns();
-    tell(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
+    report(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
     let mut journal = check_switch(plan)?;
-    took(&mut journal, "check", begun, observer);
+    record_phase(&mut journal, "check", begun, observer);
     for text in journal.warnings() {
-        tell(observer, EventKind::Warning { text });
+        report(observer, EventKind::Warning { text });
     }
     let images = plan.config.images();
     let _ = Directory::open(&images).and_then(Directory::remove_all);
-    let handed = hand_over(&mut journal, observer)?;
+    let mounted = create_handover(&mut journal, observer)?;
     Directory::make(&images)?;
     let guardian = Guardian::start(state, &lock)?;
     journal.write()?;
@@ -272,33 +279,33 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         journal,
         observer,
         workers: Vec::new(),
-        told: None,
+        messages: None,
         mounts: Vec::new(),
         watch: None,
         disks: None,
-        front: Front::default(),
+        port_guard: PortGuard::default(),
         guardian,
-        _handed: handed,
+        _handover: mounted,
         _lock: lock,
     };
-    let (reached, error) = switch.forward();
-    switch.back(reached, &error);
+    let (reached, error) = switch.run_phases();
+    switch.undo_phases(reached, &error);
     switch.guardian.dismiss();
     Err(error)
 }
 
 /// Makes the memory for the images, if it is to be handed over.
-fn hand_over(journal: &mut Journal, observer: Observer<'_>) -> Result<Option<Held>, Error> {
+fn create_handover(journal: &mut Journal, observer: Observer<'_>) -> Result<Option<MountedHandover>, Error> {
     let Some(handover) = &journal.handover else { return Ok(None) };
     let begun = now_ns();
-    tell(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "memory".into() });
-    let held = handover.make()?;
-    took(journal, "memory", begun, observer);
-    Ok(Some(held))
+    report(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "memory".into() });
+    let mounted = handover.create()?;
+    record_phase(journal, "memory", begun, observer);
+    Ok(Some(mounted))
 }
 
-fn locked(state: &Path) -> Result<File, Error> {
-    let end = Instant::now() + ANOTHER;
+fn lock_state(state: &Path) -> Result<File, Error> {
+    let end = Instant::now() + OTHER_SWITCH_TIMEOUT;
     loop {
         match Journal::lock(state)? {
             Some(lock) => return Ok(lock),
@@ -312,29 +319,29 @@ fn locked(state: &Path) -> Result<File, Error> {
 }
 
 /// Rolls back a switch that was killed together with its guardian. The caller holds the lock.
-fn mend(state: &Path) -> Result<Option<Journal>, Error> {
-    let Some(mut journal) = Journal::read(state)?.filter(guardian::is_left) else { return Ok(None) };
-    guardian::mend(&mut journal).map(|()| Some(journal))
+fn roll_back_locked(state: &Path) -> Result<Option<Journal>, Error> {
+    let Some(mut journal) = Journal::read(state)?.filter(guardian::is_interrupted) else { return Ok(None) };
+    guardian::roll_back(&mut journal).map(|()| Some(journal))
 }
 
 /// Rolls back a switch that was killed, as a command of its own; returns the journal afterwards, or `None` if there was
 /// nothing to roll back.
-pub fn take_back(state: &Path) -> Result<Option<Journal>, Error> {
-    if guardian::left_behind(state)?.is_none() {
+pub fn roll_back(state: &Path) -> Result<Option<Journal>, Error> {
+    if guardian::find_interrupted(state)?.is_none() {
         return Ok(None);
     }
-    let _lock = locked(state)?;
-    mend(state)
+    let _lock = lock_state(state)?;
+    roll_back_locked(state)
 }
 
-fn tell(observer: Observer<'_>, kind: EventKind) {
+fn report(observer: Observer<'_>, kind: EventKind) {
     observer(&Event::new(now_ns(), None, kind));
 }
 
-fn took(journal: &mut Journal, phase: &str, begun: u64, observer: Observer<'_>) {
+fn record_phase(journal: &mut Journal, phase: &str, begun: u64, observer: Observer<'_>) {
     let duration_ns = now_ns() - begun;
-    journal.took(phase, duration_ns / 1000);
-    tell(observer, EventKind::PhaseEnded { operation: "switch".into(), phase: phase.into(), duration_ns });
+    journal.record_timing(phase, duration_ns / 1000);
+    report(observer, EventKind::PhaseEnded { operation: "switch".into(), phase: phase.into(), duration_ns });
 }
 
 /// An active switch.
@@ -343,36 +350,36 @@ struct Switch<'p> {
     journal: Journal,
     observer: Observer<'p>,
     workers: Vec<Worker>,
-    told: Option<Receiver<(usize, Told)>>,
+    messages: Option<Receiver<(usize, WorkerMessage)>>,
     mounts: Vec<String>,
     watch: Option<Armed>,
     disks: Option<Disks>,
-    front: Front,
+    port_guard: PortGuard,
     guardian: Guardian,
     /// The memory is handed over as long as this is held.
-    _handed: Option<Held>,
+    _handover: Option<MountedHandover>,
     _lock: File,
 }
 
 /// The checkpoint of one unit, in a thread of its own.
 struct Worker {
     unit: String,
-    go_on: Option<Sender<()>>,
+    permission: Option<Sender<()>>,
     thread: JoinHandle<Result<Checkpoint, Error>>,
 }
 
 /// Message of a checkpoint to the switch.
-enum Told {
+enum WorkerMessage {
     Event(Box<Event>),
-    At(Moment),
+    Reached(Moment),
     Ended,
 }
 
 impl Switch<'_> {
     /// Runs phase after phase; returns how many were begun, and the reason of the failure.
-    fn forward(&mut self) -> (usize, Error) {
+    fn run_phases(&mut self) -> (usize, Error) {
         for (at, phase) in PHASES.iter().enumerate() {
-            tell(self.observer, EventKind::PhaseStarted { operation: "switch".into(), phase: phase.name.into() });
+            report(self.observer, EventKind::PhaseStarted { operation: "switch".into(), phase: phase.name.into() });
             let begun = now_ns();
             if self.plan.lose_power_in.as_deref() == Some(phase.name) {
                 reset();
@@ -386,7 +393,7 @@ impl Switch<'_> {
                 }
                 _ => (phase.run)(self),
             };
-            took(&mut self.journal, phase.name, begun, self.observer);
+            record_phase(&mut self.journal, phase.name, begun, self.observer);
             if let Err(error) = done {
                 return (at + 1, error);
             }
@@ -395,12 +402,12 @@ impl Switch<'_> {
     }
 
     /// Raises the guard in front of all ports of the units, or changes it.
-    fn raise(&mut self, wall: Wall) -> Result<(), Error> {
-        self.front.raise(wall, &self.journal.ports())
+    fn raise(&mut self, scope: DropScope) -> Result<(), Error> {
+        self.port_guard.raise(scope, &self.journal.ports())
     }
 
     /// Runs the inverses of the phases that were begun, last first.
-    fn back(&mut self, begun: usize, why: &Error) {
+    fn undo_phases(&mut self, begun: usize, why: &Error) {
         for phase in PHASES[..begun].iter().rev() {
             if let Err(error) = (phase.undo)(self) {
                 tracing::error!(phase = phase.name, "could not be taken back: {error}");
@@ -421,15 +428,15 @@ impl Switch<'_> {
     }
 
     /// Waits until every checkpoint has reached a moment.
-    fn until(&mut self, moment: Moment) -> Result<(), Error> {
-        let mut limit = Limit::new(STANDSTILL, Instant::now());
-        let mut there = vec![false; self.workers.len()];
-        while there.iter().any(|there| !there) {
-            match self.told.as_ref().and_then(|told| told.recv_timeout(LOOK).ok()) {
-                Some((_, Told::Event(event))) => (self.observer)(&event),
-                Some((at, Told::At(reached))) if reached == moment => there[at] = true,
-                Some((_, Told::At(_))) => {}
-                Some((at, Told::Ended)) => {
+    fn wait_for_moment(&mut self, moment: Moment) -> Result<(), Error> {
+        let mut limit = StallLimit::new(STALL_TIMEOUT, Instant::now());
+        let mut reached_by = vec![false; self.workers.len()];
+        while reached_by.iter().any(|reached_by| !reached_by) {
+            match self.messages.as_ref().and_then(|messages| messages.recv_timeout(PROGRESS_INTERVAL).ok()) {
+                Some((_, WorkerMessage::Event(event))) => (self.observer)(&event),
+                Some((at, WorkerMessage::Reached(reached))) if reached == moment => reached_by[at] = true,
+                Some((_, WorkerMessage::Reached(_))) => {}
+                Some((at, WorkerMessage::Ended)) => {
                     let worker = self.workers.remove(at);
                     let why = match worker.thread.join() {
                         Ok(Err(error)) => error.to_string(),
@@ -437,8 +444,8 @@ impl Switch<'_> {
                     };
                     return Err(Error::Unit { unit: worker.unit, why });
                 }
-                None if limit.is_over(Instant::now(), || self.progress()) => {
-                    let why = format!("nothing went on for {} s", STANDSTILL.as_secs());
+                None if limit.is_reached(Instant::now(), || self.progress()) => {
+                    let why = format!("nothing went on for {} s", STALL_TIMEOUT.as_secs());
                     return Err(Error::Step { what: "freeze", why });
                 }
                 None => {}
@@ -460,20 +467,20 @@ fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
 
 /// Stops the units that stay, before passes over memory: everything that changes after the passes makes the freeze
 /// longer.
-fn stop(switch: &mut Switch<'_>) -> Result<(), Error> {
+fn stop_remaining(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.journal.has_stopped = true;
     switch.journal.write()?;
-    switch.journal.stays.stop(switch.journal.stop_limit())
+    switch.journal.remaining.stop(switch.journal.stop_limit())
 }
 
-fn start(switch: &mut Switch<'_>) -> Result<(), Error> {
-    switch.journal.stays.start(switch.journal.stop_limit())
+fn start_remaining(switch: &mut Switch<'_>) -> Result<(), Error> {
+    switch.journal.remaining.start(switch.journal.stop_limit())
 }
 
 /// Makes a checkpoint of each unit at the same time, up to the freeze of its processes.
-fn passes(switch: &mut Switch<'_>) -> Result<(), Error> {
-    let (tell, told) = channel();
-    switch.told = Some(told);
+fn run_passes(switch: &mut Switch<'_>) -> Result<(), Error> {
+    let (sender, messages) = channel();
+    switch.messages = Some(messages);
     for (at, unit) in switch.journal.units.iter().enumerate() {
         let options = CheckpointOptions {
             pid: unit.pid,
@@ -486,42 +493,42 @@ fn passes(switch: &mut Switch<'_>) -> Result<(), Error> {
             key: MACHINE_KEY.into(),
             fail_before_seal: false,
         };
-        let (go_on, heard) = channel();
-        let (tell, name) = (tell.clone(), unit.name.clone());
-        let thread = std::thread::spawn(move || checkpoint_of(&options, &name, at, &tell, heard));
-        switch.workers.push(Worker { unit: unit.name.clone(), go_on: Some(go_on), thread });
+        let (permission, permissions) = channel();
+        let (sender, name) = (sender.clone(), unit.name.clone());
+        let thread = std::thread::spawn(move || run_checkpoint(&options, &name, at, &sender, permissions));
+        switch.workers.push(Worker { unit: unit.name.clone(), permission: Some(permission), thread });
     }
-    switch.until(Moment::Freezing)
+    switch.wait_for_moment(Moment::Freezing)
 }
 
 /// Runs one checkpoint: it waits at each moment until it may continue, and never reaches its end.
-fn checkpoint_of(
+fn run_checkpoint(
     options: &CheckpointOptions,
     unit: &str,
     at: usize,
-    tell: &Sender<(usize, Told)>,
-    heard: Receiver<()>,
+    sender: &Sender<(usize, WorkerMessage)>,
+    permissions: Receiver<()>,
 ) -> Result<Checkpoint, Error> {
-    let (say, heard) = (Mutex::new(tell.clone()), Mutex::new(heard));
-    let say = |told| {
+    let (send, permissions) = (Mutex::new(sender.clone()), Mutex::new(permissions));
+    let send = |message| {
         // no receiver is left when the switch has been aborted
-        let _ = say.lock().unwrap_or_else(PoisonError::into_inner).send((at, told));
+        let _ = send.lock().unwrap_or_else(PoisonError::into_inner).send((at, message));
     };
     let moment = |moment| {
-        say(Told::At(moment));
-        let heard = heard.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        heard.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was given up".into() })
+        send(WorkerMessage::Reached(moment));
+        let permissions = permissions.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        permissions.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was given up".into() })
     };
-    let done = checkpoint_then(options, &moment, &|event| say(Told::Event(Box::new(event.clone()))));
-    say(Told::Ended);
+    let done = checkpoint_with_hook(options, &moment, &|event| send(WorkerMessage::Event(Box::new(event.clone()))));
+    send(WorkerMessage::Ended);
     done
 }
 
 /// Makes new connections wait; those that are being made finish.
 fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
-    let (ports, end) = (switch.journal.ports(), Instant::now() + DRAIN);
+    let (ports, end) = (switch.journal.ports(), Instant::now() + DRAIN_TIMEOUT);
     loop {
-        match waiting(&ports) {
+        match pending_connections(&ports) {
             0 => return Ok(()),
             left if Instant::now() > end => {
                 return Err(Error::Step { what: "drain", why: format!("{left} connections were not accepted") });
@@ -533,33 +540,33 @@ fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
 
 /// Raises the guard in front of the ports that the units use by now.
 fn guard(switch: &mut Switch<'_>) -> Result<(), Error> {
-    ports_again(&mut switch.journal)?;
-    switch.raise(Wall::All)
+    update_ports(&mut switch.journal)?;
+    switch.raise(DropScope::All)
 }
 
 /// Adds ports of connections that units have made since they were examined. Returns true if there are new ones.
-fn ports_again(journal: &mut Journal) -> Result<bool, Error> {
+fn update_ports(journal: &mut Journal) -> Result<bool, Error> {
     let mut more = false;
     for unit in &mut journal.units {
-        more |= unit.speaks(&ports(unit.pid)?);
+        more |= unit.add_ports(&tcp_ports(unit.pid)?);
     }
     Ok(more)
 }
 
 fn freeze(switch: &mut Switch<'_>) -> Result<(), Error> {
     for worker in &switch.workers {
-        if let Some(go_on) = &worker.go_on {
+        if let Some(permission) = &worker.permission {
             // a checkpoint that has ended reports the reason
-            let _ = go_on.send(());
+            let _ = permission.send(());
         }
     }
-    switch.until(Moment::Sealed)
+    switch.wait_for_moment(Moment::Sealed)
 }
 
 /// Aborts every checkpoint that waits; its processes run on.
-fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
+fn abort_checkpoints(switch: &mut Switch<'_>) -> Result<(), Error> {
     for worker in &mut switch.workers {
-        worker.go_on = None;
+        worker.permission = None;
     }
     for worker in switch.workers.drain(..) {
         if worker.thread.join().is_ok_and(|done| done.is_ok()) {
@@ -573,8 +580,8 @@ fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
 /// find files that are older than itself after a loss of power.
 fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
     // ports that were opened while the guard was raised; now no process opens any
-    if ports_again(&mut switch.journal)? {
-        switch.raise(Wall::All)?;
+    if update_ports(&mut switch.journal)? {
+        switch.raise(DropScope::All)?;
     }
     if let Some(disks) = &switch.disks {
         disks.sync()?;
@@ -596,20 +603,20 @@ fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
 }
 
 /// Arms the watchdog: from here on a machine that hangs is reset, and starts with the old kernel.
-fn watch(switch: &mut Switch<'_>) -> Result<(), Error> {
+fn arm_watchdog(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.watch = switch.journal.watchdog.as_ref().map(Watchdog::arm).transpose()?;
     Ok(())
 }
 
-fn unwatch(switch: &mut Switch<'_>) -> Result<(), Error> {
+fn disarm_watchdog(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.watch.take().map_or(Ok(()), Armed::disarm)
 }
 
-impl From<Memory> for crate::Restore {
+impl From<Memory> for crate::RestoreMode {
     fn from(memory: Memory) -> Self {
         match memory {
-            Memory::OnDemand => crate::Restore::OnDemand,
-            Memory::Eager => crate::Restore::Eager,
+            Memory::OnDemand => crate::RestoreMode::OnDemand,
+            Memory::Eager => crate::RestoreMode::Eager,
         }
     }
 }

@@ -5,27 +5,27 @@
 
 use super::journal::{Decision, Journal};
 use super::unit::notify;
-use crate::guard::{Filter, Gap, Keeper, Nftables, Wall, keep, lift_at, owned};
+use crate::guard::{DropScope, Filter, Gap, GuardOwner, Nftables, lift_guard, owned_name, run_owner};
 use crate::{Error, host};
 use std::path::Path;
 
 /// Name of the table that stays when the process that made it ends.
-const TABLE: &str = "stillpoint_switch";
+const TABLE_NAME: &str = "stillpoint_switch";
 /// Socket of the keeper on a kernel that starts.
-pub(super) const SOCKET: &str = "/run/stillpoint/switch-guard.sock";
+pub(super) const SOCKET_PATH: &str = "/run/stillpoint/switch-guard.sock";
 
 /// The switch's own guard: one of its tables ends with this value.
 #[derive(Default)]
-pub(super) struct Front(Option<Nftables>);
+pub(super) struct PortGuard(Option<Nftables>);
 
-impl Front {
+impl PortGuard {
     /// Raises the guard in front of ports, or changes it; at no moment is there no guard.
-    pub(super) fn raise(&mut self, wall: Wall, ports: &[u16]) -> Result<(), Error> {
+    pub(super) fn raise(&mut self, scope: DropScope, ports: &[u16]) -> Result<(), Error> {
         let nftables = self.0.take().map_or_else(Nftables::open, Ok)?;
         let nftables = self.0.insert(nftables);
-        let filter = Filter::Ports(wall, ports.to_vec());
-        nftables.replace(&owned(TABLE), true, &filter)?;
-        nftables.replace(TABLE, false, &filter)
+        let filter = Filter::Ports(scope, ports.to_vec());
+        nftables.replace(&owned_name(TABLE_NAME), true, &filter)?;
+        nftables.replace(TABLE_NAME, false, &filter)
     }
 
     /// Removes the guard.
@@ -37,22 +37,22 @@ impl Front {
 }
 
 /// Raises the part that a generator can raise: the table that stays when its maker ends.
-pub(super) fn raise_early(ports: &[u16]) -> Result<(), Error> {
-    Nftables::open()?.replace(TABLE, false, &outside(ports))
+pub(super) fn raise_unowned(ports: &[u16]) -> Result<(), Error> {
+    Nftables::open()?.replace(TABLE_NAME, false, &outside_filter(ports))
 }
 
 /// Removes a guard that another process raised.
 pub(super) fn lower() -> Result<(), Error> {
-    lift_at(Path::new(SOCKET), TABLE).map(|_| ())
+    lift_guard(Path::new(SOCKET_PATH), TABLE_NAME).map(|_| ())
 }
 
 /// Removes the guard on a kernel that has started, and records the times in which it was missing. It is `expected` to
 /// exist unless a leader that was killed may have removed it.
-pub(super) fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
-    let outcome = lift_at(Path::new(SOCKET), TABLE)?;
-    journal.unguarded.extend(outcome.gaps);
-    if expected && !outcome.stood {
-        journal.unguarded.push(Gap::until_now());
+pub(super) fn lift_and_record(journal: &mut Journal, expected: bool) -> Result<(), Error> {
+    let outcome = lift_guard(Path::new(SOCKET_PATH), TABLE_NAME)?;
+    journal.guard_gaps.extend(outcome.gaps);
+    if expected && !outcome.was_active {
+        journal.guard_gaps.push(Gap::until_now());
     }
     Ok(())
 }
@@ -62,26 +62,26 @@ pub(super) fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
 ///
 /// # Errors
 /// The journal cannot be read, or the kernel does not make the tables.
-pub fn keep_ports(state: &Path, socket: &Path, raised: impl FnOnce()) -> Result<(), Error> {
+pub fn guard_ports(state: &Path, socket: &Path, on_ready: impl FnOnce()) -> Result<(), Error> {
     let journal = Journal::read(state)?;
-    let up = || {
+    let notify_ready = || {
         if let Err(error) = notify("READY=1") {
             tracing::warn!("{}", error.with_causes());
         }
-        raised();
+        on_ready();
     };
     match journal.filter(|journal| journal.decide(&host::kernel(), &host::boot()) != Decision::Nothing) {
         Some(journal) => {
-            let (filter, socket) = (outside(&journal.ports()), socket.to_owned());
-            keep(Keeper { name: TABLE.into(), filter, socket, was_raised: true }, up)
+            let (filter, socket) = (outside_filter(&journal.ports()), socket.to_owned());
+            run_owner(GuardOwner { name: TABLE_NAME.into(), filter, socket, was_raised: true }, notify_ready)
         }
         None => {
-            up();
+            notify_ready();
             Ok(())
         }
     }
 }
 
-fn outside(ports: &[u16]) -> Filter {
-    Filter::Ports(Wall::Outside, ports.to_vec())
+fn outside_filter(ports: &[u16]) -> Filter {
+    Filter::Ports(DropScope::Outside, ports.to_vec())
 }

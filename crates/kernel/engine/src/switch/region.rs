@@ -1,11 +1,11 @@
 //! Memory that outlives a kernel: a region that no kernel uses as RAM (`memmap=SIZE!START`), which the kernel shows as
 //! a block device (`/dev/pmem0`), with a file system on it. Its content is lost with the power.
 
-use super::memmap::kept;
+use super::memmap::check_excluded;
 use super::system::run;
 use crate::Error;
-use crate::checkpoint::existing;
-use crate::error::At;
+use crate::checkpoint::nearest_existing;
+use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files::{self, Files};
 
 /// Time within which the device must appear.
-const APPEARS: Duration = Duration::from_secs(10);
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Drivers of the device, if they are not built in.
 const DRIVERS: [&str; 2] = ["nd_e820", "nd_pmem"];
 /// Prefixes of block devices that are memory and end with this kernel.
-const PASSING: [&str; 2] = ["ram", "zram"];
+const VOLATILE_DEVICES: [&str; 2] = ["ram", "zram"];
 
 /// A region, and the mount of the file system on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ impl Region {
     /// Returns the region that holds a directory, with the command lines of this kernel and the next one; `None` if
     /// that is a disk. The error is the reason why the directory is lost with this kernel.
     pub(super) fn of(directory: &Path, running: &str, next: &str) -> Result<Option<Region>, String> {
-        let nearest = existing(directory);
+        let nearest = nearest_existing(directory);
         let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", nearest.display());
         let path = nearest.canonicalize().map_err(|error| failed(&error))?;
         let mounts = kernel_files::text("/proc/self/mountinfo").map_err(|error| failed(&error))?;
@@ -61,12 +61,12 @@ impl Region {
         let files = Files::of_kernel();
         let block = files.canonical(format!("/sys/dev/block/{major}:{minor}"));
         let Some(found) =
-            block.ok().map(|block| placed(&files, &block)).transpose().map_err(|why| failed(&why))?.flatten()
+            block.ok().map(|block| memory_range(&files, &block)).transpose().map_err(|why| failed(&why))?.flatten()
         else {
             return Ok(None);
         };
         let region = found.0..found.0 + found.1;
-        kept(region, running, next).map_err(|why| failed(&why))?;
+        check_excluded(region, running, next).map_err(|why| failed(&why))?;
         let Mount { at, kind, options, .. } = mount;
         Ok(Some(Region { start: found.0, bytes: found.1, at, kind, options }))
     }
@@ -81,7 +81,7 @@ impl Region {
     }
 
     /// Mounts its file system at the same place as before.
-    pub(super) fn reach(&self) -> Result<(), Error> {
+    pub(super) fn mount(&self) -> Result<(), Error> {
         let path = "/proc/self/mountinfo";
         let is_there = || -> Result<bool, Error> {
             let mounts = kernel_files::text(path).at("read", path)?;
@@ -101,14 +101,15 @@ impl Region {
 
     /// Returns its block device on this kernel, once it exists: numbers may have changed, its address has not.
     fn device(&self) -> Result<PathBuf, Error> {
-        let end = Instant::now() + APPEARS;
+        let end = Instant::now() + DEVICE_TIMEOUT;
         let mut loaded = false;
         let (files, class) = (Files::of_kernel(), Path::new("/sys/class/block"));
         loop {
             let is_it = |name: &OsString| {
                 let block = class.join(name);
-                let placed = files.canonical(&block).ok().and_then(|block| placed(&files, &block).ok().flatten());
-                placed == Some((self.start, self.bytes)) && !files.exists(block.join("partition"))
+                let memory_range =
+                    files.canonical(&block).ok().and_then(|block| memory_range(&files, &block).ok().flatten());
+                memory_range == Some((self.start, self.bytes)) && !files.exists(block.join("partition"))
             };
             if let Some(block) = files.names(class).into_iter().find(is_it) {
                 return Ok(Path::new("/dev").join(block));
@@ -162,10 +163,10 @@ fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
 
 /// Returns first address and length of the RAM behind a block device, by its directory in /sys; `None` for a disk.
 /// NVDIMMs and the like count as disks: they need no argument, and do not lose their content with the power.
-fn placed(files: &Files, block: &Path) -> Result<Option<(u64, u64)>, String> {
+fn memory_range(files: &Files, block: &Path) -> Result<Option<(u64, u64)>, String> {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let own = name(block);
-    if PASSING
+    if VOLATILE_DEVICES
         .iter()
         .any(|kind| own.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
     {
@@ -181,8 +182,8 @@ fn placed(files: &Files, block: &Path) -> Result<Option<(u64, u64)>, String> {
     if bus.map(|bus| files.value(bus.join("provider"))).as_deref() != Some("e820") {
         return Ok(None);
     }
-    let number = |file: &str| super::memmap::number(&files.value(namespace.join(file)));
-    match (number("resource"), number("size")) {
+    let field_number = |file: &str| super::memmap::parse_number(&files.value(namespace.join(file)));
+    match (field_number("resource"), field_number("size")) {
         (Some(start), Some(bytes)) if start > 0 => Ok(Some((start, bytes))),
         _ => Err(format!("/dev/{own}: where it lies is not told ({})", namespace.display())),
     }
@@ -221,25 +222,27 @@ mod tests {
             files.iter().for_each(|(name, text)| std::fs::write(dir.join(name), text).unwrap());
             devices.join(path)
         };
-        let placed = |block: &Path| placed(&kernel, block);
+        let memory_range = |block: &Path| memory_range(&kernel, block);
         make("e820_pmem/ndbus0", &[("provider", "e820\n")]);
         let namespace = [("resource", "0x40000000\n"), ("size", "268435456\n")];
         make("e820_pmem/ndbus0/region0/namespace0.0", &namespace);
         let found = Ok(Some((1 << 30, 256 << 20)));
-        assert_eq!(placed(&make("e820_pmem/ndbus0/region0/namespace0.0/block/pmem0", &[])), found);
-        assert_eq!(placed(&make("e820_pmem/ndbus0/region0/namespace0.0/block/pmem0/pmem0p1", &[])), found);
+        assert_eq!(memory_range(&make("e820_pmem/ndbus0/region0/namespace0.0/block/pmem0", &[])), found);
+        assert_eq!(memory_range(&make("e820_pmem/ndbus0/region0/namespace0.0/block/pmem0/pmem0p1", &[])), found);
         make("acpi/ndbus1", &[("provider", "ACPI.NFIT\n")]);
         make("acpi/ndbus1/region0/namespace1.0", &namespace);
-        assert_eq!(placed(&make("acpi/ndbus1/region0/namespace1.0/block/pmem1", &[])), Ok(None));
-        assert_eq!(placed(&make("pci/virtio0/block/vda", &[])), Ok(None));
-        assert!(placed(&make("virtual/block/ram0", &[])).unwrap_err().contains("does not outlive"));
-        assert!(placed(&make("virtual/block/zram1", &[])).is_err());
+        assert_eq!(memory_range(&make("acpi/ndbus1/region0/namespace1.0/block/pmem1", &[])), Ok(None));
+        assert_eq!(memory_range(&make("pci/virtio0/block/vda", &[])), Ok(None));
+        assert!(memory_range(&make("virtual/block/ram0", &[])).unwrap_err().contains("does not outlive"));
+        assert!(memory_range(&make("virtual/block/zram1", &[])).is_err());
         make("virtual/block/dm-0/slaves/pmem0", &[]);
-        assert!(placed(&devices.join("virtual/block/dm-0")).unwrap_err().contains("lies over pmem0"));
+        assert!(memory_range(&devices.join("virtual/block/dm-0")).unwrap_err().contains("lies over pmem0"));
         // a process without root's rights does not get the address
         make("e820_pmem/ndbus0/region1/namespace1.0", &[("resource", "0x0\n"), ("size", "2097152\n")]);
         assert!(
-            placed(&make("e820_pmem/ndbus0/region1/namespace1.0/block/pmem2", &[])).unwrap_err().contains("not told")
+            memory_range(&make("e820_pmem/ndbus0/region1/namespace1.0/block/pmem2", &[]))
+                .unwrap_err()
+                .contains("not told")
         );
     }
 }

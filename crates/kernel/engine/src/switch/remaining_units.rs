@@ -8,7 +8,7 @@
 
 use super::system::{run, run_within};
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,19 +17,19 @@ use std::time::Duration;
 use stillpoint_host::kernel_files;
 
 /// Services that systemd starts after this one are ordinary ones; all others belong to the machine itself.
-const ORDINARY: &str = "basic.target";
+const ORDINARY_TARGET: &str = "basic.target";
 /// Units that are ordered before this one make the network.
-const NETWORK: &str = "network.target";
+const NETWORK_TARGET: &str = "network.target";
 /// Suffixes of units that start others.
-const TRIGGERS: [&str; 4] = [".socket", ".timer", ".path", ".automount"];
+const TRIGGER_SUFFIXES: [&str; 4] = [".socket", ".timer", ".path", ".automount"];
 /// Beginning of the control groups of users' processes.
-const USERS: &str = "/user.slice/";
+const USER_GROUP_PREFIX: &str = "/user.slice/";
 /// The control group of systemd itself.
-const INIT: &str = "init.scope";
+const INIT_SCOPE: &str = "init.scope";
 
 /// Decision about each unit that stays.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stays {
+pub struct RemainingUnits {
     /// Units that are stopped before the others are frozen, each before those that it was started after.
     pub stop: Vec<String>,
     /// Units that run until the kexec and are cut off there, with the reason.
@@ -40,11 +40,11 @@ pub struct Stays {
 
 /// A unit as systemd describes it.
 #[derive(Debug, Default)]
-struct Described {
+struct UnitProperties {
     properties: BTreeMap<String, Vec<String>>,
 }
 
-impl Described {
+impl UnitProperties {
     fn list(&self, property: &str) -> impl Iterator<Item = &str> {
         self.properties.get(property).into_iter().flatten().map(String::as_str)
     }
@@ -58,7 +58,7 @@ impl Described {
     }
 
     fn is_of_users(&self) -> bool {
-        self.list("ControlGroup").any(|group| group.starts_with(USERS))
+        self.list("ControlGroup").any(|group| group.starts_with(USER_GROUP_PREFIX))
     }
 
     fn has(&self, property: &str, value: &str) -> bool {
@@ -87,7 +87,7 @@ impl Caller {
     }
 
     /// Returns true if this process would end with a unit.
-    fn is_below(&self, unit: &Described) -> bool {
+    fn is_below(&self, unit: &UnitProperties) -> bool {
         let holds = |group: &str| group != "/" && Path::new(&self.group).starts_with(group);
         let is_main = |pid: &str| pid.parse::<i32>().is_ok_and(|pid| self.pids.contains(&pid));
         unit.list("ControlGroup").any(holds) || unit.list("MainPID").any(is_main)
@@ -97,13 +97,13 @@ impl Caller {
 /// Every unit that systemd has loaded.
 struct Units {
     /// Units by their names.
-    known: BTreeMap<String, Described>,
+    known: BTreeMap<String, UnitProperties>,
     /// Name of the unit that the next boot starts, with all that it wants.
     default: String,
 }
 
 /// Properties that are read from systemd.
-const ASKED: [&str; 17] = [
+const PROPERTIES: [&str; 17] = [
     "Id",
     "ActiveState",
     "SubState",
@@ -123,13 +123,13 @@ const ASKED: [&str; 17] = [
     "Triggers",
 ];
 /// Properties by which a unit is stopped together with the one that it refers to.
-const STOPPED_WITH: [&str; 4] = ["Requires", "Requisite", "BindsTo", "PartOf"];
+const STOP_DEPENDENCIES: [&str; 4] = ["Requires", "Requisite", "BindsTo", "PartOf"];
 /// Properties by which a unit is started together with the one that refers to it.
-const STARTED_WITH: [&str; 5] = ["Requires", "Requisite", "BindsTo", "Wants", "Triggers"];
+const START_DEPENDENCIES: [&str; 5] = ["Requires", "Requisite", "BindsTo", "Wants", "Triggers"];
 
 impl Units {
     fn read() -> Result<Self, Error> {
-        let properties = format!("--property={}", ASKED.join(","));
+        let properties = format!("--property={}", PROPERTIES.join(","));
         // the first one is loaded if it is not
         let arguments = ["show", "--all", &properties, "--", "default.target", "*"];
         run("ask about units", "systemctl", &arguments, None).map(|text| Units::parse(&text))
@@ -142,13 +142,13 @@ impl Units {
             let words = |value: &str| value.split_whitespace().map(ToOwned::to_owned).collect();
             let properties: BTreeMap<String, Vec<String>> =
                 pairs.map(|(key, value)| (key.to_owned(), words(value))).collect();
-            let described = Described { properties };
-            let name = described.list("Id").next().map(ToOwned::to_owned);
+            let unit = UnitProperties { properties };
+            let name = unit.list("Id").next().map(ToOwned::to_owned);
             if let Some(name) = name {
                 if default.is_empty() {
                     default.clone_from(&name);
                 }
-                known.insert(name, described);
+                known.insert(name, unit);
             }
         }
         Units { known, default }
@@ -181,26 +181,29 @@ impl Units {
         sorted
     }
 
-    fn active(&self) -> impl Iterator<Item = (&str, &Described)> {
-        let is_active = |unit: &Described| unit.is("ActiveState", "active") || unit.is("ActiveState", "reloading");
+    fn active(&self) -> impl Iterator<Item = (&str, &UnitProperties)> {
+        let is_active = |unit: &UnitProperties| unit.is("ActiveState", "active") || unit.is("ActiveState", "reloading");
         self.known.iter().filter(move |(_, unit)| is_active(unit)).map(|(name, unit)| (name.as_str(), unit))
     }
 
     /// Returns the services that have running processes.
-    fn services(&self) -> impl Iterator<Item = (&str, &Described)> {
+    fn services(&self) -> impl Iterator<Item = (&str, &UnitProperties)> {
         self.active().filter(|(name, unit)| name.ends_with(".service") && unit.runs())
     }
 
     /// Decides about each unit that runs.
-    fn decide(&self, switched: &[String], caller: &Caller) -> Stays {
+    fn decide(&self, switched: &[String], caller: &Caller) -> RemainingUnits {
         let is_switched = |name: &str| switched.iter().any(|unit| unit == name);
-        let is_own = |unit: &Described| caller.is_below(unit);
-        let basic = |name: &str, unit: &Described| {
-            !unit.has("After", ORDINARY) || unit.has("Before", NETWORK) || is_switched(name) || is_own(unit)
+        let is_own = |unit: &UnitProperties| caller.is_below(unit);
+        let basic = |name: &str, unit: &UnitProperties| {
+            !unit.has("After", ORDINARY_TARGET)
+                || unit.has("Before", NETWORK_TARGET)
+                || is_switched(name)
+                || is_own(unit)
         };
         // a stop of the units that these need would stop these too
-        let stay_up = self.services().filter(|(name, unit)| basic(name, unit)).map(|(name, _)| name);
-        let needed = self.closure(stay_up, &STOPPED_WITH);
+        let running = self.services().filter(|(name, unit)| basic(name, unit)).map(|(name, _)| name);
+        let needed = self.closure(running, &STOP_DEPENDENCIES);
         let (mut stop, mut cut_off) = (BTreeSet::new(), Vec::new());
         for (name, unit) in self.services().filter(|(name, _)| !needed.contains(name)) {
             if unit.is_of_users() {
@@ -213,7 +216,8 @@ impl Units {
                 stop.insert(name);
             }
         }
-        let scopes = self.active().filter(|(name, unit)| name.ends_with(".scope") && *name != INIT && !is_own(unit));
+        let scopes =
+            self.active().filter(|(name, unit)| name.ends_with(".scope") && *name != INIT_SCOPE && !is_own(unit));
         cut_off.extend(scopes.map(|(name, _)| (name.to_owned(), "systemd did not start its processes".into())));
         // a connection would start it again
         let triggers = self.active().filter(|(name, unit)| {
@@ -224,7 +228,8 @@ impl Units {
         // and those that systemd stops with them
         loop {
             let with = self.active().filter(|(name, unit)| {
-                !stop.contains(name) && STOPPED_WITH.iter().any(|how| unit.list(how).any(|other| stop.contains(other)))
+                !stop.contains(name)
+                    && STOP_DEPENDENCIES.iter().any(|how| unit.list(how).any(|other| stop.contains(other)))
             });
             let with: Vec<&str> = with.map(|(name, _)| name).collect();
             if with.is_empty() {
@@ -232,13 +237,13 @@ impl Units {
             }
             stop.extend(with);
         }
-        let started = self.closure([self.default.as_str()].into_iter(), &STARTED_WITH);
-        let on_demand = |unit: &Described| unit.is("Type", "dbus");
+        let started = self.closure([self.default.as_str()].into_iter(), &START_DEPENDENCIES);
+        let on_demand = |unit: &UnitProperties| unit.is("Type", "dbus");
         let not_started = self
             .services()
             .filter(|(name, unit)| !is_switched(name) && !started.contains(name) && !on_demand(unit))
             .map(|(name, _)| name.to_owned());
-        Stays {
+        RemainingUnits {
             stop: self.last_started_first(stop).into_iter().map(ToOwned::to_owned).collect(),
             not_started: not_started.collect(),
             cut_off,
@@ -246,7 +251,7 @@ impl Units {
     }
 }
 
-impl Stays {
+impl RemainingUnits {
     /// Reads the units from systemd, and decides.
     pub(super) fn of(switched: &[String]) -> Result<Self, Error> {
         let caller = Caller::read()?;
@@ -257,7 +262,7 @@ impl Stays {
     /// one before it knows of the next. Only units that would start a service again, like its socket, end before that
     /// service.
     pub(super) fn stop(&self, limit: Duration) -> Result<(), Error> {
-        let starts_others = |unit: &&String| TRIGGERS.iter().any(|kind| unit.ends_with(kind));
+        let starts_others = |unit: &&String| TRIGGER_SUFFIXES.iter().any(|kind| unit.ends_with(kind));
         let (triggers, others): (Vec<_>, Vec<_>) = self.stop.iter().partition(starts_others);
         systemctl("stop the units that stay", "stop", triggers.into_iter().chain(others), limit)
     }
@@ -268,21 +273,21 @@ impl Stays {
     }
 
     /// Returns sentences about them for the operator, before a switch.
-    pub fn told(&self, limit_s: u64) -> Vec<String> {
-        let mut told = Vec::new();
+    pub fn descriptions(&self, limit_s: u64) -> Vec<String> {
+        let mut lines = Vec::new();
         if !self.stop.is_empty() {
-            told.push(format!(
+            lines.push(format!(
                 "are stopped before the others are frozen, within {limit_s} s: {}",
                 self.stop.join(", ")
             ));
         }
-        told.extend(
+        lines.extend(
             self.cut_off.iter().map(|(unit, why)| format!("is cut off by the change of kernels: {unit}: {why}")),
         );
         if !self.not_started.is_empty() {
-            told.push(format!("do not come back, as nothing starts them at boot: {}", self.not_started.join(", ")));
+            lines.push(format!("do not come back, as nothing starts them at boot: {}", self.not_started.join(", ")));
         }
-        told
+        lines
     }
 }
 
@@ -311,7 +316,7 @@ mod tests {
         )
     }
 
-    fn decide(units: &[String], own: &str) -> Stays {
+    fn decide(units: &[String], own: &str) -> RemainingUnits {
         let caller = Caller { group: own.into(), pids: vec![4121, 1] };
         Units::parse(&units.join("\n")).decide(&["db.service".into()], &caller)
     }
@@ -374,7 +379,7 @@ mod tests {
         assert_eq!(stays.not_started, ["by-hand.service", "job.service", "user@1.service"]);
         let cut_off: Vec<&str> = stays.cut_off.iter().map(|(unit, _)| unit.as_str()).collect();
         assert_eq!(cut_off, ["job.service", "user@1.service", "session-1.scope"]);
-        let told = stays.told(120).join("\n");
-        assert!(told.contains("within 120 s: bus-name.service, by-hand.service, web.service"), "{told}");
+        let lines = stays.descriptions(120).join("\n");
+        assert!(lines.contains("within 120 s: bus-name.service, by-hand.service, web.service"), "{lines}");
     }
 }

@@ -2,9 +2,9 @@
 //! for its release.
 
 use super::journal::Journal;
-use super::stall_limit::Limit;
+use super::stall_limit::StallLimit;
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::process_tree::descendants;
 use crate::restore::RESTORE_LOG;
 use procfs::process::Process;
@@ -17,29 +17,29 @@ use std::time::{Duration, Instant};
 use stillpoint_host::file::listen;
 use stillpoint_host::trusted::Directory;
 
-const PATH: &str = "/run/stillpoint/switch.sock";
+const SOCKET_PATH: &str = "/run/stillpoint/switch.sock";
 /// Time between two tests: after the last restore is ready all others wait so long.
-const PAUSE: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Message of a unit's restore when the processes are restored and stopped.
-pub(super) const STOPPED: &str = "stopped";
+pub(super) const STOPPED_MESSAGE: &str = "stopped";
 /// Message when the processes run.
-pub(super) const RUNNING: &str = "running";
+pub(super) const RUNNING_MESSAGE: &str = "running";
 /// Message when all of its memory is resident.
-pub(super) const FILLED: &str = "filled";
+pub(super) const FILLED_MESSAGE: &str = "filled";
 /// Message when its memory cannot be fetched any more; its processes have been killed.
-pub(super) const LOST: &str = "lost";
+pub(super) const LOST_MESSAGE: &str = "lost";
 /// Message when it failed, and none of its processes runs; the reason follows.
-pub(super) const FAILED: &str = "failed";
+pub(super) const FAILED_MESSAGE: &str = "failed";
 /// Message when it failed because the image is damaged, as it will each time.
-pub(super) const DAMAGED: &str = "damaged";
+pub(super) const DAMAGED_MESSAGE: &str = "damaged";
 /// State of a restore that ended without a message: it was killed, or its unit stopped.
-const GONE: &str = "gone";
+const MEMBER_GONE: &str = "gone";
 /// Message of the leader.
-const GO: &str = "go";
+const RELEASE_MESSAGE: &str = "go";
 
 /// The leader's side.
-pub(super) struct Meeting {
+pub(super) struct Rendezvous {
     listener: UnixListener,
     members: Vec<Member>,
 }
@@ -48,12 +48,12 @@ pub(super) struct Meeting {
 struct Member {
     stream: UnixStream,
     pid: i32,
-    heard: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
-impl Meeting {
+impl Rendezvous {
     pub(super) fn begin() -> Result<Self, Error> {
-        Meeting::at(Path::new(PATH))
+        Rendezvous::at(Path::new(SOCKET_PATH))
     }
 
     fn at(path: &Path) -> Result<Self, Error> {
@@ -62,54 +62,62 @@ impl Meeting {
         let (directory, name) = Directory::of_file(path)?;
         let _ = directory.remove(name);
         let listener = listen(path, 0o600)?;
-        listener.set_nonblocking(true).doing("listen")?;
-        Ok(Meeting { listener, members: Vec::new() })
+        listener.set_nonblocking(true).with_action("listen")?;
+        Ok(Rendezvous { listener, members: Vec::new() })
     }
 
     /// Waits until all units are restored and stopped. A restore has no limit while it reads its image or its criu logs
     /// something; one without progress has.
-    pub(super) fn gather(&mut self, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
-        self.hear_within_limit(STOPPED, journal, look)
+    pub(super) fn wait_until_stopped(&mut self, journal: &Journal, keepalive: &dyn Fn()) -> Result<(), Error> {
+        self.receive_within_limit(STOPPED_MESSAGE, journal, keepalive)
     }
 
     /// Releases all restores, and waits until they report that they run.
-    pub(super) fn release(&mut self, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
+    pub(super) fn release(&mut self, journal: &Journal, keepalive: &dyn Fn()) -> Result<(), Error> {
         for member in &mut self.members {
-            member.stream.write_all(format!("{GO}\n").as_bytes()).doing("let a unit go")?;
+            member.stream.write_all(format!("{RELEASE_MESSAGE}\n").as_bytes()).with_action("let a unit go")?;
         }
-        self.hear_within_limit(RUNNING, journal, look)
+        self.receive_within_limit(RUNNING_MESSAGE, journal, keepalive)
     }
 
     /// Waits until all memory is resident, without a limit. Returns a line for each unit that has lost its memory. A
     /// unit that is stopped meanwhile has lost nothing, and does not affect the others.
     pub(super) fn filled(&mut self, journal: &Journal) -> Result<Vec<String>, Error> {
-        let lines =
-            self.hear(journal.units.len(), |line| if line == GONE { Ok(()) } else { failure(line) }, |_| Ok(()))?;
-        Ok(lines.iter().filter_map(|line| about(line, LOST)).map(ToOwned::to_owned).collect())
+        let lines = self.receive_lines(
+            journal.units.len(),
+            |line| if line == MEMBER_GONE { Ok(()) } else { failure(line) },
+            |_| Ok(()),
+        )?;
+        Ok(lines.iter().filter_map(|line| text_after(line, LOST_MESSAGE)).map(ToOwned::to_owned).collect())
     }
 
-    fn hear_within_limit(&mut self, word: &'static str, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
+    fn receive_within_limit(
+        &mut self,
+        word: &'static str,
+        journal: &Journal,
+        keepalive: &dyn Fn(),
+    ) -> Result<(), Error> {
         let most = journal.config.restore_limit_s;
-        let mut limit = Limit::new(Duration::from_secs(most), Instant::now());
-        let lines = self.hear(journal.units.len(), failure, |meeting| {
-            look();
-            if !limit.is_over(Instant::now(), || meeting.progress(journal)) {
+        let mut limit = StallLimit::new(Duration::from_secs(most), Instant::now());
+        let lines = self.receive_lines(journal.units.len(), failure, |rendezvous| {
+            keepalive();
+            if !limit.is_reached(Instant::now(), || rendezvous.progress(journal)) {
                 return Ok(());
             }
             Err(Error::Step { what: "restore", why: format!("not all are {word}, and nothing went on for {most} s") })
         })?;
-        match lines.into_iter().find(|line| about(line, word).is_none()) {
+        match lines.into_iter().find(|line| text_after(line, word).is_none()) {
             Some(line) => Err(Error::Step { what: "restore", why: format!("{line}, where {word} was expected") }),
             None => Ok(()),
         }
     }
 
     /// Reads one line of each unit.
-    fn hear(
+    fn receive_lines(
         &mut self,
         units: usize,
-        judge: impl Fn(&str) -> Result<(), Error>,
-        mut look: impl FnMut(&Self) -> Result<(), Error>,
+        check: impl Fn(&str) -> Result<(), Error>,
+        mut on_poll: impl FnMut(&Self) -> Result<(), Error>,
     ) -> Result<Vec<String>, Error> {
         let mut lines = vec![None; units];
         loop {
@@ -119,12 +127,12 @@ impl Meeting {
                     *line = member.line()?;
                 }
             }
-            lines.iter().flatten().try_for_each(|line| judge(line))?;
+            lines.iter().flatten().try_for_each(|line| check(line))?;
             if lines.iter().all(Option::is_some) {
                 return Ok(lines.into_iter().flatten().collect());
             }
-            look(self)?;
-            std::thread::sleep(PAUSE);
+            on_poll(self)?;
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -132,12 +140,12 @@ impl Meeting {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    stream.set_nonblocking(true).doing("hear a unit")?;
-                    let pid = socket_peercred(&stream).doing("hear a unit")?.pid.as_raw_nonzero().get();
-                    self.members.push(Member { stream, pid, heard: Vec::new() });
+                    stream.set_nonblocking(true).with_action("hear a unit")?;
+                    let pid = socket_peercred(&stream).with_action("hear a unit")?.pid.as_raw_nonzero().get();
+                    self.members.push(Member { stream, pid, buffer: Vec::new() });
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error).doing("hear a unit"),
+                Err(error) => return Err(error).with_action("hear a unit"),
             }
         }
     }
@@ -158,86 +166,88 @@ impl Member {
     fn line(&mut self) -> Result<Option<String>, Error> {
         let mut bytes = [0; 1024];
         loop {
-            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.heard.drain(..=end).collect();
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 return Ok(Some(String::from_utf8_lossy(&line[..end]).into_owned()));
             }
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Ok(Some(GONE.into())),
-                Ok(n) => self.heard.extend_from_slice(&bytes[..n]),
+                Ok(0) => return Ok(Some(MEMBER_GONE.into())),
+                Ok(n) => self.buffer.extend_from_slice(&bytes[..n]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // it ended before it had read everything
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Some(GONE.into())),
-                Err(error) => return Err(error).doing("hear a unit"),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Some(MEMBER_GONE.into())),
+                Err(error) => return Err(error).with_action("hear a unit"),
             }
         }
     }
 }
 
 /// Returns the text after a word.
-fn about<'l>(line: &'l str, word: &str) -> Option<&'l str> {
+fn text_after<'l>(line: &'l str, word: &str) -> Option<&'l str> {
     line.strip_prefix(word)?.strip_prefix(' ')
 }
 
 /// Returns the failure that a line reports, if it does.
 fn failure(line: &str) -> Result<(), Error> {
-    if line == GONE {
+    if line == MEMBER_GONE {
         return Err(Error::Step { what: "restore", why: "a unit's restore went away".into() });
     }
-    if let Some(why) = about(line, DAMAGED) {
+    if let Some(why) = text_after(line, DAMAGED_MESSAGE) {
         let (unit, why) = why.split_once(": ").unwrap_or((why, "an image"));
         return Err(Error::Damaged { path: unit.into(), why: why.to_owned() });
     }
-    let why = about(line, FAILED).map(ToOwned::to_owned);
+    let why = text_after(line, FAILED_MESSAGE).map(ToOwned::to_owned);
     why.map_or(Ok(()), |why| Err(Error::Step { what: "restore", why }))
 }
 
 /// A unit's side.
-pub(super) struct Seat {
+pub(super) struct RendezvousClient {
     unit: String,
     stream: Mutex<BufReader<UnixStream>>,
 }
 
-impl Seat {
+impl RendezvousClient {
     /// Connects to the leader, which may start later than this process.
-    pub(super) fn take(unit: &str, limit_s: u64) -> Result<Self, Error> {
-        Seat::at(Path::new(PATH), unit, Duration::from_secs(limit_s))
+    pub(super) fn connect(unit: &str, limit_s: u64) -> Result<Self, Error> {
+        RendezvousClient::at(Path::new(SOCKET_PATH), unit, Duration::from_secs(limit_s))
     }
 
     fn at(path: &Path, unit: &str, most: Duration) -> Result<Self, Error> {
-        let mut limit = Limit::new(most, Instant::now());
+        let mut limit = StallLimit::new(most, Instant::now());
         let stream = loop {
             match UnixStream::connect(path) {
                 Ok(stream) => break stream,
-                Err(error) if limit.is_over(Instant::now(), || 0) => return Err(error).at("meet the leader at", path),
+                Err(error) if limit.is_reached(Instant::now(), || 0) => {
+                    return Err(error).at("meet the leader at", path);
+                }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        Ok(Seat { unit: unit.to_owned(), stream: Mutex::new(BufReader::new(stream)) })
+        Ok(RendezvousClient { unit: unit.to_owned(), stream: Mutex::new(BufReader::new(stream)) })
     }
 
     /// Sends the state of the restore to the leader.
-    pub(super) fn say(&self, word: &str) -> Result<(), Error> {
-        self.tell(&format!("{word} {}", self.unit))
+    pub(super) fn report(&self, word: &str) -> Result<(), Error> {
+        self.send_line(&format!("{word} {}", self.unit))
     }
 
     /// Sends the state of the restore and the reason to the leader.
-    pub(super) fn say_why(&self, word: &str, why: &dyn std::fmt::Display) -> Result<(), Error> {
-        self.tell(&format!("{word} {}: {}", self.unit, why.to_string().replace('\n', "; ")))
+    pub(super) fn report_reason(&self, word: &str, why: &dyn std::fmt::Display) -> Result<(), Error> {
+        self.send_line(&format!("{word} {}: {}", self.unit, why.to_string().replace('\n', "; ")))
     }
 
-    fn tell(&self, line: &str) -> Result<(), Error> {
+    fn send_line(&self, line: &str) -> Result<(), Error> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.get_mut().write_all(format!("{line}\n").as_bytes()).doing("speak to the leader")
+        stream.get_mut().write_all(format!("{line}\n").as_bytes()).with_action("speak to the leader")
     }
 
     /// Waits until all are released.
     pub(super) fn wait(&self) -> Result<(), Error> {
         let mut line = String::new();
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.read_line(&mut line).doing("hear the leader")?;
-        if line.trim_end() == GO {
+        stream.read_line(&mut line).with_action("hear the leader")?;
+        if line.trim_end() == RELEASE_MESSAGE {
             return Ok(());
         }
         Err(Error::Unit { unit: self.unit.clone(), why: "the switch was given up".into() })
@@ -266,24 +276,28 @@ mod tests {
         let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a", "b"], 60));
         let gathered = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let mut meeting = Meeting::at(&path).unwrap();
+            let mut rendezvous = Rendezvous::at(&path).unwrap();
             for name in ["a", "b"] {
                 let (path, gathered) = (&path, &gathered);
                 scope.spawn(move || {
-                    let seat = Seat::at(path, name, Duration::from_secs(60)).unwrap();
-                    seat.say(STOPPED).unwrap();
-                    seat.wait().unwrap();
+                    let client = RendezvousClient::at(path, name, Duration::from_secs(60)).unwrap();
+                    client.report(STOPPED_MESSAGE).unwrap();
+                    client.wait().unwrap();
                     assert!(gathered.load(Ordering::SeqCst));
                     // one has finished when the other one reports that it runs
-                    seat.say(RUNNING).unwrap();
+                    client.report(RUNNING_MESSAGE).unwrap();
                     let lost = name == "b";
-                    if lost { seat.say_why(LOST, &"its\npages").unwrap() } else { seat.say(FILLED).unwrap() }
+                    if lost {
+                        client.report_reason(LOST_MESSAGE, &"its\npages").unwrap()
+                    } else {
+                        client.report(FILLED_MESSAGE).unwrap()
+                    }
                 });
             }
-            meeting.gather(&journal, &|| {}).unwrap();
+            rendezvous.wait_until_stopped(&journal, &|| {}).unwrap();
             gathered.store(true, Ordering::SeqCst);
-            meeting.release(&journal, &|| {}).unwrap();
-            assert_eq!(meeting.filled(&journal).unwrap(), ["b: its; pages"]);
+            rendezvous.release(&journal, &|| {}).unwrap();
+            assert_eq!(rendezvous.filled(&journal).unwrap(), ["b: its; pages"]);
         });
     }
 
@@ -291,37 +305,39 @@ mod tests {
     fn a_unit_that_is_stopped_while_its_memory_comes_concerns_nobody_else() {
         let dir = tempfile::tempdir().unwrap();
         let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a", "b"], 600));
-        let mut meeting = Meeting::at(&path).unwrap();
-        let [a, b] = ["a", "b"].map(|name| Seat::at(&path, name, Duration::from_secs(60)).unwrap());
-        [&a, &b].iter().for_each(|seat| seat.say(STOPPED).unwrap());
-        meeting.gather(&journal, &|| {}).unwrap();
-        [&a, &b].iter().for_each(|seat| seat.say(RUNNING).unwrap());
-        meeting.release(&journal, &|| {}).unwrap();
+        let mut rendezvous = Rendezvous::at(&path).unwrap();
+        let [a, b] = ["a", "b"].map(|name| RendezvousClient::at(&path, name, Duration::from_secs(60)).unwrap());
+        [&a, &b].iter().for_each(|client| client.report(STOPPED_MESSAGE).unwrap());
+        rendezvous.wait_until_stopped(&journal, &|| {}).unwrap();
+        [&a, &b].iter().for_each(|client| client.report(RUNNING_MESSAGE).unwrap());
+        rendezvous.release(&journal, &|| {}).unwrap();
         drop(a);
-        b.say_why(LOST, &"its pages").unwrap();
-        assert_eq!(meeting.filled(&journal).unwrap(), ["b: its pages"]);
+        b.report_reason(LOST_MESSAGE, &"its pages").unwrap();
+        assert_eq!(rendezvous.filled(&journal).unwrap(), ["b: its pages"]);
         // before the release a failure concerns all
-        let mut meeting = Meeting::at(&path).unwrap();
-        let [a, b] = ["a", "b"].map(|name| Seat::at(&path, name, Duration::from_secs(60)).unwrap());
+        let mut rendezvous = Rendezvous::at(&path).unwrap();
+        let [a, b] = ["a", "b"].map(|name| RendezvousClient::at(&path, name, Duration::from_secs(60)).unwrap());
         drop(a);
-        let error = meeting.gather(&journal, &|| {}).unwrap_err();
+        let error = rendezvous.wait_until_stopped(&journal, &|| {}).unwrap_err();
         assert!(error.to_string().contains("went away"));
         drop(b);
     }
 
     #[test]
     fn one_that_fails_ends_the_meeting_at_once_and_says_why() {
-        for (word, expected) in [(FAILED, "could not restore: b: no room"), (DAMAGED, "b is damaged: no room")] {
+        for (word, expected) in
+            [(FAILED_MESSAGE, "could not restore: b: no room"), (DAMAGED_MESSAGE, "b is damaged: no room")]
+        {
             let dir = tempfile::tempdir().unwrap();
             let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a", "b"], 600));
-            let mut meeting = Meeting::at(&path).unwrap();
-            let seats = ["a", "b"].map(|name| Seat::at(&path, name, Duration::from_secs(60)).unwrap());
-            seats[1].say_why(word, &"no room").unwrap();
-            let error = meeting.gather(&journal, &|| {}).unwrap_err();
+            let mut rendezvous = Rendezvous::at(&path).unwrap();
+            let clients = ["a", "b"].map(|name| RendezvousClient::at(&path, name, Duration::from_secs(60)).unwrap());
+            clients[1].report_reason(word, &"no room").unwrap();
+            let error = rendezvous.wait_until_stopped(&journal, &|| {}).unwrap_err();
             assert_eq!(error.to_string(), expected);
-            drop(meeting);
+            drop(rendezvous);
             // a unit that was not released does not run
-            assert!(seats[0].wait().unwrap_err().to_string().contains("the switch was given up"));
+            assert!(clients[0].wait().unwrap_err().to_string().contains("the switch was given up"));
         }
     }
 
@@ -330,16 +346,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a"], 2));
         fs::create_dir_all(journal.image("a")).unwrap();
-        let mut meeting = Meeting::at(&path).unwrap();
-        let seat = Seat::at(&path, "a", Duration::from_secs(60)).unwrap();
-        let (begun, looks) = (Instant::now(), Cell::new(0));
-        let look = || {
-            looks.set(looks.get() + 1);
-            fs::write(journal.image("a").join(RESTORE_LOG), "x".repeat(looks.get())).unwrap();
+        let mut rendezvous = Rendezvous::at(&path).unwrap();
+        let client = RendezvousClient::at(&path, "a", Duration::from_secs(60)).unwrap();
+        let (begun, keepalives) = (Instant::now(), Cell::new(0));
+        let keepalive = || {
+            keepalives.set(keepalives.get() + 1);
+            fs::write(journal.image("a").join(RESTORE_LOG), "x".repeat(keepalives.get())).unwrap();
             if begun.elapsed() > Duration::from_secs(5) {
-                seat.say(STOPPED).unwrap();
+                client.report(STOPPED_MESSAGE).unwrap();
             }
         };
-        meeting.gather(&journal, &look).unwrap();
+        rendezvous.wait_until_stopped(&journal, &keepalive).unwrap();
     }
 }

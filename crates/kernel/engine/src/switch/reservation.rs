@@ -2,25 +2,25 @@
 //! on.
 
 use super::command_line;
-use super::memmap::{Ram, argument, number};
+use super::memmap::{Ram, argument, parse_number};
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files::Files;
 use stillpoint_host::trusted::Directory;
 
 /// Path of the drop-in for GRUB's configuration.
-pub const DROPIN: &str = "/etc/default/grub.d/stillpoint-memory.cfg";
+pub const DROPIN_PATH: &str = "/etc/default/grub.d/stillpoint-memory.cfg";
 /// First line of our drop-in: a file without it is neither replaced nor removed.
-const MARK: &str = "# stillpoint kernel memory: RAM for images that outlive kernels";
+const DROPIN_MARK: &str = "# stillpoint kernel memory: RAM for images that outlive kernels";
 /// Limit in bytes for a drop-in.
-const DROPIN_MAX: u64 = 1 << 20;
-const FIRMWARE: &str = "/sys/firmware/memmap";
+const DROPIN_BYTES_MAX: u64 = 1 << 20;
+const FIRMWARE_MEMMAP: &str = "/sys/firmware/memmap";
 
 /// Request for a region.
 #[derive(Debug, Clone)]
-pub struct Reserve {
+pub struct ReservationRequest {
     /// Size, as a kernel's parameter has it: `4G`.
     pub size: String,
     /// Path of GRUB's drop-in, if it is to be written.
@@ -29,7 +29,7 @@ pub struct Reserve {
 
 /// Result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reserved {
+pub struct Reservation {
     /// The kernel's parameter.
     pub argument: String,
     /// First address of the region.
@@ -45,15 +45,15 @@ fn refused(why: String) -> Error {
 }
 
 /// Chooses an aligned range, and writes the drop-in if that is requested.
-pub fn reserve(wanted: &Reserve) -> Result<Reserved, Error> {
-    let bytes = number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
+pub fn reserve(wanted: &ReservationRequest) -> Result<Reservation, Error> {
+    let bytes = parse_number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
     let range = ram()?.choose(bytes, &firmware(&Files::of_kernel()), &command_line::running()?).map_err(refused)?;
     let argument = argument(&range);
     let text = dropin(&argument);
     if let Some(path) = &wanted.write {
         write(path, &text)?;
     }
-    Ok(Reserved { argument, start: range.start, bytes, text })
+    Ok(Reservation { argument, start: range.start, bytes, text })
 }
 
 /// Returns the regions that this kernel has, by first address and length.
@@ -70,15 +70,15 @@ fn ram() -> Result<Ram, Error> {
 fn firmware(files: &Files) -> Vec<Range<u64>> {
     let entry = |entry: PathBuf| {
         let value = |name: &str| files.value(entry.join(name));
-        let (start, end) = (number(&value("start"))?, number(&value("end"))?);
+        let (start, end) = (parse_number(&value("start"))?, parse_number(&value("end"))?);
         (value("type") == "System RAM").then_some(start..end.checked_add(1)?)
     };
-    files.names(FIRMWARE).into_iter().filter_map(|name| entry(Path::new(FIRMWARE).join(name))).collect()
+    files.names(FIRMWARE_MEMMAP).into_iter().filter_map(|name| entry(Path::new(FIRMWARE_MEMMAP).join(name))).collect()
 }
 
 /// Returns the drop-in. A shell reads it, and GRUB reads the result: neither interprets a `!` between double quotes.
 fn dropin(argument: &str) -> String {
-    format!("{MARK}\nGRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX {argument}\"\n")
+    format!("{DROPIN_MARK}\nGRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX {argument}\"\n")
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
@@ -97,11 +97,11 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
 }
 
 /// Removes the drop-in; returns false if there is none.
-pub fn give_back(path: &Path) -> Result<bool, Error> {
-    let read =
-        Directory::of_file(path).and_then(|(directory, name)| Ok((directory.read(name, DROPIN_MAX)?, directory, name)));
+pub fn remove_dropin(path: &Path) -> Result<bool, Error> {
+    let read = Directory::of_file(path)
+        .and_then(|(directory, name)| Ok((directory.read(name, DROPIN_BYTES_MAX)?, directory, name)));
     match read {
-        Ok((text, directory, name)) if text.starts_with(MARK.as_bytes()) => {
+        Ok((text, directory, name)) if text.starts_with(DROPIN_MARK.as_bytes()) => {
             Ok(directory.remove(name).map(|()| true)?)
         }
         Ok(_) => Err(refused(format!("{} is not of our making", path.display()))),
@@ -128,9 +128,9 @@ mod tests {
         let script = format!(". {0}/grub; . {0}/grub.d/*.cfg; printf %s \"$GRUB_CMDLINE_LINUX\"", etc.path().display());
         let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap().stdout;
         assert_eq!(String::from_utf8(said).unwrap(), "quiet memmap=2G!0x100000000");
-        assert_eq!((give_back(&path).unwrap(), give_back(&path).unwrap()), (true, false));
+        assert_eq!((remove_dropin(&path).unwrap(), remove_dropin(&path).unwrap()), (true, false));
         fs::write(&path, "GRUB_TIMEOUT=1\n").unwrap();
-        assert!(give_back(&path).unwrap_err().is_refusal());
+        assert!(remove_dropin(&path).unwrap_err().is_refusal());
     }
 
     #[test]

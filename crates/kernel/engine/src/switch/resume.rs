@@ -1,23 +1,26 @@
 //! The new kernel's side, or the old one's when it is started again: every unit is restored and stopped, then all are
 //! released.
 
-use super::crash_kernel::way_back;
-use super::handover::{Handover, Held};
-use super::health::confirm;
+use super::crash_kernel::panic_reason;
+use super::handover::{Handover, MountedHandover};
+use super::health::wait_until_healthy;
 use super::journal::{Decision, Journal, State};
 use super::port_guard;
-use super::rendezvous::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, Seat};
-use super::system::{Kernel, jump, reset, run, still};
+use super::rendezvous::{
+    DAMAGED_MESSAGE, FAILED_MESSAGE, FILLED_MESSAGE, LOST_MESSAGE, RUNNING_MESSAGE, Rendezvous, RendezvousClient,
+    STOPPED_MESSAGE,
+};
+use super::system::{Kernel, remount_read_only, reset, run, start_loaded_kernel};
 use super::unit;
-use super::watchdog::Kept;
+use super::watchdog::Keepalive;
 use crate::cgroup;
-use crate::error::At;
+use crate::error::ErrorContext;
 use crate::lazy::{self, read_fill, wait_for};
-use crate::process_tree::full;
+use crate::process_tree::complete_unit_name;
 use crate::progress::now_ns;
-use crate::retransmission::both_ends;
-use crate::volatile::make_again;
-use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_then};
+use crate::retransmission::prompt_both_ends;
+use crate::volatile::create_directories;
+use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_with_hook};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ffi::OsString;
@@ -28,17 +31,17 @@ use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 
 /// Commands of systemctl: the first for units whose restore has not begun here, the second for others.
-const START: &str = "start";
-const RESTART: &str = "restart";
+const SYSTEMCTL_START: &str = "start";
+const SYSTEMCTL_RESTART: &str = "restart";
 /// Time that a restore may take beside its limits.
-const LEEWAY: Duration = Duration::from_secs(60);
+const WATCHDOG_LEEWAY: Duration = Duration::from_secs(60);
 
 /// Time between two tests for memory that is not resident.
-const PAUSE: Duration = Duration::from_millis(200);
-const LOST_MEMORY: &str = "its memory could not be brought, so it was started afresh";
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+const LOST_MEMORY_TEXT: &str = "its memory could not be brought, so it was started afresh";
 
 /// Test argument: a restore that fails on the new kernel, and once on the old one.
-const TWICE: &str = "restore-twice";
+const FAULT_RESTORE_TWICE: &str = "restore-twice";
 
 /// Faults for tests, on the new kernel alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,11 +66,11 @@ pub enum Fault {
 
 impl Fault {
     /// Returns the fault that the kernel command line requests.
-    fn asked() -> Option<Fault> {
+    fn requested() -> Option<Fault> {
         let line = kernel_files::text("/proc/cmdline").unwrap_or_default();
-        let asked = line.split_whitespace().find_map(|part| part.strip_prefix("stillpoint.fault="));
-        match asked {
-            Some("restore" | TWICE) => Some(Fault::Restore),
+        let requested = line.split_whitespace().find_map(|part| part.strip_prefix("stillpoint.fault="));
+        match requested {
+            Some("restore" | FAULT_RESTORE_TWICE) => Some(Fault::Restore),
             Some("panic") => Some(Fault::Panic),
             Some("panic-aside") => Some(Fault::PanicAside),
             Some("reset") => Some(Fault::Reset),
@@ -84,28 +87,30 @@ impl Fault {
 pub fn resume(state: &Path) -> Result<Decision, Error> {
     let Some(mut journal) = Journal::read(state)? else { return Ok(Decision::Nothing) };
     let decision = journal.decide(&host::kernel(), &host::boot());
-    let _lock = if decision == Decision::Nothing { None } else { locked(state) };
-    if let Some(why) = way_back().filter(|_| decision != Decision::Nothing && host::kernel() == journal.from) {
-        journal.because(&why);
+    let _lock = if decision == Decision::Nothing { None } else { lock_state(state) };
+    if let Some(why) = panic_reason().filter(|_| decision != Decision::Nothing && host::kernel() == journal.from) {
+        journal.add_reason(&why);
     }
     if decision != Decision::Restore {
         // no unit waits for it
-        ready()?;
+        notify_ready()?;
     }
     match decision {
         Decision::Nothing => {}
-        Decision::Return => back(&mut journal, "the restore on the new kernel did not come to its end", None),
+        Decision::Return => {
+            return_to_old_kernel(&mut journal, "the restore on the new kernel did not come to its end", None)
+        }
         Decision::Cold(why) => {
-            let mut watch = watch(&journal).unwrap_or_else(unwatched);
-            unwatch(&mut watch).unwrap_or_else(unwatched);
-            cold(&mut journal, why, START)?;
+            let mut watch = take_over_watchdog(&journal).unwrap_or_else(log_watchdog_error);
+            disarm_watchdog(&mut watch).unwrap_or_else(log_watchdog_error);
+            start_from_files(&mut journal, why, SYSTEMCTL_START)?;
         }
         Decision::Restore => {
-            let (mut watch, mut held) = (None, None);
-            if let Err(error) = lead(&mut journal, &mut watch, &mut held) {
+            let (mut watch, mut mounted) = (None, None);
+            if let Err(error) = restore_units(&mut journal, &mut watch, &mut mounted) {
                 tracing::error!("{error}");
-                give_up(&mut journal, &error, &mut watch, held)?;
-                ready()?;
+                choose_fallback(&mut journal, &error, &mut watch, mounted)?;
+                notify_ready()?;
             }
         }
     }
@@ -113,37 +118,37 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
 }
 
 /// Continues for a leader that has ended: systemd runs this after each end of one, normal or not.
-pub fn resume_after(state: &Path) -> Result<(), Error> {
+pub fn continue_resume(state: &Path) -> Result<(), Error> {
     let ended_well = std::env::var_os("SERVICE_RESULT").is_some_and(|result| result == "success");
     let Some(mut journal) = Journal::read(state)?.filter(|_| !ended_well) else { return Ok(()) };
-    let _lock = locked(state);
+    let _lock = lock_state(state);
     let killed = Error::Step { what: "lead the units back", why: "their leader was killed".into() };
     match journal.state {
         State::Prepared | State::Done | State::Aborted => Ok(()),
         State::Sealed | State::Released => {
-            let mut watch = watch(&journal).unwrap_or_else(unwatched);
-            let look = || watch.as_ref().map_or((), Kept::go_on);
+            let mut watch = take_over_watchdog(&journal).unwrap_or_else(log_watchdog_error);
+            let keepalive = || watch.as_ref().map_or((), Keepalive::report_progress);
             let serves = match journal.state {
                 // the restores ended with their leader, and no process of the units has run
                 State::Sealed => Err(killed),
-                _ => confirm(&journal, &look),
+                _ => wait_until_healthy(&journal, &keepalive),
             };
-            match serves.and_then(|()| settle(&mut journal, &mut watch)) {
-                Ok(()) => finish(&mut journal, until_filled),
+            match serves.and_then(|()| confirm_switch(&mut journal, &mut watch)) {
+                Ok(()) => remove_images(&mut journal, wait_until_filled),
                 // the memory that was handed over cannot be passed on: the leader held it
-                Err(error) => give_up(&mut journal, &error, &mut watch, None),
+                Err(error) => choose_fallback(&mut journal, &error, &mut watch, None),
             }
         }
         State::Confirmed => {
-            open(&mut journal, false)?;
-            finish(&mut journal, until_filled)
+            admit_clients(&mut journal, false)?;
+            remove_images(&mut journal, wait_until_filled)
         }
-        State::Cold => cold(&mut journal, &killed.to_string(), START),
+        State::Cold => start_from_files(&mut journal, &killed.to_string(), SYSTEMCTL_START),
     }
 }
 
 /// Prevents the next switch until this one has ended. Units are restored without this lock, too.
-fn locked(state: &Path) -> Option<std::fs::File> {
+fn lock_state(state: &Path) -> Option<std::fs::File> {
     let lock = Journal::lock(state).unwrap_or_else(|error| {
         tracing::warn!("{}", error.with_causes());
         None
@@ -155,55 +160,60 @@ fn locked(state: &Path) -> Option<std::fs::File> {
 }
 
 /// Notifies systemd that the units that wait for this program may start; does nothing if an operator started it.
-fn ready() -> Result<(), Error> {
+fn notify_ready() -> Result<(), Error> {
     if std::env::var_os("NOTIFY_SOCKET").is_none() { Ok(()) } else { unit::notify("READY=1") }
 }
 
 /// Takes over the watchdog that was armed before the kexec. While this program works the watchdog does not reset the
 /// machine, unless no progress test ran for longer than all limits together.
-fn watch(journal: &Journal) -> Result<Option<Kept>, Error> {
+fn take_over_watchdog(journal: &Journal) -> Result<Option<Keepalive>, Error> {
     let limit = journal.config.restore_limit_s.saturating_add(journal.config.health_limit_s);
-    let patience = Duration::from_secs(limit) + LEEWAY;
-    journal.watchdog.as_ref().map(|watchdog| watchdog.take_over(patience)).transpose()
+    let limit = Duration::from_secs(limit) + WATCHDOG_LEEWAY;
+    journal.watchdog.as_ref().map(|watchdog| watchdog.take_over(limit)).transpose()
 }
 
-fn unwatch(watch: &mut Option<Kept>) -> Result<(), Error> {
-    watch.take().map_or(Ok(()), Kept::disarm)
+fn disarm_watchdog(watch: &mut Option<Keepalive>) -> Result<(), Error> {
+    watch.take().map_or(Ok(()), Keepalive::disarm)
 }
 
 /// Logs an error of the watchdog: on the old kernel units must be restored in any case.
-fn unwatched<T: Default>(error: Error) -> T {
+fn log_watchdog_error<T: Default>(error: Error) -> T {
     tracing::error!("the machine may start anew: {error}");
     T::default()
 }
 
 /// Chooses the way back after a failure. A watchdog runs on during a kexec back.
-fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>, held: Option<Held>) -> Result<(), Error> {
+fn choose_fallback(
+    journal: &mut Journal,
+    error: &Error,
+    watch: &mut Option<Keepalive>,
+    mounted: Option<MountedHandover>,
+) -> Result<(), Error> {
     let why = error.to_string();
     // this process cannot pass it on to the old kernel
-    let gone = journal.handover.is_some() && held.is_none();
+    let gone = journal.handover.is_some() && mounted.is_none();
     match journal.state {
         // no process has run: the images are valid
-        State::Sealed if !gone && host::kernel() == journal.to => back(journal, &why, held),
+        State::Sealed if !gone && host::kernel() == journal.to => return_to_old_kernel(journal, &why, mounted),
         // they have run here and do not serve: the old kernel starts them from their files
-        State::Released if host::kernel() == journal.to => back(journal, &why, held),
+        State::Released if host::kernel() == journal.to => return_to_old_kernel(journal, &why, mounted),
         // none has run here either; the failure may be temporary, unless it is the image
-        State::Sealed if !gone && journal.may_try_again() && !matches!(error, Error::Damaged { .. }) => {
-            back(journal, &why, held)
+        State::Sealed if !gone && journal.has_attempt_left() && !matches!(error, Error::Damaged { .. }) => {
+            return_to_old_kernel(journal, &why, mounted)
         }
         // their restores may still be active here
         State::Sealed | State::Released => {
-            unwatch(watch).unwrap_or_else(unwatched);
-            cold(journal, &why, RESTART)
+            disarm_watchdog(watch).unwrap_or_else(log_watchdog_error);
+            start_from_files(journal, &why, SYSTEMCTL_RESTART)
         }
         _ => Ok(()),
     }
 }
 
 /// Goes to the old kernel, with the memory that this one was handed.
-fn back(journal: &mut Journal, why: &str, mut held: Option<Held>) -> ! {
-    journal.because(why);
-    if let (State::Sealed, Some(Err(error))) = (journal.state, held.as_mut().map(Held::keep)) {
+fn return_to_old_kernel(journal: &mut Journal, why: &str, mut mounted: Option<MountedHandover>) -> ! {
+    journal.add_reason(why);
+    if let (State::Sealed, Some(Err(error))) = (journal.state, mounted.as_mut().map(MountedHandover::preserve)) {
         tracing::error!("the images do not get to the old kernel: {error}");
     }
     // nothing may stop the way back, not even a full disk: the old kernel decides correctly without this line
@@ -217,15 +227,15 @@ fn back(journal: &mut Journal, why: &str, mut held: Option<Held>) -> ! {
         tracing::error!("the old kernel cannot be loaded, so the machine starts anew: {error}");
         reset();
     }
-    let error = still().map_or_else(|error| error, |_| jump());
+    let error = remount_read_only().map_or_else(|error| error, |_| start_loaded_kernel());
     tracing::error!("{error}, so the machine starts anew");
     reset()
 }
 
 /// Starts the units from their files, as after a start of the machine. Their clients wait until they serve, and then
 /// learn at once that their connections are gone.
-fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
-    journal.because(why);
+fn start_from_files(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
+    journal.add_reason(why);
     let expected = journal.state != State::Cold;
     if let Err(error) = journal.advance(State::Cold) {
         // without the images a full disk has room
@@ -236,15 +246,15 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     // the generator has no more to write
     run("forget the images", "systemctl", &["daemon-reload"], None)?;
     let names: Vec<&str> = journal.units.iter().map(|unit| unit.name.as_str()).collect();
-    if how == RESTART {
+    if how == SYSTEMCTL_RESTART {
         // Half-restored processes handle no signal, and Debian's MariaDB has fifteen minutes to end. There may be none.
         let _ = run("end what is half restored", "systemctl", &[&["kill", "--signal=KILL"], &names[..]].concat(), None);
     }
     let started = run("start the units", "systemctl", &[&[how], &names[..]].concat(), None);
     // even if that failed
-    port_guard::open(journal, expected)?;
-    wake(journal);
-    give_back(journal);
+    port_guard::lift_and_record(journal, expected)?;
+    prompt_connections(journal);
+    release_crash_kernel(journal);
     // the result is recorded if there is room
     let _ = journal.write();
     let _ = journal.drop_images();
@@ -252,17 +262,21 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
 }
 
 /// Informs both ends of every connection in the images that packets pass again.
-fn wake(journal: &mut Journal) {
+fn prompt_connections(journal: &mut Journal) {
     let images: Vec<PathBuf> = journal.units.iter().map(|unit| journal.image(&unit.name)).collect();
-    let woken = both_ends(images.iter().map(PathBuf::as_path)).map_err(|error| error.with_causes());
-    match &woken {
-        Ok(woken) => tracing::info!(woken, "both ends of connections in the images were told"),
+    let prompted = prompt_both_ends(images.iter().map(PathBuf::as_path)).map_err(|error| error.with_causes());
+    match &prompted {
+        Ok(prompted) => tracing::info!(prompted, "both ends of connections in the images were told"),
         Err(why) => tracing::warn!("connections wait until they try again: {why}"),
     }
-    journal.woken = Some(woken);
+    journal.prompted = Some(prompted);
 }
 
-fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>) -> Result<(), Error> {
+fn restore_units(
+    journal: &mut Journal,
+    watch: &mut Option<Keepalive>,
+    mounted: &mut Option<MountedHandover>,
+) -> Result<(), Error> {
     let begun = now_ns();
     let kernel = host::kernel();
     if kernel == journal.from {
@@ -272,48 +286,48 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
         });
     }
     if kernel == journal.to {
-        look_back(journal);
+        check_crash_kernel(journal);
     }
     journal.begun_on.push(kernel.clone());
     let up_us = kernel_files::text("/proc/uptime").ok().and_then(|text| seconds_to_us(&text));
-    journal.took("boot", up_us.unwrap_or(0));
+    journal.record_timing("boot", up_us.unwrap_or(0));
     journal.write()?;
     // A watchdog that cannot be stopped would end the released processes: then the new kernel releases none.
-    *watch = match self::watch(journal) {
-        Err(error) if kernel == journal.from => unwatched(error),
+    *watch = match self::take_over_watchdog(journal) {
+        Err(error) if kernel == journal.from => log_watchdog_error(error),
         watch => watch?,
     };
-    let look = || {
+    let keepalive = || {
         if let Some(watch) = &*watch {
-            watch.go_on();
+            watch.report_progress();
         }
     };
-    *held = reach(journal)?;
-    let mut meeting = Meeting::begin()?;
+    *mounted = mount_images(journal)?;
+    let mut rendezvous = Rendezvous::begin()?;
     // systemd has much to start before the units: meanwhile criu detects the features of this kernel, and keeps them
     // for all
     let criu = Criu::new(&journal.config.criu);
     std::thread::spawn(move || criu.features());
-    let fault = Fault::asked().filter(|_| kernel == journal.to);
+    let fault = Fault::requested().filter(|_| kernel == journal.to);
     match fault {
         Some(Fault::Panic) => panic_on(0),
         Some(Fault::PanicAside) => panic_on(1),
         _ => {}
     }
-    meeting.gather(journal, &look)?;
-    let again = journal.config.append.contains(TWICE) && journal.begun_on.len() == 2;
-    if again || fault == Some(Fault::Restore) {
+    rendezvous.wait_until_stopped(journal, &keepalive)?;
+    let is_second_restore = journal.config.append.contains(FAULT_RESTORE_TWICE) && journal.begun_on.len() == 2;
+    if is_second_restore || fault == Some(Fault::Restore) {
         return Err(Error::Step { what: "restore", why: "a test made it fail".into() });
     }
-    journal.took("restore", (now_ns() - begun) / 1000);
-    die_if(fault, Fault::Leader);
+    journal.record_timing("restore", (now_ns() - begun) / 1000);
+    kill_self_if(fault, Fault::Leader);
     let begun = now_ns();
     // The point of no return: on disk before the first instruction.
     journal.advance(State::Released)?;
-    meeting.release(journal, &look)?;
-    journal.took("release", (now_ns() - begun) / 1000);
-    die_if(fault, Fault::LateLeader);
-    ready()?;
+    rendezvous.release(journal, &keepalive)?;
+    journal.record_timing("release", (now_ns() - begun) / 1000);
+    kill_self_if(fault, Fault::LateLeader);
+    notify_ready()?;
     if fault == Some(Fault::Reset) {
         reset();
     }
@@ -321,61 +335,61 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
     if fault == Some(Fault::Health) {
         return Err(Error::Step { what: "confirm", why: "a test has a unit that does not become healthy".into() });
     }
-    confirm(journal, &look)?;
-    journal.took("confirm", (now_ns() - begun) / 1000);
-    settle(journal, watch)?;
-    finish(journal, |journal| meeting.filled(journal))
+    wait_until_healthy(journal, &keepalive)?;
+    journal.record_timing("confirm", (now_ns() - begun) / 1000);
+    confirm_switch(journal, watch)?;
+    remove_images(journal, |journal| rendezvous.filled(journal))
 }
 
 /// Ends the switch when the units serve: there is no way back from here, and clients may connect.
-fn settle(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
+fn confirm_switch(journal: &mut Journal, watch: &mut Option<Keepalive>) -> Result<(), Error> {
     let begun = now_ns();
-    unwatch(watch)?;
+    disarm_watchdog(watch)?;
     journal.advance(State::Confirmed)?;
-    open(journal, true)?;
-    journal.took("lift", (now_ns() - begun) / 1000);
+    admit_clients(journal, true)?;
+    journal.record_timing("lift", (now_ns() - begun) / 1000);
     Ok(())
 }
 
 /// Lets clients connect.
-fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
-    port_guard::open(journal, expected)?;
-    wake(journal);
+fn admit_clients(journal: &mut Journal, expected: bool) -> Result<(), Error> {
+    port_guard::lift_and_record(journal, expected)?;
+    prompt_connections(journal);
     Ok(())
 }
 
 /// Records whether a panic of this kernel returns to the old one without the firmware.
-fn look_back(journal: &mut Journal) {
+fn check_crash_kernel(journal: &mut Journal) {
     let Some(crash) = &mut journal.crash else { return };
-    crash.look();
+    crash.record_loaded();
     if let Some(Err(why)) = &crash.loaded {
         tracing::warn!("after a panic the boot loader starts {}: no crash kernel, as {why}", journal.from);
     }
 }
 
 /// Releases the crash kernel when clients are served: from here on the new kernel panics like any other.
-fn give_back(journal: &mut Journal) {
+fn release_crash_kernel(journal: &mut Journal) {
     let is_there = host::kernel() == journal.to && !journal.config.crash_kernel_stays;
     if let Some(crash) = journal.crash.as_mut().filter(|_| is_there) {
-        crash.give_back();
+        crash.release();
     }
 }
 
 /// Mounts the images at the same place as before. Memory that has lost them is not a reason to retry on the kernel that
 /// knows it.
-fn reach(journal: &Journal) -> Result<Option<Held>, Error> {
+fn mount_images(journal: &Journal) -> Result<Option<MountedHandover>, Error> {
     let lost = |why: String| {
         let why = format!("the memory that held it came up without it, as after a loss of power: {why}");
         Error::Damaged { path: journal.config.images(), why }
     };
-    let held = match (&journal.region, &journal.handover) {
-        (Some(region), _) => region.reach().map(|()| None),
-        (None, Some(handover)) => Handover::reach(handover).map(Some),
+    let mounted = match (&journal.region, &journal.handover) {
+        (Some(region), _) => region.mount().map(|()| None),
+        (None, Some(handover)) => Handover::take_over(handover).map(Some),
         (None, None) => return Ok(None),
     };
-    let held = held.map_err(|error| lost(error.with_causes()))?;
+    let mounted = mounted.map_err(|error| lost(error.with_causes()))?;
     if journal.units.iter().all(|unit| journal.image(&unit.name).is_dir()) {
-        return Ok(held);
+        return Ok(mounted);
     }
     Err(lost("its file system holds no images".into()))
 }
@@ -386,7 +400,7 @@ fn seconds_to_us(uptime: &str) -> Option<u64> {
 }
 
 /// For tests: kills the leader, as a shortage of memory would.
-fn die_if(fault: Option<Fault>, this: Fault) {
+fn kill_self_if(fault: Option<Fault>, this: Fault) {
     if fault == Some(this) {
         let _ = kill_process(rustix::process::getpid(), Signal::KILL);
     }
@@ -394,59 +408,62 @@ fn die_if(fault: Option<Fault>, this: Fault) {
 
 /// Removes the images when all memory is resident. `filled` waits for that, and returns the units that have lost
 /// theirs.
-fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<String>, Error>) -> Result<(), Error> {
+fn remove_images(
+    journal: &mut Journal,
+    filled: impl FnOnce(&Journal) -> Result<Vec<String>, Error>,
+) -> Result<(), Error> {
     let begun = now_ns();
-    give_back(journal);
+    release_crash_kernel(journal);
     // the generator writes no more units: one that is restarted while its memory is not all resident starts from its
     // files
     if let Err(error) = run("forget the images", "systemctl", &["daemon-reload"], None) {
         tracing::warn!("units look as if they came from images until systemctl daemon-reload: {error}");
     }
     let lost = filled(journal)?;
-    until_served(journal);
-    journal.took("fill", (now_ns() - begun) / 1000);
+    wait_until_unused(journal);
+    journal.record_timing("fill", (now_ns() - begun) / 1000);
     journal.drop_images()?;
-    lost.iter().for_each(|why| journal.because(why));
+    lost.iter().for_each(|why| journal.add_reason(why));
     // the next switch may begin
     journal.advance(if lost.is_empty() { State::Done } else { State::Cold })?;
     for lost in lost {
         let unit = lost.split(':').next().unwrap_or_default();
-        run("start a unit that lost its memory", "systemctl", &[RESTART, unit], None)?;
+        run("start a unit that lost its memory", "systemctl", &[SYSTEMCTL_RESTART, unit], None)?;
     }
     Ok(())
 }
 
 /// Waits until all memory is resident, without messages of the restores. Returns a line for each unit that has lost its
 /// memory, from the progress files when no daemon serves any more.
-fn until_filled(journal: &Journal) -> Result<Vec<String>, Error> {
-    until_served(journal);
+fn wait_until_filled(journal: &Journal) -> Result<Vec<String>, Error> {
+    wait_until_unused(journal);
     let fills = journal.units.iter().map(|unit| (unit, read_fill(&journal.image(&unit.name)).map(|fill| fill.state)));
     let lost = fills.filter(|(_, state)| *state == Some(lazy::State::Failed));
-    Ok(lost.map(|(unit, _)| format!("{}: {LOST_MEMORY}", unit.name)).collect())
+    Ok(lost.map(|(unit, _)| format!("{}: {LOST_MEMORY_TEXT}", unit.name)).collect())
 }
 
 /// Waits until no daemon serves any image: the daemon of a stopped unit ends with the last of its processes.
-fn until_served(journal: &Journal) {
+fn wait_until_unused(journal: &Journal) {
     while journal.filling().next().is_some() {
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// Restores one unit in its own control group; systemd has started this process in its place.
 pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
-    let name = full(name)?.to_string();
+    let name = complete_unit_name(name)?.to_string();
     let Some(unit) = journal.units.iter().find(|unit| unit.name == name) else {
         return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
     };
-    used_up(&journal)?;
+    check_unused(&journal)?;
     // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and
     // none of them does anything before all are released.
     unit::notify("READY=1")?;
     // once the leader is there, the images are
-    let seat = Seat::take(&name, journal.config.restore_limit_s)?;
-    if Fault::asked() == Some(Fault::Damage) && host::kernel() == journal.to {
-        damage(&journal.image(&name))?;
+    let client = RendezvousClient::connect(&name, journal.config.restore_limit_s)?;
+    if Fault::requested() == Some(Fault::Damage) && host::kernel() == journal.to {
+        damage_image(&journal.image(&name))?;
     }
     let options = RestoreOptions {
         image: journal.image(&name),
@@ -454,39 +471,39 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         restore: journal.config.memory.into(),
         verify: !journal.config.verify_on_demand,
         guard: Guard::None,
-        again: true,
+        allow_stale: true,
         key: MACHINE_KEY.into(),
         trust_image: false,
         daemon: daemon(journal.config.fill_rate)?,
         address_limit: Duration::from_secs(journal.config.address_limit_s),
         unit: Some(name.clone()),
     };
-    let stopped = || seat.say(STOPPED).and_then(|()| seat.wait());
-    let restored = make_again(&unit.directories)
-        .and_then(|()| restore_then(&options, &stopped, &|event| tracing::info!("{:?}", event.kind)));
+    let stopped = || client.report(STOPPED_MESSAGE).and_then(|()| client.wait());
+    let restored = create_directories(&unit.directories)
+        .and_then(|()| restore_with_hook(&options, &stopped, &|event| tracing::info!("{:?}", event.kind)));
     let restored = restored.inspect_err(|error| {
         let lasts = matches!(error, Error::Damaged { .. } | Error::Page { .. } | Error::Unsealed(_));
         // the leader may have ended
-        let _ = seat.say_why(if lasts { DAMAGED } else { FAILED }, error);
+        let _ = client.report_reason(if lasts { DAMAGED_MESSAGE } else { FAILED_MESSAGE }, error);
     })?;
     unit::notify(&format!("MAINPID={}\n", restored.pid))?;
     // It makes no difference to the unit if no process reads this: the unit runs.
-    let _ = seat.say(RUNNING);
+    let _ = client.report(RUNNING_MESSAGE);
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;
-        cgroup::leave(&name);
+        cgroup::remove_groups(&name);
     }
     if read_fill(&options.image).is_some_and(|fill| fill.state == lazy::State::Failed) {
-        let _ = seat.say_why(LOST, &LOST_MEMORY);
+        let _ = client.report_reason(LOST_MESSAGE, &LOST_MEMORY_TEXT);
     } else {
-        let _ = seat.say(FILLED);
+        let _ = client.report(FILLED_MESSAGE);
     }
     Ok(restored.pid)
 }
 
 /// Refuses to restore a unit that is started again after the release: it must not return to its state before the
 /// switch.
-fn used_up(journal: &Journal) -> Result<(), Error> {
+fn check_unused(journal: &Journal) -> Result<(), Error> {
     if journal.state == State::Sealed {
         return Ok(());
     }
@@ -505,7 +522,7 @@ fn panic_on(processor: usize) {
 }
 
 /// For tests: inverts the first byte of the first memory of an image.
-fn damage(image: &Path) -> Result<(), Error> {
+fn damage_image(image: &Path) -> Result<(), Error> {
     let directory = Directory::open(image)?;
     let Some(name) = directory.names()?.into_iter().find(|name| name.starts_with("foam-task")) else {
         return Err(Error::Unsealed(image.to_owned()));
@@ -518,7 +535,7 @@ fn damage(image: &Path) -> Result<(), Error> {
 }
 
 fn daemon(fill_rate: u64) -> Result<Vec<OsString>, Error> {
-    let program: PathBuf = std::env::current_exe().doing("find this program")?;
+    let program: PathBuf = std::env::current_exe().with_action("find this program")?;
     let arguments = ["kernel".into(), "lazy-pages".into(), "--fill-rate".into(), fill_rate.to_string().into()];
     Ok(std::iter::once(program.into()).chain(arguments).collect())
 }
@@ -530,9 +547,9 @@ mod tests {
     #[test]
     fn an_image_is_not_restored_again_when_its_processes_have_run() {
         let journal = |state| Journal { state, ..Journal::plain("6.1", "6.12") };
-        assert!(used_up(&journal(State::Sealed)).is_ok());
+        assert!(check_unused(&journal(State::Sealed)).is_ok());
         for state in [State::Released, State::Confirmed, State::Done, State::Cold] {
-            assert!(used_up(&journal(state)).unwrap_err().to_string().contains("has been used"));
+            assert!(check_unused(&journal(state)).unwrap_err().to_string().contains("has been used"));
         }
     }
 

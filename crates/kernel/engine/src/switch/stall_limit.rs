@@ -4,39 +4,39 @@
 use std::time::{Duration, Instant};
 
 /// Maximum that counts between two tests: a virtual machine that was paused, or got no processor, has not waited.
-const MOST: Duration = Duration::from_secs(1);
+const COUNTED_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Minimum time between two tests, as a test costs something.
-const REST: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(500);
 
 /// Time without progress, and its limit.
 #[derive(Debug)]
-pub(super) struct Limit {
-    most: Duration,
+pub(super) struct StallLimit {
+    limit: Duration,
     waited: Duration,
-    looked: Instant,
+    checked_at: Instant,
     progress: Option<u64>,
 }
 
-impl Limit {
-    pub(super) fn new(most: Duration, now: Instant) -> Self {
-        Limit { most, waited: Duration::ZERO, looked: now, progress: None }
+impl StallLimit {
+    pub(super) fn new(limit: Duration, now: Instant) -> Self {
+        StallLimit { limit, waited: Duration::ZERO, checked_at: now, progress: None }
     }
 
     /// Returns true if the limit is reached. `progress` returns any number that changes when the operation makes
     /// progress.
-    pub(super) fn is_over(&mut self, now: Instant, progress: impl FnOnce() -> u64) -> bool {
-        let since = now.saturating_duration_since(self.looked);
-        if since < REST {
+    pub(super) fn is_reached(&mut self, now: Instant, progress: impl FnOnce() -> u64) -> bool {
+        let elapsed = now.saturating_duration_since(self.checked_at);
+        if elapsed < CHECK_INTERVAL_MIN {
             return false;
         }
-        self.looked = now;
+        self.checked_at = now;
         let progress = Some(progress());
         if progress == self.progress {
-            self.waited += since.min(MOST);
+            self.waited += elapsed.min(COUNTED_INTERVAL_MAX);
         } else {
             (self.progress, self.waited) = (progress, Duration::ZERO);
         }
-        self.waited > self.most
+        self.waited > self.limit
     }
 }
 
@@ -47,9 +47,9 @@ mod tests {
     /// Returns the time at which a limit of 10 s is reached, tested every half second; `progress` by the time.
     fn over_at(progress: impl Fn(f64) -> u64) -> Option<f64> {
         let begun = Instant::now();
-        let mut limit = Limit::new(Duration::from_secs(10), begun);
+        let mut limit = StallLimit::new(Duration::from_secs(10), begun);
         let mut looks = (1..200).map(|look| f64::from(look) / 2.0);
-        looks.find(|at| limit.is_over(begun + Duration::from_secs_f64(*at), || progress(*at)))
+        looks.find(|at| limit.is_reached(begun + Duration::from_secs_f64(*at), || progress(*at)))
     }
 
     #[test]
@@ -64,17 +64,17 @@ mod tests {
     #[test]
     fn a_machine_that_stood_still_has_waited_for_a_second() {
         let begun = Instant::now();
-        let mut limit = Limit::new(Duration::from_secs(10), begun);
+        let mut limit = StallLimit::new(Duration::from_secs(10), begun);
         let mut at = begun;
         for pause in [1, 3600, 1, 600, 1, 1, 1, 1, 1, 1] {
             at += Duration::from_secs(pause);
-            assert!(!limit.is_over(at, || 0), "after {:?}", at - begun);
+            assert!(!limit.is_reached(at, || 0), "after {:?}", at - begun);
         }
-        assert!(!limit.is_over(at + Duration::from_secs(1), || 0));
-        assert!(limit.is_over(at + Duration::from_secs(2), || 0));
+        assert!(!limit.is_reached(at + Duration::from_secs(1), || 0));
+        assert!(limit.is_reached(at + Duration::from_secs(2), || 0));
         // tests in quick succession count no time twice
-        let mut limit = Limit::new(Duration::from_secs(10), begun);
+        let mut limit = StallLimit::new(Duration::from_secs(10), begun);
         let mut looks = (0..2000).map(|n| begun + Duration::from_millis(n));
-        assert!(looks.all(|at| !limit.is_over(at, || 0)));
+        assert!(looks.all(|at| !limit.is_reached(at, || 0)));
     }
 }

@@ -2,33 +2,33 @@
 //! systemd as soon as its restore begins. Those that stay and start after them are held back until all have been
 //! released.
 
-use super::boot::LEADER;
+use super::boot::LEADER_UNIT;
 use super::system::run;
 use crate::Error;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Units that the leader of a restore itself starts after.
-pub(super) const BEFORE_ALL: [&str; 2] = ["local-fs.target", "systemd-remount-fs.service"];
+pub(super) const LEADER_AFTER: [&str; 2] = ["local-fs.target", "systemd-remount-fs.service"];
 /// Target of the shutdown: everything ends before it, and nothing starts after it.
-const END: &str = "shutdown.target";
+const SHUTDOWN_TARGET: &str = "shutdown.target";
 
 /// Units that systemd knows, each with those that it starts after.
-pub(super) struct Order(BTreeMap<String, BTreeSet<String>>);
+pub(super) struct StartOrder(BTreeMap<String, BTreeSet<String>>);
 
 /// Effect of a switch on an order.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct DelayedUnits {
     /// Units that start only after those of the switch have been released.
     pub(super) units: Vec<String>,
     /// Reasons why there is no such order.
     pub(super) refused: Vec<String>,
 }
 
-impl Order {
+impl StartOrder {
     /// Reads the order from systemd.
     pub(super) fn read() -> Result<Self, Error> {
         let arguments = ["show", "--all", "--property=Id", "--property=After", "*"];
-        run("ask about the order of units", "systemctl", &arguments, None).map(|text| Order::parse(&text))
+        run("ask about the order of units", "systemctl", &arguments, None).map(|text| StartOrder::parse(&text))
     }
 
     fn parse(text: &str) -> Self {
@@ -37,12 +37,14 @@ impl Order {
             found.unwrap_or_default().to_owned()
         };
         let after = |paragraph: &str| value(paragraph, "After").split_whitespace().map(ToOwned::to_owned).collect();
-        Order(text.split("\n\n").map(|paragraph| (value(paragraph, "Id"), after(paragraph))).collect())
+        StartOrder(text.split("\n\n").map(|paragraph| (value(paragraph, "Id"), after(paragraph))).collect())
     }
 
     /// Returns the units that start after a unit directly.
     fn successors(&self, unit: &str) -> impl Iterator<Item = &str> {
-        let is_after = move |(name, after): &(&String, &BTreeSet<String>)| name.as_str() != END && after.contains(unit);
+        let is_after = move |(name, after): &(&String, &BTreeSet<String>)| {
+            name.as_str() != SHUTDOWN_TARGET && after.contains(unit)
+        };
         self.0.iter().filter(is_after).map(|(name, _)| name.as_str())
     }
 
@@ -59,36 +61,38 @@ impl Order {
     }
 
     /// Returns the units that are held back while these units are restored.
-    pub(super) fn held(&self, switched: &[String]) -> Held {
-        let goes = |unit: &str| switched.iter().any(|name| name == unit);
+    pub(super) fn delayed_by(&self, switched: &[String]) -> DelayedUnits {
+        let is_switched = |unit: &str| switched.iter().any(|name| name == unit);
         let followers: Vec<(&str, BTreeSet<&str>)> =
             switched.iter().map(|unit| (unit.as_str(), self.followers(unit))).collect();
-        let ends = || switched.iter().map(String::as_str).chain(BEFORE_ALL);
+        let ends = || switched.iter().map(String::as_str).chain(LEADER_AFTER);
         // they cannot wait for the release, as the release waits for units that start after them
         let mut between = BTreeMap::new();
         for (first, followers) in &followers {
-            for unit in followers.iter().filter(|unit| !goes(unit)) {
+            for unit in followers.iter().filter(|unit| !is_switched(unit)) {
                 let further = self.followers(unit);
                 if let Some(last) = ends().find(|end| unit == end || further.contains(end)) {
                     between.entry(*unit).or_insert((*first, last));
                 }
             }
         }
-        let refused = between.iter().filter(|(unit, _)| does_something(unit)).map(|(unit, (first, last))| {
+        let refused = between.iter().filter(|(unit, _)| has_effect(unit)).map(|(unit, (first, last))| {
             format!(
                 "{unit} starts after {first} and before {last}: it would wait until {first} is let go, and that would wait \
                  for {last}; let it go along as well, or change its order"
             )
         });
         let heads = switched.iter().map(String::as_str).chain(between.keys().copied());
-        let held: BTreeSet<&str> = heads.flat_map(|unit| self.successors(unit)).collect();
-        let held = held.into_iter().filter(|unit| !goes(unit) && !between.contains_key(unit) && *unit != LEADER);
-        Held { units: held.map(ToOwned::to_owned).collect(), refused: refused.collect() }
+        let delayed: BTreeSet<&str> = heads.flat_map(|unit| self.successors(unit)).collect();
+        let delayed = delayed
+            .into_iter()
+            .filter(|unit| !is_switched(unit) && !between.contains_key(unit) && *unit != LEADER_UNIT);
+        DelayedUnits { units: delayed.map(ToOwned::to_owned).collect(), refused: refused.collect() }
     }
 }
 
 /// Returns true if a unit is more than a name for others, or a listener for them.
-fn does_something(unit: &str) -> bool {
+fn has_effect(unit: &str) -> bool {
     unit.rsplit_once('.').is_none_or(|(_, kind)| ["service", "mount", "automount", "swap"].contains(&kind))
 }
 
@@ -97,13 +101,13 @@ mod tests {
     use super::*;
 
     /// Returns an order as systemd would report it, from units and those that each starts after.
-    fn order(units: &[(&str, &str)]) -> Order {
+    fn order(units: &[(&str, &str)]) -> StartOrder {
         let paragraphs = units.iter().map(|(unit, after)| format!("Id={unit}\nAfter={after}\n"));
-        Order::parse(&paragraphs.collect::<Vec<_>>().join("\n"))
+        StartOrder::parse(&paragraphs.collect::<Vec<_>>().join("\n"))
     }
 
-    fn held(order: &Order, switched: &[&str]) -> Held {
-        order.held(&switched.iter().map(ToString::to_string).collect::<Vec<_>>())
+    fn delayed_by(order: &StartOrder, switched: &[&str]) -> DelayedUnits {
+        order.delayed_by(&switched.iter().map(ToString::to_string).collect::<Vec<_>>())
     }
 
     #[test]
@@ -118,9 +122,9 @@ mod tests {
             ("network.target", "local-fs.target"),
         ]);
         let units = vec!["multi-user.target".to_owned(), "web.service".into()];
-        assert_eq!(held(&order, &["db.service", "cache.service"]), Held { units, refused: Vec::new() });
+        assert_eq!(delayed_by(&order, &["db.service", "cache.service"]), DelayedUnits { units, refused: Vec::new() });
         // alone, the second one is one of those that wait
-        let units = held(&order, &["db.service"]).units;
+        let units = delayed_by(&order, &["db.service"]).units;
         assert_eq!(units, ["cache.service", "multi-user.target"]);
     }
 
@@ -133,7 +137,7 @@ mod tests {
             ("mail.service", "nss-lookup.target"),
         ]);
         let units = vec!["mail.service".to_owned()];
-        assert_eq!(held(&order, &["dns.service", "db.service"]), Held { units, refused: Vec::new() });
+        assert_eq!(delayed_by(&order, &["dns.service", "db.service"]), DelayedUnits { units, refused: Vec::new() });
     }
 
     #[test]
@@ -144,13 +148,16 @@ mod tests {
             ("ready.target", "migrate.service"),
             ("cache.service", "ready.target"),
         ]);
-        let refused = held(&order, &["db.service", "cache.service"]).refused;
+        let refused = delayed_by(&order, &["db.service", "cache.service"]).refused;
         assert_eq!(refused.len(), 1);
         assert!(refused[0].starts_with("migrate.service starts after db.service and before cache.service"));
-        assert_eq!(held(&order, &["db.service", "cache.service", "migrate.service"]).refused, Vec::<String>::new());
+        assert_eq!(
+            delayed_by(&order, &["db.service", "cache.service", "migrate.service"]).refused,
+            Vec::<String>::new()
+        );
         // and so is a mount that the leader itself waits for
         let order = self::order(&[("fs.service", ""), ("srv.mount", "fs.service"), ("local-fs.target", "srv.mount")]);
-        let refused = held(&order, &["fs.service"]).refused;
+        let refused = delayed_by(&order, &["fs.service"]).refused;
         assert!(refused[0].starts_with("srv.mount starts after fs.service and before local-fs.target"), "{refused:?}");
     }
 }

@@ -2,10 +2,10 @@
 
 use super::command_line;
 use super::config::{CONFIG, Config};
-use super::crash_kernel::Loaded;
+use super::crash_kernel::CrashKernelImage;
 use super::region::mounted_at;
-use crate::checkpoint::existing;
-use crate::error::At;
+use crate::checkpoint::nearest_existing;
+use crate::error::ErrorContext;
 use crate::volatile::is_memory;
 use crate::{Error, MACHINE_KEY};
 use rustix::fs::MemfdFlags;
@@ -20,9 +20,9 @@ use stillpoint_host::file::{open_mount_point, open_regular, read_regular, read_r
 use stillpoint_host::kernel_files::{self, Files};
 
 /// Limit in bytes for a kernel, or an initramfs.
-pub(super) const IMAGE_MAX: u64 = 2 << 30;
+pub(super) const IMAGE_BYTES_MAX: u64 = 2 << 30;
 /// Limit in bytes for `/etc/fstab`.
-const FSTAB_MAX: u64 = 1 << 20;
+const FSTAB_BYTES_MAX: u64 = 1 << 20;
 
 /// Runs a program to its end; the text on its standard error is the reason of a failure.
 pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: Option<&str>) -> Result<String, Error> {
@@ -81,17 +81,22 @@ impl Kernel {
                 return Err(format!("{} is not there", file.display()));
             }
         }
-        whole(&image)?;
+        check_kernel_file(&image)?;
         Ok(Kernel { version: version.to_owned(), image, initrd })
     }
 
     /// Loads it into memory, for kexec. A kernel that was loaded before is replaced. The driver of a watchdog that is
     /// to run on is not loaded there, and a crash kernel is loaded first.
-    pub(super) fn load(&self, append: &str, watchdog: Option<&str>, crash: Option<&Loaded>) -> Result<(), Error> {
-        let line = command_line::next(&command_line::running()?, append, watchdog, crash.map(|crash| crash.mib));
+    pub(super) fn load(
+        &self,
+        append: &str,
+        watchdog: Option<&str>,
+        crash: Option<&CrashKernelImage>,
+    ) -> Result<(), Error> {
+        let line = command_line::next_kernel(&command_line::running()?, append, watchdog, crash.map(|crash| crash.mib));
         let line = format!("--command-line={line}");
-        let behind = crash.map(|crash| self.with_behind(&crash.archive)).transpose()?;
-        let initrd = match &behind {
+        let initramfs = crash.map(|crash| self.initramfs_with(&crash.archive)).transpose()?;
+        let initrd = match &initramfs {
             Some(file) => format!("--initrd=/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
             None => format!("--initrd={}", self.initrd.display()),
         };
@@ -100,15 +105,15 @@ impl Kernel {
     }
 
     /// Returns its initramfs with an archive after it, in memory.
-    fn with_behind(&self, archive: &[u8]) -> Result<File, Error> {
-        let mut bytes = read_regular(&self.initrd, IMAGE_MAX)?;
+    fn initramfs_with(&self, archive: &[u8]) -> Result<File, Error> {
+        let mut bytes = read_regular(&self.initrd, IMAGE_BYTES_MAX)?;
         // the next archive must be aligned like this
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let file = rustix::fs::memfd_create("initrd", MemfdFlags::CLOEXEC);
-        let mut file = File::from(file.map_err(io::Error::from).doing("make room for an initramfs")?);
-        file.write_all(&bytes).and_then(|()| file.write_all(archive)).doing("put an initramfs together")?;
+        let mut file = File::from(file.map_err(io::Error::from).with_action("make room for an initramfs")?);
+        file.write_all(&bytes).and_then(|()| file.write_all(archive)).with_action("put an initramfs together")?;
         // the kernel loads only a file that no process has open for writing
-        kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).doing("put an initramfs together")
+        kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).with_action("put an initramfs together")
     }
 
     /// Unloads it from memory.
@@ -119,7 +124,7 @@ impl Kernel {
 
 /// Refuses files that are not kernels, or are cut off: the system call accepts them, and the machine hangs after the
 /// kexec. Linux's boot protocol for x86 defines the sizes.
-fn whole(image: &Path) -> Result<(), String> {
+fn check_kernel_file(image: &Path) -> Result<(), String> {
     let failed = |why: &dyn std::fmt::Display| format!("{} is no kernel that can be started: {why}", image.display());
     let file = open_regular(image).map_err(|error| failed(&error))?;
     let length = file.metadata().map_err(|error| failed(&error))?.len();
@@ -139,10 +144,10 @@ fn whole(image: &Path) -> Result<(), String> {
 }
 
 /// Starts the loaded kernel by kexec. Returns only on failure.
-pub(super) fn jump() -> Error {
+pub(super) fn start_loaded_kernel() -> Error {
     match rustix::system::reboot(rustix::system::RebootCommand::Kexec) {
         Ok(()) => Error::Step { what: "jump", why: "the kernel came back".into() },
-        Err(error) => Error::System { doing: "jump", source: error.into() },
+        Err(error) => Error::System { action: "jump", source: error.into() },
     }
 }
 
@@ -155,19 +160,19 @@ pub(super) fn reset() -> ! {
 }
 
 /// Returns the mount points of block devices that are writable.
-fn writable(mounts: &str) -> Vec<String> {
+fn writable_mounts(mounts: &str) -> Vec<String> {
     let parse = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
         let mut after = after.split(' ');
         let (_, source, options) = (after.next()?, after.next()?, after.next()?);
         let writable = options.split(',').next() == Some("rw");
-        (source.starts_with("/dev/") && writable).then(|| before.split(' ').nth(4).map(unescaped))?
+        (source.starts_with("/dev/") && writable).then(|| before.split(' ').nth(4).map(unescape))?
     };
     mounts.lines().filter_map(parse).collect()
 }
 
 /// Replaces the octal numbers that the kernel writes for characters that separate fields.
-fn unescaped(path: &str) -> String {
+fn unescape(path: &str) -> String {
     path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
@@ -195,12 +200,12 @@ impl Disks {
 /// Returns the mount points that are writable now.
 pub(super) fn writable_now() -> Result<Vec<String>, Error> {
     let path = "/proc/self/mountinfo";
-    kernel_files::text(path).at("read", path).map(|mounts| writable(&mounts))
+    kernel_files::text(path).at("read", path).map(|mounts| writable_mounts(&mounts))
 }
 
 /// Writes everything to disk, and makes the disks read-only: the page cache does not survive a kexec. Returns the mount
 /// points.
-pub(super) fn still() -> Result<Vec<String>, Error> {
+pub(super) fn remount_read_only() -> Result<Vec<String>, Error> {
     let mounts = writable_now()?;
     rustix::fs::sync();
     kernel_files::write("/proc/sysrq-trigger", "u").at("write", "/proc/sysrq-trigger")?;
@@ -212,7 +217,7 @@ pub(super) fn still() -> Result<Vec<String>, Error> {
             return Ok(mounts);
         }
         if Instant::now() > end {
-            unstill(&mounts)?;
+            remount_writable(&mounts)?;
             return Err(Error::Step { what: "stop writing", why: format!("{} can still be written", left.join(", ")) });
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -220,7 +225,7 @@ pub(super) fn still() -> Result<Vec<String>, Error> {
 }
 
 /// Makes them writable again.
-pub(super) fn unstill(mounts: &[String]) -> Result<(), Error> {
+pub(super) fn remount_writable(mounts: &[String]) -> Result<(), Error> {
     mounts.iter().try_for_each(|at| run("write again", "mount", &["-o", "remount,rw", at], None).map(|_| ()))
 }
 
@@ -247,7 +252,7 @@ fn skip_pids_in(files: &Files, above: u32) -> Result<(), Error> {
 }
 
 /// Returns the requirements of a switch that this machine does not meet, beside its units.
-pub(super) fn missing(config: &Config) -> Vec<String> {
+pub(super) fn find_missing(config: &Config) -> Vec<String> {
     let mut missing = Vec::new();
     for (program, package) in [("kexec", "kexec-tools"), ("systemctl", "systemd")] {
         let there = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(program).exists());
@@ -270,11 +275,11 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
     let key = Path::new(MACHINE_KEY).parent().map(|dir| (dir, "the key that seals images must be on a disk"));
     let state = (config.state.as_path(), "the state must be on a disk");
     for (dir, what) in [state].into_iter().chain(key).chain(images) {
-        if is_memory(existing(dir)) {
+        if is_memory(nearest_existing(dir)) {
             missing.push(format!("{} lies in memory, which does not outlive this kernel: {what}", dir.display()));
         }
     }
-    missing.extend(unseen(config));
+    missing.extend(undiscoverable(config));
     missing
 }
 
@@ -291,38 +296,38 @@ const GENERATORS: [&str; 5] = [
 
 /// Returns the reasons why the next kernel would not find the switch, and start the units from their files, beside
 /// their images.
-fn unseen(config: &Config) -> Vec<String> {
-    let mut unseen = Vec::new();
+fn undiscoverable(config: &Config) -> Vec<String> {
+    let mut undiscoverable = Vec::new();
     if !GENERATORS.iter().any(|dir| Path::new(dir).join(GENERATOR).exists()) {
-        unseen.push(format!("{GENERATOR} is in none of systemd's directories for generators: make install"));
+        undiscoverable.push(format!("{GENERATOR} is in none of systemd's directories for generators: make install"));
     }
     let state = config.state.display();
     match Config::read(Path::new(CONFIG)) {
         Ok(known) if known.state == config.state => {}
         Ok(known) => {
             let known = known.state.display();
-            unseen.push(format!(
+            undiscoverable.push(format!(
                 "the state lies in {state}, and the next kernel looks for it in {known}, as {CONFIG} says"
             ));
         }
-        Err(error) => unseen.push(error.with_causes()),
+        Err(error) => undiscoverable.push(error.with_causes()),
     }
-    let path = existing(&config.state);
+    let path = nearest_existing(&config.state);
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mounts = kernel_files::text("/proc/self/mountinfo").unwrap_or_default();
-    let fstab = read_regular_text(Path::new("/etc/fstab"), FSTAB_MAX).unwrap_or_default();
-    if let Some(at) = mounted_late(&mounts, &fstab, &path) {
-        unseen.push(format!(
+    let fstab = read_regular_text(Path::new("/etc/fstab"), FSTAB_BYTES_MAX).unwrap_or_default();
+    if let Some(at) = late_mount(&mounts, &fstab, &path) {
+        undiscoverable.push(format!(
             "{state} lies on {}, which is not mounted when the next kernel looks for a switch: keep the state on the root file \
              system (images may lie elsewhere), or give it x-initrd.mount in /etc/fstab",
             at.display()
         ));
     }
-    unseen
+    undiscoverable
 }
 
 /// Returns the mount point of a path's file system, if systemd mounts it and not the initramfs.
-fn mounted_late(mounts: &str, fstab: &str, path: &Path) -> Option<PathBuf> {
+fn late_mount(mounts: &str, fstab: &str, path: &Path) -> Option<PathBuf> {
     let at = mounted_at(mounts, path).filter(|at| !["/", "/usr"].map(Path::new).contains(&at.as_path()))?;
     let early = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -364,12 +369,12 @@ mod tests {
         image[0x202..0x206].copy_from_slice(b"HdrS");
         image[0x1f4] = 32;
         fs::write(&path, &image).unwrap();
-        whole(&path).unwrap();
+        check_kernel_file(&path).unwrap();
         fs::write(&path, &image[..image.len() - 1]).unwrap();
-        assert!(whole(&path).unwrap_err().contains("it has 3071 bytes, and its header says 3072"));
+        assert!(check_kernel_file(&path).unwrap_err().contains("it has 3071 bytes, and its header says 3072"));
         image[0x202] = 0;
         fs::write(&path, &image).unwrap();
-        assert!(whole(&path).unwrap_err().contains("it has no header"));
+        assert!(check_kernel_file(&path).unwrap_err().contains("it has no header"));
     }
 
     #[test]
@@ -378,9 +383,9 @@ mod tests {
                       23 22 0:5 / /proc rw - proc proc rw\n\
                       24 22 254:16 / /opt ro - ext4 /dev/vdb ro\n\
                       25 22 254:32 / /srv ro shared:2 master:1 - xfs /dev/vdc rw,attr2\n";
-        assert_eq!(writable(mounts), ["/", "/srv"]);
+        assert_eq!(writable_mounts(mounts), ["/", "/srv"]);
         let odd = "26 22 254:48 / /srv/two\\040words rw - ext4 /dev/vdd rw\n";
-        assert_eq!(writable(odd), ["/srv/two words"]);
+        assert_eq!(writable_mounts(odd), ["/srv/two words"]);
     }
 
     #[test]
@@ -397,7 +402,7 @@ mod tests {
         let mounts = "22 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n\
                       25 22 254:32 / /var rw shared:2 - xfs /dev/vdc rw\n\
                       26 25 254:48 / /var/lib/images rw - xfs /dev/vdd rw\n";
-        let late = |fstab: &str, path: &str| mounted_late(mounts, fstab, Path::new(path));
+        let late = |fstab: &str, path: &str| late_mount(mounts, fstab, Path::new(path));
         assert_eq!(late("", "/srv/switch"), None);
         assert_eq!(late("", "/var/lib/stillpoint/switch"), Some("/var".into()));
         assert_eq!(late("", "/var/lib/images"), Some("/var/lib/images".into()));

@@ -1,18 +1,18 @@
 //! Units of systemd: the parts of their sandboxes that must be open before a switch, and the start of a unit from an
 //! image.
 
-use super::start_order::BEFORE_ALL;
+use super::start_order::LEADER_AFTER;
 use super::system::run;
 use crate::Error;
 use crate::ipc;
-use crate::process_tree::{full, of_unit, tree};
+use crate::process_tree::{complete_unit_name, tree, unit_root_process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
 /// Settings that put processes into namespaces of their own, or connect them to the journal; with the value that does
 /// not.
-const OPEN: &[(&str, &str)] = &[
+const OPEN_SETTINGS: &[(&str, &str)] = &[
     ("PrivateDevices", "no"),
     ("PrivateIPC", "no"),
     ("PrivateMounts", "no"),
@@ -49,7 +49,7 @@ pub(crate) fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> 
 
 /// Returns the socket units that start a unit with these properties: systemd holds their sockets, also on the next
 /// kernel.
-pub(super) fn sockets(properties: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
+pub(super) fn socket_units(properties: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let triggers = properties.get("TriggeredBy").map_or("", String::as_str);
     triggers.split_whitespace().filter(|name| name.ends_with(".socket"))
 }
@@ -57,7 +57,7 @@ pub(super) fn sockets(properties: &BTreeMap<String, String>) -> impl Iterator<It
 /// Returns the drop-in that a unit needs to be taken along; `None` if it needs none. A unit that runs is examined for
 /// what it uses.
 pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
-    let unit = full(unit)?;
+    let unit = complete_unit_name(unit)?;
     dropin_of(unit.as_str(), &properties(unit.as_str())?)
 }
 
@@ -65,17 +65,17 @@ pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
 /// none.
 pub(super) fn dropin_of(unit: &str, properties: &BTreeMap<String, String>) -> Result<Option<String>, Error> {
     let is_roots = properties.get("User").is_none_or(|user| user.is_empty() || user == "root");
-    let apart = if is_roots && of_unit(unit).is_ok_and(ipc::is_stuck) {
-        apart(&run("ask about a unit", "systemctl", &["cat", "--", unit], None)?)
+    let ipc_command = if is_roots && unit_root_process(unit).is_ok_and(ipc::has_unmovable_memory) {
+        ipc_namespace_command(&run("ask about a unit", "systemctl", &["cat", "--", unit], None)?)
     } else {
         None
     };
-    Ok(dropin_for(properties, apart))
+    Ok(dropin_for(properties, ipc_command))
 }
 
 /// Returns the command that starts a unit in an IPC namespace of its own, from its files. systemd's own setting would
 /// also make a mount namespace. `None` if it does not have exactly one command, or the command sets another name.
-fn apart(files: &str) -> Option<String> {
+fn ipc_namespace_command(files: &str) -> Option<String> {
     let files = files.replace("\\\n", " ");
     let mut commands: Vec<&str> = Vec::new();
     for value in files.lines().filter_map(|line| line.trim().strip_prefix("ExecStart=")) {
@@ -87,9 +87,9 @@ fn apart(files: &str) -> Option<String> {
     known.then(|| format!("ExecStart=\nExecStart={marks}/usr/bin/unshare --ipc {command}\n"))
 }
 
-fn dropin_for(properties: &BTreeMap<String, String>, apart: Option<String>) -> Option<String> {
-    let mut text = apart.unwrap_or_default();
-    for (key, open) in OPEN {
+fn dropin_for(properties: &BTreeMap<String, String>, ipc_command: Option<String>) -> Option<String> {
+    let mut text = ipc_command.unwrap_or_default();
+    for (key, open) in OPEN_SETTINGS {
         if properties.get(*key).is_some_and(|value| value != open && !(open.is_empty() && value == "no")) {
             let _ = writeln!(text, "{key}={open}");
         }
@@ -110,7 +110,7 @@ pub fn dropin_path(unit: &str) -> String {
 }
 
 /// Returns the local ports of all TCP sockets of a process and all below it.
-pub(super) fn ports(pid: i32) -> Result<Vec<u16>, Error> {
+pub(super) fn tcp_ports(pid: i32) -> Result<Vec<u16>, Error> {
     let mut inodes = BTreeSet::new();
     for process in tree(pid)? {
         for descriptor in process.fd().into_iter().flatten().flatten() {
@@ -125,7 +125,7 @@ pub(super) fn ports(pid: i32) -> Result<Vec<u16>, Error> {
 }
 
 /// Returns the number of connections to these ports that no process has accepted yet, or that are being made.
-pub(super) fn waiting(ports: &[u16]) -> u32 {
+pub(super) fn pending_connections(ports: &[u16]) -> u32 {
     use procfs::net::TcpState;
     let all = procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten();
     let ours = all.filter(|entry| ports.contains(&entry.local_address.port()));
@@ -139,7 +139,7 @@ pub(super) fn waiting(ports: &[u16]) -> u32 {
 
 /// Returns a unit's drop-in for a kernel that starts: the unit starts from its image, by a program without the unit's
 /// sandbox.
-pub(super) fn from_image(program: &Path, state: &Path, unit: &str) -> String {
+pub(super) fn image_dropin(program: &Path, state: &Path, unit: &str) -> String {
     format!(
         "[Service]\nType=notify\nNotifyAccess=all\nPIDFile=\nExecCondition=\nExecStartPre=\nExecStart=\n\
          ExecStart=+{} kernel switch-unit --state {} {unit}\nExecStartPost=\nTimeoutStartSec=infinity\nRestart=no\n\
@@ -151,19 +151,19 @@ pub(super) fn from_image(program: &Path, state: &Path, unit: &str) -> String {
 
 /// Returns the unit that leads a restore; it is ready when all have been released. A leader that is killed has a
 /// successor.
-pub(super) fn leader(program: &Path, state: &Path, units: &[String]) -> String {
+pub(super) fn leader_unit(program: &Path, state: &Path, units: &[String]) -> String {
     let lead = format!("{} kernel switch-resume --state {}", program.display(), state.display());
     format!(
         "[Unit]\nDescription=Return of units from before a switch of kernels\nDefaultDependencies=no\n\
          After={}\nConflicts=shutdown.target\nWants={}\n[Service]\nType=notify\n\
          ExecStart={lead}\nExecStopPost={lead} --after\nTimeoutSec=infinity\nKillMode=process\n",
-        BEFORE_ALL.join(" "),
+        LEADER_AFTER.join(" "),
         units.join(" "),
     )
 }
 
 /// Returns the unit that owns the guard on a kernel that starts.
-pub(super) fn guard_keeper(program: &Path, state: &Path, socket: &str) -> String {
+pub(super) fn guard_unit(program: &Path, state: &Path, socket: &str) -> String {
     format!(
         "[Unit]\nDescription=Guard of connections from before a switch of kernels\nDefaultDependencies=no\n\
          StartLimitIntervalSec=0\n[Service]\nType=notify\nTimeoutStartSec=30\n\
@@ -218,10 +218,13 @@ mod tests {
     fn one_command_is_started_apart() {
         let files = "[Service]\nExecStart=/bin/a\nExecStart=\n  ExecStart=-/usr/bin/b --c \\\n  %i start\n";
         let expected = "ExecStart=\nExecStart=-/usr/bin/unshare --ipc /usr/bin/b --c    %i start\n";
-        assert_eq!(apart(files).as_deref(), Some(expected));
-        assert_eq!(dropin_for(&BTreeMap::new(), apart(files)).as_deref(), Some(&*format!("[Service]\n{expected}")));
+        assert_eq!(ipc_namespace_command(files).as_deref(), Some(expected));
+        assert_eq!(
+            dropin_for(&BTreeMap::new(), ipc_namespace_command(files)).as_deref(),
+            Some(&*format!("[Service]\n{expected}"))
+        );
         for other in ["", "ExecStart=/bin/a\nExecStart=/bin/b", "ExecStart=@/bin/a b"] {
-            assert_eq!(apart(other), None);
+            assert_eq!(ipc_namespace_command(other), None);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::system::run;
 use crate::Error;
-use crate::error::At;
+use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 use stillpoint_host::file::read_regular;
 use stillpoint_host::kernel_files::{self, Files};
 
-const CLASS: &str = "/sys/class/watchdog";
-const MODULES: &str = "/sys/module";
+const CLASS_DIRECTORY: &str = "/sys/class/watchdog";
+const MODULES_DIRECTORY: &str = "/sys/module";
 /// Parameter that makes all drivers leave it running when the kernel ends.
-const KEEP: &str = "/sys/module/watchdog/parameters/stop_on_reboot";
+const STOP_ON_REBOOT_FILE: &str = "/sys/module/watchdog/parameters/stop_on_reboot";
 /// Limit in bytes for a kernel's list of modules.
-const LIST_BYTES_MAX: u64 = 64 << 20;
+const MODULE_LIST_BYTES_MAX: u64 = 64 << 20;
 /// Time within which a driver must be ready.
-const APPEARS: Duration = Duration::from_secs(10);
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A watchdog that watches a switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub struct Watchdog {
 
 /// Attributes of a watchdog that can be read without opening it, which would start it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Seen {
+struct Attributes {
     /// The module that drives it; `None` for a software watchdog of the kernel itself.
     driver: Option<String>,
     nowayout: bool,
@@ -50,47 +50,49 @@ struct Seen {
 /// Returns the watchdog behind a device file, or the reason why it cannot end a hang of the next kernel.
 pub(super) fn usable(device: &Path, limit_s: u32, next: &str) -> Result<Watchdog, String> {
     let name = device.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let class = Path::new(CLASS).join(&name);
+    let class = Path::new(CLASS_DIRECTORY).join(&name);
     if name.is_empty() || !class.exists() {
         return Err(format!("there is no watchdog {}", device.display()));
     }
     let modules = Path::new("/lib/modules").join(next);
     let list = |name: &str| {
-        let bytes = read_regular(&modules.join(name), LIST_BYTES_MAX).unwrap_or_default();
+        let bytes = read_regular(&modules.join(name), MODULE_LIST_BYTES_MAX).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let files = Files::of_kernel();
-    let seen = Seen {
+    let attributes = Attributes {
         driver: driver_of(&files, &class),
         nowayout: files.value(class.join("nowayout")) == "1",
         active: files.value(class.join("state")) == "active",
-        stop_on_reboot: files.value(KEEP),
+        stop_on_reboot: files.value(STOP_ON_REBOOT_FILE),
         modules: list("modules.dep"),
         builtin: list("modules.builtin"),
     };
-    judge(&seen).map(|driver| Watchdog { driver, limit_s }).map_err(|why| format!("{}: {why}", device.display()))
+    check_usable(&attributes)
+        .map(|driver| Watchdog { driver, limit_s })
+        .map_err(|why| format!("{}: {why}", device.display()))
 }
 
-fn judge(seen: &Seen) -> Result<String, String> {
-    let Some(driver) = &seen.driver else {
+fn check_usable(attributes: &Attributes) -> Result<String, String> {
+    let Some(driver) = &attributes.driver else {
         return Err("it is no hardware with a module: it ends with this kernel".into());
     };
     let has = |list: &str| list.lines().any(|line| line.split(':').next().is_some_and(|path| is_module(path, driver)));
-    if seen.active {
+    if attributes.active {
         return Err("it is in use (RuntimeWatchdogSec= of systemd, or a daemon)".into());
     }
-    if seen.nowayout {
+    if attributes.nowayout {
         return Err("it could not be stopped again (nowayout)".into());
     }
-    if seen.stop_on_reboot != "0" {
+    if attributes.stop_on_reboot != "0" {
         return Err(
             "it would be stopped at the jump: this kernel's command line must have watchdog.stop_on_reboot=0".into()
         );
     }
-    if has(&seen.builtin) {
+    if has(&attributes.builtin) {
         return Err(format!("its driver {driver} is built into the next kernel, which would stop it at once"));
     }
-    if !has(&seen.modules) {
+    if !has(&attributes.modules) {
         return Err(format!("the next kernel has no {driver}: nobody could stop it there"));
     }
     Ok(driver.clone())
@@ -110,7 +112,7 @@ fn driver_of(files: &Files, class: &Path) -> Option<String> {
         return module.file_name().map(|name| name.to_string_lossy().into_owned());
     }
     let identity = files.text(class.join("identity")).ok()?;
-    let modules = Path::new(MODULES);
+    let modules = Path::new(MODULES_DIRECTORY);
     let drives = |module: &OsString| {
         let drivers = files.names(modules.join(module).join("drivers"));
         // BUS:NAME
@@ -137,7 +139,7 @@ impl Armed {
 
     /// Stops the watchdog.
     pub(super) fn disarm(mut self) -> Result<(), Error> {
-        self.device.write_all(b"V").doing("stop the watchdog")
+        self.device.write_all(b"V").with_action("stop the watchdog")
     }
 }
 
@@ -148,17 +150,17 @@ impl Watchdog {
     }
 
     /// Loads its driver, and starts it or continues if it runs. It is kept from a reset while the process that should
-    /// disarm it makes progress: a process without [`Kept::go_on`] for longer than `patience` hangs.
-    pub(super) fn take_over(&self, patience: Duration) -> Result<Kept, Error> {
+    /// disarm it makes progress: a process without [`Keepalive::report_progress`] for longer than `patience` hangs.
+    pub(super) fn take_over(&self, limit: Duration) -> Result<Keepalive, Error> {
         run("load the watchdog's driver", "modprobe", &[&self.driver], None)?;
         let mut armed = self.arm()?;
         let (stop, stopped) = channel();
-        let alive = Arc::new(Mutex::new(Instant::now()));
-        let heard = alive.clone();
-        let rest = Duration::from_secs(u64::from(self.limit_s)) / 4;
+        let last_report = Arc::new(Mutex::new(Instant::now()));
+        let last_progress = last_report.clone();
+        let interval = Duration::from_secs(u64::from(self.limit_s)) / 4;
         let thread = std::thread::spawn(move || {
-            while stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout) {
-                if heard.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < patience
+            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                if last_progress.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < limit
                     && let Err(error) = armed.ping()
                 {
                     tracing::error!("the watchdog does not hear: {error}");
@@ -166,16 +168,17 @@ impl Watchdog {
             }
             armed
         });
-        Ok(Kept { stop, alive, thread })
+        Ok(Keepalive { stop, last_report, thread })
     }
 
     /// Returns its device file on this kernel, once it exists.
     fn device(&self) -> Result<PathBuf, Error> {
-        let (end, files) = (Instant::now() + APPEARS, Files::of_kernel());
+        let (end, files) = (Instant::now() + DEVICE_TIMEOUT, Files::of_kernel());
         loop {
-            let drives =
-                |name: &OsString| driver_of(&files, &Path::new(CLASS).join(name)).as_ref() == Some(&self.driver);
-            let device = files.names(CLASS).into_iter().find(drives).map(|name| Path::new("/dev").join(name));
+            let drives = |name: &OsString| {
+                driver_of(&files, &Path::new(CLASS_DIRECTORY).join(name)).as_ref() == Some(&self.driver)
+            };
+            let device = files.names(CLASS_DIRECTORY).into_iter().find(drives).map(|name| Path::new("/dev").join(name));
             match device.filter(|device| device.exists()) {
                 Some(device) => return Ok(device),
                 None if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
@@ -189,16 +192,16 @@ impl Watchdog {
 }
 
 /// A watchdog that runs and gets keepalives.
-pub(super) struct Kept {
+pub(super) struct Keepalive {
     stop: Sender<()>,
-    alive: Arc<Mutex<Instant>>,
+    last_report: Arc<Mutex<Instant>>,
     thread: std::thread::JoinHandle<Armed>,
 }
 
-impl Kept {
+impl Keepalive {
     /// Reports progress of the process that should disarm it.
-    pub(super) fn go_on(&self) {
-        *self.alive.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    pub(super) fn report_progress(&self) {
+        *self.last_report.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// Stops the watchdog.
@@ -217,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_watchdog_is_used_when_it_survives_the_jump_and_can_be_stopped_after_it() {
-        let good = Seen {
+        let good = Attributes {
             driver: Some("iTCO_wdt".into()),
             nowayout: false,
             active: false,
@@ -225,17 +228,17 @@ mod tests {
             modules: "kernel/drivers/watchdog/iTCO_wdt.ko.xz: kernel/drivers/mfd/lpc_ich.ko.xz\n".into(),
             builtin: "kernel/fs/ext4/ext4.ko\n".into(),
         };
-        assert_eq!(judge(&good), Ok("iTCO_wdt".into()));
+        assert_eq!(check_usable(&good), Ok("iTCO_wdt".into()));
         let builtin = "kernel/drivers/watchdog/iTCO-wdt.ko\n".to_owned();
-        for (seen, why) in [
-            (Seen { driver: None, ..good.clone() }, "ends with this kernel"),
-            (Seen { nowayout: true, ..good.clone() }, "nowayout"),
-            (Seen { active: true, ..good.clone() }, "in use"),
-            (Seen { stop_on_reboot: "-1".into(), ..good.clone() }, "watchdog.stop_on_reboot=0"),
-            (Seen { builtin, ..good.clone() }, "built into the next kernel"),
-            (Seen { modules: String::new(), ..good }, "the next kernel has no iTCO_wdt"),
+        for (attributes, why) in [
+            (Attributes { driver: None, ..good.clone() }, "ends with this kernel"),
+            (Attributes { nowayout: true, ..good.clone() }, "nowayout"),
+            (Attributes { active: true, ..good.clone() }, "in use"),
+            (Attributes { stop_on_reboot: "-1".into(), ..good.clone() }, "watchdog.stop_on_reboot=0"),
+            (Attributes { builtin, ..good.clone() }, "built into the next kernel"),
+            (Attributes { modules: String::new(), ..good }, "the next kernel has no iTCO_wdt"),
         ] {
-            assert!(judge(&seen).unwrap_err().contains(why), "{why}");
+            assert!(check_usable(&attributes).unwrap_err().contains(why), "{why}");
         }
         assert!(usable(Path::new("/dev/no-such-watchdog"), 60, "6.99").unwrap_err().contains("there is no watchdog"));
     }

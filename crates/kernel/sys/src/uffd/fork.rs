@@ -9,16 +9,16 @@ use rustix::process::Pid;
 use std::time::{Duration, Instant};
 
 /// Time within which the kernel removes a thread that has been joined. On a busy machine it may be long.
-const ENDS: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_micros(100);
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Splits this process in two with one table of descriptors; `child` runs in the new one and returns its exit code.
 ///
 /// The new process has a copy of this one's memory, as after `fork`. Only a process with one thread is split: locks
 /// that another thread held would stay locked. Threads that have been joined may not have ended yet; this waits for
 /// them.
-pub fn split(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
-    alone(ENDS)?;
+pub fn fork_sharing_descriptors(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
+    wait_until_single_threaded(THREAD_EXIT_TIMEOUT)?;
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: without CLONE_VM and with no stack this is `fork` with a shared table of descriptors: the child continues
     // here with a copy of this memory. There is no other thread that could hold a lock or be in the middle of an
@@ -35,15 +35,15 @@ pub fn split(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
 }
 
 /// Waits until this process has one thread.
-fn alone(patience: Duration) -> Result<(), Error> {
-    let end = Instant::now() + patience;
+fn wait_until_single_threaded(timeout: Duration) -> Result<(), Error> {
+    let end = Instant::now() + timeout;
     loop {
         let threads =
             std::fs::read_dir("/proc/self/task").map_err(|source| Error::Call { what: "count threads", source })?;
         match threads.count() {
             1 => return Ok(()),
             threads if Instant::now() >= end => return Err(Error::Threads(threads)),
-            _ => std::thread::sleep(LOOK),
+            _ => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -55,6 +55,6 @@ mod tests {
     #[test]
     fn a_process_with_another_thread_is_not_split() {
         // the thread that runs this test is not the first one
-        assert!(matches!(alone(Duration::from_millis(1)), Err(Error::Threads(2..))));
+        assert!(matches!(wait_until_single_threaded(Duration::from_millis(1)), Err(Error::Threads(2..))));
     }
 }

@@ -67,7 +67,7 @@ struct Head {
 }
 
 /// Bytes before the first record: a page, so that records never share one with the head.
-const HEAD: usize = 4096;
+const HEAD_BYTES: usize = 4096;
 
 /// The log. It stays mapped until the process ends; a process that shares it sees the same records.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl Log {
     /// Makes an empty log in memory that children share.
     pub fn new(records: usize) -> Result<Self, Error> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let bytes = HEAD + records * size_of::<Slot>();
+        let bytes = HEAD_BYTES + records * size_of::<Slot>();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a new mapping, at an address that the kernel chooses; no other code knows it.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) };
@@ -106,7 +106,7 @@ impl Log {
     }
 
     /// Returns the number of records for which there is room.
-    pub fn room(&self) -> usize {
+    pub fn free_records(&self) -> usize {
         self.records - self.len()
     }
 
@@ -115,7 +115,7 @@ impl Log {
             return Err(Error::Full(self.records));
         }
         // SAFETY: `at` is below the number of slots that were mapped after the head, and slots are aligned there.
-        Ok(unsafe { self.base.as_ptr().add(HEAD).cast::<Slot>().add(at) })
+        Ok(unsafe { self.base.as_ptr().add(HEAD_BYTES).cast::<Slot>().add(at) })
     }
 
     /// Appends a record that is not an event.
@@ -136,7 +136,7 @@ impl Log {
         Ok(())
     }
 
-    /// Reads one event of a memory into the log. It is not a complete record until [`Log::keep`]; [`Log::pass`] drops
+    /// Reads one event of a memory into the log. It is not a complete record until [`Log::commit`]; [`Log::discard`] drops
     /// it.
     pub fn read(&self, number: u32, memory: Memory) -> Result<Option<Event>, Error> {
         let slot = self.slot(self.len())?;
@@ -149,14 +149,14 @@ impl Log {
             libc::read(memory.descriptor(), (&raw mut (*slot).message).cast(), BYTES)
         };
         match read {
-            32 => self.unfinished().map(|found| found.map(|(_, event)| event)),
+            32 => self.uncommitted().map(|found| found.map(|(_, event)| event)),
             _ => Ok(None),
         }
     }
 
     /// Returns the event that was read last and neither kept nor passed, with the number of its memory: a killed server
     /// left it.
-    pub fn unfinished(&self) -> Result<Option<(u32, Event)>, Error> {
+    pub fn uncommitted(&self) -> Result<Option<(u32, Event)>, Error> {
         let at = self.len();
         if at >= self.records {
             return Ok(None);
@@ -171,13 +171,13 @@ impl Log {
     }
 
     /// Makes the event that was read a complete record.
-    pub fn keep(&self) {
+    pub fn commit(&self) {
         let at = self.head().count.load(Ordering::Relaxed);
         self.head().count.store(at + 1, Ordering::Release);
     }
 
     /// Drops the event that was read: it has been handled and is not needed later.
-    pub fn pass(&self) -> Result<(), Error> {
+    pub fn discard(&self) -> Result<(), Error> {
         let slot = self.slot(self.len())?;
         // SAFETY: as in `append`.
         unsafe { (&raw mut (*slot).kind).write(0) };
@@ -221,7 +221,7 @@ mod tests {
         written.iter().for_each(|record| log.append(*record).unwrap());
         assert_eq!(log.records().unwrap(), written);
         assert!(matches!(log.append(written[0]), Err(Error::Full(3))));
-        assert_eq!(log.unfinished().unwrap(), None);
+        assert_eq!(log.uncommitted().unwrap(), None);
     }
 
     #[test]
@@ -236,13 +236,13 @@ mod tests {
         for keep in [true, false] {
             rustix::io::write(&theirs, &message).unwrap();
             assert_eq!(log.read(3, memory).unwrap(), Some(event));
-            assert_eq!(log.unfinished().unwrap(), Some((3, event)));
+            assert_eq!(log.uncommitted().unwrap(), Some((3, event)));
             if keep {
-                log.keep()
+                log.commit()
             } else {
-                log.pass().unwrap()
+                log.discard().unwrap()
             }
-            assert_eq!(log.unfinished().unwrap(), None);
+            assert_eq!(log.uncommitted().unwrap(), None);
             assert_eq!(log.records().unwrap(), [Record::Event { memory: 3, event }]);
         }
     }

@@ -8,17 +8,17 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 /// Result of an attempt to place pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// Number of bytes from the front that are resident now.
     Done(u64),
     /// The first page was resident before; threads that waited for it have been woken.
-    There,
+    AlreadyResident,
     /// The process is changing its memory: an event will report the change. Read it, then try again.
-    Changing,
+    LayoutChanging,
     /// The memory does not exist any more.
-    Gone,
+    Unmapped,
     /// The process has ended.
-    Dead,
+    ProcessEnded,
 }
 
 /// A userfaultfd of another process, named by its number: processes that watch each other share the table of
@@ -59,7 +59,7 @@ impl Memory {
     }
 
     /// Copies pages to a place without pages, and wakes threads that wait for them.
-    pub fn copy(self, address: u64, pages: &[u8]) -> Result<Put, Error> {
+    pub fn copy(self, address: u64, pages: &[u8]) -> Result<PutOutcome, Error> {
         let (src, len) = (pages.as_ptr() as u64, pages.len() as u64);
         let mut copy = uffdio_copy { dst: address, src, len, mode: 0, copy: 0 };
         let done = self.call(UFFDIO_COPY, &mut copy);
@@ -67,24 +67,24 @@ impl Memory {
     }
 
     /// Places zeros where there are no pages, and wakes threads that wait for them.
-    pub fn zero(self, address: u64, bytes: u64) -> Result<Put, Error> {
+    pub fn zero(self, address: u64, bytes: u64) -> Result<PutOutcome, Error> {
         let mut zero = uffdio_zeropage { range: uffdio_range { start: address, len: bytes }, mode: 0, zeropage: 0 };
         let done = self.call(UFFDIO_ZEROPAGE, &mut zero);
         self.put("UFFDIO_ZEROPAGE", address, done, zero.zeropage)
     }
 
-    fn put(self, what: &'static str, address: u64, done: Result<(), Errno>, bytes: i64) -> Result<Put, Error> {
+    fn put(self, what: &'static str, address: u64, done: Result<(), Errno>, bytes: i64) -> Result<PutOutcome, Error> {
         match done {
-            Ok(()) => Ok(Put::Done(bytes.unsigned_abs())),
+            Ok(()) => Ok(PutOutcome::Done(bytes.unsigned_abs())),
             // a part was placed before something else happened
-            Err(_) if bytes > 0 => Ok(Put::Done(bytes.unsigned_abs())),
+            Err(_) if bytes > 0 => Ok(PutOutcome::Done(bytes.unsigned_abs())),
             Err(Errno::EXIST) => {
                 self.wake(address)?;
-                Ok(Put::There)
+                Ok(PutOutcome::AlreadyResident)
             }
-            Err(Errno::AGAIN) => Ok(Put::Changing),
-            Err(Errno::NOENT | Errno::FAULT | Errno::INVAL) => Ok(Put::Gone),
-            Err(Errno::SRCH) => Ok(Put::Dead),
+            Err(Errno::AGAIN) => Ok(PutOutcome::LayoutChanging),
+            Err(Errno::NOENT | Errno::FAULT | Errno::INVAL) => Ok(PutOutcome::Unmapped),
+            Err(Errno::SRCH) => Ok(PutOutcome::ProcessEnded),
             Err(source) => Err(Error::Call { what, source: source.into() }),
         }
     }
@@ -152,11 +152,11 @@ mod tests {
             Err(error) => stillpoint_testing::skip!("no userfaultfd here: {error}"),
         };
         let pages = vec![7u8; 2 * 4096];
-        assert_eq!(memory.copy(start, &pages).unwrap(), Put::Done(2 * 4096));
-        assert_eq!(memory.copy(start, &pages).unwrap(), Put::There);
-        assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), Put::Done(4096));
-        assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), Put::There);
-        assert_eq!(memory.copy(0x1000, &pages).unwrap(), Put::Gone);
+        assert_eq!(memory.copy(start, &pages).unwrap(), PutOutcome::Done(2 * 4096));
+        assert_eq!(memory.copy(start, &pages).unwrap(), PutOutcome::AlreadyResident);
+        assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), PutOutcome::Done(4096));
+        assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), PutOutcome::AlreadyResident);
+        assert_eq!(memory.copy(0x1000, &pages).unwrap(), PutOutcome::Unmapped);
         // SAFETY: both addresses are in the mapping, whose pages are resident.
         let read = unsafe { ((start as *const u8).read(), ((start + 2 * 4096) as *const u8).read()) };
         assert_eq!(read, (7, 0));

@@ -4,7 +4,7 @@
 //! only when all consequences of earlier ones are complete; record in the [`Log`] each close, before and after.
 //!
 //! **Guaranteed:** a page never replaces one that is resident. An event that was read from the kernel is in the log,
-//! even when the reader was killed in the same instant. As long as one of the processes that [`split`] made lives, no
+//! even when the reader was killed in the same instant. As long as one of the processes that [`fork_sharing_descriptors`] made lives, no
 //! memory loses its userfaultfd, so no thread that waits reads zeros.
 //!
 //! **It does not** know the source of pages, nor watch other processes.
@@ -40,7 +40,7 @@ mod memory;
 
 pub use error::Error;
 pub use event::Event;
-pub use fork::split;
+pub use fork::fork_sharing_descriptors;
 pub use huge::{HUGE_PAGE, collapse};
 pub use log::{Log, Record};
-pub use memory::{Memory, Put};
+pub use memory::{Memory, PutOutcome};

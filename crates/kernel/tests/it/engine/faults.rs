@@ -1,8 +1,8 @@
 //! Kills of criu and of programs at the worst moments.
 
 use crate::engine::support::{
-    Client, Redis, children, criu, kernel, kernel_while, kill, logs, restore, scratch, until_all_has_come,
-    until_nothing_is_left,
+    Client, Redis, children, criu, kernel, kernel_while, kill, logs, restore, scratch, wait_until_gone,
+    wait_until_resident,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -68,7 +68,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
         if run.err.contains(&format!("process {pid} ended with it")) {
             // criu's own instructions were in it: no program survives that, and the tool reports it
             assert!(run.err.contains("state: what has ended is to be started again"), "{moment}: {run}");
-            redis.victim.until_gone();
+            redis.victim.wait_until_reaped();
             eprintln!("{moment}: the program ended with criu");
             let again = dir.path().join(format!("data{round}"));
             fs::create_dir(&again).unwrap();
@@ -105,7 +105,7 @@ fn a_criu_that_is_killed_behind_the_seal_leaves_either_the_program_or_its_image(
         let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
         match run.code {
             Some(0) => {
-                redis.victim.until_gone();
+                redis.victim.wait_until_reaped();
                 assert_eq!(status["stage"].as_str(), Some("ready"), "{moment}: {status}");
                 restore(&criu, &image, &[]);
             }
@@ -167,7 +167,7 @@ fn a_criu_that_is_killed_in_a_restore_leaves_an_image_that_can_be_restored() {
             run
         } else {
             assert_eq!(run.code, Some(1), "{moment}: {run}\n{}", logs(&image));
-            until_nothing_is_left(redis.victim.pid);
+            wait_until_gone(redis.victim.pid);
             let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
             let stage = if status["used"].is_null() { "ready" } else { "stale" };
             assert_eq!(run.err.contains("with --again"), stage == "stale", "{moment}: {run}");
@@ -179,7 +179,7 @@ fn a_criu_that_is_killed_in_a_restore_leaves_an_image_that_can_be_restored() {
             restore(&criu, &image, if stage == "stale" { &["--again"] } else { &[] })
         };
         assert_eq!(client.ask("DEBUG DIGEST"), digest);
-        until_all_has_come(&restored.event("restored"));
+        wait_until_resident(&restored.event("restored"));
     }
 }
 
@@ -202,11 +202,11 @@ fn a_program_that_dies_while_its_memory_comes_is_said_and_its_image_not_restored
     assert!(refused.err.contains("still comes out of it"), "{refused}");
 
     kill(redis.victim.pid, "KILL");
-    until_nothing_is_left(keeper);
+    wait_until_gone(keeper);
     let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
     assert_eq!((status["stage"].as_str(), status["fill"]["ended"].as_u64()), (Some("stale"), Some(1)), "{status}");
     assert!(logs(&image).contains("ended before all of its memory had come"), "{}", logs(&image));
-    redis.victim.until_gone();
+    redis.victim.wait_until_reaped();
     let refused = kernel(&criu, &["restore", "--image", path]);
     assert_eq!(refused.code, Some(3), "{refused}");
     assert!(refused.err.contains("older than the files of its program"), "{refused}");

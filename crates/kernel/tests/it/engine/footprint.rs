@@ -1,6 +1,8 @@
 //! State of programs after all work of stillpoint and criu has ended: additional or missing attributes.
 
-use crate::engine::support::{Redis, Victim, compiled, criu, kill, logs, restore, scratch, until, until_all_has_come};
+use crate::engine::support::{
+    Redis, TestProgram, compiled, criu, kill, logs, restore, scratch, until, wait_until_resident,
+};
 use nix::libc;
 use nix::sys::{ptrace, wait};
 use nix::unistd::Pid;
@@ -62,7 +64,7 @@ fn memory_in_huge_pages_comes_back_in_huge_pages_and_no_other_does() {
     let Some(criu) = criu() else { return };
     for attempt in 1.. {
         let collapsed_before = collapsed();
-        let Some(Passage { before, after, report }) = through_an_image(&criu) else {
+        let Some(RoundTrip { before, after, report }) = through_an_image(&criu) else {
             return skipped("this machine gives no transparent huge pages");
         };
         let is_as_made = |ranges: &[(u64, u64)]| (ranges[1], ranges[2].0) == ((0, 16384), 0);
@@ -78,7 +80,7 @@ fn memory_in_huge_pages_comes_back_in_huge_pages_and_no_other_does() {
 }
 
 /// What a checkpoint and a restore have made of the three ranges.
-struct Passage {
+struct RoundTrip {
     /// KiB in huge pages, and in all, before the checkpoint.
     before: Vec<(u64, u64)>,
     /// The same after the restore.
@@ -88,9 +90,9 @@ struct Passage {
 }
 
 /// Checkpoints and restores the program; `None` if the machine gives no huge pages.
-fn through_an_image(criu: &Path) -> Option<Passage> {
+fn through_an_image(criu: &Path) -> Option<RoundTrip> {
     let dir = scratch();
-    let mut victim = Victim::start(&compiled("transparent", dir.path()), &[], dir.path());
+    let mut victim = TestProgram::start(&compiled("transparent", dir.path()), &[], dir.path());
     let out = || fs::read_to_string(dir.path().join("out")).unwrap_or_default();
     let ranges = until("the program to be ready", || {
         let text = out();
@@ -106,12 +108,12 @@ fn through_an_image(criu: &Path) -> Option<Passage> {
     let image = dir.path().join("image");
     victim.checkpoint(criu, &image, &[]);
     let restored = restore(criu, &image, &["--fill-rate", "0"]).event("restored");
-    until_all_has_come(&restored);
+    wait_until_resident(&restored);
     let after = all(victim.pid);
     kill(victim.pid, "USR1");
     until("the program's judgement", || (out().contains("fine") || out().contains("wrong")).then_some(()));
     assert!(out().contains("fine"), "{}", logs(&image));
     let log = fs::read_to_string(image.join("lazy-pages.log")).unwrap_or_default();
     let report = log.lines().rfind(|line| line.contains("huge pages")).unwrap_or_else(|| panic!("{log}")).to_owned();
-    Some(Passage { before, after, report })
+    Some(RoundTrip { before, after, report })
 }

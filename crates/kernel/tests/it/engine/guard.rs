@@ -16,9 +16,9 @@ use stillpoint_kernel_engine::switch::{Config, Journal, State, Unit};
 use stillpoint_testing::child::Guarded;
 
 /// Time within which a reset arrives from this machine.
-const NO_RESET: Duration = Duration::from_secs(1);
+const NO_RESET_PERIOD: Duration = Duration::from_secs(1);
 /// Time within which a client sends again.
-const RESET: Duration = Duration::from_secs(60);
+const RESET_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn tables() -> String {
     run("nft list tables").expect("nft lists its tables")
@@ -32,17 +32,17 @@ fn reload_firewall() {
 }
 
 /// Another machine, as seen by this thread's network: a namespace at the end of a cable.
-struct Outside(File);
+struct OutsideHost(File);
 
-impl Outside {
+impl OutsideHost {
     /// Makes it; this end has the address 10.9.0.1.
     #[track_caller]
-    fn new() -> Outside {
+    fn new() -> OutsideHost {
         let make = || {
             own_network();
             File::open("/proc/thread-self/ns/net").expect("its namespace")
         };
-        let outside = Outside(std::thread::scope(|scope| scope.spawn(make).join().expect("a namespace")));
+        let outside = OutsideHost(std::thread::scope(|scope| scope.spawn(make).join().expect("a namespace")));
         let there = format!("/proc/{}/fd/{}", std::process::id(), outside.0.as_raw_fd());
         run(&format!("ip link add near type veth peer name far && ip link set far netns {there}")).expect("a cable");
         run("ip addr add 10.9.0.1/24 dev near && ip link set near up").expect("an address here");
@@ -62,7 +62,7 @@ impl Outside {
     /// Sends a packet to a port of this end; returns the kind of answer.
     fn answer(&self, port: u16) -> &'static str {
         let to = SocketAddr::from((Ipv4Addr::new(10, 9, 0, 1), port));
-        match self.within(|| TcpStream::connect_timeout(&to, NO_RESET)) {
+        match self.within(|| TcpStream::connect_timeout(&to, NO_RESET_PERIOD)) {
             Ok(_) => "a connection",
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => "a reset",
             Err(error) if error.kind() == ErrorKind::TimedOut => "nothing",
@@ -72,13 +72,13 @@ impl Outside {
 }
 
 /// The boot side of a switch: its state, and the socket of its keeper.
-struct Boot {
+struct SwitchBoot {
     dir: tempfile::TempDir,
 }
 
-impl Boot {
+impl SwitchBoot {
     /// Makes a sealed switch of one unit that a kernel restores when it starts; the unit has this port.
-    fn sealed(port: u16) -> Boot {
+    fn sealed(port: u16) -> SwitchBoot {
         let dir = tempfile::tempdir().expect("a directory");
         let state = dir.path().join("state");
         fs::create_dir(dir.path().join("units")).expect("a directory for units");
@@ -93,7 +93,7 @@ impl Boot {
         let journal: Journal = serde_json::from_value(journal).expect("a journal");
         journal.write().expect("write the journal");
         fs::write(dir.path().join("kernel.toml"), format!("state = {state:?}\n")).expect("write the configuration");
-        Boot { dir }
+        SwitchBoot { dir }
     }
 
     fn path(&self, name: &str) -> String {
@@ -126,9 +126,9 @@ impl Boot {
 #[test]
 fn ports_stay_guarded_when_the_firewall_is_loaded_while_a_kernel_comes_up() {
     own_network();
-    let outside = Outside::new();
+    let outside = OutsideHost::new();
     let _other = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 7002)).unwrap();
-    let boot = Boot::sealed(7001);
+    let boot = SwitchBoot::sealed(7001);
     boot.generator();
     assert_eq!(tables(), "table inet stillpoint_switch");
     assert_eq!(outside.answer(7001), "nothing");
@@ -157,23 +157,23 @@ fn ports_stay_guarded_when_the_firewall_is_loaded_while_a_kernel_comes_up() {
 }
 
 /// A program that was taken into an image, and a client whose connection is in it.
-struct Taken {
+struct CheckpointedRedis {
     redis: Redis,
     client: Client,
     dir: tempfile::TempDir,
     criu: PathBuf,
 }
 
-impl Taken {
+impl CheckpointedRedis {
     #[track_caller]
-    fn new() -> Option<Taken> {
+    fn new() -> Option<CheckpointedRedis> {
         own_network();
         let (criu, dir) = (criu()?, scratch());
         let mut redis = Redis::start(dir.path())?;
         let mut client = Client::connect(redis.port);
         assert_eq!(client.ask("PING"), "+PONG");
         redis.victim.checkpoint(&criu, &dir.path().join("image"), &[]);
-        Some(Taken { redis, client, dir, criu })
+        Some(CheckpointedRedis { redis, client, dir, criu })
     }
 
     fn image(&self) -> PathBuf {
@@ -212,9 +212,9 @@ impl Taken {
 
 #[test]
 fn connections_of_an_image_outlive_a_reload_of_the_firewall() {
-    let Some(mut taken) = Taken::new() else { return };
+    let Some(mut taken) = CheckpointedRedis::new() else { return };
     reload_firewall();
-    assert!(!taken.is_reset(NO_RESET), "{}", tables());
+    assert!(!taken.is_reset(NO_RESET_PERIOD), "{}", tables());
     // packets of other connections pass
     let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     TcpStream::connect(other.local_addr().unwrap()).unwrap();
@@ -230,17 +230,17 @@ fn connections_of_an_image_outlive_a_reload_of_the_firewall() {
 
 #[test]
 fn a_keeper_that_is_killed_leaves_a_guard_and_status_tells_of_it() {
-    let Some(mut taken) = Taken::new() else { return };
+    let Some(mut taken) = CheckpointedRedis::new() else { return };
     kill(taken.keeper(), "KILL");
     until("its table to go", || (!tables().contains("owned")).then_some(()));
-    assert!(!taken.is_reset(NO_RESET));
-    let warning = |taken: &Taken| taken.status()["guard_warning"].as_str().unwrap_or_default().to_owned();
+    assert!(!taken.is_reset(NO_RESET_PERIOD));
+    let warning = |taken: &CheckpointedRedis| taken.status()["guard_warning"].as_str().unwrap_or_default().to_owned();
     assert!(warning(&taken).contains("the keeper of the guard has ended"), "{}", warning(&taken));
     // now no table is left that survives this
     reload_firewall();
     assert!(warning(&taken).contains("the guard is missing"), "{}", warning(&taken));
     // its peer has tried some times in vain, and waits longer each time
-    assert!(taken.is_reset(RESET));
+    assert!(taken.is_reset(RESET_TIMEOUT));
     let image = taken.image();
     let gone = kernel(&taken.criu, &["discard", "--image", image.to_str().unwrap()]);
     assert_eq!(gone.code, Some(0), "{gone}");

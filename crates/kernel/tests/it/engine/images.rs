@@ -1,6 +1,6 @@
 //! Use of images, and the cost of making them.
 
-use crate::engine::support::{Client, Redis, criu, kernel, restore, scratch, skip, until_all_has_come};
+use crate::engine::support::{Client, Redis, criu, kernel, restore, scratch, skip, wait_until_resident};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -87,7 +87,7 @@ fn files_of_an_image_on_xfs_are_as_long_as_an_address_space_and_hold_what_was_wr
     assert!(long > 1 << 46 && (40 << 20..200 << 20).contains(&stored), "{long} bytes, {stored} of them stored");
     let restored = restore(&criu, &image, &[]).event("restored");
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
-    until_all_has_come(&restored);
+    wait_until_resident(&restored);
 }
 
 #[test]

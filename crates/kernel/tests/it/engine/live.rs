@@ -1,8 +1,8 @@
 //! Restored servers and programs: data, connections, threads, huge pages; and refusals.
 
 use crate::engine::support::{
-    Client, KEYS, Redis, Victim, children, compiled, criu, free_port, kernel, kill, logs, program, restore, scratch,
-    until, until_all_has_come,
+    Client, KEYS, Redis, TestProgram, children, compiled, criu, free_port, kernel, kill, logs, program, restore,
+    scratch, until, wait_until_resident,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -39,7 +39,7 @@ fn redis_comes_back_with_its_connections_and_its_data() {
         assert_eq!(client.ask(&format!("DEBUG POPULATE {KEYS} key 200")), "+OK");
         assert_eq!(client.ask("DEBUG DIGEST"), digest);
     }
-    until_all_has_come(&restored);
+    wait_until_resident(&restored);
     assert!(redis.victim.is_alive());
     // and once more, from the present state
     let second = dir.path().join("second");
@@ -110,7 +110,7 @@ fn a_damaged_image_is_refused_or_ends_the_program_but_is_never_served() {
     // found only when it is fetched: the program ends before it can read the page, sometimes before it is released
     let ended = kernel(&criu, &["restore", "--image", path, "--verify-on-demand", "--fill-rate", "0"]);
     assert!(matches!(ended.code, Some(0 | 1)), "{ended}");
-    redis.victim.until_gone();
+    redis.victim.wait_until_reaped();
     assert!(logs(&image).contains("is damaged"), "{}", logs(&image));
     file.write_all_at(&byte, place).unwrap();
     restore(&criu, &image, &["--again"]);
@@ -163,7 +163,7 @@ fn huge_pages_come_back_with_who_shares_them() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     // its own, its child's copies, and those that both share
     let Some(_pages) = HugePages::more(8) else { return skipped("this machine gives no huge pages") };
-    let mut victim = Victim::start(&compiled("huge", dir.path()), &[], dir.path());
+    let mut victim = TestProgram::start(&compiled("huge", dir.path()), &[], dir.path());
     let says = |what: &str| fs::read_to_string(dir.path().join("out")).is_ok_and(|text| text.contains(what));
     until("the program to be ready", || says("ready").then_some(()));
     let image = dir.path().join("image");
@@ -177,7 +177,7 @@ fn huge_pages_come_back_with_who_shares_them() {
 #[test]
 fn a_program_that_changes_its_memory_while_it_comes_reads_what_it_should() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
-    let mut victim = Victim::start(&compiled("changes", dir.path()), &[], dir.path());
+    let mut victim = TestProgram::start(&compiled("changes", dir.path()), &[], dir.path());
     let out = dir.path().join("out");
     let says = |what: &str| fs::read_to_string(&out).is_ok_and(|text| text.contains(what)).then_some(());
     until("the program to be ready", || says("ready"));
@@ -190,7 +190,7 @@ fn a_program_that_changes_its_memory_while_it_comes_reads_what_it_should() {
         until("the program's judgement", || says(&format!("round {round}: ")));
         let text = fs::read_to_string(&out).unwrap();
         assert!(text.contains(&format!("round {round}: fine")), "{text}\n{}", logs(&image));
-        until_all_has_come(&restored);
+        wait_until_resident(&restored);
     }
 }
 
@@ -235,7 +235,8 @@ fn memcached_comes_back_with_its_threads() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(program) = program(packages::memcached(None)) else { return };
     let port = free_port();
-    let mut victim = Victim::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
+    let mut victim =
+        TestProgram::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
     let mut client = Client::connect(port);
     for n in 0..2000 {
         client.send(&format!("set key{n} 0 0 4000\r\n{}", format!("{n:04}").repeat(1000)));
@@ -255,7 +256,7 @@ fn memcached_comes_back_with_its_threads() {
 #[test]
 fn memory_that_no_other_process_can_read_is_refused_by_check() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
-    let victim = Victim::start(&compiled("secret", dir.path()), &[], dir.path());
+    let victim = TestProgram::start(&compiled("secret", dir.path()), &[], dir.path());
     let said = until("the program to say whether it has such memory", || {
         fs::read_to_string(dir.path().join("out")).ok().filter(|said| said.ends_with('\n'))
     });

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 /// Id of a user other than root.
-const OTHER: u32 = 65534;
+const OTHER_UID: u32 = 65534;
 
 fn set(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
@@ -52,7 +52,7 @@ fn an_image_that_another_user_can_change_is_not_restored() {
 
     let all = [RESTORE, DRY, INSPECT, STATUS, DISCARD];
     for foreign in [&image, &above] {
-        chown(foreign, Some(OTHER), None).unwrap();
+        chown(foreign, Some(OTHER_UID), None).unwrap();
         refused(&criu, &image, &all, "belongs to uid 65534");
         chown(foreign, Some(0), None).unwrap();
         let before = mode(foreign);
@@ -70,7 +70,7 @@ fn an_image_that_another_user_can_change_is_not_restored() {
     let memory = format!("foam-task-{}.img", redis.victim.pid);
     for name in ["foam.seal", &memory, "inventory.img", "pstree.img"] {
         let path = image.join(name);
-        chown(&path, Some(OTHER), None).unwrap();
+        chown(&path, Some(OTHER_UID), None).unwrap();
         refused(&criu, &image, &[RESTORE, DRY, INSPECT], "belongs to uid 65534");
         chown(&path, Some(0), None).unwrap();
         set(&path, 0o666);
@@ -115,7 +115,7 @@ fn an_image_is_made_only_where_no_other_user_can_change_it() {
     set(&shared, 0o1777);
     // another user made the directory first
     fs::create_dir(&image).unwrap();
-    chown(&image, Some(OTHER), None).unwrap();
+    chown(&image, Some(OTHER_UID), None).unwrap();
     let check = |why: &str| {
         for more in [&[][..], &["--dry-run"]] {
             let refused = take(&image, more);
@@ -154,7 +154,7 @@ fn what_another_user_put_into_a_directory_is_not_read() {
         rustix::fs::mknodat(rustix::fs::CWD, image.join(name), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
             .unwrap();
     }
-    chown(&image, Some(OTHER), None).unwrap();
+    chown(&image, Some(OTHER_UID), None).unwrap();
     refused(&criu, &image, &[RESTORE, DRY, INSPECT, STATUS, DISCARD], "belongs to uid 65534");
 }
 

@@ -13,7 +13,7 @@ use stillpoint_testing::Unavailable;
 use stillpoint_testing::packages::{self, Binary};
 
 /// Limit of a wait, long enough for two busy processors.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Reports why a test cannot run; with `REQUIRE_ALL=1` it fails.
 pub(crate) fn skip(why: impl Into<Unavailable>) {
@@ -60,14 +60,14 @@ pub(crate) fn free_port() -> u16 {
 /// Calls `ask` until it returns a value.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
-    until_or(ask, || format!("waited {} s for {what}", PATIENCE.as_secs()))
+    wait_or_report(ask, || format!("waited {} s for {what}", WAIT_TIMEOUT.as_secs()))
 }
 
 /// Calls `ask` until it returns a value; `said` returns the message if the wait fails.
 #[track_caller]
-fn until_or<T>(mut ask: impl FnMut() -> Option<T>, said: impl FnOnce() -> String) -> T {
+fn wait_or_report<T>(mut ask: impl FnMut() -> Option<T>, said: impl FnOnce() -> String) -> T {
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < WAIT_TIMEOUT {
         if let Some(answer) = ask() {
             return answer;
         }
@@ -78,15 +78,15 @@ fn until_or<T>(mut ask: impl FnMut() -> Option<T>, said: impl FnOnce() -> String
 
 /// Waits until a process is gone, and is not a zombie any more.
 #[track_caller]
-pub(crate) fn until_nothing_is_left(pid: i32) {
+pub(crate) fn wait_until_gone(pid: i32) {
     let path = format!("/proc/{pid}");
     let read = |name| std::fs::read(format!("{path}/{name}")).unwrap_or_default();
     let tell = |name| format!("{name}: {}\n", String::from_utf8_lossy(&read(name)).replace('\0', " "));
-    until_or(
+    wait_or_report(
         || (!Path::new(&path).exists()).then_some(()),
         || {
             let told = ["stat", "cmdline", "wchan", "stack"].map(tell).concat();
-            format!("process {pid} was there after {} s\n{told}", PATIENCE.as_secs())
+            format!("process {pid} was there after {} s\n{told}", WAIT_TIMEOUT.as_secs())
         },
     );
 }
@@ -164,27 +164,27 @@ pub(crate) fn scratch() -> tempfile::TempDir {
 }
 
 /// Script that runs its arguments with only the first three descriptors open.
-const CLOSED: &str =
+const CLOSE_DESCRIPTORS: &str =
     r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; [ "$fd" -le 2 ] || eval "exec $fd>&-"; done; exec "$@""#;
 
 /// A program that is taken and restored. It ends with this value, even if its parent has changed.
-pub(crate) struct Victim {
+pub(crate) struct TestProgram {
     child: Option<Child>,
     pub(crate) pid: i32,
 }
 
-impl Victim {
+impl TestProgram {
     /// Starts a program in a session of its own, with no open descriptors of the test or of the test's parent.
-    pub(crate) fn start(program: &Binary, arguments: &[&str], dir: &Path) -> Victim {
+    pub(crate) fn start(program: &Binary, arguments: &[&str], dir: &Path) -> TestProgram {
         let out = std::fs::File::create(dir.join("out")).expect("a file for what it prints");
         let mut command = Command::new("setsid");
-        command.args(["bash", "-c", CLOSED, "bash"]);
+        command.args(["bash", "-c", CLOSE_DESCRIPTORS, "bash"]);
         command.arg(&program.path).args(arguments).envs(program.environment());
         command.current_dir(dir).stdin(Stdio::null());
         command.stdout(out.try_clone().expect("one file for both")).stderr(out);
         let child = command.spawn().expect("start a program");
         let pid = child.id() as i32;
-        Victim { child: Some(child), pid }
+        TestProgram { child: Some(child), pid }
     }
 
     /// Takes it into an image; the program ends there.
@@ -194,16 +194,16 @@ impl Victim {
         let run = kernel(criu, &[&["checkpoint", "--pid", &pid, "--image", path], more].concat());
         assert_eq!(run.code, Some(0), "{run}\n{}", logs(image));
         if !more.contains(&"--leave-running") {
-            self.until_gone();
+            self.wait_until_reaped();
         }
         run
     }
 
     /// Waits for its end; its number is free only after its parent has reaped it.
     #[track_caller]
-    pub(crate) fn until_gone(&mut self) {
+    pub(crate) fn wait_until_reaped(&mut self) {
         self.reap();
-        until_nothing_is_left(self.pid);
+        wait_until_gone(self.pid);
     }
 
     /// Waits for a child of ours.
@@ -219,7 +219,7 @@ impl Victim {
     }
 }
 
-impl Drop for Victim {
+impl Drop for TestProgram {
     fn drop(&mut self) {
         kill(self.pid, "KILL");
         self.reap();
@@ -237,8 +237,8 @@ pub(crate) fn restore(criu: &Path, image: &Path, more: &[&str]) -> Run {
 /// Waits until the memory of a restored program, from the event `restored`, is resident: no checkpoint is possible
 /// before.
 #[track_caller]
-pub(crate) fn until_all_has_come(restored: &serde_json::Value) {
-    until_nothing_is_left(restored["keeper"].as_i64().expect("a keeper") as i32);
+pub(crate) fn wait_until_resident(restored: &serde_json::Value) {
+    wait_until_gone(restored["keeper"].as_i64().expect("a keeper") as i32);
 }
 
 /// Returns the last lines of criu's and the daemon's logs.
@@ -275,7 +275,7 @@ impl Client {
 
     pub(crate) fn connect_to(server: IpAddr, port: u16) -> Client {
         let stream = until("a server to listen", || TcpStream::connect((server, port)).ok());
-        stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("set a limit");
         Client { stream: BufReader::new(stream) }
     }
 
@@ -304,7 +304,7 @@ pub(crate) const KEYS: &str = "200000";
 
 /// A redis that saves nothing on disk.
 pub(crate) struct Redis {
-    pub(crate) victim: Victim,
+    pub(crate) victim: TestProgram,
     pub(crate) port: u16,
 }
 
@@ -319,7 +319,7 @@ impl Redis {
         let port = free_port();
         let text = port.to_string();
         let arguments = ["--port", &text, "--save", "", "--enable-debug-command", "local", "--protected-mode", "no"];
-        let victim = Victim::start(&program, &[&arguments, more].concat(), dir);
+        let victim = TestProgram::start(&program, &[&arguments, more].concat(), dir);
         Some(Redis { victim, port })
     }
 

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Time that is long enough for a restore on a slow machine.
-const FAR: Duration = Duration::from_secs(10);
+const LONG_RETRY: Duration = Duration::from_secs(10);
 
 /// Packets of this client never leave the machine: criu's rules drop them before they are sent.
 #[test]
@@ -23,13 +23,13 @@ fn a_client_of_the_same_machine_is_served_before_it_tries_again() {
 /// Packets of this client are sent, and dropped where they arrive.
 #[test]
 fn a_client_outside_is_served_before_it_tries_again() {
-    let outside = Outside::new();
+    let outside = OutsideHost::new();
     for server in outside.servers() {
         served_before_trying_again(server, Some(&outside));
     }
 }
 
-fn served_before_trying_again(server: IpAddr, outside: Option<&Outside>) {
+fn served_before_trying_again(server: IpAddr, outside: Option<&OutsideHost>) {
     if server.is_ipv6() && !speaks_v6() {
         return println!("SKIPPED: this machine does not speak IPv6");
     }
@@ -67,26 +67,26 @@ fn speaks_v6() -> bool {
 
 /// Returns the time until the client's end of a connection retries by itself, if it is long: `ss` then prints whole
 /// seconds.
-fn next_try(port: u16, outside: Option<&Outside>) -> Option<Duration> {
+fn next_try(port: u16, outside: Option<&OutsideHost>) -> Option<Duration> {
     let mut command = outside.map_or_else(|| Command::new("ss"), |outside| outside.command("ss"));
     let sender = format!("sport = :{port}");
     let shown = command.args(["-tnoH", "state", "established", &sender]).output().expect("run ss");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     let timer = shown.split_once("timer:(")?.1;
     let left = timer.split(',').nth(1)?.strip_suffix("sec")?.parse().map(Duration::from_secs).ok();
-    left.filter(|left| *left >= FAR)
+    left.filter(|left| *left >= LONG_RETRY)
 }
 
 /// Another machine, as seen by the network: a namespace at the end of a cable.
-struct Outside {
+struct OutsideHost {
     name: String,
     number: u32,
 }
 
-impl Outside {
-    fn new() -> Outside {
+impl OutsideHost {
+    fn new() -> OutsideHost {
         let number = std::process::id() % 250 + 1;
-        let outside = Outside { name: format!("stillpoint-{}-wake", std::process::id()), number };
+        let outside = OutsideHost { name: format!("stillpoint-{}-wake", std::process::id()), number };
         let (here, there) = (format!("spw{number}a"), format!("spw{number}b"));
         let name = &outside.name;
         ip(&format!("netns add {name}"));
@@ -124,7 +124,7 @@ impl Outside {
     }
 }
 
-impl Drop for Outside {
+impl Drop for OutsideHost {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
     }

@@ -338,7 +338,7 @@ fn query_of_bytes(sql: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
     use stillpoint_migrate_wire::frame::{Scanner, Step};
-    use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
+    use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 
     fn row(texts: [&str; 4]) -> Vec<Option<Vec<u8>>> {
         texts.map(|text| Some(text.as_bytes().to_vec())).to_vec()
@@ -423,7 +423,7 @@ mod tests {
         if !available() {
             return;
         }
-        let newer = newer_available().then(|| Cluster::of_major(NEWER, &["lc_messages=C"]));
+        let newer = newer_available().then(|| Cluster::of_major(NEWER_MAJOR, &["lc_messages=C"]));
         for cluster in [Some(Cluster::start(&["lc_messages=C"])), newer].into_iter().flatten() {
             let names = cluster.sql(
                 "postgres",

@@ -280,7 +280,7 @@ async fn a_clean_up_that_was_cut_off_is_finished_and_not_taken_for_a_migration()
         });
         let failure = run(&behind(vec![point]), observer).await.unwrap_err();
         assert!(matches!(failure.state, State::OnSourceWithRemains(_)), "{point:?}: {failure:?}");
-        network.mend();
+        network.restore();
         let there = bench.target.sql("postgres", "SELECT count(*) FROM pg_database WHERE datname = 'shop'");
         assert_eq!(there, "0", "{point:?}: the target could be reached");
         let told = status(&behind(Vec::new())).await.unwrap();

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use stillpoint_migrate_engine::Capture;
 use stillpoint_testing::Unavailable;
 use stillpoint_testing::postgresql::{Regression, available};
-use stillpoint_testing::soak::{is_soak, part};
+use stillpoint_testing::soak::{cases_of_part, is_soak};
 
 const SHORT: &[&str] = &["insert_conflict", "update", "delete", "returning", "identity", "generated"];
 /// Two files that finish, and two with statements that prevent it.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use stillpoint_migrate_engine::{Error, Finding, Options, Outcome, Report, Server, Verdict, check, run};
 use stillpoint_testing::{
-    postgresql::{Cluster, NEWER, available, newer_available},
+    postgresql::{Cluster, NEWER_MAJOR, available, newer_available},
     wait::until,
 };
 
@@ -74,8 +74,11 @@ async fn what_a_target_does_not_take_is_refused_by_name_and_nothing_is_left() {
     }
     let newer = newer_available();
     let source = Cluster::start(&["wal_level=logical"]);
-    let target =
-        if newer { Cluster::of_major(NEWER, &["wal_level=logical"]) } else { Cluster::start(&["wal_level=logical"]) };
+    let target = if newer {
+        Cluster::of_major(NEWER_MAJOR, &["wal_level=logical"])
+    } else {
+        Cluster::start(&["wal_level=logical"])
+    };
     let cases: Vec<_> = REFUSED.iter().chain(if newer { REFUSED_THERE } else { &[] }).collect();
     for (number, (sql, name)) in cases.into_iter().enumerate() {
         let database = format!("d{number}");

@@ -5,14 +5,14 @@ use crate::engine::support::{Bench, observer};
 use std::sync::Arc;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Roles, State, Verdict, check, fallback, run};
-use stillpoint_testing::postgresql::{NEWER, available, newer_available};
+use stillpoint_testing::postgresql::{NEWER_MAJOR, available, newer_available};
 
 const MADE: &str = "('alice', 'bob', 'keeper', 'staff')";
 
 /// Servers whose target logs all statements, and a database with roles of each kind.
 fn bench(newer: bool) -> Bench {
     let bench = match newer {
-        true => Bench::to_newer(NEWER, &["log_statement=all"]),
+        true => Bench::to_newer(NEWER_MAJOR, &["log_statement=all"]),
         false => Bench::start_apart(&[], &["log_statement=all"]),
     };
     let source = &bench.source;

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Time limit of an answer.
-const LIMIT: Duration = crate::wait::LIMIT.saturating_mul(5);
+const LIMIT: Duration = crate::wait::WAIT_TIMEOUT.saturating_mul(5);
 
 const CLIENT_PROTOCOL_41: u32 = 0x200;
 const CLIENT_TRANSACTIONS: u32 = 0x2000;

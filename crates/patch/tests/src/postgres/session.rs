@@ -48,7 +48,7 @@ impl Session {
     /// Connects as another user; a refusal of the server is the error.
     pub fn connect_as(port: u16, user: &str) -> Result<Session> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(wait::LIMIT))?;
+        stream.set_read_timeout(Some(wait::WAIT_TIMEOUT))?;
         stream.set_nodelay(true)?;
         let mut session = Session { stream: BufReader::new(stream), pid: 0, notified: Vec::new() };
         let words = ["user", user, "database", "postgres", "application_name", "stillpoint"];

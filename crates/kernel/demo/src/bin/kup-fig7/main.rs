@@ -14,10 +14,10 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use stillpoint_measure::figure::{Axis, Curve, Figure};
-use stillpoint_testing::machine::clients::{switch, until_done};
+use stillpoint_testing::machine::clients::{switch, wait_until_done};
 use stillpoint_testing::machine::{Clock, Guest, Machine, Shape};
 
-const WAYS: [(&str, &str); 5] = [
+const METHODS: [(&str, &str); 5] = [
     ("basic", "basic (criu, disk)"),
     ("incremental", "incremental (criu, disk)"),
     ("on-demand", "on demand (criu, disk)"),
@@ -25,16 +25,16 @@ const WAYS: [(&str, &str); 5] = [
     ("foam-pmem", "FOAM, pmem"),
 ];
 /// MiB of pages a second that the worker writes to.
-const RATE: u32 = 4;
+const DIRTY_MIB_PER_S: u32 = 4;
 /// Limit for one method, once.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const METHOD_TIMEOUT: Duration = Duration::from_secs(1800);
 /// MiB of a machine's memory beside the region, at least: the 3 GiB that are located below 4 GiB, and some after it.
-const BESIDE: u32 = 3072 + 768;
+const EXTRA_MEMORY_MIB: u32 = 3072 + 768;
 /// Sizes in MiB if no argument is given.
-const SIZES: [u32; 4] = [256, 512, 1024, 2048];
+const SIZES_MIB: [u32; 4] = [256, 512, 1024, 2048];
 /// Numbers of simultaneous programs, and the size of each in MiB.
 const COUNTS: [u32; 4] = [1, 2, 4, 8];
-const EACH: u32 = 64;
+const PROGRAM_MIB: u32 = 64;
 
 /// Simultaneous programs of one measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,18 +71,18 @@ fn main() -> ExitCode {
             return ExitCode::from(3);
         }
     };
-    let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
+    let sizes = if sizes.is_empty() { SIZES_MIB.to_vec() } else { sizes };
     let by_size: Vec<Load> = sizes.into_iter().map(|mib| Load { mib, count: 1 }).collect();
-    let by_count = COUNTS.map(|count| Load { mib: EACH, count });
+    let by_count = COUNTS.map(|count| Load { mib: PROGRAM_MIB, count });
     let part = format!("{json}.part");
-    let measured = measure(&guest, Path::new(&tool), (&by_count, &by_size), Path::new(&part));
-    let Some((rows, kexec)) = measured else {
+    let earlier_rows = measure(&guest, Path::new(&tool), (&by_count, &by_size), Path::new(&part));
+    let Some((rows, kexec)) = earlier_rows else {
         eprintln!("error: not all was measured; {part} has the rest, and the next run goes on behind it");
         return ExitCode::FAILURE;
     };
     tables(&rows, &by_size, &by_count, &kexec);
-    std::fs::write(svg, drawing(&of(&rows, &by_size)).svg()).expect("write the drawing");
-    let whole = json!({ "rate_mib_s": RATE, "rows": rows, "switch": kexec });
+    std::fs::write(svg, drawing(&rows_of(&rows, &by_size)).svg()).expect("write the drawing");
+    let whole = json!({ "rate_mib_s": DIRTY_MIB_PER_S, "rows": rows, "switch": kexec });
     let text = serde_json::to_string_pretty(&whole).expect("numbers are JSON");
     std::fs::write(json, text + "\n").expect("write the numbers");
     std::fs::remove_file(part).expect("it is whole");
@@ -95,12 +95,12 @@ fn of<'r>(rows: &'r [Value], loads: &[Load]) -> Vec<&'r Value> {
 }
 
 /// Returns the rows of an earlier run.
-fn measured(part: &Path) -> Vec<Value> {
+fn earlier_rows(part: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(part).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-fn keep(part: &Path, row: &Value) {
+fn append_row(part: &Path, row: &Value) {
     use std::io::Write;
     eprintln!("{row}");
     let mut file = std::fs::File::options().create(true).append(true).open(part).expect("open what was measured");
@@ -118,18 +118,18 @@ fn measure(
 ) -> Option<(Vec<Value>, Value)> {
     let most = *by_size.last()?;
     std::thread::scope(|scope| {
-        scope.spawn(|| by_count.iter().for_each(|load| one_machine(guest, tool, *load, part, false)));
-        by_size.iter().for_each(|load| one_machine(guest, tool, *load, part, *load == most));
+        scope.spawn(|| by_count.iter().for_each(|load| measure_in_machine(guest, tool, *load, part, false)));
+        by_size.iter().for_each(|load| measure_in_machine(guest, tool, *load, part, *load == most));
     });
     let whole = by_count.iter().chain(by_size).all(|load| missing(part, *load).is_empty());
     let asked = |row: &Value| by_count.iter().chain(by_size).any(|load| load.is_of(row));
     let kexec = switched(part, most);
-    kexec.filter(|_| whole).map(|kexec| (measured(part).into_iter().filter(asked).collect(), kexec))
+    kexec.filter(|_| whole).map(|kexec| (earlier_rows(part).into_iter().filter(asked).collect(), kexec))
 }
 
 /// Measures in one machine all that is missing for a load. A machine that fails loses its own load, but no row that was
 /// kept.
-fn one_machine(guest: &Guest, tool: &Path, load: Load, part: &Path, switches: bool) {
+fn measure_in_machine(guest: &Guest, tool: &Path, load: Load, part: &Path, switches: bool) {
     let missing = missing(part, load);
     let switches = switches && switched(part, load).is_none();
     if missing.is_empty() && !switches {
@@ -137,25 +137,25 @@ fn one_machine(guest: &Guest, tool: &Path, load: Load, part: &Path, switches: bo
     }
     let _ = std::panic::catch_unwind(|| {
         let (mut machine, to) = boot(guest, tool, load.total());
-        for way in missing {
-            keep(part, &once(&mut machine, way, load));
+        for method in missing {
+            append_row(part, &measure_method(&mut machine, method, load));
         }
         if switches {
-            keep(part, &with_a_kernel(&mut machine, load.mib, &to));
+            append_row(part, &switch_kernel(&mut machine, load.mib, &to));
         }
     });
 }
 
 /// Returns the methods that have not been measured for a load.
 fn missing(part: &Path, load: Load) -> Vec<&'static str> {
-    let done = measured(part);
-    let has = |way: &str| done.iter().any(|row| row["way"] == way && load.is_of(row));
-    WAYS.iter().map(|(way, _)| *way).filter(|way| !has(way)).collect()
+    let done = earlier_rows(part);
+    let has = |method: &str| done.iter().any(|row| row["way"] == method && load.is_of(row));
+    METHODS.iter().map(|(method, _)| *method).filter(|method| !has(method)).collect()
 }
 
 /// Returns the switch of kernels with a load.
 fn switched(part: &Path, load: Load) -> Option<Value> {
-    measured(part).into_iter().find(|row| row["timings"].is_array() && row["mib"] == load.mib)
+    earlier_rows(part).into_iter().find(|row| row["timings"].is_array() && row["mib"] == load.mib)
 }
 
 /// Boots a machine for `mib` MiB of programs; returns it with the kernel that it can go to.
@@ -179,7 +179,7 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
         Shape {
             clock: Clock::Instructions,
             // the region begins at 4 GiB, so all memory below it is needed too
-            memory_mib: region + (mib + 1792).max(BESIDE),
+            memory_mib: region + (mib + 1792).max(EXTRA_MEMORY_MIB),
             append: &format!("memmap={region}M!4G"),
             disk_mib: region * 2,
             programs: &[&worker, &source.join("once.sh")],
@@ -187,42 +187,42 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
     );
     // criu detects the features of the kernel once in a boot
     machine.run("criu check");
-    machine.ok("mkdir -p /disk /pmem; mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vdc && mount /dev/vdc /disk");
-    machine.ok("mke2fs -q -t ext4 -b 4096 -O ^has_journal /dev/pmem0 && mount -o dax /dev/pmem0 /pmem");
+    machine.succeed("mkdir -p /disk /pmem; mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vdc && mount /dev/vdc /disk");
+    machine.succeed("mke2fs -q -t ext4 -b 4096 -O ^has_journal /dev/pmem0 && mount -o dax /dev/pmem0 /pmem");
     (machine, to.clone())
 }
 
-fn once(machine: &mut Machine, way: &str, load: Load) -> Value {
+fn measure_method(machine: &mut Machine, method: &str, load: Load) -> Value {
     let Load { mib, count } = load;
-    machine.ok(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {way} {mib} {RATE} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
-    let end = Instant::now() + PATIENCE;
+    machine.succeed(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {method} {mib} {DIRTY_MIB_PER_S} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
+    let end = Instant::now() + METHOD_TIMEOUT;
     // seldom, as each test takes the machine's time
-    while machine.look("test -s /run/once.end").is_none_or(|output| output.code != 0) {
-        assert!(Instant::now() < end, "{way} of {count} times {mib} MiB has no end\n{}", machine.console());
+    while machine.try_run("test -s /run/once.end").is_none_or(|output| output.code != 0) {
+        assert!(Instant::now() < end, "{method} of {count} times {mib} MiB has no end\n{}", machine.console());
         std::thread::sleep(Duration::from_secs(1));
     }
-    let said = machine.ok("cat /run/once.err /run/once.end /run/once.out");
+    let said = machine.succeed("cat /run/once.err /run/once.end /run/once.out");
     let line = said.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
     line.unwrap_or_else(|| {
         let logs = machine.run("for f in /disk/image/*/*.log /disk/image/*/*/*.log /pmem/image/*/*.log; do [ -e $f ] && { echo $f; tail -n 8 $f; }; done; df /disk /pmem; free -m");
-        panic!("{way} of {count} times {mib} MiB: {said}\n{}", logs.text)
+        panic!("{method} of {count} times {mib} MiB: {said}\n{}", logs.text)
     })
 }
 
 /// Makes one switch of kernels with the image in memory; returns the phases of its journal.
-fn with_a_kernel(machine: &mut Machine, mib: u32, to: &str) -> Value {
-    machine.ok(&format!(
-        "printf '[Service]\\nExecStart=/usr/local/bin/worker serve {mib} {RATE}\\nStandardOutput=null\\nStandardError=null\\n' \
+fn switch_kernel(machine: &mut Machine, mib: u32, to: &str) -> Value {
+    machine.succeed(&format!(
+        "printf '[Service]\\nExecStart=/usr/local/bin/worker serve {mib} {DIRTY_MIB_PER_S}\\nStandardOutput=null\\nStandardError=null\\n' \
          >/etc/systemd/system/worker.service && rm -rf /disk/image /pmem/image && mkdir -p /etc/stillpoint"
     ));
-    machine.ok(
+    machine.succeed(
         "printf 'criu = \"/usr/local/bin/criu\"\\nimages = \"/pmem\"\\nverify-on-demand = true\\n[units.worker]\\nhealth = [\"worker\", \"load\", \"0.1\"]\\n' \
          >/etc/stillpoint/kernel.toml && systemctl daemon-reload && systemctl start worker",
     );
-    machine.until("test \"$(worker load 0.2)\" != 0");
-    eprintln!("{}", machine.ok(&format!("stillpoint kernel switch --to {to} --dry-run")));
+    machine.run_until_success("test \"$(worker load 0.2)\" != 0");
+    eprintln!("{}", machine.succeed(&format!("stillpoint kernel switch --to {to} --dry-run")));
     switch(machine, to, to);
-    let journal: Value = serde_json::from_str(&until_done(machine)).expect("a journal");
+    let journal: Value = serde_json::from_str(&wait_until_done(machine)).expect("a journal");
     assert!(journal["why"].is_null(), "{journal}");
     json!({ "mib": mib, "from": journal["from"], "to": to, "timings": journal["timings"] })
 }
@@ -239,18 +239,18 @@ fn blackout(row: &Value) -> f64 {
 
 fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
     println!(
-        "Programs half of whose memory is written, {RATE} MiB of pages a second. Blackout: from the last answer to the image being \
+        "Programs half of whose memory is written, {DIRTY_MIB_PER_S} MiB of pages a second. Blackout: from the last answer to the image being \
          complete on disk (stands; criu's is complete when the programs have ended, FOAM's when it is sealed, and a switch jumps \
          then), and from the beginning of the restore to the next answer (first answer); files' caches are dropped between, as a \
          jump does, but those of the programs that restore; that time is not counted. All memory is there when the daemon has \
          ended; ours has then also put it into huge pages, as it lay before. Aim: a blackout of twice the copy and 0.5 s; the \
          copy is that of the bytes written while it stood, to the same place.\n"
     );
-    table(&of(rows, by_size));
+    table(&rows_of(rows, by_size));
     println!();
     for load in by_size {
-        let of = |way: &str| rows.iter().find(|row| row["way"] == way && load.is_of(row)).map(blackout);
-        if let (Some(basic), Some(disk), Some(pmem)) = (of("basic"), of("foam-disk"), of("foam-pmem")) {
+        let of = |method: &str| rows.iter().find(|row| row["way"] == method && load.is_of(row)).map(blackout);
+        if let (Some(basic), Some(disk), Some(pmem)) = (rows_of("basic"), rows_of("foam-disk"), rows_of("foam-pmem")) {
             println!(
                 "{} MiB: the blackout of basic is {:.1} times that of FOAM on disk, {:.1} times that of FOAM in memory.",
                 load.mib,
@@ -260,9 +260,9 @@ fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
         }
     }
     println!(
-        "\nSeveral at the same time, {EACH} MiB each: from the first one's last answer to the last one's first answer.\n"
+        "\nSeveral at the same time, {PROGRAM_MIB} MiB each: from the first one's last answer to the last one's first answer.\n"
     );
-    table(&of(rows, by_count));
+    table(&rows_of(rows, by_count));
     println!(
         "\nOne switch from {} to {}, {} MiB, image in memory, from its journal:\n",
         kexec["from"], kexec["to"], kexec["mib"]
@@ -281,7 +281,7 @@ fn table(rows: &[&Value]) {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let mib = |row: &Value, key: &str| row[key].as_f64().expect("a number") / f64::from(1 << 20);
     for row in rows {
-        let name = WAYS.iter().find(|(way, _)| row["way"] == *way).map_or("", |(_, name)| name);
+        let name = METHODS.iter().find(|(method, _)| row["way"] == *method).map_or("", |(_, name)| name);
         println!(
             "| {} of {} | {name} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {} | {:.0} | {}, {} |",
             row["count"],
@@ -300,11 +300,11 @@ fn table(rows: &[&Value]) {
 }
 
 fn drawing(rows: &[&Value]) -> Figure {
-    let curve = |(way, name): &(&str, &str)| Curve {
+    let curve = |(method, name): &(&str, &str)| Curve {
         name: (*name).to_owned(),
         points: rows
             .iter()
-            .filter(|row| row["way"] == *way)
+            .filter(|row| row["way"] == *method)
             .map(|row| (row["mib"].as_f64().expect("a number"), blackout(row)))
             .collect(),
         joined: true,
@@ -312,6 +312,6 @@ fn drawing(rows: &[&Value]) -> Figure {
     Figure {
         x: Axis { label: "MiB of memory, half of it written", logarithmic: false },
         y: Axis { label: "blackout without the kernel's boot, ms", logarithmic: true },
-        curves: WAYS.iter().map(curve).collect(),
+        curves: METHODS.iter().map(curve).collect(),
     }
 }

@@ -72,7 +72,7 @@ fn usage() -> ExitCode {
 
 /// A server for the next measurement, with a time limit of its own: all rounds together may take longer than any test.
 fn cluster() -> Cluster {
-    stillpoint_testing::test_timeout::begin();
+    stillpoint_testing::test_timeout::start();
     Cluster::start(&SETTINGS)
 }
 

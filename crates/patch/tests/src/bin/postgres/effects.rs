@@ -125,7 +125,7 @@ fn negotiate(cluster: &Cluster) -> std::io::Result<String> {
     const SSL: u32 = 80_877_103;
     const GSS: u32 = 80_877_104;
     let mut stream = UnixStream::connect(cluster.socket())?;
-    stream.set_read_timeout(Some(wait::LIMIT))?;
+    stream.set_read_timeout(Some(wait::WAIT_TIMEOUT))?;
     let mut answer = [0];
     for code in [SSL, GSS, SSL] {
         stream.write_all(&[8u32.to_be_bytes(), code.to_be_bytes()].concat())?;
