@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_meets_its_limit_leaves_nobody_behind() {
+    fn a_step_that_reaches_its_limit_leaves_no_process() {
         let dir = tempfile::tempdir().unwrap();
         let child = dir.path().join("child");
         let script = format!("sleep 1000 & echo $! >{}; wait", child.display());

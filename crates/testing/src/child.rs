@@ -7,8 +7,8 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 /// Returns a command that runs `program` as the child itself (same pid); the kernel ends the child if the *calling
-/// thread* ends first. Add arguments and pipes as usual, spawn, and pass the child to [`Guarded`].
-pub fn tied(program: &Path) -> Command {
+/// thread* ends first. Add arguments and pipes as usual, spawn, and pass the child to [`ChildGuard`].
+pub fn bound_command(program: &Path) -> Command {
     // `setpriv` sets the parent-death signal and then executes the program in its own place: the standard library has
     // no safe way to do so between fork and exec.
     let mut command = Command::new("setpriv");
@@ -18,14 +18,14 @@ pub fn tied(program: &Path) -> Command {
 
 /// A child process that is ended when dropped.
 #[derive(Debug)]
-pub struct Guarded {
+pub struct ChildGuard {
     child: Child,
 }
 
-impl Guarded {
+impl ChildGuard {
     /// Takes over a child that runs already.
-    pub fn from_child(child: Child) -> Guarded {
-        Guarded { child }
+    pub fn from_child(child: Child) -> ChildGuard {
+        ChildGuard { child }
     }
 
     /// Returns its process id.
@@ -67,7 +67,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         if self.ended().is_none() {
             self.end();

@@ -1,7 +1,7 @@
 //! A container of the emulated machine's system: Debian's systemd as the first process of its own namespaces, with
 //! units in their sandboxes, on this machine's kernel and at its speed.
 
-use crate::child::{Guarded, tied};
+use crate::child::{ChildGuard, bound_command};
 use crate::{Unavailable, recipes, wait};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ const NAMESPACES: [&str; 8] = ["--mount", "--pid", "--ipc", "--uts", "--net", "-
 #[derive(Debug)]
 pub struct Container {
     /// Fields in this order: the processes end before their control groups and their directory are removed.
-    outer: Guarded,
+    outer: ChildGuard,
     first: i32,
     _group: Group,
     _directory: TempDir,
@@ -42,11 +42,11 @@ impl Container {
         fs::create_dir(&root).map_err(|e| format!("make a directory: {e}"))?;
         let log = directory.path().join("log");
         let output = fs::File::create(&log).map_err(|e| format!("make a log: {e}"))?;
-        let mut command = tied(Path::new("unshare"));
+        let mut command = bound_command(Path::new("unshare"));
         command.args(["--kill-child", "--fork", "--pid", "--mount", "--ipc", "--uts", "--net", "--", "sh"]);
         command.arg(&script).arg(&image).arg(&root).arg(&group.path).stderr(output);
         let child = command.spawn().map_err(|e| format!("run unshare: {e}"))?;
-        let mut outer = Guarded::from_child(child);
+        let mut outer = ChildGuard::from_child(child);
         let first = wait::until("systemd of a container to run", || match outer.ended() {
             Some(status) => {
                 let text = fs::read_to_string(&log).unwrap_or_default();

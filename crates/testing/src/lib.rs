@@ -2,7 +2,7 @@
 //! outlive their test, waiting for conditions, Debian's programs (unpacked, which needs `apt`), and reports that a test
 //! cannot run here.
 //!
-//! The caller guarantees that the thread which starts a process through [`child::tied`] lives as long as that process.
+//! The caller guarantees that the thread which starts a process through [`child::bound_command`] lives as long as that process.
 //!
 //! The crate guarantees that every wait has a limit and names its condition when the limit passes, and that a test
 //! which cannot run reports so in a line that `make test` counts; with `REQUIRE_ALL=1` in the environment it fails.

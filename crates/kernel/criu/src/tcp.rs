@@ -209,7 +209,7 @@ mod tests {
         (stream.unsq_len, stream.snd_wnd, stream.rcv_wnd, stream.rcv_wscale) = (Some(4), Some(640), Some(640), Some(5));
         let mut bytes = begin(Kind::TcpStream);
         put(&mut bytes, &stream);
-        bytes.extend_from_slice(b"what nobody has read yet");
+        bytes.extend_from_slice(b"what no process has read yet");
         assert_eq!(progress(&bytes).unwrap(), Progress { next: u32::MAX, window: 20, peer_window: 5, ..first });
     }
 

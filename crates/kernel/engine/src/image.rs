@@ -378,7 +378,7 @@ mod tests {
 
     /// Passes in which pages appear, disappear, become zero and appear again unchanged, compared with a list of pages.
     #[test]
-    fn an_image_is_what_its_last_pass_brought_whatever_came_before() {
+    fn an_image_is_what_its_last_pass_contains() {
         let object = Object::Task(7);
         for seed in 1..=60u64 {
             let mut state = seed;

@@ -89,7 +89,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
 /// A kernel that was not started by kexec has no such memory, and only the leader of a restore can pass it on.
 #[test]
 #[ignore = "two kernels to be built and four boots of an emulated machine: one of the long forms"]
-fn units_start_from_their_files_when_nobody_hands_their_images_on() {
+fn units_start_from_their_files_when_no_process_hands_their_images_on() {
     let Some(guest) = guest() else { return };
     let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
     let mut machine = boot(&guest, HANDOVER_ARGUMENTS);

@@ -71,7 +71,7 @@ impl LoadedMachine {
     /// Asserts that both ends of every connection were informed that packets pass again.
     #[track_caller]
     fn assert_prompted(&self, journal: &str) {
-        let woken = journal.split_once("\"woken\": {").expect("somebody was told").1;
+        let woken = journal.split_once("\"woken\": {").expect("some ends were informed").1;
         let told = woken.split_once("\"Ok\": ").and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
         assert!(told.is_some_and(|told: usize| told > self.pulses.len()), "{journal}");
     }

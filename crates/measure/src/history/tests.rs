@@ -156,8 +156,8 @@ fn half_a_transaction_of_unknown_end_is_found() {
 fn reads_of_what_was_rolled_back_or_not_finished_are_found() {
     let aborted = vec![transaction(Outcome::Aborted, vec![append(1, 1)]), committed(vec![read(1, &[1])])];
     assert!(snapshot(aborted).contains(&AnomalyKind::AbortedRead));
-    let nobody = vec![committed(vec![read(1, &[7])])];
-    assert!(snapshot(nobody).contains(&AnomalyKind::AbortedRead));
+    let uncommitted = vec![committed(vec![read(1, &[7])])];
+    assert!(snapshot(uncommitted).contains(&AnomalyKind::AbortedRead));
     let half = vec![committed(vec![append(1, 1), append(1, 2)]), committed(vec![read(1, &[1])])];
     assert!(snapshot(half).contains(&AnomalyKind::IntermediateRead));
 }

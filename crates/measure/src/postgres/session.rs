@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_loses_again_and_again_waits_longer() {
+    fn a_transaction_that_fails_repeatedly_waits_longer() {
         let mut random = Random::new(1);
         let mut longest = |attempts| (0..1000).map(|_| retry_pause(attempts, &mut random)).max().unwrap_or_default();
         assert_eq!(longest(IMMEDIATE_RETRIES_MAX), Duration::ZERO);

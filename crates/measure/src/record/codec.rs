@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_crc32_that_everybody_knows() {
+    fn the_checksum_is_the_common_crc32() {
         assert_eq!(!crc32(!0, b"123456789"), 0xcbf4_3926);
     }
 

@@ -185,7 +185,7 @@ fn a_stop_ends_the_schedule_and_loses_nothing() {
 }
 
 #[test]
-fn nobody_there_is_said_before_anything_is_sent() {
+fn a_missing_server_is_reported_before_any_request() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);

@@ -127,7 +127,7 @@ fn a_crash_that_loses_acknowledged_commits_is_found() {
         writer.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a server has a writer of the log");
     rustix::process::kill_process(writer, rustix::process::Signal::STOP).unwrap();
     let before = ok();
-    until("transactions that nobody writes out", || (ok() > before + 100).then_some(()));
+    until("transactions that are not written out", || (ok() > before + 100).then_some(()));
     cluster.crash();
     cluster.restart(None);
     let before = ok();

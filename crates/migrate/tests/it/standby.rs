@@ -8,7 +8,7 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::postgres::Isolation;
 use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
 use stillpoint_testing::{
-    child::{Guarded, tied},
+    child::{ChildGuard, bound_command},
     postgresql::available,
     wait::until,
 };
@@ -20,15 +20,15 @@ const fn trial(back: bool, phase: &'static str, ms: u64) -> Trial {
 
 /// A psql at the proxy.
 struct Psql {
-    process: Guarded,
+    process: ChildGuard,
     answers: BufReader<ChildStdout>,
 }
 
 impl Psql {
     fn at(stage: &Stage) -> Psql {
-        let mut psql = tied("psql".as_ref());
+        let mut psql = bound_command("psql".as_ref());
         psql.args(["-XAtq", &stage.conninfo()]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut process = Guarded::from_child(psql.spawn().unwrap());
+        let mut process = ChildGuard::from_child(psql.spawn().unwrap());
         let answers = BufReader::new(process.child().stdout.take().unwrap());
         Psql { process, answers }
     }

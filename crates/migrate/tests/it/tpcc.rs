@@ -9,7 +9,7 @@ use stillpoint_migrate_tests::{Stage, rounds};
 use stillpoint_testing::go_tpc::{VERSION, go_tpc};
 use stillpoint_testing::recipes;
 use stillpoint_testing::{
-    child::{Guarded, tied},
+    child::{ChildGuard, bound_command},
     postgresql::{Cluster, available},
     skipped,
     wait::until,
@@ -23,7 +23,7 @@ const CONDITIONS: usize = 11;
 
 /// Command of go-tpc for one warehouse.
 fn command(go_tpc: &Path, port: u16, database: &str, words: &[&str]) -> Command {
-    let mut command = tied(go_tpc);
+    let mut command = bound_command(go_tpc);
     command.args(["tpcc"]).args(words).args(["--warehouses=1", "--driver=postgres", "--host=127.0.0.1"]);
     command.args(["--user=postgres", "--conn-params=sslmode=disable"]).arg(format!("--db={database}"));
     command.arg(format!("--port={port}")).stdin(Stdio::null());
@@ -58,7 +58,7 @@ fn fill(cluster: &Cluster, go_tpc: &Path) {
 
 /// A `tpcc run` that goes on.
 struct Load {
-    process: Guarded,
+    process: ChildGuard,
     output: PathBuf,
 }
 
@@ -71,7 +71,7 @@ impl Load {
         let words = ["run", "--time=10h", "--interval=1s", "--ignore-error", &threads];
         let mut command = command(go_tpc, stage.port(), "shop", &words);
         command.stderr(file.try_clone().expect("share the file")).stdout(file);
-        Load { process: Guarded::from_child(command.spawn().expect("start go-tpc")), output }
+        Load { process: ChildGuard::from_child(command.spawn().expect("start go-tpc")), output }
     }
 
     fn text(&self) -> String {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use stillpoint_patch_tests::cli::{Run, Stillpoint, binary};
-use stillpoint_patch_tests::server::{Guarded, tied};
+use stillpoint_patch_tests::server::{ChildGuard, bound_command};
 use stillpoint_patch_tests::skip;
 use stillpoint_patch_tests::victim::{
     Kind, Maps, Phase, Program, Snapshot, Victim, apply, assert_refused, residue, revert, soak, status,
@@ -173,9 +173,9 @@ fn a_program_of_32_bits() {
     let patch = program.patch(2);
     let path = program.dir().join("small");
     program_of_32_bits(&path);
-    let mut command = tied(&path);
+    let mut command = bound_command(&path);
     let Ok(child) = command.stdin(Stdio::null()).spawn() else { skip!("this kernel runs no programs of 32 bits") };
-    let mut small = Guarded::from_child(child);
+    let mut small = ChildGuard::from_child(child);
     let runs = wait::within(wait::WAIT_TIMEOUT, || {
         if small.ended().is_some() {
             return Some(false);
@@ -246,7 +246,7 @@ fn what_apply_cannot_do_a_dry_run_does_not_promise() {
     victim.assert_settled(1);
     // a target whose filter blocks the system call by which a thread returns from our calls: rt_sigreturn
     let wrap = |elf: &Path| {
-        let mut command = tied(sandbox.elf());
+        let mut command = bound_command(sandbox.elf());
         command.args(["--missing", "15"]).arg(elf);
         command
     };

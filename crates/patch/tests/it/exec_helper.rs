@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use stillpoint_patch_tests::cli::{Stillpoint, binary};
 use stillpoint_patch_tests::control_group::ControlGroup;
-use stillpoint_patch_tests::server::{Guarded, tied};
+use stillpoint_patch_tests::server::{ChildGuard, bound_command};
 use stillpoint_patch_tests::victim::Program;
 use stillpoint_patch_tests::{skip, wait};
 use tempfile::TempDir;
@@ -20,7 +20,7 @@ struct Helped {
     unit: String,
     group: ControlGroup,
     root: TempDir,
-    helper: Guarded,
+    helper: ChildGuard,
 }
 
 impl Helped {
@@ -34,10 +34,10 @@ impl Helped {
         let units = root.path().join("usr/lib/systemd/system");
         fs::create_dir_all(&units).expect("make directories");
         fs::write(units.join(&unit), format!("[Service]\nExecStart={}\n", program.display())).expect("write the unit");
-        let mut helper = tied(binary());
+        let mut helper = bound_command(binary());
         helper.args(["patch", "exec-helper", "--listen"]).arg(socket(&root)).arg("--root").arg(root.path());
         helper.stderr(File::create(log(&root)).expect("make a log"));
-        let helper = Guarded::from_child(helper.spawn().expect("start the helper"));
+        let helper = ChildGuard::from_child(helper.spawn().expect("start the helper"));
         wait::until("the helper to listen", || socket(&root).exists().then_some(()));
         Some(Helped { unit, group, root, helper })
     }
@@ -137,7 +137,7 @@ fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
         assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
     }
     assert!(helped.helper.ended().is_none(), "the helper ended");
-    helped.helper = Guarded::from_child(tied(Path::new("true")).spawn().expect("start another"));
+    helped.helper = ChildGuard::from_child(bound_command(Path::new("true")).spawn().expect("start another"));
     let output = start(&helped, &helped.group.enter(), &[]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
 }

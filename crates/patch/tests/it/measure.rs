@@ -15,7 +15,7 @@ use stillpoint_measure::load::{Arrivals, Load, Mix, Plan, Protocol, Target, fill
 use stillpoint_measure::record::{MarkKind, Record};
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::packages::{self, Binary};
-use stillpoint_patch_tests::server::{Guarded, Memcached, Redis};
+use stillpoint_patch_tests::server::{ChildGuard, Memcached, Redis};
 use stillpoint_patch_tests::{skip, wait};
 use tempfile::TempDir;
 
@@ -299,7 +299,7 @@ fn a_record_of_a_killed_load_generator_is_still_of_use() {
     let (record, page) = (dir.path().join("cut.rec"), dir.path().join("cut.html"));
     let call = Stillpoint::new().args(["measure", "redis", "--duration", "3600", "--rate", "2000", "--addr"]);
     let call = call.arg(address(redis.port())).arg("--record").arg(&record);
-    let mut process = Guarded::from_child(call.command().stdout(Stdio::null()).spawn().unwrap());
+    let mut process = ChildGuard::from_child(call.command().stdout(Stdio::null()).spawn().unwrap());
     wait::until("a second of the record", || {
         let read = Record::open(&record).ok()?;
         (read.samples.len() > 1_000).then_some(())

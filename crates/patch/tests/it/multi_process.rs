@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::server::Guarded;
+use stillpoint_patch_tests::server::ChildGuard;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, residue, revert, soak};
 use stillpoint_patch_tests::wait;
 
@@ -145,7 +145,7 @@ fn a_hostile_process_keeps_none_of_the_others_from_being_patched() {
         let mut hostile = hostile.spawn().expect("start a hostile process");
         let mut line = String::new();
         BufReader::new(hostile.stdout.take().expect("its output")).read_line(&mut line).expect("it is ready");
-        Guarded::from_child(hostile)
+        ChildGuard::from_child(hostile)
     });
     let mut victim = program.start(&["4"]);
     wait::until("all processes to run", || (processes(&program).len() == 7).then_some(()));

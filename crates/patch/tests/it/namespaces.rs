@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use stillpoint_patch_tests::cli::{Run, Stillpoint, binary};
-use stillpoint_patch_tests::server::tied;
+use stillpoint_patch_tests::server::bound_command;
 use stillpoint_patch_tests::skip;
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, status};
 
@@ -25,7 +25,7 @@ fn there_and_back(victim: &mut Victim, patch: &Path) {
 
 /// Makes a shell that runs `script` and then becomes the program: `$0` is the program, `$@` its arguments.
 fn shell(namespaces: &[&str], script: &str, program: &Path) -> Command {
-    let mut command = tied(Path::new("unshare"));
+    let mut command = bound_command(Path::new("unshare"));
     command.args(namespaces).args(["--", "sh", "-ec", script]).arg(program);
     command
 }
@@ -121,7 +121,7 @@ fn in_a_sandbox(options: &[&str]) {
     let program = Program::build("victim");
     let patch = program.patch(2);
     let wrap = |elf: &Path| {
-        let mut command = tied(sandbox.elf());
+        let mut command = bound_command(sandbox.elf());
         command.args(options).arg(elf);
         command
     };

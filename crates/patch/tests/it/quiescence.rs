@@ -105,7 +105,7 @@ fn a_preloaded_library_lends_its_word_and_has_no_points() {
     let patch = plain.patch(2);
     let library = libstillpoint().join("libstillpoint.so.1");
     let preloaded = |path: &Path| {
-        let mut command = stillpoint_patch_tests::server::tied(path);
+        let mut command = stillpoint_patch_tests::server::bound_command(path);
         command.env("LD_PRELOAD", &library);
         command
     };
@@ -140,7 +140,7 @@ fn a_library_of_another_version_is_refused_by_name() {
     assert!(made.expect("run cc").success());
     let patch = plain.patch(2);
     let preloaded = |path: &Path| {
-        let mut command = stillpoint_patch_tests::server::tied(path);
+        let mut command = stillpoint_patch_tests::server::bound_command(path);
         command.env("LD_PRELOAD", &library);
         command
     };
@@ -157,7 +157,7 @@ fn a_program_with_the_library_may_be_preloaded_too() {
     let library = libstillpoint().join("libstillpoint.so.1");
     for (mode, promise) in [("global", "all"), ("probe", "none")] {
         let preloaded = |path: &Path| {
-            let mut command = stillpoint_patch_tests::server::tied(path);
+            let mut command = stillpoint_patch_tests::server::bound_command(path);
             command.env("LD_PRELOAD", &library);
             command
         };

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use stillpoint_patch_tests::resp::{Client, Reply};
 use stillpoint_patch_tests::series::Series;
-use stillpoint_patch_tests::server::{Guarded, Redis, tied};
+use stillpoint_patch_tests::server::{ChildGuard, Redis, bound_command};
 use stillpoint_patch_tests::shipped::Watched;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{annotated, effects, packages, skip, wait};
@@ -112,12 +112,12 @@ fn redis_changes_over_in_every_mode() {
 }
 
 /// Starts closed-loop load that keeps more answers pending than are possible with sleeping I/O threads.
-fn busy(series: &Series, port: u16) -> Guarded {
+fn busy(series: &Series, port: u16) -> ChildGuard {
     let mut command =
-        tied(&packages::redis(None).expect("the packages are there").path.with_file_name("redis-benchmark"));
+        bound_command(&packages::redis(None).expect("the packages are there").path.with_file_name("redis-benchmark"));
     command.args(["-p", &port.to_string(), "-c", "32", "-n", "1000000000", "-r", "1000", "-q", "-t", "set"]);
     command.envs(series.binary.environment()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Guarded::from_child(command.spawn().expect("start redis-benchmark"))
+    ChildGuard::from_child(command.spawn().expect("start redis-benchmark"))
 }
 
 /// Uses I/O threads that work, sleep, and spin in between: as a group of their own, and with all others.

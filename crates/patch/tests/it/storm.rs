@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::kill_at::{Moment, run};
-use stillpoint_patch_tests::server::tied;
+use stillpoint_patch_tests::server::bound_command;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, assert_refused, revert, soak};
 use stillpoint_patch_tests::{skip, wait};
 
@@ -282,7 +282,7 @@ fn a_patch_that_a_group_s_memory_has_no_room_for_is_refused() {
     let (program, patch) = storm();
     let enter = format!("echo $$ >'{}' && exec \"$@\"", group.join("cgroup.procs").display());
     let wrap = |elf: &std::path::Path| {
-        let mut command = tied(std::path::Path::new("sh"));
+        let mut command = bound_command(std::path::Path::new("sh"));
         command.args(["-c", &enter, "sh"]).arg(elf);
         command
     };

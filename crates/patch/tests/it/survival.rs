@@ -10,7 +10,7 @@ use std::time::Instant;
 use stillpoint_patch_tests::cli::{Stillpoint, binary};
 use stillpoint_patch_tests::control_group::ControlGroup;
 use stillpoint_patch_tests::packages::{self, Binary};
-use stillpoint_patch_tests::server::{Guarded, Server};
+use stillpoint_patch_tests::server::{ChildGuard, Server};
 use stillpoint_patch_tests::shipped::older;
 use stillpoint_patch_tests::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
@@ -309,7 +309,7 @@ fn the_helper_dies_and_the_program_is_never_half_patched() {
         let mut command = exec(&[&second, &third], &[]);
         command.arg(program.elf()).arg(&token).stdout(std::process::Stdio::null());
         command.stderr(std::process::Stdio::null());
-        let mut child = Guarded::from_child(command.spawn().expect("start the tool"));
+        let mut child = ChildGuard::from_child(command.spawn().expect("start the tool"));
         let own = child.pid();
         let end = Instant::now() + whole.mul_f64(f64::from(round) / f64::from(rounds) * 1.2);
         while Instant::now() < end {
@@ -704,9 +704,9 @@ fn a_unit_is_patched_by_its_control_group() {
 }
 
 /// Starts a process in a control group; returns it with its id.
-fn member(group: &ControlGroup) -> (Guarded, i32) {
+fn member(group: &ControlGroup) -> (ChildGuard, i32) {
     let child = group.command(Path::new("sleep")).arg("60").spawn().expect("start a process");
-    let child = Guarded::from_child(child);
+    let child = ChildGuard::from_child(child);
     let pid = child.pid();
     let comm = format!("/proc/{pid}/comm");
     wait::until("the process to be in its group", || {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::process::Stdio;
 use stillpoint_patch_tests::cli::binary;
-use stillpoint_patch_tests::server::Guarded;
+use stillpoint_patch_tests::server::ChildGuard;
 use stillpoint_patch_tests::shipped::older;
 use stillpoint_patch_tests::victim::Program;
 use stillpoint_patch_tests::{skip, wait};
@@ -125,7 +125,7 @@ fn debians_redis_is_patched_at_its_start_and_while_it_runs() {
     let decoy = "mkdir -p /sys/fs/cgroup/a.slice/redis-server.service && \
         echo $$ >/sys/fs/cgroup/a.slice/redis-server.service/cgroup.procs && exec redis-server --port 6400";
     let decoy = container.command(&["sh", "-c", decoy]).stdout(Stdio::null()).spawn().expect("start a decoy");
-    let _decoy = Guarded::from_child(decoy);
+    let _decoy = ChildGuard::from_child(decoy);
     wait::until("the decoy to run", || {
         container.run(&["redis-cli", "-p", "6400", "ping"]).status.success().then_some(())
     });

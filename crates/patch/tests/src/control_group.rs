@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use stillpoint_testing::child::tied;
+use stillpoint_testing::child::bound_command;
 use stillpoint_testing::wait;
 
 /// Systemd's own hierarchies: version 2 alone, beside version 1, version 1.
@@ -44,7 +44,7 @@ impl ControlGroup {
 
     /// A command that runs a program in it; the program dies with the calling thread.
     pub fn command(&self, program: &Path) -> Command {
-        let mut command = tied(Path::new("sh"));
+        let mut command = bound_command(Path::new("sh"));
         command.args(["-c", &format!("{} exec \"$@\"", self.enter()), "sh"]).arg(program);
         command
     }

@@ -3,7 +3,7 @@
 
 use crate::cli::Stillpoint;
 use crate::points::flags;
-use crate::server::{Guarded, Restart, soon, tied};
+use crate::server::{ChildGuard, Restart, bound_command, soon};
 use crate::wait;
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -87,11 +87,11 @@ impl HashServer {
         self.dir.path().join("log")
     }
 
-    fn spawn(&self, port: u16, bits: u32) -> Guarded {
+    fn spawn(&self, port: u16, bits: u32) -> ChildGuard {
         let output = File::create(self.log()).expect("make the server's log");
-        let mut command = tied(&self.dir.path().join(NAME));
+        let mut command = bound_command(&self.dir.path().join(NAME));
         command.args([port.to_string(), bits.to_string()]).stdout(output);
-        Guarded::from_child(command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}")))
+        ChildGuard::from_child(command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}")))
     }
 }
 
@@ -104,7 +104,7 @@ fn run(command: &mut Command) {
 /// A running server.
 #[derive(Debug)]
 pub struct Running {
-    process: Guarded,
+    process: ChildGuard,
     port: u16,
     bits: u32,
 }

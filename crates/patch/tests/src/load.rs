@@ -2,7 +2,7 @@
 //! any window of time.
 
 use crate::cli::Stillpoint;
-use crate::server::Guarded;
+use crate::server::ChildGuard;
 use crate::wait;
 use rustix::process::Signal;
 use std::fs::File;
@@ -48,7 +48,7 @@ impl Default for Clients {
 /// Load in progress.
 #[derive(Debug)]
 pub struct Load {
-    process: Guarded,
+    process: ChildGuard,
     record: PathBuf,
     output: PathBuf,
 }
@@ -95,7 +95,7 @@ impl Load {
         };
         let file = File::create(&output).unwrap_or_else(|e| panic!("create {}: {e}", output.display()));
         let child = call.command().stdout(file).stderr(Stdio::piped()).spawn().expect("start stillpoint measure");
-        let mut load = Load { process: Guarded::from_child(child), record, output };
+        let mut load = Load { process: ChildGuard::from_child(child), record, output };
         load.await_answers();
         load
     }

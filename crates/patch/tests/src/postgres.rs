@@ -14,7 +14,7 @@ pub use session::{Answer, Session};
 use crate::Unavailable;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::{self, Binary};
-use crate::server::{Guarded, free_port};
+use crate::server::{ChildGuard, free_port};
 use crate::{shipped, wait};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -119,7 +119,7 @@ impl Postgres {
 #[derive(Debug)]
 pub struct Cluster {
     postgres: Postgres,
-    postmaster: Guarded,
+    postmaster: ChildGuard,
     port: u16,
     dir: TempDir,
 }
@@ -157,7 +157,7 @@ impl Cluster {
             command.args(["-c", setting]);
         }
         command.current_dir(dir.path()).stdout(log.try_clone().expect("share the log")).stderr(log);
-        let postmaster = Guarded::from_child(command.spawn().expect("start postgres"));
+        let postmaster = ChildGuard::from_child(command.spawn().expect("start postgres"));
         let mut cluster = Cluster { postgres, postmaster, port, dir };
         wait::until("postgres to accept connections", || {
             cluster.assert_running();

@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use stillpoint_measure::clock::now_ns;
-pub use stillpoint_testing::child::{Guarded, tied};
+pub use stillpoint_testing::child::{ChildGuard, bound_command};
 pub use stillpoint_testing::port::free_port;
 use tempfile::TempDir;
 
 /// A server on its own port and in its own directory.
 #[derive(Debug)]
 pub struct Server {
-    process: Guarded,
+    process: ChildGuard,
     port: u16,
     log: PathBuf,
     dir: TempDir,
@@ -123,7 +123,7 @@ impl Server {
     }
 
     /// Returns the process, to send signals or to wait for its end.
-    pub fn process(&mut self) -> &mut Guarded {
+    pub fn process(&mut self) -> &mut ChildGuard {
         &mut self.process
     }
 
@@ -136,12 +136,12 @@ impl Server {
     }
 }
 
-fn spawn(program: &Binary, arguments: &[OsString], dir: &Path, log: &Path) -> Guarded {
+fn spawn(program: &Binary, arguments: &[OsString], dir: &Path, log: &Path) -> ChildGuard {
     let output = std::fs::File::create(log).expect("make the server's log");
-    let mut command = tied(&program.path);
+    let mut command = bound_command(&program.path);
     command.args(arguments).envs(program.environment()).current_dir(dir).stdin(Stdio::null());
     command.stdout(output.try_clone().expect("share the log")).stderr(output);
-    Guarded::from_child(command.spawn().unwrap_or_else(|e| panic!("start {}: {e}", program.path.display())))
+    ChildGuard::from_child(command.spawn().unwrap_or_else(|e| panic!("start {}: {e}", program.path.display())))
 }
 
 /// A redis-server.

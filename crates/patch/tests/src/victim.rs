@@ -7,7 +7,7 @@
 
 use crate::cli::{Run, Stillpoint};
 pub use crate::patching::{apply, revert, status};
-use crate::server::{Guarded, tied};
+use crate::server::{ChildGuard, bound_command};
 use crate::wait;
 use object::{Object, ObjectSymbol, SymbolKind};
 use std::cell::Cell;
@@ -195,7 +195,7 @@ impl Program {
     /// Starts it: `NAME CONTROL ARGUMENTS...`.
     #[track_caller]
     pub fn start(&self, arguments: &[&str]) -> Victim {
-        self.start_in(tied, arguments)
+        self.start_in(bound_command, arguments)
     }
 
     /// Starts it through a command that `wrap` makes and that ends with the program's path; the victim is then the
@@ -264,7 +264,7 @@ const SLOTS_MAX: u64 = 256;
 /// A running program under test.
 #[derive(Debug)]
 pub struct Victim {
-    process: Guarded,
+    process: ChildGuard,
     pid: i32,
     elf: PathBuf,
     control: File,
@@ -292,7 +292,7 @@ impl Victim {
         command.arg(&path).args(arguments).stdin(Stdio::piped());
         command.stdout(output.try_clone().expect("share the log")).stderr(output);
         let child = command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}"));
-        let mut process = Guarded::from_child(child);
+        let mut process = ChildGuard::from_child(child);
         let pid = wait::until(&format!("{} to run", elf.display()), || {
             if let Some(status) = process.ended() {
                 panic!("{command:?} ended with {status}:\n{}", fs::read_to_string(&log).unwrap_or_default());
@@ -316,7 +316,7 @@ impl Victim {
     }
 
     /// Returns the process that was started: the victim, or its wrapper.
-    pub fn process(&mut self) -> &mut Guarded {
+    pub fn process(&mut self) -> &mut ChildGuard {
         &mut self.process
     }
 

@@ -3,7 +3,7 @@
 use super::guest::{Guest, packaging};
 use super::network::{Network, PortAccess};
 use super::shell::{Output, Shell};
-use crate::child::{Guarded, tied};
+use crate::child::{ChildGuard, bound_command};
 use crate::wait;
 use std::fs;
 use std::io::Write;
@@ -33,7 +33,7 @@ const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitig
 /// A running machine; it ends with this value.
 pub struct Machine {
     // it ends before its network is removed
-    emulator: Guarded,
+    emulator: ChildGuard,
     network: Network,
     shell: Shell,
     dir: TempDir,
@@ -187,7 +187,7 @@ impl Machine {
 
     /// Returns a command that runs outside of the machine, on its network.
     pub fn outside_command(&self, program: &Path) -> Command {
-        let mut command = tied("ip".as_ref());
+        let mut command = bound_command("ip".as_ref());
         command.args(["netns", "exec", &self.network.name]).arg(program);
         command
     }
@@ -231,7 +231,7 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     let network = Network::make()?;
     let path = |name: &str| dir.path().join(name).display().to_string();
     let of_guest = |name: String| guest.dir.join(name).display().to_string();
-    let mut command = tied("ip".as_ref());
+    let mut command = bound_command("ip".as_ref());
     command.args(["netns", "exec", &network.name]).arg(guest.dir.join("qemu"));
     command.args(shape.clock.emulator().split(' '));
     command.args("-display none -nodefaults -no-user-config".split(' '));
@@ -257,7 +257,7 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     let log = fs::File::create(dir.path().join("qemu.log")).map_err(|error| error.to_string())?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).env("TMPDIR", dir.path());
     let child = command.spawn().map_err(|error| format!("the emulator: {error}"))?;
-    let mut emulator = Guarded::from_child(child);
+    let mut emulator = ChildGuard::from_child(child);
     let stream = wait::within(Duration::from_secs(60), || match UnixStream::connect(dir.path().join("shell")) {
         Ok(stream) => Some(Some(stream)),
         Err(_) => emulator.ended().map(|_| None),

@@ -119,7 +119,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn units_and_guard_are_there_whatever_becomes_of_process_ids() {
+    fn units_and_guard_are_written_although_process_ids_fail() {
         let dir = tempfile::tempdir().unwrap();
         let (state, units) = (dir.path().join("state"), dir.path().join("units"));
         fs::create_dir(&units).unwrap();

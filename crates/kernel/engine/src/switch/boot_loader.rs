@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_would_not_come_back_to_this_kernel_is_warned() {
+    fn a_boot_loader_that_starts_another_kernel_is_warned_of() {
         let dir = tempfile::tempdir().unwrap();
         assert!(warning(dir.path(), "6.1").unwrap().contains("cannot be told: there is no GRUB in"));
         fs::create_dir(dir.path().join("grub")).unwrap();

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_cannot_say_so_lets_nobody_go() {
+    fn a_journal_that_cannot_be_written_releases_no_process() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = sealed(dir.path());
         // where it is read it names a directory in which nothing can be written

@@ -174,7 +174,7 @@ mod tests {
 
     /// Each run fetches some memory, and the last one succeeds long after a limit that began with the first.
     #[test]
-    fn memory_that_still_comes_begins_the_limit_anew() {
+    fn memory_that_is_still_fetched_restarts_the_limit() {
         let confirmed = |bring: bool| {
             let dir = tempfile::tempdir().unwrap();
             let mut journal = Journal::plain("6.1", "6.12");

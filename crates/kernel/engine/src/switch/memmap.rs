@@ -282,7 +282,7 @@ fed00000-fed003ff : HPET 0
     }
 
     #[test]
-    fn whoever_is_not_root_sees_no_addresses() {
+    fn users_other_than_root_see_no_addresses() {
         let told = "00000000-00000000 : System RAM\n  00000000-00000000 : Kernel code\n";
         assert!(Ram::parse(told).unwrap_err().contains("needs root"));
     }

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_is_stopped_while_its_memory_comes_concerns_nobody_else() {
+    fn a_unit_that_is_stopped_while_its_memory_is_fetched_concerns_no_other_unit() {
         let dir = tempfile::tempdir().unwrap();
         let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a", "b"], 600));
         let mut rendezvous = Rendezvous::at(&path).unwrap();

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_go_along_wait_for_nobody_and_those_that_stay_for_all() {
+    fn switched_units_do_not_wait_and_remaining_units_wait_for_all() {
         let order = order(&[
             ("local-fs.target", ""),
             ("db.service", "local-fs.target network.target"),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use stillpoint_kernel_engine::switch::{Config, Journal, State, Unit};
-use stillpoint_testing::child::Guarded;
+use stillpoint_testing::child::ChildGuard;
 
 /// Time within which a reset arrives from this machine.
 const NO_RESET_PERIOD: Duration = Duration::from_secs(1);
@@ -109,14 +109,14 @@ impl SwitchBoot {
 
     /// Starts the keeper as systemd does, by the unit that the generator made.
     #[track_caller]
-    fn keeper(&self) -> Guarded {
-        let unit = fs::read_to_string(self.path("units/stillpoint-guard.service")).expect("a unit for the keeper");
+    fn owner(&self) -> ChildGuard {
+        let unit = fs::read_to_string(self.path("units/stillpoint-guard.service")).expect("a unit for the owner");
         let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("its command");
         let command = command.replace("/run/stillpoint/switch-guard.sock", &self.path("guard.sock"));
         let mut words = command.split(' ');
-        let mut keeper = Command::new(words.next().expect("a program"));
-        keeper.args(words);
-        let keeper = Guarded::from_child(keeper.spawn().expect("start the keeper"));
+        let mut owner = Command::new(words.next().expect("a program"));
+        owner.args(words);
+        let owner = ChildGuard::from_child(owner.spawn().expect("start the owner"));
         let both = ["table inet stillpoint_switch", "table inet stillpoint_switch_owned"];
         until("both tables", || both.iter().all(|table| tables().lines().any(|line| line == *table)).then_some(()));
         keeper

@@ -12,7 +12,7 @@ use std::time::Duration;
 use stillpoint_migrate_engine::{AttachOptions, DetachOptions, Error, Server, attach, detach};
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
 use stillpoint_testing::{
-    child::{Guarded, tied},
+    child::{ChildGuard, bound_command},
     port::free_port,
     postgresql::{Cluster, available},
     wait::until,
@@ -22,16 +22,16 @@ use stillpoint_testing::{
 const SERVER: &str = "10.88.0.1";
 
 /// Creates another network, held by a process that does nothing else.
-fn network() -> Guarded {
+fn network() -> ChildGuard {
     let ours = std::fs::read_link("/proc/self/ns/net").expect("a process has a network");
-    let child = tied("unshare".as_ref()).args(["--net", "sleep", "infinity"]).spawn().expect("run unshare");
-    let network = Guarded::from_child(child);
+    let child = bound_command("unshare".as_ref()).args(["--net", "sleep", "infinity"]).spawn().expect("run unshare");
+    let network = ChildGuard::from_child(child);
     let path = place(&network);
     until("a network of its own", || std::fs::read_link(&path).is_ok_and(|theirs| theirs != ours).then_some(()));
     network
 }
 
-fn place(network: &Guarded) -> PathBuf {
+fn place(network: &ChildGuard) -> PathBuf {
     format!("/proc/{}/ns/net", network.pid()).into()
 }
 
@@ -43,7 +43,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
 }
 
 /// Puts this thread, and every process that it starts, on a machine of its own; returns both networks.
-fn two_machines() -> [Guarded; 2] {
+fn two_machines() -> [ChildGuard; 2] {
     let (here, there) = (network(), network());
     let entered = File::open(place(&here)).expect("the network is there");
     move_into_link_name_space(entered.as_fd(), Some(LinkNameSpaceType::Network)).expect("go into the network");
@@ -59,7 +59,7 @@ fn two_machines() -> [Guarded; 2] {
 
 /// A client that stays connected.
 struct Session {
-    psql: Guarded,
+    psql: ChildGuard,
     lines: Receiver<String>,
     /// Process number of its server process.
     backend: u32,
@@ -68,7 +68,7 @@ struct Session {
 impl Session {
     fn open(mut psql: Command) -> Session {
         psql.args(["-X", "-q", "-A", "-t", "-d", "shop"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut psql = Guarded::from_child(psql.spawn().expect("run psql"));
+        let mut psql = ChildGuard::from_child(psql.spawn().expect("run psql"));
         let out = BufReader::new(psql.child().stdout.take().expect("piped"));
         let (sender, lines) = channel();
         std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
@@ -91,7 +91,7 @@ struct Scene {
     dir: tempfile::TempDir,
     config: PathBuf,
     runtime: tokio::runtime::Runtime,
-    machines: [Guarded; 2],
+    machines: [ChildGuard; 2],
 }
 
 impl Scene {
@@ -144,7 +144,7 @@ impl Scene {
     }
 
     fn outside(&self) -> Session {
-        let mut psql = tied("nsenter".as_ref());
+        let mut psql = bound_command("nsenter".as_ref());
         psql.arg(format!("--net={}", place(&self.machines[1]).display()))
             .args(["psql", "-h", SERVER, "-U", "postgres"]);
         psql.args(["-p", &self.cluster.port().to_string()]);

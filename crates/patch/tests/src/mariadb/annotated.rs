@@ -9,7 +9,7 @@ use crate::Unavailable;
 use crate::annotated::libstillpoint;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::Binary;
-use crate::server::tied;
+use crate::server::bound_command;
 use crate::workspace_root;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -117,7 +117,7 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     let tree = tree.canonicalize().expect("the tree is there");
     integration.apply(&packaged.source, &tree).unwrap_or_else(|e| panic!("{e}"));
     configure(&tree, &build, library);
-    run(tied("ninja".as_ref()).arg("-C").arg(&build).arg("mariadbd"));
+    run(bound_command("ninja".as_ref()).arg("-C").arg(&build).arg("mariadbd"));
     for dir in [&tree, &build] {
         cache::seal(dir, &[]).unwrap_or_else(|e| panic!("{e}"));
     }

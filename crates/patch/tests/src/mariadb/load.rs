@@ -3,7 +3,7 @@
 use super::MariaDb;
 use super::client::{Answer, Client};
 use crate::packages;
-use crate::server::{Guarded, tied};
+use crate::server::{ChildGuard, bound_command};
 use crate::wait;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -89,7 +89,7 @@ fn transfer(mut client: Client, number: usize, stop: &AtomicBool, done: &AtomicU
 /// Debian's sysbench.
 #[derive(Debug)]
 pub struct Sysbench {
-    process: Guarded,
+    process: ChildGuard,
     output: PathBuf,
 }
 
@@ -145,7 +145,7 @@ impl Sysbench {
             .stderr(errors)
             .spawn()
             .map_err(|e| format!("run sysbench: {e}"))?;
-        Ok(Sysbench { process: Guarded::from_child(child), output })
+        Ok(Sysbench { process: ChildGuard::from_child(child), output })
     }
 
     /// Returns true if it still runs.
@@ -181,7 +181,7 @@ impl Sysbench {
 fn sysbench(server: &MariaDb) -> Result<Command, String> {
     let binary = packages::binary(&["sysbench"], None, "usr/bin/sysbench")?;
     let scripts = binary.path.ancestors().nth(2).expect("usr/bin lies in usr").join("share/sysbench");
-    let mut command = tied(&binary.path);
+    let mut command = bound_command(&binary.path);
     command.arg(scripts.join("oltp_read_write.lua")).envs(binary.environment()).current_dir(&scripts);
     command.args(["--db-driver=mysql", "--mysql-user=root", "--mysql-db=sbtest", "--tables=2"]);
     command.args(["--table-size=2000", "--rand-type=uniform", "--skip-trx=off"]);

@@ -2,7 +2,7 @@
 
 use super::{MariaDb, Packaged, Policy};
 use crate::Unavailable;
-use crate::server::{Guarded, tied};
+use crate::server::{ChildGuard, bound_command};
 use crate::wait;
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ fn fill(packaged: &Packaged, go_tpc: &Path, into: &Path) -> Result<(), Unavailab
 }
 
 fn command(go_tpc: &Path, server: &MariaDb) -> Command {
-    let mut command = tied(go_tpc);
+    let mut command = bound_command(go_tpc);
     command.args(["--host=127.0.0.1", "--user=load_generator"]).arg(format!("--db={DATABASE}"));
     command.arg(format!("--port={}", server.port())).stdin(Stdio::null());
     command
@@ -76,7 +76,7 @@ pub enum Mix {
 /// A load in progress.
 #[derive(Debug)]
 pub struct Tpc {
-    process: Guarded,
+    process: ChildGuard,
     output: PathBuf,
     mix: Mix,
 }
@@ -103,7 +103,7 @@ impl Tpc {
         command.args(["--time=10h", "--ignore-error", "--interval=1s", "--acThreads=2"]);
         command.arg(format!("--threads={clients}")).stdout(file).stderr(errors);
         let child = command.spawn().map_err(|e| format!("run go-tpc: {e}"))?;
-        Ok(Tpc { process: Guarded::from_child(child), output, mix })
+        Ok(Tpc { process: ChildGuard::from_child(child), output, mix })
     }
 
     /// Returns its output so far.

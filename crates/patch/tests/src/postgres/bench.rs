@@ -1,7 +1,7 @@
 //! pgbench: PostgreSQL's own load, which aborts a client at the first statement that fails.
 
 use super::{Cluster, tool};
-use crate::server::Guarded;
+use crate::server::ChildGuard;
 use rustix::process::Signal;
 use std::io::Read;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use std::process::Stdio;
 /// A running pgbench.
 #[derive(Debug)]
 pub struct Bench {
-    process: Guarded,
+    process: ChildGuard,
 }
 
 impl Bench {
@@ -29,7 +29,7 @@ impl Bench {
         let arguments = ["-n", "-c", &clients, "-j", "2", "-T", "7200"];
         let mut command = tool(cluster, "pgbench", arguments);
         command.args(extra).arg("postgres").stdout(Stdio::piped()).stderr(Stdio::piped());
-        Bench { process: Guarded::from_child(command.spawn().expect("start pgbench")) }
+        Bench { process: ChildGuard::from_child(command.spawn().expect("start pgbench")) }
     }
 
     /// Ends it; panics unless every statement succeeded and no connection was lost. Returns the number of transactions.

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, TargetSpec};
-use stillpoint_testing::{child::tied, port::free_port, postgresql::Cluster};
+use stillpoint_testing::{child::bound_command, port::free_port, postgresql::Cluster};
 use tempfile::TempDir;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
@@ -137,7 +137,7 @@ pub(crate) fn ran_elsewhere(test: &str) -> bool {
     if std::env::var(VARIABLE).is_ok_and(|there| there == test) {
         return false;
     }
-    let mut command = tied(&std::env::current_exe().expect("this program"));
+    let mut command = bound_command(&std::env::current_exe().expect("this program"));
     command.args(["--exact", test, "--nocapture"]).env(VARIABLE, test);
     // Standard error is shared: a test that skips itself is counted by a line there.
     let ended = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().expect("run this program");

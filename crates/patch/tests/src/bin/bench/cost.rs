@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Stdio};
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::operation::Spread;
-use stillpoint_patch_tests::server::{Guarded, tied};
+use stillpoint_patch_tests::server::{ChildGuard, bound_command};
 use stillpoint_patch_tests::victim::Program;
 
 /// The program that measures the time of its own calls.
 struct Timed {
-    target: Guarded,
+    target: ChildGuard,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
@@ -61,9 +61,9 @@ pub(crate) fn cost(program: &Program, patch: &Path, rounds: usize) -> Section {
 
 impl Timed {
     fn start(program: &Program) -> Timed {
-        let mut command = tied(program.elf());
+        let mut command = bound_command(program.elf());
         command.arg("cost").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut target = Guarded::from_child(command.spawn().expect("start the program"));
+        let mut target = ChildGuard::from_child(command.spawn().expect("start the program"));
         let input = target.child().stdin.take().expect("standard input is a pipe");
         let output = BufReader::new(target.child().stdout.take().expect("standard output is a pipe"));
         Timed { target, input, output }

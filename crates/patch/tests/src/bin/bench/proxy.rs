@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use stillpoint_patch_tests::operation::Spread;
 use stillpoint_patch_tests::packages::{self, Binary};
 use stillpoint_patch_tests::postgres::{Bench, Cluster, Postgres};
-use stillpoint_patch_tests::server::{Guarded, free_port, tied};
+use stillpoint_patch_tests::server::{ChildGuard, bound_command, free_port};
 use stillpoint_patch_tests::{cli, wait};
 use tempfile::TempDir;
 
@@ -38,7 +38,7 @@ const USER: u32 = 65534;
 struct Way {
     name: &'static str,
     port: u16,
-    process: Option<Guarded>,
+    process: Option<ChildGuard>,
     /// True if clients can prepare statements through it.
     prepares: bool,
 }
@@ -112,9 +112,9 @@ fn ours(cluster: &Cluster, dir: &Path) -> Way {
         cluster.port()
     );
     fs::write(&config, text).expect("write the proxy's configuration");
-    let mut command = tied(cli::binary());
+    let mut command = bound_command(cli::binary());
     command.args(["migrate", "proxy", "--config"]).arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
-    let process = Guarded::from_child(command.spawn().expect("start the proxy"));
+    let process = ChildGuard::from_child(command.spawn().expect("start the proxy"));
     await_port(port, "the proxy to accept connections");
     Way { name: "stillpoint", port, process: Some(process), prepares: true }
 }
@@ -135,12 +135,12 @@ fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str
     );
     fs::write(base.with_extension("users"), "\"postgres\" \"\"\n").expect("write pgbouncer's users");
     fs::write(base.with_extension("ini"), text).expect("write pgbouncer's configuration");
-    let mut command = tied(Path::new("setpriv"));
+    let mut command = bound_command(Path::new("setpriv"));
     let user = USER.to_string();
     command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--pdeathsig", "KILL", "--"]);
     command.arg(&pgbouncer.path).arg("-q").arg(base.with_extension("ini")).envs(pgbouncer.environment());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let process = Guarded::from_child(command.spawn().expect("start pgbouncer"));
+    let process = ChildGuard::from_child(command.spawn().expect("start pgbouncer"));
     await_port(port, "pgbouncer to accept connections");
     let name = if mode == "session" { "pgbouncer, session" } else { "pgbouncer, transaction" };
     Way { name, port, process: Some(process), prepares: mode == "session" }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::operation::{Operation, Spread, StopsUs};
-use stillpoint_patch_tests::server::{Guarded, tied};
+use stillpoint_patch_tests::server::{ChildGuard, bound_command};
 use stillpoint_patch_tests::victim::Program;
 
 /// Threads that run and threads that sleep in `read`.
@@ -116,10 +116,10 @@ fn measure(
     }
 }
 
-fn start(program: &Program, running: u32, sleeping: u32) -> Guarded {
-    let mut command = tied(program.elf());
+fn start(program: &Program, running: u32, sleeping: u32) -> ChildGuard {
+    let mut command = bound_command(program.elf());
     command.args(["threads", &running.to_string(), &sleeping.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut target = Guarded::from_child(command.spawn().expect("start the program"));
+    let mut target = ChildGuard::from_child(command.spawn().expect("start the program"));
     let stdout = target.child().stdout.take().expect("standard output is a pipe");
     let mut line = String::new();
     BufReader::new(stdout).read_line(&mut line).expect("read from the program");

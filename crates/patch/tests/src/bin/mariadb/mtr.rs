@@ -10,7 +10,7 @@ use stillpoint_patch_tests::mariadb::change;
 use stillpoint_patch_tests::mariadb::{Packaged, packaged};
 use stillpoint_patch_tests::packages;
 use stillpoint_patch_tests::patching::{apply, revert};
-use stillpoint_patch_tests::server::Guarded;
+use stillpoint_patch_tests::server::ChildGuard;
 
 /// Changes without visible effect, in functions that some of the tests call.
 const CHANGES: [&str; 4] = ["mysys-base64", "innodb-log", "sql-reverse", "sql-kill"];
@@ -125,7 +125,7 @@ fn print(packaged: &Packaged, told: &[Told], applied: u32, refused: u32) {
     told.iter().for_each(|t| println!("| {} | {} | {} |", t.test, t.verdict, t.ms));
 }
 
-fn start(usr: &Path, suite: &packages::Binary, var: &Path, tests: &[String]) -> (Guarded, ChildStdout) {
+fn start(usr: &Path, suite: &packages::Binary, var: &Path, tests: &[String]) -> (ChildGuard, ChildStdout) {
     let mut perl = Command::new("perl");
     perl.arg("mariadb-test-run.pl").arg(format!("--vardir={}", var.display()));
     perl.args(["--mysqld=--user=root", "--force", "--suite-timeout=60", "--testcase-timeout=15"]);
@@ -138,7 +138,7 @@ fn start(usr: &Path, suite: &packages::Binary, var: &Path, tests: &[String]) -> 
     perl.process_group(0).stdout(Stdio::piped());
     let mut tester = perl.spawn().expect("start the tests");
     let output = tester.stdout.take().expect("it is piped");
-    (Guarded::from_child(tester), output)
+    (ChildGuard::from_child(tester), output)
 }
 
 /// Returns servers whose files are below `var` and that have completed their start.
