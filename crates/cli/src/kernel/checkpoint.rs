@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         fail_before_seal: args.fail_before_seal,
     };
     let done = checkpoint(&options, &|event| output.event(event))
-        .map_err(|error| failure(error, "the program runs on as before; there is no image"))?;
+        .map_err(|error| failure(error, "the program continues as before; there is no image"))?;
     output.json(&Line {
         v: stillpoint_events::VERSION,
         event: "checkpointed",
@@ -100,14 +100,15 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     });
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     output.line(format_args!(
-        "{}: {} memories, {:.1} MiB; {} passes while it ran; it stood for {:.0} ms, in which {:.1} MiB were written{}",
+        "{}: {} memories, {:.1} MiB; {} passes while it ran; it was stopped for {:.0} ms, in which {:.1} MiB were \
+         written{}",
         args.image.display(),
         done.memories,
         mib(done.pages * 4096),
         done.passes.len(),
         done.frozen_ns as f64 / 1e6,
         mib(done.written),
-        if args.leave_running { ", and runs on" } else { ", and has ended" }
+        if args.leave_running { ", and continues" } else { ", and has ended" }
     ));
     Ok(())
 }

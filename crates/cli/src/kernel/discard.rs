@@ -34,11 +34,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     }
     let done = discard(&args.image).map_err(|error| failure(error, "the image may be there in part"))?;
     match &done.guard {
-        Some(guard) => output.line(format_args!("{}: gone, with table {guard} of nftables", args.image.display())),
-        None => output.line(format_args!("{}: gone", args.image.display())),
+        Some(guard) => output.line(format_args!("{}: removed, with table {guard} of nftables", args.image.display())),
+        None => output.line(format_args!("{}: removed", args.image.display())),
     }
     if done.connections > 0 {
-        output.line(format_args!("{} connections go on that a killed checkpoint had left standing", done.connections));
+        output.line(format_args!(
+            "{} connections continue that a killed checkpoint had left in repair mode",
+            done.connections
+        ));
     }
     output.json(&Line { v: stillpoint_events::VERSION, event: "discarded", done });
     Ok(())

@@ -32,5 +32,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (None, Some(state), Some(socket)) => guard_ports(state, socket, raised),
         _ => return Err(Failure::usage("--image, or --state and --socket")),
     };
-    kept.map_err(|error| failure(error, "a flush of nftables takes the rest of the guard away"))
+    kept.map_err(|error| failure(error, "the next flush of nftables removes the rest of the guard"))
 }

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let key = MachineKey::read(&machine_key()).map_err(untouched)?;
     let sealed_here = key.is_some_and(|key| image.is_sealed_by(&key));
     output.line(format_args!(
-        "{} (process {}), machine {}, kernel {}, criu {}; {}; {:?}, {} passes, {} files beside{}",
+        "{} (process {}), machine {}, kernel {}, criu {}; {}; {:?}, {} passes, {} files of criu{}",
         origin.name,
         origin.pid,
         origin.machine,
@@ -88,8 +88,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     ));
     for memory in &memories {
         let Memory { object, pages, pages_lazy, extents } = memory;
-        output
-            .line(format_args!("{object}: {pages} pages, {pages_lazy} of them can wait, in {} ranges", extents.len()));
+        output.line(format_args!(
+            "{object}: {pages} pages, {pages_lazy} of them can be fetched on demand, in {} ranges",
+            extents.len()
+        ));
         for (start, pages, flags, pass) in extents.iter().filter(|_| args.extents) {
             let lazy = if flags & LAZY != 0 { "lazy" } else { "" };
             output.line(format_args!("  {start:#014x} {pages:8} pages, pass {pass} {lazy}"));

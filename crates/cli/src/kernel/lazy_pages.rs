@@ -26,5 +26,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // the process that started this one may have ended; then criu does not connect either
         let _ = writeln!(std::io::stdout(), "{DAEMON_READY_LINE}");
     };
-    serve(&options, ready).map_err(|error| failure(error, "processes whose memory could not be brought were killed"))
+    serve(&options, ready).map_err(|error| failure(error, "processes whose memory could not be fetched were killed"))
 }

@@ -44,8 +44,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         let removed = remove_dropin(&args.drop_in).map_err(untouched)?;
         let path = args.drop_in.display();
         output.line(match removed {
-            true => format!("removed {path}; `update-grub` and a reboot give the RAM back"),
-            false => format!("{path} is not there: nothing to remove"),
+            true => format!("removed {path}; `update-grub` and a reboot release the RAM"),
+            false => format!("{path} does not exist: nothing to remove"),
         });
         return Ok(());
     }
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     match &chosen {
         Some(chosen) => show(args, writes, chosen, there.len(), output),
         None if args.remove => output.line(format_args!("would remove {}", args.drop_in.display())),
-        None if there.is_empty() => output.line("there is no region; --size asks for one"),
+        None if there.is_empty() => output.line("there is no region; --size reserves one"),
         None => {}
     }
     Ok(())
@@ -78,13 +78,13 @@ fn show(args: &Args, written: bool, chosen: &Reservation, others: usize, output:
     output.line(&chosen.argument);
     let path = args.drop_in.display();
     if written {
-        output.line(format_args!("written to {path}; `stillpoint kernel memory --remove` takes it back"));
+        output.line(format_args!("written to {path}; `stillpoint kernel memory --remove` removes it"));
     } else if args.write {
         output.lines(format_args!("would write {path}:\n{}", chosen.text.trim_end()));
     }
     output.line(format_args!(
-        "next: {}a reboot; then a file system on the device: mkfs.ext4 -b 4096 /dev/pmem{others}, mount -o dax /dev/pmem{others} DIR; \
-         and `images = \"DIR\"` in the configuration of the switch",
+        "next: {}a reboot; then a file system on the device: mkfs.ext4 -b 4096 /dev/pmem{others}, mount -o dax \
+         /dev/pmem{others} DIR; and `images = \"DIR\"` in the configuration of the switch",
         if args.write { "`update-grub` and " } else { "this argument on the kernel's command line, " }
     ));
 }

@@ -81,7 +81,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
 /// Converts an error of the engine; `state` describes the machine if the error is not a refusal.
 fn failure(error: Error, state: &str) -> Failure {
     let state = match &error {
-        Error::Lost(_) => "what has ended is to be started again; there is no image of it",
+        Error::Lost(_) => "processes that ended must be started again; there is no image of them",
         _ => state,
     };
     let hint = match &error {

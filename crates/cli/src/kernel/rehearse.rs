@@ -26,7 +26,8 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
     let image = scratch.join(format!("stillpoint-rehearsal-{pid}-{}", std::process::id()));
     // for this user alone: other users may write to the parent directory
     let made = Directory::make(&image);
-    let made = made.map_err(|error| Failure::failed(error, "nothing was touched; there is no place for an image"))?;
+    let made =
+        made.map_err(|error| Failure::failed(error, "nothing was touched; there is no directory for an image"))?;
     let options = CheckpointOptions {
         pid,
         image: image.clone(),
@@ -44,10 +45,11 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
     if done.is_ok() {
         let _ = discard(&image);
         let removed = made.remove_all();
-        removed.map_err(|error| Failure::failed(error, format!("the program runs on; {} is left", image.display())))?;
+        removed
+            .map_err(|error| Failure::failed(error, format!("the program continues; {} remains", image.display())))?;
     }
     let done = done.map_err(|error| {
-        failure(error, &format!("the program runs on as before; criu's logs are in {}", image.display()))
+        failure(error, &format!("the program continues as before; criu's logs are in {}", image.display()))
     })?;
     output.json(&Line {
         v: stillpoint_events::VERSION,
@@ -60,7 +62,8 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
         passes: PassLine::of(&done.passes),
     });
     output.line(format_args!(
-        "rehearsed: it stood for {:.0} ms and runs on; the image had {} memories and {:.1} MiB, and is gone again",
+        "rehearsed: the program was stopped for {:.0} ms and continues; the image had {} memories and {:.1} MiB, and \
+         was removed",
         done.frozen_ns as f64 / 1e6,
         done.memories,
         image_bytes as f64 / (1 << 20) as f64

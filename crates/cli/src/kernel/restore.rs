@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let duration_us = done.duration_ns / 1000;
     let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);
     output.json(&Line { v, event: "restored", pid, keeper, duration_us });
-    let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} brings the rest of its memory"));
+    let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} fetches the rest of its memory"));
     output.line(format_args!("process {pid} runs again after {:.0} ms{rest}", duration_us as f64 / 1e3));
     Ok(())
 }
@@ -114,10 +114,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 /// State after a failed restore. As soon as programs may run, the image counts as used.
 fn state_after_failure(image: &Path) -> &'static str {
     match StaleMark::of(image) {
-        Ok(None) => "nothing runs; the image is as it was and can be restored again, its peers wait for it meanwhile",
+        Ok(None) => {
+            "no process runs; the image is unchanged and can be restored again; peers of its connections wait until \
+             then"
+        }
         _ => {
-            "nothing runs; files of the program may be newer than the image by now, so start it from them, or restore the image \
-             with --again; its peers wait for it, until stillpoint kernel discard lets them go"
+            "no process runs; files of the program may be newer than the image, so start the program from its files, \
+             or restore the image with --again; peers of its connections wait until stillpoint kernel discard removes \
+             the guard"
         }
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         show(&status, output);
     }
     if images.is_empty() {
-        output.line(format_args!("no memory is being brought out of any image"));
+        output.line(format_args!("no memory is being fetched from an image"));
     }
     if args.images.is_empty() {
         last_switch(args, output).map_err(untouched)?;
@@ -69,7 +69,7 @@ fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
     let state = Config::read(&args.config)?.state;
     if let Some(journal) = Journal::read(&state)? {
         let summary = match find_interrupted(&state)? {
-            Some(_) => "was killed, and nobody has taken it back: stillpoint kernel switch --take-back".into(),
+            Some(_) => "was killed and is not rolled back: stillpoint kernel switch --take-back".into(),
             None => journal.summary(),
         };
         let line =
@@ -85,13 +85,15 @@ fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
 
 fn show(status: &Status, output: &Output) {
     let what = match status.stage {
-        Stage::Unsealed => "no finished image; stillpoint kernel discard takes away what is left of it".to_owned(),
+        Stage::Unsealed => "no finished image; stillpoint kernel discard removes its files".to_owned(),
         Stage::Damaged => "damaged: it is not as it was sealed".to_owned(),
         Stage::Ready => "ready to be restored".to_owned(),
-        Stage::Filling => format!("its program runs; memory is brought by {:?}: leave it alone", status.daemons),
+        Stage::Filling => {
+            format!("its program runs; processes {:?} fetch memory from it: do not change it", status.daemons)
+        }
         Stage::Stale => {
             let why = status.used.as_ref().map_or("", |used| &used.why);
-            format!("stale ({why}): older than its program's files; stillpoint kernel discard takes it away")
+            format!("stale ({why}): older than its program's files; stillpoint kernel discard removes it")
         }
     };
     output.line(format_args!("{}: {what}", status.image.display()));
@@ -106,10 +108,12 @@ fn show(status: &Status, output: &Output) {
             State::Failed => "failed, its processes were killed",
         };
         let (came, total) = (mib(fill.total.saturating_sub(fill.left)), mib(fill.total));
-        output
-            .line(format_args!("  {came:.1} of {total:.1} MiB have come, {} pages were asked for; {how}", fill.faults));
+        output.line(format_args!(
+            "  {came:.1} of {total:.1} MiB are resident, {} pages were faulted in; {how}",
+            fill.faults
+        ));
         if fill.ended > 0 {
-            output.line(format_args!("  {} processes ended before all of their memory had come", fill.ended));
+            output.line(format_args!("  {} processes ended before all of their memory was resident", fill.ended));
         }
     }
     if let Some(guard) = &status.guard {

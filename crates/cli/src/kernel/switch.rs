@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         }
         if let Some(watchdog) = &journal.watchdog {
             output.line(format_args!(
-                "a kernel that hangs is left after {} s: a watchdog ({}) starts the machine anew",
+                "a kernel that hangs is reset after {} s by a watchdog ({})",
                 watchdog.limit_s, watchdog.driver
             ));
         }
@@ -94,12 +94,12 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             output.line(format_args!("{}", crash.description(&journal.from, &journal.to, stays)));
         }
         for text in journal.remaining.descriptions(journal.config.stop_limit_s) {
-            output.line(format_args!("units that stay: {text}"));
+            output.line(format_args!("remaining units: {text}"));
         }
         for text in journal.warnings() {
             output.line(format_args!("warning: {text}"));
         }
-        output.line(format_args!("from {} to {}: nothing stands against it", journal.from, journal.to));
+        output.line(format_args!("from {} to {}: no obstacles found", journal.from, journal.to));
         return Ok(());
     }
     let Err(error) = switch(&plan, &|event| output.event(event));
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn run_roll_back(config: &Config, output: &Output) -> Result<(), Failure> {
     let state = "see journal.json in the state directory";
     match roll_back(&config.state).map_err(|error| failure(error, state))? {
-        None => output.line(format_args!("nothing was left to be taken back")),
+        None => output.line(format_args!("there is no killed switch to roll back")),
         Some(journal) => {
             output.line(format_args!("switch from {} to {}: {}", journal.from, journal.to, journal.summary()))
         }
@@ -139,7 +139,7 @@ pub(crate) fn run_guardian(args: &GuardianArgs) -> Result<(), Failure> {
         signal_hook::flag::register(signal, Arc::default()).map_err(Failure::refused)?;
     }
     guard_switch(&args.state, args.pid)
-        .map_err(|error| failure(error, "stillpoint kernel status says what is left of it"))
+        .map_err(|error| failure(error, "stillpoint kernel status reports what remains of it"))
 }
 
 /// Arguments of `stillpoint kernel dropin`.
@@ -152,7 +152,7 @@ pub(crate) struct DropinArgs {
 /// Runs `stillpoint kernel dropin`.
 pub(crate) fn run_dropin(args: &DropinArgs, output: &Output) -> Result<(), Failure> {
     let text = dropin(&args.unit).map_err(|error| failure(error, "nothing was touched"))?;
-    output.lines(format_args!("{}", text.as_deref().unwrap_or("# nothing of it stands against a switch").trim_end()));
+    output.lines(format_args!("{}", text.as_deref().unwrap_or("# this unit needs no drop-in for a switch").trim_end()));
     Ok(())
 }
 
@@ -169,7 +169,7 @@ pub(crate) struct BootArgs {
 
 /// Runs `stillpoint kernel boot`.
 pub(crate) fn run_boot(args: &BootArgs) -> Result<(), Failure> {
-    let state = "units whose images wait are not started from their files";
+    let state = "units that have images are not started from their files";
     let config = Config::read(&args.config).map_err(|error| failure(error, state))?;
     let units = args.units.first().ok_or_else(|| Failure::usage("a directory for units"))?;
     boot(&config.state, units).map(|_| ()).map_err(|error| failure(error, state))
@@ -204,5 +204,5 @@ pub(crate) struct UnitArgs {
 
 /// Runs `stillpoint kernel switch-unit`.
 pub(crate) fn run_unit(args: &UnitArgs) -> Result<(), Failure> {
-    restore_unit(&args.state, &args.unit).map(|_| ()).map_err(|error| failure(error, "the unit was not let go"))
+    restore_unit(&args.state, &args.unit).map(|_| ()).map_err(|error| failure(error, "the unit was not released"))
 }

@@ -138,7 +138,7 @@ extern "C" fn begin(stack: *const usize) -> ! {
     let _ = call(CHDIR, [text(DIRECTORY), 0, 0, 0, 0, 0]);
     if open(PLAN, 0).is_ok() {
         let failed = start_old_kernel().err().unwrap_or(0);
-        log_message(c"<3>stillpoint: the old kernel cannot be started from here, so the machine starts anew: error ", failed);
+        log_message(c"<3>stillpoint: the crash kernel cannot start the old kernel, so the machine restarts: error ", failed);
         let _ = call(REBOOT, [MAGIC[0], MAGIC[1], RESTART, 0, 0, 0]);
         exit();
     }
@@ -146,7 +146,7 @@ extern "C" fn begin(stack: *const usize) -> ! {
         exit();
     }
     match load() {
-        Ok(()) => log_message(c"<5>stillpoint: a panic from here on leads to the old kernel", 0),
+        Ok(()) => log_message(c"<5>stillpoint: from now on a panic starts the old kernel", 0),
         Err(why) => log_message(c"<3>stillpoint: no crash kernel: error ", why),
     }
     for name in [PARTS[0], PARTS[1], PARTS[2], PARTS[3], PARTS[4], ARCHIVE] {

@@ -24,22 +24,22 @@ pub(crate) struct Image {
 impl Image {
     pub(crate) fn parse(image: &[u8]) -> Result<Self, String> {
         let failed = |why: &str| format!("the old kernel cannot be started by a crash kernel: {why}");
-        let bytes = |at: usize, length: usize| image.get(at..at + length).ok_or_else(|| failed("it is cut off"));
+        let bytes = |at: usize, length: usize| image.get(at..at + length).ok_or_else(|| failed("it is truncated"));
         let number = |at: usize, length: usize| {
             let bytes = bytes(at, length)?;
             Ok::<u64, String>(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
         };
         if bytes(0x202, 4)? != b"HdrS" || number(0x206, 2)? < u64::from(PROTOCOL_VERSION_MIN) {
-            return Err(failed("it has no header that says what it needs"));
+            return Err(failed("its header does not contain the memory that it needs"));
         }
         // from the first field to the target of the jump over it
         let end = 0x202 + number(0x201, 1)? as usize;
         let header = bytes(HEADER_OFFSET, end.saturating_sub(HEADER_OFFSET))?.to_vec();
         if number(0x236, 2)? & 1 == 0 {
-            return Err(failed("it does not begin in 64-bit mode"));
+            return Err(failed("it has no 64-bit entry"));
         }
         if number(0x234, 1)? == 0 {
-            return Err(failed("it lies at one place only (CONFIG_RELOCATABLE)"));
+            return Err(failed("it is not relocatable (CONFIG_RELOCATABLE)"));
         }
         // in an old kernel 0 means 4
         let setup = match number(HEADER_OFFSET, 1)? {
@@ -81,6 +81,6 @@ mod tests {
         assert!(with(0x206, 0xb).contains("no header"));
         assert!(with(0x236, 0).contains("64-bit"));
         assert!(with(0x234, 0).contains("CONFIG_RELOCATABLE"));
-        assert!(Image::parse(&image()[..0x240]).unwrap_err().contains("cut off"));
+        assert!(Image::parse(&image()[..0x240]).unwrap_err().contains("truncated"));
     }
 }

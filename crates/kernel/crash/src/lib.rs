@@ -70,7 +70,7 @@ pub fn archive(old: &OldKernel<'_>, crash_line: &str, next: &str) -> Result<Vec<
     for command_line in [old.command_line, crash_line] {
         if command_line.len() > COMMAND_LINE_BYTES_MAX {
             return Err(format!(
-                "a command line has {} bytes, and kernels know {COMMAND_LINE_BYTES_MAX}",
+                "a command line has {} bytes, and kernels accept {COMMAND_LINE_BYTES_MAX}",
                 command_line.len()
             ));
         }
@@ -83,7 +83,7 @@ pub fn archive(old: &OldKernel<'_>, crash_line: &str, next: &str) -> Result<Vec<
     let longest = old.command_line.len() + 1 + other.as_ref().map_or(0, String::len);
     if other.is_some() && longest > COMMAND_LINE_BYTES_MAX {
         return Err(format!(
-            "the command line of the old kernel would have {longest} bytes, and kernels know {COMMAND_LINE_BYTES_MAX}"
+            "the command line of the old kernel would have {longest} bytes, and kernels accept {COMMAND_LINE_BYTES_MAX}"
         ));
     }
     let places = placement::choose(old, &image)?;

@@ -38,7 +38,10 @@ pub(crate) fn choose(old: &OldKernel<'_>, image: &Image) -> Result<Places, Strin
             (found.end <= range.end.min(end).min(MAPPED_END)).then_some(found)
         };
         let found = free.iter().find_map(fit).ok_or_else(|| {
-            format!("the old kernel cannot be started by a crash kernel: {} MiB of RAM have no place", bytes >> 20)
+            format!(
+                "the old kernel cannot be started by a crash kernel: there is no free range of {} MiB of RAM",
+                bytes >> 20
+            )
         })?;
         free = free.iter().flat_map(|range| without(range, &found)).collect();
         Ok::<u64, String>(found.start)
@@ -97,10 +100,10 @@ mod tests {
         let places = with(20 * M..100 * M).unwrap();
         assert_eq!(places, Places { kernel: 100 * M, start_data: 16 * M, initrd: 16 * M + START_DATA_BYTES });
         // the kernel fits neither after nor before the memory to keep
-        assert!(with(60 * M..160 * M).unwrap_err().contains("50 MiB of RAM have no place"));
+        assert!(with(60 * M..160 * M).unwrap_err().contains("no free range of 50 MiB of RAM"));
         let high = OldKernel { initrd: &[0; 4096], ..old(&kernel, &parameters) };
         let image = Image { initrd_end: 60 * M, ..image };
-        assert!(choose(&high, &image).unwrap_err().contains("0 MiB of RAM have no place"));
+        assert!(choose(&high, &image).unwrap_err().contains("no free range of 0 MiB of RAM"));
     }
 
     #[test]

@@ -40,6 +40,6 @@ pub enum Error {
         why: String,
     },
     /// The lazy-pages socket sent a number without a meaning.
-    #[error("lazy-pages socket brought process id {0}")]
+    #[error("lazy-pages socket received process id {0}")]
     Pid(i32),
 }

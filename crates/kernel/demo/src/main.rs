@@ -121,7 +121,7 @@ fn run_switch(machine: &mut Machine, what: &str, to: &str, on: &str) -> Observed
         println!("  fell back: {why}");
     }
     println!("  the units run on {}", machine.succeed("uname -r"));
-    println!("  connections whose ends were told at once: {}", journal["woken"]["Ok"]);
+    println!("  connections whose ends were informed at once: {}", journal["woken"]["Ok"]);
     ObservedSwitch { what: what.to_owned(), began, ended: Instant::now(), journal }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn wait(image: &Image, limit: Duration, report: impl Fn(String)) -> R
         }
         let missing = missing.join(", ");
         if begun.elapsed() >= limit {
-            let why = format!("{missing} is no address of this machine, after {} s", limit.as_secs());
+            let why = format!("{missing} is not an address of this machine, after {} s", limit.as_secs());
             return Err(Error::Step { what: "restore sockets", why });
         }
         if !std::mem::replace(&mut is_reported, true) {

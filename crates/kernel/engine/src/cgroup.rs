@@ -17,7 +17,10 @@ const ROOT: &str = "/sys/fs/cgroup";
 pub(crate) fn move_beside_unit(unit: &str, pid: u32) -> Result<(), Error> {
     let groups = groups(unit)?;
     if groups.is_empty() {
-        return Err(Error::Unit { unit: unit.to_owned(), why: "this process is in no control group of it".into() });
+        return Err(Error::Unit {
+            unit: unit.to_owned(),
+            why: "this process is not in a control group of the unit".into(),
+        });
     }
     groups.iter().try_for_each(|group| add_process(&Files::of_kernel(), group, pid))
 }

@@ -149,13 +149,14 @@ impl Inspection {
         let (kernel, major, minor) = (host::kernel(), version.major, version.minor);
         self.add_finding(Severity::Note, None, format!("kernel {kernel}, criu {major}.{minor}"));
         if features.lazy_pages != Some(true) {
-            let text = "memory cannot come when it is asked for (userfaultfd): only `--restore eager` works";
+            let text = "memory cannot be fetched on demand, because userfaultfd is not available: only `--restore \
+                        eager` works";
             self.add_finding(Severity::Warning, None, text);
         }
         if features.mem_track != Some(true) {
-            let text = "the kernel does not follow changes of memory (CONFIG_MEM_SOFT_DIRTY): passes are read from outside \
-                        and compared with the last one, in which criu brings everything; what has not changed is not \
-                        written again";
+            let text = "the kernel does not track changes of memory (CONFIG_MEM_SOFT_DIRTY): stillpoint reads all \
+                        memory in each pass and compares it with the previous pass; in the last pass criu sends all \
+                        pages, and unchanged pages are not written again";
             self.add_finding(Severity::Note, None, text);
         }
         Ok(())
@@ -170,11 +171,12 @@ impl Inspection {
         };
         let needed = missing(&REQUIRED_CAPABILITIES);
         if !needed.is_empty() {
-            self.add_finding(Severity::Refusal, None, format!("this process has no {}", needed.join(", ")));
+            self.add_finding(Severity::Refusal, None, format!("this process does not have {}", needed.join(", ")));
         }
         if !missing(&[RESOURCE_CAPABILITY]).is_empty() {
-            let text = "this process has no CAP_SYS_RESOURCE: a restore with the same rights fails if the program has higher hard \
-                        limits or a lower oom_score_adj than it is given; that was not looked at";
+            let text = "this process does not have CAP_SYS_RESOURCE: a restore with the same rights fails if the \
+                        program has higher hard limits or a lower oom_score_adj than the restore may set; this check \
+                        does not compare them";
             self.add_finding(Severity::Warning, None, text);
         }
     }
@@ -196,8 +198,8 @@ impl Inspection {
         if self.any_userfaultfd
             && kernel_files::bytes(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| has_userfaultfd(&smaps))
         {
-            let text = "its memory still comes out of an image, and what has not come would be taken for zeros: wait until \
-                        `stillpoint kernel status` says that none is being brought";
+            let text = "its memory is still being fetched from an image, and pages that are not resident would be \
+                        stored as zeros: wait until `stillpoint kernel status` reports that no memory is being fetched";
             self.add_finding(Severity::Refusal, Some(pid), text);
         }
         self.check_namespaces(process);
@@ -206,7 +208,7 @@ impl Inspection {
             self.check_descriptor(pid, number, &target);
         }
         if process.exe().is_ok_and(|exe| exe.to_string_lossy().ends_with(" (deleted)")) {
-            let text = "its program was replaced on disk: the image keeps what it has of it";
+            let text = "its program file was replaced on disk: the image contains the code that the process has mapped";
             self.add_finding(Severity::Warning, Some(pid), text);
         }
         Ok(())
@@ -232,8 +234,8 @@ impl Inspection {
             let bytes = map.address.1 - map.address.0;
             if map.pathname == MMapPath::Anonymous && most.is_some_and(|most| bytes > most) {
                 let text = format!(
-                    "reserves {} GiB of address space at {:#x}, which a restore is not given: set vm.overcommit_memory=1 \
-                     (MariaDB: or innodb_buffer_pool_size_max)",
+                    "reserves {} GiB of address space at {:#x}, which the kernel refuses to a restore: set \
+                     vm.overcommit_memory=1 (MariaDB: or innodb_buffer_pool_size_max)",
                     bytes >> 30,
                     map.address.0
                 );
@@ -243,13 +245,17 @@ impl Inspection {
                 MMapPath::Vsys(_) if ipc::shares_namespace(pid) => {
                     let text = format!(
                         "uses SysV shared memory at {:#x}: run it in an IPC namespace of its own (unshare --ipc; \
-                         `stillpoint kernel dropin` tells a unit how)",
+                         `stillpoint kernel dropin` prints the setting for a unit)",
                         map.address.0
                     );
                     self.add_finding(Severity::Refusal, Some(pid), text);
                 }
                 MMapPath::Path(path) if path.to_string_lossy().contains("anon_hugepage") => {
-                    self.add_finding(Severity::Note, Some(pid), "has huge pages: they come back before it runs");
+                    self.add_finding(
+                        Severity::Note,
+                        Some(pid),
+                        "has huge pages: they are restored before the program runs",
+                    );
                 }
                 MMapPath::Path(path) if path.to_string_lossy().contains("[io_uring]") => {
                     self.add_finding(Severity::Refusal, Some(pid), IO_URING_TEXT);
@@ -276,13 +282,19 @@ impl Inspection {
             Some((_, inode)) => {
                 if let Some(other) = self.outside.get(&inode).copied() {
                     let who = crate::process_tree::process_name(other);
-                    refuse(self, format!("descriptor {number} is a pipe to process {other} ({who}), which is outside"));
+                    refuse(
+                        self,
+                        format!(
+                            "descriptor {number} is a pipe to process {other} ({who}), which is not part of the \
+                             checkpoint"
+                        ),
+                    );
                 }
             }
             None => match target.strip_prefix("anon_inode:").map(|kind| kind.trim_matches(['[', ']'])) {
                 Some("io_uring") => refuse(self, IO_URING_TEXT.into()),
                 Some("eventfd" | "eventpoll" | "signalfd" | "timerfd" | "inotify" | "fanotify" | "pidfd") => {}
-                Some(kind) => refuse(self, format!("descriptor {number} is a {kind}, which criu does not know")),
+                Some(kind) => refuse(self, format!("descriptor {number} is a {kind}, which criu does not support")),
                 None => self.check_file(pid, number, target),
             },
         }
@@ -292,7 +304,8 @@ impl Inspection {
         if let Some(path) = target.strip_suffix(" (deleted)") {
             let size = kernel_files::metadata(format!("/proc/{pid}/fd/{number}")).map_or(0, |file| file.size());
             let weight = if size > GHOST_LIMIT { Severity::Refusal } else { Severity::Note };
-            let text = format!("has {path} open, which was deleted ({size} bytes; up to {GHOST_LIMIT} come along)");
+            let text =
+                format!("has {path} open, which was deleted ({size} bytes; the image can contain up to {GHOST_LIMIT})");
             if !path.starts_with("/memfd:") {
                 self.add_finding(weight, Some(pid), text);
             }
@@ -300,7 +313,7 @@ impl Inspection {
         }
         let passes = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
         if target.starts_with("/dev/pts/") {
-            let text = format!("descriptor {number} is the terminal {target}: it must be there when it comes back");
+            let text = format!("descriptor {number} is the terminal {target}: this terminal must exist at the restore");
             self.add_finding(Severity::Warning, Some(pid), text);
         } else if target.starts_with("/dev/") && !target.starts_with("/dev/shm/") && !passes.contains(&target) {
             self.add_finding(Severity::Refusal, Some(pid), format!("has the device {target} open"));
@@ -308,7 +321,7 @@ impl Inspection {
             self.add_finding(
                 Severity::Refusal,
                 Some(pid),
-                format!("has {target} open, which cannot be found under that name"),
+                format!("has {target} open, and no file with that name exists"),
             );
         }
     }
@@ -318,13 +331,15 @@ impl Inspection {
         let other = peer.and_then(|peer| self.outside.get(&u64::from(peer))).copied();
         if let Some(other) = other.filter(|pid| !self.inside.contains(pid)) {
             let who = crate::process_tree::process_name(other);
-            let text = format!("descriptor {number} is connected with process {other} ({who}), which is outside");
+            let text = format!(
+                "descriptor {number} is connected with process {other} ({who}), which is not part of the checkpoint"
+            );
             self.add_finding(Severity::Refusal, Some(pid), text);
         }
         if let Some(protocol) =
             socket_protocol(pid, number).filter(|name| !SUPPORTED_PROTOCOLS.contains(&name.as_str()))
         {
-            let text = format!("descriptor {number} is a socket of {protocol}, which criu does not know");
+            let text = format!("descriptor {number} is a socket of {protocol}, which criu does not support");
             self.add_finding(Severity::Refusal, Some(pid), text);
         }
         self.ports.insert(inode);
@@ -340,10 +355,15 @@ impl Inspection {
                 waiting += if entry.state == TcpState::Listen { entry.rx_queue } else { 0 };
             }
         }
-        self.add_finding(Severity::Note, None, format!("{established} established TCP connections come along"));
+        self.add_finding(
+            Severity::Note,
+            None,
+            format!("{established} established TCP connections are part of the checkpoint"),
+        );
         if waiting > 0 {
-            let text =
-                format!("{waiting} connections wait to be accepted; those that still do at the freeze are dropped");
+            let text = format!(
+                "{waiting} connections are not accepted yet; those that are not accepted before the freeze are dropped"
+            );
             self.add_finding(Severity::Warning, None, text);
         }
     }
@@ -355,9 +375,9 @@ fn has_userfaultfd(smaps: &[u8]) -> bool {
     flags.into_iter().any(|flags| flags.split(|byte| *byte == b' ').any(|flag| flag == b"um"))
 }
 
-const IO_URING_TEXT: &str = "uses io_uring, which criu cannot take along; MariaDB: innodb_use_native_aio=OFF";
+const IO_URING_TEXT: &str = "uses io_uring, which criu does not support; MariaDB: innodb_use_native_aio=OFF";
 
-const SECRET_MEMORY_TEXT: &str = "has memory that no other process can read (memfd_secret), and criu cannot either";
+const SECRET_MEMORY_TEXT: &str = "has memory that no other process can read (memfd_secret), so criu cannot store it";
 
 /// Rights without which criu does not work: number and name.
 const REQUIRED_CAPABILITIES: [(u32, &str); 6] = [

@@ -121,7 +121,7 @@ pub fn checkpoint_with_hook(
         .inspect_err(|_| clean_up(options));
     progress.finish(&done);
     if done.is_ok() && options.leave_running {
-        crate::stale_mark::mark(&options.image, "the program ran on after it")?;
+        crate::stale_mark::mark(&options.image, "the program continued after the checkpoint")?;
     }
     done
 }
@@ -131,14 +131,19 @@ fn clean_up(options: &CheckpointOptions) {
     let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).with_pid(Some(options.pid)));
     let connections = repair_mode::leave_repair_mode_below(options.pid);
     if connections > 0 {
-        journal.note("checkpoint", &format!("let {connections} connections go on that criu left standing"), None, None);
+        journal.note(
+            "checkpoint",
+            &format!("took {connections} connections out of repair mode, in which criu had left them"),
+            None,
+            None,
+        );
     }
     match guard::lift(dir) {
         Ok(Some(table)) => {
-            journal.note("checkpoint", &format!("took away table {table} of nftables, which criu left"), None, None);
+            journal.note("checkpoint", &format!("removed table {table} of nftables, which criu had left"), None, None);
         }
         Ok(None) => {}
-        Err(error) => journal.note("checkpoint", "take away criu's rules of nftables", None, Some(&error)),
+        Err(error) => journal.note("checkpoint", "remove criu's rules of nftables", None, Some(&error)),
     }
     discard(dir);
 }
@@ -209,7 +214,7 @@ fn dump(
             if ends && served.processes.kill_remaining() {
                 crate::stale_mark::mark(
                     &options.image,
-                    "criu was killed while it ended the program, and a part ran on",
+                    "criu was killed while it terminated the program, and some processes continued",
                 )?;
             }
             let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());

@@ -56,7 +56,7 @@ impl Criu {
     /// alone.
     pub(crate) fn version_of(&self, worker: &mut Worker) -> Result<Version, Error> {
         let request = Request { keep_open: Some(true), ..Request::new(RequestType::Version, None) };
-        let answer = worker.request(&request, |_, _| true).map_err(|_| self.error("does not answer as criu does"))?;
+        let answer = worker.request(&request, |_, _| true).map_err(|_| self.error("gives no valid answer of criu"))?;
         match answer {
             Answer::Done { version: Some(version), .. } if (version.major, version.minor) < VERSION_MIN => {
                 let (major, minor) = VERSION_MIN;
@@ -64,7 +64,7 @@ impl Criu {
                 Err(Error::Criu { program: self.program.clone(), why })
             }
             Answer::Done { version: Some(version), .. } => Ok(version),
-            _ => Err(self.error("does not say which version it is")),
+            _ => Err(self.error("does not report its version")),
         }
     }
 
@@ -82,8 +82,8 @@ impl Criu {
         let known =
             self.version_of(&mut worker).and_then(|version| match worker.request(&Request::features(), |_, _| true) {
                 Ok(Answer::Done { features: Some(features), .. }) => Ok((version, features)),
-                Ok(_) => Err(self.error("does not say what it can do on this kernel")),
-                Err(_) => Err(self.error("does not answer as criu does")),
+                Ok(_) => Err(self.error("does not report its features on this kernel")),
+                Err(_) => Err(self.error("gives no valid answer of criu")),
             });
         worker.end();
         let known = known?;
@@ -103,11 +103,12 @@ impl Criu {
         command.process_group(0);
         let all = || inherited.iter().copied().chain([theirs.as_fd()]);
         for descriptor in all() {
-            rustix::io::fcntl_setfd(descriptor, FdFlags::empty()).with_action("hand a socket to criu")?;
+            rustix::io::fcntl_setfd(descriptor, FdFlags::empty()).with_action("pass a socket to criu")?;
         }
         let child = command.spawn();
         for descriptor in all() {
-            rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC).with_action("take a socket back from criu")?;
+            rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC)
+                .with_action("protect a socket of criu from other programs")?;
         }
         let child = child.map_err(|error| self.error(&error.to_string()))?;
         Ok(Worker { socket: ours, child, died: false })
@@ -178,7 +179,7 @@ impl Worker {
             let n = match recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()) {
                 // it ended before it read the last message
                 Err(Errno::CONNRESET) => 0,
-                received => received.with_action("hear criu")?.0,
+                received => received.with_action("receive from criu")?.0,
             };
             if n == 0 {
                 self.died = true;
@@ -212,7 +213,7 @@ impl Worker {
     fn send(&self, request: &Request) -> Result<(), Error> {
         match send(&self.socket, &request.encode(), SendFlags::NOSIGNAL) {
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
-            sent => sent.with_action("ask criu").map(|_| ()),
+            sent => sent.with_action("send to criu").map(|_| ()),
         }
     }
 
@@ -226,7 +227,7 @@ impl Worker {
     pub(crate) fn protect_from_oom(&self) {
         let path = format!("/proc/{}/oom_score_adj", self.child.id());
         if let Err(error) = kernel_files::write(path, "-1000") {
-            tracing::debug!("criu is no more protected than others when memory runs out: {error}");
+            tracing::debug!("criu is not protected from the OOM killer: {error}");
         }
     }
 

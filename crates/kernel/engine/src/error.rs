@@ -33,10 +33,10 @@ pub enum Error {
     #[error(transparent)]
     Host(#[from] stillpoint_host::Error),
     /// There is a checkpoint where a new one should go.
-    #[error("{0} holds a checkpoint already")]
+    #[error("{0} already contains a checkpoint")]
     Occupied(PathBuf),
     /// There is no seal: the checkpoint was never finished.
-    #[error("{0} holds no sealed checkpoint")]
+    #[error("{0} contains no sealed checkpoint")]
     Unsealed(PathBuf),
     /// The image is not as it was sealed.
     #[error("{path} is damaged: {why}")]
@@ -80,10 +80,10 @@ pub enum Error {
         messages: Vec<String>,
     },
     /// criu was killed while its own instructions were in these processes: they ended with it.
-    #[error("criu was killed in the middle of its work, and {} ended with it", process_list(.0))]
+    #[error("criu was killed during its work, and {} ended with it", process_list(.0))]
     ProcessesLost(Vec<i32>),
     /// A process does not exist.
-    #[error("process {0} is not there")]
+    #[error("process {0} does not exist")]
     NoProcess(i32),
     /// Something that cannot be taken along; nothing has been touched.
     #[error("{}", .0.join("; "))]

@@ -61,7 +61,7 @@ impl Image {
         if length != end + SEAL_BYTES as u64 {
             let checksums = index.checksum_bytes();
             return Err(damaged(format!(
-                "the index is not followed by {checksums} bytes of sums and {SEAL_BYTES} of a seal"
+                "the index is not followed by {checksums} bytes of checksums and {SEAL_BYTES} bytes of a seal"
             )));
         }
         let mut key_seal = [0; SEAL_BYTES];
@@ -111,7 +111,7 @@ impl Image {
                 Ok(FileType::Socket) => {}
                 Err(error) if error.is_not_found() => {}
                 Ok(_) => {
-                    let why = "it is no part of what was sealed".into();
+                    let why = "it is not part of the sealed image".into();
                     return Err(Error::Damaged { path: self.dir.join(name), why });
                 }
                 Err(error) => return Err(error.into()),
@@ -121,7 +121,7 @@ impl Image {
             let path = self.dir.join(&file.name);
             let (bytes, found) = digest(self.directory.file(&file.name)?, &path)?;
             if (bytes, found) != (file.bytes, file.digest) {
-                let why = format!("{bytes} bytes that are not the {} bytes it was sealed with", file.bytes);
+                let why = format!("its {bytes} bytes are not the {} bytes of the time of the seal", file.bytes);
                 return Err(Error::Damaged { path, why });
             }
         }
@@ -156,7 +156,7 @@ impl Image {
             let others: Vec<_> = (1..workers).map(|_| scope.spawn(verify)).collect();
             let own_result = verify();
             let other_results = others.into_iter().map(|other| {
-                other.join().unwrap_or_else(|_| Err(Error::Daemon("a thread that verifies panicked".into())))
+                other.join().unwrap_or_else(|_| Err(Error::Daemon("a thread that verifies pages panicked".into())))
             });
             std::iter::once(own_result).chain(other_results.collect::<Vec<_>>()).collect::<Result<(), Error>>()
         })?;
@@ -233,7 +233,7 @@ impl Image {
         let (at, length) = groups.bytes_of(group);
         let mut bytes = vec![0; length];
         self.seal.read_exact_at(&mut bytes, begin + at).at("read", &path)?;
-        let damaged = || Error::Damaged { path, why: format!("the sums of pages near {address:#x} do not hold") };
+        let damaged = || Error::Damaged { path, why: format!("the checksums of pages near {address:#x} are wrong") };
         let checksums = groups.decode(group, &bytes).ok_or_else(damaged)?;
         Ok(known[group].get_or_init(|| checksums).get(within).copied())
     }
@@ -434,7 +434,7 @@ mod tests {
         for name in ["ids-7.img", ".inventory.img"] {
             fs::write(dir.join(name), "x").unwrap();
             let error = image.verify_criu_files().unwrap_err();
-            assert!(error.is_refusal() && error.to_string().contains("no part of what was sealed"), "{error}");
+            assert!(error.is_refusal() && error.to_string().contains("not part of the sealed image"), "{error}");
             fs::remove_file(dir.join(name)).unwrap();
         }
     }
@@ -470,7 +470,7 @@ mod tests {
             data.write_all_at(&whole, place + 100).unwrap();
             // a checksum is read with its page
             let error = turned(seal.len() - 1 - SEAL_BYTES);
-            assert!(error.contains("foam.seal is damaged: the sums of pages near 0x7ff"), "{form:?}: {error}");
+            assert!(error.contains("foam.seal is damaged: the checksums of pages near 0x7ff"), "{form:?}: {error}");
         }
     }
 

@@ -65,10 +65,11 @@ impl Journal {
     }
 
     fn append(&self, line: &JournalEntry) -> Result<(), Error> {
-        let mut text = serde_json::to_string(line).map_err(std::io::Error::from).with_action("encode a line")?;
+        let mut text =
+            serde_json::to_string(line).map_err(std::io::Error::from).with_action("encode a journal entry")?;
         text.push('\n');
         let mut file = Directory::open(&self.dir)?.append(FILE_NAME)?;
-        file.write_all(text.as_bytes()).with_action("add a line")
+        file.write_all(text.as_bytes()).with_action("append a journal entry")
     }
 
     /// Returns all complete lines.
@@ -99,6 +100,6 @@ mod tests {
         let lines = journal.lines();
         assert_eq!((lines.len(), lines[1].pid), (2, Some(7)));
         assert_eq!((lines[0].what.as_str(), lines[0].duration_us), ("dump", Some(2000)));
-        assert_eq!(lines[1].error.as_deref(), Some("process 7 is not there"));
+        assert_eq!(lines[1].error.as_deref(), Some("process 7 does not exist"));
     }
 }

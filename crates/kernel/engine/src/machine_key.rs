@@ -49,10 +49,11 @@ impl MachineKey {
         };
         let damaged = |why: &str| Error::Damaged { path: path.to_owned(), why: why.into() };
         if file.metadata().is_ok_and(|file| file.mode() & 0o077 != 0) {
-            return Err(damaged("other users can read it: remove it, and a new one is made"));
+            return Err(damaged("other users can read it: remove it, and stillpoint creates a new one"));
         }
         let bytes = directory.read(name, KEY_BYTES as u64)?;
-        let key = bytes.try_into().map_err(|_| damaged("it is no key: remove it, and a new one is made"))?;
+        let key =
+            bytes.try_into().map_err(|_| damaged("it is not a key: remove it, and stillpoint creates a new one"))?;
         Ok(Some(MachineKey(key)))
     }
 
@@ -67,7 +68,7 @@ impl MachineKey {
         let mut key = [0_u8; KEY_BYTES];
         let random = getrandom(&mut key[..], GetRandomFlags::empty());
         if random.map_err(|error| Error::System { action: "make a key", source: error.into() })? != KEY_BYTES {
-            return Err(Error::Step { what: "make a key", why: "the kernel gave too few bytes".into() });
+            return Err(Error::Step { what: "make a key", why: "the kernel returned too few bytes".into() });
         }
         if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
             // enabled patches are also there, which services read
@@ -76,7 +77,7 @@ impl MachineKey {
         let (directory, name) = Directory::of_file(path)?;
         // if several checkpoints begin at the same time, one of them makes it
         directory.write_new(name, &key)?;
-        let lost = || Error::Step { what: "make a key", why: format!("{} has gone again", path.display()) };
+        let lost = || Error::Step { what: "make a key", why: format!("another process removed {}", path.display()) };
         MachineKey::read(path)?.ok_or_else(lost)
     }
 
@@ -134,7 +135,7 @@ mod tests {
         refused("other users can read it");
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "short").unwrap();
-        refused("it is no key");
+        refused("it is not a key");
         fs::write(&path, [0; 33]).unwrap();
         refused("more than 32 bytes");
     }

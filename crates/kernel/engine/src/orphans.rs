@@ -45,7 +45,7 @@ pub(crate) fn destroy(image: &Path) -> Result<usize, Error> {
         return Ok(0);
     }
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))
-        .with_action("ask for connections")?;
+        .with_action("query connections")?;
     let mut destroyed = 0;
     for connection in &all {
         if is_orphan(&socket, connection)? {
@@ -76,9 +76,9 @@ fn is_orphan(diagnosis: &SocketDiagnosis, connection: &Connection) -> Result<boo
 fn ask(socket: &OwnedFd, kind: u16, flags: u16, connection: &Connection) -> Result<Option<Vec<u8>>, Error> {
     let mut message = Vec::new();
     put(&mut message, kind, flags, &request(connection));
-    send(socket, &message, SendFlags::empty()).with_action("ask for connections")?;
+    send(socket, &message, SendFlags::empty()).with_action("query connections")?;
     let mut buffer = [0; 1 << 12];
-    let n = recv(socket, buffer.as_mut_slice(), RecvFlags::empty()).with_action("read about connections")?.0;
+    let n = recv(socket, buffer.as_mut_slice(), RecvFlags::empty()).with_action("receive data about connections")?.0;
     let answer = messages(&buffer[..n]).next();
     Ok(answer.filter(|(kind, _)| *kind == BY_FAMILY).map(|(_, payload)| payload.to_vec()))
 }

@@ -89,6 +89,6 @@ pub fn unit_root_process(unit: &str) -> Result<i32, Error> {
     match roots[..] {
         [root] => Ok(root),
         [] => Err(Error::Refused(vec![format!("no process of {unit} runs")])),
-        _ => Err(Error::Refused(vec![format!("{unit} has {} processes side by side: {roots:?}", roots.len())])),
+        _ => Err(Error::Refused(vec![format!("{unit} has {} root processes: {roots:?}", roots.len())])),
     }
 }

@@ -86,7 +86,7 @@ pub fn check_restore(image: &Image, options: &RestoreOptions) -> Result<Vec<Find
     if !missing.is_empty() {
         let (missing, limit) = (missing.join(", "), options.address_limit.as_secs());
         findings.push(Finding::warning(format!(
-            "{missing} is no address of this machine now: the restore waits up to {limit} s for it"
+            "{missing} is not an address of this machine now: the restore waits up to {limit} s for it"
         )));
     }
     options.criu.version()?;
@@ -99,23 +99,27 @@ fn check_seal(image: &Image, options: &RestoreOptions) -> Result<Option<Finding>
     let is_ours = MachineKey::read(&options.key)?.is_some_and(|key| image.is_sealed_by(&key));
     let text = match (origin.machine == host::machine(), is_ours) {
         (true, true) => return Ok(None),
-        (false, _) => format!("the image is of another machine ({})", origin.machine),
+        (false, _) => format!("the image was made on another machine ({})", origin.machine),
         (true, false) => format!(
-            "this machine did not seal the image: it was made or changed elsewhere, or {} is another key than then",
+            "this machine did not seal the image: it was made or changed elsewhere, or the key in {} has changed since",
             options.key.display()
         ),
     };
     Ok(Some(match options.trust_image {
-        true => Finding::warning(format!("{text}; its program runs all the same, with the rights that the image says")),
-        false => Finding::refusal(None, format!("{text} (--trust-image takes it all the same)")),
+        true => {
+            Finding::warning(format!("{text}; its program runs nevertheless, with the rights that the image records"))
+        }
+        false => Finding::refusal(None, format!("{text} (--trust-image restores it nevertheless)")),
     }))
 }
 
 fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
     let mut findings: Vec<Finding> = check_seal(image, options)?.into_iter().collect();
     if let Some(used) = StaleMark::of(image.dir())?.filter(|_| !options.allow_stale) {
-        let text =
-            format!("the image is older than the files of its program: {} (--again takes it all the same)", used.why);
+        let text = format!(
+            "the image is older than the files of its program: {} (--again restores it nevertheless)",
+            used.why
+        );
         findings.push(Finding::refusal(None, text));
     }
     let origin = &image.index().origin;
@@ -127,7 +131,7 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
         _ => text.to_owned(),
     };
     if processor(&origin.processor) != processor(&host::processor()) {
-        refuse(format!("the processor is another one than the image's ({})", origin.processor));
+        refuse(format!("the processor is not that of the image ({})", origin.processor));
     }
     if host::numbers(&host::kernel()) < host::numbers(&origin.kernel) {
         let now = host::kernel();
@@ -150,7 +154,7 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
     let sockets = inet_sockets(&image.directory().read("files.img", FILE_MAX)?)?;
     for port in sockets.iter().filter(|socket| socket.is_listening()).map(|socket| socket.src_port) {
         if is_port_listening(port) {
-            refuse(format!("port {port}, on which the image listens, is in use"));
+            refuse(format!("port {port}, on which a program of the image listens, is in use"));
         }
     }
     Ok(findings)
@@ -227,9 +231,9 @@ fn restore_image(
     let was_restored = image.directory().kind(RESTORE_LOG).is_ok();
     match if was_restored { orphans::destroy(image.dir()) } else { Ok(0) } {
         Ok(0) => {}
-        Ok(count) => tracing::info!(count, "connections of an earlier restore, which still closed, are destroyed"),
+        Ok(count) => tracing::info!(count, "destroyed connections of an earlier restore that were still closing"),
         Err(error) => {
-            progress.warn(format!("connections of an earlier restore may be in the way: {}", error.with_causes()));
+            progress.warn(format!("connections of an earlier restore may make this one fail: {}", error.with_causes()));
         }
     }
     let pid = progress.phase("restore", || run(options, image, (worker, daemon.as_mut()), stopped));
@@ -251,8 +255,8 @@ fn restore_image(
             progress.warn(format!("its connections are still guarded: {}", error.with_causes()));
         }
         // a leader lifts another guard later, and wakes the connections then
-        let prompted = progress.phase("wake", || prompt_both_ends(std::iter::once(image.dir())));
-        prompted.map_or_else(|error| tracing::warn!("connections wait until their next retry: {error}"), drop);
+        let warnings = progress.phase("wake", || prompt_both_ends(std::iter::once(image.dir())));
+        warnings.map_or_else(|error| tracing::warn!("connections wait until their next retry: {error}"), drop);
     }
     Ok(RestoreOutcome { pid, keeper, duration_ns })
 }
@@ -261,7 +265,7 @@ fn restore_image(
 /// criu's children are killed with it, except those that it has only just made.
 fn set_subreaper(ours: bool) {
     let done = set_child_subreaper(ours.then(getpid));
-    done.unwrap_or_else(|error| tracing::warn!("what a killed criu leaves may stay: {error}"));
+    done.unwrap_or_else(|error| tracing::warn!("processes of a killed criu may remain: {error}"));
 }
 
 /// Ends a half-restored process of a criu that was killed. It is a child of ours, so no other process has that number.
@@ -352,7 +356,7 @@ impl Daemon {
     fn start(options: &RestoreOptions) -> Result<Self, Error> {
         let log = Directory::open(&options.image)?.append(DAEMON_LOG)?;
         let (program, arguments) =
-            options.daemon.split_first().ok_or_else(|| Error::Daemon("no program was named for it".into()))?;
+            options.daemon.split_first().ok_or_else(|| Error::Daemon("no program is configured for it".into()))?;
         let mut command = Command::new(program);
         command.args(arguments).arg(&options.image).arg(options.image.join(SOCKET));
         // the end of this pipe informs the daemon that this process is gone
@@ -363,7 +367,7 @@ impl Daemon {
         let child = command.spawn().with_action("start the lazy-pages daemon")?;
         if let Some(Err(error)) = options.unit.as_ref().map(|unit| cgroup::move_beside_unit(unit, child.id())) {
             // the restore continues without a group of its own
-            tracing::error!("memory is lost if the unit stops before it has come: {}", error.with_causes());
+            tracing::error!("memory is lost if the unit stops before all of it is resident: {}", error.with_causes());
         }
         Ok(Daemon { child, image: options.image.clone(), is_starting: true })
     }
@@ -372,7 +376,7 @@ impl Daemon {
     fn wait_until_ready(&mut self) -> Result<(), Error> {
         let mut line = String::new();
         if let Some(out) = self.child.stdout.take() {
-            BufReader::new(out).read_line(&mut line).with_action("hear the lazy-pages daemon")?;
+            BufReader::new(out).read_line(&mut line).with_action("receive from the lazy-pages daemon")?;
         }
         if line.trim() == DAEMON_READY_LINE {
             self.is_starting = false;
@@ -424,5 +428,5 @@ fn daemon_error(dir: &Path) -> String {
     let messages = Directory::open(dir).and_then(|dir| dir.read(DAEMON_LOG, LOG_BYTES_MAX)).unwrap_or_default();
     let messages = String::from_utf8_lossy(&messages);
     let error = messages.lines().rev().find_map(|line| line.strip_prefix("error: lazy-pages daemon: "));
-    error.or(messages.lines().last()).unwrap_or("it did not say why").to_owned()
+    error.or(messages.lines().last()).unwrap_or("it reported no reason").to_owned()
 }

@@ -39,7 +39,7 @@ pub(crate) fn prompt_both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Re
     let (mut messages, mut failed) = (Vec::new(), None);
     for image in images {
         if let Err(error) = collect_messages(image, &mut messages) {
-            tracing::warn!("connections of {} are not told: {}", image.display(), error.with_causes());
+            tracing::warn!("ends of the connections of {} are not informed: {}", image.display(), error.with_causes());
             failed.get_or_insert(error);
         }
     }
@@ -63,7 +63,7 @@ pub(crate) fn prompt_both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Re
             }
             // one that cannot be reached now retries by itself
             if let (0, Err(error)) = (round, sent) {
-                tracing::warn!("{to} is not told: {error}");
+                tracing::warn!("{to} is not informed: {error}");
             }
         }
         std::thread::sleep(ROUND_INTERVAL);
@@ -85,7 +85,7 @@ fn collect_messages(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> 
         let Ok(stream) = directory.read(&name, FILE_MAX) else { continue };
         match progress(&stream) {
             Ok(at) => into.extend(messages(&connection, &at)),
-            Err(error) => tracing::warn!("{} is not told: {error}", connection.peer),
+            Err(error) => tracing::warn!("{} is not informed: {error}", connection.peer),
         }
     }
     Ok(())

@@ -153,12 +153,17 @@ pub struct DiscardOutcome {
 pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
     let found = status(dir)?;
     if found.stage == Stage::Filling {
-        let text = format!("memory of {} still comes out of it", found.name.unwrap_or_else(|| "a program".into()));
+        let text =
+            format!("memory of {} is still being fetched from it", found.name.unwrap_or_else(|| "a program".into()));
         return Ok(vec![Finding::refusal(found.pid, text)]);
     }
     let is_image =
         dir.join(SEAL_FILE).exists() || !found.journal.is_empty() || dir.join(crate::checkpoint::DUMP_LOG).exists();
-    if is_image { Ok(Vec::new()) } else { Ok(vec![Finding::refusal(None, format!("{} is no image", dir.display()))]) }
+    if is_image {
+        Ok(Vec::new())
+    } else {
+        Ok(vec![Finding::refusal(None, format!("{} is not an image", dir.display()))])
+    }
 }
 
 /// Removes an image, finished or not, and the rules of nftables that its checkpoint left: peers whose connections it
@@ -186,7 +191,8 @@ mod tests {
     fn a_daemon_is_known_by_its_arguments() {
         let of =
             |text: &str| image_of(&text.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>()).map(ToOwned::to_owned);
-        let daemon = "/usr/bin/stillpoint kernel lazy-pages --fill-rate 512 /run/stillpoint/i /run/stillpoint/i/lazy-pages.socket";
+        let daemon = "/usr/bin/stillpoint kernel lazy-pages --fill-rate 512 /run/stillpoint/i \
+                      /run/stillpoint/i/lazy-pages.socket";
         assert_eq!(of(daemon).as_deref(), Some("/run/stillpoint/i"));
         assert_eq!(of("stillpoint kernel restore --image /run/stillpoint/i"), None);
         assert_eq!(of("less kernel lazy-pages.socket"), None);

@@ -65,7 +65,7 @@ impl Store {
             return Err(Error::Occupied(dir.to_owned()));
         }
         if let Some(name) = names.first() {
-            return Err(Error::Refused(vec![format!("{} is not empty: it holds {name:?}", dir.display())]));
+            return Err(Error::Refused(vec![format!("{} is not empty: it contains {name:?}", dir.display())]));
         }
         directory.close()?;
         let form = match form {
@@ -254,7 +254,9 @@ impl Store {
 
     fn memory_file(&mut self, object: Object) -> Result<&mut MemoryFile, Error> {
         let path = self.directory.path().join(object.file_name());
-        self.memories.get_mut(&object).ok_or(Error::Damaged { path, why: "pages came before it was opened".into() })
+        self.memories
+            .get_mut(&object)
+            .ok_or(Error::Damaged { path, why: "criu sent pages before it opened this memory".into() })
     }
 }
 

@@ -36,9 +36,8 @@ fn restart_reason(unit: &str, properties: &BTreeMap<String, String>, ending: &[i
     let main = properties.get("MainPID").and_then(|main| main.parse().ok()).unwrap_or(0);
     let ends = main == 0 || ending.contains(&main);
     let text = format!(
-        "systemd starts {unit} again, from its files, when its processes end (Restart={restart}), and its image would be older \
-         than these: let it run on (--leave-running), or put \"[Service]\\nRestart=no\" into \
-         /run/systemd/system/{unit}.d/stillpoint.conf and say systemctl daemon-reload, until it has been restored"
+        "systemd restarts {unit} from its files when its processes end (Restart={restart}), and its image would be older than these files: let it run (--leave-running), or put \"[Service]\\nRestart=no\" into \
+         /run/systemd/system/{unit}.d/stillpoint.conf and run systemctl daemon-reload; remove this setting after the restore"
     );
     (ends && restart != "no").then_some(text)
 }

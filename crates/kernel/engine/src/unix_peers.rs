@@ -14,7 +14,7 @@ const PEER: u16 = 2;
 /// Returns the inode of each connected unix socket, and that of its peer.
 pub(crate) fn unix_peers() -> Result<BTreeMap<u32, u32>, Error> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))
-        .with_action("ask after unix sockets")?;
+        .with_action("query unix sockets")?;
     // AF_UNIX in any state; UDIAG_SHOW_PEER
     let mut asked = vec![1, 0, 0, 0];
     asked.extend_from_slice(&u32::MAX.to_ne_bytes());
@@ -23,10 +23,11 @@ pub(crate) fn unix_peers() -> Result<BTreeMap<u32, u32>, Error> {
     asked.extend_from_slice(&[0xff; 8]);
     let mut request = Vec::with_capacity(40);
     put(&mut request, BY_FAMILY, REQUEST | DUMP, &asked);
-    send(&socket, &request, SendFlags::empty()).with_action("ask after unix sockets")?;
+    send(&socket, &request, SendFlags::empty()).with_action("query unix sockets")?;
     let (mut peers, mut buffer) = (BTreeMap::new(), vec![0; 1 << 16]);
     loop {
-        let n = recv(&socket, buffer.as_mut_slice(), RecvFlags::empty()).with_action("hear of unix sockets")?.0;
+        let n =
+            recv(&socket, buffer.as_mut_slice(), RecvFlags::empty()).with_action("receive data about unix sockets")?.0;
         if n == 0 {
             return Ok(peers);
         }

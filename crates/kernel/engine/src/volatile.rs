@@ -95,7 +95,8 @@ pub(crate) fn volatile(pid: i32) -> Result<VolatileObjects, Error> {
                     let name = name.trim_end_matches(" (deleted)");
                     let how = if name.contains("/PostgreSQL.") { " (dynamic_shared_memory_type = mmap)" } else { "" };
                     let text = format!(
-                        "has {name} open, which lies in memory and is gone with this kernel: keep it on a disk{how}"
+                        "has {name} open, which is located in memory and is lost with this kernel: keep it on a \
+                         disk{how}"
                     );
                     found.lost.insert((process.pid, text));
                 }

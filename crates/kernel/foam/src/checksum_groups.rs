@@ -17,7 +17,7 @@ pub struct ChecksumGroups {
 impl ChecksumGroups {
     /// Returns the groups of the pages that are stored, and the bytes of these groups one after another.
     pub(crate) fn of(object: Object, extents: &Extents, checksums: &Checksums) -> Result<(Self, Vec<u8>), Error> {
-        let missing = |start| Error::Page { object, start, why: "was announced and never stored" };
+        let missing = |start| Error::Page { object, start, why: "was announced but not stored" };
         let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
         if let Some(start) = stored.into_iter().find_map(|extent| checksums.missing(extent.start, extent.end())) {
             return Err(missing(start));

@@ -6,7 +6,7 @@ use crate::Object;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A range is empty, not of whole pages, or beyond the address space.
-    #[error("range of {pages} pages at {start:#x} is no range of memory")]
+    #[error("range of {pages} pages at {start:#x} is not a range of memory")]
     Range {
         /// Address of its first page.
         start: u64,
@@ -14,7 +14,7 @@ pub enum Error {
         pages: u64,
     },
     /// An incremental pass says that a page has not changed, but no earlier pass has it.
-    #[error("page {start:#x} of {object} is said to be in an earlier pass, and is not")]
+    #[error("page {start:#x} of {object} is not in an earlier pass, as criu reports")]
     NotInParent {
         /// The memory that the page belongs to.
         object: Object,

@@ -117,7 +117,7 @@ impl Recorded {
         for extent in &entry.extents {
             Extent::check(extent.start, extent.pages)?;
             if extent.start < end || extent.flags & !(crate::LAZY | PRESENT) != 0 || extent.pass > passes {
-                return Err(wrong("has extents that cannot be"));
+                return Err(wrong("has impossible extents"));
             }
             end = extent.end();
             let mut at = extent.start;
@@ -128,7 +128,7 @@ impl Recorded {
         }
         let extents = Extents::of(entry.extents);
         let checksums = ChecksumGroups::from_digests(&extents, entry.digests)
-            .ok_or_else(|| wrong("has not one digest for each group of sums"))?;
+            .ok_or_else(|| wrong("does not have one digest for each group of checksums"))?;
         Ok(Recorded { object: entry.object, extents, placement, checksums })
     }
 }
@@ -153,12 +153,12 @@ impl Index {
         let wrong = |what: &str| Error::Index(what.into());
         let header = header.get(..HEADER_BYTES).ok_or_else(|| wrong("ends within its header"))?;
         if header[..8] != MAGIC[..] {
-            return Err(wrong("does not begin as one"));
+            return Err(wrong("does not begin with its magic number"));
         }
         let length: [u8; 8] = header[8..16].try_into().map_err(|_| wrong("ends within its header"))?;
         match u64::from_le_bytes(length) {
             length if length <= INDEX_BYTES_MAX => Ok(HEADER_BYTES as u64 + length),
-            length => Err(Error::Index(format!("says that it is {length} bytes long"))),
+            length => Err(Error::Index(format!("has an impossible length of {length} bytes"))),
         }
     }
 
@@ -167,11 +167,11 @@ impl Index {
         let wrong = |what: &str| Error::Index(what.into());
         let length = Self::length(bytes)?;
         if length != bytes.len() as u64 {
-            return Err(Error::Index(format!("is {} bytes long and says {length}", bytes.len())));
+            return Err(Error::Index(format!("is {} bytes long, and its header contains {length}", bytes.len())));
         }
         let (header, body) = bytes.split_at(HEADER_BYTES);
         if Sha256::digest(body)[..] != header[16..] {
-            return Err(wrong("is damaged: its digest does not hold"));
+            return Err(wrong("is damaged: its digest is wrong"));
         }
         let body: Body = postcard::from_bytes(body).map_err(|error| Error::Index(error.to_string()))?;
         Self::of_body(body)
@@ -187,7 +187,7 @@ impl Index {
             return Err(Error::Index("names a memory twice".into()));
         }
         if let Some(file) = body.beside.iter().find(|file| !is_file_name(&file.name)) {
-            return Err(Error::Index(format!("names a file outside: {:?}", file.name)));
+            return Err(Error::Index(format!("names a file outside of the image: {:?}", file.name)));
         }
         let Body { origin, form, passes, beside, .. } = Body { memories: Vec::new(), ..body };
         Ok(Index { origin, form, passes, memories, beside })
@@ -276,7 +276,7 @@ mod tests {
     fn a_page_that_was_announced_and_never_stored_is_refused() {
         let (mut memory, placement) = memory(Form::Sparse);
         memory.checksums.remove(0x55_0000 * PAGE, 0x55_0001 * PAGE);
-        assert!(Recorded::of(&memory, placement).unwrap_err().to_string().contains("never stored"));
+        assert!(Recorded::of(&memory, placement).unwrap_err().to_string().contains("not stored"));
     }
 
     #[test]

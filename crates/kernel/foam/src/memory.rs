@@ -35,10 +35,10 @@ impl Memory {
     pub fn add(&mut self, start: u64, pages: u64, flags: u8) -> Result<(), Error> {
         Extent::check(start, pages)?;
         if self.pass == 0 {
-            return Err(Error::Page { object: self.object, start, why: "comes before any pass has begun" });
+            return Err(Error::Page { object: self.object, start, why: "was sent before a pass began" });
         }
         if self.now.within(start, start + pages * PAGE).next().is_some() {
-            return Err(Error::Page { object: self.object, start, why: "comes twice in one pass" });
+            return Err(Error::Page { object: self.object, start, why: "was sent twice in one pass" });
         }
         self.now.insert(Extent { start, pages, flags, pass: self.pass });
         Ok(())

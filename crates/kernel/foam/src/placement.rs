@@ -44,7 +44,7 @@ impl Placement {
         sorted.dedup();
         if sorted.len() != windows.len() || windows.len() > WINDOWS_MAX || sorted.last().is_some_and(|w| *w >= 1 << 26)
         {
-            return Err(Error::Index("names windows that cannot be".into()));
+            return Err(Error::Index("names impossible windows".into()));
         }
         match form {
             Form::Sparse if windows.is_empty() => Ok(Placement::Sparse),

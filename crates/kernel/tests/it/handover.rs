@@ -54,10 +54,10 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     let arguments = machine.succeed(&format!("stillpoint kernel switch --to {to} --dry-run"));
     assert!(
         arguments.contains("warning: images are located in") && arguments.contains("no other; after a panic"),
-        "{arguments}"
+        "{told}"
     );
     append(&mut machine, "kho=off");
-    refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
+    refused(&mut machine, to, &format!("{to} cannot take memory over: its command line has no kho=on"));
     append(&mut machine, "");
     let mut client = Client::connect(&machine, 6379);
     store_pairs(&mut client, KEYS);
@@ -96,7 +96,7 @@ fn units_start_from_their_files_when_no_process_hands_their_images_on() {
     store_pairs(&mut Client::connect(&machine, 6379), KEYS);
     machine.succeed("redis-cli save");
     for (fault, ends_on, why) in [
-        ("stillpoint.initrd=panic", from, "this kernel came up by itself"),
+        ("stillpoint.initrd=panic", from, "this kernel was not started by a kexec"),
         ("stillpoint.fault=leader", to, "their leader was killed"),
     ] {
         append(&mut machine, fault);
@@ -116,8 +116,8 @@ fn kernels_that_were_not_told_to_hand_memory_over_are_refused() {
     let Some(guest) = guest() else { return };
     let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
     let mut machine = boot(&guest, "");
-    refused(&mut machine, to, &format!("{from}, which runs, hands no memory over: its command line has no kho=on"));
-    refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
+    refused(&mut machine, to, &format!("{from}, which runs, cannot hand memory over: its command line has no kho=on"));
+    refused(&mut machine, to, &format!("{to} cannot take memory over: its command line has no kho=on"));
     machine.succeed(&format!("sed -i 's/^CONFIG_LIVEUPDATE=y/# &/' /boot/config-{to}"));
     refused(&mut machine, to, "it was built without CONFIG_LIVEUPDATE");
 }

@@ -195,8 +195,8 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
         // slowly
         let fails = if is_soak() { "stillpoint.fault=restore-twice" } else { "stillpoint.fault=restore" };
         let cases = [
-            ("stillpoint.fault=panic", "the machine came up with the old kernel"),
-            ("stillpoint.initrd=panic", "the machine came up with the old kernel"),
+            ("stillpoint.fault=panic", "the machine started with the old kernel"),
+            ("stillpoint.initrd=panic", "the machine started with the old kernel"),
             (fails, "could not restore: a test made it fail"),
         ];
         // two of them, of two boots each, are enough for a short test: a kernel that panics and one that cannot restore
@@ -409,7 +409,7 @@ fn postgresql_goes_along_with_all_of_its_processes() {
             .collect();
         append(&mut machine, "stillpoint.initrd=panic");
         switch(&mut machine, to, from);
-        assert!(wait_until_done(&mut machine).contains("the machine came up with the old kernel"));
+        assert!(wait_until_done(&mut machine).contains("the machine started with the old kernel"));
         append(&mut machine, "");
         switch(&mut machine, to, to);
         let journal = wait_until_done(&mut machine);
@@ -435,18 +435,21 @@ fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
         ];
         let check = format!("stillpoint kernel switch --to {to} --dry-run");
         let told = machine.succeed(&check);
-        assert!(told.contains("warning: a kernel that hangs stays so") && told.contains("/dev/watchdog0"), "{told}");
+        assert!(
+            told.contains("warning: a kernel that hangs is not reset automatically") && told.contains("/dev/watchdog0"),
+            "{told}"
+        );
         machine.succeed("modprobe i6300esb");
         // the limit ends the kernel that hangs, and gives the other one enough time even on a busy host
         for (limit, fault, ends_on, why) in [
-            (25, "stillpoint.initrd=hang", from, "the machine came up with the old kernel"),
+            (25, "stillpoint.initrd=hang", from, "the machine started with the old kernel"),
             (250, "", to, "\"why\": null"),
         ] {
             append(&mut machine, fault);
             machine.succeed("sed -i /^watchdog/d /etc/stillpoint/kernel.toml");
             machine.succeed(&format!("sed -i '1i watchdog-limit-s = {limit}' /etc/stillpoint/kernel.toml"));
             let told = machine.succeed(&check);
-            assert!(told.contains(&format!("is left after {limit} s: a watchdog (i6300esb)")), "{told}");
+            assert!(told.contains(&format!("is reset after {limit} s by a watchdog (i6300esb)")), "{told}");
             switch(&mut machine, to, ends_on);
             let journal = wait_until_done(&mut machine);
             assert!(journal.contains(why), "{journal}");
@@ -483,7 +486,7 @@ fn images_in_memory_outlive_kernels() {
             CountingClient::memcached(&machine, "pulse", REQUEST_INTERVAL),
         ];
         for (fault, ends_on, why) in [
-            ("stillpoint.initrd=panic", from, "the machine came up with the old kernel"),
+            ("stillpoint.initrd=panic", from, "the machine started with the old kernel"),
             ("stillpoint.fault=restore", from, "could not restore: a test made it fail"),
             ("", to, "\"why\": null"),
         ] {
@@ -515,7 +518,7 @@ fn units_start_from_their_files_when_memory_has_lost_their_images() {
         append(&mut machine, "stillpoint.initrd=forget");
         switch(&mut machine, to, from);
         let journal = wait_until_state(&mut machine, "cold");
-        assert!(journal.contains("the memory that held it came up without it, as after a loss of power"), "{journal}");
+        assert!(journal.contains("the memory has lost the images, as after a loss of power"), "{journal}");
         machine.run_until_success("redis-cli ping");
         read_pairs(&mut Client::connect(&machine, 6379), KEYS);
         assert_eq!(machine.succeed("nft list tables"), "");

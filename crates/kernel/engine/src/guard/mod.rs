@@ -65,9 +65,9 @@ pub(crate) fn inspect_image(dir: &Path) -> Result<ImageGuard, Error> {
     let is_active = nftables.is_active(&name)? || nftables.is_active(&owned_name(&name))?;
     let missing = read_gaps(&socket).last().map(Gap::text);
     let warning = if !is_active && found.is_none() {
-        Some("the guard is missing: peers that send are answered with resets".into())
+        Some("the guard is missing: the kernel answers packets of peers with resets".into())
     } else if !has_owner(&socket) {
-        Some("the keeper of the guard has ended: the next flush of nftables takes the guard away".into())
+        Some("the owner process of the guard has ended: the next flush of nftables removes the guard".into())
     } else {
         missing
     };

@@ -152,7 +152,7 @@ impl Nftables {
     pub(crate) fn remove_if_exists(&self, name: &str) -> Result<bool, Error> {
         let mut batch = Batch::begin();
         batch.remove(name);
-        match self.commit(batch, "take a table of nftables away") {
+        match self.commit(batch, "remove a table of nftables") {
             Ok(()) => Ok(true),
             // another process was faster
             Err(Error::System { source, .. }) if source.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {
@@ -204,7 +204,7 @@ impl Nftables {
 
     /// Returns the tables of all objects of one kind.
     fn names(&self, kind: u16) -> Result<Vec<String>, Error> {
-        const ACTION: &str = "ask about nftables";
+        const ACTION: &str = "query nftables";
         let mut request = Vec::new();
         put(&mut request, kind, REQUEST | DUMP, &nfgenmsg(INET, 0));
         send(&self.0, &request, SendFlags::empty()).with_action(ACTION)?;

@@ -55,7 +55,7 @@ impl Gap {
     pub fn text(&self) -> String {
         let until = self.until_unix_s;
         format!(
-            "the guard was missing for a while, until {until} s after 1970: peers that sent were answered with resets"
+            "the guard was missing until {until} (seconds since 1970): the kernel answered packets of peers with resets"
         )
     }
 }
@@ -81,10 +81,10 @@ pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
     command.args(["kernel", "guard-keeper", "--image"]).arg(image);
     // an interrupt from the terminal is for the tool alone
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
-    let mut child = command.spawn().with_action("start the keeper of the guard")?;
+    let mut child = command.spawn().with_action("start the owner process of the guard")?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
-        BufReader::new(out).read_line(&mut line).with_action("hear the keeper of the guard")?;
+        BufReader::new(out).read_line(&mut line).with_action("receive from the owner process of the guard")?;
     }
     if line.trim() == GUARD_READY_LINE {
         return Ok(());
@@ -93,7 +93,7 @@ pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
     let said = directory.read(LOG_NAME, LOG_BYTES_MAX).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
     let why = said.lines().rev().find_map(|line| line.strip_prefix("error: "));
-    Err(Error::Step { what: GUARD_STEP, why: why.unwrap_or("its keeper did not say why").to_owned() })
+    Err(Error::Step { what: GUARD_STEP, why: why.unwrap_or("its owner process reported no reason").to_owned() })
 }
 
 /// Guards the connections in an image until it gets the order to lift the guard, or the image is removed. `raised` is
@@ -149,8 +149,8 @@ impl GuardOwner {
             }
             let [changed, requested] = fds.map(|fd| !fd.revents().is_empty());
             if requested {
-                let (mut stream, _) = listener.accept().with_action("hear the lifter of the guard")?;
-                stream.set_read_timeout(Some(REQUEST_TIMEOUT)).with_action("hear the lifter of the guard")?;
+                let (mut stream, _) = listener.accept().with_action("receive the request to lift the guard")?;
+                stream.set_read_timeout(Some(REQUEST_TIMEOUT)).with_action("receive the request to lift the guard")?;
                 let mut request = [0];
                 // a connection that sends nothing only tests whether a keeper exists
                 if matches!(stream.read(&mut request), Ok(1)) && request == [LIFT_REQUEST] {
@@ -164,7 +164,7 @@ impl GuardOwner {
             if changed {
                 changes.drain();
                 if !nftables.is_active(&self.name)? {
-                    tracing::warn!(table = self.name, "taken away by another process, and made again");
+                    tracing::warn!(table = self.name, "removed by another process, and created again");
                     nftables.replace(&self.name, false, &self.filter)?;
                 }
             }
@@ -191,7 +191,10 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
         Directory::make_public(directory)?;
     }
     if has_owner(path) {
-        return Err(Error::Step { what: GUARD_STEP, why: format!("another keeper listens at {}", path.display()) });
+        return Err(Error::Step {
+            what: GUARD_STEP,
+            why: format!("another owner process listens at {}", path.display()),
+        });
     }
     remove(path);
     Ok(file::listen(path, 0o600)?)
@@ -218,11 +221,11 @@ pub(crate) fn lift_guard(socket: &Path, name: &str) -> Result<Outcome, Error> {
     let was_active = nftables.is_active(name)? || nftables.is_active(&owned_name(name))?;
     let gaps = read_gaps(socket);
     if let Ok(mut stream) = UnixStream::connect(socket) {
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("hear the keeper of the guard")?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("receive from the owner process of the guard")?;
         let mut answer = String::new();
         let received = stream.write_all(&[LIFT_REQUEST]).and_then(|()| stream.read_to_string(&mut answer));
         if received.is_err() || answer != LIFTED_ANSWER {
-            let why = if answer.is_empty() { "its keeper does not answer".into() } else { answer };
+            let why = if answer.is_empty() { "its owner process does not answer".into() } else { answer };
             return Err(Error::Step { what: "lower the guard", why });
         }
     }

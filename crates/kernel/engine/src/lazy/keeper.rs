@@ -71,7 +71,7 @@ fn wait_for_criu(listener: &UnixListener) -> Result<(), Error> {
             return Ok(());
         }
         if hung_up.contains(PollFlags::HUP) {
-            return Err(Error::Daemon("whoever started it has gone, and criu has not come".into()));
+            return Err(Error::Daemon("the process that started it has ended, and criu has not connected".into()));
         }
     }
 }
@@ -98,9 +98,9 @@ impl ProcessPair {
                 Some(NOTE_DONE) => return Ok(()),
                 Some(_) => {
                     self.kill_all()?;
-                    return Err(Error::Daemon("memory cannot be brought any more; the processes were killed".into()));
+                    return Err(Error::Daemon("memory cannot be fetched any more; the processes were killed".into()));
                 }
-                None => tracing::warn!(pid = pid.as_raw_nonzero().get(), "the server died; another one goes on"),
+                None => tracing::warn!(pid = pid.as_raw_nonzero().get(), "the server died; a new server continues"),
             }
         }
         self.kill_all()?;
@@ -141,11 +141,11 @@ impl ProcessPair {
             let mut server = Server::new(&self.image, &self.log, self.rate)?;
             match server.run(self.criu.as_fd(), &pidfd)? {
                 ServerEnd::Done(counts) => {
-                    tracing::info!(counts.faults, counts.asked, counts.filled, counts.ended, "everything has come");
+                    tracing::info!(counts.faults, counts.asked, counts.filled, counts.ended, "all memory is resident");
                     self.log.append(Record::Note { kind: NOTE_DONE, value: counts.faults })?;
                     match server.collapse(self.rate) {
                         Ok(CollapseCounts { made, left }) => tracing::info!(made, left, "huge pages"),
-                        Err(error) => tracing::warn!("memory stays in small pages: {}", error.with_causes()),
+                        Err(error) => tracing::warn!("memory remains in small pages: {}", error.with_causes()),
                     }
                     return Ok(());
                 }
@@ -160,7 +160,7 @@ impl ProcessPair {
 
     fn spawn_keeper(&self) -> Result<Pid, Error> {
         let server = getpid();
-        tracing::warn!("the keeper died; another one takes its place");
+        tracing::warn!("the keeper died; a new keeper replaces it");
         fork_with_retry(|| match self.run_keeper(Some(server)) {
             Ok(()) => 0,
             Err(error) => {
@@ -204,7 +204,7 @@ fn fork_with_retry(child: impl Fn() -> u8) -> Result<Pid, Error> {
     loop {
         match fork_sharing_descriptors(&child) {
             Err(error) if attempts == FORK_ATTEMPTS_MAX => return Err(error.into()),
-            Err(error) => tracing::warn!("make another process: {error}"),
+            Err(error) => tracing::warn!("fork: {error}"),
             Ok(pid) => return Ok(pid),
         }
         attempts += 1;

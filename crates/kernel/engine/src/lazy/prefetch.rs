@@ -48,7 +48,7 @@ impl<'s> Prefetcher<'s> {
         match Builder::new().name("ahead".into()).spawn_scoped(scope, reading) {
             Ok(thread) => Some(Prefetcher { thread, requests, results, pending: None, spare: Vec::new() }),
             Err(error) => {
-                tracing::warn!("nothing is read ahead: {error}");
+                tracing::warn!("no memory is prefetched: {error}");
                 None
             }
         }

@@ -233,7 +233,9 @@ impl<'i> Server<'i> {
                 match event.data.u64() {
                     KEEPER => return Ok(ServerEnd::KeeperDied),
                     CRIU if !self.receive_message(criu)? => return Ok(ServerEnd::Abandoned),
-                    CRIU if self.finished => epoll::delete(&poll, criu).with_action("forget criu")?,
+                    CRIU if self.finished => {
+                        epoll::delete(&poll, criu).with_action("remove criu from the epoll set")?
+                    }
                     CRIU => {}
                     number => self.handle_events(number as usize)?,
                 }
@@ -273,7 +275,7 @@ impl<'i> Server<'i> {
         let read = match rustix::io::read(criu, &mut bytes) {
             // it ended before it read the last message
             Err(rustix::io::Errno::CONNRESET) => 0,
-            read => read.with_action("hear criu")?,
+            read => read.with_action("receive from criu")?,
         };
         if read != 4 {
             return Ok(false);
@@ -438,8 +440,9 @@ impl<'i> Server<'i> {
 
     /// Returns the time to wait for events: none while there is other work.
     fn poll_timeout(&mut self) -> Result<Option<Timespec>, Error> {
-        let idle =
-            |duration: Duration| Timespec::try_from(duration).map_err(|_| Error::Daemon("time runs over".into()));
+        let idle = |duration: Duration| {
+            Timespec::try_from(duration).map_err(|_| Error::Daemon("the time to wait is out of range".into()))
+        };
         if self.served.iter().any(|served| !served.deferred.is_empty()) {
             return idle(Duration::ZERO).map(Some);
         }
@@ -471,7 +474,7 @@ impl<'i> Server<'i> {
         let Some(served) = self.served.get(at).filter(|served| !served.closed) else { return Ok(()) };
         tracing::warn!(
             bytes_left = served.pending.bytes(),
-            "{} ended before all of its memory had come",
+            "{} ended before all of its memory was resident",
             served.object
         );
         self.counts.ended += 1;
@@ -495,7 +498,7 @@ fn descriptor(criu: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     recvmsg(criu, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-        .with_action("take a userfaultfd")?;
+        .with_action("receive a userfaultfd")?;
     let mut found = None;
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {

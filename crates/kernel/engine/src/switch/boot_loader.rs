@@ -9,13 +9,14 @@ const CONFIGURATION_MAX: u64 = 16 << 20;
 
 /// Returns the warning for the operator that the boot loader may not start the running kernel by default.
 pub(super) fn warning(boot: &Path, from: &str) -> Option<String> {
-    let must = format!("after a panic, a hang or a loss of power {from} must come up by itself");
+    let must = format!("after a panic, a hang or a loss of power {from} must start by default");
     match default_kernel(boot) {
         Ok(kernel) if kernel == from => None,
         Ok(kernel) => Some(format!(
-            "{must}, but GRUB starts {kernel}: put the entry of {from} into GRUB_DEFAULT of /etc/default/grub, and say update-grub"
+            "{must}, but GRUB starts {kernel}: put the entry of {from} into GRUB_DEFAULT of /etc/default/grub, and run \
+             update-grub"
         )),
-        Err(why) => Some(format!("{must}, and whether it does cannot be told: {why}")),
+        Err(why) => Some(format!("{must}, and stillpoint cannot determine whether it does: {why}")),
     }
 }
 
@@ -66,7 +67,7 @@ fn default_entry_kernel(config: &str, environment: &str) -> Result<String, Strin
         path.len() == selected.len() && path.iter().zip(&selected).all(|(name, selected)| name.is(selected))
     };
     let found = entries(config).into_iter().find(|(path, _)| is_selected(path));
-    found.map(|(_, kernel)| kernel).ok_or_else(|| format!("its default, {entry}, is no entry with a kernel of Linux"))
+    found.map(|(_, kernel)| kernel).ok_or_else(|| format!("its default, {entry}, is not an entry with a Linux kernel"))
 }
 
 /// Returns the entries with a kernel: the place of each in the menus, and the kernel's version.
@@ -139,20 +140,22 @@ mod tests {
         assert_eq!(kernel("${saved_entry}", saved).as_deref(), Ok("6.1"));
         assert_eq!(kernel("${saved_entry}", "").as_deref(), Ok("6.12"));
         assert_eq!(kernel("0", "next_entry=1>1\n").as_deref(), Ok("6.1"));
-        assert!(kernel("2", "").unwrap_err().contains("its default, 2, is no entry"));
+        assert!(kernel("2", "").unwrap_err().contains("its default, 2, is not an entry"));
         assert!(kernel("${chosen}", "").unwrap_err().contains("its default is ${chosen}"));
     }
 
     #[test]
     fn a_boot_loader_that_starts_another_kernel_is_warned_of() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(warning(dir.path(), "6.1").unwrap().contains("cannot be told: there is no GRUB in"));
+        assert!(warning(dir.path(), "6.1").unwrap().contains("cannot determine whether it does: there is no GRUB in"));
         fs::create_dir(dir.path().join("grub")).unwrap();
         fs::write(dir.path().join("grub/grub.cfg"), config("0")).unwrap();
         assert_eq!(warning(dir.path(), "6.12"), None);
         let text = warning(dir.path(), "6.1").unwrap();
         assert!(
-            text.contains("6.1 must come up") && text.contains("GRUB starts 6.12") && text.contains("GRUB_DEFAULT")
+            text.contains("6.1 must start by default")
+                && text.contains("GRUB starts 6.12")
+                && text.contains("GRUB_DEFAULT")
         );
     }
 }

@@ -30,8 +30,9 @@ const RAM_BYTES_LEFT_MIN: u64 = 128 << 20;
 
 /// Reason for which a switch did not succeed.
 pub(super) const PANICKED_TEXT: &str =
-    "the machine came up with the old kernel: the new one panicked, and its crash kernel started the old one";
-const UNUSED_PROCESSOR_TEXT: &str = "the processor that the firmware starts with sleeps until the machine starts anew";
+    "the machine started with the old kernel: the new one panicked, and its crash kernel started the old one";
+const UNUSED_PROCESSOR_TEXT: &str =
+    "the processor that the firmware starts with is not used until the machine restarts";
 
 /// First release whose kernels detect that the firmware's first processor is not theirs, and leave it stopped. Older
 /// ones had an argument for it (`disable_cpu_apicid=`), but the processor woke all the same, in memory that was theirs
@@ -63,7 +64,7 @@ impl CrashKernel {
     /// Returns the crash kernel of the next kernel, or the reason why a panic of that goes through the boot loader.
     pub(super) fn of(config: &Config, to: &str) -> Result<Self, String> {
         if command_line::has_crashkernel(&config.append) {
-            return Err("append has a crashkernel= of its own".into());
+            return Err("`append` already contains crashkernel=".into());
         }
         let options =
             [(to, ["CONFIG_KEXEC_FILE", "CONFIG_CRASH_DUMP"].as_slice()), (&host::kernel(), &["CONFIG_KEXEC"])];
@@ -87,7 +88,7 @@ impl CrashKernel {
         let needed = (crash.mib << 20) + RAM_BYTES_LEFT_MIN;
         match available_bytes() {
             Some(free) if free < needed => Err(format!(
-                "{} MiB of memory are free: {} for a crash kernel, and {} must be left",
+                "{} MiB of memory are free: a crash kernel needs {}, and {} must remain free",
                 free >> 20,
                 crash.mib,
                 RAM_BYTES_LEFT_MIN >> 20
@@ -126,9 +127,9 @@ impl CrashKernel {
     pub(super) fn record_loaded(&mut self) {
         let files = Files::of_kernel();
         self.loaded = Some(match (files.value(SIZE_FILE).as_str(), files.value(LOADED_FILE).as_str()) {
-            ("" | "0", _) => Err("the kernel keeps no memory for it".into()),
+            ("" | "0", _) => Err("the kernel has reserved no memory for it".into()),
             (_, "1") => Ok(()),
-            _ => Err("it could not be loaded: the kernel's log says why".into()),
+            _ => Err("it could not be loaded: the reason is in the kernel's log".into()),
         });
     }
 
@@ -143,18 +144,18 @@ impl CrashKernel {
             .and_then(|_| kernel_files::write(SIZE_FILE, "0").at("write", SIZE_FILE))
             .map_err(|error| error.with_causes());
         if let Err(why) = &outcome {
-            tracing::warn!("{} MiB stay with a crash kernel: {why}", self.mib);
+            tracing::warn!("{} MiB remain reserved for a crash kernel: {why}", self.mib);
         }
         self.released = Some(outcome);
     }
 
     /// Returns the sentence for the operator before a switch.
     pub fn description(&self, from: &str, to: &str, stays: bool) -> String {
-        let until = if stays { "for good" } else { "until its units serve" };
+        let until = if stays { "permanently" } else { "until the units serve" };
         let which = if self.on_any { "" } else { " on the processor that the firmware starts with" };
         format!(
-            "when {to} panics{which}, from its initramfs on, a crash kernel starts {from} again without the firmware: it takes {} \
-             MiB of RAM there, {until}",
+            "when {to} panics{which}, from its initramfs on, a crash kernel starts {from} again without the firmware: \
+             it reserves {} MiB of RAM, {until}",
             self.mib
         )
     }
@@ -186,7 +187,7 @@ fn check_parameters(parameters: &[u8]) -> Result<(), String> {
     if Path::new(EFI_DIRECTORY).exists()
         && parameters.get(ACPI_ADDRESS_RANGE).is_none_or(|at| at.iter().all(|byte| *byte == 0))
     {
-        return Err("this kernel does not say where the firmware's tables are".into());
+        return Err("this kernel does not report where the firmware's tables are located".into());
     }
     Ok(())
 }
@@ -227,7 +228,7 @@ mod tests {
         assert_eq!(panic_reason_in("quiet stillpoint.panicked=6.12").as_deref(), Some(PANICKED_TEXT));
         let description = panic_reason_in("quiet stillpoint.panicked=6.12 disable_cpu_apicid=0").unwrap();
         assert!(
-            description.starts_with(PANICKED_TEXT) && description.contains("sleeps until the machine starts anew"),
+            description.starts_with(PANICKED_TEXT) && description.contains("is not used until the machine restarts"),
             "{description}"
         );
     }
@@ -237,10 +238,8 @@ mod tests {
         let mut crash = CrashKernel { mib: 128, on_any: true, loaded: Some(Err("no".into())), released: None };
         crash.release();
         assert_eq!(crash.released, None);
-        assert!(
-            crash.description("6.1", "6.12", false).ends_with("it takes 128 MiB of RAM there, until its units serve")
-        );
-        assert!(crash.description("6.9", "6.12", true).ends_with("for good"));
+        assert!(crash.description("6.1", "6.12", false).ends_with("it reserves 128 MiB of RAM, until the units serve"));
+        assert!(crash.description("6.9", "6.12", true).ends_with("permanently"));
         crash.on_any = runs_without_boot_processor("6.1.0-50-amd64");
         assert!(
             crash.description("6.1", "6.12", true).contains("panics on the processor that the firmware starts with,")

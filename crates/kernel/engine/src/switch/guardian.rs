@@ -46,7 +46,7 @@ impl Guardian {
     pub(super) fn start(state: &Path, lock: &File) -> Result<Self, Error> {
         let (stream, theirs) = UnixStream::pair().with_action("make a socket for the guardian")?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).with_action("make a socket for the guardian")?;
-        let lock = lock.try_clone().with_action("hand the lock to the guardian")?;
+        let lock = lock.try_clone().with_action("pass the lock to the guardian")?;
         // also valid if the file has been replaced meanwhile
         let mut command = Command::new("/proc/self/exe");
         command.args(["kernel", "switch-guardian", "--pid", &std::process::id().to_string(), "--state"]).arg(state);
@@ -86,21 +86,21 @@ impl Guardian {
         let received = self.stream.write_all(&[request]).and_then(|()| self.stream.read_exact(&mut answer));
         match received {
             Ok(()) if answer == [request] => Ok(()),
-            Ok(()) => Err(guardian_error("it answers something else")),
+            Ok(()) => Err(guardian_error("its answer is wrong")),
             Err(error) => Err(guardian_error(&error.to_string())),
         }
     }
 }
 
 fn guardian_error(why: &str) -> Error {
-    Error::Step { what: "have a guardian, who takes the switch back if it is killed", why: why.to_owned() }
+    Error::Step { what: "start the guardian, which rolls back a killed switch", why: why.to_owned() }
 }
 
 /// Runs the guardian: waits for the end of process `tool`, with requests on its standard input.
 pub fn run_guardian(state: &Path, tool: i32) -> Result<(), Error> {
     // a shortage of memory must not end both
     let _ = stillpoint_host::kernel_files::write("/proc/self/oom_score_adj", "-1000");
-    let requests = std::io::stdin().as_fd().try_clone_to_owned().with_action("hear the switch")?;
+    let requests = std::io::stdin().as_fd().try_clone_to_owned().with_action("receive from the switch")?;
     watch_tool(state, tool, &mut UnixStream::from(requests), &reset_machine)
 }
 
@@ -145,7 +145,7 @@ fn watch_tool(state: &Path, tool: i32, requests: &mut UnixStream, reset: &dyn Fn
         Err(error) if sockets.is_empty() => Err(error),
         // it may say that the images hold the units
         Err(error) => {
-            tracing::error!("the journal cannot be read, so the machine starts anew: {error}");
+            tracing::error!("the journal cannot be read, so the guardian resets the machine: {error}");
             reset();
             Err(error)
         }
@@ -154,7 +154,7 @@ fn watch_tool(state: &Path, tool: i32, requests: &mut UnixStream, reset: &dyn Fn
 
 /// Returns copies of all sockets of a process.
 fn copy_sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
-    let failed = |error: procfs::ProcError| Error::Step { what: "look at the switch", why: error.to_string() };
+    let failed = |error: procfs::ProcError| Error::Step { what: "examine the switch", why: error.to_string() };
     let mut sockets = Vec::new();
     for info in Process::new(pid).and_then(|process| process.fd()).map_err(failed)?.flatten() {
         if matches!(info.target, procfs::process::FDTarget::Socket(_)) {
@@ -193,7 +193,7 @@ fn undo_phases(journal: &mut Journal, release_processes: impl FnOnce(), reset: &
     let sealed = journal.state == State::Sealed;
     let warn = |step: &str, done: Result<(), Error>| {
         if let Err(error) = done {
-            tracing::error!(step, "could not be taken back: {}", error.with_causes());
+            tracing::error!(step, "could not be rolled back: {}", error.with_causes());
         }
     };
     warn("still", restore_writable(&journal.mounts));
@@ -201,7 +201,7 @@ fn undo_phases(journal: &mut Journal, release_processes: impl FnOnce(), reset: &
         journal.add_reason(KILLED_REASON);
         if let Err(error) = journal.advance(State::Aborted) {
             if sealed {
-                tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
+                tracing::error!("the seal cannot be revoked, so the machine is reset and restores the units: {error}");
                 reset();
             }
             return Err(error);

@@ -77,21 +77,24 @@ impl Handover {
         if !Path::new(DEVICE).exists() {
             let own = built(from).or_else(running_config);
             let why = missing_requirement(own.as_deref(), running).unwrap_or_else(|| format!("it has no {DEVICE}"));
-            refused.push(format!("{from}, which runs, hands no memory over: {why}"));
+            refused.push(format!("{from}, which runs, cannot hand memory over: {why}"));
         }
         let other = built(to);
         let why = match &other {
             Some(text) => missing_requirement(Some(text), next),
-            None => Some(format!("{} is not there to tell", config.boot.join(format!("config-{to}")).display())),
+            None => Some(format!(
+                "{} does not exist, so its options are unknown",
+                config.boot.join(format!("config-{to}")).display()
+            )),
         };
-        refused.extend(why.map(|why| format!("{to} takes no memory over: {why}")));
+        refused.extend(why.map(|why| format!("{to} cannot take memory over: {why}")));
         if !["/usr/sbin", "/sbin"].iter().any(|dir| Path::new(dir).join("mke2fs").exists()) {
-            refused.push("mke2fs is not there: install e2fsprogs".into());
+            refused.push("mke2fs is missing: install e2fsprogs".into());
         }
         let bytes = handover_bytes(needed);
         match available_bytes() {
             Some(free) if free < bytes + RAM_BYTES_LEFT_MIN => refused.push(format!(
-                "{} MiB of memory are free: {} for the images, to be handed over, and {} must be left",
+                "{} MiB of memory are free: the images that are handed over need {}, and {} must remain free",
                 free >> 20,
                 bytes >> 20,
                 RAM_BYTES_LEFT_MIN >> 20
@@ -108,8 +111,9 @@ impl Handover {
     /// Returns a warning for the operator before a change of the kernel.
     pub(super) fn warning(&self) -> String {
         format!(
-            "images lie in {} MiB of memory that is handed over: it reaches the kernel that this one jumps to, and no other; after a \
-             panic, a hang or a loss of power in the switch, units start from their files and connections are gone",
+            "images are located in {} MiB of memory that is handed over: the kernel that this one starts by kexec \
+             receives it, and no other; after a panic, a hang or a loss of power in the switch, units start from their \
+             files and connections are lost",
             self.bytes >> 20
         )
     }
@@ -118,7 +122,7 @@ impl Handover {
     /// return.
     pub(super) fn create(&self) -> Result<MountedHandover, Error> {
         unmount(&self.at)?;
-        let memory = memory(self.bytes).with_action("make memory for the images")?;
+        let memory = memory(self.bytes).with_action("allocate memory for the images")?;
         let device = device(&memory)?;
         let path = device.path.to_string_lossy().into_owned();
         let file_system =
@@ -137,10 +141,10 @@ impl Handover {
 
     /// Takes it over from the previous kernel, and mounts it at the same place.
     pub(super) fn take_over(&self) -> Result<MountedHandover, Error> {
-        let taken = retrieve(SESSION_NAME).with_action("take memory over from the kernel before")?;
+        let taken = retrieve(SESSION_NAME).with_action("take memory over from the previous kernel")?;
         let Some(memory) = taken else {
-            let why = "this kernel came up by itself, and not by a jump that hands memory over".into();
-            return Err(Error::Step { what: "find what the images lie in", why });
+            let why = "this kernel was not started by a kexec that hands memory over".into();
+            return Err(Error::Step { what: "find the memory of the images", why });
         };
         self.mount(&device(&memory)?)?;
         Ok(MountedHandover { memory, session: None })
@@ -151,13 +155,13 @@ impl Handover {
         Directory::make(&self.at)?;
         let arguments =
             ["-t", FILE_SYSTEM, "-o", MOUNT_OPTIONS, &device.path.to_string_lossy(), &self.at.to_string_lossy()];
-        run("mount what the images lie in", "mount", &arguments, None).map(|_| ())
+        run("mount the memory of the images", "mount", &arguments, None).map(|_| ())
     }
 
     /// Releases it, as soon as no process uses it any more.
     pub(super) fn unmount(&self) {
         if let Err(error) = unmount(&self.at) {
-            tracing::warn!("the images' memory stays in use: {error}");
+            tracing::warn!("the images' memory remains in use: {error}");
         }
     }
 }
@@ -188,7 +192,7 @@ pub(super) fn available_bytes() -> Option<u64> {
 
 /// Returns the build options of the running kernel, if it shows them itself.
 fn running_config() -> Option<String> {
-    run("read what this kernel was built with", "gzip", &["-dc", "/proc/config.gz"], None).ok()
+    run("read the build options of this kernel", "gzip", &["-dc", "/proc/config.gz"], None).ok()
 }
 
 /// Returns true if a kernel was built with an option, or if its configuration is unknown.
@@ -250,8 +254,10 @@ mod tests {
         let config = Config { boot: boot.path().into(), ..Config::default() };
         let refused = |to: &str, lines| Handover::of(&config, 0, ("7.2-a", to), lines).unwrap_err().join("\n");
         let all = refused("7.2-b", ("quiet", "kho=on liveupdate=on"));
-        assert!(all.contains("7.2-a, which runs, hands no memory over") && !all.contains("7.2-b takes"), "{all}");
-        assert!(refused("7.2-b", ("", "quiet")).contains("7.2-b takes no memory over: its command line has no kho=on"));
-        assert!(refused("7.2-c", ("", "")).contains("config-7.2-c is not there to tell"));
+        assert!(all.contains("7.2-a, which runs, cannot hand memory over") && !all.contains("7.2-b takes"), "{all}");
+        assert!(
+            refused("7.2-b", ("", "quiet")).contains("7.2-b cannot take memory over: its command line has no kho=on")
+        );
+        assert!(refused("7.2-c", ("", "")).contains("config-7.2-c does not exist, so its options are unknown"));
     }
 }

@@ -67,7 +67,7 @@ fn wait_for_unit(unit: &Unit, attempt: Duration, over: &mut dyn FnMut() -> bool)
             None => {}
         }
         if has_ended(unit.pid) {
-            return Err(failed("its process has ended since it was let go".into()));
+            return Err(failed("its process has ended since its release".into()));
         }
         if over() {
             return Err(failed(format!("does not become healthy: {program}: {output}")));

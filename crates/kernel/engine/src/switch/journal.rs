@@ -160,7 +160,9 @@ impl Journal {
                 Decision::Cold("the images could not be restored on the old kernel")
             }
             State::Sealed if kernel == self.from => Decision::Restore,
-            State::Sealed if kernel != self.to => Decision::Cold("another kernel than the two of the switch came up"),
+            State::Sealed if kernel != self.to => {
+                Decision::Cold("the machine started with a kernel that is neither of the two of the switch")
+            }
             State::Sealed if self.begun_on.is_empty() => Decision::Restore,
             State::Sealed => Decision::Return,
             State::Prepared | State::Confirmed | State::Done | State::Aborted | State::Cold => Decision::Nothing,
@@ -184,19 +186,19 @@ impl Journal {
     /// Returns the result as a sentence for the operator.
     pub fn summary(&self) -> String {
         let Journal { from, to, .. } = self;
-        let why = self.why.as_deref().unwrap_or("nobody knows why");
+        let why = self.why.as_deref().unwrap_or("the reason is unknown");
         let ends_on = self.timings.last().map_or(from, |timing| &timing.kernel);
         match self.state {
-            State::Prepared => "nothing is sealed: the units are what runs, or starts from its files".into(),
-            State::Sealed => "the images are the units: the next boot restores them".into(),
+            State::Prepared => "no image is sealed: the units run, or start from their files".into(),
+            State::Sealed => "the units are in the images: the next boot restores them".into(),
             State::Released => {
-                "the units were let go and nobody has confirmed them: the next boot starts them afresh".into()
+                "the units were released and are not confirmed: the next boot starts them from their files".into()
             }
-            State::Confirmed => format!("the units run on {ends_on}; their memory still comes"),
-            State::Done if ends_on == to => format!("went through: the units run on {to}"),
-            State::Done => format!("fell back to {from}, where the units run on from their images: {why}"),
-            State::Aborted => format!("was given up, and the units ran on: {why}"),
-            State::Cold => format!("the units were started afresh from their files: {why}"),
+            State::Confirmed => format!("the units run on {ends_on}; their memory is still being fetched"),
+            State::Done if ends_on == to => format!("succeeded: the units run on {to}"),
+            State::Done => format!("fell back to {from}, where the units continue from their images: {why}"),
+            State::Aborted => format!("was aborted, and the units continued: {why}"),
+            State::Cold => format!("the units were started from their files: {why}"),
         }
     }
 
@@ -438,9 +440,9 @@ mod tests {
             let timing = Timing { phase: "fill".into(), kernel: kernel.into(), duration_us: 1, ended_unix_us: 1 };
             Journal { timings: vec![timing], ..journal(state, &[]) }.summary()
         };
-        assert_eq!(ended_on("6.12", State::Done), "went through: the units run on 6.12");
+        assert_eq!(ended_on("6.12", State::Done), "succeeded: the units run on 6.12");
         assert!(ended_on("6.1", State::Done).starts_with("fell back to 6.1"));
-        assert!(ended_on("6.1", State::Cold).contains("afresh from their files"));
+        assert!(ended_on("6.1", State::Cold).contains("started from their files"));
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub(super) fn excluded_ranges(line: &str) -> Result<Vec<Range<u64>>, String> {
 pub(super) fn check_excluded(region: Range<u64>, running: &str, next: &str) -> Result<(), String> {
     let is_it = |found: &Memmap| found.kind == '!' && found.range() == region;
     let (here, there) = (parse_all(running), parse_all(next));
-    let what = format!("{:#x}-{:#x}, which the images lie in", region.start, region.end - 1);
+    let what = format!("{:#x}-{:#x}, in which the images are located", region.start, region.end - 1);
     // without an argument the region comes from the firmware, for every kernel
     if here.iter().flatten().any(is_it) && !there.iter().flatten().any(is_it) {
         let argument = argument(&region);
@@ -91,7 +91,7 @@ pub(super) fn check_excluded(region: Range<u64>, running: &str, next: &str) -> R
     }
     if there.len() > ARGUMENTS_MAX {
         return Err(format!(
-            "the next kernel's command line has {} ranges of memmap, and kernels heed {ARGUMENTS_MAX}",
+            "the next kernel's command line has {} ranges of memmap, and kernels support {ARGUMENTS_MAX}",
             there.len()
         ));
     }
@@ -150,17 +150,17 @@ impl Ram {
     /// Chooses an aligned range for a region, within the RAM that the firmware reports (no limit if it reports none).
     pub(super) fn choose(&self, bytes: u64, firmware: &[Range<u64>], running: &str) -> Result<Range<u64>, String> {
         if bytes == 0 || !bytes.is_multiple_of(ALIGN) {
-            return Err("the size of a region is a multiple of 2M".into());
+            return Err("the size of a region must be a multiple of 2M".into());
         }
         let there = parse_all(running);
         if there.len() >= ARGUMENTS_MAX {
             return Err(format!(
-                "the command line has {} ranges of memmap already, and kernels heed {ARGUMENTS_MAX}",
+                "the command line has {} ranges of memmap already, and kernels support {ARGUMENTS_MAX}",
                 there.len()
             ));
         }
         if there.iter().any(Option::is_none) {
-            return Err("the command line has a memmap= without a range: RAM is not as the firmware tells".into());
+            return Err("the command line has a memmap= without a range: RAM is not as the firmware reports".into());
         }
         let total = self.system.iter().fold(0_u64, |total, range| total.saturating_add(range.end - range.start));
         if total < bytes.saturating_add(RAM_BYTES_LEFT_MIN) {
@@ -185,7 +185,7 @@ impl Ram {
             || LOW_MEMORY_STARTS.iter().find_map(|from| free.iter().find_map(|range| aligned_range(range, *from)));
         high.or_else(low).ok_or_else(|| {
             let largest = free.iter().map(|range| range.end - range.start).max().unwrap_or(0) >> 20;
-            format!("there is no clean range of {} MiB: the largest one has {largest}", bytes >> 20)
+            format!("there is no free range of {} MiB: the largest one has {largest}", bytes >> 20)
         })
     }
 
@@ -255,7 +255,7 @@ fed00000-fed003ff : HPET 0
         let choose = |bytes| ram.choose(bytes, &firmware(), "quiet");
         assert_eq!(choose(2 * G).unwrap(), 4 * G..6 * G);
         assert_eq!(argument(&choose(2 * G).unwrap()), "memmap=2G!0x100000000");
-        assert!(choose(5 * G).unwrap_err().contains("no clean range of 5120 MiB: the largest one has 3072"));
+        assert!(choose(5 * G).unwrap_err().contains("no free range of 5120 MiB: the largest one has 3072"));
         assert!(choose(6 * G).unwrap_err().contains("may take 5631 of them"));
         assert!(choose(3 << 20).unwrap_err().contains("a multiple of 2M"));
     }

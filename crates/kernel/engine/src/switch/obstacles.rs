@@ -36,11 +36,11 @@ fn check_loading_with(
 ) -> Obstacles {
     let mut found = Obstacles::default();
     if disabled.trim() == "1" {
-        let text = "this kernel loads no other one until the next boot (kernel.kexec_load_disabled=1)";
+        let text = "this kernel cannot load another one until the next boot (kernel.kexec_load_disabled=1)";
         found.refused.push(text.into());
     }
     if limit.trim() == "0" {
-        let text = "this kernel has loaded as many others as it may (kernel.kexec_load_limit_reboot=0)";
+        let text = "this kernel has reached its limit of loaded kernels (kernel.kexec_load_limit_reboot=0)";
         found.refused.push(text.into());
     }
     let mode = lockdown.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
@@ -48,8 +48,9 @@ fn check_loading_with(
         let image = image.display();
         match signed {
             Some(true) => found.cautions.push(format!(
-                "this kernel is locked down ({mode}) and loads only kernels whose signature it trusts: {image} has one, and \
-                 whether it is trusted was not looked at; the first phase of a switch finds out, before anything is stopped"
+                "this kernel is locked down ({mode}) and loads only kernels whose signature it trusts: {image} has \
+                 one, and this check cannot determine whether the kernel trusts it; the first phase of a switch loads \
+                 it, before any unit is stopped"
             )),
             _ => found.refused.push(format!(
                 "this kernel is locked down ({mode}) and loads only signed kernels: {image} has no signature"
@@ -117,8 +118,8 @@ fn check_unlocking(path: &Path, name: &str, crypttab: &str, found: &mut Obstacle
     let mut lines = crypttab.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let Some(fields) = lines.find(|fields| fields.first() == Some(&name)) else {
         found.cautions.push(format!(
-            "{path} lies on the encrypted device {name}, which is not in /etc/crypttab: whether a machine that comes up can \
-             unlock it by itself was not looked at"
+            "{path} is located on the encrypted device {name}, which is not in /etc/crypttab: this check cannot \
+             determine whether the machine unlocks it at boot without an operator"
         ));
         return;
     };
@@ -127,12 +128,13 @@ fn check_unlocking(path: &Path, name: &str, crypttab: &str, found: &mut Obstacle
     let has = |names: &[&str]| options.split(',').any(|option| names.iter().any(|name| option.starts_with(name)));
     if has(&["keyscript="]) {
         found.cautions.push(format!(
-            "{path} lies on the encrypted device {name}, which a script unlocks: whether it asks was not looked at"
+            "{path} is located on the encrypted device {name}, which a script unlocks: this check cannot determine \
+             whether the script asks an operator"
         ));
     } else if ["none", "-"].contains(&key) && !has(&by_device) {
         found.refused.push(format!(
-            "{path} lies on the encrypted device {name}, and /etc/crypttab has its passphrase asked for: a kernel that comes up \
-             would wait for an operator; give it a key file or a TPM"
+            "{path} is located on the encrypted device {name}, and /etc/crypttab requests its passphrase: a kernel \
+             that starts would wait for an operator; use a key file or a TPM"
         ));
     }
 }
@@ -153,7 +155,7 @@ mod tests {
         let locked = "none [integrity] confidentiality\n";
         assert!(of("0", "-1", locked, Some(false)).refused[0].contains("/boot/vmlinuz has no signature"));
         let signed = of("0", "-1", locked, Some(true));
-        assert!(signed.refused.is_empty() && signed.cautions[0].contains("was not looked at"), "{signed:?}");
+        assert!(signed.refused.is_empty() && signed.cautions[0].contains("cannot determine"), "{signed:?}");
     }
 
     #[test]

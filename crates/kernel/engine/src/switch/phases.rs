@@ -111,19 +111,24 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     }
     refused.extend(obstacles.refused);
     if let Err(why) = Kernel::find(&config.boot, &from) {
-        refused.push(format!("no way back: {why}"));
+        refused.push(format!("the old kernel cannot be started again: {why}"));
     }
     if host::numbers(&plan.to) < host::numbers(&from) {
-        refused.push(format!("{} is older than {from}, which runs: images do not go back", plan.to));
+        refused
+            .push(format!("{} is older than {from}, which runs: an older kernel cannot restore the images", plan.to));
     }
     if plan.to == from {
-        refused.push(format!("{from} runs already"));
+        refused.push(format!("{from} is already running"));
     }
     if let Some(journal) = Journal::read(&config.state)? {
         if journal.decide(&from, &host::boot()) != Decision::Nothing {
             refused.push(format!("a switch from {} to {} has not ended", journal.from, journal.to));
         }
-        refused.extend(journal.filling().map(|unit| format!("{unit}: its memory still comes from the switch before")));
+        refused.extend(
+            journal
+                .filling()
+                .map(|unit| format!("{unit}: its memory is still being fetched since the previous switch")),
+        );
     }
     let criu = Criu::new(&config.criu);
     let mut units = Vec::new();
@@ -156,7 +161,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     }
     let (watchdog, watchdog_warning) = match watchdog::usable(&config.watchdog, config.watchdog_limit_s, &plan.to) {
         Ok(watchdog) => (Some(watchdog), None),
-        Err(why) => (None, Some(format!("a kernel that hangs stays so until somebody resets the machine: {why}"))),
+        Err(why) => (None, Some(format!("a kernel that hangs is not reset automatically: {why}"))),
     };
     let (crash, straight) = match config.crash_kernel {
         false => (None, None),
@@ -211,7 +216,7 @@ fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, E
 fn region(config: &Config) -> Result<Option<Region>, String> {
     let (running, next) = command_line::both_kernels(&config.append).map_err(|error| error.with_causes())?;
     if Region::of(&config.state, &running, &next)?.is_some() {
-        return Err(format!("{} lies in memory: the state must be on a disk", config.state.display()));
+        return Err(format!("{} is located in memory: the state must be on a disk", config.state.display()));
     }
     Region::of(&config.images(), &running, &next)
 }
@@ -242,7 +247,7 @@ fn inspect_unit(name: &str, criu: &Criu) -> Result<Unit, Error> {
     }
     let ports = tcp_ports(pid)?;
     if ports.is_empty() {
-        return Err(Error::Refused(vec!["has no port of TCP".into()]));
+        return Err(Error::Refused(vec!["has no TCP port".into()]));
     }
     Ok(Unit { name: unit, pid, ports, health: Vec::new(), directories })
 }
@@ -258,7 +263,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
     let state = &plan.config.state;
     let lock = lock_state(state)?;
     if roll_back_locked(state)?.is_some() {
-        let text = "a switch that was killed had left something, which was taken back";
+        let text = "a killed switch was rolled back";
         report(observer, EventKind::Warning { text: text.into() });
     }
     let begun = now_ns();
@@ -311,7 +316,7 @@ fn lock_state(state: &Path) -> Result<File, Error> {
             Some(lock) => return Ok(lock),
             None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
             None => {
-                let text = "another switch is under way, or memory of the last one still comes";
+                let text = "another switch is in progress, or memory of the last one is still being fetched";
                 return Err(Error::Refused(vec![text.into()]));
             }
         }
@@ -398,7 +403,7 @@ impl Switch<'_> {
                 return (at + 1, error);
             }
         }
-        (PHASES.len(), Error::Step { what: "jump", why: "nothing came of it".into() })
+        (PHASES.len(), Error::Step { what: "jump", why: "the kernel did not start the next one".into() })
     }
 
     /// Raises the guard in front of all ports of the units, or changes it.
@@ -410,7 +415,7 @@ impl Switch<'_> {
     fn undo_phases(&mut self, begun: usize, why: &Error) {
         for phase in PHASES[..begun].iter().rev() {
             if let Err(error) = (phase.undo)(self) {
-                tracing::error!(phase = phase.name, "could not be taken back: {error}");
+                tracing::error!(phase = phase.name, "could not be rolled back: {error}");
             }
         }
         self.journal.why = Some(why.to_string());
@@ -445,7 +450,7 @@ impl Switch<'_> {
                     return Err(Error::Unit { unit: worker.unit, why });
                 }
                 None if limit.is_reached(Instant::now(), || self.progress()) => {
-                    let why = format!("nothing went on for {} s", STALL_TIMEOUT.as_secs());
+                    let why = format!("there was no progress for {} s", STALL_TIMEOUT.as_secs());
                     return Err(Error::Step { what: "freeze", why });
                 }
                 None => {}
@@ -517,7 +522,7 @@ fn run_checkpoint(
     let moment = |moment| {
         send(WorkerMessage::Reached(moment));
         let permissions = permissions.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        permissions.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was given up".into() })
+        permissions.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was aborted".into() })
     };
     let done = checkpoint_with_hook(options, &moment, &|event| send(WorkerMessage::Event(Box::new(event.clone()))));
     send(WorkerMessage::Ended);
@@ -595,7 +600,7 @@ fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
 /// restore them.
 fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
     if let Err(error) = switch.journal.advance(State::Aborted) {
-        tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
+        tracing::error!("the seal cannot be revoked, so the machine is reset and restores the units: {error}");
         reset();
     }
     switch.guardian.release();

@@ -74,8 +74,8 @@ impl Region {
     /// Returns the warning for the operator before a change of the kernel.
     pub(super) fn warning(&self) -> String {
         format!(
-            "images lie in memory ({}): they outlive kernels, and resets that leave RAM as it is; when the power goes in the \
-             switch, units start from their files and connections are gone",
+            "images are located in memory ({}): they outlive kernels, and resets that do not clear RAM; after a loss \
+             of power in the switch, units start from their files and connections are lost",
             self.at.display()
         )
     }
@@ -92,7 +92,7 @@ impl Region {
         }
         let device = self.device()?;
         let arguments = ["-t", &self.kind, "-o", &self.options, &device.to_string_lossy(), &self.at.to_string_lossy()];
-        match run("mount what the images lie in", "mount", &arguments, None) {
+        match run("mount the memory of the images", "mount", &arguments, None) {
             // another process was faster
             Err(_) if is_there()? => Ok(()),
             done => done.map(|_| ()),
@@ -122,7 +122,7 @@ impl Region {
                 }
             } else if Instant::now() > end {
                 let why = format!("this kernel shows no persistent memory at {:#x}", self.start);
-                return Err(Error::Step { what: "find what the images lie in", why });
+                return Err(Error::Step { what: "find the memory of the images", why });
             } else {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -170,12 +170,15 @@ fn memory_range(files: &Files, block: &Path) -> Result<Option<(u64, u64)>, Strin
         .iter()
         .any(|kind| own.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
     {
-        return Err(format!("/dev/{own} lies in memory, which does not outlive this kernel"));
+        return Err(format!("/dev/{own} is located in memory, which does not outlive this kernel"));
     }
     let below = files.names(block.join("slaves"));
     let below: Vec<String> = below.iter().map(|slave| slave.to_string_lossy().into_owned()).collect();
     if below.iter().any(|slave| slave.starts_with("pmem")) {
-        return Err(format!("/dev/{own} lies over {}: put the file system straight onto that", below.join(", ")));
+        return Err(format!(
+            "/dev/{own} is located above {}: create the file system directly on that device",
+            below.join(", ")
+        ));
     }
     let Some(namespace) = block.ancestors().find(|above| name(above).starts_with("namespace")) else { return Ok(None) };
     let bus = namespace.ancestors().find(|above| name(above).starts_with("ndbus"));
@@ -185,7 +188,7 @@ fn memory_range(files: &Files, block: &Path) -> Result<Option<(u64, u64)>, Strin
     let field_number = |file: &str| super::memmap::parse_number(&files.value(namespace.join(file)));
     match (field_number("resource"), field_number("size")) {
         (Some(start), Some(bytes)) if start > 0 => Ok(Some((start, bytes))),
-        _ => Err(format!("/dev/{own}: where it lies is not told ({})", namespace.display())),
+        _ => Err(format!("/dev/{own}: the kernel does not report where it is located ({})", namespace.display())),
     }
 }
 
@@ -236,13 +239,13 @@ mod tests {
         assert!(memory_range(&make("virtual/block/ram0", &[])).unwrap_err().contains("does not outlive"));
         assert!(memory_range(&make("virtual/block/zram1", &[])).is_err());
         make("virtual/block/dm-0/slaves/pmem0", &[]);
-        assert!(memory_range(&devices.join("virtual/block/dm-0")).unwrap_err().contains("lies over pmem0"));
+        assert!(memory_range(&devices.join("virtual/block/dm-0")).unwrap_err().contains("is located above pmem0"));
         // a process without root's rights does not get the address
         make("e820_pmem/ndbus0/region1/namespace1.0", &[("resource", "0x0\n"), ("size", "2097152\n")]);
         assert!(
             memory_range(&make("e820_pmem/ndbus0/region1/namespace1.0/block/pmem2", &[]))
                 .unwrap_err()
-                .contains("not told")
+                .contains("does not report")
         );
     }
 }

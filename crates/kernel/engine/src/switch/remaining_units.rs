@@ -132,7 +132,7 @@ impl Units {
         let properties = format!("--property={}", PROPERTIES.join(","));
         // the first one is loaded if it is not
         let arguments = ["show", "--all", &properties, "--", "default.target", "*"];
-        run("ask about units", "systemctl", &arguments, None).map(|text| Units::parse(&text))
+        run("query the units", "systemctl", &arguments, None).map(|text| Units::parse(&text))
     }
 
     fn parse(text: &str) -> Self {
@@ -207,9 +207,9 @@ impl Units {
         let (mut stop, mut cut_off) = (BTreeSet::new(), Vec::new());
         for (name, unit) in self.services().filter(|(name, _)| !needed.contains(name)) {
             if unit.is_of_users() {
-                cut_off.push((name.to_owned(), "it holds processes of a user that could not be started again".into()));
+                cut_off.push((name.to_owned(), "it contains processes of a user, which systemd cannot restart".into()));
             } else if unit.is("Transient", "yes") {
-                cut_off.push((name.to_owned(), "it was made at run time, and could not be started again".into()));
+                cut_off.push((name.to_owned(), "it was made at run time, and systemd cannot restart it".into()));
             } else if unit.is("CanStop", "no") || unit.is("RefuseManualStop", "yes") {
                 cut_off.push((name.to_owned(), "systemd does not stop it".into()));
             } else {
@@ -264,12 +264,12 @@ impl RemainingUnits {
     pub(super) fn stop(&self, limit: Duration) -> Result<(), Error> {
         let starts_others = |unit: &&String| TRIGGER_SUFFIXES.iter().any(|kind| unit.ends_with(kind));
         let (triggers, others): (Vec<_>, Vec<_>) = self.stop.iter().partition(starts_others);
-        systemctl("stop the units that stay", "stop", triggers.into_iter().chain(others), limit)
+        systemctl("stop the remaining units", "stop", triggers.into_iter().chain(others), limit)
     }
 
     /// Starts the units that were stopped, in systemd's order.
     pub(super) fn start(&self, limit: Duration) -> Result<(), Error> {
-        systemctl("start the units that stay", "start", self.stop.iter().rev(), limit)
+        systemctl("start the remaining units", "start", self.stop.iter().rev(), limit)
     }
 
     /// Returns sentences about them for the operator, before a switch.
@@ -281,11 +281,12 @@ impl RemainingUnits {
                 self.stop.join(", ")
             ));
         }
-        lines.extend(
-            self.cut_off.iter().map(|(unit, why)| format!("is cut off by the change of kernels: {unit}: {why}")),
-        );
+        lines.extend(self.cut_off.iter().map(|(unit, why)| format!("is terminated by the kexec: {unit}: {why}")));
         if !self.not_started.is_empty() {
-            lines.push(format!("do not come back, as nothing starts them at boot: {}", self.not_started.join(", ")));
+            lines.push(format!(
+                "are not started again, because no unit starts them at boot: {}",
+                self.not_started.join(", ")
+            ));
         }
         lines
     }

@@ -75,7 +75,7 @@ impl Rendezvous {
     /// Releases all restores, and waits until they report that they run.
     pub(super) fn release(&mut self, journal: &Journal, keepalive: &dyn Fn()) -> Result<(), Error> {
         for member in &mut self.members {
-            member.stream.write_all(format!("{RELEASE_MESSAGE}\n").as_bytes()).with_action("let a unit go")?;
+            member.stream.write_all(format!("{RELEASE_MESSAGE}\n").as_bytes()).with_action("release a unit")?;
         }
         self.receive_within_limit(RUNNING_MESSAGE, journal, keepalive)
     }
@@ -104,10 +104,15 @@ impl Rendezvous {
             if !limit.is_reached(Instant::now(), || rendezvous.progress(journal)) {
                 return Ok(());
             }
-            Err(Error::Step { what: "restore", why: format!("not all are {word}, and nothing went on for {most} s") })
+            Err(Error::Step {
+                what: "restore",
+                why: format!("not all units are {word}, and there was no progress for {most} s"),
+            })
         })?;
         match lines.into_iter().find(|line| text_after(line, word).is_none()) {
-            Some(line) => Err(Error::Step { what: "restore", why: format!("{line}, where {word} was expected") }),
+            Some(line) => {
+                Err(Error::Step { what: "restore", why: format!("a unit reported {line}, and {word} was expected") })
+            }
             None => Ok(()),
         }
     }
@@ -140,12 +145,12 @@ impl Rendezvous {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    stream.set_nonblocking(true).with_action("hear a unit")?;
-                    let pid = socket_peercred(&stream).with_action("hear a unit")?.pid.as_raw_nonzero().get();
+                    stream.set_nonblocking(true).with_action("receive from a unit")?;
+                    let pid = socket_peercred(&stream).with_action("receive from a unit")?.pid.as_raw_nonzero().get();
                     self.members.push(Member { stream, pid, buffer: Vec::new() });
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error).with_action("hear a unit"),
+                Err(error) => return Err(error).with_action("receive from a unit"),
             }
         }
     }
@@ -177,7 +182,7 @@ impl Member {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // it ended before it had read everything
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Some(MEMBER_GONE.into())),
-                Err(error) => return Err(error).with_action("hear a unit"),
+                Err(error) => return Err(error).with_action("receive from a unit"),
             }
         }
     }
@@ -191,7 +196,7 @@ fn text_after<'l>(line: &'l str, word: &str) -> Option<&'l str> {
 /// Returns the failure that a line reports, if it does.
 fn failure(line: &str) -> Result<(), Error> {
     if line == MEMBER_GONE {
-        return Err(Error::Step { what: "restore", why: "a unit's restore went away".into() });
+        return Err(Error::Step { what: "restore", why: "the restore of a unit ended without a report".into() });
     }
     if let Some(why) = text_after(line, DAMAGED_MESSAGE) {
         let (unit, why) = why.split_once(": ").unwrap_or((why, "an image"));
@@ -219,7 +224,7 @@ impl RendezvousClient {
             match UnixStream::connect(path) {
                 Ok(stream) => break stream,
                 Err(error) if limit.is_reached(Instant::now(), || 0) => {
-                    return Err(error).at("meet the leader at", path);
+                    return Err(error).at("connect to the leader at", path);
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
@@ -239,18 +244,18 @@ impl RendezvousClient {
 
     fn send_line(&self, line: &str) -> Result<(), Error> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.get_mut().write_all(format!("{line}\n").as_bytes()).with_action("speak to the leader")
+        stream.get_mut().write_all(format!("{line}\n").as_bytes()).with_action("send to the leader")
     }
 
     /// Waits until all are released.
     pub(super) fn wait(&self) -> Result<(), Error> {
         let mut line = String::new();
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.read_line(&mut line).with_action("hear the leader")?;
+        stream.read_line(&mut line).with_action("receive from the leader")?;
         if line.trim_end() == RELEASE_MESSAGE {
             return Ok(());
         }
-        Err(Error::Unit { unit: self.unit.clone(), why: "the switch was given up".into() })
+        Err(Error::Unit { unit: self.unit.clone(), why: "the switch was aborted".into() })
     }
 }
 
@@ -319,7 +324,7 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| RendezvousClient::at(&path, name, Duration::from_secs(60)).unwrap());
         drop(a);
         let error = rendezvous.wait_until_stopped(&journal, &|| {}).unwrap_err();
-        assert!(error.to_string().contains("went away"));
+        assert!(error.to_string().contains("ended without a report"));
         drop(b);
     }
 
@@ -337,7 +342,7 @@ mod tests {
             assert_eq!(error.to_string(), expected);
             drop(rendezvous);
             // a unit that was not released does not run
-            assert!(clients[0].wait().unwrap_err().to_string().contains("the switch was given up"));
+            assert!(clients[0].wait().unwrap_err().to_string().contains("the switch was aborted"));
         }
     }
 

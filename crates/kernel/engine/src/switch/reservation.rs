@@ -46,7 +46,8 @@ fn refused(why: String) -> Error {
 
 /// Chooses an aligned range, and writes the drop-in if that is requested.
 pub fn reserve(wanted: &ReservationRequest) -> Result<Reservation, Error> {
-    let bytes = parse_number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
+    let bytes = parse_number(&wanted.size)
+        .ok_or_else(|| refused(format!("{} is not a size; an example is 4G", wanted.size)))?;
     let range = ram()?.choose(bytes, &firmware(&Files::of_kernel()), &command_line::running()?).map_err(refused)?;
     let argument = argument(&range);
     let text = dropin(&argument);
@@ -84,8 +85,10 @@ fn dropin(argument: &str) -> String {
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     if !dir.parent().is_some_and(Path::is_dir) || !dir.parent().is_some_and(|above| above.join("grub").exists()) {
-        let text =
-            format!("{} is not there: without GRUB the argument goes onto the command line by hand", dir.display());
+        let text = format!(
+            "{} does not exist: without GRUB, add the argument to the kernel command line by hand",
+            dir.display()
+        );
         return Err(refused(text));
     }
     Directory::make_public(dir)?;
@@ -93,7 +96,7 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
     if directory.write_new(name, text.as_bytes())? {
         return Ok(());
     }
-    Err(refused(format!("{} is there already: --remove takes it away", path.display())))
+    Err(refused(format!("{} already exists: --remove removes it", path.display())))
 }
 
 /// Removes the drop-in; returns false if there is none.
@@ -104,7 +107,7 @@ pub fn remove_dropin(path: &Path) -> Result<bool, Error> {
         Ok((text, directory, name)) if text.starts_with(DROPIN_MARK.as_bytes()) => {
             Ok(directory.remove(name).map(|()| true)?)
         }
-        Ok(_) => Err(refused(format!("{} is not of our making", path.display()))),
+        Ok(_) => Err(refused(format!("stillpoint did not create {}", path.display()))),
         Err(error) if error.is_not_found() => Ok(false),
         Err(error) => Err(error.into()),
     }
@@ -123,7 +126,7 @@ mod tests {
         assert!(write(&path, &text).unwrap_err().to_string().contains("without GRUB"));
         fs::write(etc.path().join("grub"), "GRUB_CMDLINE_LINUX=\"quiet\"\n").unwrap();
         write(&path, &text).unwrap();
-        assert!(write(&path, &text).unwrap_err().to_string().contains("is there already"));
+        assert!(write(&path, &text).unwrap_err().to_string().contains("already exists"));
         // in the way update-grub reads it
         let script = format!(". {0}/grub; . {0}/grub.d/*.cfg; printf %s \"$GRUB_CMDLINE_LINUX\"", etc.path().display());
         let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap().stdout;

@@ -38,7 +38,7 @@ const WATCHDOG_LEEWAY: Duration = Duration::from_secs(60);
 
 /// Time between two tests for memory that is not resident.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-const LOST_MEMORY_TEXT: &str = "its memory could not be brought, so it was started afresh";
+const LOST_MEMORY_TEXT: &str = "its memory could not be fetched, so the unit was started from its files";
 
 /// Test argument: a restore that fails on the new kernel, and once on the old one.
 const FAULT_RESTORE_TWICE: &str = "restore-twice";
@@ -97,9 +97,7 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
     }
     match decision {
         Decision::Nothing => {}
-        Decision::Return => {
-            return_to_old_kernel(&mut journal, "the restore on the new kernel did not come to its end", None)
-        }
+        Decision::Return => return_to_old_kernel(&mut journal, "the restore on the new kernel did not finish", None),
         Decision::Cold(why) => {
             let mut watch = take_over_watchdog(&journal).unwrap_or_else(log_watchdog_error);
             disarm_watchdog(&mut watch).unwrap_or_else(log_watchdog_error);
@@ -122,7 +120,7 @@ pub fn continue_resume(state: &Path) -> Result<(), Error> {
     let ended_well = std::env::var_os("SERVICE_RESULT").is_some_and(|result| result == "success");
     let Some(mut journal) = Journal::read(state)?.filter(|_| !ended_well) else { return Ok(()) };
     let _lock = lock_state(state);
-    let killed = Error::Step { what: "lead the units back", why: "their leader was killed".into() };
+    let killed = Error::Step { what: "restore the units", why: "their leader was killed".into() };
     match journal.state {
         State::Prepared | State::Done | State::Aborted => Ok(()),
         State::Sealed | State::Released => {
@@ -154,7 +152,7 @@ fn lock_state(state: &Path) -> Option<std::fs::File> {
         None
     });
     if lock.is_none() {
-        tracing::warn!("somebody else has the lock of switches");
+        tracing::warn!("another process holds the lock of switches");
     }
     lock
 }
@@ -178,7 +176,7 @@ fn disarm_watchdog(watch: &mut Option<Keepalive>) -> Result<(), Error> {
 
 /// Logs an error of the watchdog: on the old kernel units must be restored in any case.
 fn log_watchdog_error<T: Default>(error: Error) -> T {
-    tracing::error!("the machine may start anew: {error}");
+    tracing::error!("the watchdog may reset the machine: {error}");
     T::default()
 }
 
@@ -214,7 +212,7 @@ fn choose_fallback(
 fn return_to_old_kernel(journal: &mut Journal, why: &str, mut mounted: Option<MountedHandover>) -> ! {
     journal.add_reason(why);
     if let (State::Sealed, Some(Err(error))) = (journal.state, mounted.as_mut().map(MountedHandover::preserve)) {
-        tracing::error!("the images do not get to the old kernel: {error}");
+        tracing::error!("the images cannot be handed over to the old kernel: {error}");
     }
     // nothing may stop the way back, not even a full disk: the old kernel decides correctly without this line
     if let Err(error) = journal.write() {
@@ -224,11 +222,11 @@ fn return_to_old_kernel(journal: &mut Journal, why: &str, mut mounted: Option<Mo
         .map_err(|why| Error::Refused(vec![why]))
         .and_then(|kernel| kernel.load("", None, None));
     if let Err(error) = loaded {
-        tracing::error!("the old kernel cannot be loaded, so the machine starts anew: {error}");
+        tracing::error!("the old kernel cannot be loaded, so the machine is reset: {error}");
         reset();
     }
     let error = remount_read_only().map_or_else(|error| error, |_| start_loaded_kernel());
-    tracing::error!("{error}, so the machine starts anew");
+    tracing::error!("{error}; the machine is reset");
     reset()
 }
 
@@ -239,16 +237,21 @@ fn start_from_files(journal: &mut Journal, why: &str, how: &str) -> Result<(), E
     let expected = journal.state != State::Cold;
     if let Err(error) = journal.advance(State::Cold) {
         // without the images a full disk has room
-        tracing::warn!("{error}; once more without the images");
+        tracing::warn!("{error}; retry without the images");
         let _ = journal.drop_images();
         journal.advance(State::Cold)?;
     }
     // the generator has no more to write
-    run("forget the images", "systemctl", &["daemon-reload"], None)?;
+    run("reload the configuration of systemd", "systemctl", &["daemon-reload"], None)?;
     let names: Vec<&str> = journal.units.iter().map(|unit| unit.name.as_str()).collect();
     if how == SYSTEMCTL_RESTART {
         // Half-restored processes handle no signal, and Debian's MariaDB has fifteen minutes to end. There may be none.
-        let _ = run("end what is half restored", "systemctl", &[&["kill", "--signal=KILL"], &names[..]].concat(), None);
+        let _ = run(
+            "terminate partly restored processes",
+            "systemctl",
+            &[&["kill", "--signal=KILL"], &names[..]].concat(),
+            None,
+        );
     }
     let started = run("start the units", "systemctl", &[&[how], &names[..]].concat(), None);
     // even if that failed
@@ -266,8 +269,8 @@ fn prompt_connections(journal: &mut Journal) {
     let images: Vec<PathBuf> = journal.units.iter().map(|unit| journal.image(&unit.name)).collect();
     let prompted = prompt_both_ends(images.iter().map(PathBuf::as_path)).map_err(|error| error.with_causes());
     match &prompted {
-        Ok(prompted) => tracing::info!(prompted, "both ends of connections in the images were told"),
-        Err(why) => tracing::warn!("connections wait until they try again: {why}"),
+        Ok(prompted) => tracing::info!(prompted, "both ends of the connections in the images were informed"),
+        Err(why) => tracing::warn!("connections wait until their next retry: {why}"),
     }
     journal.prompted = Some(prompted);
 }
@@ -282,7 +285,7 @@ fn restore_units(
     if kernel == journal.from {
         // no other program can record it
         journal.why.get_or_insert_with(|| {
-            "the machine came up with the old kernel: the new one panicked or hung, or power was lost".into()
+            "the machine started with the old kernel: the new one panicked or hung, or power was lost".into()
         });
     }
     if kernel == journal.to {
@@ -363,7 +366,7 @@ fn check_crash_kernel(journal: &mut Journal) {
     let Some(crash) = &mut journal.crash else { return };
     crash.record_loaded();
     if let Some(Err(why)) = &crash.loaded {
-        tracing::warn!("after a panic the boot loader starts {}: no crash kernel, as {why}", journal.from);
+        tracing::warn!("after a panic the boot loader starts {}: no crash kernel is loaded: {why}", journal.from);
     }
 }
 
@@ -379,7 +382,7 @@ fn release_crash_kernel(journal: &mut Journal) {
 /// knows it.
 fn mount_images(journal: &Journal) -> Result<Option<MountedHandover>, Error> {
     let lost = |why: String| {
-        let why = format!("the memory that held it came up without it, as after a loss of power: {why}");
+        let why = format!("the memory has lost the images, as after a loss of power: {why}");
         Error::Damaged { path: journal.config.images(), why }
     };
     let mounted = match (&journal.region, &journal.handover) {
@@ -391,7 +394,7 @@ fn mount_images(journal: &Journal) -> Result<Option<MountedHandover>, Error> {
     if journal.units.iter().all(|unit| journal.image(&unit.name).is_dir()) {
         return Ok(mounted);
     }
-    Err(lost("its file system holds no images".into()))
+    Err(lost("its file system contains no images".into()))
 }
 
 fn seconds_to_us(uptime: &str) -> Option<u64> {
@@ -416,8 +419,8 @@ fn remove_images(
     release_crash_kernel(journal);
     // the generator writes no more units: one that is restarted while its memory is not all resident starts from its
     // files
-    if let Err(error) = run("forget the images", "systemctl", &["daemon-reload"], None) {
-        tracing::warn!("units look as if they came from images until systemctl daemon-reload: {error}");
+    if let Err(error) = run("reload the configuration of systemd", "systemctl", &["daemon-reload"], None) {
+        tracing::warn!("systemd keeps the drop-ins of the switch until systemctl daemon-reload: {error}");
     }
     let lost = filled(journal)?;
     wait_until_unused(journal);
@@ -454,7 +457,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
     let name = complete_unit_name(name)?.to_string();
     let Some(unit) = journal.units.iter().find(|unit| unit.name == name) else {
-        return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
+        return Err(Error::Refused(vec![format!("{name} is not part of the switch")]));
     };
     check_unused(&journal)?;
     // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and
@@ -507,7 +510,8 @@ fn check_unused(journal: &Journal) -> Result<(), Error> {
     if journal.state == State::Sealed {
         return Ok(());
     }
-    let text = "its image has been used: when clients have been let in, or after systemctl daemon-reload, it starts from its files";
+    let text = "its image has been used: after clients are admitted, or after systemctl daemon-reload, the unit starts \
+                from its files";
     Err(Error::Refused(vec![text.into()]))
 }
 

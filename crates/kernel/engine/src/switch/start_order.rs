@@ -28,7 +28,7 @@ impl StartOrder {
     /// Reads the order from systemd.
     pub(super) fn read() -> Result<Self, Error> {
         let arguments = ["show", "--all", "--property=Id", "--property=After", "*"];
-        run("ask about the order of units", "systemctl", &arguments, None).map(|text| StartOrder::parse(&text))
+        run("query the order of units", "systemctl", &arguments, None).map(|text| StartOrder::parse(&text))
     }
 
     fn parse(text: &str) -> Self {
@@ -78,8 +78,8 @@ impl StartOrder {
         }
         let refused = between.iter().filter(|(unit, _)| has_effect(unit)).map(|(unit, (first, last))| {
             format!(
-                "{unit} starts after {first} and before {last}: it would wait until {first} is let go, and that would wait \
-                 for {last}; let it go along as well, or change its order"
+                "{unit} starts after {first} and before {last}: it would wait for the release of {first}, which would \
+                 wait for {last}; select it for the switch too, or change its order"
             )
         });
         let heads = switched.iter().map(String::as_str).chain(between.keys().copied());

@@ -78,7 +78,7 @@ impl Kernel {
         let (image, initrd) = (boot.join(format!("vmlinuz-{version}")), boot.join(format!("initrd.img-{version}")));
         for file in [&image, &initrd] {
             if !file.is_file() {
-                return Err(format!("{} is not there", file.display()));
+                return Err(format!("{} does not exist", file.display()));
             }
         }
         check_kernel_file(&image)?;
@@ -110,10 +110,10 @@ impl Kernel {
         // the next archive must be aligned like this
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let file = rustix::fs::memfd_create("initrd", MemfdFlags::CLOEXEC);
-        let mut file = File::from(file.map_err(io::Error::from).with_action("make room for an initramfs")?);
-        file.write_all(&bytes).and_then(|()| file.write_all(archive)).with_action("put an initramfs together")?;
+        let mut file = File::from(file.map_err(io::Error::from).with_action("allocate memory for an initramfs")?);
+        file.write_all(&bytes).and_then(|()| file.write_all(archive)).with_action("assemble an initramfs")?;
         // the kernel loads only a file that no process has open for writing
-        kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).with_action("put an initramfs together")
+        kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).with_action("assemble an initramfs")
     }
 
     /// Unloads it from memory.
@@ -125,7 +125,8 @@ impl Kernel {
 /// Refuses files that are not kernels, or are cut off: the system call accepts them, and the machine hangs after the
 /// kexec. Linux's boot protocol for x86 defines the sizes.
 fn check_kernel_file(image: &Path) -> Result<(), String> {
-    let failed = |why: &dyn std::fmt::Display| format!("{} is no kernel that can be started: {why}", image.display());
+    let failed =
+        |why: &dyn std::fmt::Display| format!("{} is not a kernel that can be started: {why}", image.display());
     let file = open_regular(image).map_err(|error| failed(&error))?;
     let length = file.metadata().map_err(|error| failed(&error))?.len();
     let mut header = [0; 0x206];
@@ -138,7 +139,7 @@ fn check_kernel_file(image: &Path) -> Result<(), String> {
     let paragraphs = u32::from_le_bytes([header[0x1f4], header[0x1f5], header[0x1f6], header[0x1f7]]);
     let needed = (setup + 1) * 512 + u64::from(paragraphs) * 16;
     if length < needed {
-        return Err(failed(&format!("it has {length} bytes, and its header says {needed}")));
+        return Err(failed(&format!("it has {length} bytes, and its header requires {needed}")));
     }
     Ok(())
 }
@@ -146,7 +147,7 @@ fn check_kernel_file(image: &Path) -> Result<(), String> {
 /// Starts the loaded kernel by kexec. Returns only on failure.
 pub(super) fn start_loaded_kernel() -> Error {
     match rustix::system::reboot(rustix::system::RebootCommand::Kexec) {
-        Ok(()) => Error::Step { what: "jump", why: "the kernel came back".into() },
+        Ok(()) => Error::Step { what: "jump", why: "the kernel returned from the system call".into() },
         Err(error) => Error::System { action: "jump", source: error.into() },
     }
 }
@@ -218,7 +219,10 @@ pub(super) fn remount_read_only() -> Result<Vec<String>, Error> {
         }
         if Instant::now() > end {
             remount_writable(&mounts)?;
-            return Err(Error::Step { what: "stop writing", why: format!("{} can still be written", left.join(", ")) });
+            return Err(Error::Step {
+                what: "remount all file systems read-only",
+                why: format!("{} can still be written", left.join(", ")),
+            });
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -226,7 +230,9 @@ pub(super) fn remount_read_only() -> Result<Vec<String>, Error> {
 
 /// Makes them writable again.
 pub(super) fn remount_writable(mounts: &[String]) -> Result<(), Error> {
-    mounts.iter().try_for_each(|at| run("write again", "mount", &["-o", "remount,rw", at], None).map(|_| ()))
+    mounts
+        .iter()
+        .try_for_each(|at| run("remount a file system writable", "mount", &["-o", "remount,rw", at], None).map(|_| ()))
 }
 
 /// Makes new processes get ids above this one.
@@ -257,7 +263,7 @@ pub(super) fn find_missing(config: &Config) -> Vec<String> {
     for (program, package) in [("kexec", "kexec-tools"), ("systemctl", "systemd")] {
         let there = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(program).exists());
         if !there {
-            missing.push(format!("{program} is not there: install {package}"));
+            missing.push(format!("{program} is missing: install {package}"));
         }
     }
     if kernel_files::text("/sys/kernel/kexec_loaded").is_err() {
@@ -265,10 +271,10 @@ pub(super) fn find_missing(config: &Config) -> Vec<String> {
     }
     let line = kernel_files::text("/proc/cmdline").unwrap_or_default();
     if line.split_whitespace().any(|part| part.starts_with("ip=")) {
-        missing.push("the command line has ip=: addresses would be up before the guard".into());
+        missing.push("the kernel command line has ip=: addresses would be active before the guard".into());
     }
     if config.units.is_empty() {
-        missing.push("no unit is named".into());
+        missing.push("no unit is configured".into());
     }
     let elsewhere = config.images.as_deref().filter(|_| config.handover().is_none());
     let images = elsewhere.map(|images| (images, "images must be on a disk, or in a region of RAM"));
@@ -276,7 +282,7 @@ pub(super) fn find_missing(config: &Config) -> Vec<String> {
     let state = (config.state.as_path(), "the state must be on a disk");
     for (dir, what) in [state].into_iter().chain(key).chain(images) {
         if is_memory(nearest_existing(dir)) {
-            missing.push(format!("{} lies in memory, which does not outlive this kernel: {what}", dir.display()));
+            missing.push(format!("{} is located in memory, which does not outlive this kernel: {what}", dir.display()));
         }
     }
     missing.extend(undiscoverable(config));
@@ -299,7 +305,8 @@ const GENERATORS: [&str; 5] = [
 fn undiscoverable(config: &Config) -> Vec<String> {
     let mut undiscoverable = Vec::new();
     if !GENERATORS.iter().any(|dir| Path::new(dir).join(GENERATOR).exists()) {
-        undiscoverable.push(format!("{GENERATOR} is in none of systemd's directories for generators: make install"));
+        undiscoverable
+            .push(format!("{GENERATOR} is in none of systemd's directories for generators: run make install"));
     }
     let state = config.state.display();
     match Config::read(Path::new(CONFIG)) {
@@ -307,7 +314,7 @@ fn undiscoverable(config: &Config) -> Vec<String> {
         Ok(known) => {
             let known = known.state.display();
             undiscoverable.push(format!(
-                "the state lies in {state}, and the next kernel looks for it in {known}, as {CONFIG} says"
+                "the state is located in {state}, and the next kernel looks for it in {known}, as {CONFIG} says"
             ));
         }
         Err(error) => undiscoverable.push(error.with_causes()),
@@ -318,8 +325,8 @@ fn undiscoverable(config: &Config) -> Vec<String> {
     let fstab = read_regular_text(Path::new("/etc/fstab"), FSTAB_BYTES_MAX).unwrap_or_default();
     if let Some(at) = late_mount(&mounts, &fstab, &path) {
         undiscoverable.push(format!(
-            "{state} lies on {}, which is not mounted when the next kernel looks for a switch: keep the state on the root file \
-             system (images may lie elsewhere), or give it x-initrd.mount in /etc/fstab",
+            "{state} is located on {}, which is not mounted when the next kernel looks for a switch: keep the state on \
+             the root file system (images may be located elsewhere), or add x-initrd.mount in /etc/fstab",
             at.display()
         ));
     }
@@ -371,7 +378,7 @@ mod tests {
         fs::write(&path, &image).unwrap();
         check_kernel_file(&path).unwrap();
         fs::write(&path, &image[..image.len() - 1]).unwrap();
-        assert!(check_kernel_file(&path).unwrap_err().contains("it has 3071 bytes, and its header says 3072"));
+        assert!(check_kernel_file(&path).unwrap_err().contains("it has 3071 bytes, and its header requires 3072"));
         image[0x202] = 0;
         fs::write(&path, &image).unwrap();
         assert!(check_kernel_file(&path).unwrap_err().contains("it has no header"));

@@ -42,7 +42,7 @@ const OPEN_SETTINGS: &[(&str, &str)] = &[
 
 /// Returns the properties of a unit in systemd.
 pub(crate) fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> {
-    let text = run("ask about a unit", "systemctl", &["show", "--", unit], None)?;
+    let text = run("query a unit", "systemctl", &["show", "--", unit], None)?;
     let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     Ok(text.lines().filter_map(pair).collect())
 }
@@ -66,7 +66,7 @@ pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
 pub(super) fn dropin_of(unit: &str, properties: &BTreeMap<String, String>) -> Result<Option<String>, Error> {
     let is_roots = properties.get("User").is_none_or(|user| user.is_empty() || user == "root");
     let ipc_command = if is_roots && unit_root_process(unit).is_ok_and(ipc::has_unmovable_memory) {
-        ipc_namespace_command(&run("ask about a unit", "systemctl", &["cat", "--", unit], None)?)
+        ipc_namespace_command(&run("query a unit", "systemctl", &["cat", "--", unit], None)?)
     } else {
         None
     };
@@ -154,7 +154,7 @@ pub(super) fn image_dropin(program: &Path, state: &Path, unit: &str) -> String {
 pub(super) fn leader_unit(program: &Path, state: &Path, units: &[String]) -> String {
     let lead = format!("{} kernel switch-resume --state {}", program.display(), state.display());
     format!(
-        "[Unit]\nDescription=Return of units from before a switch of kernels\nDefaultDependencies=no\n\
+        "[Unit]\nDescription=Restore of units after a switch of kernels\nDefaultDependencies=no\n\
          After={}\nConflicts=shutdown.target\nWants={}\n[Service]\nType=notify\n\
          ExecStart={lead}\nExecStopPost={lead} --after\nTimeoutSec=infinity\nKillMode=process\n",
         LEADER_AFTER.join(" "),
@@ -165,7 +165,7 @@ pub(super) fn leader_unit(program: &Path, state: &Path, units: &[String]) -> Str
 /// Returns the unit that owns the guard on a kernel that starts.
 pub(super) fn guard_unit(program: &Path, state: &Path, socket: &str) -> String {
     format!(
-        "[Unit]\nDescription=Guard of connections from before a switch of kernels\nDefaultDependencies=no\n\
+        "[Unit]\nDescription=Guard of connections during a switch of kernels\nDefaultDependencies=no\n\
          StartLimitIntervalSec=0\n[Service]\nType=notify\nTimeoutStartSec=30\n\
          ExecStart={} kernel guard-keeper --state {} --socket {socket}\nRestart=on-failure\nRestartSec=100ms\n\
          OOMScoreAdjust=-1000\n",
@@ -178,8 +178,8 @@ pub(super) fn guard_unit(program: &Path, state: &Path, socket: &str) -> String {
 pub(super) fn notify(text: &str) -> Result<(), Error> {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
-    let failed = |why: String| Error::Step { what: "tell systemd", why };
-    let path = std::env::var("NOTIFY_SOCKET").map_err(|_| failed("not started by it".into()))?;
+    let failed = |why: String| Error::Step { what: "notify systemd", why };
+    let path = std::env::var("NOTIFY_SOCKET").map_err(|_| failed("systemd did not start this process".into()))?;
     let address = match path.strip_prefix('@') {
         Some(name) => SocketAddr::from_abstract_name(name),
         None => SocketAddr::from_pathname(&path),

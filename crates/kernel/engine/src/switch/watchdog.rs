@@ -75,25 +75,23 @@ pub(super) fn usable(device: &Path, limit_s: u32, next: &str) -> Result<Watchdog
 
 fn check_usable(attributes: &Attributes) -> Result<String, String> {
     let Some(driver) = &attributes.driver else {
-        return Err("it is no hardware with a module: it ends with this kernel".into());
+        return Err("it is not hardware whose driver is a module: it ends with this kernel".into());
     };
     let has = |list: &str| list.lines().any(|line| line.split(':').next().is_some_and(|path| is_module(path, driver)));
     if attributes.active {
         return Err("it is in use (RuntimeWatchdogSec= of systemd, or a daemon)".into());
     }
     if attributes.nowayout {
-        return Err("it could not be stopped again (nowayout)".into());
+        return Err("it cannot be stopped (nowayout)".into());
     }
     if attributes.stop_on_reboot != "0" {
-        return Err(
-            "it would be stopped at the jump: this kernel's command line must have watchdog.stop_on_reboot=0".into()
-        );
+        return Err("the kexec would stop it: this kernel's command line must have watchdog.stop_on_reboot=0".into());
     }
     if has(&attributes.builtin) {
         return Err(format!("its driver {driver} is built into the next kernel, which would stop it at once"));
     }
     if !has(&attributes.modules) {
-        return Err(format!("the next kernel has no {driver}: nobody could stop it there"));
+        return Err(format!("the next kernel has no {driver}: it could not be stopped there"));
     }
     Ok(driver.clone())
 }
@@ -163,7 +161,7 @@ impl Watchdog {
                 if last_progress.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < limit
                     && let Err(error) = armed.ping()
                 {
-                    tracing::error!("the watchdog does not hear: {error}");
+                    tracing::error!("the watchdog does not accept a keepalive: {error}");
                 }
             }
             armed
@@ -183,7 +181,7 @@ impl Watchdog {
                 Some(device) => return Ok(device),
                 None if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
                 None => {
-                    let why = format!("{} brings none", self.driver);
+                    let why = format!("driver {} provides none", self.driver);
                     return Err(Error::Step { what: "find the watchdog", why });
                 }
             }
@@ -209,7 +207,10 @@ impl Keepalive {
         drop(self.stop);
         match self.thread.join() {
             Ok(armed) => armed.disarm(),
-            Err(_) => Err(Error::Step { what: "stop the watchdog", why: "who kept it quiet panicked".into() }),
+            Err(_) => Err(Error::Step {
+                what: "stop the watchdog",
+                why: "the thread that sends its keepalives panicked".into(),
+            }),
         }
     }
 }

@@ -15,13 +15,13 @@ pub enum Error {
         source: io::Error,
     },
     /// A process with several threads cannot be split.
-    #[error("a process with {0} threads cannot be split")]
+    #[error("a process with {0} threads cannot fork")]
     Threads(usize),
     /// The log is full.
     #[error("the log of {0} records is full")]
     Full(usize),
     /// A userfaultfd sent an event that was not requested.
-    #[error("userfaultfd brought event {0:#x}")]
+    #[error("userfaultfd sent event {0:#x}")]
     Event(u8),
 }
 

@@ -31,11 +31,11 @@ fn an_address_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
     let path = image.to_str().unwrap();
     let told = kernel(&criu, &["restore", "--image", path, "--dry-run"]);
     assert_eq!(told.code, Some(0), "{told}");
-    let words = format!("{V4} is no address of this machine now: the restore waits up to 120 s for it");
+    let words = format!("{V4} is not an address of this machine now: the restore waits up to 120 s for it");
     assert!(told.out.contains(&words) || told.err.contains(&words), "{told}");
     let failed = kernel(&criu, &["restore", "--image", path, "--address-limit", "1"]);
     assert_eq!(failed.code, Some(1), "{failed}");
-    assert!(failed.err.contains(&format!("{V4} is no address of this machine, after 1 s")), "{failed}");
+    assert!(failed.err.contains(&format!("{V4} is not an address of this machine, after 1 s")), "{failed}");
     let restored = crate::engine::support::kernel_while(&criu, &["restore", "--image", path], |_| {
         // the phase before the one in which it waits has ended, as in the restore before
         until("the restore to wait", || {

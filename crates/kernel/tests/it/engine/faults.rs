@@ -67,7 +67,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
         assert_eq!(run.code, Some(1), "{moment}: {run}");
         if run.err.contains(&format!("process {pid} ended with it")) {
             // criu's own instructions were in it: no program survives that, and the tool reports it
-            assert!(run.err.contains("state: what has ended is to be started again"), "{moment}: {run}");
+            assert!(run.err.contains("state: processes that ended must be started again"), "{moment}: {run}");
             redis.victim.wait_until_reaped();
             eprintln!("{moment}: the program ended with criu");
             let again = dir.path().join(format!("data{round}"));
@@ -75,7 +75,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
             (redis, client) = Redis::with_data(&again).unwrap();
             continue;
         }
-        assert!(run.err.contains("state: the program runs on as before"), "{moment}: {run}");
+        assert!(run.err.contains("state: the program continues as before"), "{moment}: {run}");
         assert!(redis.victim.is_alive(), "{moment}");
         assert_eq!(self::blocked(redis.victim.pid), blocked, "{moment}: signals that threads block");
         // with rules of nftables in front there would be no answer
@@ -83,7 +83,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
         let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
         assert_eq!((status["stage"].as_str(), status["guard"].as_str()), (Some("unsealed"), None), "{status}");
         assert!(status["journal"].to_string().contains("criu could not dump"), "{status}");
-        lifted += usize::from(status["journal"].to_string().contains("took away table"));
+        lifted += usize::from(status["journal"].to_string().contains("removed table"));
         assert_eq!(kernel(&criu, &["discard", "--image", path]).code, Some(0));
     }
     assert!(lifted > 0, "no moment was one with rules of nftables");
@@ -110,7 +110,7 @@ fn a_criu_that_is_killed_behind_the_seal_leaves_either_the_program_or_its_image(
                 restore(&criu, &image, &[]);
             }
             _ => {
-                assert!(run.err.contains("state: the program runs on as before"), "{moment}: {run}");
+                assert!(run.err.contains("state: the program continues as before"), "{moment}: {run}");
                 assert_eq!(status["stage"].as_str(), Some("unsealed"), "{moment}: {status}");
                 assert!(redis.victim.is_alive(), "{moment}");
             }
@@ -199,13 +199,13 @@ fn a_program_that_dies_while_its_memory_comes_is_said_and_its_image_not_restored
     assert!(all.out.contains(path), "without images it names those that are being filled: {all}");
     let refused = kernel(&criu, &["discard", "--image", path]);
     assert_eq!(refused.code, Some(3), "{refused}");
-    assert!(refused.err.contains("still comes out of it"), "{refused}");
+    assert!(refused.err.contains("is still being fetched from it"), "{refused}");
 
     kill(redis.victim.pid, "KILL");
     wait_until_gone(keeper);
     let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
     assert_eq!((status["stage"].as_str(), status["fill"]["ended"].as_u64()), (Some("stale"), Some(1)), "{status}");
-    assert!(logs(&image).contains("ended before all of its memory had come"), "{}", logs(&image));
+    assert!(logs(&image).contains("ended before all of its memory was resident"), "{}", logs(&image));
     redis.victim.wait_until_reaped();
     let refused = kernel(&criu, &["restore", "--image", path]);
     assert_eq!(refused.code, Some(3), "{refused}");

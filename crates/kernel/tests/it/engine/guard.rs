@@ -235,7 +235,7 @@ fn a_keeper_that_is_killed_leaves_a_guard_and_status_tells_of_it() {
     until("its table to go", || (!tables().contains("owned")).then_some(()));
     assert!(!taken.is_reset(NO_RESET_PERIOD));
     let warning = |taken: &CheckpointedRedis| taken.status()["guard_warning"].as_str().unwrap_or_default().to_owned();
-    assert!(warning(&taken).contains("the keeper of the guard has ended"), "{}", warning(&taken));
+    assert!(warning(&taken).contains("the owner process of the guard has ended"), "{}", warning(&taken));
     // now no table is left that survives this
     reload_firewall();
     assert!(warning(&taken).contains("the guard is missing"), "{}", warning(&taken));

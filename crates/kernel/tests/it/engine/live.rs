@@ -126,7 +126,7 @@ fn a_checkpoint_that_fails_lets_the_program_run_on() {
     let path = image.to_str().unwrap();
     let failed = kernel(&criu, &["checkpoint", "--pid", &pid, "--image", path, "--fail-before-seal"]);
     assert_eq!(failed.code, Some(1), "{failed}");
-    assert!(failed.err.contains("state: the program runs on as before"), "{failed}");
+    assert!(failed.err.contains("state: the program continues as before"), "{failed}");
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
     let refused = kernel(&criu, &["restore", "--image", path]);
     assert_eq!(refused.code, Some(3), "{refused}");
@@ -201,7 +201,7 @@ fn what_cannot_be_taken_is_refused_by_name() {
     let path = image.to_str().unwrap();
     let refused = kernel(&criu, &["checkpoint", "--pid", "4194000", "--image", path]);
     assert_eq!(refused.code, Some(3), "{refused}");
-    assert!(refused.err.contains("process 4194000 is not there"), "{refused}");
+    assert!(refused.err.contains("process 4194000 does not exist"), "{refused}");
     assert!(!image.exists(), "nothing was touched");
 
     let Some(redis) = Redis::start(dir.path()) else { return };

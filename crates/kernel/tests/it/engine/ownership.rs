@@ -84,7 +84,7 @@ fn an_image_that_another_user_can_change_is_not_restored() {
     }
     // criu also reads a file that was added later
     fs::copy(image.join("inventory.img"), image.join("ids-4194000.img")).unwrap();
-    refused(&criu, &image, &[RESTORE, DRY, INSPECT], "is no part of what was sealed");
+    refused(&criu, &image, &[RESTORE, DRY, INSPECT], "is not part of the sealed image");
     fs::remove_file(image.join("ids-4194000.img")).unwrap();
     fs::write(image.join("pagemap-4194000.img"), "planted").unwrap();
 
@@ -179,7 +179,7 @@ fn an_image_that_this_machine_did_not_seal_is_restored_only_if_that_is_asked_for
     fs::write(&seal, &bytes).unwrap();
     inspected(false);
     refused(&criu, &image, &[RESTORE, DRY], "this machine did not seal the image");
-    refused(&criu, &image, &[RESTORE, DRY], "--trust-image takes it all the same");
+    refused(&criu, &image, &[RESTORE, DRY], "--trust-image restores it nevertheless");
     let warned = "this machine did not seal the image";
     let dry = kernel(&criu, &["restore", "--image", path, "--trust-image", "--dry-run"]);
     assert_eq!((dry.code, dry.err.contains(&format!("warning: {warned}"))), (Some(0), true), "{dry}");
