@@ -14,14 +14,14 @@ pub(crate) struct Args {
     program: Program,
     #[command(flatten)]
     criu: WithCriu,
-    /// Make a real checkpoint as well, let the program run on, and throw the image away: says how long it stands and how
-    /// large the image is.
+    /// Make a checkpoint too, let the program continue, and remove the image. Prints for how long the program was stopped,
+    /// and the size of the image.
     #[arg(long)]
     rehearse: bool,
-    /// Where the image of a rehearsal lies meanwhile: the file system that the real one is meant for.
+    /// Directory for the image of a rehearsal, on the file system on which the later image will be located.
     #[arg(long, value_name = "DIR", default_value = "/dev/shm", requires = "rehearse")]
     scratch: PathBuf,
-    /// What keeps peers of its connections waiting while it stands in a rehearsal.
+    /// Guard that makes peers of its connections wait while the program is stopped in a rehearsal.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW", requires = "rehearse")]
     guard: GuardArg,
 }

@@ -13,28 +13,28 @@ use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_unit_restart
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,
-    /// Directory of the image, for instance /run/stillpoint/NAME; made if it is not there. Only you and root may be able to
-    /// change it and what leads to it. On tmpfs or XFS its files are sparse, elsewhere dense.
+    /// Directory of the image, for instance /run/stillpoint/NAME; it is created if it does not exist. No user but you and
+    /// root may be able to change it or a directory above it. Its files are sparse on tmpfs and XFS, and dense elsewhere.
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
     #[command(flatten)]
     criu: WithCriu,
-    /// Let the program run on.
+    /// Let the program continue after the checkpoint.
     #[arg(long)]
     leave_running: bool,
-    /// Make dense files even where sparse ones could be had.
+    /// Write dense files even on a file system that supports sparse ones of this length.
     #[arg(long)]
     dense: bool,
-    /// What keeps peers of its connections waiting until the restore.
+    /// Guard that makes peers of its connections wait until the restore.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
     guard: GuardArg,
-    /// Passes over its memory while it still runs, at most: fewer are made when little is left to be written.
+    /// Maximum number of passes over its memory while it runs; passes end early when little memory remains to be written.
     #[arg(long, default_value_t = PASSES, value_name = "N")]
     passes: u32,
-    /// Do everything short of touching: check.
+    /// Only check; change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Fail when everything has been dumped, before the image is sealed.
+    /// For tests: fail after the dump, before the image is sealed.
     #[arg(long, hide = true)]
     fail_before_seal: bool,
 }

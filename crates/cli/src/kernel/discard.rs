@@ -12,7 +12,7 @@ pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
-    /// Do everything short of touching: check.
+    /// Only check; change nothing.
     #[arg(long)]
     dry_run: bool,
 }

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     /// Directory of the switch whose ports are guarded.
     #[arg(long, value_name = "DIR", conflicts_with = "image", requires = "socket")]
     state: Option<PathBuf>,
-    /// Socket for the order to lift the guard of a switch.
+    /// Socket that receives the request to lift the guard of a switch.
     #[arg(long, value_name = "PATH", conflicts_with = "image")]
     socket: Option<PathBuf>,
 }

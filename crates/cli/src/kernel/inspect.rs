@@ -12,10 +12,10 @@ use stillpoint_kernel_engine::{Form, Image, LAZY, MachineKey, PRESENT};
 pub(crate) struct Args {
     /// Directory of the image.
     image: PathBuf,
-    /// Name every range of pages.
+    /// Print every range of pages.
     #[arg(long)]
     extents: bool,
-    /// Compare every page with its sum.
+    /// Compare every page with its checksum.
     #[arg(long)]
     verify: bool,
 }

@@ -11,9 +11,9 @@ use stillpoint_kernel_engine::{DAEMON_READY_LINE, LazyOptions, serve};
 pub(crate) struct Args {
     /// Directory of the image.
     image: PathBuf,
-    /// Where criu looks for the socket.
+    /// Path of the socket for criu.
     socket: PathBuf,
-    /// MiB a second of memory that nobody asks for; 0 is as fast as it goes.
+    /// Rate of the background fetch in MiB a second; 0 is unlimited.
     #[arg(long, default_value_t = 512, value_name = "N")]
     fill_rate: u64,
 }

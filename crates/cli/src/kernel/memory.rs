@@ -9,19 +9,19 @@ use stillpoint_kernel_engine::switch::{DROPIN_PATH, Reservation, ReservationRequ
 /// Arguments of `stillpoint kernel memory`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How much RAM, a multiple of 2M: 4G. Without it, what there is already.
+    /// Size of the region, a multiple of 2M, for instance 4G. Without this option, existing regions are listed.
     #[arg(long, value_name = "SIZE", conflicts_with = "remove")]
     size: Option<String>,
     /// Add the argument to GRUB's configuration.
     #[arg(long, requires = "size")]
     write: bool,
-    /// Take it away again.
+    /// Remove the argument from GRUB's configuration.
     #[arg(long)]
     remove: bool,
-    /// Say what would be written, and write nothing.
+    /// Print what would be written, and write nothing.
     #[arg(long)]
     dry_run: bool,
-    /// The file of GRUB's configuration that is ours.
+    /// Path of the drop-in for GRUB's configuration.
     #[arg(long, value_name = "FILE", default_value = DROPIN_PATH)]
     drop_in: PathBuf,
 }

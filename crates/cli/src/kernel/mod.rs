@@ -19,37 +19,37 @@ use stillpoint_kernel_engine::Error;
 /// `stillpoint kernel ...`
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
-    /// What stands against taking a running program along.
+    /// Find obstacles to a checkpoint of a running program.
     Check(check::Args),
-    /// Take a running program, connections and memory, into an image.
+    /// Write a running program, with its connections and memory, into an image.
     Checkpoint(checkpoint::Args),
-    /// Bring a program back from its image.
+    /// Restore a program from its image.
     Restore(restore::Args),
-    /// What an image holds, and whether it is as it was sealed.
+    /// Print the contents of an image, and verify that it is unchanged since the seal.
     Inspect(inspect::Args),
-    /// What images are good for: restored and still being filled, by whom; stale; never finished.
+    /// Print the state of images: ready, restored with memory still being fetched, stale, damaged or unfinished.
     Status(status::Args),
-    /// Take an image away, and the rules that keep its peers waiting.
+    /// Remove an image, and the rules that make its peers wait.
     Discard(discard::Args),
-    /// Go to another kernel while systemd units, their memory and connections, go along.
+    /// Switch to another kernel; selected systemd units keep their memory and connections.
     Switch(switch::Args),
-    /// Print the drop-in that a systemd unit needs before it can go along.
+    /// Print the drop-in that a systemd unit needs before a switch of kernels.
     Dropin(switch::DropinArgs),
-    /// Choose RAM in which images outlive kernels, and ask the boot loader for it.
+    /// Reserve RAM in which images outlive kernels, in the configuration of the boot loader.
     Memory(memory::Args),
-    /// What systemd runs first when a kernel comes up.
+    /// Prepare the boot of a kernel during a switch; systemd starts it as a generator.
     #[command(hide = true)]
     Boot(switch::BootArgs),
-    /// Lead what a boot has to do about a switch.
+    /// Coordinate the restore of units after a switch; systemd starts it.
     #[command(hide = true)]
     SwitchResume(switch::ResumeArgs),
-    /// Bring one unit of a switch back; systemd starts it in the unit's place.
+    /// Restore one unit of a switch; systemd starts it in place of the unit.
     #[command(hide = true)]
     SwitchUnit(switch::UnitArgs),
-    /// Take a switch back whose tool is killed; `switch` starts it.
+    /// Roll back a switch whose tool is killed; `switch` starts it.
     #[command(hide = true)]
     SwitchGuardian(switch::GuardianArgs),
-    /// Own the guard in front of connections; `checkpoint` and systemd start it.
+    /// Own the guard of connections; `checkpoint` and systemd start it.
     #[command(hide = true)]
     GuardKeeper(guard_keeper::Args),
     /// Serve the memory of a restored program; `restore` starts it.

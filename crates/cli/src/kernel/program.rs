@@ -12,7 +12,7 @@ pub(super) const PASSES: u32 = 4;
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct Program {
-    /// This process, and all below it.
+    /// The process with this id, and all below it.
     #[arg(long, value_name = "N")]
     pid: Option<i32>,
     /// The processes of this systemd unit.
@@ -54,9 +54,9 @@ pub(super) fn machine_key() -> PathBuf {
 /// Protection against packets for sockets that no process holds.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub(super) enum GuardArg {
-    /// Rules of nftables, put up by criu at the checkpoint and taken away at the restore.
+    /// Rules of nftables, which criu and stillpoint add at the checkpoint and remove at the restore.
     Nftables,
-    /// Nothing: a peer that sends meanwhile is reset.
+    /// No guard: the kernel resets connections of peers that send meanwhile.
     None,
 }
 

@@ -19,30 +19,30 @@ pub(crate) struct Args {
     image: PathBuf,
     #[command(flatten)]
     criu: WithCriu,
-    /// When memory comes.
+    /// Time at which memory is restored.
     #[arg(long, value_enum, default_value = "on-demand", value_name = "WHEN")]
     restore: When,
-    /// Compare pages with their sums when they are brought, and not all of them before: a damaged one then ends the program.
+    /// Compare pages with their checksums when they are fetched, not all of them before; a damaged page then ends the program.
     #[arg(long)]
     verify_on_demand: bool,
-    /// MiB a second of memory that nobody asks for, and then of huge pages made of it; 0 is as fast as it goes.
+    /// Rate in MiB a second of the background fetch, and then of making huge pages; 0 is unlimited.
     #[arg(long, default_value_t = 512, value_name = "N")]
     fill_rate: u64,
-    /// What kept peers of its connections waiting; as at the checkpoint.
+    /// Guard that the checkpoint was made with.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
     guard: GuardArg,
-    /// Seconds for which it waits for the addresses that its sockets are bound to; one of IPv6 that is still checked for duplicates
-    /// is not there.
+    /// Seconds for which the restore waits for the addresses that its sockets are bound to. An IPv6 address is not usable
+    /// while the kernel checks it for duplicates.
     #[arg(long, default_value_t = ADDRESS_TIMEOUT.as_secs(), value_name = "N")]
     address_limit: u64,
-    /// Restore it although its program has run on since: its files are newer than what it remembers of them.
+    /// Restore a stale image: its program has run since, so its files are newer than the image.
     #[arg(long)]
     again: bool,
-    /// Restore an image that this machine did not seal, or that was changed since. Its programs run with the rights that it says,
-    /// those of root too: the maker of the image is trusted like root.
+    /// Restore an image that this machine did not seal, or that was changed since. Its programs run with the rights that the
+    /// image records, also with those of root: trust the maker of the image like root.
     #[arg(long)]
     trust_image: bool,
-    /// Do everything short of touching: check and verify.
+    /// Only check and verify; change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 /// Time at which memory is loaded.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum When {
-    /// When it is asked for, and in the background.
+    /// On demand when a thread faults, and in the background.
     OnDemand,
     /// All of it before the program runs.
     Eager,

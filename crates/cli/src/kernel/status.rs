@@ -10,10 +10,10 @@ use stillpoint_kernel_engine::{Error, Stage, State, Status, filling_images, guar
 /// Arguments of `stillpoint kernel status`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Directories of images; without any, those from which memory is being brought now.
+    /// Directories of images [default: those from which memory is being fetched now].
     #[arg(long = "image", value_name = "DIR")]
     images: Vec<PathBuf>,
-    /// Where the journal of switches is named.
+    /// Configuration of switches, which contains the path of the journal.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
 }

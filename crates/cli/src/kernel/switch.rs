@@ -15,34 +15,34 @@ use stillpoint_kernel_engine::switch::{
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The kernel to go to, as its files in /boot are called: 6.12.95+deb12-amd64.
+    /// Version of the kernel to switch to, as in the names of its files in /boot: 6.12.95+deb12-amd64.
     #[arg(long, value_name = "VERSION", required_unless_present = "take_back")]
     to: Option<String>,
-    /// A systemd unit that goes along; more than one if given again [default: all that the configuration names].
+    /// Systemd unit that keeps its memory and connections; can be given several times [default: all units of the configuration].
     #[arg(long, value_name = "NAME")]
     unit: Vec<String>,
-    /// Everything else.
+    /// Configuration file, with all other settings.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
-    /// When memory comes back [default: as the configuration says, otherwise on-demand].
+    /// Time at which memory is restored [default: as configured, otherwise on-demand].
     #[arg(long, value_enum, value_name = "WHEN")]
     memory: Option<When>,
-    /// Passes over memory while the units run, at most.
+    /// Maximum number of passes over memory while the units run.
     #[arg(long, default_value_t = PASSES, value_name = "N")]
     passes: u32,
-    /// Do everything short of touching: check.
+    /// Only check; change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Only take back what a switch has left that was killed together with its guardian: `kernel status` says when.
+    /// Only roll back a switch that was killed together with its guardian; `kernel status` reports such a switch.
     #[arg(long, conflicts_with_all = ["to", "dry_run"])]
     take_back: bool,
-    /// Fail in this phase.
+    /// For tests: fail in this phase.
     #[arg(long, hide = true, value_name = "PHASE")]
     fail_in: Option<String>,
-    /// Lose the machine's power when this phase begins.
+    /// For tests: reset the machine when this phase begins.
     #[arg(long, hide = true, value_name = "PHASE")]
     lose_power_in: Option<String>,
-    /// Be killed when this phase begins.
+    /// For tests: kill this process when this phase begins.
     #[arg(long, hide = true, value_name = "PHASE")]
     killed_in: Option<String>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 /// Time at which memory is loaded.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum When {
-    /// When it is asked for, and in the background.
+    /// On demand when a thread faults, and in the background.
     OnDemand,
     /// All of it before anything runs.
     Eager,
@@ -124,10 +124,10 @@ fn run_roll_back(config: &Config, output: &Output) -> Result<(), Failure> {
 /// Arguments of the process that outlives a switch.
 #[derive(clap::Args)]
 pub(crate) struct GuardianArgs {
-    /// Where the journal lies.
+    /// Directory of the journal.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// The switch.
+    /// Process id of the switch.
     #[arg(long, value_name = "N")]
     pid: i32,
 }
@@ -145,7 +145,7 @@ pub(crate) fn run_guardian(args: &GuardianArgs) -> Result<(), Failure> {
 /// Arguments of `stillpoint kernel dropin`.
 #[derive(clap::Args)]
 pub(crate) struct DropinArgs {
-    /// Which unit.
+    /// Name of the unit.
     unit: String,
 }
 
@@ -159,10 +159,10 @@ pub(crate) fn run_dropin(args: &DropinArgs, output: &Output) -> Result<(), Failu
 /// Arguments of `stillpoint kernel boot`, which systemd runs as a generator.
 #[derive(clap::Args)]
 pub(crate) struct BootArgs {
-    /// Where the journal of switches is named.
+    /// Configuration of switches, which contains the path of the journal.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
-    /// Where generated units go; two more, for other priorities, are not used.
+    /// Directory for generated units; two more directories, for other priorities, are not used.
     #[arg(num_args = 1..=3)]
     units: Vec<PathBuf>,
 }
@@ -178,10 +178,10 @@ pub(crate) fn run_boot(args: &BootArgs) -> Result<(), Failure> {
 /// Arguments of the programs that control a restore.
 #[derive(clap::Args)]
 pub(crate) struct ResumeArgs {
-    /// Where the journal lies.
+    /// Directory of the journal.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// Go on where one that was killed has stopped.
+    /// Continue after a leader that was killed.
     #[arg(long)]
     after: bool,
 }
@@ -195,10 +195,10 @@ pub(crate) fn run_resume(args: &ResumeArgs) -> Result<(), Failure> {
 /// Arguments of the program that systemd starts in a unit's place.
 #[derive(clap::Args)]
 pub(crate) struct UnitArgs {
-    /// Where the journal lies.
+    /// Directory of the journal.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// Which unit.
+    /// Name of the unit.
     unit: String,
 }
 

@@ -151,7 +151,7 @@ fn clean_up(options: &CheckpointOptions) {
 /// Refuses images that do not fit on their file system: memory is written as it is, without compression.
 pub(crate) fn check_space(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<(), Error> {
     let nearest = nearest_existing(image);
-    let room = rustix::fs::statvfs(nearest).at("look at", nearest)?;
+    let room = rustix::fs::statvfs(nearest).at("examine", nearest)?;
     let free = room.f_bavail.saturating_mul(room.f_frsize);
     let needed = pids.into_iter().map(memory_bytes).sum::<Result<u64, Error>>()?;
     if needed > free {

@@ -95,5 +95,5 @@ fn copy_pages(image: &Image, recorded: &Recorded, restore: RestoreMode, name: &s
         }
         place += extent.pages * PAGE;
     }
-    file.set_len(place).at("lengthen", path)
+    file.set_len(place).at("extend", path)
 }

@@ -49,7 +49,7 @@ impl Image {
             opened => opened?,
         };
         let damaged = |why: String| Error::Damaged { path: path.clone(), why };
-        let length = seal.metadata().at("look at", &path)?.len();
+        let length = seal.metadata().at("examine", &path)?.len();
         let read = |bytes: u64| {
             let mut all = vec![0; usize::try_from(bytes.min(length)).unwrap_or(usize::MAX)];
             seal.read_exact_at(&mut all, 0).map(|()| all).at("read", &path)

@@ -340,7 +340,7 @@ fn supports_sparse(directory: &Directory) -> Result<bool, Error> {
             Ok(false)
         }
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
-        Err(error) => Err(error).at("lengthen", directory.path().join(name)),
+        Err(error) => Err(error).at("extend", directory.path().join(name)),
     }
 }
 

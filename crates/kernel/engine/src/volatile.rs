@@ -166,7 +166,7 @@ pub(crate) fn create_directories(directories: &[Directory]) -> Result<(), Error>
     }
     // parents are given away last: until then no other user can change their content
     for (Directory { path, mode, uid, gid }, opened) in made.iter().rev() {
-        fchown(opened, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).at("give away", path)?;
+        fchown(opened, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).at("change the owner of", path)?;
         fchmod(opened, Mode::from_raw_mode(*mode)).at("set the mode of", path)?;
     }
     Ok(())

@@ -403,7 +403,10 @@ impl Switch<'_> {
                 return (at + 1, error);
             }
         }
-        (PHASES.len(), Error::Step { what: "jump", why: "the kernel did not start the next one".into() })
+        (
+            PHASES.len(),
+            Error::Step { what: "start the loaded kernel", why: "the kernel did not start the next one".into() },
+        )
     }
 
     /// Raises the guard in front of all ports of the units, or changes it.

@@ -532,7 +532,7 @@ fn damage_image(image: &Path) -> Result<(), Error> {
         return Err(Error::Unsealed(image.to_owned()));
     };
     let (path, file) = (image.join(&name), directory.file_to_change(&name)?);
-    let place = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).at("look into", &path)?;
+    let place = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).at("seek in", &path)?;
     let mut byte = [0];
     file.read_exact_at(&mut byte, place).at("read", &path)?;
     file.write_all_at(&[!byte[0]], place).and_then(|()| file.sync_all()).at("write", &path)

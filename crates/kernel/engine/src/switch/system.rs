@@ -147,8 +147,10 @@ fn check_kernel_file(image: &Path) -> Result<(), String> {
 /// Starts the loaded kernel by kexec. Returns only on failure.
 pub(super) fn start_loaded_kernel() -> Error {
     match rustix::system::reboot(rustix::system::RebootCommand::Kexec) {
-        Ok(()) => Error::Step { what: "jump", why: "the kernel returned from the system call".into() },
-        Err(error) => Error::System { action: "jump", source: error.into() },
+        Ok(()) => {
+            Error::Step { what: "start the loaded kernel", why: "the kernel returned from the system call".into() }
+        }
+        Err(error) => Error::System { action: "start the loaded kernel", source: error.into() },
     }
 }
 
