@@ -17,7 +17,7 @@ pub(crate) fn run(words: &[String]) -> Result<bool> {
         ["root"] => println!("{}", cache.root().display()),
         ["list"] => list()?,
         ["clean"] => report(&cache.clean().context("clean the cache")?),
-        ["evict"] => report(&cache.evict(cache.limit_bytes()).context("bring the cache to its size limit")?),
+        ["evict"] => report(&cache.evict(cache.limit_bytes()).context("reduce the cache to its size limit")?),
         ["path", _, ..] => match recipes::path(&words[1..]) {
             Ok(path) => println!("{}", path.display()),
             Err(Unavailable::Withheld(why)) => {
@@ -65,9 +65,9 @@ fn list() -> Result<()> {
 fn report(removed: &Removed) {
     println!("removed {} entries, {:.2} GiB", removed.entries.len(), removed.bytes as f64 / GIB);
     for entry in &removed.in_use {
-        println!("in use by a process, stays: {entry}");
+        println!("in use by a process, not removed: {entry}");
     }
     for mount in &removed.mounts {
-        println!("mounted, stays until it is unmounted: {}", mount.display());
+        println!("mounted, not removed until it is unmounted: {}", mount.display());
     }
 }

@@ -19,8 +19,7 @@ use std::process::Command;
 /// Page of the last full passes, relative to the root.
 const PAGE_PATH: &str = "experiments/full-tier.md";
 
-const PAGE_HEAD: &str = "# Full tier\n\nLast full pass of each kind of test, written by `make test-full`, which goes on where it \
-    stopped. A kind without a line has not passed as a whole.\n\n| kind | commit | date | tests | minutes |\n|---|---|---|---|---|\n";
+const PAGE_HEAD: &str = "# Full tier\n\nLast full pass of each kind of test, written by `make test-full`, which continues where it stopped. A kind without a line has not passed completely.\n\n| kind | commit | date | tests | minutes |\n|---|---|---|---|---|\n";
 
 /// Test in its long form, or a whole kind.
 struct Step<'u> {
@@ -53,7 +52,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         bail!("no kind of test has a name with a word of TEST_ONLY");
     }
     let logs = runner::make_logs(root)?;
-    println!("{} steps at {commit}, {} of them done before", steps.len(), lines.len());
+    println!("{} steps at {commit}, {} of them already done", steps.len(), lines.len());
     for step in &steps {
         if lines.iter().any(|line| line.step == step.name) {
             continue;

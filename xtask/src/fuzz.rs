@@ -59,7 +59,7 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
     }
     let names = targets(root)?;
     if names.is_empty() {
-        bail!("fuzz/targets holds no target");
+        bail!("fuzz/targets contains no target");
     }
     let mut steps = Vec::new();
     for name in &names {

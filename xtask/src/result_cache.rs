@@ -98,7 +98,7 @@ impl ResultCache {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let text = format!("{now} {passed} {full_tier}\n");
-        self.cache.store(CACHE_KIND, &key, text.as_bytes()).context("keep a result in the cache")
+        self.cache.store(CACHE_KIND, &key, text.as_bytes()).context("store a result in the cache")
     }
 
     /// Name of the unit's entry.
@@ -251,7 +251,7 @@ fn attributes_digest(root: &Path, files: &[PathBuf]) -> Result<Digest> {
             }
             // it was removed and is still listed
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
+            Err(error) => return Err(error).with_context(|| format!("examine {}", path.display())),
         };
         parts.extend([file.as_os_str().as_bytes().to_vec(), looks.into_bytes()]);
     }

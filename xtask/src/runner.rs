@@ -31,7 +31,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let compiled = built_before();
     println!("Every test of the tree, quick ones first. Servers are unpacked in the cache, nothing is installed;");
     println!("each line: time, counts, name. A failure shows its output and the command to rerun it.");
-    println!("{}\n", check_room(root)?);
+    println!("{}\n", room(root)?);
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
     let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
     let everything = words.is_empty();
@@ -177,11 +177,11 @@ pub(crate) fn alone(root: &Path, tests: Tests) -> Result<bool> {
 const ROOM_GB: u64 = 11;
 
 /// Returns a line about the free space of the disk. A run that fills the disk fails with many confusing messages.
-fn check_room(root: &Path) -> Result<String> {
+fn room(root: &Path) -> Result<String> {
     let disk = rustix::fs::statvfs(root).with_context(|| format!("examine {}", root.display()))?;
     let free = disk.f_bavail * disk.f_frsize / 1_000_000_000;
     let enough = if free < ROOM_GB { ": less than a first run may need" } else { "" };
-    Ok(format!("{free} GB are free for target and the cache, of which a first run takes {ROOM_GB}{enough}."))
+    Ok(format!("{free} GB are free for target and the cache, of which a first run needs {ROOM_GB}{enough}."))
 }
 
 /// Runs the tests of the C library; its output has no counts, so they count as one test.
@@ -257,6 +257,6 @@ fn line(name: &str, held: bool, elapsed: Duration) {
 /// Prints repeated code if the machine has a tool for it. A hint, not a verdict.
 fn repeated_code(root: &Path) {
     if let Ok(output) = Command::new("duplicates").arg("--repo").arg(root).args(["--most", "5"]).output() {
-        println!("repeated code, worth a look:\n{}", String::from_utf8_lossy(&output.stdout).trim_end());
+        println!("repeated code to review:\n{}", String::from_utf8_lossy(&output.stdout).trim_end());
     }
 }

@@ -44,11 +44,11 @@ enum Command {
     Http(HttpArgs),
     /// Load a PostgreSQL server: a shop's ordering mix, or data whose history is checked for anomalies.
     Postgres(postgres::PostgresArgs),
-    /// Check a recorded history for what an isolation level forbids.
+    /// Check a recorded history for anomalies that an isolation level forbids.
     Check(postgres::CheckArgs),
     /// Fill the key space of a server, pipelined.
     Load(LoadArgs),
-    /// Write a page that shows what the clients saw before, during and after each operation.
+    /// Write a page with latencies and errors of the clients before, during and after each operation.
     Report(ReportArgs),
     /// Print the ratios of the second record to the first.
     Compare(CompareArgs),
@@ -76,13 +76,13 @@ struct LoopArgs {
     /// Requests a second. They are sent by schedule, whether or not answers come (open loop).
     #[arg(long, value_name = "R", default_value_t = 10_000.0)]
     rate: f64,
-    /// How the times between requests are spread.
+    /// Distribution of the times between requests.
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
     arrivals: ArrivalsArg,
-    /// Most requests under way on one connection; what finds no room waits, and the wait counts [default: 16; http: 1].
+    /// Maximum number of requests in progress on one connection; others wait, and the wait counts as latency [default: 16; http: 1].
     #[arg(long, value_name = "P")]
     pipeline: Option<u32>,
-    /// Connections that are only kept open; each is asked at the end whether it is still alive.
+    /// Idle connections; at the end a request on each shows whether it is alive.
     #[arg(long, value_name = "N", default_value_t = 0)]
     idle: u32,
     /// Seconds for which requests are sent.
@@ -155,7 +155,7 @@ struct TcpArgs {
 struct HttpArgs {
     #[command(flatten)]
     run: LoopArgs,
-    /// Path that is asked for.
+    /// Path of the requests.
     #[arg(long, default_value = "/")]
     path: String,
 }
@@ -166,7 +166,7 @@ struct LoadArgs {
     target: TargetArgs,
     #[command(flatten)]
     keys: KeyArgs,
-    /// What the server speaks.
+    /// Protocol of the server.
     #[arg(long, value_enum, default_value_t = ProtocolArg::Redis)]
     protocol: ProtocolArg,
 }
@@ -176,19 +176,19 @@ struct ReportArgs {
     /// Records of the run, one for each load generator.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     record: Vec<PathBuf>,
-    /// What `stillpoint --json patch ...` printed meanwhile.
+    /// Output of `stillpoint --json patch ...` during the run.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     events: Vec<PathBuf>,
-    /// The page: one HTML file that needs no network.
+    /// Path of the page, one HTML file that needs no network.
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
 }
 
 #[derive(ClapArgs)]
 struct CompareArgs {
-    /// The record that is the measure.
+    /// First record, with which the second one is compared.
     a: PathBuf,
-    /// The record that is compared with it.
+    /// Second record.
     b: PathBuf,
 }
 
@@ -207,7 +207,7 @@ enum ProtocolArg {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.trim_end_matches('s').parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    let number: f64 = text.trim_end_matches('s').parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
     Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
 }
 
@@ -371,7 +371,7 @@ fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
         output.line(format!("p99.9 during operations {}, otherwise {}: {ratio:.2} times", time(during), time(outside)));
     }
     if other_lines > 0 {
-        output.line(format!("{other_lines} lines of the event files are no events and were left out"));
+        output.line(format!("{other_lines} lines of the event files are not events and were skipped"));
     }
     json(output, "report", &report);
     Ok(())

@@ -121,7 +121,7 @@ impl Timeline {
             for line in bytes.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
                 match serde_json::from_slice::<Event>(line) {
                     Ok(event) if event.v > VERSION => {
-                        let text = format!("{} holds events of version {}", path.display(), event.v);
+                        let text = format!("{} contains events of version {}", path.display(), event.v);
                         return Err(Error::Mismatch(format!("{text}; this program reads version {VERSION}")));
                     }
                     Ok(event) => events.push(event),

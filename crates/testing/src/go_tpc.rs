@@ -49,7 +49,7 @@ fn build(into: &Path) -> Result<(), Unavailable> {
     // In the module's own directory, so that its own list of checksums decides what it is built with.
     let told = run(&["mod", "download", "-json", &format!("{MODULE}@{VERSION}")], work.path())?;
     let told: serde_json::Value = serde_json::from_str(&told).map_err(|e| format!("go printed {told:?}: {e}"))?;
-    let source = told["Dir"].as_str().ok_or("go does not tell where the module lies")?;
+    let source = told["Dir"].as_str().ok_or("go does not report where the module is located")?;
     let program = into.join("go-tpc").display().to_string();
     run(&["build", "-o", &program, "./cmd/go-tpc"], Path::new(source)).map(drop)
 }

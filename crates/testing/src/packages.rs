@@ -26,7 +26,7 @@ pub struct Binary {
 impl Binary {
     /// Returns the environment that the program needs in addition to the caller's.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
-        let joined = std::env::join_paths(&self.libraries).expect("paths of the cache hold no colon");
+        let joined = std::env::join_paths(&self.libraries).expect("paths of the cache contain no colon");
         if joined.is_empty() { Vec::new() } else { vec![("LD_LIBRARY_PATH", joined)] }
     }
 }

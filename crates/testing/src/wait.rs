@@ -10,7 +10,7 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     match within(WAIT_TIMEOUT, condition) {
         Some(value) => value,
-        None => panic!("waited {WAIT_TIMEOUT:?} in vain for: {what}"),
+        None => panic!("waited {WAIT_TIMEOUT:?} without success for: {what}"),
     }
 }
 

@@ -11,7 +11,7 @@ pub(super) fn crate_headers(tree: &Tree) -> Vec<Finding> {
         if header.is_empty() {
             findings.push(Finding::new(&file.path, 1, "a crate opens with a `//!` header"));
         } else if !header.iter().any(|line| line.to_lowercase().contains("guarantee")) {
-            findings.push(Finding::new(&file.path, 1, "the crate's header does not say what it guarantees"));
+            findings.push(Finding::new(&file.path, 1, "the crate's header does not state what it guarantees"));
         }
     }
     findings

@@ -27,7 +27,7 @@ pub(super) fn opened_in_one_place(tree: &Tree) -> Vec<Finding> {
     for file in FOLDERS.iter().flat_map(|folder| tree.rust_below(folder)).filter(|file| !file.is_test()) {
         let code = code_only(&file.text);
         if let Some((number, _)) = lines_outside_tests(&code).into_iter().find(|(_, line)| opens(line)) {
-            let text = "opens files by itself: take stillpoint_host's trusted, file or kernel_files";
+            let text = "opens files by itself: use stillpoint_host's trusted, file or kernel_files";
             findings.push(Finding::new(&file.path, number, text));
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn pure_crates(tree: &Tree) -> Vec<Finding> {
     for package in tree.packages.iter().filter(|package| matches!(place(&package.name), Some((Layer::Pure, _)))) {
         let lib = format!("{}/src/lib.rs", package.dir);
         if !tree.file(&lib).is_some_and(|file| code_only(&file.text).contains("#![forbid(unsafe_code)]")) {
-            findings.push(Finding::new(&lib, 0, "a pure crate says `#![forbid(unsafe_code)]`"));
+            findings.push(Finding::new(&lib, 0, "a pure crate must contain `#![forbid(unsafe_code)]`"));
         }
         for used in package.dependencies.iter().filter(|used| OUTSIDE_PACKAGES.contains(&used.as_str())) {
             let manifest = format!("{}/Cargo.toml", package.dir);

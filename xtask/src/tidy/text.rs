@@ -20,7 +20,9 @@ const MARKERS: [[&str; 2]; 8] = [
 /// Finds marks of unfinished work.
 pub(super) fn markers(tree: &Tree) -> Vec<Finding> {
     let markers: Vec<String> = MARKERS.iter().map(|halves| halves.concat()).collect();
-    lines_with(tree, &markers, is_source, |marker| format!("`{marker}`: finish it, or say in an issue what is missing"))
+    lines_with(tree, &markers, is_source, |marker| {
+        format!("`{marker}`: finish it, or write an issue about the missing part")
+    })
 }
 
 /// Hosts that serve packages, in halves as above: a machine has its own archive configured, and a tree that names another host does not
@@ -43,7 +45,7 @@ pub(super) fn host_names(tree: &Tree) -> Vec<Finding> {
     let hosts: Vec<String> = HOSTS.iter().map(|halves| halves.concat()).collect();
     // Cargo writes its registry's address into the lock file; only cargo changes that file.
     let is_ours = |file: &SourceFile| !file.path.ends_with("Cargo.lock");
-    lines_with(tree, &hosts, is_ours, |host| format!("names `{host}`: take it from the machine's own configuration"))
+    lines_with(tree, &hosts, is_ours, |host| format!("names `{host}`: read it from the machine's own configuration"))
 }
 
 fn is_source(file: &SourceFile) -> bool {

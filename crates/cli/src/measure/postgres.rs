@@ -16,10 +16,10 @@ const ANOMALIES_SHOWN_MAX: usize = 10;
 
 #[derive(Args)]
 pub(super) struct PostgresArgs {
-    /// Where to connect: `host=... port=... user=... dbname=...`, or a URL.
+    /// Address of the server: `host=... port=... user=... dbname=...`, or a URL.
     #[arg(long, value_name = "CONNINFO")]
     connect: String,
-    /// What the clients do: a shop with the interactions of TPC-W's ordering mix, or data whose history is checked.
+    /// Work of the clients: a shop with the interactions of TPC-W's ordering mix, or data whose history is checked.
     #[arg(long, value_enum, default_value_t = WorkArg::Ordering)]
     work: WorkArg,
     /// Items in the shop; customers are ten times as many.
@@ -31,7 +31,7 @@ pub(super) struct PostgresArgs {
     /// Kinds of checked transactions with weights.
     #[arg(long, value_name = "KIND=WEIGHT,...", default_value = "counter=1,transfer=1,list=1")]
     mix: Mix,
-    /// Make the tables (`sp_...`) anew before.
+    /// Create the tables (`sp_...`) first; existing ones are replaced.
     #[arg(long)]
     prepare: bool,
     /// Clients, each with a connection and a schedule of its own.
@@ -55,7 +55,7 @@ pub(super) struct PostgresArgs {
     /// Record every transaction in this file, for `stillpoint measure report`.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Write what the clients of checked data did and saw to this file, for `stillpoint measure check`.
+    /// Write all operations of the clients of checked data, and their results, to this file, for `stillpoint measure check`.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
     /// Exit with 1 when a transaction failed, a connection was dropped or the history has an anomaly.
@@ -67,7 +67,7 @@ pub(super) struct PostgresArgs {
 pub(super) struct CheckArgs {
     /// A history, as `stillpoint measure postgres --history` writes it.
     history: PathBuf,
-    /// What the database promised.
+    /// Isolation level that the database promises.
     #[arg(long, value_enum, default_value_t = IsolationArg::RepeatableRead)]
     isolation: IsolationArg,
 }
@@ -131,7 +131,7 @@ pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
 
 fn show(finished: &PostgresFinished, output: &Output) {
     output.lines(describe(&finished.finished));
-    output.line(format!("tried again after a serialization failure or a deadlock: {}", finished.retries));
+    output.line(format!("retried after a serialization failure or a deadlock: {}", finished.retries));
     if let Some(verdict) = &finished.verdict {
         output.line(format!(
             "history: {} transactions, {} committed, {} of unknown end, {} anomalies",

@@ -77,8 +77,8 @@ mod tests {
             image[at] = byte;
             Image::parse(&image).unwrap_err()
         };
-        assert!(with(0x202, 0).contains("no header"));
-        assert!(with(0x206, 0xb).contains("no header"));
+        assert!(with(0x202, 0).contains("its header"));
+        assert!(with(0x206, 0xb).contains("its header"));
         assert!(with(0x236, 0).contains("64-bit"));
         assert!(with(0x234, 0).contains("CONFIG_RELOCATABLE"));
         assert!(Image::parse(&image()[..0x240]).unwrap_err().contains("truncated"));

@@ -121,7 +121,7 @@ fn check_refusals(machine: &mut Machine, from: &str, to: &str) {
     assert_output(machine, "stillpoint kernel switch --to 5.10-none", 3, "is older than");
     assert_output(machine, &format!("stillpoint kernel switch --to {from}"), 3, "is already running");
     assert_output(machine, &with("criu = \"/nowhere/criu\""), 3, "/nowhere/criu");
-    assert_output(machine, &with("state = \"/run/switch\""), 3, "lies in memory");
+    assert_output(machine, &with("state = \"/run/switch\""), 3, "is located in memory");
     assert_output(machine, &format!("stillpoint kernel switch --to {to} --unit cron"), 3, "cron");
     machine.succeed("systemd-run -q --unit=holder -p StandardOutput=null -p StandardError=null sh -c 'exec sleep infinity 3>/run/holder.data'");
     machine.run_until_success("test -e /run/holder.data");

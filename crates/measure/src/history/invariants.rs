@@ -32,7 +32,7 @@ pub(super) fn counters(history: &History) -> Vec<Anomaly> {
         let stands = last.counters.get(&counter).copied().unwrap_or(0);
         if stands < known || stands > known + unknown {
             let text = format!(
-                "counter {counter} stands at {stands} after {known} acknowledged increments and {unknown} of unknown end"
+                "counter {counter} is {stands} after {known} acknowledged increments and {unknown} of unknown outcome"
             );
             anomalies.push(Anomaly::new(AnomalyKind::WrongCount, [], text));
         }
@@ -65,7 +65,11 @@ pub(super) fn transfers(history: &History, level: Level) -> Vec<Anomaly> {
     let Some(last) = history.last.as_ref().filter(|_| !history.accounts.is_empty()) else { return anomalies };
     let stands: i64 = last.accounts.values().sum();
     if stands != sum {
-        anomalies.push(Anomaly::new(AnomalyKind::WrongSum, [], format!("the sum at the end is {stands}, not {sum}")));
+        anomalies.push(Anomaly::new(
+            AnomalyKind::WrongSum,
+            [],
+            format!("the sum at the end is {stands} instead of {sum}"),
+        ));
     }
     if all_known && last.accounts != expected {
         let wrong: Vec<&u64> = expected
@@ -73,7 +77,7 @@ pub(super) fn transfers(history: &History, level: Level) -> Vec<Anomaly> {
             .filter(|(account, value)| last.accounts.get(account) != Some(value))
             .map(|(a, _)| a)
             .collect();
-        let text = format!("accounts {wrong:?} do not hold what the acknowledged transfers left ({level:?})");
+        let text = format!("accounts {wrong:?} do not contain the results of the acknowledged transfers ({level:?})");
         anomalies.push(Anomaly::new(AnomalyKind::WrongSum, [], text));
     }
     anomalies

@@ -106,7 +106,7 @@ fn judge_reads(all: &[Transaction], number: usize, writers: &Writers) -> Vec<Ano
                     anomalies.push(Anomaly::new(AnomalyKind::AbortedRead, [number, writer], text));
                 }
                 None => {
-                    let text = format!("read {value} in list {list}, which nobody appended");
+                    let text = format!("read {value} in list {list}, which no transaction appended");
                     anomalies.push(Anomaly::new(AnomalyKind::AbortedRead, [number], text));
                 }
                 Some(_) => {}
@@ -188,7 +188,7 @@ fn lost_or_doubled(history: &History, happened: &BTreeSet<usize>, lists: &BTreeM
                 (0, Outcome::Unknown) => AnomalyKind::TornTransaction,
                 _ => AnomalyKind::LostOrDoubledWrite,
             };
-            let text = format!("{value} stands {times} times in list {list} at the end");
+            let text = format!("{value} is {times} times in list {list} at the end");
             anomalies.push(Anomaly::new(kind, [number], text));
         }
     }

@@ -57,7 +57,7 @@ impl Memcached {
         let used = after + size + end.len();
         let Some(body) = input.get(after..used) else { return Ok(None) };
         if !body.ends_with(end) {
-            return Err(Malformed("a value is longer than it says".into()));
+            return Err(Malformed("a value is longer than its length field".into()));
         }
         let verdict = if name == Some(key_name(&mut self.scratch, key)) {
             self.values.check(key, floor, Some(&body[..size])).into()
@@ -154,7 +154,7 @@ fn line(input: &[u8]) -> Result<Option<(&[u8], usize)>, Malformed> {
     let window = &input[..input.len().min(LINE_MAX)];
     match window.windows(2).position(|pair| pair == b"\r\n") {
         Some(end) => Ok(Some((&input[..end], end + 2))),
-        None if input.len() >= LINE_MAX => Err(Malformed("a line does not end".into())),
+        None if input.len() >= LINE_MAX => Err(Malformed("a line has no end".into())),
         None => Ok(None),
     }
 }

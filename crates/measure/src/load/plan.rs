@@ -66,7 +66,7 @@ impl FromStr for Mix {
         let mut pairs: Vec<(String, u32)> = Vec::new();
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (name, weight) = part.split_once('=').unwrap_or((part, "1"));
-            let weight = weight.parse().map_err(|_| format!("`{weight}` is no weight"))?;
+            let weight = weight.parse().map_err(|_| format!("`{weight}` is not a weight"))?;
             if pairs.iter().any(|(other, _)| other == name) {
                 return Err(format!("`{name}` is named twice"));
             }
@@ -243,7 +243,7 @@ impl Plan {
         match &self.protocol {
             Protocol::Tcp { value_bytes } => check_value_bytes(*value_bytes)?,
             Protocol::Http { path } if !path.starts_with('/') || path.contains(char::is_whitespace) => {
-                return Err(Error::Plan { option: "--path", problem: format!("`{path}` is no path") });
+                return Err(Error::Plan { option: "--path", problem: format!("`{path}` is not a path") });
             }
             _ => {}
         }

@@ -131,7 +131,7 @@ fn read_head(head: &str) -> Result<(u16, Framing), Malformed> {
     let mut lines = head.split("\r\n");
     let first = lines.next().unwrap_or_default();
     let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
-    let status = status.ok_or_else(|| Malformed(format!("`{first}` is no status line")))?;
+    let status = status.ok_or_else(|| Malformed(format!("`{first}` is not a status line")))?;
     let mut framing = None;
     for line in lines {
         let Some((name, value)) = line.split_once(':') else { continue };
@@ -147,7 +147,7 @@ fn read_head(head: &str) -> Result<(u16, Framing), Malformed> {
     match framing {
         Some(framing) => Ok((status, framing)),
         None if status == 204 || status == 304 => Ok((status, Framing::Length(0))),
-        None => Err(Malformed("a response tells no length".into())),
+        None => Err(Malformed("a response has no length".into())),
     }
 }
 
@@ -159,7 +159,7 @@ fn chunked_len(body: &[u8]) -> Result<Option<usize>, Malformed> {
         let size = std::str::from_utf8(&body[at..at + end]).ok();
         let size = size.and_then(|size| usize::from_str_radix(size.split(';').next()?.trim(), 16).ok());
         let Some(size) = size.filter(|&size| size <= BODY_MAX) else {
-            return Err(Malformed("a chunk tells no size".into()));
+            return Err(Malformed("a chunk has no size".into()));
         };
         // The last chunk is empty; servers send no trailers without a TE header.
         at += end + 2 + size + 2;

@@ -101,7 +101,7 @@ impl Redis {
                     let right = *size == self.values.value_bytes() as i64 || (*size == 0 && !must_be_there);
                     if right { Verdict::Ok } else { Verdict::Wrong(format!("key {key} has {size} bytes in a script")) }
                 }
-                _ => Verdict::Wrong("a script answered what was not asked".into()),
+                _ => Verdict::Wrong("a script did not return its argument".into()),
             },
             (Expect::Counter { connection }, Reply::Integer(value)) => self.check_counter(*connection, *value),
             (Expect::Pong, Reply::Simple(b"PONG")) => Verdict::Ok,
@@ -112,7 +112,7 @@ impl Redis {
                 {
                     Verdict::Ok
                 }
-                _ => Verdict::Wrong("a pop returned what was not pushed".into()),
+                _ => Verdict::Wrong("a pop returned an element that was not pushed".into()),
             },
             _ => Verdict::Wrong("the reply is of another type than the request".into()),
         }

@@ -48,7 +48,7 @@ fn take<'a>(rest: &mut &'a [u8], depth: u32) -> Result<Option<Reply<'a>>, Malfor
 fn take_line<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Malformed> {
     let window = &rest[..rest.len().min(LINE_MAX)];
     let Some(end) = window.iter().position(|&byte| byte == b'\n') else {
-        return if rest.len() >= LINE_MAX { Err(Malformed("a line does not end".into())) } else { Ok(None) };
+        return if rest.len() >= LINE_MAX { Err(Malformed("a line has no end".into())) } else { Ok(None) };
     };
     let line = &rest[1..end.max(1)];
     let Some((b'\r', line)) = line.split_last() else {
@@ -66,7 +66,7 @@ fn take_bulk<'a>(rest: &mut &'a [u8], length: i64) -> Result<Option<Reply<'a>>, 
     let Some((bulk, after)) = rest.split_at_checked(length) else { return Ok(None) };
     let Some((end, after)) = after.split_at_checked(2) else { return Ok(None) };
     if end != b"\r\n" {
-        return Err(Malformed("a bulk string is longer than it says".into()));
+        return Err(Malformed("a bulk string is longer than its length field".into()));
     }
     *rest = after;
     Ok(Some(Reply::Bulk(Some(bulk))))
@@ -91,7 +91,7 @@ fn take_array<'a>(rest: &mut &'a [u8], length: i64, depth: u32) -> Result<Option
 fn number(line: &[u8]) -> Result<i64, Malformed> {
     let text = std::str::from_utf8(line).ok().filter(|text| !text.starts_with('+'));
     text.and_then(|text| text.parse().ok())
-        .ok_or_else(|| Malformed(format!("`{}` is no number", String::from_utf8_lossy(line))))
+        .ok_or_else(|| Malformed(format!("`{}` is not a number", String::from_utf8_lossy(line))))
 }
 
 fn bounded(length: i64, limit: usize) -> Result<usize, Malformed> {

@@ -103,7 +103,7 @@ impl<W: Workload> Driver<'_, W> {
             let connection = &mut self.connections[index];
             let Some(front) = connection.pending.front() else {
                 let text = String::from_utf8_lossy(&input[at..input.len().min(at + 80)]);
-                let text = format!("an answer that nobody asked for: `{}`", text.trim_end());
+                let text = format!("an answer without a request: `{}`", text.trim_end());
                 self.describe_error(index, text.clone())?;
                 return Ok(Err(text));
             };

@@ -105,7 +105,7 @@ impl Values {
             let written = floor > 0 || self.loaded;
             return if written { Err(format!("key {key} has lost its value")) } else { Ok(()) };
         };
-        let wrong = |what: &str| Err(format!("key {key} holds {what}"));
+        let wrong = |what: &str| Err(format!("key {key} contains {what}"));
         if value.len() != self.value_bytes {
             return wrong("a value of another size");
         }

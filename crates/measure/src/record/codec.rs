@@ -124,15 +124,15 @@ pub fn decode_block(head: BlockHead, payload: &[u8]) -> Result<Block, Damage> {
     }
     match head.kind {
         HEADER => {
-            let header: Header = json(payload, "the header is not what a header should be")?;
+            let header: Header = json(payload, "the header is not valid")?;
             if header.kinds.len() > KINDS_MAX {
-                return Err(Damage::Content("the header names more kinds of requests than a sample can tell apart"));
+                return Err(Damage::Content("the header names more kinds of requests than a sample can encode"));
             }
             Ok(Block::Header(header))
         }
         SAMPLES => decode_samples(payload).map(Block::Samples),
-        MARK => json(payload, "a mark is not what a mark should be").map(Block::Mark),
-        END => json(payload, "the end block is not what an end block should be").map(Block::End),
+        MARK => json(payload, "a mark is not valid").map(Block::Mark),
+        END => json(payload, "the end block is not valid").map(Block::End),
         other => Err(Damage::Kind(other)),
     }
 }
@@ -236,7 +236,7 @@ impl SampleEncoder {
 }
 
 fn decode_samples(payload: &[u8]) -> Result<Vec<Sample>, Damage> {
-    let short = Damage::Content("a samples block is shorter than its count says");
+    let short = Damage::Content("a samples block is shorter than its count requires");
     let Some((head, mut body)) = payload.split_at_checked(SAMPLES_HEAD_LEN) else { return Err(short) };
     let mut base = [0; 8];
     base.copy_from_slice(&head[..8]);
@@ -255,7 +255,7 @@ fn decode_samples(payload: &[u8]) -> Result<Vec<Sample>, Damage> {
         samples.push(sample);
     }
     if !body.is_empty() {
-        return Err(Damage::Content("a samples block is longer than its count says"));
+        return Err(Damage::Content("a samples block is longer than its count requires"));
     }
     Ok(samples)
 }

@@ -117,7 +117,7 @@ impl Report {
         let within = |op: &Operation| op.ended_ns >= merged.started_ns && op.started_ns <= merged.ended_ns;
         let operations: Vec<Operation> = timeline.operations.iter().filter(|op| within(op)).cloned().collect();
         if all > 0 && operations.is_empty() {
-            let text = format!("none of the {all} operations lies within the time of the records");
+            let text = format!("none of the {all} operations is within the time of the records");
             return Err(Error::Mismatch(text));
         }
         let spans: Vec<(u64, u64)> = operations.iter().map(|op| (op.started_ns, op.ended_ns)).collect();
@@ -199,14 +199,14 @@ fn merge(records: Vec<Record>) -> Result<Merged> {
         let name = |kind: &String| if several { format!("{}: {kind}", number + 1) } else { kind.clone() };
         merged.kinds.extend(record.header.kinds.iter().map(name));
         if merged.kinds.len() > usize::from(u8::MAX) {
-            return Err(Error::Mismatch("the records hold more kinds of requests than one report can show".into()));
+            return Err(Error::Mismatch("the records contain more kinds of requests than one report can show".into()));
         }
         let kind = |sample: Sample| Sample { kind: sample.kind + first as u8, ..sample };
         merged.samples.extend(record.samples.into_iter().map(kind));
         merged.marks.extend(record.marks);
     }
     if merged.samples.is_empty() {
-        return Err(Error::Mismatch("the records hold no requests".into()));
+        return Err(Error::Mismatch("the records contain no requests".into()));
     }
     merged.samples.sort_by_key(Sample::ended_ns);
     merged.marks.sort_by_key(|mark| mark.t_ns);

@@ -196,7 +196,7 @@ fn other_figures(out: &mut String, report: &Report) {
     put!(
         out,
         "<figure><h2>Right answers a second</h2><div class=\"scroll\">{}</div></figure>\n\
-         <figure><h2>What the load generator itself was late</h2><p class=\"legend\">Maximum of each {}. A peak in \
+         <figure><h2>Lateness of the load generator itself</h2><p class=\"legend\">Maximum of each {}. A peak in \
          the latency that stands here too is, to that height, the client’s own and not the server’s.</p>\
          <div class=\"scroll\">{}</div></figure>\n",
         plot::throughput(report),
@@ -233,8 +233,8 @@ fn phase_table(out: &mut String, report: &Report) {
     }
     put!(
         out,
-        "<section><h2>Phase by phase</h2><p class=\"legend\">In the order of time. “Again” is what comes after the way back to \
-         the old kernel.</p><div class=\"scroll\"><table><thead><tr><th class=\"l\">phase</th>"
+        "<section><h2>Phase by phase</h2><p class=\"legend\">In the order of time. “Again” means after the return to the old \
+         kernel.</p><div class=\"scroll\"><table><thead><tr><th class=\"l\">phase</th>"
     );
     for (number, op) in report.operations.iter().enumerate() {
         put!(out, "<th class=\"wrap\">{} {}</th>", number + 1, escape(&op.operation.operation));
@@ -288,8 +288,7 @@ fn operation_table(out: &mut String, report: &Report) {
     part_cells(out, "during", &report.during);
     put!(
         out,
-        "</tr></tbody></table></div><p class=\"legend\">Last rows: {}all requests that \
-         met no operation (outside), and all that met one (during).</p></section>\n",
+        "</tr></tbody></table></div><p class=\"legend\">Last rows: {}all requests that overlapped no operation (outside), and all that overlapped one (during).</p></section>\n",
         if report.has_threads() { "the median time to full migration; " } else { "" }
     );
 }
@@ -299,7 +298,7 @@ fn operation_rows(out: &mut String, report: &Report, number: usize, op: &Operati
     let result = match &operation.ending {
         Ending::Committed => String::new(),
         Ending::FellBack { reason } => format!("<small class=\"bad\">fell back: {}</small>", escape(reason)),
-        Ending::AlreadyThere => "<small>already there</small>".into(),
+        Ending::AlreadyThere => "<small>no change needed</small>".into(),
         Ending::Open if operation.operation == "check" => String::new(),
         Ending::Open => "<small class=\"bad\">not finished</small>".into(),
     };
@@ -387,7 +386,7 @@ fn notes(out: &mut String, report: &Report) {
     if lines.is_empty() {
         return;
     }
-    put!(out, "<section><h2>What went wrong or was warned of</h2><ul class=\"notes\">");
+    put!(out, "<section><h2>Errors and warnings</h2><ul class=\"notes\">");
     for line in lines.iter().take(NOTES_MAX) {
         put!(out, "<li>{}</li>", escape(line));
     }
@@ -400,15 +399,25 @@ fn notes(out: &mut String, report: &Report) {
 fn definitions(out: &mut String, report: &Report) {
     let window_s = WINDOW_NS / 1_000_000_000;
     let terms = [
-        ("latency", "From the moment a request was due to the last byte of its answer. Requests are due by a schedule that does not wait for answers, so a pause of the server delays every request that was due meanwhile and shows in all of them. A request that failed counts with the time until it was given up.".to_owned()),
-        ("errors, wrong answers", "Error replies; and answers that are not what was stored, written or asked for (each value carries its key, its writer and the number of the write).".into()),
+        ("latency", "From the moment a request was due to the last byte of its answer. Requests are due by a schedule that does not wait \
+                     for answers, so a pause of the server delays every request that was due meanwhile and shows in all of them. A request \
+                     that failed counts with the time until it was given up.".to_owned()),
+        ("errors, wrong answers", "Error replies; and answers that are not the stored, written or requested value (each value contains its \
+                                   key, its writer and the number of the write).".into()),
         ("dropped", "Connections that ended although the client did not end them. Requests under way on them are lost.".into()),
-        ("blackout", "The longest interval in which some client waited and none got a right answer: between two right answers, from the later of the first one and the earliest due time of all requests that ended after it. Time without any request is no blackout; time with nothing but errors is. An operation is charged with the whole of every such interval that it touches.".into()),
-        ("before, during, after", format!("During: requests under way at any time from the operation’s first phase to its last event. Before and after: those that ended before or were due after it, at most {window_s} s away and not beyond the next operation.")),
+        ("blackout", "The longest interval in which some client waited and none got a right answer: between two right answers, from the \
+                      later of the first one and the earliest due time of all requests that ended after it. Time without any request is no \
+                      blackout; time with nothing but errors is. An operation is charged with the whole of every such interval that it \
+                      touches.".into()),
+        ("before, during, after", format!("During: requests under way at any time from the operation’s first phase to its last event. \
+                                           Before and after: those that ended before or were due after it, at most {window_s} s away and \
+                                           not beyond the next operation.")),
         ("stopped", "From the moment at which a thread is seen stopped until it continues, as reported by the engine.".into()),
         ("to full migration", "From the start of the transition to the moment when every thread runs the new code.".into()),
-        ("lateness", "From the moment a request was due, or a connection had room for it again, to its being handed to the kernel: the client’s own share of the latency.".into()),
-        ("percentiles", "Of an HDR histogram with three digits (at most 0.1 % too high); maxima are exact. All times are CLOCK_MONOTONIC of one machine, in nanoseconds.".into()),
+        ("lateness", "From the moment a request was due, or a connection had room for it again, to its being handed to the kernel: the \
+                      client’s own share of the latency.".into()),
+        ("percentiles", "Of an HDR histogram with three digits (at most 0.1 % too high); maxima are exact. All times are CLOCK_MONOTONIC \
+                         of one machine, in nanoseconds.".into()),
     ];
     put!(out, "<section><h2>Definitions</h2><dl>");
     let of_threads = ["stopped", "to full migration"];

@@ -59,8 +59,8 @@ impl Subject {
         match (self, report.committed()) {
             (Subject::Server, 1) => " while the database moved to another server".into(),
             (Subject::Server, times) => format!(" while the database changed servers {times} times"),
-            (Subject::Code, 1) if report.operations.len() == 1 => " while 1 change went into the running code".into(),
-            (Subject::Code, done) => format!(" while {done} changes went into the running code"),
+            (Subject::Code, 1) if report.operations.len() == 1 => " while 1 change was made to the running code".into(),
+            (Subject::Code, done) => format!(" while {done} changes were made to the running code"),
             (Subject::Kernel, done) => {
                 let times = |n: usize| match n {
                     1 => "once".to_owned(),
@@ -82,22 +82,22 @@ impl Subject {
             return None;
         }
         Some(match phase.trim_end_matches(" again") {
-            "check" => "everything that stands against a switch is looked for; nothing is touched yet",
-            "preload" => "the new kernel is put into memory",
+            "check" => "all obstacles to a switch are searched; nothing is changed yet",
+            "preload" => "the new kernel is loaded into memory",
             "passes" => "most memory is written to disk while the programs run",
             "close" => "new connections are made to wait",
-            "drain" => "those that were just being made are let in",
-            "guard" => "a firewall keeps all packets of the programs away: from here on clients wait",
-            "freeze" => "the programs stand still; the rest of them is written to disk and sealed",
+            "drain" => "connections that are being made are accepted",
+            "guard" => "a firewall drops all packets of the programs: from now on clients wait",
+            "freeze" => "the programs are stopped; the rest of their memory is written to disk and sealed",
             "jump" => {
-                "files go to disk, and the machine jumps to the next kernel, or falls back through the boot loader"
+                "files are written to disk, and the machine starts the next kernel by kexec, or falls back through the boot loader"
             }
-            "boot" => "the kernel and its first programs come up; the firewall is there before any address is",
-            "restore" => "each program is put together again as it was, and stands still",
-            "release" => "all of them go on: from here on no image may be used any more",
-            "confirm" => "a command of each program says that it serves",
-            "lift" => "the firewall goes, and clients are told at once: they go on",
-            "fill" => "memory that nobody has asked for comes; the images are removed",
+            "boot" => "the kernel and its first programs start; the firewall is active before any address",
+            "restore" => "each program is restored as it was, and stays stopped",
+            "release" => "all programs continue: from now on no image may be used any more",
+            "confirm" => "a command of each program reports that it serves",
+            "lift" => "the firewall is removed, and clients are informed at once: they continue",
+            "fill" => "the rest of memory is fetched in the background; the images are removed",
             _ => return None,
         })
     }

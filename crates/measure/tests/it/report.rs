@@ -109,7 +109,7 @@ fn the_page_shows_failures_and_escapes_names() {
     let report = Report::of(vec![record], Timeline::of(apply(100, 120, &["<x>"]))).unwrap();
     assert!(!report.is_clean());
     let html = report.html();
-    assert!(html.contains("1 failed, 1 connections dropped while 1 change went"), "{}", &html[..4000]);
+    assert!(html.contains("1 failed, 1 connections dropped while 1 change was made"), "{}", &html[..4000]);
     for raw in ["<x>", "<reset>", "<server>", "NaN", "inf"] {
         assert!(!html.replace("info", "").contains(raw), "{raw}");
     }

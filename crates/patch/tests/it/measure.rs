@@ -288,7 +288,7 @@ fn a_report_puts_requests_and_operations_together() {
         assert!(!html.contains(forbidden), "the page contains {forbidden}");
     }
     assert!(html.contains("&lt;b&gt;&amp;CVE-2025-0002"));
-    assert!(html.contains("0 failed, 0 connections dropped while 2 changes went into the running code"));
+    assert!(html.contains("0 failed, 0 connections dropped while 2 changes were made to the running code"));
 }
 
 #[test]

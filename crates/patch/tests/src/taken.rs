@@ -95,7 +95,7 @@ impl Drop for Taken {
 }
 
 fn still_comes(run: &Run) -> bool {
-    run.code == Some(3) && run.stderr.contains("its memory still comes out of an image")
+    run.code == Some(3) && run.stderr.contains("its memory is still being fetched from an image")
 }
 
 /// Returns the end of a log.

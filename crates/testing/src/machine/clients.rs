@@ -470,7 +470,7 @@ pub fn longest(requests: &[TimedRequest]) -> Duration {
 }
 
 fn number(text: &str) -> u64 {
-    text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+    text.parse().unwrap_or_else(|_| panic!("{text} is not a number"))
 }
 
 /// A client of MariaDB, without a password.

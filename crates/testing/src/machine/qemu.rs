@@ -28,7 +28,8 @@ const TESTS_WITHOUT_END_MAX: u32 = 25;
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Kernel command line: without features that only cost time under emulation. After a panic the kernel restarts, and
 /// when it ends it leaves a watchdog running.
-const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet random.trust_cpu=on watchdog.stop_on_reboot=0";
+const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet \
+                            random.trust_cpu=on watchdog.stop_on_reboot=0";
 
 /// A running machine; it ends with this value.
 pub struct Machine {
@@ -136,7 +137,7 @@ impl Machine {
     #[track_caller]
     pub fn succeed(&mut self, command: &str) -> String {
         let Output { code, text } = self.run(command);
-        assert_eq!(code, 0, "`{command}` said: {text}\n{}", self.console());
+        assert_eq!(code, 0, "`{command}` printed: {text}\n{}", self.console());
         text
     }
 
@@ -215,7 +216,9 @@ impl Machine {
         let end = lines[lines.len().saturating_sub(60)..].join("\n");
         match self.emulator_output() {
             emulator_output if emulator_output.is_empty() => format!("--- the end of its console\n{end}"),
-            emulator_output => format!("--- the emulator said\n{emulator_output}\n--- the end of its console\n{end}"),
+            emulator_output => {
+                format!("--- output of the emulator\n{emulator_output}\n--- the end of its console\n{end}")
+            }
         }
     }
 

@@ -93,7 +93,7 @@ fn report(package: &str, reasons: &[Unavailable], taken: &str) {
     if reasons.is_empty() {
         return;
     }
-    let line = format!("{package}: {}; taking {taken}", join_reasons(reasons));
+    let line = format!("{package}: {}; using {taken}", join_reasons(reasons));
     let new = REPORTED.lock().expect("no thread panics while it prints").insert(line.clone());
     if new {
         eprintln!("{line}");

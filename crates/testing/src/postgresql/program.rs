@@ -61,7 +61,7 @@ impl Programs {
         let inside = |path: &Path| copy.join(path.strip_prefix(&root).expect("a path below what was unpacked"));
         let environment = self.environment.iter().map(|(name, paths)| {
             let paths = std::env::split_paths(paths).map(|path| inside(&path));
-            (*name, std::env::join_paths(paths).expect("paths of a cluster hold no colon"))
+            (*name, std::env::join_paths(paths).expect("paths of a cluster contain no colon"))
         });
         Programs { dir: inside(&self.dir), environment: environment.collect(), root: None }
     }
@@ -115,7 +115,7 @@ pub fn newer_available() -> bool {
 pub fn available() -> bool {
     crate::test_timeout::start();
     let why = if !rustix::process::geteuid().is_root() {
-        "clusters are started as `postgres`, which takes root"
+        "clusters are started as `postgres`, which requires root"
     } else if !Programs::of_major(MAJOR).exist() {
         "postgresql-15 is not installed"
     } else {
