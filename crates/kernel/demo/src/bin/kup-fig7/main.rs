@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     let part = format!("{json}.part");
     let earlier_rows = measure(&guest, Path::new(&tool), (&by_count, &by_size), Path::new(&part));
     let Some((rows, kexec)) = earlier_rows else {
-        eprintln!("error: not all was measured; {part} has the rest, and the next run goes on behind it");
+        eprintln!("error: some measurements failed; {part} contains the others, and the next run continues with it");
         return ExitCode::FAILURE;
     };
     tables(&rows, &by_size, &by_count, &kexec);
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
 }
 
 /// Returns the rows of some loads, in their order.
-fn of<'r>(rows: &'r [Value], loads: &[Load]) -> Vec<&'r Value> {
+fn rows_of<'r>(rows: &'r [Value], loads: &[Load]) -> Vec<&'r Value> {
     loads.iter().flat_map(|load| rows.iter().filter(|row| load.is_of(row))).collect()
 }
 
@@ -239,18 +239,19 @@ fn blackout(row: &Value) -> f64 {
 
 fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
     println!(
-        "Programs half of whose memory is written, {DIRTY_MIB_PER_S} MiB of pages a second. Blackout: from the last answer to the image being \
-         complete on disk (stands; criu's is complete when the programs have ended, FOAM's when it is sealed, and a switch jumps \
-         then), and from the beginning of the restore to the next answer (first answer); files' caches are dropped between, as a \
-         jump does, but those of the programs that restore; that time is not counted. All memory is there when the daemon has \
-         ended; ours has then also put it into huge pages, as it lay before. Aim: a blackout of twice the copy and 0.5 s; the \
-         copy is that of the bytes written while it stood, to the same place.\n"
+        "Programs half of whose memory is written, {DIRTY_MIB_PER_S} MiB of pages a second. Blackout: from the \
+         last answer until the image is complete on disk (stopped; criu's image is complete when the programs have \
+         ended, FOAM's when it is sealed, and a switch then starts the next kernel by kexec), and from the start \
+         of the restore to the next answer (first answer). Cached files are dropped between, as by a kexec, except \
+         those of the programs that restore; that time is not counted. All memory is resident when the daemon has \
+         ended; stillpoint's daemon has then also put it into huge pages, as before. Aim: a blackout of twice the \
+         copy and 0.5 s; the copy is that of the bytes written while the programs were stopped, to the same place.\n"
     );
     table(&rows_of(rows, by_size));
     println!();
     for load in by_size {
         let of = |method: &str| rows.iter().find(|row| row["way"] == method && load.is_of(row)).map(blackout);
-        if let (Some(basic), Some(disk), Some(pmem)) = (rows_of("basic"), rows_of("foam-disk"), rows_of("foam-pmem")) {
+        if let (Some(basic), Some(disk), Some(pmem)) = (of("basic"), of("foam-disk"), of("foam-pmem")) {
             println!(
                 "{} MiB: the blackout of basic is {:.1} times that of FOAM on disk, {:.1} times that of FOAM in memory.",
                 load.mib,
@@ -276,7 +277,7 @@ fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
 
 fn table(rows: &[&Value]) {
     println!(
-        "| programs, MiB | way | blackout, ms | stands, ms | first answer, ms | all memory there, ms | written while it stands, MiB | the same copied, ms | image, MiB | answers a second before, after |"
+        "| programs, MiB | method | blackout, ms | stopped, ms | first answer, ms | all memory resident, ms | written while stopped, MiB | the same copied, ms | image, MiB | answers a second before, after |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let mib = |row: &Value, key: &str| row[key].as_f64().expect("a number") / f64::from(1 << 20);
