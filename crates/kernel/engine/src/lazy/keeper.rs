@@ -18,7 +18,8 @@ use stillpoint_kernel_sys::uffd::{Log, Record, fork_sharing_descriptors};
 
 /// Number of events of all memories while they are filled: 48 MiB if all are used.
 const LOG_RECORDS_MAX: usize = 1 << 20;
-/// Maximum of servers that may die before the keeper kills the processes: the cause is then not one server alone.
+/// Number of servers that may die without progress in between; then the keeper kills the processes, because the cause is
+/// not one server alone.
 const DEATHS_MAX: u32 = 100;
 /// Number of attempts to make another process, and the time between two: a shortage may be over in a moment.
 const FORK_ATTEMPTS_MAX: u32 = 100;
@@ -76,6 +77,33 @@ fn wait_for_criu(listener: &UnixListener) -> Result<(), Error> {
     }
 }
 
+/// Progress of all servers together: it changes when one of them has recorded an event, or made memory resident.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Progress {
+    /// Number of records in the log.
+    records: usize,
+    /// Bytes that servers have made resident.
+    resident: u64,
+}
+
+/// Count of servers that died since the last progress.
+#[derive(Debug, Default)]
+struct DeathCount {
+    deaths: u32,
+    progress: Progress,
+}
+
+impl DeathCount {
+    /// Counts the death of a server, at which the servers had made this progress; returns true if the limit is reached.
+    fn add(&mut self, progress: Progress) -> bool {
+        if progress != self.progress {
+            *self = DeathCount { deaths: 0, progress };
+        }
+        self.deaths += 1;
+        self.deaths >= DEATHS_MAX
+    }
+}
+
 struct ProcessPair {
     image: Image,
     log: Log,
@@ -87,7 +115,8 @@ impl ProcessPair {
     /// Runs the keeper: it ensures that there is a server, which is `other` if it has begun already, until all is done.
     fn run_keeper(&self, other: Option<Pid>) -> Result<(), Error> {
         let mut server = other;
-        for _ in 0..DEATHS_MAX {
+        let mut deaths = DeathCount::default();
+        loop {
             let pid = match server.take() {
                 Some(pid) => pid,
                 // no other process holds the userfaultfds
@@ -102,9 +131,12 @@ impl ProcessPair {
                 }
                 None => tracing::warn!(pid = pid.as_raw_nonzero().get(), "the server died; a new server continues"),
             }
+            if deaths.add(Progress { records: self.log.len(), resident: self.log.resident() }) {
+                self.kill_all()?;
+                let text = format!("{DEATHS_MAX} servers died without progress; the processes were killed");
+                return Err(Error::Daemon(text));
+            }
         }
-        self.kill_all()?;
-        Err(Error::Daemon(format!("{DEATHS_MAX} servers died one after another; the processes were killed")))
     }
 
     fn spawn_server(&self) -> Result<Pid, Error> {
@@ -235,4 +267,26 @@ pub(crate) fn wait_for(pid: Pid) -> Result<(), Error> {
     }
     let _ = waitpid(Some(pid), WaitOptions::NOHANG);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_deaths_without_progress_are_counted() {
+        let mut deaths = DeathCount::default();
+        let progress = |records, resident| Progress { records, resident };
+        // a long fetch with many deaths goes on as long as there is progress between them
+        for round in 1..=2 * u64::from(DEATHS_MAX) {
+            assert!(!deaths.add(progress(0, round * 4096)));
+        }
+        for records in 1..=2 * DEATHS_MAX as usize {
+            assert!(!deaths.add(progress(records, 0)));
+        }
+        let last = progress(7, 7);
+        assert!((1..DEATHS_MAX).all(|_| !deaths.add(last)));
+        assert!(deaths.add(last));
+        assert!(!deaths.add(progress(7, 8)));
+    }
 }

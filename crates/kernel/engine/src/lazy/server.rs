@@ -333,7 +333,13 @@ impl<'i> Server<'i> {
                 self.counts.asked += bytes;
                 put
             }
-            None => self.served[at].memory.zero(page, PAGE)?,
+            None => {
+                let put = self.served[at].memory.zero(page, PAGE)?;
+                if let PutOutcome::Done(bytes) = put {
+                    self.log.add_resident(bytes);
+                }
+                put
+            }
         };
         match put {
             PutOutcome::LayoutChanging => self.served[at].deferred.push(page),
@@ -365,7 +371,9 @@ impl<'i> Server<'i> {
             PutOutcome::LayoutChanging | PutOutcome::ProcessEnded => 0,
         };
         served.pending.remove(run.address, run.address + removed);
-        Ok((put, if let PutOutcome::Done(bytes) = put { bytes } else { 0 }))
+        let resident = if let PutOutcome::Done(bytes) = put { bytes } else { 0 };
+        self.log.add_resident(resident);
+        Ok((put, resident))
     }
 
     /// Retries pages that had to wait for events.

@@ -64,6 +64,8 @@ struct Slot {
 struct Head {
     /// Number of complete records.
     count: AtomicU64,
+    /// Bytes that servers have made resident.
+    resident: AtomicU64,
 }
 
 /// Bytes before the first record: a page, so that records never share one with the head.
@@ -91,7 +93,7 @@ impl Log {
 
     fn head(&self) -> &Head {
         // SAFETY: the mapping is page-aligned, longer than a head, zeroed by the kernel (a valid `Head`) and never unmapped;
-        // the head is only used through its atomic.
+        // the head is only used through its atomics.
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
@@ -103,6 +105,16 @@ impl Log {
     /// Returns true if nothing is recorded.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the bytes that servers have made resident, as they recorded by [`Log::add_resident`].
+    pub fn resident(&self) -> u64 {
+        self.head().resident.load(Ordering::Acquire)
+    }
+
+    /// Records that a server has made this number of bytes resident.
+    pub fn add_resident(&self, bytes: u64) {
+        self.head().resident.fetch_add(bytes, Ordering::AcqRel);
     }
 
     /// Returns the number of records for which there is room.
@@ -222,6 +234,9 @@ mod tests {
         assert_eq!(log.records().unwrap(), written);
         assert!(matches!(log.append(written[0]), Err(Error::Full(3))));
         assert_eq!(log.uncommitted().unwrap(), None);
+        log.add_resident(4096);
+        log.add_resident(8192);
+        assert_eq!((log.resident(), log.len()), (12_288, 3));
     }
 
     #[test]
