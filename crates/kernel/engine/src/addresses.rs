@@ -4,6 +4,7 @@
 //! The test uses `bind`, as criu does later. The kernel refuses an address that is tentative, and accepts one that may
 //! be bound without being there (`ip_nonlocal_bind`).
 
+use crate::criu_files::read_files_image;
 use crate::{Error, Image};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -13,8 +14,6 @@ use stillpoint_kernel_criu::tcp::{Local, locals};
 /// Time for which a restore waits for addresses, unless another one is given: DHCP has retried several times by then.
 pub const ADDRESS_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Limit in bytes for a file of criu about sockets.
-const FILE_MAX: u64 = 1 << 30;
 /// Time between two tests.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -22,17 +21,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// The image does not list its sockets.
-pub(crate) fn missing_addresses(image: &Image) -> Result<Vec<String>, Error> {
+pub(crate) fn missing(image: &Image) -> Result<Vec<String>, Error> {
     let locals = locals(&read_files_image(image.directory())?)?;
     Ok(locals.iter().filter(|local| !is_bindable(local)).map(display_text).collect())
 }
 
-/// Waits until all addresses of an image are there. `told` is called once, with the addresses that are missing.
+/// Waits until all addresses of an image are there. `report` is called once, with the addresses that are missing.
 ///
 /// # Errors
 /// An address is not there within the limit; nothing has been restored.
 pub(crate) fn wait(image: &Image, limit: Duration, report: impl Fn(String)) -> Result<(), Error> {
-    let locals = locals(&image.directory().read("files.img", FILE_MAX)?)?;
+    let locals = locals(&read_files_image(image.directory())?)?;
     let begun = Instant::now();
     let mut is_reported = false;
     loop {

@@ -1,12 +1,14 @@
-//! Files that criu reads of an image: pagemaps, and files of pages. They are made from the image each time, so that
-//! only the image is ever trusted.
+//! Files of criu in an image: pagemaps and files of pages, which criu reads at a restore, and those with its sockets.
+//! The first are made from the image each time, so that only the image is ever trusted.
 
 use crate::error::ErrorContext;
 use crate::store::is_derived;
 use crate::{Error, Image};
 use std::os::unix::fs::{FileExt, symlink};
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::page_server::{Form, PE_LAZY, PE_PRESENT};
 use stillpoint_kernel_criu::pagemap::{Gaps, Pages, encode};
+use stillpoint_kernel_criu::tcp::{Connection, connections};
 use stillpoint_kernel_foam::{Extent, LAZY, Object, PAGE, PRESENT, Placement, Recorded};
 
 /// Time at which memory is restored.
@@ -16,6 +18,19 @@ pub enum RestoreMode {
     Eager,
     /// Pages that can wait are fetched when they are faulted in.
     OnDemand,
+}
+
+/// Limit in bytes for a file of criu that is read as a whole.
+pub(crate) const CRIU_FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// Reads `files.img` of an image: open files and sockets.
+pub(crate) fn read_files_image(directory: &Directory) -> Result<Vec<u8>, Error> {
+    Ok(directory.read("files.img", CRIU_FILE_BYTES_MAX)?)
+}
+
+/// Returns the established TCP connections of an image.
+pub(crate) fn connections_of(directory: &Directory) -> Result<Vec<Connection>, Error> {
+    Ok(connections(&read_files_image(directory)?)?)
 }
 
 /// Writes the files that criu reads into the image's directory.

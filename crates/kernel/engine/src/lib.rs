@@ -67,6 +67,7 @@ mod progress;
 mod repair_mode;
 mod restore;
 mod retransmission;
+mod socket_diagnosis;
 mod stale_mark;
 mod status;
 mod store;

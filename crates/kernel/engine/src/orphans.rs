@@ -5,19 +5,15 @@
 //! their peers do not see behind the guard. A connection that a process has is left as it is.
 
 use crate::Error;
-use crate::error::ErrorContext;
-use crate::netlink::{ACK, REQUEST, messages, put, u32_at};
-use rustix::fd::OwnedFd;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with};
+use crate::criu_files::connections_of;
+use crate::netlink::{ACK, REQUEST, u32_at};
+use crate::socket_diagnosis::{BY_FAMILY, DESTROY, SocketDiagnosis};
+use rustix::net::AddressFamily;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_criu::tcp::{Connection, connections};
+use stillpoint_kernel_criu::tcp::Connection;
 
-/// `SOCK_DIAG_BY_FAMILY`.
-const BY_FAMILY: u16 = 20;
-/// `SOCK_DESTROY`.
-const DESTROY: u16 = 21;
 /// `TCP_LISTEN`, of `include/net/tcp_states.h`.
 const LISTEN: u8 = 10;
 /// Offsets in `struct inet_diag_msg`.
@@ -27,40 +23,37 @@ const INODE_AT: usize = 68;
 /// Bytes of the ports and addresses in `struct inet_diag_sockid`.
 const ENDPOINT_BYTES: usize = 36;
 /// Older kernels keep a connection that is destroyed while it closes for ever (Linux commit bac76cf89816).
-const SINCE: (u32, u32) = (6, 11);
-/// Bytes of a file of criu's about connections.
-const FILE_MAX: u64 = 1 << 30;
+const RELEASE_MIN: (u32, u32) = (6, 11);
 
 /// Destroys the orphaned connections of an image; returns their number.
 ///
 /// # Errors
 ///
-/// The image cannot be read, or the kernel cannot be asked.
+/// The image cannot be read, or the kernel does not answer.
 pub(crate) fn destroy(image: &Path) -> Result<usize, Error> {
-    if !is_able(&crate::host::kernel()) {
+    if !can_destroy_closing(&crate::host::kernel()) {
         return Ok(0);
     }
-    let all = connections(&Directory::open(image)?.read("files.img", FILE_MAX)?)?;
+    let all = connections_of(&Directory::open(image)?)?;
     if all.is_empty() {
         return Ok(0);
     }
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))
-        .with_action("query connections")?;
+    let diagnosis = SocketDiagnosis::open()?;
     let mut destroyed = 0;
     for connection in &all {
-        if is_orphan(&socket, connection)? {
-            ask(&socket, DESTROY, REQUEST | ACK, connection)?;
-            destroyed += usize::from(!is_orphan(&socket, connection)?);
+        if is_orphan(&diagnosis, connection)? {
+            query(&diagnosis, DESTROY, REQUEST | ACK, connection)?;
+            destroyed += usize::from(!is_orphan(&diagnosis, connection)?);
         }
     }
     Ok(destroyed)
 }
 
 /// Returns true if a kernel of this release destroys connections that close.
-fn is_able(release: &str) -> bool {
+fn can_destroy_closing(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
     match (numbers.next().flatten(), numbers.next().flatten()) {
-        (Some(major), Some(minor)) => (major, minor) >= SINCE,
+        (Some(major), Some(minor)) => (major, minor) >= RELEASE_MIN,
         _ => false,
     }
 }
@@ -68,19 +61,20 @@ fn is_able(release: &str) -> bool {
 /// Returns true if the kernel has a connection between these ends that no process has.
 fn is_orphan(diagnosis: &SocketDiagnosis, connection: &Connection) -> Result<bool, Error> {
     let Some(found) = query(diagnosis, BY_FAMILY, REQUEST, connection)? else { return Ok(false) };
-    let is_same = found.get(ID_AT..ID_AT + ENDPOINT_BYTES) == request(connection).get(8..8 + ENDPOINT_BYTES);
+    let is_same = found.get(ID_AT..ID_AT + ENDS) == request(connection).get(8..8 + ENDS);
     Ok(is_same && found.get(STATE_AT) != Some(&LISTEN) && u32_at(&found, INODE_AT) == Some(0))
 }
 
-/// Sends one question, and returns the payload of the answer if it is a connection.
-fn ask(socket: &OwnedFd, kind: u16, flags: u16, connection: &Connection) -> Result<Option<Vec<u8>>, Error> {
-    let mut message = Vec::new();
-    put(&mut message, kind, flags, &request(connection));
-    send(socket, &message, SendFlags::empty()).with_action("query connections")?;
-    let mut buffer = [0; 1 << 12];
-    let n = recv(socket, buffer.as_mut_slice(), RecvFlags::empty()).with_action("receive data about connections")?.0;
-    let answer = messages(&buffer[..n]).next();
-    Ok(answer.filter(|(kind, _)| *kind == BY_FAMILY).map(|(_, payload)| payload.to_vec()))
+/// Sends one request, and returns the payload of the answer if it is a connection.
+fn query(
+    diagnosis: &SocketDiagnosis,
+    kind: u16,
+    flags: u16,
+    connection: &Connection,
+) -> Result<Option<Vec<u8>>, Error> {
+    diagnosis.send(kind, flags, &request(connection))?;
+    let answer = diagnosis.receive()?.into_iter().next();
+    Ok(answer.filter(|(kind, _)| *kind == BY_FAMILY).map(|(_, payload)| payload))
 }
 
 /// `struct inet_diag_req_v2` for one connection in any state.
@@ -112,28 +106,24 @@ mod tests {
     use std::io::Write;
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
-    fn diagnosis() -> OwnedFd {
-        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG)).unwrap()
-    }
-
     #[test]
     fn only_a_connection_that_no_process_has_is_destroyed() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (theirs, peer) = listener.accept().unwrap();
         let connection = Connection { ino: 0, local: peer, peer: listener.local_addr().unwrap() };
-        let socket = diagnosis();
-        assert!(!is_orphan(&socket, &connection).unwrap(), "a process has it");
+        let diagnosis = SocketDiagnosis::open().unwrap();
+        assert!(!is_orphan(&diagnosis, &connection).unwrap(), "a process has it");
         // more than the peer takes, so that it closes for long
         ours.set_nonblocking(true).unwrap();
         while ours.write(&[0; 1 << 16]).is_ok() {}
         drop(ours);
-        assert!(is_orphan(&socket, &connection).unwrap());
-        if !is_able(&crate::host::kernel()) || !rustix::process::geteuid().is_root() {
+        assert!(is_orphan(&diagnosis, &connection).unwrap());
+        if !can_destroy_closing(&crate::host::kernel()) || !rustix::process::geteuid().is_root() {
             return stillpoint_testing::skipped("this kernel, or this user, destroys no connections");
         }
-        ask(&socket, DESTROY, REQUEST | ACK, &connection).unwrap();
-        assert!(!is_orphan(&socket, &connection).unwrap());
+        query(&diagnosis, DESTROY, REQUEST | ACK, &connection).unwrap();
+        assert!(!is_orphan(&diagnosis, &connection).unwrap());
         drop(theirs);
     }
 
@@ -145,13 +135,13 @@ mod tests {
             local: listener.local_addr().unwrap(),
             peer: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
         };
-        assert!(!is_orphan(&diagnosis(), &connection).unwrap());
+        assert!(!is_orphan(&SocketDiagnosis::open().unwrap(), &connection).unwrap());
     }
 
     #[test]
     fn kernels_are_compared_by_number() {
-        let able = ["6.11.0-1-amd64", "6.18.3", "7.2-rc1"].map(is_able);
-        let unable = ["6.1.0-40-amd64", "5.10.0", "6.9", "", "x.y"].map(is_able);
+        let able = ["6.11.0-1-amd64", "6.18.3", "7.2-rc1"].map(can_destroy_closing);
+        let unable = ["6.1.0-40-amd64", "5.10.0", "6.9", "", "x.y"].map(can_destroy_closing);
         assert_eq!((able, unable), ([true; 3], [false; 5]));
     }
 }

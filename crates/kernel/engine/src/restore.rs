@@ -4,7 +4,7 @@ use crate::addresses;
 use crate::cgroup;
 use crate::check::{Finding, Severity};
 use crate::criu::{Criu, LOG_BYTES_MAX, Worker, read_errors};
-use crate::criu_files::{RestoreMode, is_read_by_criu, write_criu_files};
+use crate::criu_files::{CRIU_FILE_BYTES_MAX, RestoreMode, is_read_by_criu, read_files_image, write_criu_files};
 use crate::error::ErrorContext;
 use crate::process_tree::ProcessHandles;
 use crate::progress::{Observer, Progress, now_ns};
@@ -27,8 +27,6 @@ use stillpoint_kernel_foam::{Extent, Recorded};
 
 /// Log of criu for a restore.
 pub(crate) const RESTORE_LOG: &str = "restore.log";
-/// Limit in bytes for a file of criu that is read.
-const FILE_MAX: u64 = 1 << 30;
 /// Log of the lazy-pages daemon.
 const DAEMON_LOG: &str = "lazy-pages.log";
 /// Time within which parents reap processes that a checkpoint has ended.
@@ -138,7 +136,7 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
         refuse(format!("kernel {now} is older than {}, on which the image was made", origin.kernel));
     }
     let deadline = Instant::now() + REAP_TIMEOUT;
-    for process in processes(&image.directory().read("pstree.img", FILE_MAX)?)? {
+    for process in processes(&image.directory().read("pstree.img", CRIU_FILE_BYTES_MAX)?)? {
         for tid in process.threads {
             while has_ended(tid) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
@@ -151,7 +149,7 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
             }
         }
     }
-    let sockets = inet_sockets(&image.directory().read("files.img", FILE_MAX)?)?;
+    let sockets = inet_sockets(&read_files_image(image.directory())?)?;
     for port in sockets.iter().filter(|socket| socket.is_listening()).map(|socket| socket.src_port) {
         if is_port_listening(port) {
             refuse(format!("port {port}, on which a program of the image listens, is in use"));

@@ -7,6 +7,7 @@
 //! acknowledgement lets it send.
 
 use crate::Error;
+use crate::criu_files::{CRIU_FILE_BYTES_MAX, connections_of};
 use crate::packet::{acknowledgement, unreachable};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
@@ -14,7 +15,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_criu::tcp::{Connection, Progress, connections, progress};
+use stillpoint_kernel_criu::tcp::{Connection, Progress, progress};
 
 /// Number of rounds. Each message takes one doubling back, and Linux counts up to fifteen of them
 /// (`net.ipv4.tcp_retries2`); one may be lost.
@@ -22,9 +23,6 @@ const ROUNDS: u32 = 16;
 const ROUND_INTERVAL: Duration = Duration::from_millis(10);
 /// Rounds in which acknowledgements are sent: three equal ones would mean that a segment was lost.
 const ACKNOWLEDGEMENT_ROUNDS: [u32; 2] = [0, ROUNDS / 2];
-
-/// Limit in bytes for a file of criu about connections.
-const FILE_MAX: u64 = 1 << 30;
 
 /// Messages for one end.
 struct Message {
@@ -79,10 +77,10 @@ fn open_raw_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
 /// Collects messages for both ends of each connection of an image.
 fn collect_messages(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> {
     let directory = Directory::open(image)?;
-    for connection in connections(&directory.read("files.img", FILE_MAX)?)? {
+    for connection in connections_of(&directory)? {
         // a connection that no process has accepted has no stream
         let name = format!("tcp-stream-{:x}.img", connection.ino);
-        let Ok(stream) = directory.read(&name, FILE_MAX) else { continue };
+        let Ok(stream) = directory.read(&name, CRIU_FILE_BYTES_MAX) else { continue };
         match progress(&stream) {
             Ok(at) => into.extend(messages(&connection, &at)),
             Err(error) => tracing::warn!("{} is not informed: {error}", connection.peer),

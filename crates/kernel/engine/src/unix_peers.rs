@@ -1,38 +1,31 @@
 //! Pairs of connected unix sockets, from the kernel's socket diagnosis.
 
 use crate::Error;
-use crate::error::ErrorContext;
-use crate::netlink::{DUMP, REQUEST, attributes, messages, put, u32_at};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with};
+use crate::netlink::{DUMP, REQUEST, attributes, u32_at};
+use crate::socket_diagnosis::{BY_FAMILY, SocketDiagnosis};
 use std::collections::BTreeMap;
 
-/// `SOCK_DIAG_BY_FAMILY`.
-const BY_FAMILY: u16 = 20;
 /// `UNIX_DIAG_PEER`, as an attribute.
 const PEER: u16 = 2;
 
 /// Returns the inode of each connected unix socket, and that of its peer.
 pub(crate) fn unix_peers() -> Result<BTreeMap<u32, u32>, Error> {
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))
-        .with_action("query unix sockets")?;
+    let diagnosis = SocketDiagnosis::open()?;
     // AF_UNIX in any state; UDIAG_SHOW_PEER
-    let mut asked = vec![1, 0, 0, 0];
-    asked.extend_from_slice(&u32::MAX.to_ne_bytes());
-    asked.extend_from_slice(&0u32.to_ne_bytes());
-    asked.extend_from_slice(&4u32.to_ne_bytes());
-    asked.extend_from_slice(&[0xff; 8]);
-    let mut request = Vec::with_capacity(40);
-    put(&mut request, BY_FAMILY, REQUEST | DUMP, &asked);
-    send(&socket, &request, SendFlags::empty()).with_action("query unix sockets")?;
-    let (mut peers, mut buffer) = (BTreeMap::new(), vec![0; 1 << 16]);
+    let mut request = vec![1, 0, 0, 0];
+    request.extend_from_slice(&u32::MAX.to_ne_bytes());
+    request.extend_from_slice(&0u32.to_ne_bytes());
+    request.extend_from_slice(&4u32.to_ne_bytes());
+    request.extend_from_slice(&[0xff; 8]);
+    diagnosis.send(BY_FAMILY, REQUEST | DUMP, &request)?;
+    let mut peers = BTreeMap::new();
     loop {
-        let n =
-            recv(&socket, buffer.as_mut_slice(), RecvFlags::empty()).with_action("receive data about unix sockets")?.0;
-        if n == 0 {
+        let answers = diagnosis.receive()?;
+        if answers.is_empty() {
             return Ok(peers);
         }
-        for (kind, payload) in messages(&buffer[..n]) {
-            if kind != BY_FAMILY {
+        for (kind, payload) in &answers {
+            if *kind != BY_FAMILY {
                 return Ok(peers);
             }
             let peer = attributes(payload.get(16..).unwrap_or_default()).find(|(kind, _)| *kind == PEER);

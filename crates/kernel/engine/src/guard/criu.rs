@@ -10,7 +10,7 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::image::run_id;
 
 /// Limit in bytes for a file that names a run of criu.
-const FILE_MAX: u64 = 256 << 20;
+const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Longest name: criu's buffer for `inet NAME`, without the end of the string.
 const NAME_BYTES_MAX: usize = 31 - "inet ".len();
@@ -44,8 +44,8 @@ pub(super) fn remove_table(dir: &Path) -> Result<Option<String>, Error> {
 fn run_ids(dir: &Path) -> Vec<String> {
     // in another user's directory the id may be that of any run
     let Ok(directory) = Directory::open(dir) else { return Vec::new() };
-    let log = directory.read(crate::checkpoint::DUMP_LOG, FILE_MAX).unwrap_or_default();
-    let inventory = directory.read("inventory.img", FILE_MAX).unwrap_or_default();
+    let log = directory.read(crate::checkpoint::DUMP_LOG, FILE_BYTES_MAX).unwrap_or_default();
+    let inventory = directory.read("inventory.img", FILE_BYTES_MAX).unwrap_or_default();
     let logged: Vec<String> = run_ids_in_log(&String::from_utf8_lossy(&log)).map(ToOwned::to_owned).collect();
     logged.into_iter().chain(run_id(&inventory).ok().flatten()).collect()
 }

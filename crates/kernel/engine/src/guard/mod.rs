@@ -18,19 +18,17 @@ pub(crate) use nftables::{DropScope, Filter, Nftables};
 pub use owner::{GUARD_READY_LINE, Gap, guard_connections};
 pub(crate) use owner::{GuardOwner, lift_guard, run_owner, start_owner};
 
+use crate::criu_files::connections_of;
 use crate::{Error, Image};
 use owner::{has_owner, read_gaps};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_criu::tcp::connections;
 
 /// Prefixes of the names of guards' tables: criu's, and ours.
 const PREFIXES: [&str; 2] = ["CRIU-", "stillpoint_"];
 /// Name of the keeper's socket in the directory of an image.
 const SOCKET: &str = "guard.sock";
-/// Limit in bytes for a file of criu about connections.
-const FILE_MAX: u64 = 1 << 30;
 
 /// Lists the existing tables of guards: criu's, and ours.
 ///
@@ -101,7 +99,7 @@ pub(crate) fn owned_name(name: &str) -> String {
 /// Returns name, filter and socket of the guard of an image.
 fn connections_guard(dir: &Path) -> Result<(String, Filter, PathBuf), Error> {
     let directory = Directory::open(dir)?;
-    let connections = connections(&directory.read("files.img", FILE_MAX)?)?;
+    let connections = connections_of(&directory)?;
     let name = table_name(dir).ok_or_else(|| Error::Unsealed(dir.to_owned()))?;
     let ends: Vec<(SocketAddr, SocketAddr)> = connections.iter().map(|ends| (ends.local, ends.peer)).collect();
     Ok((name, Filter::Connections(ends), dir.join(SOCKET)))
