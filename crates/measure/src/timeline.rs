@@ -110,6 +110,9 @@ pub struct Timeline {
 
 impl Timeline {
     /// Reads the output of `stillpoint --json` from files; lines that are not events are counted and left out.
+    ///
+    /// # Errors
+    /// A file cannot be read, or contains events of another version.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Timeline> {
         let mut events = Vec::new();
         let mut other_lines = 0;

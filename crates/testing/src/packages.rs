@@ -32,11 +32,17 @@ impl Binary {
 }
 
 /// Returns Debian's `redis-server`, in `version` or the newest that the archive serves.
+///
+/// # Errors
+/// The archive serves no suitable version, or a package cannot be downloaded.
 pub fn redis(version: Option<&str>) -> Result<Binary, Unavailable> {
     binary(&["redis-server", "redis-tools"], version, "usr/bin/redis-server")
 }
 
 /// Returns Debian's `memcached`, in `version` or the newest that the archive serves.
+///
+/// # Errors
+/// The archive serves no suitable version, or a package cannot be downloaded.
 pub fn memcached(version: Option<&str>) -> Result<Binary, Unavailable> {
     binary(&["memcached"], version, "usr/bin/memcached")
 }
@@ -48,6 +54,9 @@ pub fn with_libraries_of(path: &Path, packaged: &Binary) -> Binary {
 
 /// Returns the file `path` (a program or a library) of `packages`, which are all of one version, with all that they
 /// depend on.
+///
+/// # Errors
+/// The archive serves no suitable version, or a package cannot be downloaded.
 pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Binary, Unavailable> {
     let version = match version {
         Some(version) => version.to_owned(),
@@ -72,12 +81,18 @@ fn newest(packages: &[&str]) -> Result<String, Unavailable> {
 }
 
 /// Returns the versions of `package` that the archive serves, newest first.
+///
+/// # Errors
+/// The archive serves no version, or gives no answer.
 pub fn versions(package: &str) -> Result<Vec<String>, Unavailable> {
     availability::available(package, |version| availability::all_binaries(&[package], version))
 }
 
 /// Returns the versions of which the archive serves `packages` (all of one version) and the source that they were built
 /// from, newest first.
+///
+/// # Errors
+/// The archive serves no such version, or gives no answer.
 pub fn versions_with_source(packages: &[&str]) -> Result<Vec<String>, Unavailable> {
     let package = packages[0];
     availability::available(package, |version| match availability::all_binaries(packages, version)? {

@@ -29,6 +29,9 @@ impl From<stillpoint_host::Error> for Unavailable {
 }
 
 /// Returns the cache of this process.
+///
+/// # Errors
+/// The directory of the cache cannot be used.
 pub fn cache() -> Result<&'static Cache, String> {
     static CACHE: OnceLock<Result<Cache, String>> = OnceLock::new();
     CACHE.get_or_init(|| Cache::open().map_err(|error| error.to_string())).as_ref().map_err(Clone::clone)
@@ -36,6 +39,9 @@ pub fn cache() -> Result<&'static Cache, String> {
 
 /// Returns the entry `kind/name-HASH`, with the hash of `inputs`; `make` fills an empty directory that is renamed
 /// afterwards.
+///
+/// # Errors
+/// The directory of the cache cannot be used, or `make` fails.
 pub fn entry(
     kind: &str,
     name: &str,
@@ -47,11 +53,17 @@ pub fn entry(
 }
 
 /// Returns the directory `kind/name`, which its users fill by a protocol of their own.
+///
+/// # Errors
+/// The directory of the cache cannot be used.
 pub fn directory(kind: &str, name: &str) -> Result<PathBuf, String> {
     cache()?.directory(kind, name).map_err(|error| error.to_string())
 }
 
 /// Makes or finds the entry that `words` name: one of [`NAMES`], and its arguments.
+///
+/// # Errors
+/// The words name no entry, or the entry cannot be made.
 pub fn path(words: &[String]) -> Result<PathBuf, Unavailable> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
@@ -69,12 +81,18 @@ pub fn path(words: &[String]) -> Result<PathBuf, Unavailable> {
 }
 
 /// Makes criu 4: `criu` in the directory runs it.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn criu() -> Result<PathBuf, Unavailable> {
     let suite = std::env::var("STILLPOINT_CRIU_SUITE").unwrap_or_default();
     Script { name: "criu", files: &["setup/archive"], words: &[&suite], compilers: &[] }.entry(&[])
 }
 
 /// Makes the emulated machine, with the newest of Debian's kernels of each of `series` too.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn guest(series: &[&str]) -> Result<PathBuf, Unavailable> {
     let script = Script { name: "guest", files: &["setup/archive", "setup/criu"], words: series, compilers: &[] };
     script.entry_with(|| {
@@ -84,12 +102,18 @@ pub fn guest(series: &[&str]) -> Result<PathBuf, Unavailable> {
 }
 
 /// Makes Debian's source of Linux `version`, in `source`.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn linux_source(version: &str) -> Result<PathBuf, Unavailable> {
     let files = &["setup/archive", "setup/linux-source.sh"];
     Script { name: "linux-source", files, words: &[version], compilers: &[] }.entry(&[version.into()])
 }
 
 /// Makes kernels that hand memory over to each other.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn handover() -> Result<PathBuf, Unavailable> {
     let files = &["setup/archive", "setup/linux-source", "setup/linux-source.sh", "crates/kernel/tests/kernel"];
     let script = Script { name: "handover", files, words: &[], compilers: &["gcc"] };
@@ -97,6 +121,9 @@ pub fn handover() -> Result<PathBuf, Unavailable> {
 }
 
 /// Makes a kernel with address-space generations and its tests; `variant` may be empty.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn generations(variant: &str, version: &str) -> Result<PathBuf, Unavailable> {
     let mut files = vec!["setup/archive", "setup/linux-source", "setup/linux-source.sh"];
     files.extend(["crates/patch/generations/kernel", "crates/patch/generations/tests"]);
@@ -113,17 +140,26 @@ pub fn generations(variant: &str, version: &str) -> Result<PathBuf, Unavailable>
 }
 
 /// Makes Bochs, a machine whose processor has PCID.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn bochs() -> Result<PathBuf, Unavailable> {
     let files = &["setup/archive", "crates/patch/generations/machine/bochs.edits"];
     Script { name: "bochs", files, words: &[], compilers: &["g++"] }.entry(&[])
 }
 
 /// Makes PostgreSQL 17, in `root`.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn postgresql() -> Result<PathBuf, Unavailable> {
     Script { name: "postgresql", files: &["setup/archive"], words: &[], compilers: &[] }.entry(&[])
 }
 
 /// Makes libstillpoint of this tree, shared and static.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn libstillpoint() -> Result<PathBuf, Unavailable> {
     let runtime = workspace_root().join("crates/patch/runtime");
     let mut inputs = vec![version("gcc")?];
@@ -138,6 +174,9 @@ pub fn libstillpoint() -> Result<PathBuf, Unavailable> {
 
 /// Makes PostgreSQL's own regression tests of one version of Debian's package; the script `fetch DIR VERSION` downloads
 /// them.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn postgres_regress(fetch: &Path, package_version: &str) -> Result<PathBuf, Unavailable> {
     let inputs = [read(fetch)?, package_version.as_bytes().to_vec(), version("gcc")?];
     // the script names its own directory at the end
@@ -183,6 +222,9 @@ impl Script<'_> {
 
 /// Runs a maker in the tree; the reason of a failure is the last line that it printed, and its exit code gives the
 /// kind.
+///
+/// # Errors
+/// The command does not start, or fails.
 pub fn run(command: &mut Command) -> Result<(), Unavailable> {
     let output = command.current_dir(workspace_root()).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("run {:?}: {error}", command.get_program()))?;
@@ -196,12 +238,18 @@ pub fn run(command: &mut Command) -> Result<(), Unavailable> {
 }
 
 /// Returns the answer of a compiler to `--version`.
+///
+/// # Errors
+/// The compiler does not run.
 pub fn version(compiler: &str) -> Result<Vec<u8>, String> {
     let output = Command::new(compiler).arg("--version").output();
     output.map(|output| output.stdout).map_err(|error| format!("run {compiler} (try `make setup`): {error}"))
 }
 
 /// Returns the contents of a file, or names and contents of the files below a directory.
+///
+/// # Errors
+/// The file or a file below the directory cannot be read.
 pub fn contents(path: &Path) -> Result<Vec<u8>, String> {
     if !path.is_dir() {
         return read(path);

@@ -49,6 +49,9 @@ impl Withheld {
 
     /// Returns the newest version of every package that the lists name in more than one, with its source. The lists are
     /// those of this machine, or of a configuration of apt.
+    ///
+    /// # Errors
+    /// apt does not run, or its lists cannot be read.
     pub fn newest_listed(configuration: Option<&Path>) -> Result<Withheld, String> {
         let mut targets = Command::new("apt-get");
         targets.args(["indextargets", "--format", "$(FILENAME)", "Created-By: Packages"]);
@@ -207,6 +210,9 @@ struct Shared {
 impl Proxy {
     /// Starts a proxy, on `port` or on any free one (0), which forwards everything. If `http_proxy` is set, it uses
     /// that proxy in turn.
+    ///
+    /// # Errors
+    /// The port cannot be used.
     pub fn start(port: u16) -> io::Result<Proxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let address = listener.local_addr()?;

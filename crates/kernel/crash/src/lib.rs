@@ -65,6 +65,9 @@ pub struct OldKernel<'a> {
 
 /// Returns the archive to append to the next kernel's initramfs. `crash_line` is the crash kernel's command line,
 /// `next` the program that is started after [`FIRST_PROGRAM`].
+///
+/// # Errors
+/// The old kernel or its boot parameters are not understood, a command line is too long, or there is no free RAM.
 pub fn archive(old: &OldKernel<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, String> {
     let image = image::Image::parse(old.kernel)?;
     for command_line in [old.command_line, crash_line] {
@@ -129,6 +132,9 @@ pub fn archive(old: &OldKernel<'_>, crash_line: &str, next: &str) -> Result<Vec<
 
 /// Returns the RAM that the next kernel must reserve for the crash kernel: this image, with an initramfs of
 /// `initrd_bytes`.
+///
+/// # Errors
+/// The file is not a kernel that a crash kernel can start.
 pub fn reservation(kernel: &[u8], initrd_bytes: u64) -> Result<u64, String> {
     let given = kernel.len() as u64 + initrd_bytes;
     // at most two copies at a time: packed and unpacked, then unpacked and loaded

@@ -40,6 +40,9 @@ impl Kind {
 }
 
 /// Returns the bytes of each entry of an image.
+///
+/// # Errors
+/// The bytes are not an image of this kind, or end within an entry.
 pub fn entries(kind: Kind, bytes: &[u8]) -> Result<Vec<&[u8]>, Error> {
     let mut reader = head(kind, bytes)?;
     let mut entries = Vec::new();
@@ -50,6 +53,9 @@ pub fn entries(kind: Kind, bytes: &[u8]) -> Result<Vec<&[u8]>, Error> {
 }
 
 /// Returns the bytes of the first entry of an image; other data may follow it.
+///
+/// # Errors
+/// The bytes are not an image of this kind, or contain no complete entry.
 pub fn first(kind: Kind, bytes: &[u8]) -> Result<&[u8], Error> {
     entry(&mut head(kind, bytes)?)
 }
@@ -126,6 +132,9 @@ struct Inventory {
 }
 
 /// Returns the id of the criu run that made a checkpoint, from `inventory.img`.
+///
+/// # Errors
+/// The bytes are not an inventory.
 pub fn run_id(bytes: &[u8]) -> Result<Option<String>, Error> {
     let entries = entries(Kind::Inventory, bytes)?;
     let entry = entries.first().ok_or(Error::Short(bytes.len()))?;
@@ -153,6 +162,9 @@ pub struct Process {
 }
 
 /// Returns the processes that `pstree.img` names, the root first.
+///
+/// # Errors
+/// The bytes are not a complete image of processes.
 pub fn processes(bytes: &[u8]) -> Result<Vec<Process>, Error> {
     entries(Kind::Pstree, bytes)?.into_iter().map(|entry| message("a process", entry)).collect()
 }
@@ -199,6 +211,9 @@ struct File {
 }
 
 /// Returns the internet sockets that `files.img` names.
+///
+/// # Errors
+/// The bytes are not a complete image of files.
 pub fn inet_sockets(bytes: &[u8]) -> Result<Vec<InetSocket>, Error> {
     let files: Vec<File> = entries(Kind::Files, bytes)?
         .into_iter()

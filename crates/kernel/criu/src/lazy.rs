@@ -23,6 +23,9 @@ const PID_MAX: i32 = 1 << 22;
 
 impl Message {
     /// Decodes the four bytes of a message.
+    ///
+    /// # Errors
+    /// The number is neither a process id nor the end.
     pub fn decode(bytes: [u8; 4]) -> Result<Self, Error> {
         if u32::from_le_bytes(bytes) == FINISHED {
             return Ok(Message::Finished);

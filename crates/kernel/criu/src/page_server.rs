@@ -33,6 +33,9 @@ impl Form {
     }
 
     /// Detects the form from the first 24 bytes of a connection.
+    ///
+    /// # Errors
+    /// The bytes begin with neither form of header.
     pub fn of_first(bytes: &[u8; 24]) -> Result<Self, Error> {
         let command = u32_at(bytes, 0) & COMMAND;
         if !matches!(command, OPEN | OPEN2 | PARENT) {
@@ -102,6 +105,9 @@ const FORCE_CLOSE: u32 = 0x1024;
 
 impl Command {
     /// Decodes one header of [`Form::bytes`] bytes.
+    ///
+    /// # Errors
+    /// The command, the memory or the range of pages is not valid.
     pub fn decode(form: Form, header: &[u8]) -> Result<Self, Error> {
         if header.len() != form.bytes() {
             return Err(Error::Short(header.len()));

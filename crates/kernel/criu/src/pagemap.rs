@@ -82,6 +82,9 @@ fn put_range(bytes: &mut Vec<u8>, form: Form, range: Pages) {
 }
 
 /// Decodes a pagemap: the number of its file of pages, and its ranges, which are sorted and do not overlap.
+///
+/// # Errors
+/// The bytes are not a pagemap, or its ranges overlap or are not sorted.
 pub fn decode(bytes: &[u8]) -> Result<(u32, Vec<Pages>), Error> {
     let entries = entries(Kind::Pagemap, bytes)?;
     let (head, ranges) = entries.split_first().ok_or(Error::Short(bytes.len()))?;

@@ -271,6 +271,9 @@ impl Request {
 
 impl Answer {
     /// Decodes one message of criu.
+    ///
+    /// # Errors
+    /// The bytes are not an answer of criu.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let response: Response = message("an answer of criu", bytes)?;
         if let (RequestType::Notify, Some(notify)) = (response.kind(), response.notify.clone()) {

@@ -97,6 +97,9 @@ struct Stream {
 }
 
 /// Returns the connections that `files.img` names.
+///
+/// # Errors
+/// The bytes are not a complete image of files.
 pub fn connections(files: &[u8]) -> Result<Vec<Connection>, Error> {
     let mut found = Vec::new();
     for entry in entries(Kind::Files, files)? {
@@ -145,6 +148,9 @@ fn address(words: &[u32]) -> Option<IpAddr> {
 }
 
 /// Returns the state of a connection in a `tcp-stream-*.img`. The bytes of both queues follow its entry unchanged.
+///
+/// # Errors
+/// The bytes are not an image of a TCP stream.
 pub fn progress(stream: &[u8]) -> Result<Progress, Error> {
     let stream: Stream = message("a TCP stream", first(Kind::TcpStream, stream)?)?;
     let scaled = |window: u32, by: u32| window.checked_shr(by).unwrap_or(0).min(u32::from(u16::MAX)) as u16;

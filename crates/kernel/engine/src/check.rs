@@ -62,6 +62,9 @@ pub struct Report {
 
 impl Report {
     /// Returns an error that names every refusal, if there are any.
+    ///
+    /// # Errors
+    /// There is a refusal among the findings.
     pub fn require_no_refusal(&self) -> Result<(), Error> {
         let refused = self.findings.iter().filter(|found| found.weight == Severity::Refusal);
         let texts: Vec<String> = refused
@@ -75,6 +78,9 @@ impl Report {
 }
 
 /// Examines a process and all below it, criu and the kernel. Nothing is touched.
+///
+/// # Errors
+/// The process does not exist, criu does not run or is too old, or the kernel does not list its sockets.
 pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
     let mut inspection = Inspection::begin(pid)?;
     inspection.check_machine(criu)?;

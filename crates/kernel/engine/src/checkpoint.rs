@@ -30,7 +30,7 @@ const BREAKPOINT_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 
 /// Protection of sockets from the network while no process holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
-    /// Rules of nftables, criu's and those of a keeper: packets of established connections are dropped until the restore.
+    /// Rules of nftables, criu's and those of a guard owner: packets of established connections are dropped until the restore.
     Nftables,
     /// No protection by this program: without another one, a peer that sends meanwhile is reset.
     None,
@@ -81,6 +81,9 @@ pub struct Checkpoint {
 ///
 /// The image is sealed while the processes are stopped. Until then every failure lets them run on, and leaves nothing
 /// but logs: criu's rules of nftables are also removed if criu could not remove them itself.
+///
+/// # Errors
+/// A check refuses, systemd would restart the program, criu fails or is killed, or the image cannot be written.
 pub fn checkpoint(options: &CheckpointOptions, observer: Observer<'_>) -> Result<Checkpoint, Error> {
     if !options.leave_running {
         check_unit_restart(options.pid)?;
@@ -99,6 +102,9 @@ pub enum Moment {
 
 /// Writes a process, and all below it, into an image like [`checkpoint`], and calls `at` at its moments. If `at` fails
 /// the processes run on, and there is no image.
+///
+/// # Errors
+/// As for [`checkpoint`], and the error that `at` returns.
 pub fn checkpoint_with_hook(
     options: &CheckpointOptions,
     at: &dyn Fn(Moment) -> Result<(), Error>,

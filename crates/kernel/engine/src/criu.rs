@@ -45,6 +45,9 @@ impl Criu {
     }
 
     /// Returns its version; refuses versions that lack a needed feature.
+    ///
+    /// # Errors
+    /// criu does not run, gives no valid answer, or is too old.
     pub fn version(&self) -> Result<Version, Error> {
         let mut worker = self.worker(&[])?;
         let version = self.version_of(&mut worker);
@@ -69,6 +72,9 @@ impl Criu {
     }
 
     /// Returns its features on this kernel; refuses a version that lacks a needed feature.
+    ///
+    /// # Errors
+    /// criu does not run, gives no valid answer, or is too old.
     pub fn features(&self) -> Result<Features, Error> {
         self.capabilities().map(|(_, features)| features)
     }

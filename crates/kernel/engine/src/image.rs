@@ -129,6 +129,9 @@ impl Image {
     }
 
     /// Compares every page with its checksum, on all processors; returns the number of pages.
+    ///
+    /// # Errors
+    /// A page is not as it was sealed, or a file cannot be read.
     pub fn verify_pages(&self) -> Result<u64, Error> {
         self.verify_selected(|_, _| true)
     }
@@ -164,6 +167,9 @@ impl Image {
     }
 
     /// Reads stored pages, and compares each with its checksum.
+    ///
+    /// # Errors
+    /// A page is not stored or not as it was sealed, or a file cannot be read.
     pub fn read(&self, object: Object, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let memory = self.memory(object).ok_or(Error::Page { object, address })?;
         let file = &self.files[memory];

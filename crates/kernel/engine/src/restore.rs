@@ -171,12 +171,18 @@ fn is_port_listening(port: u32) -> bool {
 
 /// Restores the processes of an image. Until they run, every failure leaves the image as it was, and no process; the
 /// rules of nftables stay, as the image can be restored again.
+///
+/// # Errors
+/// A check refuses, the image is damaged, an address stays missing, the daemon does not start, or criu fails.
 pub fn restore(options: &RestoreOptions, observer: Observer<'_>) -> Result<RestoreOutcome, Error> {
     restore_with_hook(options, &|| Ok(()), observer)
 }
 
 /// Like [`restore`], and calls `stopped` when all processes are restored and stopped, and nothing has run yet. If that
 /// fails they end, and the image can be restored again.
+///
+/// # Errors
+/// As for [`restore`], and the error that `stopped` returns.
 pub fn restore_with_hook(
     options: &RestoreOptions,
     stopped: &dyn Fn() -> Result<(), Error>,

@@ -150,6 +150,9 @@ pub struct DiscardOutcome {
 }
 
 /// Returns the obstacles to removing an image.
+///
+/// # Errors
+/// Another user can change the directory, or the kernel does not list its tables.
 pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
     let found = status(dir)?;
     if found.stage == Stage::Filling {
@@ -169,6 +172,10 @@ pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
 /// Removes an image, finished or not, and the rules of nftables that its checkpoint left: peers whose connections it
 /// holds are reset when they send next. Where a checkpoint and its criu were killed before the end, connections of the
 /// program continue. Logs stay.
+///
+/// # Errors
+/// Memory is still being fetched from the image, the directory is not an image, or a rule of nftables cannot be
+/// removed.
 pub fn discard(dir: &Path) -> Result<DiscardOutcome, Error> {
     let refused: Vec<String> = check_discard(dir)?.into_iter().map(|found| found.text).collect();
     if !refused.is_empty() {

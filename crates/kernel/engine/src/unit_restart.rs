@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use stillpoint_host::systemd::{is_booted, service_of_group};
 
 /// Refuses to end a program that systemd would restart: its image would be restored later over newer files.
+///
+/// # Errors
+/// systemd would restart the program, the process does not exist, or systemd gives no answer.
 pub fn check_unit_restart(pid: i32) -> Result<(), Error> {
     let groups = Process::new(pid).and_then(|process| process.cgroups()).map_err(|_| Error::NoProcess(pid))?;
     let mut units: Vec<String> = groups.into_iter().filter_map(|group| unit_of_group(&group.pathname)).collect();

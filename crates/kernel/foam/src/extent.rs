@@ -36,6 +36,9 @@ impl Extent {
     }
 
     /// Refuses a range that is empty, not of whole pages or beyond the address space.
+    ///
+    /// # Errors
+    /// The range is empty, not of whole pages, or beyond the address space.
     pub fn check(start: u64, pages: u64) -> Result<(), Error> {
         let end = pages.checked_mul(PAGE).and_then(|bytes| start.checked_add(bytes));
         match end {

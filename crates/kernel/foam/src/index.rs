@@ -95,6 +95,9 @@ struct Entry {
 
 impl Recorded {
     /// Returns the record of a memory with the positions of its pages, and the bytes of its checksums.
+    ///
+    /// # Errors
+    /// A page was announced but not stored.
     pub fn of(memory: &Memory, placement: Placement) -> Result<(Self, Vec<u8>), Error> {
         let (object, extents) = (memory.object(), memory.extents().clone());
         let (checksums, bytes) = ChecksumGroups::of(object, &extents, &memory.checksums)?;
@@ -135,6 +138,9 @@ impl Recorded {
 
 impl Index {
     /// Encodes the index; the bytes of the checksums follow it in the file.
+    ///
+    /// # Errors
+    /// The index cannot be serialized.
     pub fn encode(&self) -> Result<Vec<u8>, Error> {
         let memories = self.memories.iter().map(Recorded::to_entry).collect();
         let (origin, beside) = (self.origin.clone(), self.beside.clone());
@@ -149,6 +155,9 @@ impl Index {
     }
 
     /// Returns the length of an index in bytes, from its first [`HEADER_BYTES`] bytes.
+    ///
+    /// # Errors
+    /// The bytes are not the header of an index.
     pub fn length(header: &[u8]) -> Result<u64, Error> {
         let wrong = |what: &str| Error::Index(what.into());
         let header = header.get(..HEADER_BYTES).ok_or_else(|| wrong("ends within its header"))?;
@@ -163,6 +172,9 @@ impl Index {
     }
 
     /// Decodes an index, and refuses one that is not whole.
+    ///
+    /// # Errors
+    /// The bytes are not a complete and undamaged index.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let wrong = |what: &str| Error::Index(what.into());
         let length = Self::length(bytes)?;

@@ -32,6 +32,9 @@ impl Memory {
     }
 
     /// Adds pages that the pass names; those with [`PRESENT`] are in this pass and are stored in place.
+    ///
+    /// # Errors
+    /// The range is not valid, no pass has begun, or the pass already contains a page of it.
     pub fn add(&mut self, start: u64, pages: u64, flags: u8) -> Result<(), Error> {
         Extent::check(start, pages)?;
         if self.pass == 0 {
@@ -46,6 +49,9 @@ impl Memory {
 
     /// Keeps pages that the pass reports as unchanged since an earlier one. Their flags are the earlier ones, because
     /// the message of the pass does not repeat them.
+    ///
+    /// # Errors
+    /// The range is not valid, or no earlier pass has a page of it.
     pub fn keep_unchanged(&mut self, start: u64, pages: u64) -> Result<(), Error> {
         Extent::check(start, pages)?;
         let (end, mut at) = (start + pages * PAGE, start);

@@ -38,6 +38,9 @@ impl Placement {
     }
 
     /// Returns a placement with windows that an index names.
+    ///
+    /// # Errors
+    /// The windows are not possible for this form.
     pub fn of(form: Form, windows: &[u64]) -> Result<Self, Error> {
         let mut sorted = windows.to_vec();
         sorted.sort_unstable();

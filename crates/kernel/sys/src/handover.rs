@@ -66,6 +66,9 @@ struct Finish {
 pub struct Session(#[expect(dead_code, reason = "closing it is what ends it")] OwnedFd);
 
 /// Makes a file in memory of this length; all of it reads as zeros, and nothing is allocated yet.
+///
+/// # Errors
+/// The kernel makes no file in memory of this length.
 pub fn memory(bytes: u64) -> Result<File> {
     let memory = File::from(rustix::fs::memfd_create("stillpoint-images", MemfdFlags::CLOEXEC)?);
     memory.set_len(bytes)?;
@@ -73,6 +76,9 @@ pub fn memory(bytes: u64) -> Result<File> {
 }
 
 /// Hands memory over under a name, of 63 bytes at most. All of it is allocated on return.
+///
+/// # Errors
+/// The kernel cannot hand memory over, the name is too long or in use, or memory is short.
 pub fn preserve(name: &str, memory: &File) -> Result<Session> {
     let session = session(CREATE_SESSION, name)?;
     let mut kept = PreservedFile { size: size::<PreservedFile>(), fd: memory.as_raw_fd(), token: TOKEN };
@@ -81,6 +87,9 @@ pub fn preserve(name: &str, memory: &File) -> Result<Session> {
 }
 
 /// Takes the memory that the previous kernel handed over under a name; `None` if there was none.
+///
+/// # Errors
+/// The kernel cannot take memory over, or the name is too long.
 pub fn retrieve(name: &str) -> Result<Option<File>> {
     let session = match session(RETRIEVE_SESSION, name) {
         Ok(session) => session,
@@ -127,6 +136,9 @@ pub struct Device {
 
 impl Device {
     /// Makes a device on all of a file.
+    ///
+    /// # Errors
+    /// There is no loop device, or it refuses the file.
     pub fn on(memory: &File) -> Result<Device> {
         let open = |path: &str, write| OpenOptions::new().read(true).write(write).open(path);
         let control = open("/dev/loop-control", true)?;
@@ -155,6 +167,9 @@ impl Device {
 
     /// Stops the release of blocks that a file system on it no longer uses; zeros are written instead: memory that is
     /// kept refuses holes.
+    ///
+    /// # Errors
+    /// The kernel has no such setting for the device.
     pub fn disable_discard(&self) -> Result<()> {
         self.file.sync_all()?;
         let name = self.path.file_name().unwrap_or_default();

@@ -133,6 +133,9 @@ impl Load {
     }
 
     /// Waits for the end of the schedule and of all requests.
+    ///
+    /// # Errors
+    /// The load failed, its record could not be written, or its thread panicked.
     pub fn wait(mut self) -> Result<Finished> {
         match self.thread.take() {
             Some(thread) => join(thread),

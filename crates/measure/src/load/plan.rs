@@ -211,6 +211,9 @@ impl Plan {
     }
 
     /// Refuses a plan that contradicts itself.
+    ///
+    /// # Errors
+    /// The plan contradicts itself.
     pub fn check(&self) -> Result<()> {
         let refuse = |option, problem: String| Err(Error::Plan { option, problem });
         if !(self.rate > 0.0 && self.rate <= 10_000_000.0) {

@@ -97,6 +97,9 @@ pub enum Block {
 }
 
 /// Reads the head of a block.
+///
+/// # Errors
+/// The bytes are not the head of a block.
 pub fn decode_head(bytes: &[u8; HEAD_LEN]) -> Result<BlockHead, Damage> {
     let [kind, l0, l1, l2, l3, c0, c1, c2, c3] = *bytes;
     let head =
@@ -114,6 +117,9 @@ pub fn decode_head(bytes: &[u8; HEAD_LEN]) -> Result<BlockHead, Damage> {
 }
 
 /// Decodes the payload that belongs to `head`.
+///
+/// # Errors
+/// The payload does not have the checksum of its head, or is not valid.
 pub fn decode_block(head: BlockHead, payload: &[u8]) -> Result<Block, Damage> {
     if payload.len() != head.payload_len() {
         return Err(Damage::Truncated);

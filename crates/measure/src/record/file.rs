@@ -17,6 +17,9 @@ pub struct Writer<W: Write> {
 
 impl Writer<BufWriter<File>> {
     /// Creates the file and writes its header.
+    ///
+    /// # Errors
+    /// The file cannot be created or written.
     pub fn create(path: &Path, header: &Header) -> Result<Self> {
         let fail = |action| move |source| Error::File { action, path: path.to_owned(), source };
         let file = File::create(path).map_err(fail("create"))?;
@@ -26,6 +29,9 @@ impl Writer<BufWriter<File>> {
 
 impl<W: Write> Writer<W> {
     /// Begins a record on any sink.
+    ///
+    /// # Errors
+    /// The header cannot be written.
     pub fn new(mut sink: W, header: &Header) -> io::Result<Self> {
         sink.write_all(&codec::preamble())?;
         sink.write_all(&codec::encode_header(header))?;
@@ -34,6 +40,9 @@ impl<W: Write> Writer<W> {
     }
 
     /// Adds a request.
+    ///
+    /// # Errors
+    /// A complete block cannot be written.
     pub fn sample(&mut self, sample: &Sample) -> io::Result<()> {
         match self.samples.push(sample) {
             Some(block) => self.block(&block),
@@ -42,11 +51,17 @@ impl<W: Write> Writer<W> {
     }
 
     /// Adds an event of a connection.
+    ///
+    /// # Errors
+    /// The block cannot be written.
     pub fn mark(&mut self, mark: &Mark) -> io::Result<()> {
         self.sink.write_all(&codec::encode_mark(mark))
     }
 
     /// Writes out the samples collected so far.
+    ///
+    /// # Errors
+    /// The block cannot be written.
     pub fn flush(&mut self) -> io::Result<()> {
         match self.samples.flush() {
             Some(block) => self.block(&block),
@@ -55,6 +70,9 @@ impl<W: Write> Writer<W> {
     }
 
     /// Closes the record.
+    ///
+    /// # Errors
+    /// A block cannot be written.
     pub fn end(mut self, end: &End) -> io::Result<W> {
         if let Some(block) = self.samples.flush() {
             self.sink.write_all(&block)?;
@@ -105,6 +123,9 @@ pub struct Reader<R: Read> {
 
 impl<R: Read> Reader<R> {
     /// Reads the header.
+    ///
+    /// # Errors
+    /// The source cannot be read, or does not begin with a valid header.
     pub fn new(mut source: R) -> Result<Self, ReadError> {
         let mut preamble = [0; PREAMBLE_LEN];
         if fill(&mut source, &mut preamble)? < PREAMBLE_LEN {
@@ -125,6 +146,9 @@ impl<R: Read> Reader<R> {
     }
 
     /// Returns the next item; `None` after [`Item::End`] or [`Item::CutOff`].
+    ///
+    /// # Errors
+    /// The source cannot be read, or a block is damaged.
     pub fn next_item(&mut self) -> Result<Option<Item>, ReadError> {
         if self.done {
             return Ok(None);
@@ -223,6 +247,9 @@ impl Record {
     }
 
     /// Reads a record file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not a record.
     pub fn open(path: &Path) -> Result<Record> {
         let file = File::open(path).map_err(|source| Error::File { action: "open", path: path.to_owned(), source })?;
         Record::read(BufReader::with_capacity(256 << 10, file)).map_err(|error| match error {
@@ -232,6 +259,9 @@ impl Record {
     }
 
     /// Reads a record from any source.
+    ///
+    /// # Errors
+    /// The source cannot be read, or is not a record.
     pub fn read(source: impl Read) -> Result<Record, ReadError> {
         let mut reader = Reader::new(source)?;
         let header = reader.header().clone();

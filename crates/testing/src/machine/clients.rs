@@ -101,6 +101,9 @@ impl Client {
     }
 
     /// Sends one request and returns one line of the answer, or an error if the server has ended.
+    ///
+    /// # Errors
+    /// The connection has ended, or the time limit has passed.
     pub fn try_ask(&mut self, request: &str) -> std::io::Result<String> {
         self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes())?;
         let mut line = String::new();
@@ -506,6 +509,9 @@ impl Sql {
     }
 
     /// Runs one query and returns the first value of the first row, or an error if the server has ended.
+    ///
+    /// # Errors
+    /// The connection has ended, or the time limit has passed.
     #[track_caller]
     pub fn try_ask(&mut self, query: &str) -> std::io::Result<Option<String>> {
         self.send(0, &[b"\x03", query.as_bytes()].concat())?;

@@ -43,6 +43,9 @@ pub struct Guest {
 impl Guest {
     /// Returns `$STILLPOINT_GUEST`, or builds it, or finds it built. The error is the reason why it cannot be built, or
     /// why no machine could run it.
+    ///
+    /// # Errors
+    /// The guest cannot be built, or no machine could run it.
     pub fn build() -> Result<Guest, Unavailable> {
         if !rustix::process::geteuid().is_root() {
             return Err("a machine's network needs root".into());
@@ -58,6 +61,9 @@ impl Guest {
 
     /// Returns a guest with the newest of Debian's kernels of each of these series too (`$STILLPOINT_GUEST_EVERY`), as
     /// [`Guest::build`] does.
+    ///
+    /// # Errors
+    /// As for [`Guest::build`].
     pub fn every(series: &[&str]) -> Result<Guest, Unavailable> {
         if let Some(dir) = std::env::var_os("STILLPOINT_GUEST_EVERY") {
             return Ok(Guest::at(dir.into())?);
@@ -72,6 +78,9 @@ impl Guest {
     }
 
     /// Replaces its kernels by those of `setup/handover` (`$STILLPOINT_HANDOVER`).
+    ///
+    /// # Errors
+    /// The kernels cannot be built.
     pub fn with_handover(self) -> Result<Guest, Unavailable> {
         let own = match std::env::var_os("STILLPOINT_HANDOVER") {
             Some(dir) => dir.into(),

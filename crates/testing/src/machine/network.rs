@@ -54,6 +54,9 @@ pub struct PortAccess {
 
 impl PortAccess {
     /// Connects to the machine, inside the namespace: a socket stays where it was made.
+    ///
+    /// # Errors
+    /// The machine does not accept the connection within the time limit.
     pub fn connect(&self, timeout: Duration) -> Result<TcpStream, Error> {
         let (path, port) = (self.namespace.clone(), self.port);
         let connecting = std::thread::spawn(move || {

@@ -57,6 +57,9 @@ impl Cluster {
     }
 
     /// Makes a cluster on a disk of `mib` MiB and starts it; the error is the reason why there is none.
+    ///
+    /// # Errors
+    /// The disk cannot be mounted, for instance without the rights of root.
     #[track_caller]
     pub fn on_small_disk(mib: u32, settings: &[&str]) -> Result<Cluster, String> {
         Cluster::of_disk(Programs::of_major(MAJOR), Some(mib), settings)
@@ -156,6 +159,9 @@ impl Cluster {
     }
 
     /// Runs SQL like [`Cluster::sql`], and returns psql's error text instead of a panic.
+    ///
+    /// # Errors
+    /// The error text of psql.
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<String, String> {
         let mut psql = self.client("psql");
         psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", database, "-c", sql]);

@@ -11,6 +11,9 @@ pub struct SmallDisk {
 
 impl SmallDisk {
     /// Mounts it on a directory; the error is the reason why that is impossible here.
+    ///
+    /// # Errors
+    /// The file system cannot be mounted, for instance without the rights of root.
     pub fn mount(at: &Path, mib: u32) -> Result<SmallDisk, String> {
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "stillpoint"]).arg(at);
@@ -18,6 +21,9 @@ impl SmallDisk {
     }
 
     /// Changes its size; its content stays.
+    ///
+    /// # Errors
+    /// The kernel refuses the size.
     pub fn resize(&self, mib: u32) -> Result<(), String> {
         let mut command = Command::new("mount");
         command.args(["-o", &format!("remount,size={mib}m")]).arg(&self.at);

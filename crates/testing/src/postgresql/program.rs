@@ -40,6 +40,9 @@ impl Programs {
     }
 
     /// Unpacks the programs of one version of Debian's packages, even if others are installed.
+    ///
+    /// # Errors
+    /// The packages cannot be downloaded.
     pub fn of_version(version: &str) -> Result<Programs, Unavailable> {
         Programs::unpacked(Some(version))
     }

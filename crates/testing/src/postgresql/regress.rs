@@ -17,6 +17,9 @@ pub struct Regression {
 impl Regression {
     /// Returns those of the newest version that the archive serves with its source. `fetch DIR VERSION` puts the tests
     /// into a directory.
+    ///
+    /// # Errors
+    /// The archive serves no version with its source, or the tests cannot be fetched.
     pub fn fetch(fetch: &Path) -> Result<Regression, Unavailable> {
         let version = version_with_source()?;
         let tests = recipes::postgres_regress(fetch, &version)?;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Both drop the same packets. So neither a reload of a firewall nor a killed process leaves a connection unguarded:
-//! that takes both. The owner (the *keeper*) makes the first table again when it has been removed. If both were missing
-//! for a while the keeper reports it.
+//! that takes both. The owner makes the first table again when it has been removed. If both were missing
+//! for a while, the owner reports it.
 
 mod criu;
 mod nftables;
@@ -27,7 +27,7 @@ use stillpoint_host::trusted::Directory;
 
 /// Prefixes of the names of guards' tables: criu's, and ours.
 const PREFIXES: [&str; 2] = ["CRIU-", "stillpoint_"];
-/// Name of the keeper's socket in the directory of an image.
+/// Name of the owner's socket in the directory of an image.
 const SOCKET: &str = "guard.sock";
 
 /// Lists the existing tables of guards: criu's, and ours.

@@ -15,14 +15,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stillpoint_host::trusted::Directory;
 use stillpoint_host::{file, kernel_files};
 
-/// Line that a keeper prints when its guard is up.
+/// Line that an owner prints when its guard is up.
 pub const GUARD_READY_LINE: &str = "raised";
 
-/// Name of the keeper's log in the directory of an image.
+/// Name of the owner's log in the directory of an image.
 const LOG_NAME: &str = "guard.log";
-/// Step that failed when a keeper does not start.
+/// Step that failed when an owner does not start.
 const GUARD_STEP: &str = "guard the connections";
-/// Time within which a keeper lifts its guard; after that it counts as absent.
+/// Time within which an owner lifts its guard; after that it counts as absent.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time within which a connection must send its order.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const LIFT_REQUEST: u8 = b'l';
 /// The answer after the guard was lifted.
 const LIFTED_ANSWER: &str = "lifted";
-/// Interval in which a keeper looks for its socket: without it the image has been removed, and the guard has no use.
+/// Interval in which an owner looks for its socket: without it the image has been removed, and the guard has no use.
 const SOCKET_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Bytes of the log that are read.
 const LOG_BYTES_MAX: u64 = 1 << 20;
@@ -69,10 +69,10 @@ pub(crate) struct Outcome {
     pub(crate) gaps: Vec<Gap>,
 }
 
-/// Starts the keeper of a sealed image's connections in a process of its own, and waits until they are guarded.
+/// Starts the owner of a sealed image's connections in a process of its own, and waits until they are guarded.
 ///
 /// # Errors
-/// The keeper does not start, or the kernel does not make its tables.
+/// The owner does not start, or the kernel does not make its tables.
 pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
     let directory = Directory::open(image)?;
     let log = directory.create(LOG_NAME)?;
@@ -100,7 +100,7 @@ pub(crate) fn start_owner(image: &Path) -> Result<(), Error> {
 /// called when the guard is up.
 ///
 /// # Errors
-/// The kernel does not make the tables, or another keeper exists.
+/// The kernel does not make the tables, or another owner exists.
 pub fn guard_connections(image: &Path, on_ready: impl FnOnce()) -> Result<(), Error> {
     let (name, filter, socket) = connections_guard(image)?;
     run_owner(GuardOwner { name, filter, socket, was_raised: false }, on_ready)
@@ -109,7 +109,7 @@ pub fn guard_connections(image: &Path, on_ready: impl FnOnce()) -> Result<(), Er
 /// Guards until it gets the order to lift the guard. `raised` is called when the guard is up.
 ///
 /// # Errors
-/// The kernel does not make the tables, or another keeper exists.
+/// The kernel does not make the tables, or another owner exists.
 pub(crate) fn run_owner(owner: GuardOwner, on_ready: impl FnOnce()) -> Result<(), Error> {
     // a machine that is short of memory must not lose the guard
     let _ = kernel_files::write("/proc/self/oom_score_adj", "-1000");
@@ -152,7 +152,7 @@ impl GuardOwner {
                 let (mut stream, _) = listener.accept().with_action("receive the request to lift the guard")?;
                 stream.set_read_timeout(Some(REQUEST_TIMEOUT)).with_action("receive the request to lift the guard")?;
                 let mut request = [0];
-                // a connection that sends nothing only tests whether a keeper exists
+                // a connection that sends nothing only tests whether an owner exists
                 if matches!(stream.read(&mut request), Ok(1)) && request == [LIFT_REQUEST] {
                     return self.lift(&nftables, stream);
                 }
@@ -207,12 +207,12 @@ fn remove(path: &Path) {
     }
 }
 
-/// Returns true if a keeper exists.
+/// Returns true if an owner exists.
 pub(super) fn has_owner(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
-/// Removes a guard, through its keeper if there is one.
+/// Removes a guard, through its owner if there is one.
 ///
 /// # Errors
 /// A table cannot be removed.

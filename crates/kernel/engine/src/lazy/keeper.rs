@@ -41,6 +41,10 @@ pub struct LazyOptions {
 /// has connected.
 ///
 /// The process must have one thread: it is split in two.
+///
+/// # Errors
+/// The image cannot be opened, criu does not connect or ends too early, or memory cannot be fetched; the processes are
+/// then killed.
 pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
     let image = Image::open(&options.image)?;
     let log = Log::new(LOG_RECORDS_MAX)?;

@@ -18,6 +18,9 @@ const GUARD_UNIT: &str = "stillpoint-guard.service";
 pub(super) const LEADER_UNIT: &str = "stillpoint-switch.service";
 
 /// Prepares this boot; without an active switch only the process ids. `units` is the directory for generated units.
+///
+/// # Errors
+/// The journal cannot be read, a unit cannot be written, or the guard cannot be raised.
 pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
     let program = std::env::current_exe().with_action("find this program")?;
     boot_with(state, units, &program, raise_unowned, skip_pids)

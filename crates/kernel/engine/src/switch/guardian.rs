@@ -97,6 +97,9 @@ fn guardian_error(why: &str) -> Error {
 }
 
 /// Runs the guardian: waits for the end of process `tool`, with requests on its standard input.
+///
+/// # Errors
+/// The process does not exist, the kernel refuses a call, or the rollback fails.
 pub fn run_guardian(state: &Path, tool: i32) -> Result<(), Error> {
     // a shortage of memory must not end both
     let _ = stillpoint_host::kernel_files::write("/proc/self/oom_score_adj", "-1000");
@@ -177,6 +180,9 @@ pub(super) fn is_interrupted(journal: &Journal) -> bool {
 
 /// Returns the journal of a switch that was killed on this boot, unless a process rolls it back already: without a
 /// guardian the operator or a command must do so.
+///
+/// # Errors
+/// The journal cannot be read, or its lock cannot be opened.
 pub fn find_interrupted(state: &Path) -> Result<Option<Journal>, Error> {
     let Some(journal) = Journal::read(state)?.filter(is_interrupted) else { return Ok(None) };
     Ok(Journal::lock(state)?.map(|_| journal))

@@ -123,7 +123,7 @@ pub struct Journal {
     /// Number of connections of which both ends were informed that packets pass again, or the reason of a failure.
     #[serde(default, rename = "woken")]
     pub prompted: Option<Result<usize, String>>,
-    /// Times in which another process had removed the guard, and its keeper had been killed.
+    /// Times in which another process had removed the guard, and its owner had been killed.
     #[serde(default, rename = "unguarded")]
     pub guard_gaps: Vec<Gap>,
     /// Mount points that were writable before the kexec, and are made writable again by a rollback.
@@ -281,6 +281,9 @@ impl Journal {
     }
 
     /// Writes it as a whole: after a crash there is the old one or the new one.
+    ///
+    /// # Errors
+    /// The file cannot be written to disk.
     pub fn write(&self) -> Result<(), Error> {
         let state = &self.config.state;
         let damaged = |why: String| Error::Damaged { path: state.join(FILE_NAME), why };
@@ -290,6 +293,9 @@ impl Journal {
     }
 
     /// Sets the next state; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// The file cannot be written to disk.
     pub fn advance(&mut self, state: State) -> Result<(), Error> {
         self.state = state;
         self.write()

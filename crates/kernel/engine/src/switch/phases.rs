@@ -95,6 +95,9 @@ const PHASES: &[Phase] = &[
 ];
 
 /// Finds all obstacles to a switch at once. Nothing is touched.
+///
+/// # Errors
+/// There is an obstacle (the error names all of them), or systemd or criu gives no answer.
 pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let (config, from) = (&plan.config, host::kernel());
     let mut refused = find_missing(config);
@@ -259,6 +262,9 @@ fn highest_thread_id(pid: i32) -> Result<u32, Error> {
 }
 
 /// Goes to another kernel. Returns only on failure; the units then run on here as before.
+///
+/// # Errors
+/// Always: there was an obstacle, or a phase failed and the others were rolled back.
 pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infallible, Error> {
     let state = &plan.config.state;
     let lock = lock_state(state)?;
@@ -331,6 +337,9 @@ fn roll_back_locked(state: &Path) -> Result<Option<Journal>, Error> {
 
 /// Rolls back a switch that was killed, as a command of its own; returns the journal afterwards, or `None` if there was
 /// nothing to roll back.
+///
+/// # Errors
+/// Another switch is in progress, or the journal cannot be read or written.
 pub fn roll_back(state: &Path) -> Result<Option<Journal>, Error> {
     if guardian::find_interrupted(state)?.is_none() {
         return Ok(None);

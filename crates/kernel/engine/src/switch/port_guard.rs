@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Name of the table that stays when the process that made it ends.
 const TABLE_NAME: &str = "stillpoint_switch";
-/// Socket of the keeper on a kernel that starts.
+/// Socket of the owner on a kernel that starts.
 pub(super) const SOCKET_PATH: &str = "/run/stillpoint/switch-guard.sock";
 
 /// The switch's own guard: one of its tables ends with this value.

@@ -45,6 +45,9 @@ fn refused(why: String) -> Error {
 }
 
 /// Chooses an aligned range, and writes the drop-in if that is requested.
+///
+/// # Errors
+/// The size is not valid, there is no free range, or the drop-in exists already or cannot be written.
 pub fn reserve(wanted: &ReservationRequest) -> Result<Reservation, Error> {
     let bytes = parse_number(&wanted.size)
         .ok_or_else(|| refused(format!("{} is not a size; an example is 4G", wanted.size)))?;
@@ -58,6 +61,9 @@ pub fn reserve(wanted: &ReservationRequest) -> Result<Reservation, Error> {
 }
 
 /// Returns the regions that this kernel has, by first address and length.
+///
+/// # Errors
+/// The kernel does not show its map of memory to this user.
 pub fn regions() -> Result<Vec<(u64, u64)>, Error> {
     ram().map(|ram| ram.regions.iter().map(|range| (range.start, range.end - range.start)).collect())
 }
@@ -100,6 +106,9 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
 }
 
 /// Removes the drop-in; returns false if there is none.
+///
+/// # Errors
+/// The file is not a drop-in of stillpoint, or cannot be removed.
 pub fn remove_dropin(path: &Path) -> Result<bool, Error> {
     let read = Directory::of_file(path)
         .and_then(|(directory, name)| Ok((directory.read(name, DROPIN_BYTES_MAX)?, directory, name)));

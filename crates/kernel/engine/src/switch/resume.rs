@@ -84,6 +84,9 @@ impl Fault {
 }
 
 /// Coordinates all that this boot has to do about a switch. Returns when nothing is left to do.
+///
+/// # Errors
+/// The journal cannot be read or written, or units could neither be restored nor started from their files.
 pub fn resume(state: &Path) -> Result<Decision, Error> {
     let Some(mut journal) = Journal::read(state)? else { return Ok(Decision::Nothing) };
     let decision = journal.decide(&host::kernel(), &host::boot());
@@ -116,6 +119,9 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
 }
 
 /// Continues for a leader that has ended: systemd runs this after each end of one, normal or not.
+///
+/// # Errors
+/// The journal cannot be read or written, or units could neither be restored nor started from their files.
 pub fn continue_resume(state: &Path) -> Result<(), Error> {
     let ended_well = std::env::var_os("SERVICE_RESULT").is_some_and(|result| result == "success");
     let Some(mut journal) = Journal::read(state)?.filter(|_| !ended_well) else { return Ok(()) };
@@ -453,6 +459,9 @@ fn wait_until_unused(journal: &Journal) {
 }
 
 /// Restores one unit in its own control group; systemd has started this process in its place.
+///
+/// # Errors
+/// The unit is not part of the switch, its image has been used, or the restore fails.
 pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
     let name = complete_unit_name(name)?.to_string();

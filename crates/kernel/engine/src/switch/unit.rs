@@ -56,6 +56,9 @@ pub(super) fn socket_units(properties: &BTreeMap<String, String>) -> impl Iterat
 
 /// Returns the drop-in that a unit needs to be taken along; `None` if it needs none. A unit that runs is examined for
 /// what it uses.
+///
+/// # Errors
+/// The name is not a service, or systemd gives no answer.
 pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
     let unit = complete_unit_name(unit)?;
     dropin_of(unit.as_str(), &properties(unit.as_str())?)

@@ -17,6 +17,9 @@ const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// The new process has a copy of this one's memory, as after `fork`. Only a process with one thread is split: locks
 /// that another thread held would stay locked. Threads that have been joined may not have ended yet; this waits for
 /// them.
+///
+/// # Errors
+/// The process has several threads, or the kernel makes no process.
 pub fn fork_sharing_descriptors(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
     wait_until_single_threaded(THREAD_EXIT_TIMEOUT)?;
     let flags = libc::CLONE_FILES | libc::SIGCHLD;

@@ -80,6 +80,9 @@ pub struct Log {
 
 impl Log {
     /// Makes an empty log in memory that children share.
+    ///
+    /// # Errors
+    /// The kernel maps no memory for it.
     pub fn new(records: usize) -> Result<Self, Error> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let bytes = HEAD_BYTES + records * size_of::<Slot>();
@@ -131,6 +134,9 @@ impl Log {
     }
 
     /// Appends a record that is not an event.
+    ///
+    /// # Errors
+    /// The log is full.
     pub fn append(&self, record: Record) -> Result<(), Error> {
         let (kind, number, value) = match record {
             Record::Memory { pid, memory } => (MEMORY, pid, memory.descriptor() as u32 as u64),
@@ -150,6 +156,9 @@ impl Log {
 
     /// Reads one event of a memory into the log. It is not a complete record until [`Log::commit`]; [`Log::discard`] drops
     /// it.
+    ///
+    /// # Errors
+    /// The log is full, or the userfaultfd cannot be read or sends an unknown event.
     pub fn read(&self, number: u32, memory: Memory) -> Result<Option<Event>, Error> {
         let slot = self.slot(self.len())?;
         // SAFETY: as in `append`: the slot after the last complete record is ours. The kernel writes at most `BYTES`
@@ -168,6 +177,9 @@ impl Log {
 
     /// Returns the event that was read last and neither kept nor passed, with the number of its memory: a killed server
     /// left it.
+    ///
+    /// # Errors
+    /// The log is full, or the event is unknown.
     pub fn uncommitted(&self) -> Result<Option<(u32, Event)>, Error> {
         let at = self.len();
         if at >= self.records {
@@ -189,6 +201,9 @@ impl Log {
     }
 
     /// Drops the event that was read: it has been handled and is not needed later.
+    ///
+    /// # Errors
+    /// The log is full.
     pub fn discard(&self) -> Result<(), Error> {
         let slot = self.slot(self.len())?;
         // SAFETY: as in `append`.
@@ -197,6 +212,9 @@ impl Log {
     }
 
     /// Returns all complete records.
+    ///
+    /// # Errors
+    /// A record contains an unknown event.
     pub fn records(&self) -> Result<Vec<Record>, Error> {
         (0..self.len()).map(|at| self.record(at)).collect()
     }

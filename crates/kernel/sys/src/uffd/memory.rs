@@ -38,6 +38,9 @@ impl Memory {
     }
 
     /// Opens a userfaultfd for this process's own memory, and registers a range: for tests, and to detect support.
+    ///
+    /// # Errors
+    /// The kernel refuses a userfaultfd, or to register the range.
     pub fn own(start: u64, bytes: u64) -> Result<Self, Error> {
         // SAFETY: the call takes flags only and returns a new descriptor or -1.
         let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
@@ -59,6 +62,9 @@ impl Memory {
     }
 
     /// Copies pages to a place without pages, and wakes threads that wait for them.
+    ///
+    /// # Errors
+    /// The kernel refuses the call for a reason that [`PutOutcome`] does not cover.
     pub fn copy(self, address: u64, pages: &[u8]) -> Result<PutOutcome, Error> {
         let (src, len) = (pages.as_ptr() as u64, pages.len() as u64);
         let mut copy = uffdio_copy { dst: address, src, len, mode: 0, copy: 0 };
@@ -67,6 +73,9 @@ impl Memory {
     }
 
     /// Places zeros where there are no pages, and wakes threads that wait for them.
+    ///
+    /// # Errors
+    /// The kernel refuses the call for a reason that [`PutOutcome`] does not cover.
     pub fn zero(self, address: u64, bytes: u64) -> Result<PutOutcome, Error> {
         let mut zero = uffdio_zeropage { range: uffdio_range { start: address, len: bytes }, mode: 0, zeropage: 0 };
         let done = self.call(UFFDIO_ZEROPAGE, &mut zero);
@@ -90,6 +99,9 @@ impl Memory {
     }
 
     /// Wakes all threads that wait for a page of this memory; a thread that still needs the page faults again.
+    ///
+    /// # Errors
+    /// The kernel refuses the call.
     pub fn wake_all(self) -> Result<(), Error> {
         // from the lowest address that can be mapped to the end of four-level page tables
         self.wake_range(0x1_0000, (1 << 47) - 0x2_0000)

@@ -1,4 +1,4 @@
-//! Guards of connections outlive a reload of the machine's firewall, and a keeper that is killed.
+//! Guards of connections outlive a reload of the machine's firewall, and an owner that is killed.
 //!
 //! Each test has a network namespace of its own: its flushes affect no other test.
 
@@ -71,7 +71,7 @@ impl OutsideHost {
     }
 }
 
-/// The boot side of a switch: its state, and the socket of its keeper.
+/// The boot side of a switch: its state, and the socket of its owner.
 struct SwitchBoot {
     dir: tempfile::TempDir,
 }
@@ -107,19 +107,19 @@ impl SwitchBoot {
         assert_eq!(ran.code, Some(0), "{ran}");
     }
 
-    /// Starts the keeper as systemd does, by the unit that the generator made.
+    /// Starts the owner as systemd does, by the unit that the generator made.
     #[track_caller]
-    fn owner(&self) -> ChildGuard {
+    fn owner(&self) -> Guarded {
         let unit = fs::read_to_string(self.path("units/stillpoint-guard.service")).expect("a unit for the owner");
         let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("its command");
         let command = command.replace("/run/stillpoint/switch-guard.sock", &self.path("guard.sock"));
         let mut words = command.split(' ');
         let mut owner = Command::new(words.next().expect("a program"));
         owner.args(words);
-        let owner = ChildGuard::from_child(owner.spawn().expect("start the owner"));
+        let owner = Guarded::from_child(owner.spawn().expect("start the owner"));
         let both = ["table inet stillpoint_switch", "table inet stillpoint_switch_owned"];
         until("both tables", || both.iter().all(|table| tables().lines().any(|line| line == *table)).then_some(()));
-        keeper
+        owner
     }
 }
 
@@ -137,20 +137,20 @@ fn ports_stay_guarded_when_the_firewall_is_loaded_while_a_kernel_comes_up() {
     reload_firewall();
     assert_eq!(outside.answer(7001), "a reset");
     boot.generator();
-    let mut keeper = boot.keeper();
+    let mut owner = boot.owner();
     reload_firewall();
     assert_eq!(outside.answer(7001), "nothing");
     assert_eq!(outside.answer(7002), "a connection");
-    // the other table is made again, and stays when its keeper is killed
+    // the other table is made again, and stays when its owner is killed
     until("the table that was flushed", || run("nft list table inet stillpoint_switch").ok());
     assert!(run("nft list ruleset").is_ok(), "nft prints it");
-    keeper.signal(Signal::KILL);
+    owner.signal(Signal::KILL);
     until("its table to go", || (!tables().contains("owned")).then_some(()));
     assert_eq!(outside.answer(7001), "nothing");
-    // both at once: the next keeper guards, and reports that there was a gap
+    // both at once: the next owner guards, and reports that there was a gap
     reload_firewall();
     assert_eq!(outside.answer(7001), "a reset");
-    let _keeper = boot.keeper();
+    let _owner = boot.owner();
     assert_eq!(outside.answer(7001), "nothing");
     let told = until("the gap", || fs::read_to_string(boot.path("guard.gaps")).ok());
     assert_eq!(told.lines().count(), 1, "{told}");
@@ -187,15 +187,15 @@ impl CheckpointedRedis {
         kernel(&self.criu, &["status", "--image", path]).event("kernel-status")
     }
 
-    /// Returns the keeper, which it finds by the name of the image.
+    /// Returns the owner, which it finds by the name of the image.
     #[track_caller]
-    fn keeper(&self) -> i32 {
+    fn owner(&self) -> i32 {
         let image = self.image().display().to_string();
         let is_it = |process: &procfs::process::Process| {
             process.cmdline().is_ok_and(|words| words.contains(&"guard-keeper".to_owned()) && words.contains(&image))
         };
         let mut all = procfs::process::all_processes().expect("processes").flatten();
-        all.find(is_it).expect("a keeper").pid
+        all.find(is_it).expect("an owner").pid
     }
 
     /// Sends a request on the connection; returns true if that is reset within a limit.
@@ -231,7 +231,7 @@ fn connections_of_an_image_outlive_a_reload_of_the_firewall() {
 #[test]
 fn a_keeper_that_is_killed_leaves_a_guard_and_status_tells_of_it() {
     let Some(mut taken) = CheckpointedRedis::new() else { return };
-    kill(taken.keeper(), "KILL");
+    kill(taken.owner(), "KILL");
     until("its table to go", || (!tables().contains("owned")).then_some(()));
     assert!(!taken.is_reset(NO_RESET_PERIOD));
     let warning = |taken: &CheckpointedRedis| taken.status()["guard_warning"].as_str().unwrap_or_default().to_owned();
