@@ -96,9 +96,9 @@ pub enum EventKind {
     Copying {
         /// Bytes copied so far.
         bytes: u64,
-        /// Size of the tables on the source; the copy may need less or more.
+        /// Size of the tables on the source in bytes; the copy may need less or more.
         bytes_total: u64,
-        /// Current rate.
+        /// Current rate in bytes a second.
         bytes_per_s: u64,
         /// Estimated seconds for the rest, at the recent rate; absent before the first measurement.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,7 +132,7 @@ pub enum EventKind {
     },
     /// Both sides of a migration were compared at one moment and are equal.
     Compared {
-        /// Tables compared.
+        /// Number of compared tables.
         tables: u64,
         /// Rows compared.
         rows: u64,
@@ -150,7 +150,7 @@ pub enum EventKind {
         paused_us: u64,
         /// Part of that pause: until the last transaction had ended.
         drained_us: u64,
-        /// Sessions that were moved.
+        /// Number of moved sessions.
         sessions: u64,
     },
     /// The operation had nothing to do: the requested state was there already.

@@ -42,7 +42,7 @@ pub enum Error {
     Fill {
         /// Address of the server.
         target: String,
-        /// First key of the batch that failed.
+        /// Number of the first key of the batch that failed.
         key: u64,
         /// Answer of the server.
         answer: String,

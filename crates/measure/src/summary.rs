@@ -11,17 +11,17 @@ use crate::record::{Outcome, Record, Sample};
 pub struct Latency {
     /// Number of requests. Every request counts; one that timed out with the time until then.
     pub count: u64,
-    /// Mean latency.
+    /// Mean latency in nanoseconds.
     pub mean_ns: u64,
     /// Half of the requests took no longer.
     pub p50_ns: u64,
-    /// 90 % took no longer.
+    /// 90 % took no longer, in nanoseconds.
     pub p90_ns: u64,
-    /// 99 % took no longer.
+    /// 99 % took no longer, in nanoseconds.
     pub p99_ns: u64,
-    /// 99.9 % took no longer.
+    /// 99.9 % took no longer, in nanoseconds.
     pub p999_ns: u64,
-    /// Maximum, exact.
+    /// Exact maximum in nanoseconds.
     pub max_ns: u64,
 }
 
@@ -84,15 +84,15 @@ impl FromIterator<u64> for Distribution {
 pub struct Counts {
     /// All requests.
     pub requests: u64,
-    /// Answered rightly.
+    /// Requests that were answered rightly.
     pub ok: u64,
-    /// Answered with an error.
+    /// Requests that were answered with an error.
     pub errors: u64,
-    /// Answered wrongly.
+    /// Requests that were answered wrongly.
     pub wrong: u64,
-    /// Not answered in time.
+    /// Requests that were not answered in time.
     pub timeouts: u64,
-    /// In progress on a connection that ended.
+    /// Requests in progress on a connection that ended.
     pub lost: u64,
 }
 

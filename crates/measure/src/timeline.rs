@@ -38,9 +38,9 @@ pub struct Stop {
     pub tid: i32,
     /// Reason.
     pub reason: String,
-    /// Time at which it was continued.
+    /// Time at which it was continued (`CLOCK_MONOTONIC`), in nanoseconds.
     pub t_ns: u64,
-    /// Length of the stop.
+    /// Length of the stop in nanoseconds.
     pub stopped_ns: u64,
 }
 
@@ -49,9 +49,9 @@ pub struct Stop {
 pub struct Phase {
     /// Name of the phase.
     pub phase: String,
-    /// Start.
+    /// Start (`CLOCK_MONOTONIC`), in nanoseconds.
     pub started_ns: u64,
-    /// End; if it has none, the last event of the operation.
+    /// End in nanoseconds; if it has none, the last event of the operation.
     pub ended_ns: u64,
 }
 
@@ -64,15 +64,15 @@ pub struct Operation {
     pub pid: Option<i32>,
     /// Patches that became active or inactive.
     pub patches: Vec<String>,
-    /// Start.
+    /// Start (`CLOCK_MONOTONIC`), in nanoseconds.
     pub started_ns: u64,
-    /// End.
+    /// End (`CLOCK_MONOTONIC`), in nanoseconds.
     pub ended_ns: u64,
     /// Outcome.
     pub ending: Ending,
     /// Patches active afterwards, oldest first.
     pub active: Vec<String>,
-    /// Time of that change.
+    /// Time of that change in nanoseconds.
     pub committed_ns: Option<u64>,
     /// Nanoseconds from the start of the transition to the commit.
     pub migration_ns: Option<u64>,
@@ -104,7 +104,7 @@ pub struct Timeline {
     pub operations: Vec<Operation>,
     /// Warnings of the engines: time and text.
     pub warnings: Vec<(u64, String)>,
-    /// Lines of the event files that are not events.
+    /// Number of lines of the event files that are not events.
     pub other_lines: u64,
 }
 

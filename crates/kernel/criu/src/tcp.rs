@@ -34,7 +34,7 @@ pub struct Progress {
     pub unacknowledged: u32,
     /// Sequence number of our first byte that had never been sent.
     pub next: u32,
-    /// Window of our end, scaled as in its segments.
+    /// Window of our end in bytes, scaled as in its segments.
     pub window: u16,
     /// Window of the peer, in the same form.
     pub peer_window: u16,

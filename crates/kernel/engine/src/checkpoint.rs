@@ -51,7 +51,7 @@ pub struct CheckpointOptions {
     pub form: Option<Form>,
     /// Protection of the connections from the network.
     pub guard: Guard,
-    /// Maximum of passes while the processes run; the rest is written while they are stopped.
+    /// Maximum number of passes while the processes run; the rest is written while they are stopped.
     pub passes: u32,
     /// File of the machine's key, made if it is not there: [`crate::MACHINE_KEY`].
     pub key: PathBuf,

@@ -68,7 +68,7 @@ pub struct RestoreOptions {
 pub struct RestoreOutcome {
     /// The root of the processes.
     pub pid: i32,
-    /// The daemon's keeper, while memory is not all resident.
+    /// Process id of the daemon's keeper, while memory is not all resident.
     pub keeper: Option<u32>,
     /// Nanoseconds from the beginning until the processes run.
     pub duration_ns: u64,

@@ -18,7 +18,7 @@ use stillpoint_host::kernel_files;
 pub struct Directory {
     /// Absolute path.
     pub path: PathBuf,
-    /// Permissions of the directory.
+    /// Permission bits of the directory.
     pub mode: u32,
     /// User id of the owner.
     pub uid: u32,

@@ -18,7 +18,7 @@ pub enum Error {
     NotInParent {
         /// The memory that the page belongs to.
         object: Object,
-        /// The first such page.
+        /// Address of the first such page.
         start: u64,
     },
     /// A page that was never stored is requested, or a page is stored twice in one pass.

@@ -16,7 +16,7 @@ pub struct Run {
     pub image: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// The pass that stored them.
+    /// Number of the pass that stored them.
     pub pass: u32,
 }
 

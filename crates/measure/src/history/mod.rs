@@ -33,30 +33,30 @@ use serde::{Deserialize, Serialize};
 pub enum Operation {
     /// Appended a number, used once in the whole history, to a list.
     Append {
-        /// The list.
+        /// Number of the list.
         list: u64,
         /// The number.
         value: u64,
     },
     /// Read a list.
     ReadList {
-        /// The list.
+        /// Number of the list.
         list: u64,
         /// All its numbers.
         values: Vec<u64>,
     },
     /// Added one to a counter.
     Increment {
-        /// The counter.
+        /// Number of the counter.
         counter: u64,
         /// New value of the counter.
         became: i64,
     },
     /// Moved an amount between two accounts.
     Transfer {
-        /// Account that the amount was taken from.
+        /// Number of the account that the amount was taken from.
         from: u64,
-        /// Account that it was added to.
+        /// Number of the account that it was added to.
         to: u64,
         /// Amount.
         amount: i64,
@@ -85,9 +85,9 @@ pub enum Outcome {
 pub struct Transaction {
     /// Number of the client.
     pub client: u32,
-    /// Time at which its first statement was sent (`CLOCK_MONOTONIC`).
+    /// Time at which its first statement was sent (`CLOCK_MONOTONIC`), in nanoseconds.
     pub began_ns: u64,
-    /// Time at which its outcome was known.
+    /// Time at which its outcome was known (`CLOCK_MONOTONIC`), in nanoseconds.
     pub ended_ns: u64,
     /// Outcome.
     pub outcome: Outcome,

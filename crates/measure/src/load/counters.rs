@@ -27,13 +27,13 @@ pub struct Snapshot {
     pub counts: Counts,
     /// Connections that ended although the client did not end them.
     pub dropped: u64,
-    /// Attempts to open a dropped connection again that failed.
+    /// Number of failed attempts to open a dropped connection again.
     pub reconnect_failures: u64,
     /// Connections open now, of all roles.
     pub open: u64,
-    /// Time of the last right answer (`CLOCK_MONOTONIC`).
+    /// Time of the last right answer (`CLOCK_MONOTONIC`), in nanoseconds.
     pub last_ok_ns: u64,
-    /// Longest latency since [`Counters::take_latency_max_ns`] was last called.
+    /// Longest latency in nanoseconds since the last call of [`Counters::take_latency_max_ns`].
     pub latency_max_ns: u64,
     /// Lateness of the most recent request, in nanoseconds.
     pub late_ns: u64,

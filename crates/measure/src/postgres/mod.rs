@@ -205,7 +205,7 @@ pub struct PostgresFinished {
     /// Latencies, counts, connections.
     #[serde(flatten)]
     pub finished: Finished,
-    /// Retries after a serialization failure or a deadlock.
+    /// Number of retries after a serialization failure or a deadlock.
     pub retries: u64,
     /// Verdict on a checked workload.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -59,7 +59,7 @@ impl Outcome {
 /// Request of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// Time at which it was due.
+    /// Time at which it was due (`CLOCK_MONOTONIC`), in nanoseconds.
     pub scheduled_ns: u64,
     /// Nanoseconds from `scheduled_ns` to the last byte of the answer (or to the time-out).
     pub latency_ns: u64,
@@ -91,7 +91,7 @@ pub struct Header {
     pub protocol: String,
     /// Address of the server.
     pub target: String,
-    /// `CLOCK_MONOTONIC` at the start of the schedule.
+    /// Start of the schedule (`CLOCK_MONOTONIC`), in nanoseconds.
     pub started_ns: u64,
     /// Seconds since 1970 at the same moment, for display only.
     pub started_unix_s: u64,
@@ -118,7 +118,7 @@ pub struct Header {
 /// Event of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Time (`CLOCK_MONOTONIC`).
+    /// Time (`CLOCK_MONOTONIC`), in nanoseconds.
     pub t_ns: u64,
     /// Number of the connection.
     pub connection: u32,
@@ -143,11 +143,11 @@ pub enum MarkKind {
 /// Figures that only the end of a run knows; the last block of a complete record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// `CLOCK_MONOTONIC` at the last answer.
+    /// Time of the last answer (`CLOCK_MONOTONIC`), in nanoseconds.
     pub ended_ns: u64,
     /// Connections that ended although the client did not end them.
     pub dropped: u64,
-    /// Attempts to open a dropped connection again that failed.
+    /// Number of failed attempts to open a dropped connection again.
     pub reconnect_failures: u64,
     /// Idle connections that answered a PING at the end.
     pub idle_alive: u32,

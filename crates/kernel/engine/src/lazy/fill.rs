@@ -37,7 +37,7 @@ pub struct Fill {
     pub asked: u64,
     /// Bytes that were fetched in the background.
     pub filled: u64,
-    /// Processes that ended before all of their memory was resident.
+    /// Number of processes that ended before all of their memory was resident.
     pub ended: u64,
 }
 

@@ -42,7 +42,7 @@ pub struct FetchCounts {
     pub asked: u64,
     /// Bytes that were fetched in the background.
     pub filled: u64,
-    /// Processes that ended before all of their memory was resident.
+    /// Number of processes that ended before all of their memory was resident.
     pub ended: u64,
 }
 

@@ -54,7 +54,7 @@ pub struct Plan {
     pub to: String,
     /// All other settings.
     pub config: Config,
-    /// Maximum of passes over memory while the units run.
+    /// Maximum number of passes over memory while the units run.
     pub passes: u32,
     /// For tests: fail in this phase.
     pub fail_in: Option<String>,
