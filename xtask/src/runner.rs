@@ -31,7 +31,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let compiled = built_before();
     println!("Every test of the tree, quick ones first. Servers are unpacked in the cache, nothing is installed;");
     println!("each line: time, counts, name. A failure shows its output and the command to rerun it.");
-    println!("{}\n", room(root)?);
+    println!("{}\n", check_room(root)?);
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
     let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
     let everything = words.is_empty();
@@ -177,7 +177,7 @@ pub(crate) fn alone(root: &Path, tests: Tests) -> Result<bool> {
 const ROOM_GB: u64 = 11;
 
 /// Returns a line about the free space of the disk. A run that fills the disk fails with many confusing messages.
-fn room(root: &Path) -> Result<String> {
+fn check_room(root: &Path) -> Result<String> {
     let disk = rustix::fs::statvfs(root).with_context(|| format!("examine {}", root.display()))?;
     let free = disk.f_bavail * disk.f_frsize / 1_000_000_000;
     let enough = if free < ROOM_GB { ": less than a first run may need" } else { "" };

@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// The image does not list its sockets.
-pub(crate) fn missing(image: &Image) -> Result<Vec<String>, Error> {
+pub(crate) fn missing_addresses(image: &Image) -> Result<Vec<String>, Error> {
     let locals = locals(&read_files_image(image.directory())?)?;
     Ok(locals.iter().filter(|local| !is_bindable(local)).map(display_text).collect())
 }

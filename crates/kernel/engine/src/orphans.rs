@@ -61,7 +61,7 @@ fn can_destroy_closing(release: &str) -> bool {
 /// Returns true if the kernel has a connection between these ends that no process has.
 fn is_orphan(diagnosis: &SocketDiagnosis, connection: &Connection) -> Result<bool, Error> {
     let Some(found) = query(diagnosis, BY_FAMILY, REQUEST, connection)? else { return Ok(false) };
-    let is_same = found.get(ID_AT..ID_AT + ENDS) == request(connection).get(8..8 + ENDS);
+    let is_same = found.get(ID_AT..ID_AT + ENDPOINT_BYTES) == request(connection).get(8..8 + ENDPOINT_BYTES);
     Ok(is_same && found.get(STATE_AT) != Some(&LISTEN) && u32_at(&found, INODE_AT) == Some(0))
 }
 

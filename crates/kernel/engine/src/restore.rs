@@ -259,8 +259,8 @@ fn restore_image(
             progress.warn(format!("its connections are still guarded: {}", error.with_causes()));
         }
         // a leader lifts another guard later, and wakes the connections then
-        let warnings = progress.phase("wake", || prompt_both_ends(std::iter::once(image.dir())));
-        warnings.map_or_else(|error| tracing::warn!("connections wait until their next retry: {error}"), drop);
+        let prompted = progress.phase("wake", || prompt_both_ends(std::iter::once(image.dir())));
+        prompted.map_or_else(|error| tracing::warn!("connections wait until their next retry: {error}"), drop);
     }
     Ok(RestoreOutcome { pid, keeper, duration_ns })
 }

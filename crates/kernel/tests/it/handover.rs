@@ -54,7 +54,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     let arguments = machine.succeed(&format!("stillpoint kernel switch --to {to} --dry-run"));
     assert!(
         arguments.contains("warning: images are located in") && arguments.contains("no other; after a panic"),
-        "{told}"
+        "{arguments}"
     );
     append(&mut machine, "kho=off");
     refused(&mut machine, to, &format!("{to} cannot take memory over: its command line has no kho=on"));

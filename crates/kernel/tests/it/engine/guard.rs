@@ -109,14 +109,14 @@ impl SwitchBoot {
 
     /// Starts the owner as systemd does, by the unit that the generator made.
     #[track_caller]
-    fn owner(&self) -> Guarded {
+    fn owner(&self) -> ChildGuard {
         let unit = fs::read_to_string(self.path("units/stillpoint-guard.service")).expect("a unit for the owner");
         let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("its command");
         let command = command.replace("/run/stillpoint/switch-guard.sock", &self.path("guard.sock"));
         let mut words = command.split(' ');
         let mut owner = Command::new(words.next().expect("a program"));
         owner.args(words);
-        let owner = Guarded::from_child(owner.spawn().expect("start the owner"));
+        let owner = ChildGuard::from_child(owner.spawn().expect("start the owner"));
         let both = ["table inet stillpoint_switch", "table inet stillpoint_switch_owned"];
         until("both tables", || both.iter().all(|table| tables().lines().any(|line| line == *table)).then_some(()));
         owner
