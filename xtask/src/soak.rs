@@ -34,7 +34,7 @@ const LONG_FORMS: [(&str, &str); 9] = [
     ("stillpoint-migrate-tests", "engine::regress"),
     ("stillpoint-migrate-tests", "proxy::regress"),
     ("stillpoint-migrate-tests", "faults"),
-    ("stillpoint-migrate-tests", "levels"),
+    ("stillpoint-migrate-tests", "isolation_levels"),
     ("stillpoint-migrate-tests", "tpcc"),
 ];
 

@@ -98,7 +98,7 @@ fn who_says_nothing_or_says_it_slowly_is_not_waited_for() {
 
 #[test]
 fn a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory() {
-    if ran_elsewhere("proxy::hostile::a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory")
+    if ran_elsewhere("proxy::hostile_clients::a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory")
         || !available()
     {
         return;
@@ -440,7 +440,7 @@ fn behind_the_login_a_slow_client_is_served_and_holds_up_no_other() {
 #[test]
 fn behind_the_login_a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory() {
     if ran_elsewhere(
-        "proxy::hostile::behind_the_login_a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory",
+        "proxy::hostile_clients::behind_the_login_a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory",
     ) || !available()
     {
         return;

@@ -123,7 +123,7 @@ fn armed(proxy: &Proxy) {
 
 #[test]
 fn messages_without_room_end_the_capture_alone() {
-    if ran_elsewhere("proxy::large::messages_without_room_end_the_capture_alone") || !available() {
+    if ran_elsewhere("proxy::large_messages::messages_without_room_end_the_capture_alone") || !available() {
         return;
     }
     let cluster = Cluster::start(&[]);

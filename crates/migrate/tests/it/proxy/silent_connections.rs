@@ -35,7 +35,7 @@ fn the_crowd() {
 
 #[test]
 fn clients_get_in_beside_a_thousand_silent_ones() {
-    if ran_elsewhere("proxy::silent::clients_get_in_beside_a_thousand_silent_ones") || !available() {
+    if ran_elsewhere("proxy::silent_connections::clients_get_in_beside_a_thousand_silent_ones") || !available() {
         return;
     }
     let cluster = Cluster::start(&[]);
@@ -43,7 +43,7 @@ fn clients_get_in_beside_a_thousand_silent_ones() {
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("as many files as there may be");
     let (port, metrics) = (free_port(), free_port());
     let mut crowd = Command::new(std::env::current_exe().expect("this program"));
-    crowd.args(["--exact", "proxy::silent::the_crowd", "--ignored", "--nocapture"]).env("CROWD_PORT", port.to_string());
+    crowd.args(["--exact", "proxy::silent_connections::the_crowd", "--ignored", "--nocapture"]).env("CROWD_PORT", port.to_string());
     let mut crowd = crowd.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start the crowd");
     let (mut tell, told) = (crowd.stdin.take().expect("piped"), crowd.stdout.take().expect("piped"));
     let mut told = BufReader::new(told).lines().map_while(Result::ok);
