@@ -43,7 +43,9 @@ fn clients_get_in_beside_a_thousand_silent_ones() {
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("as many files as there may be");
     let (port, metrics) = (free_port(), free_port());
     let mut crowd = Command::new(std::env::current_exe().expect("this program"));
-    crowd.args(["--exact", "proxy::silent_connections::the_crowd", "--ignored", "--nocapture"]).env("CROWD_PORT", port.to_string());
+    crowd
+        .args(["--exact", "proxy::silent_connections::the_crowd", "--ignored", "--nocapture"])
+        .env("CROWD_PORT", port.to_string());
     let mut crowd = crowd.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start the crowd");
     let (mut tell, told) = (crowd.stdin.take().expect("piped"), crowd.stdout.take().expect("piped"));
     let mut told = BufReader::new(told).lines().map_while(Result::ok);
