@@ -102,7 +102,7 @@ impl Faults {
 
 /// Failure that a test requested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a test requested a failure {0}")]
+#[error("a test made it fail {0}")]
 pub struct Fault(pub FaultPoint);
 
 /// Text that names no point.
