@@ -151,6 +151,27 @@ impl Config {
 mod tests {
     use super::*;
 
+    /// Settings of the installed file whose values there are examples: by default they have none, or are computed.
+    const EXAMPLES: [&str; 3] = ["images", "crash-kernel-mib", "health"];
+
+    #[test]
+    fn the_installed_file_names_every_setting_and_its_default() {
+        let text = include_str!("../../../../../packaging/etc/stillpoint/kernel.toml");
+        assert_eq!(Config::parse(text).unwrap(), Config::default());
+        // a setting is commented out without a blank, an explanation with one
+        let settings = || text.lines().filter_map(|line| line.strip_prefix('#')).filter(|line| !line.starts_with(' '));
+        let all: Vec<&str> = settings().collect();
+        let config = Config::parse(&all.join("\n")).unwrap();
+        assert_eq!(config.units["redis-server"].health, ["redis-cli", "ping"]);
+        let name = |line: &&str| line.split(" = ").next().is_some_and(|name| EXAMPLES.contains(&name));
+        let defaults: Vec<&str> = settings().filter(|line| !name(line) && !line.starts_with('[')).collect();
+        assert_eq!(Config::parse(&defaults.join("\n")).unwrap(), Config::default());
+        let known = serde_json::to_value(&config).unwrap();
+        for setting in known.as_object().unwrap().keys().filter(|setting| *setting != "units") {
+            assert!(all.iter().any(|line| line.starts_with(&format!("{setting} = "))), "{setting} is not in the file");
+        }
+    }
+
     #[test]
     fn a_file_that_another_user_can_change_names_no_program() {
         use std::fs::{self, Permissions};

@@ -22,6 +22,17 @@ fn a_short_file_is_enough() {
 }
 
 #[test]
+fn the_installed_example_is_for_the_unit() {
+    let config = Config::parse(include_str!("../../../../../packaging/examples/proxy.toml")).unwrap();
+    let unit = include_str!("../../../../../packaging/systemd/stillpoint-proxy@.service");
+    let (run, state) = (config.control.parent().unwrap(), config.routes.parent().unwrap());
+    assert!(unit.lines().any(|line| line == format!("ReadWritePaths={}", run.display())), "{run:?}");
+    let state = state.strip_prefix("/var/lib").unwrap();
+    assert!(unit.lines().any(|line| line == format!("StateDirectory={}", state.display())), "{state:?}");
+    assert_eq!(config.warnings(), [""; 0]);
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     for (from, to, expected) in [
         ("server = \"a\"", "server = \"b\"", "server `b`, which is not in `[servers]`"),
