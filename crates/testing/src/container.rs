@@ -115,20 +115,21 @@ impl Container {
         fs::copy(from, &to).unwrap_or_else(|e| panic!("copy {} into a container: {e}", from.display()));
     }
 
-    /// Installs a binary of the tool, with the units and generators of this tree, as `make install` does below `/usr/local`.
+    /// Installs a binary of the tool, with the units, generators and users of this tree, as `make install` does below `/usr/local`.
     #[track_caller]
     pub fn install(&self, tool: &Path) {
         self.copy(tool, "/usr/local/bin/stillpoint");
-        for (folder, to, mode) in [("systemd", "system", 0o644), ("generators", "system-generators", 0o755)] {
+        for (folder, to, mode) in [
+            ("systemd", "systemd/system", 0o644),
+            ("generators", "systemd/system-generators", 0o755),
+            ("sysusers.d", "sysusers.d", 0o644),
+            ("tmpfiles.d", "tmpfiles.d", 0o644),
+        ] {
             let from = crate::workspace_root().join("packaging").join(folder);
             for file in fs::read_dir(&from).expect("list the packaging").flatten() {
                 let text = fs::read_to_string(file.path()).expect("read the packaging");
                 let name = file.file_name().into_string().expect("a name in UTF-8");
-                self.write(
-                    &format!("/usr/local/lib/systemd/{to}/{name}"),
-                    text.replace("@PREFIX@", "/usr/local"),
-                    mode,
-                );
+                self.write(&format!("/usr/local/lib/{to}/{name}"), text.replace("@PREFIX@", "/usr/local"), mode);
             }
         }
         self.succeed(&["systemctl", "daemon-reload"]);

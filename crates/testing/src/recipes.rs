@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use stillpoint_host::cache::{self, Cache, EntryName};
 
 /// Entries that can be made by name (`cargo run -p xtask -- cache path NAME`), with their arguments.
-pub const NAMES: [&str; 7] = [
+pub const NAMES: [&str; 8] = [
     "bochs",
     "criu",
     "generations [VARIANT [VERSION]]",
@@ -20,6 +20,7 @@ pub const NAMES: [&str; 7] = [
     "handover",
     "linux-source VERSION",
     "postgresql",
+    "root SUITE [PACKAGE,...]",
 ];
 
 impl From<stillpoint_host::Error> for Unavailable {
@@ -64,6 +65,8 @@ pub fn path(words: &[String]) -> Result<PathBuf, Unavailable> {
         ["handover"] => handover(),
         ["linux-source", version] => linux_source(version),
         ["postgresql"] => postgresql(),
+        ["root", suite] => root(suite, ""),
+        ["root", suite, packages] => root(suite, packages),
         _ => Err(format!("{:?} is none of: {}", words.join(" "), NAMES.join(", ")).into()),
     }
 }
@@ -121,6 +124,12 @@ pub fn bochs() -> Result<PathBuf, Unavailable> {
 /// Makes PostgreSQL 17, in `root`.
 pub fn postgresql() -> Result<PathBuf, Unavailable> {
     Script { name: "postgresql", files: &["setup/archive"], words: &[], compilers: &[] }.entry(&[])
+}
+
+/// Makes a fresh Debian of a suite, in `root`, with further packages; their names have commas between them.
+pub fn root(suite: &str, packages: &str) -> Result<PathBuf, Unavailable> {
+    Script { name: "root", files: &["setup/archive"], words: &[suite, packages], compilers: &[] }
+        .entry(&[suite.into(), packages.into()])
 }
 
 /// Makes libstillpoint of this tree, shared and static.

@@ -2,3 +2,5 @@
 
 mod help;
 mod names;
+mod packages;
+mod units;
