@@ -49,6 +49,7 @@ fn names(directory: &Path) -> Vec<String> {
 fn in_root(root: &Path, packages: &Path, words: &[&str]) -> String {
     // An overlay in memory, as for the container: what is below may be an overlay itself.
     const ENTER: &str = r#"
+        ip link set lo up
         mount -t tmpfs tmpfs "$2"
         mkdir "$2/upper" "$2/work" "$2/root"
         mount -t overlay -o lowerdir="$1",upperdir="$2/upper",workdir="$2/work" overlay "$2/root"
@@ -61,7 +62,7 @@ fn in_root(root: &Path, packages: &Path, words: &[&str]) -> String {
         exec chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive LC_ALL=C "$@""#;
     let at = TempDir::with_prefix("stillpoint-root-").unwrap();
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "--", "sh", "-ec", ENTER, "enter"]);
+    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--", "sh", "-ec", ENTER, "enter"]);
     command.args([root, at.path(), packages]).args(["sh", "/packages/packages.sh"]).args(words);
     succeed(&mut command)
 }
