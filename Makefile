@@ -36,6 +36,7 @@ test: setup ## a short case of each kind; the last line is the count (REQUIRE_AL
 	@began=$$(date +%s); $(BUILD_TESTS); TEST_BEGAN=$$began $(XTASK) test
 
 test-full: setup ## every test in its long form, all matrices, minutes of fuzzing; goes on where it stopped (many hours)
+	@setup/install test deb full
 	@$(BUILD_TESTS)
 	@STILLPOINT_ALL=1 STILLPOINT_FUZZ_SECONDS="$${FUZZ_SECONDS:-60}" $(XTASK) test-full
 

@@ -97,6 +97,9 @@ fn packages_are_installed_upgraded_and_purged() {
     if !rustix::process::geteuid().is_root() {
         skip!("other roots need root");
     }
+    if Command::new("lintian").arg("--version").output().is_err() {
+        skip!("lintian is not installed: run setup/install full");
+    }
     let roots = match roots() {
         Ok(roots) => roots,
         Err(why) => skip!(why),
