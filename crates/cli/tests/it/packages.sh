@@ -56,6 +56,6 @@ apt-get remove -qq -y stillpoint >/tmp/log 2>&1 || { cat /tmp/log; fail 'apt doe
 [ -e /etc/default/stillpoint ] && [ -e /etc/stillpoint/keys/mine.pub ] && [ -e /var/lib/stillpoint/image.key ] || fail 'removed what belongs to a purge'
 rm /etc/systemd/system/served.service
 
-apt-get purge -qq -y stillpoint stillpoint-dbgsym libstillpoint1 libstillpoint-dev >/tmp/log 2>&1 || { cat /tmp/log; fail 'apt does not purge it'; }
+apt-get purge -qq -y stillpoint libstillpoint1 libstillpoint-dev >/tmp/log 2>&1 || { cat /tmp/log; fail 'apt does not purge it'; }
 files >/tmp/after
 diff /tmp/before /tmp/after >/tmp/log || { cat /tmp/log; fail 'the purge left something, or took it'; }
