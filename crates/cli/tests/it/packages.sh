@@ -8,7 +8,7 @@ fail() { echo "packages: $*" >&2; exit 1; }
 files() {
   find / -xdev \( -path /proc -o -path /dev -o -path /packages -o -path /tmp -o -path /var/lib/dpkg -o -path /var/lib/apt \
     -o -path /var/cache/apt -o -path /var/cache/debconf -o -path /var/cache/ldconfig -o -path /var/log -o -path '/etc/*-' \
-    -o -path /etc/ld.so.cache -o -path /etc/.pwd.lock \) -prune -o -print | sort
+    -o -path /etc/ld.so.cache -o -path /etc/.pwd.lock -o -path /run/systemd \) -prune -o -print | sort
   cat /etc/passwd /etc/group
 }
 works() {
