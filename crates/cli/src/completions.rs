@@ -12,16 +12,22 @@ pub(crate) struct Args {
 }
 
 /// Runs `stillpoint completions` for the commands below `all`.
-pub(crate) fn run(args: &Args, all: &Command, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, mut all: Command, output: &Output) -> Result<(), Failure> {
+    all.build();
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut shown(all), "stillpoint", &mut script);
+    clap_complete::generate(args.shell, &mut shown(&all), "stillpoint", &mut script);
     output.lines(String::from_utf8_lossy(&script).trim_end());
     Ok(())
 }
 
+/// What the parser adds to each command that it builds.
+const ADDED: [&str; 2] = ["help", "version"];
+
 /// Returns the command without what `--help` does not show either: the generators of scripts leave nothing out.
 fn shown(command: &Command) -> Command {
-    let arguments = || command.get_arguments().filter(|argument| !argument.is_hide_set());
+    let is_added = |id: &str| ADDED.contains(&id);
+    let arguments =
+        || command.get_arguments().filter(|argument| !argument.is_hide_set() && !is_added(argument.get_id().as_str()));
     let is_shown = |id: &&clap::Id| arguments().any(|argument| argument.get_id() == *id);
     let groups = command.get_groups().map(|group| {
         let members: Vec<clap::Id> = group.get_args().filter(is_shown).cloned().collect();
@@ -36,5 +42,6 @@ fn shown(command: &Command) -> Command {
     if command.get_version().is_some() {
         shown = shown.version(env!("CARGO_PKG_VERSION"));
     }
-    shown.subcommands(command.get_subcommands().filter(|command| !command.is_hide_set()).map(self::shown))
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set() && !is_added(command.get_name()));
+    shown.subcommands(commands.map(self::shown))
 }

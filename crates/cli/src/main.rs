@@ -6,12 +6,14 @@
 
 mod completions;
 mod kernel;
+mod later;
 mod measure;
 mod migrate;
 mod output;
 mod patch;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use later::Later;
 use output::{Output, Success};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -32,15 +34,15 @@ struct Cli {
 enum Command {
     /// Build live patches, and put them into running programs.
     #[command(subcommand)]
-    Patch(Box<patch::Command>),
+    Patch(Box<Later<patch::Command>>),
     /// Move a PostgreSQL database to another server while its clients work.
     #[command(subcommand)]
-    Migrate(migrate::Command),
+    Migrate(Later<migrate::Command>),
     /// Take running programs, connections and memory, into images and back.
     #[command(subcommand)]
-    Kernel(kernel::Command),
+    Kernel(Later<kernel::Command>),
     /// Load a server, record every latency, and report.
-    Measure(measure::Args),
+    Measure(Later<measure::Args>),
     /// Print what a shell completes.
     #[command(hide = true)]
     Completions(completions::Args),
@@ -56,11 +58,11 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let output = Output::new(cli.json);
     let result = match cli.command {
-        Command::Patch(command) => patch::run(*command, &output),
-        Command::Migrate(command) => migrate::run(command, &output).map(|()| Success::Done),
-        Command::Kernel(command) => kernel::run(command, &output).map(|()| Success::Done),
-        Command::Measure(args) => measure::run(args, &output).map(|()| Success::Done),
-        Command::Completions(args) => completions::run(&args, &Cli::command(), &output).map(|()| Success::Done),
+        Command::Patch(command) => patch::run(command.0, &output),
+        Command::Migrate(command) => migrate::run(command.0, &output).map(|()| Success::Done),
+        Command::Kernel(command) => kernel::run(command.0, &output).map(|()| Success::Done),
+        Command::Measure(args) => measure::run(args.0, &output).map(|()| Success::Done),
+        Command::Completions(args) => completions::run(&args, Cli::command(), &output).map(|()| Success::Done),
     };
     match result {
         Ok(success) => success.into(),

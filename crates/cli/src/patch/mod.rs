@@ -23,6 +23,7 @@ mod wave;
 
 pub(crate) use processes::duration;
 
+use crate::later::Later;
 use crate::output::{Failure, Output, Success};
 use std::ffi::OsString;
 use stillpoint_patch_engine::GivingWay;
@@ -31,37 +32,37 @@ use stillpoint_patch_engine::GivingWay;
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     /// Build a live patch from source diffs.
-    Build(Box<build::Args>),
+    Build(Box<Later<build::Args>>),
     /// Get the program that a patch is for: as its package builds it, or as the archive has it.
-    Target(target::Args),
+    Target(Later<target::Args>),
     /// Show what a patch file holds, and why.
-    Inspect(inspect::Args),
+    Inspect(Later<inspect::Args>),
     /// Make keys, and sign patch files.
-    Key(key::Args),
+    Key(Later<key::Args>),
     /// Put patches into running processes.
-    Apply(Box<apply::Args>),
+    Apply(Box<Later<apply::Args>>),
     /// Everything short of touching, and which threads would block.
-    Check(check::Args),
+    Check(Later<check::Args>),
     /// What a process carries, verified against its memory.
-    Status(status::Args),
+    Status(Later<status::Args>),
     /// Take patches back.
-    Revert(revert::Args),
+    Revert(Later<revert::Args>),
     /// Every process of this machine that carries patches.
-    List(list::Args),
+    List(Later<list::Args>),
     /// Run a program that is patched before its first instruction.
-    Exec(Box<exec::Args>),
+    Exec(Box<Later<exec::Args>>),
     /// The helper of `exec` for units whose sandbox allows none of their own.
-    ExecHelper(exec_helper::Args),
+    ExecHelper(Later<exec_helper::Args>),
     /// Have a systemd unit start with patches in force.
-    Enable(Box<enable::EnableArgs>),
+    Enable(Box<Later<enable::EnableArgs>>),
     /// Take that back.
-    Disable(enable::DisableArgs),
+    Disable(Later<enable::DisableArgs>),
     /// Follow units that have changed since their patches were enabled.
-    Refresh(refresh::Args),
+    Refresh(Later<refresh::Args>),
     /// Which patches are enabled for which units.
-    Enabled(enable::ListArgs),
+    Enabled(Later<enable::ListArgs>),
     /// Files that let gdb and perf see the patched code.
-    Gdb(gdb::Args),
+    Gdb(Later<gdb::Args>),
 }
 
 /// Commands that change or inspect a running program.
@@ -85,22 +86,22 @@ fn touches(arguments: impl Iterator<Item = OsString>) -> bool {
 /// Runs `stillpoint patch ...`.
 pub(crate) fn run(command: Command, output: &Output) -> Result<Success, Failure> {
     let done = match command {
-        Command::Build(args) => return build::run(*args, output),
-        Command::Target(args) => target::run(args, output),
-        Command::Inspect(args) => inspect::run(args, output),
-        Command::Key(args) => key::run(args, output),
-        Command::Apply(args) => apply::run(*args, output),
-        Command::Check(args) => check::run(args, output),
-        Command::Status(args) => status::run(args, output),
-        Command::Revert(args) => revert::run(args, output),
-        Command::List(args) => list::run(args, output),
-        Command::Exec(args) => exec::run(*args, output),
-        Command::ExecHelper(args) => exec_helper::run(args),
-        Command::Enable(args) => enable::enable(*args, output),
-        Command::Disable(args) => enable::disable(args, output),
-        Command::Refresh(args) => refresh::run(&args, output),
-        Command::Enabled(args) => enable::list(args, output),
-        Command::Gdb(args) => gdb::run(args, output),
+        Command::Build(args) => return build::run(args.0, output),
+        Command::Target(args) => target::run(args.0, output),
+        Command::Inspect(args) => inspect::run(args.0, output),
+        Command::Key(args) => key::run(args.0, output),
+        Command::Apply(args) => apply::run(args.0, output),
+        Command::Check(args) => check::run(args.0, output),
+        Command::Status(args) => status::run(args.0, output),
+        Command::Revert(args) => revert::run(args.0, output),
+        Command::List(args) => list::run(args.0, output),
+        Command::Exec(args) => exec::run(args.0, output),
+        Command::ExecHelper(args) => exec_helper::run(args.0),
+        Command::Enable(args) => enable::enable(args.0, output),
+        Command::Disable(args) => enable::disable(args.0, output),
+        Command::Refresh(args) => refresh::run(&args.0, output),
+        Command::Enabled(args) => enable::list(args.0, output),
+        Command::Gdb(args) => gdb::run(args.0, output),
     };
     done.map(|()| Success::Done)
 }
