@@ -5,7 +5,7 @@
 
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
 
-/// What `T` parses.
+/// Result of parsing a `T`.
 #[derive(Debug)]
 pub(crate) struct Later<T>(pub(crate) T);
 

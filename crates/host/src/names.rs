@@ -1,4 +1,4 @@
-//! Where the C library looks up names of machines.
+//! Services in which the C library looks up names of machines.
 
 use std::ffi::{CStr, c_char, c_int};
 

@@ -1,4 +1,4 @@
-//! What is installed: the binary on older and newer systems, and Debian's packages from their first installation to their purge.
+//! Installed files: the binary on older and newer systems, and Debian's packages from their first installation to their purge.
 
 use std::fs;
 use std::path::{Path, PathBuf};
