@@ -1,4 +1,4 @@
-//! `stillpoint completions`: what a shell completes. The installation calls it; it has no page of its own.
+//! `stillpoint completions`: scripts for completion in shells. The installation calls it; it has no page of its own.
 
 use crate::output::{Failure, Output};
 use clap::{ArgGroup, Command};
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args, mut all: Command, output: &Output) -> Result<(), 
     Ok(())
 }
 
-/// What the parser adds to each command that it builds.
+/// Names that the parser adds to each command that it builds.
 const ADDED: [&str; 2] = ["help", "version"];
 
 /// Returns the command without what `--help` does not show either: the generators of scripts leave nothing out.

@@ -15,7 +15,7 @@ works() {
   "$@" --version | grep -q '^stillpoint [0-9]' || fail "$1 has no version"
   "$@" patch list >/dev/null || fail "$1 lists no patches"
   "$@" migrate run --help >/dev/null
-  # a name is looked up by the C library that is part of it, whatever this system's is
+  # a name is looked up by the C library that is part of it: this system may have another
   said=$("$@" measure redis --addr localhost:1 --rate 1 --duration 1 2>&1) && fail 'a load without a server'
   case $said in *efused* | *onnect*) ;; *) fail "localhost: $said" ;; esac
 }
