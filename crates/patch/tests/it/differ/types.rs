@@ -81,7 +81,7 @@ fn a_member_that_moves_into_padding_is_named_with_both_offsets() {
 fn growth_reordering_and_removal_are_refused() {
     refused(&structure("int a;", "int a; int b;"), "member `b` added at offset 0x4; size changed from 4 to 8 bytes");
     refused(&structure("int a; int b;", "int b; int a;"), "member `a` moved from offset 0x0 to 0x4");
-    refused(&structure("int a; int b;", "int a;"), "member `b` at offset 0x4 is gone");
+    refused(&structure("int a; int b;", "int a;"), "member `b` at offset 0x4 was removed");
     refused(&structure("char a; long l;", "char a; char pad; long l;"), "member `pad` added at offset 0x1");
 }
 
@@ -162,7 +162,7 @@ fn enumerations() {
     };
     assert_eq!(accepted(&e("A, B", "A, B, C")).notes, ["enum e: enumerator `C` = 2 added"]);
     refused(&e("A, B", "A, C, B"), "type `enum e` changed: enumerator `B` changed from 1 to 2");
-    refused(&e("A, B", "A"), "enumerator `B` = 1 is gone");
+    refused(&e("A, B", "A"), "enumerator `B` = 1 was removed");
     refused(&e("A, B = -1", "A, B = 1"), "enumerator `B` changed from -1 to 1");
 }
 
@@ -237,7 +237,7 @@ fn a_signature_may_change_only_with_all_who_refer_to_it() {
     assert_eq!(refusals[0].code(), "signature-changed");
     assert_eq!(
         refusals[0].to_string(),
-        "function `f` changed from `int (int)` to `int (int, int)`, but `g`, which calls it, did not"
+        "function `f` changed from `int (int)` to `int (int, int)`, but its caller `g` did not change"
     );
     let table = source("int (*table[])(int) = { f };", "int (*table[])(int) = { (int (*)(int))f };");
     let refusals = used(&["f"], &table).expect_err("a table holds f");
