@@ -159,7 +159,7 @@ fn an_unknown_group_is_refused_by_name() {
     let redis = Redis::start(&series.binary, &[]);
     let run = apply(&series.first().file, redis.pid()).args(["--quiescence", "group:workers"]).run();
     assert_eq!(run.code, Some(3), "{run}");
-    assert!(run.stderr.contains("no thread of the group workers, but the groups bio"), "{run}");
+    assert!(run.stderr.contains("no thread of the group workers; it has the groups bio"), "{run}");
     assert_eq!(residue(redis.pid()), Vec::<String>::new());
 }
 

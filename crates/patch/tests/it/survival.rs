@@ -146,7 +146,7 @@ fn script_wrappers_lead_to_the_program() {
     never.args(["sh", "-c", "sleep 1; exit 7"]);
     let output = run(never);
     assert_eq!(version(&output), 7);
-    assert!(text(&output.stderr).contains("is not what heritage-1-2 is for"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("is not the program that heritage-1-2 is for"), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn a_patch_is_enabled_behind_its_base() {
     };
     let (one, two) = (root(), root());
     let alone = enable(&one, &[&third]);
-    assert_refused(&alone, "patch heritage-2-3 builds upon heritage-1-2.diff");
+    assert_refused(&alone, "patch heritage-2-3 is based on heritage-1-2.diff");
     assert!(alone.stderr.contains("\ntry: stillpoint patch enable FILE --unit sp-test.service"), "{alone}");
     let wrong_order = enable(&one, &[&third, &second]);
     assert_refused(&wrong_order, &format!("try: stillpoint patch enable {} {}", second.display(), third.display()));
@@ -458,7 +458,7 @@ fn a_patch_is_enabled_behind_its_base() {
     assert_eq!(enable(&one, &[&second, &third]).code, Some(0));
     let disable = |names: &[&str]| below(&one, &["disable", "--unit", "sp-test"]).args(names.iter().copied()).run();
     let refused = disable(&["heritage-1-2"]);
-    assert_refused(&refused, "heritage-2-3 builds upon");
+    assert_refused(&refused, "heritage-2-3 is based on");
     assert!(refused.stderr.contains("try: stillpoint patch disable heritage-2-3 heritage-1-2"), "{refused}");
     assert_eq!(below(&one, &["enabled"]).succeed().stdout.lines().count(), 2);
     assert_eq!(disable(&["heritage-1-2", "heritage-2-3"]).code, Some(0));
