@@ -157,7 +157,7 @@ impl Requests {
     /// # Errors
     ///
     /// The kernel refuses to wait.
-    pub fn next(&mut self) -> Result<Request, Error> {
+    pub fn wait(&mut self) -> Result<Request, Error> {
         loop {
             let mut ready = [PollFd::new(&self.process, PollFlags::IN), PollFd::new(&self.stream, PollFlags::IN)];
             match poll(&mut ready, None) {
@@ -216,20 +216,20 @@ mod tests {
         let (process, mut tool, mut requests) = pair(b"task");
         tool.write_all(b"h").unwrap();
         kill(process);
-        assert_eq!(requests.next().unwrap(), Request::Asked(b'h'));
-        assert_eq!(requests.next().unwrap(), Request::Killed);
+        assert_eq!(requests.wait().unwrap(), Request::Asked(b'h'));
+        assert_eq!(requests.wait().unwrap(), Request::Killed);
         drop(tool);
-        assert_eq!(requests.next().unwrap(), Request::Killed);
+        assert_eq!(requests.wait().unwrap(), Request::Killed);
     }
 
     #[test]
     fn requests_are_answered_until_the_dismissal() {
         let (process, mut tool, mut requests) = pair(b"");
         tool.write_all(&[b'h', DISMISS]).unwrap();
-        assert_eq!(requests.next().unwrap(), Request::Asked(b'h'));
+        assert_eq!(requests.wait().unwrap(), Request::Asked(b'h'));
         requests.answer(b'h');
         assert_eq!(answer(&mut tool), b'h');
-        assert_eq!(requests.next().unwrap(), Request::Dismissed);
+        assert_eq!(requests.wait().unwrap(), Request::Dismissed);
         kill(process);
     }
 

@@ -43,7 +43,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     let servers: Servers = serde_json::from_slice(&task).map_err(|error| by_hand(&error))?;
     let options = servers.options()?;
     loop {
-        match requests.next().map_err(Failure::refused)? {
+        match requests.wait().map_err(Failure::refused)? {
             Request::Dismissed => return Ok(()),
             Request::Killed => return block_on(keep_repairing(&options)),
             Request::Asked(request) => requests.answer(request),

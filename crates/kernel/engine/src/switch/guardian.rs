@@ -75,7 +75,7 @@ pub fn run_guardian() -> Result<(), Error> {
 fn watch_tool(state: &Path, requests: &mut Requests, reset: &dyn Fn()) -> Result<(), Error> {
     let mut sockets = Vec::new();
     loop {
-        match requests.next()? {
+        match requests.wait()? {
             Request::Dismissed => return Ok(()),
             Request::Killed => break,
             Request::Asked(request) => {
