@@ -198,7 +198,7 @@ fn check_base(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Pat
     let hint = match args.files.iter().find(brings) {
         Some(base) => format!("stillpoint patch enable {} {} --unit {unit}", base.display(), file.display()),
         None => {
-            format!("first stillpoint patch enable FILE --unit {unit}, with the patch that adds {}", missing.base())
+            format!("stillpoint patch enable FILE --unit {unit}, with the patch that adds {}, first", missing.base())
         }
     };
     Failure::refused(anyhow::anyhow!("{missing}")).hint(hint)

@@ -14,7 +14,7 @@
 //! use stillpoint_kernel_criu::page_server::{Command, Destination, Form};
 //!
 //! # fn main() -> Result<(), stillpoint_kernel_criu::Error> {
-//! let opening = Command::Open { destination: Destination::Task(4121), asks: true };
+//! let opening = Command::Open { destination: Destination::Task(4121), wants_answer: true };
 //! let mut bytes = Vec::new();
 //! opening.encode(Form::Long, &mut bytes);
 //! let mut first = [0; 24];

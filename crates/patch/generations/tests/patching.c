@@ -147,13 +147,13 @@ static void patch_held(void)
 	expect(0, THREADS);
 }
 
-/* A coroutine of the program's own, suspended in a changed function, is found at the commit. */
+/* A coroutine of the program's own, suspended in a changed function, is found before anything is touched. */
 static void patch_suspended(void)
 {
 	start_victim();
 	expect(THREADS, 0);
 	CHECK(!strcmp(ask("suspend"), "suspended\n"));
-	ENDS(FELL_BACK, APPLY("generation", "--timeout", "3s"));
+	ENDS(REFUSED, APPLY("generation", "--timeout", "3s"));
 	CHECK(strstr(said, "suspended_answer, on a suspended stack"));
 	CHECK(!has_generations(0));
 	expect(THREADS, 0);
