@@ -30,7 +30,7 @@
 //! memory.add(0x7f00_0000_0000, 256, LAZY | PRESENT)?;
 //! memory.end_pass();
 //! memory.begin_pass(); // half of it has not changed, the rest is gone
-//! memory.carry(0x7f00_0000_0000, 128)?;
+//! memory.keep_unchanged(0x7f00_0000_0000, 128)?;
 //! assert_eq!(memory.end_pass(), [(0x7f00_0008_0000, 0x7f00_0010_0000)]);
 //! assert_eq!(Pending::of(memory.extents()).bytes(), 128 * 4096);
 //! # Ok(())
