@@ -10,9 +10,9 @@
 //! It starts no server by itself and installs nothing.
 //!
 //! ```
-//! use stillpoint_testing::{child::{Guarded, tied}, wait};
-//! let child = tied("true".as_ref()).spawn().unwrap();
-//! let mut program = Guarded::from_child(child);
+//! use stillpoint_testing::{child::{ChildGuard, bound_command}, wait};
+//! let child = bound_command("true".as_ref()).spawn().unwrap();
+//! let mut program = ChildGuard::from_child(child);
 //! assert!(wait::until("the program to end", || program.ended()).success());
 //! ```
 

@@ -10,7 +10,7 @@
 //! ```
 //! use std::net::{Ipv4Addr, TcpListener};
 //! let healthy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-//! assert!(!stillpoint_kernel_sys::repair::leave(&healthy));
+//! assert!(!stillpoint_kernel_sys::repair::leave_repair_mode(&healthy));
 //! ```
 //!
 //! Follows tcp(7) and `do_tcp_setsockopt` in `net/ipv4/tcp.c` of Linux.

@@ -40,13 +40,13 @@
 //! An example:
 //!
 //! ```
-//! use stillpoint_migrate_capture::{Catalogue, Column, Seen, Table, rewrite};
+//! use stillpoint_migrate_capture::{Catalogue, Column, Effect, Table, rewrite};
 //!
 //! let columns = ["id", "stock"].map(|name| Column { name: name.into(), ..Column::default() }).to_vec();
 //! let mut catalogue = Catalogue::new(["public".to_owned()]);
 //! let (schema, name) = ("public".into(), "item".into());
 //! catalogue.add(Table { oid: 7, schema, name, columns, key: Some(vec![0]), ..Table::default() });
-//! let Seen::Writes(rewritten) = rewrite("DELETE FROM item WHERE stock = 0", &catalogue)? else { unreachable!() };
+//! let Effect::Writes(rewritten) = rewrite("DELETE FROM item WHERE stock = 0", &catalogue)? else { unreachable!() };
 //! assert!(rewritten.text.starts_with("DELETE FROM item WHERE stock = 0\nRETURNING ROW(\"item\".\"id\", \"item\".\"stock\""));
 //! let image = rewritten.read("(5,0,-77)")?;
 //! assert_eq!(image.values, [Some("5".to_owned()), Some("0".to_owned())]);

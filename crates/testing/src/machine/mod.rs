@@ -14,7 +14,7 @@
 //! use stillpoint_testing::machine::{Guest, Machine};
 //! let guest = Guest::build().unwrap();
 //! let mut machine = Machine::boot(&guest, &guest.kernels[0], "target/debug/stillpoint".as_ref());
-//! println!("{}", machine.ok("uname -r"));
+//! println!("{}", machine.succeed("uname -r"));
 //! ```
 
 pub mod clients;

@@ -22,7 +22,7 @@
 //! log.append(Record::Memory { pid: 4121, memory })?;
 //! if let Some(Event::Fault { address }) = log.read(0, memory)? {
 //!     memory.copy(address & !4095, &[0x5a; 4096])?;
-//!     log.pass()?;
+//!     log.discard()?;
 //! }
 //! # Ok(())
 //! # }
