@@ -79,7 +79,7 @@ pub(crate) fn open_if(path: &Path, is_wanted: impl FnOnce(&Metadata) -> bool) ->
 /// # Errors
 /// Those of [`open_regular`]; or the file is longer, or cannot be read.
 pub fn read_regular(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    bounded(open_regular(path)?, path, limit)
+    bounded(&open_regular(path)?, path, limit)
 }
 
 /// Reads a regular text file in the same way as [`read_regular`].
@@ -105,7 +105,7 @@ pub fn open_named(path: &Path) -> Result<File, Error> {
 /// # Errors
 /// It cannot be read, or is longer.
 pub fn read_named(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    bounded(open_named(path)?, path, limit)
+    bounded(&open_named(path)?, path, limit)
 }
 
 /// Reads a text in the same way as [`read_named`].
@@ -230,8 +230,11 @@ pub fn remove_socket(path: &Path) {
     let _ = fs::remove_file(path);
 }
 
-/// Reads all of a file, at most `limit` bytes.
-pub(crate) fn bounded(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+/// Reads an open file from its position on, if it has `limit` bytes at most.
+///
+/// # Errors
+/// It is longer, or cannot be read.
+pub fn bounded(file: &File, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let too_long = || Error::Untrusted { path: path.to_owned(), why: format!("it has more than {limit} bytes") };
     // a sparse file is not read up to the limit
     if file.metadata().at("looking at", path)?.len() > limit {

@@ -363,7 +363,7 @@ impl Directory {
     /// # Errors
     /// Those of [`Directory::file`]; or the file is longer.
     pub fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
-        bounded(self.file(name)?, &self.path_of(name)?, limit)
+        bounded(&self.file(name)?, &self.path_of(name)?, limit)
     }
 
     /// Removes a file.

@@ -127,7 +127,7 @@ impl Tree {
     /// It does not exist, is no such file, cannot be read, or a link on the way leads out of the tree.
     pub fn read(&self, name: impl AsRef<Path>) -> Result<Vec<u8>, Error> {
         let name = name.as_ref();
-        bounded(self.file(name)?, &self.path.join(name), FILE_MAX)
+        bounded(&self.file(name)?, &self.path.join(name), FILE_MAX)
     }
 
     /// Reads a file in the same way as [`Tree::read`], if it exists.

@@ -6,9 +6,9 @@ use crate::store;
 use object::write::{Object, StandardSection, Symbol, SymbolSection};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
 use std::collections::HashSet;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use stillpoint_host::file::open_below;
+use stillpoint_host::file::{bounded, open_below};
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Avma;
@@ -118,12 +118,7 @@ fn write_perf_map(process: &Process, lines: &str) -> Result<PathBuf, Error> {
     let io = |source: std::io::Error| Error::File { path: shown.display().to_string(), source };
     let root = kernel_files::open(format!("/proc/{pid}/root")).map_err(io)?;
     let mut file = open_below(&root, Path::new(&format!("tmp/perf-{inner}.map")))?;
-    let bytes = file.metadata().map_err(io)?.len();
-    if bytes > PERF_MAP_MAX {
-        return Err(io(std::io::Error::other(format!("has {bytes} bytes; the limit is {PERF_MAP_MAX}"))));
-    }
-    let mut old = Vec::new();
-    (&file).take(PERF_MAP_MAX).read_to_end(&mut old).map_err(io)?;
+    let old = bounded(&file, &shown, PERF_MAP_MAX)?;
     let old = String::from_utf8_lossy(&old);
     let known: HashSet<&str> = old.lines().collect();
     let new: String = lines.split_inclusive('\n').filter(|line| !known.contains(line.trim_end())).collect();
