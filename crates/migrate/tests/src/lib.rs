@@ -22,18 +22,6 @@ mod trial;
 pub use fault::{Fault, Moment};
 pub use stillpoint_testing::binary::stillpoint;
 pub use stillpoint_testing::random::Random;
+pub use stillpoint_testing::soak::{is_soak, rounds};
 pub use testbed::{CommandResult, Proxy, Testbed, Tool};
 pub use trial::{LEVELS, Trial};
-
-/// Returns true if the long form is requested.
-pub fn is_soak() -> bool {
-    std::env::var("STILLPOINT_SOAK").as_deref() == Ok("1")
-}
-
-/// Number of repetitions in a test: `short`, or in the long form (`STILLPOINT_SOAK=1`) `long`, of which one piece if it
-/// is run in pieces (`STILLPOINT_SOAK_PIECES=N`).
-pub fn rounds(short: usize, long: usize) -> usize {
-    let variable = |name| std::env::var(name).ok();
-    let pieces = variable("STILLPOINT_SOAK_PIECES").and_then(|n| n.parse().ok()).unwrap_or(1).max(1);
-    if is_soak() { long.div_ceil(pieces) } else { short }
-}

@@ -18,19 +18,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
+pub use stillpoint_testing::soak::{is_soak as soak, rounds};
 use tempfile::TempDir;
-
-/// Returns true if the long form of the tests is requested (`STILLPOINT_SOAK=1`): every system call, a thousand cycles.
-pub fn soak() -> bool {
-    std::env::var_os("STILLPOINT_SOAK").is_some_and(|v| v == "1")
-}
-
-/// Returns the number of repetitions in a test: `short`, or in the long form `long`. If the long form runs in pieces
-/// (`STILLPOINT_SOAK_PIECES=N`), the number is that of one piece.
-pub fn rounds(short: usize, long: usize) -> usize {
-    let pieces = std::env::var("STILLPOINT_SOAK_PIECES").ok().and_then(|n| n.parse().ok()).unwrap_or(1).max(1);
-    if soak() { long.div_ceil(pieces) } else { short }
-}
 
 /// Options by which a program is compiled and linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
