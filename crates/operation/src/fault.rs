@@ -4,7 +4,6 @@
 
 use rustix::process::{Signal, getpid, kill_process};
 use std::fmt;
-use std::str::FromStr;
 
 /// Side of a phase at which a fault occurs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,36 +104,9 @@ impl Faults {
 #[error("a test made it fail {0}")]
 pub struct Fault(pub FaultPoint);
 
-/// Text that names no point.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no fault point: write \"before PHASE\" or \"after PHASE\"")]
-pub struct NoPoint(String);
-
-impl FromStr for FaultPoint {
-    type Err = NoPoint;
-
-    fn from_str(text: &str) -> Result<FaultPoint, NoPoint> {
-        match text.split_once(' ') {
-            Some(("before", phase)) if !phase.is_empty() => Ok(FaultPoint::before(phase)),
-            Some(("after", phase)) if !phase.is_empty() => Ok(FaultPoint::after(phase)),
-            _ => Err(NoPoint(text.into())),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_point_is_read_as_it_is_written() {
-        for point in [FaultPoint::before("freeze"), FaultPoint::after("copy rows")] {
-            assert_eq!(point.to_string().parse(), Ok(point));
-        }
-        for text in ["", "freeze", "before", "before ", "between freeze"] {
-            assert_eq!(text.parse::<FaultPoint>(), Err(NoPoint(text.into())));
-        }
-    }
 
     #[test]
     fn a_fault_occurs_at_its_point_alone() {

@@ -43,6 +43,8 @@ impl Guardian {
     /// The process cannot be started.
     pub fn start(arguments: &[&str], task: &[u8], lock: Option<&File>, errors: Stdio) -> Result<Guardian, Error> {
         let system = |action| move |source| Error::System { action, source };
+        let length = u32::try_from(task.len()).ok().filter(|length| *length <= TASK_MAX);
+        let length = length.ok_or_else(|| Error::Guardian("its task is too long".into()))?;
         let (mut stream, theirs) = UnixStream::pair().map_err(system("make a socket for the guardian"))?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(system("make a socket for the guardian"))?;
         let lock = lock.map(File::try_clone).transpose().map_err(system("hand the lock to the guardian"))?;
@@ -51,8 +53,6 @@ impl Guardian {
         command.args(arguments).stdin(OwnedFd::from(theirs)).stdout(lock.map_or_else(Stdio::null, Stdio::from));
         command.stderr(errors).process_group(0);
         let child = command.spawn().map_err(system("start the guardian"))?;
-        let length = u32::try_from(task.len()).ok().filter(|length| *length <= TASK_MAX);
-        let length = length.ok_or_else(|| Error::Guardian("its task is too long".into()))?;
         let sent = stream.write_all(&length.to_be_bytes()).and_then(|()| stream.write_all(task));
         sent.map_err(system("give the guardian its task"))?;
         let mut guardian = Guardian { child, stream };

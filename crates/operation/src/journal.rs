@@ -21,7 +21,8 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Journal file of operations whose state is a `T`. `T` has a field `v` with the version of its format.
 #[derive(Debug, Clone)]
 pub struct JournalFile<T> {
-    path: PathBuf,
+    directory: PathBuf,
+    name: &'static str,
     /// Latest version that this program reads.
     version: u64,
     content: PhantomData<T>,
@@ -45,14 +46,14 @@ struct Header {
 }
 
 impl<T: Serialize + DeserializeOwned> JournalFile<T> {
-    /// The journal at a path. `version` is the latest version that this program reads.
-    pub fn new(path: PathBuf, version: u64) -> JournalFile<T> {
-        JournalFile { path, version, content: PhantomData }
+    /// The journal `name` in a directory. `version` is the latest version that this program reads.
+    pub fn new(directory: &Path, name: &'static str, version: u64) -> JournalFile<T> {
+        JournalFile { directory: directory.to_owned(), name, version, content: PhantomData }
     }
 
     /// Path of the file.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn path(&self) -> PathBuf {
+        self.directory.join(self.name)
     }
 
     /// Reads the journal; `None` if there is none.
@@ -61,14 +62,14 @@ impl<T: Serialize + DeserializeOwned> JournalFile<T> {
     ///
     /// Another user can change it, it is damaged, or it is of a newer version.
     pub fn read(&self) -> Result<Option<T>, Error> {
-        let bytes = match Directory::of_file(&self.path).and_then(|(directory, name)| directory.read(name, SIZE_MAX)) {
+        let bytes = match Directory::open(&self.directory).and_then(|directory| directory.read(self.name, SIZE_MAX)) {
             Err(error) if error.is_not_found() => return Ok(None),
             bytes => bytes?,
         };
-        let damaged = |error: serde_json::Error| Error::Damaged { path: self.path.clone(), why: error.to_string() };
+        let damaged = |error: serde_json::Error| Error::Damaged { path: self.path(), why: error.to_string() };
         let Header { v } = serde_json::from_slice(&bytes).map_err(damaged)?;
         if v > self.version {
-            return Err(Error::Newer { path: self.path.clone(), found: v, known: self.version });
+            return Err(Error::Newer { path: self.path(), found: v, known: self.version });
         }
         serde_json::from_slice(&bytes).map(Some).map_err(damaged)
     }
@@ -80,12 +81,9 @@ impl<T: Serialize + DeserializeOwned> JournalFile<T> {
     ///
     /// Another user can change the directory, or it cannot be written.
     pub fn write(&self, content: &T) -> Result<(), Error> {
-        let why = |error: serde_json::Error| Error::Damaged { path: self.path.clone(), why: error.to_string() };
+        let why = |error: serde_json::Error| Error::Damaged { path: self.path(), why: error.to_string() };
         let bytes = serde_json::to_vec_pretty(content).map_err(why)?;
-        let parent = self.path.parent().unwrap_or(Path::new("."));
-        Directory::make(parent)?;
-        let (directory, name) = Directory::of_file(&self.path)?;
-        directory.write_synced(name, &bytes)?;
+        Directory::make(&self.directory)?.write_synced(self.name, &bytes)?;
         Ok(())
     }
 
@@ -95,7 +93,7 @@ impl<T: Serialize + DeserializeOwned> JournalFile<T> {
     ///
     /// It cannot be removed.
     pub fn remove(&self) -> Result<(), Error> {
-        match Directory::of_file(&self.path).and_then(|(directory, name)| directory.remove(name)) {
+        match Directory::open(&self.directory).and_then(|directory| directory.remove(self.name)) {
             Err(error) if !error.is_not_found() => Err(error.into()),
             _ => Ok(()),
         }
@@ -108,7 +106,7 @@ impl<T: Serialize + DeserializeOwned> JournalFile<T> {
     /// The lock's file cannot be made or locked.
     pub fn lock(&self, name: &str, limit: Duration) -> Result<Option<JournalLock>, Error> {
         // no existing file is changed: an operation that was killed may have left a read-only disk
-        let file = Directory::make(self.path.parent().unwrap_or(Path::new(".")))?.lock_file(name)?;
+        let file = Directory::make(&self.directory)?.lock_file(name)?;
         let end = Instant::now() + limit;
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -141,13 +139,13 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let journal = JournalFile::<Content>::new(dir.path().join("state/journal.json"), 2);
+        let journal = JournalFile::<Content>::new(&dir.path().join("state"), "journal.json", 2);
         assert_eq!(journal.read().unwrap(), None);
         journal.write(&content("copy")).unwrap();
         journal.write(&content("switch")).unwrap();
         assert_eq!(journal.read().unwrap(), Some(content("switch")));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(journal.path()), mode(&dir.path().join("state"))), (0o600, 0o700));
+        assert_eq!((mode(&journal.path()), mode(&dir.path().join("state"))), (0o600, 0o700));
         journal.remove().unwrap();
         journal.remove().unwrap();
         assert_eq!(journal.read().unwrap(), None);
@@ -157,7 +155,7 @@ mod tests {
     fn newer_damaged_and_foreign_journals_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.json");
-        let journal = JournalFile::<Content>::new(path.clone(), 2);
+        let journal = JournalFile::<Content>::new(dir.path(), "journal.json", 2);
         fs::write(&path, r#"{"v":3,"phases":["other"]}"#).unwrap();
         assert!(matches!(journal.read(), Err(Error::Newer { found: 3, known: 2, .. })));
         for text in ["", "{", r#"{"v":"x"}"#, r#"{"v":2}"#, "[]", &"[".repeat(100_000)] {
@@ -172,7 +170,7 @@ mod tests {
     #[test]
     fn one_process_at_a_time_has_the_lock() {
         let dir = tempfile::tempdir().unwrap();
-        let journal = JournalFile::<Content>::new(dir.path().join("journal.json"), 2);
+        let journal = JournalFile::<Content>::new(dir.path(), "journal.json", 2);
         let lock = journal.lock("lock", Duration::ZERO).unwrap().expect("it is free");
         assert!(journal.lock("lock", Duration::from_millis(50)).unwrap().is_none());
         drop(lock);

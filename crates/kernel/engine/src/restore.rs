@@ -233,7 +233,8 @@ fn restore_image(
     }
     // only an earlier restore can have left some; the question costs time in which the service stands
     let was_restored = image.directory().kind(RESTORE_LOG).is_ok();
-    match if was_restored { orphans::destroy(image.dir()) } else { Ok(0) } {
+    let destroyed = if was_restored { orphans::destroy(image.dir()) } else { Ok(0) };
+    match destroyed {
         Ok(0) => {}
         Ok(count) => tracing::info!(count, "destroyed connections of an earlier restore that were still closing"),
         Err(error) => {

@@ -255,7 +255,7 @@ impl Journal {
 
     /// The journal's file.
     fn file(state: &Path) -> JournalFile<Journal> {
-        JournalFile::new(state.join(FILE_NAME), VERSION)
+        JournalFile::new(state, FILE_NAME, VERSION)
     }
 
     /// Takes the lock for writing the journal; `None` if another process has it for longer than `limit`.
