@@ -11,7 +11,7 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate, patch};
 use stillpoint_host::text::{self, indented, lines, one_line};
 
 /// Exit code of a command that did not fail.
@@ -164,31 +164,33 @@ impl Output {
     pub(crate) fn event(&self, event: &Event) {
         if self.json {
             return match event.kind {
-                EventKind::ThreadStopped { .. } | EventKind::ThreadMigrated { .. } => self.buffer(event),
+                EventKind::Patch(patch::Event::ThreadStopped { .. } | patch::Event::ThreadMigrated { .. }) => {
+                    self.buffer(event)
+                }
                 _ => self.json(event),
             };
         }
         match &event.kind {
             EventKind::PhaseStarted { operation, phase } => self.progress_of(event, format!("{operation}: {phase}")),
-            EventKind::ThreadBusy { tid, function } => {
+            EventKind::Patch(patch::Event::ThreadBusy { tid, function }) => {
                 self.progress(&format!("waiting for thread {tid}, which is in {function}"));
             }
             EventKind::Warning { text } => self.warn(text),
-            EventKind::TargetDropped { target, reason } => {
+            EventKind::Migrate(migrate::Event::TargetDropped { target, reason }) => {
                 self.current_work().remove(&event.target.unwrap_or(1));
                 self.warn(format_args!("target {target} is dropped: {reason}"));
             }
-            EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s } => {
+            EventKind::Migrate(migrate::Event::Copying { bytes, bytes_total, bytes_per_s, estimate_s }) => {
                 let progress = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
                 self.progress_of(event, format!("copy: {progress}"));
             }
-            EventKind::Throttled { kept_percent, .. } => {
+            EventKind::Migrate(migrate::Event::Throttled { kept_percent, .. }) => {
                 self.progress_of(
                     event,
                     format!("clients keep {kept_percent} % of their throughput: the migration is throttled"),
                 );
             }
-            EventKind::Yielding { kept_percent, weight_percent } => {
+            EventKind::Migrate(migrate::Event::Yielding { kept_percent, weight_percent }) => {
                 self.progress_of(
                     event,
                     format!(
@@ -197,15 +199,15 @@ impl Output {
                     ),
                 );
             }
-            EventKind::Following { lag_bytes, tps, estimate_s, .. } => {
+            EventKind::Migrate(migrate::Event::Following { lag_bytes, tps, estimate_s, .. }) => {
                 let kib = lag_bytes >> 10;
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));
                 self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions per second{left}"));
             }
-            EventKind::Compared { tables, rows } => {
+            EventKind::Migrate(migrate::Event::Compared { tables, rows }) => {
                 self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides"));
             }
-            EventKind::SwitchedOver { paused_us, drained_us, sessions } => self.line(format_args!(
+            EventKind::Migrate(migrate::Event::SwitchedOver { paused_us, drained_us, sessions }) => self.line(format_args!(
                 "{sessions} sessions switched over; paused for {:.1} ms, {:.1} ms of it until running transactions ended",
                 *paused_us as f64 / 1e3,
                 *drained_us as f64 / 1e3

@@ -8,10 +8,14 @@
 //! changing the meaning of one raises [`VERSION`]. The crate decides nothing and performs no I/O.
 #![forbid(unsafe_code)]
 
+pub mod kernel;
+pub mod migrate;
+pub mod patch;
+
 use serde::{Deserialize, Serialize};
 
 /// Version of the event records, printed as `"v"` in every JSON line.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// One event, timed by the engine's clock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,7 +35,7 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// Kind of an [`Event`], with its data. The tag is `"event"` in JSON.
+/// Kind of an [`Event`], with its data: an event of any operation, or of one pillar. The tag is `"event"` in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EventKind {
@@ -51,107 +55,13 @@ pub enum EventKind {
         /// Duration, in nanoseconds.
         duration_ns: u64,
     },
-    /// A thread was stopped and then continued.
-    ThreadStopped {
-        /// The thread.
-        tid: i32,
-        /// Reason: `probe`, `freeze`, `carrier`, `signal`.
-        reason: String,
-        /// Nanoseconds from the moment the thread was seen stopped until it was continued.
-        stopped_ns: u64,
-    },
-    /// A thread runs the new generation from now on.
-    ThreadMigrated {
-        /// The thread.
-        tid: i32,
-        /// Number of the transition it migrated to.
-        transition: u32,
-    },
-    /// A thread could not be migrated yet.
-    ThreadBusy {
-        /// The thread.
-        tid: i32,
-        /// Function found on its stack.
-        function: String,
-    },
-    /// Every thread runs the new generation and the entries are direct jumps.
-    Committed {
-        /// Number of the transition.
-        transition: u32,
-        /// Patches active from now on, oldest first; empty for the original code.
-        active: Vec<String>,
-        /// Nanoseconds from the start of the transition to the commit.
-        duration_ns: u64,
-        /// Threads migrated.
-        threads: u32,
-    },
-    /// The transition was abandoned and every thread runs the old generation again.
+    /// The operation was rolled back.
     FellBack {
-        /// Number of the transition.
-        transition: u32,
+        /// Number of the abandoned transition, if the operation patches a process.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        transition: Option<u32>,
         /// Reason.
         reason: String,
-    },
-    /// Rows of a database are being copied.
-    Copying {
-        /// Bytes copied so far.
-        bytes: u64,
-        /// Size of the tables on the source in bytes; the copy may need less or more.
-        bytes_total: u64,
-        /// Current rate in bytes a second.
-        bytes_per_s: u64,
-        /// Estimated seconds for the rest, at the recent rate; absent before the first measurement.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        estimate_s: Option<u64>,
-    },
-    /// A migration slows down, or speeds up again, to protect the throughput of clients.
-    Throttled {
-        /// Share of their usual throughput that clients still have.
-        kept_percent: u64,
-        /// Limit per second from now on: bytes while rows are copied, transactions while the target catches up.
-        allowed_per_s: u64,
-    },
-    /// A migration builds indexes with less, or more, processor time, to protect clients on the same machine.
-    Yielding {
-        /// Share of their usual throughput that clients still have.
-        kept_percent: u64,
-        /// Processor weight of a process that builds indexes, in percent of the weight of another busy process.
-        weight_percent: u64,
-    },
-    /// The target of a migration repeats the transactions that commit on the source.
-    Following {
-        /// Milliseconds from a commit on the source to its repetition on the target.
-        lag_ms: u64,
-        /// Bytes of the source's log that are not repeated yet.
-        lag_bytes: u64,
-        /// Transactions repeated per second.
-        tps: u64,
-        /// Estimated seconds until the target has caught up, at this rate.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        estimate_s: Option<u64>,
-    },
-    /// Both sides of a migration were compared at one moment and are equal.
-    Compared {
-        /// Number of compared tables.
-        tables: u64,
-        /// Rows compared.
-        rows: u64,
-    },
-    /// One of several targets of a migration failed before the switch of clients: the migration continues without it.
-    TargetDropped {
-        /// Server that failed.
-        target: String,
-        /// Reason.
-        reason: String,
-    },
-    /// Clients are connected to the other side.
-    SwitchedOver {
-        /// Microseconds for which clients were paused.
-        paused_us: u64,
-        /// Part of that pause: until the last transaction had ended.
-        drained_us: u64,
-        /// Number of moved sessions.
-        sessions: u64,
     },
     /// The operation had nothing to do: the requested state was there already.
     AlreadyThere {
@@ -163,11 +73,81 @@ pub enum EventKind {
         /// The text.
         text: String,
     },
+    /// Event of `stillpoint patch`.
+    #[serde(untagged)]
+    Patch(patch::Event),
+    /// Event of `stillpoint migrate`.
+    #[serde(untagged)]
+    Migrate(migrate::Event),
+    /// Event of `stillpoint kernel`.
+    #[serde(untagged)]
+    Kernel(kernel::Event),
+}
+
+impl From<patch::Event> for EventKind {
+    fn from(event: patch::Event) -> Self {
+        EventKind::Patch(event)
+    }
+}
+
+impl From<migrate::Event> for EventKind {
+    fn from(event: migrate::Event) -> Self {
+        EventKind::Migrate(event)
+    }
+}
+
+impl From<kernel::Event> for EventKind {
+    fn from(event: kernel::Event) -> Self {
+        EventKind::Kernel(event)
+    }
 }
 
 impl Event {
     /// Makes an event of this version.
     pub fn new(t_ns: u64, pid: Option<i32>, kind: EventKind) -> Self {
         Event { v: VERSION, t_ns, pid, target: None, kind }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(kind: EventKind) -> String {
+        serde_json::to_string(&Event::new(5, Some(7), kind)).unwrap()
+    }
+
+    #[test]
+    fn events_of_every_pillar_are_flat_lines_that_are_read_back() {
+        let events = [
+            EventKind::PhaseStarted { operation: "apply".into(), phase: "check".into() },
+            patch::Event::ThreadMigrated { tid: 8, transition: 3 }.into(),
+            migrate::Event::Compared { tables: 4, rows: 1 << 40 }.into(),
+            kernel::Event::KernelChanged { release: "6.12".into(), duration_ns: 9 }.into(),
+        ];
+        for kind in events {
+            let event = Event::new(5, Some(7), kind);
+            let text = serde_json::to_string(&event).unwrap();
+            assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event, "{text}");
+        }
+        let compared = line(migrate::Event::Compared { tables: 4, rows: 2 }.into());
+        assert_eq!(compared, r#"{"v":2,"t_ns":5,"pid":7,"event":"compared","tables":4,"rows":2}"#);
+    }
+
+    #[test]
+    fn a_rollback_has_a_transition_in_patching_only() {
+        let back = |transition| EventKind::FellBack { transition, reason: "time".into() };
+        assert_eq!(
+            line(back(Some(4))),
+            r#"{"v":2,"t_ns":5,"pid":7,"event":"fell-back","transition":4,"reason":"time"}"#
+        );
+        assert_eq!(line(back(None)), r#"{"v":2,"t_ns":5,"pid":7,"event":"fell-back","reason":"time"}"#);
+    }
+
+    #[test]
+    fn unknown_events_and_missing_fields_are_errors() {
+        for text in [r#"{"v":2,"t_ns":5,"event":"other"}"#, r#"{"v":2,"t_ns":5,"event":"compared","tables":4}"#] {
+            assert!(serde_json::from_str::<Event>(text).is_err(), "{text}");
+        }
     }
 }

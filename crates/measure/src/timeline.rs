@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use stillpoint_events::{Event, EventKind, VERSION};
+use stillpoint_events::{Event, EventKind, VERSION, kernel, migrate, patch};
 use stillpoint_host::file;
 
 use crate::error::{Error, Result};
@@ -193,12 +193,14 @@ impl Builder {
         let Some(op) = self.open.get_mut(&event.pid) else { return };
         op.ended_ns = t_ns;
         match &event.kind {
-            EventKind::ThreadStopped { tid, reason, stopped_ns } => {
+            EventKind::Patch(patch::Event::ThreadStopped { tid, reason, stopped_ns }) => {
                 op.stops.push(Stop { tid: *tid, reason: reason.clone(), t_ns, stopped_ns: *stopped_ns });
             }
-            EventKind::ThreadMigrated { .. } => op.threads += 1,
-            EventKind::ThreadBusy { function, .. } => *op.busy.entry(function.clone()).or_default() += 1,
-            EventKind::Committed { active, duration_ns, threads, .. } => {
+            EventKind::Patch(patch::Event::ThreadMigrated { .. }) => op.threads += 1,
+            EventKind::Patch(patch::Event::ThreadBusy { function, .. }) => {
+                *op.busy.entry(function.clone()).or_default() += 1
+            }
+            EventKind::Patch(patch::Event::Committed { active, duration_ns, threads, .. }) => {
                 let was = self.active.insert(event.pid, active.clone());
                 op.patches = changed(&op.operation, was.as_deref(), active);
                 op.active.clone_from(active);
@@ -209,24 +211,33 @@ impl Builder {
             }
             EventKind::FellBack { reason, .. } => op.ending = Ending::FellBack { reason: reason.clone() },
             EventKind::AlreadyThere { .. } => op.ending = Ending::AlreadyThere,
+            EventKind::Kernel(kernel::Event::KernelChanged { release, duration_ns }) => {
+                op.active = vec![release.clone()];
+                op.patches.clone_from(&op.active);
+                op.ending = Ending::Committed;
+                op.committed_ns = Some(t_ns);
+                op.migration_ns = Some(*duration_ns);
+            }
             EventKind::PhaseEnded { phase, .. } => {
                 if let Some(phase) = op.phases.iter_mut().find(|other| other.phase == *phase) {
                     phase.ended_ns = t_ns;
                 }
             }
-            EventKind::SwitchedOver { .. } => {
+            EventKind::Migrate(migrate::Event::SwitchedOver { .. }) => {
                 op.active = if op.operation == "fallback" { Vec::new() } else { vec![TARGET.to_owned()] };
                 op.ending = Ending::Committed;
                 op.committed_ns = Some(t_ns);
             }
             EventKind::PhaseStarted { .. }
             | EventKind::Warning { .. }
-            | EventKind::Copying { .. }
-            | EventKind::Throttled { .. }
-            | EventKind::Yielding { .. }
-            | EventKind::Following { .. }
-            | EventKind::Compared { .. }
-            | EventKind::TargetDropped { .. } => {}
+            | EventKind::Migrate(
+                migrate::Event::Copying { .. }
+                | migrate::Event::Throttled { .. }
+                | migrate::Event::Yielding { .. }
+                | migrate::Event::Following { .. }
+                | migrate::Event::Compared { .. }
+                | migrate::Event::TargetDropped { .. },
+            ) => {}
         }
     }
 
@@ -304,7 +315,7 @@ mod tests {
 
     fn committed(t_ns: u64, active: &[&str]) -> Event {
         let active = active.iter().map(|&name| name.to_owned()).collect();
-        event(t_ns, EventKind::Committed { transition: 1, active, duration_ns: 5, threads: 4 })
+        event(t_ns, EventKind::Patch(patch::Event::Committed { transition: 1, active, duration_ns: 5, threads: 4 }))
     }
 
     fn run() -> Vec<Event> {
@@ -312,8 +323,11 @@ mod tests {
             started(10, "apply", "check"),
             event(12, EventKind::PhaseEnded { operation: "apply".into(), phase: "check".into(), duration_ns: 2 }),
             started(12, "apply", "migrate"),
-            event(13, EventKind::ThreadStopped { tid: 8, reason: "probe".into(), stopped_ns: 900 }),
-            event(14, EventKind::ThreadBusy { tid: 9, function: "f".into() }),
+            event(
+                13,
+                EventKind::Patch(patch::Event::ThreadStopped { tid: 8, reason: "probe".into(), stopped_ns: 900 }),
+            ),
+            event(14, EventKind::Patch(patch::Event::ThreadBusy { tid: 9, function: "f".into() })),
             committed(15, &["a"]),
             started(16, "apply", "release"),
             started(20, "apply", "check"),
@@ -321,7 +335,7 @@ mod tests {
             started(30, "revert", "check"),
             committed(35, &["a"]),
             started(40, "apply", "check"),
-            event(45, EventKind::FellBack { transition: 4, reason: "time".into() }),
+            event(45, EventKind::FellBack { transition: Some(4), reason: "time".into() }),
         ]
     }
 
@@ -331,7 +345,10 @@ mod tests {
         for (at, operation) in [(10, "migrate"), (20, "fallback")] {
             let (operation, phase) = (operation.to_owned(), "switch-over".to_owned());
             events.push(event(at, EventKind::PhaseStarted { operation, phase }));
-            events.push(event(at + 1, EventKind::SwitchedOver { paused_us: 5, drained_us: 2, sessions: 1 }));
+            events.push(event(
+                at + 1,
+                EventKind::Migrate(migrate::Event::SwitchedOver { paused_us: 5, drained_us: 2, sessions: 1 }),
+            ));
         }
         let versions = Timeline::of(events).versions();
         assert_eq!(versions, [(0, vec![]), (11, vec![TARGET.to_owned()]), (21, vec![])]);

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, kernel};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
 use stillpoint_testing::machine::clients::{
@@ -163,13 +163,11 @@ fn events(observed: &ObservedSwitch, clock: &record::Clock) -> Vec<Event> {
         ));
     }
     let end = match observed.journal["why"].as_str() {
-        Some(reason) => EventKind::FellBack { transition: 0, reason: reason.to_owned() },
-        None => EventKind::Committed {
-            transition: 0,
-            active: vec![observed.journal["to"].as_str().unwrap_or("another kernel").to_owned()],
+        Some(reason) => EventKind::FellBack { transition: None, reason: reason.to_owned() },
+        None => EventKind::Kernel(kernel::Event::KernelChanged {
+            release: observed.journal["to"].as_str().unwrap_or("another kernel").to_owned(),
             duration_ns: (observed.ended - observed.began).as_nanos() as u64,
-            threads: 0,
-        },
+        }),
     };
     events.push(Event::new(ended_ns, None, end));
     events

@@ -1,7 +1,7 @@
 //! Tests of the report with made-up runs whose figures are known.
 
 use proptest::prelude::*;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, kernel, patch};
 use stillpoint_measure::Error;
 use stillpoint_measure::record::{End, Header, Mark, MarkKind, Outcome, Record, Sample};
 use stillpoint_measure::report::Report;
@@ -49,8 +49,14 @@ fn apply(from_ms: u64, to_ms: u64, active: &[&str]) -> Vec<Event> {
     vec![
         event(from_ms, EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() }),
         event(from_ms + 2, EventKind::PhaseEnded { operation, phase, duration_ns: 2 * MS }),
-        event(from_ms + 5, EventKind::ThreadStopped { tid: 5, reason: "probe".into(), stopped_ns: 11_000 }),
-        event(to_ms, EventKind::Committed { transition: 1, active, duration_ns: 7 * MS, threads: 4 }),
+        event(
+            from_ms + 5,
+            EventKind::Patch(patch::Event::ThreadStopped { tid: 5, reason: "probe".into(), stopped_ns: 11_000 }),
+        ),
+        event(
+            to_ms,
+            EventKind::Patch(patch::Event::Committed { transition: 1, active, duration_ns: 7 * MS, threads: 4 }),
+        ),
     ]
 }
 
@@ -134,8 +140,8 @@ fn switch(name: &str, from_ms: u64, phases: &[&str], ending: EventKind) -> Vec<E
 
 #[test]
 fn another_kernel_is_told_of_in_its_own_words() {
-    let back = EventKind::FellBack { transition: 0, reason: "it panicked".into() };
-    let through = EventKind::Committed { transition: 0, active: vec!["6.12".into()], duration_ns: MS, threads: 0 };
+    let back = EventKind::FellBack { transition: None, reason: "it panicked".into() };
+    let through = EventKind::Kernel(kernel::Event::KernelChanged { release: "6.12".into(), duration_ns: MS });
     let mut events = switch("switch", 100, &["freeze", "jump", "boot", "fill"], through);
     events.extend(switch("switch back", 120, &["freeze", "jump", "boot", "jump again", "boot again", "fill"], back));
     let html = Report::of(vec![record()], Timeline::of(events)).unwrap().html();

@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
 use stillpoint_migrate_tests::ring_session::{COMMITS, TABLES, WRONG_BALANCES};
@@ -154,8 +154,10 @@ fn show(event: &Event) {
         EventKind::PhaseEnded { phase, duration_ns, .. } => {
             println!("  {phase:12} {:>9.1} ms", *duration_ns as f64 / 1e6)
         }
-        EventKind::Compared { tables, rows } => println!("  {tables} tables, {rows} rows: equal on both sides"),
-        EventKind::SwitchedOver { paused_us, sessions, .. } => {
+        EventKind::Migrate(migrate::Event::Compared { tables, rows }) => {
+            println!("  {tables} tables, {rows} rows: equal on both sides")
+        }
+        EventKind::Migrate(migrate::Event::SwitchedOver { paused_us, sessions, .. }) => {
             println!("  {sessions} sessions changed sides, paused for {:.1} ms", *paused_us as f64 / 1e3);
         }
         EventKind::Warning { text } => println!("  warning: {text}"),

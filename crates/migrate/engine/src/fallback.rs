@@ -100,7 +100,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         }
         (Err(error), Ok(false)) => {
             let error = name_long_rows(error, &options.target).await;
-            reporter.report(EventKind::FellBack { transition: 0, reason: error.to_string() });
+            reporter.report(EventKind::FellBack { transition: None, reason: error.to_string() });
             stay_on_target(options, &mut journal).await.map_err(Failure::on_target)?;
             if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(options).await {
                 reporter.warn("another proxy has taken over: the rollback starts again".into());

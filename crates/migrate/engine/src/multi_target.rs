@@ -26,7 +26,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
-use stillpoint_events::EventKind;
+use stillpoint_events::migrate;
 
 /// Interval at which targets that follow are checked while others are brought up.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -199,7 +199,7 @@ async fn candidates(options: &Options, journal: &mut Journal, reporter: &Reporte
             let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
             replication_objects::drop_slot(&mut source, &journal.record.slot_of(other.number)).await?;
             let reason = "no --target names it any more; its database stays there".to_owned();
-            reporter.report(EventKind::TargetDropped { target: other.server, reason: reason.clone() });
+            reporter.report(migrate::Event::TargetDropped { target: other.server, reason: reason.clone() });
             journal.drop_target(other.number, reason)?;
             continue;
         };
@@ -223,7 +223,7 @@ async fn candidates(options: &Options, journal: &mut Journal, reporter: &Reporte
 /// Drops a target, and reports it: the migration continues without it.
 fn drop_target(of: &Candidate, error: &Error, journal: &SharedJournal<'_>, reporter: &Reporter) -> Result<(), Error> {
     let (target, reason) = (of.options.target.to_string(), error.to_string());
-    reporter.of_target(of.number).report(EventKind::TargetDropped { target, reason: reason.clone() });
+    reporter.of_target(of.number).report(migrate::Event::TargetDropped { target, reason: reason.clone() });
     journal.lock().drop_target(of.number, reason)
 }
 

@@ -32,9 +32,9 @@ impl Reporter {
         self.number
     }
 
-    pub(crate) fn report(&self, kind: EventKind) {
+    pub(crate) fn report(&self, kind: impl Into<EventKind>) {
         let now = clock_gettime(ClockId::Monotonic);
-        let event = Event::new(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64, None, kind);
+        let event = Event::new(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64, None, kind.into());
         let target = (self.number > 0).then_some(self.number as u32 + 1);
         (self.observer)(Event { target, ..event });
     }

@@ -35,7 +35,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, migrate};
 
 /// Interval of progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
@@ -183,7 +183,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
             Ok(None)
         }
         Ok(false) => {
-            reporter.report(EventKind::FellBack { transition: 0, reason: error.to_string() });
+            reporter.report(EventKind::FellBack { transition: None, reason: error.to_string() });
             let state = undo::undo(options, journal).await;
             Err(Failure { error, state })
         }
@@ -518,7 +518,7 @@ async fn copy_rows(
                 let estimate_s = estimate.remaining_s(last.0, copied.table_bytes().await, bytes_total);
                 let told = CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s };
                 journal::publish_copying(&options.state, &options.source.database, reporter.number(), &told);
-                reporter.report(EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s });
+                reporter.report(migrate::Event::Copying { bytes, bytes_total, bytes_per_s, estimate_s });
             }
         }
     }
@@ -684,7 +684,7 @@ pub(crate) async fn catch_up(following: &mut FollowState, source: &mut Link, rep
             let gained = (told.2 - lag_bytes as f64) / seconds;
             let estimate_s = (gained > 0.0 && told.2 > 0.0).then(|| (lag_bytes as f64 / gained) as u64);
             let lag_ms = begun.elapsed().as_millis() as u64;
-            reporter.report(EventKind::Following { lag_ms, lag_bytes, tps, estimate_s });
+            reporter.report(migrate::Event::Following { lag_ms, lag_bytes, tps, estimate_s });
             if gained < 0.0 && told.2 > 64e6 && !warned {
                 warned = true;
                 reporter.warn(format!(
@@ -732,7 +732,7 @@ pub(crate) async fn compare_between(
         Some("42P01" | "42703") => Error::SchemaChanged(error.to_string()),
         _ => error,
     })?;
-    reporter.report(EventKind::Compared { tables: compared.tables as u64, rows: compared.rows });
+    reporter.report(migrate::Event::Compared { tables: compared.tables as u64, rows: compared.rows });
     catch_up(&mut following, &mut link, reporter).await?;
     Ok(following)
 }

@@ -26,7 +26,7 @@ use crate::replication_objects;
 use crate::run::{FollowState, catch_up, sequences};
 use crate::{Error, Roles, Server, fence, multi_target, roles};
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::migrate;
 
 /// Time between two pauses for clients to work off their queued statements.
 const PAUSE_INTERVAL: Duration = Duration::from_millis(500);
@@ -214,7 +214,7 @@ pub(crate) async fn switch(
         }
     }
     journal.update(|record| record.phase = direction.after)?;
-    reporter.report(EventKind::SwitchedOver {
+    reporter.report(migrate::Event::SwitchedOver {
         paused_us: paused.as_micros() as u64,
         drained_us: drained.as_micros() as u64,
         sessions: prepared.sessions,

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use stillpoint_events::EventKind;
+use stillpoint_events::migrate;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -27,13 +27,13 @@ pub(crate) struct Bounds {
     pub(crate) initial: u64,
     pub(crate) max: u64,
     /// Makes the event that reports a rate; its first argument is the percentage of their throughput that clients keep.
-    pub(crate) make_event: fn(u64, u64) -> EventKind,
+    pub(crate) make_event: fn(u64, u64) -> migrate::Event,
 }
 
 impl Bounds {
     /// Makes limits for amounts moved in a second.
     pub(crate) const fn of_rate(min: u64, initial: u64) -> Bounds {
-        let make_event = |kept_percent, allowed_per_s| EventKind::Throttled { kept_percent, allowed_per_s };
+        let make_event = |kept_percent, allowed_per_s| migrate::Event::Throttled { kept_percent, allowed_per_s };
         Bounds { min, initial, max: UNLIMITED, make_event }
     }
 }
@@ -53,7 +53,7 @@ pub(crate) struct Throttle {
     had_to_wait: AtomicBool,
     has_fallen: AtomicBool,
     max: u64,
-    make_event: fn(u64, u64) -> EventKind,
+    make_event: fn(u64, u64) -> migrate::Event,
     /// Time at which everything spent so far is paid for.
     paid_until: Mutex<Option<Instant>>,
 }
@@ -111,7 +111,7 @@ impl Throttle {
     }
 
     /// Makes the event that reports the allowed rate.
-    pub(crate) fn event(&self, kept: f64, allowed: u64) -> EventKind {
+    pub(crate) fn event(&self, kept: f64, allowed: u64) -> migrate::Event {
         (self.make_event)((kept * 100.0) as u64, allowed)
     }
 

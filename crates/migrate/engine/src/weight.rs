@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, setpriority_process};
 use std::io;
 use std::time::Duration;
-use stillpoint_events::EventKind;
+use stillpoint_events::migrate;
 use stillpoint_host::kernel_files;
 
 /// Weight of a process with unchanged priority.
@@ -26,7 +26,10 @@ pub(crate) const WEIGHT_BOUNDS: Bounds = Bounds {
     min: 70,
     initial: 110,
     max: FULL_WEIGHT,
-    make_event: |kept_percent, weight| EventKind::Yielding { kept_percent, weight_percent: weight * 100 / FULL_WEIGHT },
+    make_event: |kept_percent, weight| migrate::Event::Yielding {
+        kept_percent,
+        weight_percent: weight * 100 / FULL_WEIGHT,
+    },
 };
 /// Interval at which sessions are searched for.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);

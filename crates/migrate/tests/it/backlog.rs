@@ -2,7 +2,7 @@
 //! killed between two steps.
 
 use rustix::process::Signal;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_tests::Testbed;
 use stillpoint_testing::{postgresql::available, wait::until};
 
@@ -34,7 +34,10 @@ fn a_backlog_is_read_in_steps_and_once() {
     until("the rest to be read", reads);
     let ended = tool.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.events.iter().any(|event| matches!(event.kind, EventKind::Compared { .. })), "{ended:?}");
+    assert!(
+        ended.events.iter().any(|event| matches!(event.kind, EventKind::Migrate(migrate::Event::Compared { .. }))),
+        "{ended:?}"
+    );
     let history = "SELECT count(*), (SELECT sum(abalance) FROM pgbench_accounts) = sum(delta) FROM pgbench_history";
     assert_eq!(testbed.target.sql("shop", history), format!("{}|t", 4 * EACH));
     let ended = testbed.run(&["fallback"]);

@@ -4,7 +4,7 @@
 //! each.
 
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Testbed, Trial, is_soak, rounds};
 use stillpoint_testing::postgresql::{Load, available};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
@@ -109,7 +109,7 @@ fn both_sides_are_equal_at_every_level() {
             seed: random.number(),
         };
         let ended = trial.run(&mut testbed);
-        let compared = |event: &Event| matches!(event.kind, EventKind::Compared { tables, .. } if tables >= 8);
+        let compared = |event: &Event| matches!(event.kind, EventKind::Migrate(migrate::Event::Compared { tables, .. }) if tables >= 8);
         assert!(ended.events.iter().any(compared), "both sides were compared: {:?}", ended.events);
         assert!(load.running(), "clients went on to the end: {}", load.finish().text);
         load.end();

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_measure::postgres::{Isolation, PostgresLoad, PostgresPlan};
 use stillpoint_migrate_tests::{Fault, Moment, Testbed, Trial, stillpoint};
 use stillpoint_testing::{
@@ -77,7 +77,8 @@ fn the_target_is_slower_than_the_load() {
     let mut tool = testbed.tool(&QUICK);
     assert!(tool.await_event(begins("catch-up")), "{:?}", tool.seen);
     testbed.to_target.slow_down(2_000);
-    let behind = |event: &Event| matches!(event.kind, EventKind::Following { lag_bytes: 50_000.., .. });
+    let behind =
+        |event: &Event| matches!(event.kind, EventKind::Migrate(migrate::Event::Following { lag_bytes: 50_000.., .. }));
     assert!(tool.await_event(behind), "it tells how far behind it is, and waits: {:?}", tool.seen);
     tool.signal(rustix::process::Signal::INT);
     assert!(tool.await_event(|event| matches!(event.kind, EventKind::FellBack { .. })), "{:?}", tool.seen);

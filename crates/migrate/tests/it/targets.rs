@@ -1,7 +1,7 @@
 //! Several targets, one of which dies: clients notice nothing, and every acknowledged commit is there once.
 
 use std::time::Duration;
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, migrate};
 use stillpoint_measure::postgres::{Isolation, PostgresLoad, PostgresPlan};
 use stillpoint_migrate_tests::{Testbed, Trial};
 use stillpoint_testing::postgresql::{Cluster, available};
@@ -31,7 +31,7 @@ fn a_target_that_dies_in_catch_up_is_dropped() {
     second.crash();
     let ended = tool.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let dropped = |kind: &EventKind| matches!(kind, EventKind::TargetDropped { .. });
+    let dropped = |kind: &EventKind| matches!(kind, EventKind::Migrate(migrate::Event::TargetDropped { .. }));
     assert_eq!(ended.events.iter().filter(|event| dropped(&event.kind)).count(), 1, "{ended:?}");
     assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
     let status = testbed.ask(&["status", "--target", &other]);

@@ -17,7 +17,7 @@ use crate::store::Store;
 use crate::suspended_frames;
 use crate::walk::Walker;
 use crate::{Error, generation, generation_word, placement};
-use stillpoint_events::EventKind;
+use stillpoint_events::patch;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
 
@@ -177,7 +177,7 @@ fn examine_threads(
     let threads = event_pump::each_thread(process, session, examine, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
     found.sort_unstable_by_key(|b| b.tid);
     for busy in &found {
-        report.event(EventKind::ThreadBusy { tid: busy.tid.0, function: busy.function.clone() });
+        report.event(patch::Event::ThreadBusy { tid: busy.tid.0, function: busy.function.clone() });
     }
     Ok((threads, found))
 }

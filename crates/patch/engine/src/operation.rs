@@ -19,7 +19,7 @@ use crate::transition::{Limits, Migrator};
 use crate::walk::Walker;
 use crate::{Error, arena, check, event_pump, lookup_redirect, memory_limit, placement, placement_reuse};
 use std::time::Duration;
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, patch};
 use stillpoint_patch_format::{Avma, Patch, Scope, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Pid, Process, Session, Stopped};
@@ -538,7 +538,7 @@ fn run(
     store.append(memory, Record::Begin(Box::new(transition.clone())))?;
     if let Err(error) = call_hooks(&process, session, pre, true, report) {
         store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Aborted })?;
-        report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+        report.event(EventKind::FellBack { transition: Some(transition.number), reason: error.to_string() });
         update_lookup_table(target, report);
         return Err(Error::RolledBack { transition: transition.number, source: Box::new(error) });
     }
@@ -589,7 +589,7 @@ pub(crate) fn committed(
     let active: Vec<String> = names.collect();
     let duration_ns = now_ns() - start;
     let number = transition.number;
-    report.event(EventKind::Committed { transition: number, active: active.clone(), duration_ns, threads });
+    report.event(patch::Event::Committed { transition: number, active: active.clone(), duration_ns, threads });
     Outcome::Committed { transition: number, active, threads, duration_ns }
 }
 

@@ -1,6 +1,6 @@
 //! Reports events, on the machine's monotonic clock.
 
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, patch};
 use stillpoint_patch_tracee::{Pid, Tid};
 
 /// Callback that receives the events.
@@ -24,8 +24,8 @@ impl<'a> Report<'a> {
         Report { observer, pid, operation: operation.to_owned() }
     }
 
-    pub(crate) fn event(&mut self, kind: EventKind) {
-        (self.observer)(Event::new(now_ns(), Some(self.pid.0), kind));
+    pub(crate) fn event(&mut self, kind: impl Into<EventKind>) {
+        (self.observer)(Event::new(now_ns(), Some(self.pid.0), kind.into()));
     }
 
     pub(crate) fn warn(&mut self, text: impl Into<String>) {
@@ -33,7 +33,7 @@ impl<'a> Report<'a> {
     }
 
     pub(crate) fn stopped(&mut self, tid: Tid, reason: &str, stopped_ns: u64) {
-        self.event(EventKind::ThreadStopped { tid: tid.0, reason: reason.to_owned(), stopped_ns });
+        self.event(patch::Event::ThreadStopped { tid: tid.0, reason: reason.to_owned(), stopped_ns });
     }
 
     pub(crate) fn started(&mut self, phase: &str) {

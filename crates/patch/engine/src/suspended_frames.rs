@@ -21,7 +21,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::patch;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Pagemap, Process};
 
@@ -305,7 +305,7 @@ impl<'w> SuspendedFrameWait<'w> {
             return Err(Error::TimedOut { busy: vec![Busy { tid, function }] });
         }
         if self.reported.as_ref() != Some(&function) {
-            report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
+            report.event(patch::Event::ThreadBusy { tid: tid.0, function: function.clone() });
             self.reported = Some(function);
         }
         Ok(Some(

@@ -29,7 +29,7 @@ use crate::{Error, Quiescence};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, patch};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
 use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
@@ -206,7 +206,7 @@ impl Migrator<'_, '_, '_, '_> {
                 other => Error::Unfinished { transition: transition.number, source: Box::new(other) },
             };
         }
-        self.report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+        self.report.event(EventKind::FellBack { transition: Some(transition.number), reason: error.to_string() });
         match error {
             Error::TimedOut { .. } => error,
             other => Error::RolledBack { transition: transition.number, source: Box::new(other) },
@@ -264,7 +264,7 @@ impl Migrator<'_, '_, '_, '_> {
                 self.report.operation("abort");
                 self.move_back(transition, limits)?;
                 let reason = "the tool that started it was killed".to_owned();
-                self.report.event(EventKind::FellBack { transition: transition.number, reason });
+                self.report.event(EventKind::FellBack { transition: Some(transition.number), reason });
                 Ok(false)
             }
         }
@@ -280,7 +280,7 @@ impl Migrator<'_, '_, '_, '_> {
                 return Ok(self.session.threads().len() as u32);
             };
             for b in &busy {
-                self.report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
+                self.report.event(patch::Event::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
             if Instant::now() > deadline {
                 return Err(Error::TimedOut { busy });
@@ -377,7 +377,8 @@ impl Migrator<'_, '_, '_, '_> {
                     VisitResult::Migrated(fs_base) => {
                         done.insert(tid, fs_base);
                         if direction == Direction::Forward {
-                            self.report.event(EventKind::ThreadMigrated { tid: tid.0, transition: transition.number });
+                            self.report
+                                .event(patch::Event::ThreadMigrated { tid: tid.0, transition: transition.number });
                         }
                     }
                     VisitResult::Ended => {}
@@ -592,7 +593,7 @@ impl Migrator<'_, '_, '_, '_> {
             other => other.describe(),
         };
         if pending.location.as_ref() != Some(&function) {
-            self.report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
+            self.report.event(patch::Event::ThreadBusy { tid: tid.0, function: function.clone() });
         }
         pending.location = Some(function);
         Ok(VisitResult::Busy)

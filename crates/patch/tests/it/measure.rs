@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, patch};
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::load::{Arrivals, Load, Mix, Plan, Protocol, Target, fill};
 use stillpoint_measure::record::{MarkKind, Record};
@@ -229,12 +229,21 @@ fn what_cannot_be_read_or_reached_is_refused_by_name() {
 fn apply_events(from_ns: u64, to_ns: u64, active: &[&str]) -> Vec<Event> {
     let event = |t_ns, kind| Event::new(t_ns, Some(4711), kind);
     let phase = |phase: &str| EventKind::PhaseStarted { operation: "apply".into(), phase: phase.into() };
-    let stop = |tid| EventKind::ThreadStopped { tid, reason: "probe".into(), stopped_ns: 9_000 + 700 * tid as u64 };
+    let stop = |tid| {
+        EventKind::Patch(patch::Event::ThreadStopped {
+            tid,
+            reason: "probe".into(),
+            stopped_ns: 9_000 + 700 * tid as u64,
+        })
+    };
     let mut events = vec![event(from_ns, phase("check")), event(from_ns + 1, phase("migrate"))];
     events.extend((1..20).map(|tid| event(from_ns + 2, stop(tid))));
     let active = active.iter().map(|&name| name.to_owned()).collect();
     let duration_ns = to_ns - from_ns;
-    events.push(event(to_ns, EventKind::Committed { transition: 1, active, duration_ns, threads: 19 }));
+    events.push(event(
+        to_ns,
+        EventKind::Patch(patch::Event::Committed { transition: 1, active, duration_ns, threads: 19 }),
+    ));
     events
 }
 

@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+use stillpoint_events::{EventKind, patch};
 use stillpoint_patch_tests::quiescence_program::{flags, in_mode, libstillpoint, program, there_and_back};
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
 use stillpoint_patch_tests::wait;
@@ -118,7 +119,7 @@ fn a_preloaded_library_lends_its_word_and_has_no_points() {
         run.events()
             .iter()
             .filter(
-                |e| matches!(&e.kind, stillpoint_events::EventKind::ThreadStopped { reason, .. } if reason == "check"),
+                |e| matches!(&e.kind, EventKind::Patch(patch::Event::ThreadStopped { reason, .. }) if reason == "check"),
             )
             .count()
     };

@@ -2,7 +2,7 @@
 //! stop.
 
 use crate::cli::{Run, Stillpoint, UnreadRun};
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, patch};
 use stillpoint_measure::clock::now_ns;
 
 /// One thread, stopped once.
@@ -83,7 +83,7 @@ impl Operation {
     fn take_events(&mut self) {
         for event in self.run.events() {
             match event.kind {
-                EventKind::ThreadStopped { stopped_ns: ns, reason, .. } => {
+                EventKind::Patch(patch::Event::ThreadStopped { stopped_ns: ns, reason, .. }) => {
                     let why = match reason.as_str() {
                         "carrier" => Why::Carrier,
                         reason if reason.starts_with("freeze") => Why::All,
@@ -91,7 +91,7 @@ impl Operation {
                     };
                     self.stops.push(Stop { why, ns });
                 }
-                EventKind::Committed { duration_ns, threads, .. } => {
+                EventKind::Patch(patch::Event::Committed { duration_ns, threads, .. }) => {
                     self.migrated_ns = Some(duration_ns);
                     self.threads = threads;
                 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{Error, Observer, Options, State, Verdict, check, fallback, run};
 use stillpoint_testing::postgresql::available;
 
@@ -118,7 +118,7 @@ async fn no_snapshot_is_held_until_all_is_compared() {
                 suffer(100.0, 30_000);
                 begun.store(true, Ordering::Release);
             }
-            EventKind::Compared { rows, .. } => {
+            EventKind::Migrate(migrate::Event::Compared { rows, .. }) => {
                 *counted.lock().unwrap() = *rows;
                 over.store(true, Ordering::Release);
                 suffer(1000.0, 3000);

@@ -3,7 +3,7 @@
 use crate::engine::support::{Bench, FakeClients, observer};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{Observer, Options, Outcome, Phase, run, status};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
@@ -193,7 +193,9 @@ async fn what_changes_before_it_is_read_is_brought_by_the_log() {
     let observer: Observer = Arc::new(move |event: Event| {
         println!("{:?}", event.kind);
         match event.kind {
-            EventKind::Copying { .. } => drop(looking.source.sql("shop", "VACUUM (FREEZE) hot, nested, late")),
+            EventKind::Migrate(migrate::Event::Copying { .. }) => {
+                drop(looking.source.sql("shop", "VACUUM (FREEZE) hot, nested, late"))
+            }
             EventKind::PhaseStarted { phase, .. } if phase == "copy" => {
                 writes(&looking, "late.sql", LATE, &["-c", "1", "-R", "100"]);
             }
@@ -330,7 +332,7 @@ async fn no_session_holds_a_snapshot_while_rows_are_copied() {
     let found = Arc::clone(&seen);
     let observer: Observer = Arc::new(move |event: Event| {
         println!("{:?}", event.kind);
-        let EventKind::Copying { bytes, .. } = event.kind else { return };
+        let EventKind::Migrate(migrate::Event::Copying { bytes, .. }) = event.kind else { return };
         // The next transaction number, the oldest that any snapshot of the command needs, and the number of slots that
         // hold one.
         let ages = "SELECT pg_snapshot_xmax(pg_current_snapshot()), (SELECT max(age(backend_xmin)) FROM pg_stat_activity \

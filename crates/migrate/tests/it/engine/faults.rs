@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{
     Error, Failure, FaultPoint, Observer, Options, Outcome, Phase, Server, State, abort, fallback, finish, run, status,
 };
@@ -358,7 +358,7 @@ async fn who_waits_behind_the_copy_is_named_without_his_statement() {
     let begins = Arc::clone(&waiting);
     let observer: Observer = Arc::new(move |event: Event| {
         let mut child = begins.1.lock().unwrap();
-        if child.is_none() && matches!(event.kind, EventKind::Copying { .. }) {
+        if child.is_none() && matches!(event.kind, EventKind::Migrate(migrate::Event::Copying { .. })) {
             *child = Some(begins.0.lock().unwrap().spawn().unwrap());
         }
     });

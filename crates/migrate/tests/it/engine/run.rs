@@ -3,7 +3,7 @@
 use crate::engine::support::{Bench, FakeClients, observer, sums};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, migrate};
 use stillpoint_migrate_engine::{CopyProgress, Observer, Outcome, fallback, finish, run, status};
 use stillpoint_testing::postgresql::available;
 
@@ -69,7 +69,13 @@ async fn pgbench_moves_and_comes_back() {
     assert!(refused.contains("not currently accepting connections"), "{refused}");
     let (source, target) = bench.sums("shop");
     assert_eq!(source, target);
-    assert!(events.lock().unwrap().iter().any(|event| matches!(event.kind, EventKind::Compared { tables: 4, .. })));
+    assert!(
+        events
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|event| matches!(event.kind, EventKind::Migrate(migrate::Event::Compared { tables: 4, .. })))
+    );
     let balance = "SELECT sum(abalance) = (SELECT sum(delta) FROM pgbench_history) FROM pgbench_accounts";
     assert_eq!(bench.target.sql("shop", balance), "t");
     assert!(bench.source.try_sql("shop", "INSERT INTO pgbench_history VALUES (1)").is_err(), "the source is fenced");
@@ -179,7 +185,10 @@ async fn how_long_the_copy_takes_is_reported_by_status() {
     let counted = Arc::clone(&told);
     let observer: Observer = Arc::new(move |event| {
         println!("{:?}", event.kind);
-        let EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s } = event.kind else { return };
+        let EventKind::Migrate(migrate::Event::Copying { bytes, bytes_total, bytes_per_s, estimate_s }) = event.kind
+        else {
+            return;
+        };
         let asked = asked.clone();
         let status = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

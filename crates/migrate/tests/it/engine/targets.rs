@@ -5,7 +5,7 @@ use crate::engine::support::{Bench, observer, sums};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{
     Error, Observer, Options, Outcome, Phase, Server, State, abort, check, fallback, finish, run, status,
 };
@@ -70,7 +70,7 @@ fn phases(events: &Mutex<Vec<Event>>) -> Vec<String> {
 
 fn dropped(events: &Mutex<Vec<Event>>) -> Vec<String> {
     let name = |event: &Event| match &event.kind {
-        EventKind::TargetDropped { target, .. } => Some(target.clone()),
+        EventKind::Migrate(migrate::Event::TargetDropped { target, .. }) => Some(target.clone()),
         _ => None,
     };
     events.lock().unwrap().iter().filter_map(name).collect()
@@ -138,7 +138,11 @@ async fn targets_to_which_no_client_goes_are_emptied_again() {
     let of_second = |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { .. }) && event.target == Some(2);
     let events: Vec<Event> = events.lock().unwrap().clone();
     assert!(events.iter().position(of_second) < events.iter().position(ended), "both at the same time");
-    let told = |target| events.iter().any(|e| e.target == target && matches!(e.kind, EventKind::Following { .. }));
+    let told = |target| {
+        events
+            .iter()
+            .any(|e| e.target == target && matches!(e.kind, EventKind::Migrate(migrate::Event::Following { .. })))
+    };
     assert!(told(None) && told(Some(2)), "it is told of each how far it is");
     let others = status(&options).await.unwrap().record.expect("the migration is not finished").others;
     assert!(!others[0].made_database && !others[0].is_following(), "{others:?}");

@@ -4,7 +4,7 @@ use crate::engine::support::{Bench, FakeClients};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, migrate};
 use stillpoint_migrate_engine::{Observer, Outcome, run};
 use stillpoint_testing::postgresql::available;
 
@@ -72,7 +72,9 @@ async fn indexes_are_made_with_less_weight_than_clients_have() {
         match event.kind {
             EventKind::PhaseStarted { phase, .. } if phase == "indexes" => go_at(400.0, 30_000),
             EventKind::PhaseEnded { phase, .. } if phase == "statistics" => go_at(USUAL.0, USUAL.1),
-            EventKind::Yielding { weight_percent, .. } => told.lock().unwrap().push(weight_percent),
+            EventKind::Migrate(migrate::Event::Yielding { weight_percent, .. }) => {
+                told.lock().unwrap().push(weight_percent)
+            }
             _ => {}
         }
     });
@@ -144,12 +146,12 @@ async fn copied(fare: impl Fn(u64) -> Fare + Send + Sync + 'static) -> Option<Ve
         let go_at =
             |(rate, wait)| fake_proxy.lock().unwrap().clients.iter_mut().for_each(|clients| clients.go_at(rate, wait));
         match event.kind {
-            EventKind::Copying { bytes_per_s, .. } => go_at(fare(bytes_per_s)),
+            EventKind::Migrate(migrate::Event::Copying { bytes_per_s, .. }) => go_at(fare(bytes_per_s)),
             EventKind::PhaseStarted { phase, .. } if phase == "indexes" => {
                 go_at(USUAL);
                 told.lock().unwrap().0 = false;
             }
-            EventKind::Throttled { allowed_per_s, .. } => {
+            EventKind::Migrate(migrate::Event::Throttled { allowed_per_s, .. }) => {
                 let (copies, rates) = &mut *told.lock().unwrap();
                 if *copies {
                     rates.push(allowed_per_s);

@@ -12,7 +12,7 @@ use crate::transition::{Migrator, PendingThread, holds};
 use crate::{Error, Quiescence};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::patch;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
 use stillpoint_patch_tracee::Tid;
@@ -120,7 +120,7 @@ impl Migrator<'_, '_, '_, '_> {
             if request.awaits(&slot) {
                 let pending = waiting.entry(tid).or_insert_with(PendingThread::new);
                 if pending.update_location(describe(&slot)) {
-                    self.report.event(EventKind::ThreadBusy { tid: tid.0, function: describe(&slot) });
+                    self.report.event(patch::Event::ThreadBusy { tid: tid.0, function: describe(&slot) });
                 }
                 self.followed_request.self_migrating.insert(tid);
                 continue;
@@ -130,7 +130,7 @@ impl Migrator<'_, '_, '_, '_> {
             done.insert(tid, Avma(0));
             if request.is_taken_by(&slot) {
                 let transition = crate::plan::transition_of_word(slot.word).unwrap_or_default();
-                self.report.event(EventKind::ThreadMigrated { tid: tid.0, transition });
+                self.report.event(patch::Event::ThreadMigrated { tid: tid.0, transition });
             }
         }
         Ok(())
@@ -166,7 +166,7 @@ impl Migrator<'_, '_, '_, '_> {
                 }
             }
             for b in busy.iter().filter(|b| reported.insert((b.tid, b.function.clone()))) {
-                self.report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
+                self.report.event(patch::Event::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
             last = busy;
         }

@@ -11,7 +11,7 @@ use crate::walk::Walker;
 use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::patch;
 use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, ThreadInfo, Tid};
 
 /// Interval between two checks of busy threads.
@@ -240,13 +240,13 @@ impl Migration {
         self.busy.remove(&tid);
         self.stays.remove(&tid);
         if self.goal != 0 {
-            report.event(EventKind::ThreadMigrated { tid: tid.0, transition: self.number });
+            report.event(patch::Event::ThreadMigrated { tid: tid.0, transition: self.number });
         }
     }
 
     fn record_busy(&mut self, report: &mut Report<'_>, tid: Tid, why: String) {
         if self.busy.get(&tid) != Some(&why) {
-            report.event(EventKind::ThreadBusy { tid: tid.0, function: why.clone() });
+            report.event(patch::Event::ThreadBusy { tid: tid.0, function: why.clone() });
         }
         self.busy.insert(tid, why);
     }

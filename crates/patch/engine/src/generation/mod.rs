@@ -181,7 +181,7 @@ pub(crate) fn undo_decision(target: &mut Target, report: &mut Report<'_>) -> Res
     let number = open.transition.number;
     undo_commit_record(target, &open.transition)?;
     let reason = "the tool that started it was killed".to_owned();
-    report.event(EventKind::FellBack { transition: number, reason });
+    report.event(EventKind::FellBack { transition: Some(number), reason });
     target.reload()
 }
 
@@ -429,7 +429,7 @@ fn run_transition(
     }
     report.operation("abort");
     crossing.move_back(session, points.as_mut(), report).map_err(|second| rollback_error(second, transition.number))?;
-    report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+    report.event(EventKind::FellBack { transition: Some(transition.number), reason: error.to_string() });
     Err(match error {
         Error::TimedOut { .. } => error,
         other => Error::RolledBack { transition: transition.number, source: Box::new(other) },

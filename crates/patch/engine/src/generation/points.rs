@@ -15,7 +15,7 @@ use crate::walk::Walker;
 use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::patch;
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
 /// Interval of the reads of the slots; reading them stops no thread.
@@ -146,7 +146,7 @@ impl PointMigration {
                 }
             }
             for b in busy.iter().filter(|b| reported.insert((b.tid, b.function.clone()))) {
-                report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
+                report.event(patch::Event::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
             last = busy;
         }

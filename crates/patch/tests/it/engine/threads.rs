@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, patch};
 use stillpoint_patch_engine::{Error, Options, Outcome, PatchSelection, apply, revert, status};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
@@ -110,8 +110,10 @@ fn sixteen_threads_stay_consistent_through_200_cycles() {
     let mut migrations = Vec::new();
     for cycle in 0..200 {
         let mut observe = |event: Event| match event.kind {
-            EventKind::ThreadStopped { stopped_ns, ref reason, .. } if reason == "probe" => stops.push(stopped_ns),
-            EventKind::Committed { duration_ns, .. } => migrations.push(duration_ns),
+            EventKind::Patch(patch::Event::ThreadStopped { stopped_ns, ref reason, .. }) if reason == "probe" => {
+                stops.push(stopped_ns)
+            }
+            EventKind::Patch(patch::Event::Committed { duration_ns, .. }) => migrations.push(duration_ns),
             _ => {}
         };
         committed(apply(running.pid(), &one, &options(), &mut observe));
@@ -296,7 +298,7 @@ fn a_stale_word_makes_no_thread_wait_when_the_walk_is_proof() {
     await_pause(running.pid());
     let mut busy = Vec::new();
     let mut observe = |event: Event| {
-        if let EventKind::ThreadBusy { function, .. } = event.kind {
+        if let EventKind::Patch(patch::Event::ThreadBusy { function, .. }) = event.kind {
             busy.push(function);
         }
     };

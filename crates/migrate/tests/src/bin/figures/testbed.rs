@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, migrate};
 use stillpoint_measure::postgres::{PostgresLoad, PostgresPlan, Work, prepare};
 use stillpoint_measure::record::Record;
 use stillpoint_migrate_tests::processors::{pin, processors};
@@ -186,7 +186,7 @@ impl Migration {
     /// Pause that the command reported, in milliseconds.
     pub(crate) fn paused_ms(&self) -> Option<f64> {
         self.ended.events.iter().find_map(|event| match event.kind {
-            EventKind::SwitchedOver { paused_us, .. } => Some(paused_us as f64 / 1e3),
+            EventKind::Migrate(migrate::Event::SwitchedOver { paused_us, .. }) => Some(paused_us as f64 / 1e3),
             _ => None,
         })
     }

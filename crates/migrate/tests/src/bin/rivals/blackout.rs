@@ -6,7 +6,7 @@ use crate::phases::{Phases, percentile};
 use crate::{Raw, Size, against, cluster, of_rounds, spread};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use stillpoint_events::EventKind;
+use stillpoint_events::{EventKind, migrate};
 use stillpoint_migrate_tests::Testbed;
 use stillpoint_testing::postgresql::{Cluster, Load};
 
@@ -92,7 +92,7 @@ fn stillpoint(size: &Size) -> ClientReport {
     let ended = tool.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let paused = ended.events.iter().find_map(|event| match event.kind {
-        EventKind::SwitchedOver { paused_us, .. } => Some(paused_us as f64 / 1e3),
+        EventKind::Migrate(migrate::Event::SwitchedOver { paused_us, .. }) => Some(paused_us as f64 / 1e3),
         _ => None,
     });
     // It holds only the output that STILLPOINT_LOG asked for.

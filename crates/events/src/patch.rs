@@ -1,0 +1,43 @@
+//! Events of `stillpoint patch`: threads and transitions of one process.
+
+use serde::{Deserialize, Serialize};
+
+/// Kind of an event with its data. The tag is `"event"` in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// A thread was stopped and then continued.
+    ThreadStopped {
+        /// The thread.
+        tid: i32,
+        /// Reason: `probe`, `freeze`, `carrier`, `signal`.
+        reason: String,
+        /// Nanoseconds from the moment the thread was seen stopped until it was continued.
+        stopped_ns: u64,
+    },
+    /// A thread runs the new generation from now on.
+    ThreadMigrated {
+        /// The thread.
+        tid: i32,
+        /// Number of the transition it migrated to.
+        transition: u32,
+    },
+    /// A thread could not be migrated yet.
+    ThreadBusy {
+        /// The thread.
+        tid: i32,
+        /// Function found on its stack.
+        function: String,
+    },
+    /// Every thread runs the new generation and the entries are direct jumps.
+    Committed {
+        /// Number of the transition.
+        transition: u32,
+        /// Patches active from now on, oldest first; empty for the original code.
+        active: Vec<String>,
+        /// Nanoseconds from the start of the transition to the commit.
+        duration_ns: u64,
+        /// Threads migrated.
+        threads: u32,
+    },
+}
