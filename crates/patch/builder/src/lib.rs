@@ -65,6 +65,7 @@ mod apt;
 #[cfg(test)]
 mod attribution_tests;
 mod build;
+mod builder;
 mod commands;
 mod compile;
 mod configured;
@@ -73,6 +74,7 @@ pub mod diff;
 mod elf;
 mod error;
 mod event;
+mod evidence;
 mod exclusions;
 mod fetch_failure;
 mod generators;
@@ -94,6 +96,7 @@ mod unused;
 mod verdict;
 
 pub use build::{Built, Report, Statement};
+pub use builder::Builder;
 pub use debian::{Diff, Series};
 pub use elf::Reproduced;
 pub use error::Error;
@@ -113,41 +116,3 @@ pub const SHADOW_SOURCES: [(&str, &str); 2] = [
     ("stillpoint-shadow.h", include_str!("../hooks/stillpoint-shadow.h")),
     ("stillpoint-shadow.c", include_str!("../hooks/stillpoint-shadow.c")),
 ];
-
-/// Builder of patches and of the packages they need, with one cache.
-pub struct Builder<'a> {
-    cache: Cache,
-    release: Option<String>,
-    root_of: Option<String>,
-    jobs: usize,
-    tell: &'a (dyn Fn(Event) + Sync),
-}
-
-impl<'a> Builder<'a> {
-    /// Makes a builder that runs `jobs` compilers at a time; `tell` gets every event.
-    pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(Event) + Sync)) -> Self {
-        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), tell }
-    }
-
-    /// Selects sources, compilers and binaries of another release of the distribution (`bullseye`), from the archives
-    /// of this system.
-    pub fn of_release(self, codename: Option<String>) -> Self {
-        Builder { release: codename, ..self }
-    }
-
-    /// Selects a clean root of this release, for a source of any release. Build dependencies that the release lacks are
-    /// left out.
-    pub fn in_root_of(self, codename: Option<String>) -> Self {
-        Builder { root_of: codename, ..self }
-    }
-
-    fn progress(&self, text: &str) {
-        tracing::debug!("{text}");
-        (self.tell)(Event::Progress { text: text.to_owned() });
-    }
-
-    fn report(&self, event: Event) {
-        tracing::info!("{event}");
-        (self.tell)(event);
-    }
-}
