@@ -7,14 +7,11 @@
 //! If there is no better one, the carrier is a thread in `nanosleep` or in `poll` with a time-out: it continues with the rest of its sleep.
 //! Only a tool that is killed during the call makes it begin the sleep again.
 
-use crate::registers::Registers;
-use crate::stopped::registers;
+use crate::registers::{RED_ZONE, Registers};
 use crate::tracer::{State, Tracer};
 use crate::{Error, Mapping, Process, ThreadActivity, Tid, sys};
 use stillpoint_patch_format::Avma;
 
-/// Bytes below the stack pointer that belong to the current function (System V ABI).
-pub(crate) const RED_ZONE: u64 = 128;
 /// Room below the red zone in bytes: for the frame (3-12 KiB, depending on the processor) and for the stack of a hook.
 const ROOM: u64 = 16 << 10;
 
@@ -77,7 +74,7 @@ pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Err
     if !tracer.standing(tid)?.trap {
         return Ok(Some("it stands in the middle of a system call".to_owned()));
     }
-    let registers = registers(tracer, tid)?;
+    let registers = tracer.registers(tid)?;
     if registers.no_user_side() {
         return Ok(Some("it has no user side (a worker of the kernel)".to_owned()));
     }

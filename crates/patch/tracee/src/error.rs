@@ -226,3 +226,11 @@ impl Error {
         matches!(self, Error::Gone(_) | Error::ThreadGone(_) | Error::Zombie(_) | Error::Exec(_))
     }
 }
+
+/// Converts the error of a request on a stopped thread: it fails with ESRCH only if the thread was killed.
+pub(crate) fn lost(tid: i32, call: &'static str, source: std::io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::ESRCH) => Error::ThreadGone(Tid(tid)),
+        _ => Error::Os { call, id: tid, source },
+    }
+}

@@ -1,9 +1,9 @@
 //! View of a process through `/proc`: nothing here stops or changes it.
 
+use crate::gadgets::{Gadgets, Landmarks};
 use crate::maps;
 use crate::module;
 use crate::priority::step_aside;
-use crate::remote::{Gadgets, Landmarks};
 use crate::status::{Stat, Threads};
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
 use std::fs::File;

@@ -46,6 +46,9 @@ pub(crate) const ERESTARTNOHAND: i64 = 514;
 /// `ERESTART_RESTARTBLOCK`: the kernel continues with `restart_syscall`, which needs the state kept in the thread.
 pub(crate) const ERESTART_RESTARTBLOCK: i64 = 516;
 
+/// Bytes below the stack pointer that belong to the current function (System V ABI).
+pub(crate) const RED_ZONE: u64 = 128;
+
 impl Registers {
     /// Returns the program counter.
     pub fn pc(&self) -> Avma {

@@ -15,17 +15,15 @@
 //! meanwhile loses no mask. Functions return to `xchg %eax,%edi; ret` found in the target's text, so that the result survives the
 //! restorer's `mov $15,%rax`.
 
-use crate::bpf::Call;
+use crate::error::lost;
 use crate::frame::{self, Frame};
+use crate::gadgets::Gadgets;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, ERESTARTNOINTR, ERESTARTSYS, Registers};
 use crate::seccomp::Filters;
-use crate::stopped::{lost, registers};
 use crate::sys::{self, Wait};
 use crate::tracer::{Seen, State, Tracer};
-use crate::{Error, Mapping, Pid, Process, Tid, carrier};
-use memchr::memmem;
+use crate::{Error, Tid, carrier};
 use std::io;
-use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
@@ -35,93 +33,6 @@ const SYSCALL_LIMIT: Duration = Duration::from_secs(10);
 const ATTEMPTS: usize = 100;
 /// Room for the extended state of any processor, in bytes; with AMX it is 11 KiB.
 const EXTENDED_MAX: usize = 32 << 10;
-
-const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
-const RESTORER: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05];
-const EXCHANGE_RET: &[u8] = &[0x97, 0xc3];
-
-/// Instructions that remote calls need, found in the target's own text.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gadgets {
-    syscall_ret: u64,
-    restorer: u64,
-    exchange_ret: Option<u64>,
-}
-
-/// Instructions found in one search through the target's text.
-#[derive(Debug, Default)]
-pub(crate) struct Landmarks {
-    syscall_ret: Option<u64>,
-    exchange_ret: Option<u64>,
-    /// The first restorer outside the C library.
-    other_restorer: Option<u64>,
-    /// Restorers in the C library, ascending within each file.
-    pub(crate) signal_returns: Vec<u64>,
-}
-
-impl Landmarks {
-    pub(crate) fn find(process: &Process) -> Result<Landmarks, Error> {
-        let mut mappings = process.mappings()?;
-        mappings.retain(|m| m.execute && m.read && !m.write && (m.inode != 0 || m.path.as_deref() == Some("[vdso]")));
-        let mut found = Landmarks::default();
-        // The C library first: only its restorer is the real one.
-        mappings.sort_by_key(|m| !of_libc(m));
-        for mapping in mappings {
-            let libc = of_libc(&mapping);
-            if !libc && found.is_complete() {
-                break;
-            }
-            process.memory().look_through(mapping.start, mapping.len(), RESTORER.len() - 1, |at, text| {
-                let find = |what: &[u8]| Some(at.0 + memmem::find(text, what)? as u64);
-                found.syscall_ret = found.syscall_ret.or_else(|| find(SYSCALL_RET));
-                found.exchange_ret = found.exchange_ret.or_else(|| find(EXCHANGE_RET));
-                if libc {
-                    found.signal_returns.extend(memmem::find_iter(text, RESTORER).map(|offset| at.0 + offset as u64));
-                } else {
-                    found.other_restorer = found.other_restorer.or_else(|| find(RESTORER));
-                }
-                if !libc && found.is_complete() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
-        }
-        Ok(found)
-    }
-
-    fn restorer(&self) -> Option<u64> {
-        self.signal_returns.first().copied().or(self.other_restorer)
-    }
-
-    fn is_complete(&self) -> bool {
-        self.syscall_ret.is_some() && self.exchange_ret.is_some() && self.restorer().is_some()
-    }
-
-    pub(crate) fn gadgets(&self, pid: Pid) -> Result<Gadgets, Error> {
-        let missing = |what| Error::NoGadget { pid, what };
-        Ok(Gadgets {
-            syscall_ret: self.syscall_ret.ok_or(missing("syscall; ret"))?,
-            restorer: self.restorer().ok_or(missing("mov $15,%rax; syscall"))?,
-            exchange_ret: self.exchange_ret,
-        })
-    }
-}
-
-/// Returns true for a library that returns from signal handlers: the C library, and before glibc 2.34 its library of threads.
-fn of_libc(mapping: &Mapping) -> bool {
-    let file = mapping.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
-    ["libc.so", "libc-2", "libpthread"].iter().any(|name| file.starts_with(name))
-}
-
-impl Gadgets {
-    /// Refuses a call, or the `rt_sigreturn` after it, that the thread's filters do not allow.
-    pub(crate) fn check(&self, filters: &Filters, tid: Tid, nr: u64, args: [u64; 6]) -> Result<(), Error> {
-        filters.check(tid, &Call { nr: nr as u32, ip: self.syscall_ret + 2, args })?;
-        self.check_return(filters, tid, args)
-    }
-
-    fn check_return(&self, filters: &Filters, tid: Tid, args: [u64; 6]) -> Result<(), Error> {
-        let ip = self.restorer + RESTORER.len() as u64;
-        filters.check(tid, &Call { nr: libc::SYS_rt_sigreturn as u32, ip, args })
-    }
-}
 
 /// A thread ready for remote calls. Dropping it restores the thread exactly to its state before.
 ///
@@ -164,7 +75,7 @@ impl<'h> Remote<'h> {
         }
         let gadgets = tracer.process.find_gadgets()?;
         let filters = Filters::of(&tracer.process, Tid(tid))?;
-        let original = registers(tracer, tid)?;
+        let original = tracer.registers(tid)?;
         gadgets.check_return(&filters, Tid(tid), original.syscall_args())?;
         let mask = sys::signal_mask(tid).map_err(|error| lost(tid, "PTRACE_GETSIGMASK", error))?;
         let mut state = vec![0; EXTENDED_MAX];
@@ -245,7 +156,7 @@ impl<'h> Remote<'h> {
         let returned = loop {
             self.run_to_syscall(deadline, limit)?;
             let now = self.current()?;
-            let restoring = now.rip == self.gadgets.restorer + RESTORER.len() as u64;
+            let restoring = now.rip == self.gadgets.restorer_end();
             if restoring && now.rsp == self.frame.base + 8 && now.orig_rax as i64 == libc::SYS_rt_sigreturn {
                 break now.rdi as i32;
             }

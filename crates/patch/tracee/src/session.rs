@@ -3,7 +3,7 @@
 use crate::freeze::{Freezing, Frozen};
 use crate::status::Usual;
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
-use crate::{Error, Pid, Process, Stopped, Tid, sys};
+use crate::{Error, Event, Pid, Process, Stopped, Tid, sys};
 use std::collections::BTreeSet;
 use std::panic;
 use std::thread;
@@ -14,45 +14,6 @@ use stillpoint_host::kernel_files;
 const REPORTS_AT_ONCE: usize = 1024;
 /// Number of threads that can be stopped within a few milliseconds with the processor given to the target in between.
 const FEW_THREADS: usize = 32;
-
-/// Origin of a new process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Birth {
-    /// It has a copy of the memory: it inherits text, trampolines and ledger, and continues by itself.
-    Fork,
-    /// It shares the memory until it calls exec or exits, and its parent thread waits for that.
-    Vfork,
-    /// It shares the memory.
-    CloneVm,
-}
-
-/// Report of the pump.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event {
-    /// A new thread. It is held before its first instruction until [`Session::let_go`], or [`Session::stop`] and dropping the [`Stopped`].
-    NewThread(Tid),
-    /// A thread made a process. The process is held before its first instruction until [`Session::release`].
-    NewProcess {
-        /// The new process.
-        pid: Pid,
-        /// The thread that made it.
-        parent: Tid,
-        /// Origin of the process.
-        how: Birth,
-    },
-    /// The child of a vfork has called exec or exited, and its parent continues.
-    VforkDone(Tid),
-    /// A thread is stopped after [`Session::request_stop`]. It is held until [`Session::let_go`], or [`Session::stop`] and dropping the
-    /// [`Stopped`].
-    Stood(Tid),
-    /// A thread ended.
-    ThreadExited(Tid),
-    /// The process runs another program now. It is held before the first instruction; all other threads are gone.
-    Exec,
-    /// The process ended: exit code, or 128 + signal, or -1 if the code is unknown.
-    Exited(i32),
-}
 
 /// Result of [`Session::stop`].
 #[derive(Debug)]

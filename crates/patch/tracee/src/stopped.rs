@@ -1,5 +1,7 @@
 //! Operations on one stopped thread.
 
+use crate::error::lost;
+use crate::registers::RED_ZONE;
 use crate::tracer::Tracer;
 use crate::{Error, Registers, Remote, Tid, carrier, seccomp, sys};
 use std::ops::{Deref, DerefMut};
@@ -26,7 +28,7 @@ impl<'s> Held<'s> {
     /// Returns its registers (read once, then kept). In a thread interrupted in a system call, `rax` is the kernel's code and `orig_rax`
     /// the call.
     pub fn registers(&mut self) -> Result<Registers, Error> {
-        registers(self.tracer, self.tid)
+        self.tracer.registers(self.tid)
     }
 
     /// Changes its registers.
@@ -52,7 +54,7 @@ impl<'s> Held<'s> {
     pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
         let registers = self.registers()?;
         let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
-        Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(carrier::RED_ZONE)), stack.end)))
+        Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(RED_ZONE)), stack.end)))
     }
 
     /// Returns the reason why the thread cannot carry remote calls now, or `None` if it can.
@@ -143,24 +145,5 @@ impl<'s> Deref for Stopped<'s> {
 impl<'s> DerefMut for Stopped<'s> {
     fn deref_mut(&mut self) -> &mut Held<'s> {
         &mut self.held
-    }
-}
-
-/// Returns the registers of a stopped thread, read once.
-pub(crate) fn registers(tracer: &mut Tracer, tid: i32) -> Result<Registers, Error> {
-    let standing = tracer.standing(tid)?;
-    if let Some(registers) = standing.registers {
-        return Ok(registers);
-    }
-    let registers = sys::registers(tid).map_err(|error| lost(tid, "PTRACE_GETREGS", error))?;
-    standing.registers = Some(registers);
-    Ok(registers)
-}
-
-/// Converts the error of a request on a stopped thread: it fails with ESRCH only if the thread was killed.
-pub(crate) fn lost(tid: i32, call: &'static str, source: std::io::Error) -> Error {
-    match source.raw_os_error() {
-        Some(libc::ESRCH) => Error::ThreadGone(Tid(tid)),
-        _ => Error::Os { call, id: tid, source },
     }
 }

@@ -1,5 +1,6 @@
 //! Records of the traced threads: running, stopped, reported. All ptrace calls happen on one OS thread.
 
+use crate::error::lost;
 use crate::priority::Priority;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, Registers};
 use crate::restart;
@@ -236,6 +237,17 @@ impl Tracer {
 
     pub(crate) fn anybody_stands(&self) -> bool {
         self.threads.values().any(|thread| matches!(thread.state, State::Standing(_)))
+    }
+
+    /// Returns the registers of a stopped thread, read once.
+    pub(crate) fn registers(&mut self, tid: i32) -> Result<Registers, Error> {
+        let standing = self.standing(tid)?;
+        if let Some(registers) = standing.registers {
+            return Ok(registers);
+        }
+        let registers = sys::registers(tid).map_err(|error| lost(tid, "PTRACE_GETREGS", error))?;
+        standing.registers = Some(registers);
+        Ok(registers)
     }
 
     pub(crate) fn standing(&mut self, tid: i32) -> Result<&mut Standing, Error> {
