@@ -302,11 +302,7 @@ pub fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
 
 /// First half of [`digest`] as text, for names of entries.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
-    hex(&digest(parts)[..16])
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&digest(parts)[..16])
 }
 
 fn sha256(bytes: &[u8]) -> [u8; 32] {

@@ -98,7 +98,8 @@ fn spans(extents: &Extents) -> impl Iterator<Item = (u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Extent, LAZY, PAGE};
+    use crate::{Extent, LAZY};
+    use stillpoint_base::PAGE;
 
     fn extents(ranges: &[(u64, u64, u8)]) -> Extents {
         let extent = |&(page, pages, flags)| Extent { start: page * PAGE, pages, flags, pass: 1 };

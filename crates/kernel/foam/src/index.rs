@@ -224,8 +224,9 @@ fn is_file_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LAZY, PAGE};
+    use crate::LAZY;
     use proptest::prelude::*;
+    use stillpoint_base::PAGE;
 
     fn memory(form: Form) -> (Memory, Placement) {
         let mut placement = Placement::new(form);

@@ -3,9 +3,10 @@
 //! An address has a place in the image until its page is resident or the process has given the page up. A page that was
 //! given up (`MADV_DONTNEED`, `munmap`) must read as zeros from then on: its image is never read again.
 
-use crate::{Extents, PAGE, PRESENT};
+use crate::{Extents, PRESENT};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use stillpoint_base::PAGE;
 
 /// Consecutive pages whose images are also consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,9 +13,9 @@ use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use stillpoint_base::crosses_page;
 use stillpoint_patch_format::Avma;
 
-const PAGE: u64 = 4096;
 /// Time limit for one thread: shorter than for a single stop, because the other threads are stopped meanwhile. For a thread in state D the
 /// limit is even shorter, see [`ASLEEP_FIRST`].
 const LIMIT: Duration = Duration::from_millis(500);
@@ -413,7 +413,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// On an error the pieces before the named one are written, the others are not.
     pub fn write_text(&mut self, pieces: &[(Avma, &[u8])]) -> Result<(), Error> {
         for (at, bytes) in pieces {
-            if at.0 % PAGE + bytes.len() as u64 > PAGE {
+            if crosses_page(at.0, bytes.len()) {
                 return Err(Error::CrossesPage { at: *at, len: bytes.len() });
             }
         }

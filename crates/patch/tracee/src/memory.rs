@@ -5,9 +5,9 @@ use crate::{Error, Pid, sys};
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
+use stillpoint_base::{PAGE, crosses_page, page_start};
 use stillpoint_patch_format::Avma;
 
-const PAGE: u64 = 4096;
 /// Bytes read by one system call. A kernel that is not preemptible (PREEMPT_NONE, as on many servers) gives the processor to no other
 /// thread before a call ends; a read of this size takes some microseconds.
 const AT_ONCE: usize = 32 << 10;
@@ -178,8 +178,8 @@ impl Memory {
         let mut done = 0;
         while done < bytes.len() {
             let here = at.0 + done as u64;
-            let (start, room) = if here % PAGE > PAGE - 8 {
-                let start = here / PAGE * PAGE + PAGE - 8;
+            let (start, room) = if crosses_page(here, 8) {
+                let start = page_start(here) + PAGE - 8;
                 (start, (start + 8 - here) as usize)
             } else {
                 (here, 8)

@@ -5,6 +5,7 @@ use memchr::memmem;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
+use stillpoint_base::page_start;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
 
 const PT_LOAD: u32 = 1;
@@ -132,7 +133,7 @@ fn read_module(index: usize, mappings: &[Mapping], memory: &Memory) -> Option<Mo
 
     let loads = || headers().filter(|h| u32_at(h, 0) == PT_LOAD);
     let lowest = loads().map(|h| u64_at(h, 16)).min()?;
-    let bias = first.start.0.wrapping_sub(lowest & !0xfff);
+    let bias = first.start.0.wrapping_sub(page_start(lowest));
     let end = loads().filter_map(|h| u64_at(h, 16).checked_add(u64_at(h, 40))).max()?.wrapping_add(bias);
     let dynamic = headers().find(|h| u32_at(h, 0) == PT_DYNAMIC).map(|h| Avma(bias.wrapping_add(u64_at(h, 16))));
     let build_id = headers()

@@ -27,6 +27,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_base::{Backoff, crosses_page};
 use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
@@ -69,10 +70,11 @@ pub const REFUSED: i32 = 3;
 /// Exit code of a program whose helper was killed while it patched: a half-patched program must not run.
 pub const ABANDONED: i32 = 75;
 
-const PAGE: u64 = 4096;
 const PT_LOAD: u32 = 1;
 const EXECUTABLE: u32 = 1;
 const AT_NULL: u64 = 0;
+/// Maximum pause between two checks of a program that runs.
+const PAUSE_MAX: Duration = Duration::from_millis(2);
 /// Largest size of arguments and environment on a stack that is searched, in bytes.
 const STACK_MAX: usize = 64 << 20;
 
@@ -247,17 +249,14 @@ impl Launch {
         if std::mem::take(&mut self.standing) {
             self.go(sys::cont(self.program.pid.0, 0))?;
         }
-        let mut pause = Duration::from_micros(50);
+        let mut pause = Backoff::new(Duration::from_micros(50), PAUSE_MAX);
         loop {
             match sys::wait(self.program.pid.0, false) {
                 Ok(Some(Wait::Event(libc::PTRACE_EVENT_EXEC))) => break,
                 Ok(Some(Wait::Ended(_))) => return Ok((Reached::Ended, None)),
                 Ok(Some(other)) => self.pass_on(other)?,
                 Ok(None) if Instant::now() >= deadline => return Ok((Reached::TimedOut, Some(self))),
-                Ok(None) => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(2));
-                }
+                Ok(None) => std::thread::sleep(pause.next_wait()),
                 Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok((Reached::Ended, None)),
                 Err(source) => return Err(Error::Os { call: "waitpid", id: self.program.pid.0, source }),
             }
@@ -352,7 +351,7 @@ impl Launch {
     }
 
     fn await_gate(self, place: Place, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
-        let mut pause = Duration::from_micros(100);
+        let mut pause = Backoff::new(Duration::from_micros(100), PAUSE_MAX);
         loop {
             // "0 0x3db 0x... sp pc": it waits in the read of its gate.
             let call = kernel_files::text(format!("/proc/{}/syscall", self.program.pid)).unwrap_or_default();
@@ -366,8 +365,7 @@ impl Launch {
             if Instant::now() >= deadline {
                 return Ok((Reached::TimedOut, None));
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(2));
+            std::thread::sleep(pause.next_wait());
         }
         Ok((Reached::Gate(Gate { place, launch: self, touched: false }), None))
     }
@@ -502,10 +500,9 @@ fn rest_of_text(module: &crate::Module, memory: &Memory) -> Option<Avma> {
         }
         // A gap of some bytes, so that the gate does not look like the end of the last function.
         let at = Avma((module.bias.wrapping_add(start).wrapping_add(len) + 16).next_multiple_of(16));
-        let left = PAGE - at.0 % PAGE;
         let mapping = module.mappings.iter().find(|m| m.contains(at) && m.execute && m.read && !m.write)?;
         let mut bytes = vec![0; LEN];
-        let inside = left >= LEN as u64 && at.0 + LEN as u64 <= mapping.end.0;
+        let inside = !crosses_page(at.0, LEN) && at.0 + LEN as u64 <= mapping.end.0;
         if inside && memory.read(at, &mut bytes).is_ok() && bytes.iter().all(|b| *b == 0) {
             return Some(at);
         }
