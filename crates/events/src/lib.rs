@@ -20,7 +20,7 @@ pub struct Event {
     pub v: u32,
     /// `CLOCK_MONOTONIC` in nanoseconds at the end of the reported action.
     pub t_ns: u64,
-    /// Process concerned, where there is one.
+    /// Number of the process concerned, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
     /// Number of the target concerned, for the second and later targets of a migration. The event's kind may name a target as well.
@@ -53,7 +53,7 @@ pub enum EventKind {
     },
     /// A thread was stopped and then continued.
     ThreadStopped {
-        /// The thread.
+        /// Number of the thread.
         tid: i32,
         /// Reason: `probe`, `freeze`, `carrier`, `signal`.
         reason: String,
@@ -62,14 +62,14 @@ pub enum EventKind {
     },
     /// A thread runs the new generation from now on.
     ThreadMigrated {
-        /// The thread.
+        /// Number of the thread.
         tid: i32,
         /// Number of the transition it migrated to.
         transition: u32,
     },
     /// A thread could not be migrated yet.
     ThreadBusy {
-        /// The thread.
+        /// Number of the thread.
         tid: i32,
         /// Function found on its stack.
         function: String,
@@ -82,7 +82,7 @@ pub enum EventKind {
         active: Vec<String>,
         /// Nanoseconds from the start of the transition to the commit.
         duration_ns: u64,
-        /// Threads migrated.
+        /// Number of threads that migrated.
         threads: u32,
     },
     /// The transition was abandoned and every thread runs the old generation again.

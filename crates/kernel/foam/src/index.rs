@@ -30,7 +30,7 @@ pub struct Origin {
     pub criu: String,
     /// Seconds since 1970.
     pub made_s: u64,
-    /// The process at the root of the tree.
+    /// Number of the process at the root of the tree.
     pub pid: i32,
     /// Name of that process.
     pub name: String,

@@ -58,9 +58,9 @@ pub struct Report {
     pub target: PathBuf,
     /// Comparison of a build of the whole program with the target; `None` when none was built.
     pub reproduced: Option<Reproduced>,
-    /// Units of the program.
+    /// Number of units of the program.
     pub units: usize,
-    /// Units that read a changed file and were preprocessed on both sides.
+    /// Number of units that read a changed file and were preprocessed on both sides.
     pub preprocessed: usize,
     /// Units that were compiled: their preprocessed text differs in more than declarations that nothing uses.
     pub changed: Vec<String>,

@@ -79,6 +79,10 @@ pub struct SourceRequest {
 
 impl Builder<'_> {
     /// Builds a patch for a program of a Debian package.
+    ///
+    /// # Errors
+    /// The package cannot be fetched or built, the target is not clear ([`Error::Target`]), a diff does not apply, or
+    /// the change is refused ([`Error::is_refusal`]).
     pub fn build_debian(&self, request: &DebianRequest, statement: &Statement) -> Result<Built, Error> {
         let (package, parts) = (&request.package, request.parts());
         let source_parts = if matches!(request.shipped, ShippedAs::Version(_)) { Parts::Source } else { parts };
@@ -163,6 +167,9 @@ impl Builder<'_> {
     }
 
     /// Copies a program of the archive's own binary packages, unchanged, into a directory.
+    ///
+    /// # Errors
+    /// As [`Builder::fetch_binaries`]; [`Error::Target`] if no binary package contains the program.
     pub fn take_binary(&self, source: &SourcePackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let found = find_in(&self.fetch_binaries(source)?, Path::new(name))?;
         let name = Path::new(name).file_name().unwrap_or_default();
@@ -171,6 +178,10 @@ impl Builder<'_> {
     }
 
     /// Builds a patch for a program that the user built.
+    ///
+    /// # Errors
+    /// A file cannot be read, no command compiles the source, no mount can be made here, a diff does not apply, or the
+    /// change is refused ([`Error::is_refusal`]).
     pub fn build_source(&self, request: &SourceRequest, statement: &Statement) -> Result<Built, Error> {
         let directory = request.directory.canonicalize().at("resolving", &request.directory)?;
         let base = read_diffs(request.on_top_of.iter().map(PathBuf::as_path))?;

@@ -192,7 +192,7 @@ pub enum Error {
     Os {
         /// The call.
         call: &'static str,
-        /// The process or thread concerned.
+        /// Number of the process or thread concerned.
         id: i32,
         /// Error of the kernel.
         source: io::Error,

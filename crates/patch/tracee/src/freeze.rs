@@ -87,11 +87,17 @@ impl<'s, 'p> Freezing<'s, 'p> {
     }
 
     /// Returns one of them.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it is not among the stopped threads.
     pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
         self.part.thread(tid)
     }
 
     /// Stops the other threads; on failure all threads continue.
+    ///
+    /// # Errors
+    /// A thread does not stop ([`Error::Unstoppable`]), or the process has ended or called exec.
     pub fn complete(self) -> Result<Frozen<'s, 'p>, Error> {
         let Freezing { part: mut frozen, others } = self;
         frozen.complete(&others)?;
@@ -389,12 +395,18 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 
     /// Returns one of them.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it is not among the stopped threads.
     pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
         self.session.tracer.standing(tid.0)?;
         Ok(Held::new(&mut self.session.tracer, tid.0))
     }
 
     /// Returns a thread that can carry remote calls.
+    ///
+    /// # Errors
+    /// [`Error::NoCarrier`] if no thread can, or the state of a thread cannot be read.
     pub fn carrier(&mut self) -> Result<Held<'_>, Error> {
         let pid = self.session.process().pid();
         let mut why = "it has no threads".to_owned();
@@ -410,7 +422,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// Writes pieces of text, each with one write that a kill cannot split. A piece must therefore not cross a page; all are checked before
     /// the first is written. The caller has proved that no thread is stopped inside any of them.
     ///
-    /// On an error the pieces before the named one are written, the others are not.
+    /// # Errors
+    /// [`Error::CrossesPage`] before anything is written; [`Error::Memory`] for a piece that cannot be written: the pieces before it are
+    /// written, the others are not.
     pub fn write_text(&mut self, pieces: &[(Avma, &[u8])]) -> Result<(), Error> {
         for (at, bytes) in pieces {
             if crosses_page(at.0, bytes.len()) {
@@ -425,6 +439,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     /// Thaws and returns for how long each thread was stopped, in nanoseconds, in the order thawed; after them the times of failed
     /// attempts. New threads stay held until they are resumed, as [`Event::NewThread`](crate::Event::NewThread) states.
+    ///
+    /// # Errors
+    /// A thread cannot be resumed; the others continue.
     pub fn thaw(mut self) -> Result<Vec<(Tid, u64)>, Error> {
         self.thawed = true;
         let mut stood = self.let_go()?;

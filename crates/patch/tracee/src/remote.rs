@@ -141,6 +141,10 @@ impl<'h> Remote<'h> {
 
     /// Calls `int f(void)` like a signal handler: at any point of the program, so it must save `errno` and take no lock that the thread may
     /// hold. The thread's filters apply to the function's system calls, which are not checked in advance.
+    ///
+    /// # Errors
+    /// [`Error::NoGadget`], [`Error::Seccomp`] before the call; [`Error::RemoteTimeout`], [`Error::RemoteFault`] or [`Error::ThreadGone`]
+    /// after it.
     pub fn function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
         self.check_ready()?;
         let missing = Error::NoGadget { pid: self.tracer.process.pid(), what: "xchg %eax,%edi; ret" };
@@ -170,6 +174,9 @@ impl<'h> Remote<'h> {
     }
 
     /// Restores the thread as `drop` does, and returns the error.
+    ///
+    /// # Errors
+    /// The thread has ended, or the kernel denies a part of its state.
     pub fn finish(mut self) -> Result<(), Error> {
         self.put_back()
     }

@@ -56,6 +56,9 @@ pub struct Session<'p> {
 /// When the tracing OS thread ends, the kernel releases all threads without stopping any.
 ///
 /// `work` must not block for long without [`Session::pump`]: signals and new threads wait for it meanwhile.
+///
+/// # Errors
+/// The process has ended, is traced already, or may not be traced; or no OS thread can be started. Then `work` was not called.
 pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) -> R + Send) -> Result<R, Error> {
     let tracing = || {
         let tracer = Tracer::seize(process.clone())?;
@@ -96,6 +99,9 @@ impl<'p> Session<'p> {
 
     /// Seizes threads that are not reported; returns true if there were any. A thread that is seized while it makes a thread makes one that
     /// is not traced. After each of [`Session::threads`] has been stopped once, that cannot happen any more.
+    ///
+    /// # Errors
+    /// A thread cannot be seized or read.
     pub fn seize_untold(&mut self) -> Result<bool, Error> {
         self.tracer.seize_untold()
     }
@@ -103,12 +109,18 @@ impl<'p> Session<'p> {
     /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it can stop, and many
     /// threads can wait for theirs together. [`Session::pump`] reports when it is stopped. [`Session::idle_since_stop`] does not know about
     /// such a stop.
+    ///
+    /// # Errors
+    /// The kernel refuses the request.
     pub fn request_stop(&mut self, tid: Tid) -> Result<Asked, Error> {
         self.request(tid, false)
     }
 
     /// Asks like [`Session::request_stop`], for a thread that may have to be asked once more: [`Session::idle_since_stop`] will know about
     /// the stop.
+    ///
+    /// # Errors
+    /// As [`Session::request_stop`].
     pub fn request_stop_again(&mut self, tid: Tid) -> Result<Asked, Error> {
         self.request(tid, true)
     }
@@ -138,6 +150,9 @@ impl<'p> Session<'p> {
     }
 
     /// Withdraws all requests; threads that are stopped because of one continue.
+    ///
+    /// # Errors
+    /// A thread cannot be resumed; the requests are withdrawn.
     pub fn withdraw_requests(&mut self) -> Result<(), Error> {
         self.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
         let stood: Vec<i32> =
@@ -163,6 +178,9 @@ impl<'p> Session<'p> {
 
     /// Returns threads that sleep and have used much less of the processors than the others: a pause of some milliseconds does no harm. The
     /// answer is as of the last freeze, or otherwise as of now.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or a thread's `stat` cannot be understood.
     pub fn idle(&self) -> Result<BTreeSet<Tid>, Error> {
         if let Some(idle) = &self.tracer.idle {
             return Ok(idle.iter().map(|&tid| Tid(tid)).collect());
@@ -188,6 +206,9 @@ impl<'p> Session<'p> {
     /// Stops one thread. One that is held already (new, or found stopped) is returned as it is.
     ///
     /// After [`Error::Unstoppable`] the thread continues; when it does stop, the next [`Session::pump`] resumes it.
+    ///
+    /// # Errors
+    /// [`Error::Unstoppable`] after five seconds; [`Error::Exec`] if the process runs another program now.
     pub fn stop(&mut self, tid: Tid) -> Result<Stop<'_>, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Stop::InVfork);
@@ -208,6 +229,9 @@ impl<'p> Session<'p> {
     }
 
     /// Resumes a held thread that has no [`Stopped`]. A thread that is not held is left alone.
+    ///
+    /// # Errors
+    /// The kernel refuses to resume it.
     pub fn let_go(&mut self, tid: Tid) -> Result<(), Error> {
         let result = self.tracer.let_go(tid.0);
         self.tracer.lower_priority();
@@ -215,6 +239,9 @@ impl<'p> Session<'p> {
     }
 
     /// Ends the tracing of a new process; it continues.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if the process is not held, or the kernel refuses to detach it.
     pub fn release(&mut self, pid: Pid) -> Result<(), Error> {
         let result = self.tracer.release(pid);
         self.tracer.lower_priority();
@@ -223,12 +250,18 @@ impl<'p> Session<'p> {
 
     /// Returns true if a thread has executed nothing of the program since it was last resumed: another stop would show nothing new and
     /// restart its time-out. False for a thread that was never stopped, or not in a system call.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`], or its state cannot be understood.
     pub fn idle_since_stop(&mut self, tid: Tid) -> Result<bool, Error> {
         self.tracer.idle_since_stop(tid.0)
     }
 
     /// Serves the target (signals are forwarded unchanged, job control is kept) and returns the next event, or `None` when the deadline has
     /// passed. With a deadline in the past, returns only an event that is already there.
+    ///
+    /// # Errors
+    /// The kernel refuses a wait, or to resume a thread.
     pub fn pump(&mut self, deadline: Instant) -> Result<Option<Event>, Error> {
         // An event is returned before more is served: mostly a thread is stopped for it.
         for _ in 0..REPORTS_AT_ONCE {
@@ -256,17 +289,26 @@ impl<'p> Session<'p> {
     ///
     /// A thread in state D cannot be woken: the others are stopped for it only some milliseconds. Then all continue, and it is tried again,
     /// for half a second.
+    ///
+    /// # Errors
+    /// [`Error::Unstoppable`] with the thread that prevents it; [`Error::Exec`]; [`Error::Gone`].
     pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
         Frozen::all(self)
     }
 
     /// Stops [`Session::idle`] threads, and the other threads on completion. Both are tried once.
+    ///
+    /// # Errors
+    /// As [`Session::freeze`]; all threads continue.
     pub fn begin_to_freeze(&mut self) -> Result<Freezing<'_, 'p>, Error> {
         Freezing::begin(self)
     }
 
     /// Stops the thread that can best carry remote calls: one in a system call that restarts, with room on its own stack. Threads that were
     /// examined and cannot carry them are resumed.
+    ///
+    /// # Errors
+    /// [`Error::NoCarrier`] with the reason of the last examined thread; [`Error::NoGadget`]; [`Error::Exec`].
     pub fn stop_carrier(&mut self) -> Result<Stopped<'_>, Error> {
         // The search through the C library's text takes long: before any thread is stopped, not while the carrier is.
         self.process.find_gadgets()?;

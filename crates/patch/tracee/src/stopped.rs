@@ -27,11 +27,17 @@ impl<'s> Held<'s> {
 
     /// Returns its registers (read once, then kept). In a thread interrupted in a system call, `rax` is the kernel's code and `orig_rax`
     /// the call.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it was killed.
     pub fn registers(&mut self) -> Result<Registers, Error> {
         self.tracer.registers(self.tid)
     }
 
     /// Changes its registers.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it was killed; the kernel refuses a value.
     pub fn set_registers(&mut self, registers: &Registers) -> Result<(), Error> {
         let standing = self.tracer.standing(self.tid)?;
         sys::set_registers(self.tid, registers).map_err(|error| lost(self.tid, "PTRACE_SETREGS", error))?;
@@ -40,6 +46,9 @@ impl<'s> Held<'s> {
     }
 
     /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::no_user_side`].
+    ///
+    /// # Errors
+    /// As [`Held::registers`].
     pub fn fs_base(&mut self) -> Result<Avma, Error> {
         Ok(Avma(self.registers()?.fs_base))
     }
@@ -51,6 +60,9 @@ impl<'s> Held<'s> {
 
     /// Returns the used part of its own stack: from the stack pointer (less the red zone) to the end of the stack. `None` if the stack
     /// pointer is not in the thread's own stack (coroutine, alternate signal stack).
+    ///
+    /// # Errors
+    /// As [`Held::registers`]; also if the mappings cannot be read.
     pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
         let registers = self.registers()?;
         let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
@@ -58,6 +70,9 @@ impl<'s> Held<'s> {
     }
 
     /// Returns the reason why the thread cannot carry remote calls now, or `None` if it can.
+    ///
+    /// # Errors
+    /// As [`Held::own_stack`].
     pub fn carrier_fault(&mut self) -> Result<Option<String>, Error> {
         carrier::fault(self.tracer, self.tid)
     }
@@ -72,6 +87,9 @@ impl<'s> Held<'s> {
 
     /// Makes the thread ready for several remote calls. It is restored when the value is dropped; if the tool is killed, it restores
     /// itself.
+    ///
+    /// # Errors
+    /// [`Error::BadCarrier`], [`Error::NoGadget`], [`Error::Seccomp`], or a part of its state cannot be read or written.
     pub fn begin_remote(&mut self) -> Result<Remote<'_>, Error> {
         Remote::begin(self.tracer, self.tid)
     }
@@ -88,6 +106,9 @@ impl<'s> Held<'s> {
     ///
     /// The function runs like a signal handler: at any point of the program, so it must save `errno` and take no lock that the thread may
     /// hold.
+    ///
+    /// # Errors
+    /// As [`Held::begin_remote`] and [`Remote::function`].
     pub fn call_function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
         let mut remote = self.begin_remote()?;
         let result = remote.function(function, limit);
@@ -113,6 +134,9 @@ impl<'s> Stopped<'s> {
 
     /// Resumes the thread and returns for how long it was stopped, in nanoseconds, from the moment when the stop was observed. An
     /// interrupted system call is made to restart if the kernel does not restart it by itself.
+    ///
+    /// # Errors
+    /// The kernel refuses to resume it.
     pub fn resume(mut self) -> Result<u64, Error> {
         self.let_go()
     }

@@ -115,6 +115,9 @@ pub struct Waiting {
 
 impl Waiting {
     /// Takes the program's end of a connection to a helper.
+    ///
+    /// # Errors
+    /// The descriptor cannot be duplicated.
     pub fn on(channel: UnixStream) -> io::Result<Waiting> {
         // Avoids the numbers that a script wrapper may use itself.
         let high = own::duplicate_high(channel.as_raw_fd())?;
@@ -152,6 +155,9 @@ impl Waiting {
 
 /// Makes a helper process from the calling one: a grandchild, so that the program that the caller becomes has no unknown child. The helper
 /// keeps standard input, output and error, and no other descriptor.
+///
+/// # Errors
+/// The connection or the helper cannot be made. In the helper: its descriptors cannot be closed.
 pub fn split() -> io::Result<Side> {
     let (program_end, helper_end) = UnixStream::pair()?;
     let waiting = Waiting::on(program_end)?;
@@ -240,11 +246,17 @@ impl Launch {
     }
 
     /// Reports to the program that it is followed: it may call exec now.
+    ///
+    /// # Errors
+    /// The program has closed the connection.
     pub fn ready(&mut self) -> io::Result<()> {
         self.program.channel.write_all(b"r")
     }
 
     /// Follows the program to its next exec and to its gate. On an error the program continues, unfollowed.
+    ///
+    /// # Errors
+    /// The process cannot be waited for, read or resumed; [`Error::GainsPrivileges`] if its new program must not be traced.
     pub fn next(mut self, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
         if std::mem::take(&mut self.standing) {
             self.go(sys::cont(self.program.pid.0, 0))?;
@@ -403,23 +415,35 @@ impl Gate {
     }
 
     /// Marks the program as being patched: from now on it does not run unless [`Gate::open`] is called.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the mark cannot be written: the program may still run unpatched.
     pub fn touch(&mut self, process: &Process) -> Result<(), Error> {
         self.touched = true;
         process.memory().write(Avma(self.place.at.0 + TOUCHED_AT), &1u32.to_le_bytes())
     }
 
     /// Lets the program run.
+    ///
+    /// # Errors
+    /// The auxiliary vector cannot be restored, or the program does not take the answer.
     pub fn open(mut self, process: &Process) -> Result<(), Error> {
         self.restore(process)?;
         self.answer(GO)
     }
 
     /// Ends the program with [`REFUSED`].
+    ///
+    /// # Errors
+    /// The program does not take the answer: it has ended.
     pub fn refuse(mut self) -> Result<(), Error> {
         self.answer(REFUSE)
     }
 
     /// Lets the program run, and follows it to its next exec.
+    ///
+    /// # Errors
+    /// As [`Gate::open`]; also if the program cannot be seized.
     pub fn open_and_follow(mut self, process: &Process) -> Result<Launch, Error> {
         self.restore(process)?;
         self.launch.seize()?;
