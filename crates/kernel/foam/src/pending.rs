@@ -11,9 +11,9 @@ use stillpoint_base::PAGE;
 /// Consecutive pages whose images are also consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// Their address in the process now.
+    /// Address of the pages in the process now.
     pub address: u64,
-    /// Their address when the image was made.
+    /// Address of the pages when the image was made.
     pub image: u64,
     /// Length in bytes.
     pub bytes: u64,

@@ -8,13 +8,13 @@ pub struct Builder<'a> {
     pub(crate) release: Option<String>,
     pub(crate) root_of: Option<String>,
     pub(crate) jobs: usize,
-    tell: &'a (dyn Fn(Event) + Sync),
+    on_event: &'a (dyn Fn(Event) + Sync),
 }
 
 impl<'a> Builder<'a> {
-    /// Makes a builder that runs `jobs` compilers at a time; `tell` gets every event.
-    pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(Event) + Sync)) -> Self {
-        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), tell }
+    /// Makes a builder that runs `jobs` compilers at a time; `on_event` gets every event.
+    pub fn new(cache: Cache, jobs: usize, on_event: &'a (dyn Fn(Event) + Sync)) -> Self {
+        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), on_event }
     }
 
     /// Selects sources, compilers and binaries of another release of the distribution (`bullseye`), from the archives
@@ -31,11 +31,11 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn progress(&self, text: &str) {
         tracing::debug!("{text}");
-        (self.tell)(Event::Progress { text: text.to_owned() });
+        (self.on_event)(Event::Progress { text: text.to_owned() });
     }
 
     pub(crate) fn report(&self, event: Event) {
         tracing::info!("{event}");
-        (self.tell)(event);
+        (self.on_event)(event);
     }
 }

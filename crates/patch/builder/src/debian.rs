@@ -19,7 +19,7 @@ pub struct Diff {
     pub cves: Vec<String>,
     /// The first line of its description.
     pub subject: String,
-    /// Its text.
+    /// Text of the diff.
     pub text: Vec<u8>,
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct Readers<'a> {
     /// Units with the same text.
     pub(crate) same: Vec<&'a str>,
     /// Units with different text, of which the target's link took nothing.
-    pub(crate) needless: Vec<&'a str>,
+    pub(crate) unlinked: Vec<&'a str>,
 }
 
 /// Everything that decides the verdict on one file.
@@ -25,9 +25,9 @@ pub(crate) struct Evidence<'a> {
     /// True if a unit that reads the file is certainly in the target.
     pub(crate) is_attributed: bool,
     /// True if the caller includes the file in the examination.
-    pub(crate) is_wanted: bool,
+    pub(crate) is_examined: bool,
     /// File that the build may have made of it.
-    pub(crate) made_of_it: Option<&'a str>,
+    pub(crate) derived_file: Option<&'a str>,
 }
 
 impl Evidence<'_> {
@@ -59,15 +59,15 @@ impl Evidence<'_> {
                 ),
             };
         }
-        if !self.is_wanted {
+        if !self.is_examined {
             return (Verdict::LeftOut, "no unit that is looked at reads it".to_owned());
         }
-        if let Some(made) = self.made_of_it {
+        if let Some(made) = self.derived_file {
             return (Verdict::Unaccounted, format!("the build has {made}, which may be made of it"));
         }
         match &self.account.unknown {
-            _ if self.account.is_complete() && !readers.needless.is_empty() => {
-                (Verdict::NoPart, format!("the link of {target} took nothing of {}", Bounded(&readers.needless)))
+            _ if self.account.is_complete() && !readers.unlinked.is_empty() => {
+                (Verdict::NoPart, format!("the link of {target} took nothing of {}", Bounded(&readers.unlinked)))
             }
             _ if self.account.is_complete() => {
                 let inputs = self.account.inputs;
@@ -95,7 +95,7 @@ mod tests {
 
     fn verdict(account: &Account, readers: Readers<'_>, path: &str) -> Verdict {
         let evidence =
-            Evidence { target: "t", account, readers, is_attributed: true, is_wanted: true, made_of_it: None };
+            Evidence { target: "t", account, readers, is_attributed: true, is_examined: true, derived_file: None };
         evidence.verdict(path).verdict
     }
 
@@ -108,9 +108,9 @@ mod tests {
             assert_eq!(verdict(&partly, Readers::default(), path), Verdict::Unaccounted);
             assert_eq!(verdict(&unknown, Readers::default(), path), Verdict::Unaccounted);
         }
-        let needless = || Readers { needless: vec!["a.c"], ..Readers::default() };
-        assert_eq!(verdict(&complete(), needless(), "a.c"), Verdict::NoPart);
-        assert_eq!(verdict(&partly, needless(), "a.c"), Verdict::Unaccounted);
+        let unlinked = || Readers { unlinked: vec!["a.c"], ..Readers::default() };
+        assert_eq!(verdict(&complete(), unlinked(), "a.c"), Verdict::NoPart);
+        assert_eq!(verdict(&partly, unlinked(), "a.c"), Verdict::Unaccounted);
     }
 
     #[test]
@@ -134,13 +134,13 @@ mod tests {
             account: &account,
             readers,
             is_attributed: false,
-            is_wanted: true,
-            made_of_it: None,
+            is_examined: true,
+            derived_file: None,
         };
         assert_eq!(evidence.verdict("a.c").verdict, Verdict::Unaccounted);
-        let made = Evidence { readers: Readers::default(), made_of_it: Some("all.c"), ..evidence };
+        let made = Evidence { readers: Readers::default(), derived_file: Some("all.c"), ..evidence };
         assert_eq!(made.verdict("a.c").verdict, Verdict::Unaccounted);
-        let left = Evidence { is_wanted: false, ..made };
+        let left = Evidence { is_examined: false, ..made };
         assert_eq!(left.verdict("a.c").verdict, Verdict::LeftOut);
     }
 }

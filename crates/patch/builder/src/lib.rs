@@ -21,7 +21,7 @@
 //!
 //! Each file that a diff changes gets a verdict ([`Verdict`]). A file that no unit of the target reads is left out only
 //! if the target's objects are all accounted for ([`account`]): a recorded command made each input of its link. Links,
-//! and copies that the build made, count as the same file (`twins`). A file that cannot be attributed refuses the patch
+//! and copies that the build made, count as the same file (`aliases`). A file that cannot be attributed refuses the patch
 //! ([`Error::Unaccounted`]), so that "nothing to patch" is reported only for known files.
 //!
 //! **The caller must guarantee** that the source is the one that the program was built from. The differ verifies it:
@@ -61,6 +61,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod aliases;
 mod apt;
 #[cfg(test)]
 mod attribution_tests;
@@ -68,7 +69,7 @@ mod build;
 mod builder;
 mod commands;
 mod compile;
-mod configured;
+mod configuration;
 mod debian;
 pub mod diff;
 mod elf;
@@ -79,7 +80,7 @@ mod exclusions;
 mod fetch_failure;
 mod generators;
 mod includes;
-mod integrated;
+mod integration;
 mod keys;
 mod link;
 pub mod numbering;
@@ -91,8 +92,8 @@ mod root;
 mod sandbox;
 mod sources;
 mod tree;
-mod twins;
-mod unused;
+
+mod unused_declarations;
 mod verdict;
 
 pub use build::{Built, Report, Statement};
@@ -102,7 +103,7 @@ pub use elf::Reproduced;
 pub use error::Error;
 pub use event::{Event, Withheld};
 pub use exclusions::Parts;
-pub use integrated::Integrated;
+pub use integration::Integrated;
 pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};

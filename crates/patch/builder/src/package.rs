@@ -7,7 +7,7 @@ use crate::compile::{Original, Project};
 use crate::debian::{Diff, Series};
 use crate::error::At;
 use crate::includes::Includes;
-use crate::integrated::{Integrated, Integration};
+use crate::integration::{Integrated, Integration};
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error, Event, Parts, Withheld};
@@ -27,7 +27,7 @@ pub struct SourcePackage {
     /// Path of its `.dsc`.
     pub(crate) description: PathBuf,
     tree: PathBuf,
-    /// Its series of diffs.
+    /// Series of diffs.
     pub series: Series,
 }
 

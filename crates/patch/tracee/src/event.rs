@@ -5,11 +5,11 @@ use crate::{Pid, Tid};
 /// Origin of a new process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Birth {
-    /// It has a copy of the memory: it inherits text, trampolines and ledger, and continues by itself.
+    /// Process with a copy of the memory: it inherits text, trampolines and ledger, and continues by itself.
     Fork,
-    /// It shares the memory until it calls exec or exits, and its parent thread waits for that.
+    /// Process that shares the memory until it calls exec or exits, and its parent thread waits for that.
     Vfork,
-    /// It shares the memory.
+    /// Process that shares the memory.
     CloneVm,
 }
 

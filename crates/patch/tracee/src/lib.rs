@@ -57,6 +57,7 @@
 //! call is an idea of CRIU's compel.
 
 mod bpf;
+mod calling_process;
 mod carrier;
 mod error;
 mod event;
@@ -68,7 +69,6 @@ pub mod launch;
 mod maps;
 mod memory;
 mod module;
-mod own;
 mod pagemap;
 mod priority;
 mod process;
@@ -78,7 +78,7 @@ mod restart;
 mod seccomp;
 mod session;
 mod status;
-mod stopped;
+mod stopped_thread;
 mod sys;
 mod tracer;
 pub use error::Error;
@@ -95,4 +95,4 @@ pub use registers::Registers;
 pub use remote::Remote;
 pub use session::{Asked, Session, Stop, attach};
 pub use status::{Status, ThreadActivity, ThreadInfo};
-pub use stopped::{Held, Stopped};
+pub use stopped_thread::{Held, Stopped};

@@ -1,6 +1,6 @@
 //! Memory of another process, through `/proc/PID/mem`.
 
-use crate::priority::step_aside;
+use crate::priority::yield_if_idle_class;
 use crate::{Error, Pid, sys};
 use std::fs::File;
 use std::io;
@@ -39,7 +39,7 @@ impl Memory {
     /// # Errors
     /// [`Error::Memory`] if one of the bytes cannot be read, or the process has ended.
     pub fn read(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
-        step_aside();
+        yield_if_idle_class();
         let mut done = 0;
         while done < buf.len() {
             match self.read_part(at, buf, done) {

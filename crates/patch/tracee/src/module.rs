@@ -26,9 +26,9 @@ pub struct Module {
     pub bias: u64,
     /// Build-id from the note in the *mapped* memory; `None` if there is no note.
     pub build_id: Option<BuildId>,
-    /// Its dynamic section, if it has one.
+    /// Dynamic section, if it has one.
     pub dynamic: Option<Avma>,
-    /// Its mappings, ascending.
+    /// Mappings of the file, ascending.
     pub mappings: Vec<Mapping>,
     /// Device and inode of the file.
     pub file: ((u32, u32), u64),
@@ -60,7 +60,7 @@ pub enum Libc {
     Glibc {
         /// Version, for instance `(2, 36)`.
         version: (u32, u32),
-        /// Its banner, for instance `GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.`.
+        /// Banner of the library, for instance `GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.`.
         banner: String,
     },
     /// The musl C library.

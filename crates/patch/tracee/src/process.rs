@@ -3,7 +3,7 @@
 use crate::gadgets::{Gadgets, Landmarks};
 use crate::maps;
 use crate::module;
-use crate::priority::step_aside;
+use crate::priority::yield_if_idle_class;
 use crate::status::{Stat, Threads};
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use stillpoint_host::kernel_files;
 
 /// Number of times the list of threads is read if no thread is held: a thread that ends may cut it short (see [`Threads`]).
-const LISTINGS: u32 = 16;
+const LISTINGS_MAX: u32 = 16;
 
 /// A running x86-64 process that may be traced. Holds a pidfd and `/proc/PID`, so that a reused number is detected.
 #[derive(Debug, Clone)]
@@ -153,7 +153,7 @@ impl Process {
     /// As [`Process::threads`].
     pub fn threads_besides(&self, known: impl Fn(Tid) -> bool) -> Result<Vec<ThreadInfo>, Error> {
         let mut last = Vec::new();
-        for _ in 0..LISTINGS {
+        for _ in 0..LISTINGS_MAX {
             let found = self.threads_but(|tid| known(Tid(tid)))?;
             last = found.threads;
             if found.all {
@@ -432,7 +432,7 @@ impl Process {
 
 /// Reads such a file into a buffer on the stack; `None` if it is gone.
 fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
-    step_aside();
+    yield_if_idle_class();
     let mut file = kernel_files::open(path).ok()?;
     // The kernel returns such a file in one piece: the first read has all of it.
     let len = loop {
@@ -452,7 +452,7 @@ fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
 
 /// Reads a file with a large first read: `fs::read` begins with a few bytes, and the kernel generates its text again for every call.
 fn read_at_once(path: &Path) -> io::Result<Vec<u8>> {
-    step_aside();
+    yield_if_idle_class();
     let mut bytes = Vec::with_capacity(64 << 10);
     kernel_files::open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -468,7 +468,7 @@ fn living_thread(base: &Path) -> Option<PathBuf> {
         let text = kernel_files::text(base.join(task).join("stat")).unwrap_or_default();
         Stat::parse(&text).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     };
-    (0..LISTINGS).find_map(|_| {
+    (0..LISTINGS_MAX).find_map(|_| {
         kernel_files::names(base.join("task")).into_iter().map(|task| Path::new("task").join(task)).find(lives)
     })
 }

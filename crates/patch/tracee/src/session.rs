@@ -1,8 +1,8 @@
 //! A traced process: seize, stop, resume, events.
 
 use crate::freeze::{Freezing, Frozen};
-use crate::status::Usual;
-use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
+use crate::status::AverageUsage;
+use crate::tracer::{STOP_TIMEOUT, State, StopOutcome, Tracer};
 use crate::{Error, Event, Pid, Process, Stopped, Tid, sys};
 use std::collections::BTreeSet;
 use std::panic;
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files;
 
 /// Largest number of reports without an event that one call serves: a storm of signals never ends.
-const REPORTS_AT_ONCE: usize = 1024;
+const REPORTS_PER_CALL_MAX: usize = 1024;
 /// Number of threads that can be stopped within a few milliseconds with the processor given to the target in between.
-const FEW_THREADS: usize = 32;
+const FEW_THREADS_MAX: usize = 32;
 
 /// Result of [`Session::stop`].
 #[derive(Debug)]
 pub enum Stop<'s> {
-    /// It is stopped until the value is dropped.
+    /// The thread is stopped until the value is dropped.
     Stopped(Stopped<'s>),
-    /// It has ended.
+    /// The thread has ended.
     Gone,
-    /// It waits for the child of its vfork, which uses this memory: it cannot be stopped, and does not run until
+    /// The thread waits for the child of its vfork, which uses this memory: it cannot be stopped, and does not run until
     /// [`Event::VforkDone`].
     InVfork,
 }
@@ -32,13 +32,13 @@ pub enum Stop<'s> {
 pub enum Asked {
     /// [`Event::Stood`] or [`Event::ThreadExited`] will follow.
     Asked,
-    /// It is stopped already.
+    /// The thread is stopped already.
     Stands,
-    /// It is new and has not run yet: [`Event::NewThread`] will follow.
+    /// The thread is new and has not run yet: [`Event::NewThread`] will follow.
     Newborn,
-    /// It has ended.
+    /// The thread has ended.
     Gone,
-    /// It waits for the child of its vfork and cannot be stopped before [`Event::VforkDone`].
+    /// The thread waits for the child of its vfork and cannot be stopped before [`Event::VforkDone`].
     InVfork,
 }
 
@@ -125,19 +125,19 @@ impl<'p> Session<'p> {
         self.request(tid, true)
     }
 
-    fn request(&mut self, tid: Tid, noting: bool) -> Result<Asked, Error> {
+    fn request(&mut self, tid: Tid, records_sleep: bool) -> Result<Asked, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Asked::InVfork);
         }
-        if !self.tracer.ask_to_stop(tid.0, noting)? {
+        if !self.tracer.request_stop(tid.0, records_sleep)? {
             return Ok(Asked::Gone);
         }
         match self.tracer.threads.get_mut(&tid.0) {
             None => Ok(Asked::Gone),
-            Some(thread) if matches!(thread.state, State::Standing(_)) => Ok(Asked::Stands),
+            Some(thread) if matches!(thread.state, State::Stopped(_)) => Ok(Asked::Stands),
             Some(thread) if matches!(thread.state, State::Expected) => Ok(Asked::Newborn),
             Some(thread) => {
-                thread.asked = true;
+                thread.stop_requested = true;
                 Ok(Asked::Asked)
             }
         }
@@ -154,11 +154,11 @@ impl<'p> Session<'p> {
     /// # Errors
     /// A thread cannot be resumed; the requests are withdrawn.
     pub fn withdraw_requests(&mut self) -> Result<(), Error> {
-        self.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
-        let stood: Vec<i32> =
+        self.tracer.threads.values_mut().for_each(|thread| thread.stop_requested = false);
+        let stopped: Vec<i32> =
             self.tracer.events.iter().filter_map(|e| if let Event::Stood(t) = e { Some(t.0) } else { None }).collect();
         self.tracer.events.retain(|event| !matches!(event, Event::Stood(_)));
-        let result = stood.into_iter().try_for_each(|tid| match self.tracer.let_go(tid) {
+        let result = stopped.into_iter().try_for_each(|tid| match self.tracer.let_go(tid) {
             Ok(_) | Err(Error::ThreadGone(_)) => Ok(()),
             Err(error) => Err(error),
         });
@@ -169,7 +169,7 @@ impl<'p> Session<'p> {
     /// Announces that all threads will be stopped one after another, or that this is over. With many of them the tracer keeps the processor
     /// in between: otherwise it would get the processor back only after every thread of a busy program has had its turn, a thousand times.
     pub fn expect_all_to_stop(&mut self, expected: bool) {
-        self.tracer.priority.busy = expected && self.tracer.threads.len() > FEW_THREADS;
+        self.tracer.priority.busy = expected && self.tracer.threads.len() > FEW_THREADS_MAX;
         match self.tracer.priority.busy {
             true => self.tracer.priority.raise(),
             false => self.tracer.lower_priority(),
@@ -189,8 +189,8 @@ impl<'p> Session<'p> {
         for &tid in self.tracer.threads.keys() {
             threads.extend(self.process.thread_info(Tid(tid))?);
         }
-        let usual = Usual::of(threads.iter().map(|thread| thread.cpu_ticks));
-        let idle = threads.iter().filter(|thread| thread.state == 'S' && usual.is_idle(thread.cpu_ticks));
+        let average = AverageUsage::of(threads.iter().map(|thread| thread.cpu_ticks));
+        let idle = threads.iter().filter(|thread| thread.state == 'S' && average.is_idle(thread.cpu_ticks));
         Ok(idle.map(|thread| thread.tid).collect())
     }
 
@@ -199,7 +199,7 @@ impl<'p> Session<'p> {
     pub fn expect_idle_to_stop(&mut self, expected: bool) {
         match expected && self.tracer.priority.busy {
             true => self.tracer.priority.spare_others(),
-            false => self.tracer.priority.spare_nobody(),
+            false => self.tracer.priority.end_sparing(),
         }
     }
 
@@ -213,16 +213,16 @@ impl<'p> Session<'p> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Stop::InVfork);
         }
-        if !self.tracer.ask_to_stop(tid.0, true)? {
+        if !self.tracer.request_stop(tid.0, true)? {
             return Ok(Stop::Gone);
         }
-        let seen = self.tracer.await_stop(tid.0, STOP_LIMIT, None);
+        let outcome = self.tracer.await_stop(tid.0, STOP_TIMEOUT, None);
         if let Some(thread) = self.tracer.threads.get_mut(&tid.0) {
-            thread.asked = false;
+            thread.stop_requested = false;
         }
-        match seen? {
-            Seen::Standing => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
-            Seen::InVfork => Ok(Stop::InVfork),
+        match outcome? {
+            StopOutcome::Stopped => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
+            StopOutcome::InVfork => Ok(Stop::InVfork),
             _ if self.tracer.replaced => Err(Error::Exec(self.process.pid())),
             _ => Ok(Stop::Gone),
         }
@@ -264,7 +264,7 @@ impl<'p> Session<'p> {
     /// The kernel refuses a wait, or to resume a thread.
     pub fn pump(&mut self, deadline: Instant) -> Result<Option<Event>, Error> {
         // An event is returned before more is served: mostly a thread is stopped for it.
-        for _ in 0..REPORTS_AT_ONCE {
+        for _ in 0..REPORTS_PER_CALL_MAX {
             if !self.tracer.events.is_empty() || self.tracer.serve_one(false)?.is_none() {
                 break;
             }
@@ -314,11 +314,11 @@ impl<'p> Session<'p> {
         self.process.find_gadgets()?;
         let mut why = "it has no threads".to_owned();
         for tid in crate::carrier::by_fitness(&self.tracer) {
-            if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid, true)? {
+            if self.tracer.waits_for_vfork(tid) || !self.tracer.request_stop(tid, true)? {
                 continue;
             }
-            match self.tracer.await_stop(tid, STOP_LIMIT, None) {
-                Ok(Seen::Standing) => {}
+            match self.tracer.await_stop(tid, STOP_TIMEOUT, None) {
+                Ok(StopOutcome::Stopped) => {}
                 Ok(_) => continue,
                 Err(error @ Error::Unstoppable { .. }) => {
                     why = error.to_string();

@@ -19,7 +19,7 @@ pub mod introduction;
 
 use self::credentials::{Credentials, is_secure};
 use crate::sys::Wait;
-use crate::{Error, Memory, Pid, Process, maps, module, own, sys};
+use crate::{Error, Memory, Pid, Process, calling_process, maps, module, sys};
 use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -120,7 +120,7 @@ impl Waiting {
     /// The descriptor cannot be duplicated.
     pub fn on(channel: UnixStream) -> io::Result<Waiting> {
         // Avoids the numbers that a script wrapper may use itself.
-        let high = own::duplicate_high(channel.as_raw_fd())?;
+        let high = calling_process::duplicate_high(channel)?;
         Ok(Waiting { channel: high.into() })
     }
 
@@ -163,9 +163,9 @@ pub fn split() -> io::Result<Side> {
     let waiting = Waiting::on(program_end)?;
     let descriptor = waiting.descriptor();
     let pid = Pid(std::process::id() as i32);
-    if own::fork_grandchild()? {
+    if calling_process::fork_grandchild()? {
         drop(waiting);
-        let helper_end = own::keep_only(helper_end.into())?;
+        let helper_end = calling_process::keep_only(helper_end.into())?;
         let program = Program { pid, pidfd: None, channel: helper_end.into(), descriptor, credentials: None };
         return Ok(Side::Helper(program));
     }
@@ -175,8 +175,8 @@ pub fn split() -> io::Result<Side> {
 /// Becomes `program`. Environment, descriptors, signal mask and ignored signals are those with which this process was started. Returns only
 /// on failure.
 pub fn become_program(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString]) -> io::Error {
-    own::undo_runtime();
-    own::exec(program, arguments)
+    calling_process::undo_runtime();
+    calling_process::exec(program, arguments)
 }
 
 /// Returns true if a program gains privileges at its exec (set-user-id, file capabilities) that the kernel would withhold because a caller
@@ -184,7 +184,7 @@ pub fn become_program(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString
 pub fn gains_privileges(program: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let set_id = program.metadata().is_ok_and(|m| m.is_file() && m.mode() & 0o6000 != 0);
-    !own::is_root() && (set_id || own::has_file_capabilities(program))
+    !rustix::process::geteuid().is_root() && (set_id || calling_process::has_file_capabilities(program))
 }
 
 /// State that a followed program has reached.
@@ -209,7 +209,7 @@ pub struct Launch {
     /// The file that the descriptor refers to, in the program.
     link: PathBuf,
     /// True if it is stopped in the exec stop.
-    standing: bool,
+    in_exec_stop: bool,
     _not_send: PhantomData<*const ()>,
 }
 
@@ -227,7 +227,7 @@ impl Launch {
         let link = kernel_files::link(format!("/proc/{pid}/fd/{}", program.descriptor))
             .map_err(|source| Error::Os { call: "reading a descriptor", id: pid.0, source })?;
         rehearse();
-        let launch = Launch { program, pidfd, link, standing: false, _not_send: PhantomData };
+        let launch = Launch { program, pidfd, link, in_exec_stop: false, _not_send: PhantomData };
         launch.seize()?;
         Ok(launch)
     }
@@ -258,7 +258,7 @@ impl Launch {
     /// # Errors
     /// The process cannot be waited for, read or resumed; [`Error::GainsPrivileges`] if its new program must not be traced.
     pub fn next(mut self, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
-        if std::mem::take(&mut self.standing) {
+        if std::mem::take(&mut self.in_exec_stop) {
             self.go(sys::cont(self.program.pid.0, 0))?;
         }
         let mut pause = Backoff::new(Duration::from_micros(50), PAUSE_MAX);
@@ -279,7 +279,7 @@ impl Launch {
         }
         match self.set_gate()? {
             Err(why) => {
-                self.standing = true;
+                self.in_exec_stop = true;
                 Ok((Reached::Ungated(why), Some(self)))
             }
             Ok(place) => {
@@ -467,8 +467,8 @@ impl Gate {
 fn rehearse() {
     let tries = || {
         let _ = sys::WaitTimer::new();
-        sys::run_before_others(0);
-        sys::run_like_others(0);
+        sys::set_fifo_class(0);
+        sys::set_default_class(0);
         let own = std::process::id() as i32;
         let _ = sys::same_memory(own, own);
     };

@@ -39,9 +39,9 @@ impl<'s> Held<'s> {
     /// # Errors
     /// [`Error::ThreadGone`] if it was killed; the kernel refuses a value.
     pub fn set_registers(&mut self, registers: &Registers) -> Result<(), Error> {
-        let standing = self.tracer.standing(self.tid)?;
+        let stop_state = self.tracer.stop_state(self.tid)?;
         sys::set_registers(self.tid, registers).map_err(|error| lost(self.tid, "PTRACE_SETREGS", error))?;
-        standing.registers = Some(*registers);
+        stop_state.registers = Some(*registers);
         Ok(())
     }
 
@@ -55,7 +55,7 @@ impl<'s> Held<'s> {
 
     /// Returns true if job control has stopped the process (it stays stopped when it is resumed).
     pub fn group_stopped(&mut self) -> bool {
-        self.tracer.standing(self.tid).is_ok_and(|standing| standing.group_stop)
+        self.tracer.stop_state(self.tid).is_ok_and(|stop_state| stop_state.group_stop)
     }
 
     /// Returns the used part of its own stack: from the stack pointer (less the red zone) to the end of the stack. `None` if the stack
