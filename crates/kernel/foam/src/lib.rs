@@ -60,4 +60,3 @@ pub use memory::Memory;
 pub use object::Object;
 pub use pending::{Pending, Run};
 pub use placement::{Form, Placement};
-pub use stillpoint_base::PAGE;

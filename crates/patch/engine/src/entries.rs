@@ -11,6 +11,7 @@ use crate::transition::{Migrator, RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
 use crate::{Error, lookup_redirect};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+use stillpoint_base::Backoff;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::JUMP_LEN;
 use stillpoint_patch_tracee::Held;
@@ -116,14 +117,13 @@ impl Migrator<'_, '_, '_, '_> {
         if changes.pieces.is_empty() {
             return Ok(());
         }
-        let mut wait = RETRY_INTERVAL_MIN;
+        let mut wait = Backoff::new(RETRY_INTERVAL_MIN, RETRY_INTERVAL_MAX);
         loop {
             match self.write_frozen(&changes, forbidden, reason)? {
                 None => return Ok(()),
                 Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
-                Some(_) => self.serve(Instant::now() + wait)?,
+                Some(_) => self.serve(Instant::now() + wait.next_wait())?,
             }
-            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
         }
     }
 

@@ -111,10 +111,6 @@ pub struct ThreadStatus {
     pub registered: Option<RegisteredThread>,
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// Reads the status of one process. Each thread is stopped for some microseconds, one after another, to find its word. While another tool
 /// traces them, only the words of threads known to libstillpoint are reported.
 ///
@@ -190,7 +186,7 @@ fn summary(
 ) -> Result<Status, Error> {
     let patches = view.active.iter().filter_map(|n| view.patch(*n)).map(|p| PatchStatus {
         name: p.name.clone(),
-        digest: hex(&p.digest),
+        digest: hex::encode(p.digest),
         description: p.description.clone(),
         cves: p.cves.clone(),
         module: p.module.clone(),

@@ -29,6 +29,7 @@ use crate::{Error, Quiescence};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use stillpoint_base::Backoff;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
@@ -50,7 +51,7 @@ enum Direction {
 /// One thread to be moved.
 pub(crate) struct PendingThread {
     next_check: Instant,
-    wait: Duration,
+    wait: Backoff,
     /// True if its stop was requested and is still to come.
     pub(crate) stop_requested: bool,
     location: Option<String>,
@@ -274,7 +275,7 @@ impl Migrator<'_, '_, '_, '_> {
     fn stop_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
         let forbidden = self.forbidden(&transition.leave, transition);
         self.walker.prepare();
-        let mut wait = RETRY_INTERVAL_MIN;
+        let mut wait = Backoff::new(RETRY_INTERVAL_MIN, RETRY_INTERVAL_MAX);
         loop {
             let Some(busy) = self.stop_once(transition, &forbidden)? else {
                 return Ok(self.session.threads().len() as u32);
@@ -285,8 +286,7 @@ impl Migrator<'_, '_, '_, '_> {
             if Instant::now() > deadline {
                 return Err(Error::TimedOut { busy });
             }
-            self.serve(Instant::now() + wait)?;
-            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
+            self.serve(Instant::now() + wait.next_wait())?;
         }
     }
 
@@ -656,7 +656,7 @@ impl PendingThread {
     pub(crate) fn new() -> Self {
         PendingThread {
             next_check: Instant::now(),
-            wait: RETRY_INTERVAL_MIN,
+            wait: Backoff::new(RETRY_INTERVAL_MIN * 2, RETRY_INTERVAL_MAX),
             stop_requested: false,
             location: None,
             stack_walked: false,
@@ -665,8 +665,7 @@ impl PendingThread {
 
     /// Delays the next examination.
     fn postpone(&mut self) {
-        self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
-        self.next_check = Instant::now() + self.wait;
+        self.next_check = Instant::now() + self.wait.next_wait();
         self.stop_requested = false;
     }
 
@@ -674,8 +673,7 @@ impl PendingThread {
     pub(crate) fn update_location(&mut self, before: String) -> bool {
         let now = Instant::now();
         if self.next_check <= now {
-            self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
-            self.next_check = now + self.wait;
+            self.next_check = now + self.wait.next_wait();
         }
         self.location.replace(before.clone()) != Some(before)
     }
