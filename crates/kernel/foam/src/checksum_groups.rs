@@ -26,7 +26,7 @@ impl ChecksumGroups {
         for (first, last) in spans(extents) {
             for number in first..=last {
                 let (of_group, digest) =
-                    checksums.group(number).ok_or(missing(number * PAGES_PER_GROUP * crate::PAGE))?;
+                    checksums.group(number).ok_or(missing(number * PAGES_PER_GROUP * stillpoint_base::PAGE))?;
                 groups.numbers.push(number);
                 groups.digests.push(digest);
                 bytes.extend_from_slice(of_group);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use stillpoint_base::Backoff;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::JUMP_LEN;
-use stillpoint_patch_tracee::Held;
+use stillpoint_patch_tracee::StoppedThread;
 
 /// Time limit for threads to leave a dispatcher or displaced code when entries are restored.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(20);
@@ -131,7 +131,7 @@ impl Migrator<'_, '_, '_, '_> {
     fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
         let matters = !changes.boundaries.is_empty() || !forbidden.is_empty();
         let (process, prober) = (self.process, &mut self.prober);
-        let mut inside = |held: &mut Held<'_>| -> Result<Option<Busy>, Error> {
+        let mut inside = |held: &mut StoppedThread<'_>| -> Result<Option<Busy>, Error> {
             let tid = held.tid();
             let snapshot = prober.snapshot(process, held)?;
             if snapshot.is_inside(&changes.boundaries) {
@@ -147,7 +147,7 @@ impl Migrator<'_, '_, '_, '_> {
             other => Err(other.into()),
         };
         // most stacks are read before any busy thread is stopped
-        let mut freezing = match self.session.begin_to_freeze() {
+        let mut freezing = match self.session.begin_freeze() {
             Err(error) => return unstoppable(error),
             Ok(freezing) => freezing,
         };

@@ -287,7 +287,7 @@ fn read_words(session: &mut Session<'_>, process: &Process, offset: i32) -> Resu
     let read_word = |stopped: &mut Stopped<'_>| {
         let registers = stopped.registers()?;
         let mut word = [0; 4];
-        if !registers.no_user_side() && registers.fs_base != 0 {
+        if !registers.has_no_user_side() && registers.fs_base != 0 {
             let at = Avma(registers.fs_base.wrapping_add_signed(i64::from(offset)));
             process.memory().read(at, &mut word)?;
         }

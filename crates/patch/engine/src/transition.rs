@@ -33,7 +33,7 @@ use stillpoint_base::Backoff;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
-use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
+use stillpoint_patch_tracee::{Event, Memory, Pid, Process, ProcessOrigin, Session, Stop, StopRequest, Tid};
 
 pub(crate) const RETRY_INTERVAL_MIN: Duration = Duration::from_micros(500);
 const SHARER_DESCRIPTION: &str = "another process that shares the memory";
@@ -336,7 +336,7 @@ impl Migrator<'_, '_, '_, '_> {
         // no thread may stay stopped, and no thread may stop for a request that is over
         self.session.withdraw_requests()?;
         for tid in std::mem::take(&mut self.at_stop) {
-            match self.session.let_go(tid) {
+            match self.session.resume_thread(tid) {
                 Ok(()) | Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -498,25 +498,25 @@ impl Migrator<'_, '_, '_, '_> {
         Ok(self.record_request(tid, asked, waiting))
     }
 
-    fn record_request(&mut self, tid: Tid, asked: Asked, waiting: &mut BTreeMap<Tid, PendingThread>) -> bool {
+    fn record_request(&mut self, tid: Tid, asked: StopRequest, waiting: &mut BTreeMap<Tid, PendingThread>) -> bool {
         let Entry::Occupied(mut pending) = waiting.entry(tid) else { return false };
         match asked {
-            Asked::Asked => pending.get_mut().stop_requested = true,
-            Asked::Stands => self.at_stop.push(tid),
-            Asked::Gone | Asked::Newborn => drop(pending.remove()),
-            Asked::InVfork => {
+            StopRequest::Pending => pending.get_mut().stop_requested = true,
+            StopRequest::AlreadyStopped => self.at_stop.push(tid),
+            StopRequest::Gone | StopRequest::New => drop(pending.remove()),
+            StopRequest::InVfork => {
                 pending.get_mut().location = Some("vfork, whose child shares the memory".into());
                 pending.get_mut().postpone();
             }
         }
-        asked == Asked::Asked
+        asked == StopRequest::Pending
     }
 
     /// Returns true if two enumerations, the session's and the kernel's, hold only threads that have migrated, and no other process shares
     /// the memory. Threads that have not run yet do not count: they have no frames, and obey the state byte from their first instruction
     /// on. Otherwise a program that makes threads without pause could never be committed.
     fn all_migrated(&mut self, done: &BTreeMap<Tid, Avma>) -> Result<bool, Error> {
-        let over = |tid: &Tid| done.contains_key(tid) || self.session.is_newborn(*tid);
+        let over = |tid: &Tid| done.contains_key(tid) || self.session.is_new(*tid);
         if !self.session.threads().iter().all(over) {
             return Ok(false);
         }
@@ -525,7 +525,7 @@ impl Migrator<'_, '_, '_, '_> {
             // a thread whose parent's report is still to come: the kernel has attached it to the tool and holds it
             match self.process.thread_status(thread.tid) {
                 Ok(status) if status.tracer != tracer => {
-                    self.session.seize_untold()?;
+                    self.session.seize_unreported()?;
                     return Ok(false);
                 }
                 _ => {}
@@ -615,7 +615,7 @@ impl Migrator<'_, '_, '_, '_> {
         match self.session.pump(until)? {
             None => return Ok(false),
             Some(Event::NewThread(tid)) => self.initialise_thread(tid)?,
-            Some(Event::Stood(tid)) => self.at_stop.push(tid),
+            Some(Event::Stopped(tid)) => self.at_stop.push(tid),
             Some(Event::NewProcess { pid: child, how, .. }) => self.release(child, how)?,
             Some(Event::Exec | Event::Exited(_)) => return Err(Error::Ended(pid)),
             Some(_) => {}
@@ -625,7 +625,7 @@ impl Migrator<'_, '_, '_, '_> {
 
     /// Puts a new thread on the right side before its first instruction: it has no frames.
     fn initialise_thread(&mut self, tid: Tid) -> Result<(), Error> {
-        let Some((offset, word)) = self.new_thread_word else { return Ok(self.session.let_go(tid)?) };
+        let Some((offset, word)) = self.new_thread_word else { return Ok(self.session.resume_thread(tid)?) };
         let mut stopped = match self.session.stop(tid)? {
             Stop::Stopped(stopped) => stopped,
             Stop::Gone | Stop::InVfork => return Ok(()),
@@ -640,7 +640,7 @@ impl Migrator<'_, '_, '_, '_> {
         Ok(())
     }
 
-    fn release(&mut self, child: Pid, how: Birth) -> Result<(), Error> {
+    fn release(&mut self, child: Pid, how: ProcessOrigin) -> Result<(), Error> {
         tracing::debug!(%child, ?how, "a process started during the transition");
         Ok(self.session.release(child)?)
     }

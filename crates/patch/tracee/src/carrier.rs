@@ -75,7 +75,7 @@ pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Err
         return Ok(Some("it is stopped in the middle of a system call".to_owned()));
     }
     let registers = tracer.registers(tid)?;
-    if registers.no_user_side() {
+    if registers.has_no_user_side() {
         return Ok(Some("it has no user side (a worker of the kernel)".to_owned()));
     }
     let Some(stack) = own_stack(&tracer.process, tid, &registers)? else {

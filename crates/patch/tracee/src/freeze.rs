@@ -9,7 +9,7 @@
 use crate::restart;
 use crate::status::AverageUsage;
 use crate::tracer::{STOP_TIMEOUT, State, StopOutcome, Tracer, UNINTERRUPTIBLE_LIMIT_MIN, unstoppable};
-use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
+use crate::{Error, Event, Session, StoppedThread, ThreadInfo, Tid, carrier};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -68,17 +68,17 @@ impl PendingStop {
 /// A process whose idle threads are stopped, so that the caller can inspect them before the other threads are stopped too. Dropping it
 /// resumes them.
 #[derive(Debug)]
-pub struct Freezing<'s, 'p> {
-    part: Frozen<'s, 'p>,
+pub struct PartialFreeze<'s, 'p> {
+    part: FrozenProcess<'s, 'p>,
     others: Vec<PendingStop>,
 }
 
-impl<'s, 'p> Freezing<'s, 'p> {
-    pub(crate) fn begin(session: &'s mut Session<'p>) -> Result<Freezing<'s, 'p>, Error> {
+impl<'s, 'p> PartialFreeze<'s, 'p> {
+    pub(crate) fn begin(session: &'s mut Session<'p>) -> Result<PartialFreeze<'s, 'p>, Error> {
         // On failure, dropping `part` resumes the stopped threads.
-        let mut part = Frozen::empty(session);
+        let mut part = FrozenProcess::empty(session);
         let others = part.begin()?;
-        Ok(Freezing { part, others })
+        Ok(PartialFreeze { part, others })
     }
 
     /// Returns the stopped threads.
@@ -90,7 +90,7 @@ impl<'s, 'p> Freezing<'s, 'p> {
     ///
     /// # Errors
     /// [`Error::ThreadGone`] if it is not among the stopped threads.
-    pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
+    pub fn thread(&mut self, tid: Tid) -> Result<StoppedThread<'_>, Error> {
         self.part.thread(tid)
     }
 
@@ -98,8 +98,8 @@ impl<'s, 'p> Freezing<'s, 'p> {
     ///
     /// # Errors
     /// A thread does not stop ([`Error::Unstoppable`]), or the process has ended or called exec.
-    pub fn complete(self) -> Result<Frozen<'s, 'p>, Error> {
-        let Freezing { part: mut frozen, others } = self;
+    pub fn complete(self) -> Result<FrozenProcess<'s, 'p>, Error> {
+        let PartialFreeze { part: mut frozen, others } = self;
         frozen.complete(&others)?;
         Ok(frozen)
     }
@@ -107,7 +107,7 @@ impl<'s, 'p> Freezing<'s, 'p> {
 
 /// A process with all threads stopped. Dropping it thaws them, those that were stopped last first.
 #[derive(Debug)]
-pub struct Frozen<'s, 'p> {
+pub struct FrozenProcess<'s, 'p> {
     session: &'s mut Session<'p>,
     order: Vec<Tid>,
     /// Number of idle threads; they are the first ones of `order`.
@@ -117,22 +117,22 @@ pub struct Frozen<'s, 'p> {
     thawed: bool,
 }
 
-impl<'s, 'p> Frozen<'s, 'p> {
-    fn empty(session: &'s mut Session<'p>) -> Frozen<'s, 'p> {
-        Frozen { session, order: Vec::new(), idle: 0, failed_attempts: Vec::new(), thawed: false }
+impl<'s, 'p> FrozenProcess<'s, 'p> {
+    fn empty(session: &'s mut Session<'p>) -> FrozenProcess<'s, 'p> {
+        FrozenProcess { session, order: Vec::new(), idle: 0, failed_attempts: Vec::new(), thawed: false }
     }
 
     /// Stops all threads; tries again if other threads would have been stopped for too long because of one in state D.
-    pub(crate) fn all(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
+    pub(crate) fn all(session: &'s mut Session<'p>) -> Result<FrozenProcess<'s, 'p>, Error> {
         let until = Instant::now() + THREAD_STOP_TIMEOUT;
-        let mut frozen = Frozen::empty(session);
+        let mut frozen = FrozenProcess::empty(session);
         loop {
             let limit = frozen.session.tracer.uninterruptible_limit;
             match frozen.begin().and_then(|others| frozen.complete(&others)) {
                 Ok(()) => return Ok(frozen),
                 // the attempt was aborted for that reason, and may succeed later
                 Err(_) if frozen.session.tracer.uninterruptible_limit > limit && Instant::now() < until => {
-                    let stopped = frozen.let_go()?;
+                    let stopped = frozen.resume_thread()?;
                     frozen.failed_attempts.extend(stopped);
                 }
                 Err(error) => return Err(error),
@@ -154,7 +154,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(others.to_vec())
     }
 
-    /// Stops the threads that [`Frozen::begin`] did not stop, and new threads.
+    /// Stops the threads that [`FrozenProcess::begin`] did not stop, and new threads.
     fn complete(&mut self, others: &[PendingStop]) -> Result<(), Error> {
         self.session.tracer.priority.end_sparing();
         self.stop_groups(others)?;
@@ -354,7 +354,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
     fn take_stopped(&mut self) -> Vec<i32> {
         let mut stopped = Vec::new();
         self.session.tracer.events.retain(|event| match event {
-            Event::Stood(tid) => {
+            Event::Stopped(tid) => {
                 stopped.push(tid.0);
                 false
             }
@@ -401,21 +401,21 @@ impl<'s, 'p> Frozen<'s, 'p> {
     ///
     /// # Errors
     /// [`Error::ThreadGone`] if it is not among the stopped threads.
-    pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
+    pub fn thread(&mut self, tid: Tid) -> Result<StoppedThread<'_>, Error> {
         self.session.tracer.stop_state(tid.0)?;
-        Ok(Held::new(&mut self.session.tracer, tid.0))
+        Ok(StoppedThread::new(&mut self.session.tracer, tid.0))
     }
 
     /// Returns a thread that can carry remote calls.
     ///
     /// # Errors
     /// [`Error::NoCarrier`] if no thread can, or the state of a thread cannot be read.
-    pub fn carrier(&mut self) -> Result<Held<'_>, Error> {
+    pub fn carrier(&mut self) -> Result<StoppedThread<'_>, Error> {
         let pid = self.session.process().pid();
         let mut why = "it has no threads".to_owned();
         for tid in carrier::by_fitness(&self.session.tracer) {
             match carrier::fault(&mut self.session.tracer, tid)? {
-                None => return Ok(Held::new(&mut self.session.tracer, tid)),
+                None => return Ok(StoppedThread::new(&mut self.session.tracer, tid)),
                 Some(fault) => why = format!("thread {tid}: {fault}"),
             }
         }
@@ -447,12 +447,12 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// A thread cannot be resumed; the others continue.
     pub fn thaw(mut self) -> Result<Vec<(Tid, u64)>, Error> {
         self.thawed = true;
-        let mut stopped = self.let_go()?;
+        let mut stopped = self.resume_thread()?;
         stopped.append(&mut self.failed_attempts);
         Ok(stopped)
     }
 
-    fn let_go(&mut self) -> Result<Vec<(Tid, u64)>, Error> {
+    fn resume_thread(&mut self) -> Result<Vec<(Tid, u64)>, Error> {
         let order = std::mem::take(&mut self.order);
         let mut stopped = Vec::with_capacity(order.len());
         let mut first_error = None;
@@ -461,7 +461,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             if at + 1 == self.idle {
                 self.session.tracer.priority.spare_others();
             }
-            match self.session.tracer.let_go(tid.0) {
+            match self.session.tracer.resume_thread(tid.0) {
                 Ok(ns) => stopped.push((tid, ns)),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
@@ -472,10 +472,10 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 }
 
-impl Drop for Frozen<'_, '_> {
+impl Drop for FrozenProcess<'_, '_> {
     fn drop(&mut self) {
         if !self.thawed {
-            let _ = self.let_go();
+            let _ = self.resume_thread();
         }
     }
 }

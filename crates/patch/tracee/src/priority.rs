@@ -275,21 +275,21 @@ impl Priority {
 /// For all preparation before a process is traced. If the thread could not raise a lowered priority again (without `CAP_SYS_NICE`), nothing
 /// is changed.
 #[derive(Debug)]
-pub struct GivingWay {
+pub struct IdlePriority {
     _idle_class: IdleClass,
 }
 
-impl GivingWay {
+impl IdlePriority {
     /// Makes the calling OS thread give way, and first yields to the threads that wait for its processor already.
-    pub fn begin() -> GivingWay {
+    pub fn begin() -> IdlePriority {
         // With the kernel's default slice they would wait longer. Not SCHED_IDLE yet: on a fully loaded machine no thread would end that.
         sys::set_default_class(0);
         sys::yield_processor();
-        GivingWay { _idle_class: IdleClass::begin(PREPARATION_LIMIT) }
+        IdlePriority { _idle_class: IdleClass::begin(PREPARATION_LIMIT) }
     }
 
     /// Keeps it until the process has ended, so that the kernel's clean-up does not run before others either.
-    pub fn to_the_end(self) {
+    pub fn keep_until_exit(self) {
         std::mem::forget(self);
     }
 }

@@ -79,7 +79,7 @@ impl Registers {
     }
 
     /// Returns true for a kernel worker or another thread that has no user side: nothing may be written through them.
-    pub fn no_user_side(&self) -> bool {
+    pub fn has_no_user_side(&self) -> bool {
         self.rip == 0 && self.rsp == 0
     }
 

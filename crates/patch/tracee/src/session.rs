@@ -1,6 +1,6 @@
 //! A traced process: seize, stop, resume, events.
 
-use crate::freeze::{Freezing, Frozen};
+use crate::freeze::{FrozenProcess, PartialFreeze};
 use crate::status::AverageUsage;
 use crate::tracer::{STOP_TIMEOUT, State, StopOutcome, Tracer};
 use crate::{Error, Event, Pid, Process, Stopped, Tid, sys};
@@ -29,13 +29,13 @@ pub enum Stop<'s> {
 
 /// Result of a request to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// [`Event::Stood`] or [`Event::ThreadExited`] will follow.
-    Asked,
+pub enum StopRequest {
+    /// [`Event::Stopped`] or [`Event::ThreadExited`] will follow.
+    Pending,
     /// The thread is stopped already.
-    Stands,
+    AlreadyStopped,
     /// The thread is new and has not run yet: [`Event::NewThread`] will follow.
-    Newborn,
+    New,
     /// The thread has ended.
     Gone,
     /// The thread waits for the child of its vfork and cannot be stopped before [`Event::VforkDone`].
@@ -102,8 +102,8 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// A thread cannot be seized or read.
-    pub fn seize_untold(&mut self) -> Result<bool, Error> {
-        self.tracer.seize_untold()
+    pub fn seize_unreported(&mut self) -> Result<bool, Error> {
+        self.tracer.seize_unreported()
     }
 
     /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it can stop, and many
@@ -112,7 +112,7 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// The kernel refuses the request.
-    pub fn request_stop(&mut self, tid: Tid) -> Result<Asked, Error> {
+    pub fn request_stop(&mut self, tid: Tid) -> Result<StopRequest, Error> {
         self.request(tid, false)
     }
 
@@ -121,30 +121,30 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// As [`Session::request_stop`].
-    pub fn request_stop_again(&mut self, tid: Tid) -> Result<Asked, Error> {
+    pub fn request_stop_again(&mut self, tid: Tid) -> Result<StopRequest, Error> {
         self.request(tid, true)
     }
 
-    fn request(&mut self, tid: Tid, records_sleep: bool) -> Result<Asked, Error> {
+    fn request(&mut self, tid: Tid, records_sleep: bool) -> Result<StopRequest, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
-            return Ok(Asked::InVfork);
+            return Ok(StopRequest::InVfork);
         }
         if !self.tracer.request_stop(tid.0, records_sleep)? {
-            return Ok(Asked::Gone);
+            return Ok(StopRequest::Gone);
         }
         match self.tracer.threads.get_mut(&tid.0) {
-            None => Ok(Asked::Gone),
-            Some(thread) if matches!(thread.state, State::Stopped(_)) => Ok(Asked::Stands),
-            Some(thread) if matches!(thread.state, State::Expected) => Ok(Asked::Newborn),
+            None => Ok(StopRequest::Gone),
+            Some(thread) if matches!(thread.state, State::Stopped(_)) => Ok(StopRequest::AlreadyStopped),
+            Some(thread) if matches!(thread.state, State::Expected) => Ok(StopRequest::New),
             Some(thread) => {
                 thread.stop_requested = true;
-                Ok(Asked::Asked)
+                Ok(StopRequest::Pending)
             }
         }
     }
 
     /// Returns true if a thread has not executed an instruction yet: it is held, or its first stop is still to come.
-    pub fn is_newborn(&self, tid: Tid) -> bool {
+    pub fn is_new(&self, tid: Tid) -> bool {
         let announced = || self.tracer.events.iter().any(|event| *event == Event::NewThread(tid));
         self.tracer.threads.get(&tid.0).is_some_and(|thread| matches!(thread.state, State::Expected)) || announced()
     }
@@ -155,10 +155,14 @@ impl<'p> Session<'p> {
     /// A thread cannot be resumed; the requests are withdrawn.
     pub fn withdraw_requests(&mut self) -> Result<(), Error> {
         self.tracer.threads.values_mut().for_each(|thread| thread.stop_requested = false);
-        let stopped: Vec<i32> =
-            self.tracer.events.iter().filter_map(|e| if let Event::Stood(t) = e { Some(t.0) } else { None }).collect();
-        self.tracer.events.retain(|event| !matches!(event, Event::Stood(_)));
-        let result = stopped.into_iter().try_for_each(|tid| match self.tracer.let_go(tid) {
+        let stopped: Vec<i32> = self
+            .tracer
+            .events
+            .iter()
+            .filter_map(|e| if let Event::Stopped(t) = e { Some(t.0) } else { None })
+            .collect();
+        self.tracer.events.retain(|event| !matches!(event, Event::Stopped(_)));
+        let result = stopped.into_iter().try_for_each(|tid| match self.tracer.resume_thread(tid) {
             Ok(_) | Err(Error::ThreadGone(_)) => Ok(()),
             Err(error) => Err(error),
         });
@@ -232,8 +236,8 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// The kernel refuses to resume it.
-    pub fn let_go(&mut self, tid: Tid) -> Result<(), Error> {
-        let result = self.tracer.let_go(tid.0);
+    pub fn resume_thread(&mut self, tid: Tid) -> Result<(), Error> {
+        let result = self.tracer.resume_thread(tid.0);
         self.tracer.lower_priority();
         result.map(drop)
     }
@@ -292,16 +296,16 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// [`Error::Unstoppable`] with the thread that prevents it; [`Error::Exec`]; [`Error::Gone`].
-    pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
-        Frozen::all(self)
+    pub fn freeze(&mut self) -> Result<FrozenProcess<'_, 'p>, Error> {
+        FrozenProcess::all(self)
     }
 
     /// Stops [`Session::idle`] threads, and the other threads on completion. Both are tried once.
     ///
     /// # Errors
     /// As [`Session::freeze`]; all threads continue.
-    pub fn begin_to_freeze(&mut self) -> Result<Freezing<'_, 'p>, Error> {
-        Freezing::begin(self)
+    pub fn begin_freeze(&mut self) -> Result<PartialFreeze<'_, 'p>, Error> {
+        PartialFreeze::begin(self)
     }
 
     /// Stops the thread that can best carry remote calls: one in a system call that restarts, with room on its own stack. Threads that were
@@ -331,7 +335,7 @@ impl<'p> Session<'p> {
                 Ok(Some(fault)) => why = format!("thread {tid}: {fault}"),
                 Err(error) => why = error.to_string(),
             }
-            self.tracer.let_go(tid)?;
+            self.tracer.resume_thread(tid)?;
         }
         match self.tracer.replaced {
             true => Err(Error::Exec(self.process.pid())),

@@ -8,16 +8,16 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 use stillpoint_patch_format::Avma;
 
-/// A stopped thread, held by a [`Stopped`] or a [`Frozen`](crate::Frozen).
+/// A stopped thread, held by a [`Stopped`] or a [`FrozenProcess`](crate::FrozenProcess).
 #[derive(Debug)]
-pub struct Held<'s> {
+pub struct StoppedThread<'s> {
     tracer: &'s mut Tracer,
     tid: i32,
 }
 
-impl<'s> Held<'s> {
-    pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> Held<'s> {
-        Held { tracer, tid }
+impl<'s> StoppedThread<'s> {
+    pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> StoppedThread<'s> {
+        StoppedThread { tracer, tid }
     }
 
     /// Returns the thread.
@@ -45,10 +45,10 @@ impl<'s> Held<'s> {
         Ok(())
     }
 
-    /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::no_user_side`].
+    /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::has_no_user_side`].
     ///
     /// # Errors
-    /// As [`Held::registers`].
+    /// As [`StoppedThread::registers`].
     pub fn fs_base(&mut self) -> Result<Avma, Error> {
         Ok(Avma(self.registers()?.fs_base))
     }
@@ -62,7 +62,7 @@ impl<'s> Held<'s> {
     /// pointer is not in the thread's own stack (coroutine, alternate signal stack).
     ///
     /// # Errors
-    /// As [`Held::registers`]; also if the mappings cannot be read.
+    /// As [`StoppedThread::registers`]; also if the mappings cannot be read.
     pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
         let registers = self.registers()?;
         let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
@@ -72,7 +72,7 @@ impl<'s> Held<'s> {
     /// Returns the reason why the thread cannot carry remote calls now, or `None` if it can.
     ///
     /// # Errors
-    /// As [`Held::own_stack`].
+    /// As [`StoppedThread::own_stack`].
     pub fn carrier_fault(&mut self) -> Result<Option<String>, Error> {
         carrier::fault(self.tracer, self.tid)
     }
@@ -108,7 +108,7 @@ impl<'s> Held<'s> {
     /// hold.
     ///
     /// # Errors
-    /// As [`Held::begin_remote`] and [`Remote::function`].
+    /// As [`StoppedThread::begin_remote`] and [`Remote::function`].
     pub fn call_function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
         let mut remote = self.begin_remote()?;
         let result = remote.function(function, limit);
@@ -123,13 +123,13 @@ impl<'s> Held<'s> {
 /// One thread stopped alone. Dropping it resumes the thread.
 #[derive(Debug)]
 pub struct Stopped<'s> {
-    held: Held<'s>,
+    held: StoppedThread<'s>,
     resumed: bool,
 }
 
 impl<'s> Stopped<'s> {
     pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> Stopped<'s> {
-        Stopped { held: Held::new(tracer, tid), resumed: false }
+        Stopped { held: StoppedThread::new(tracer, tid), resumed: false }
     }
 
     /// Resumes the thread and returns for how long it was stopped, in nanoseconds, from the moment when the stop was observed. An
@@ -138,12 +138,12 @@ impl<'s> Stopped<'s> {
     /// # Errors
     /// The kernel refuses to resume it.
     pub fn resume(mut self) -> Result<u64, Error> {
-        self.let_go()
+        self.resume_thread()
     }
 
-    fn let_go(&mut self) -> Result<u64, Error> {
+    fn resume_thread(&mut self) -> Result<u64, Error> {
         self.resumed = true;
-        let result = self.held.tracer.let_go(self.held.tid);
+        let result = self.held.tracer.resume_thread(self.held.tid);
         self.held.tracer.timer.disarm();
         self.held.tracer.lower_priority();
         result
@@ -153,21 +153,21 @@ impl<'s> Stopped<'s> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if !self.resumed {
-            let _ = self.let_go();
+            let _ = self.resume_thread();
         }
     }
 }
 
 impl<'s> Deref for Stopped<'s> {
-    type Target = Held<'s>;
+    type Target = StoppedThread<'s>;
 
-    fn deref(&self) -> &Held<'s> {
+    fn deref(&self) -> &StoppedThread<'s> {
         &self.held
     }
 }
 
 impl<'s> DerefMut for Stopped<'s> {
-    fn deref_mut(&mut self) -> &mut Held<'s> {
+    fn deref_mut(&mut self) -> &mut StoppedThread<'s> {
         &mut self.held
     }
 }

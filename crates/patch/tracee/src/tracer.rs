@@ -5,7 +5,7 @@ use crate::priority::Priority;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, Registers};
 use crate::restart;
 use crate::sys::{self, Wait, WaitTimer};
-use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, ThreadInfo, Tid, process};
+use crate::{Error, Event, Pid, Process, ProcessOrigin, ThreadActivity, ThreadInfo, Tid, process};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ pub(crate) enum State {
 pub(crate) struct Thread {
     pub(crate) state: State,
     pub(crate) in_vfork: bool,
-    /// True if it was asked to stop without a wait: its stop is reported as [`Event::Stood`].
+    /// True if it was asked to stop without a wait: its stop is reported as [`Event::Stopped`].
     pub(crate) stop_requested: bool,
     /// True if it is new and has not run yet; [`Event::NewThread`] is among the events, or was taken from there.
     announced: bool,
@@ -102,7 +102,7 @@ impl Thread {
 /// A process made by the target: the report of its parent and its own first stop must both have come.
 #[derive(Debug, Default)]
 struct Child {
-    origin: Option<(Tid, Birth)>,
+    origin: Option<(Tid, ProcessOrigin)>,
     is_stopped: bool,
 }
 
@@ -189,7 +189,7 @@ impl Tracer {
     }
 
     /// Seizes unknown threads that are not attached to us; returns true if there were any. The other unknown threads report themselves.
-    pub(crate) fn seize_untold(&mut self) -> Result<bool, Error> {
+    pub(crate) fn seize_unreported(&mut self) -> Result<bool, Error> {
         let found = self.process.threads_but(|tid| self.threads.contains_key(&tid))?;
         let mut any = false;
         for info in found.threads.into_iter().filter(ThreadInfo::runs_program) {
@@ -359,11 +359,11 @@ impl Tracer {
             return Ok(());
         }
         let how = match self.process.shares_memory(Pid(new)) {
-            Ok(true) if event == libc::PTRACE_EVENT_VFORK => Birth::Vfork,
-            Ok(true) => Birth::CloneVm,
+            Ok(true) if event == libc::PTRACE_EVENT_VFORK => ProcessOrigin::Vfork,
+            Ok(true) => ProcessOrigin::CloneVm,
             // Without kcmp the flags of the call decide as far as they are known.
-            Err(_) if event == libc::PTRACE_EVENT_VFORK => Birth::Vfork,
-            _ => Birth::Fork,
+            Err(_) if event == libc::PTRACE_EVENT_VFORK => ProcessOrigin::Vfork,
+            _ => ProcessOrigin::Fork,
         };
         let child = self.children.entry(new).or_default();
         child.origin = Some((Tid(parent), how));
@@ -374,7 +374,7 @@ impl Tracer {
         Ok(())
     }
 
-    fn announce(&mut self, pid: i32, origin: Option<(Tid, Birth)>) {
+    fn announce(&mut self, pid: i32, origin: Option<(Tid, ProcessOrigin)>) {
         if let Some((parent, how)) = origin {
             self.events.push_back(Event::NewProcess { pid: Pid(pid), parent, how });
         }
@@ -528,7 +528,7 @@ impl Tracer {
     }
 
     /// Resumes a stopped thread; returns for how long it was stopped, in nanoseconds.
-    pub(crate) fn let_go(&mut self, tid: i32) -> Result<u64, Error> {
+    pub(crate) fn resume_thread(&mut self, tid: i32) -> Result<u64, Error> {
         let Some(thread) = self.threads.get_mut(&tid) else { return Ok(0) };
         let State::Stopped(stop_state) = thread.state else { return Ok(0) };
         thread.state = State::Running;
@@ -635,9 +635,9 @@ impl Tracer {
                 if let Some(thread) = self.threads.get_mut(&tid) {
                     thread.stop_requested = false;
                 }
-                self.events.push_back(Event::Stood(Tid(tid)));
+                self.events.push_back(Event::Stopped(Tid(tid)));
             }
-            StopOutcome::Stopped => drop(self.let_go(tid)?),
+            StopOutcome::Stopped => drop(self.resume_thread(tid)?),
             // Any stop cancels the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
             StopOutcome::Running if stop_requested => drop(sys::interrupt(tid)),
             _ => {}
@@ -680,7 +680,7 @@ impl Drop for Tracer {
         let is_stopped = |thread: &Thread| matches!(thread.state, State::Stopped(_));
         let tids: Vec<i32> = self.threads.iter().filter(|(_, t)| is_stopped(t)).map(|(&tid, _)| tid).collect();
         for tid in tids {
-            let _ = self.let_go(tid);
+            let _ = self.resume_thread(tid);
         }
         while let Ok(Some(tid)) = sys::peek(false) {
             if !self.is_ours(tid) {
@@ -688,7 +688,7 @@ impl Drop for Tracer {
             }
             match sys::wait(tid, false) {
                 Ok(Some(report)) => match self.handle_report(tid, report) {
-                    Ok(StopOutcome::Stopped) => drop(self.let_go(tid)),
+                    Ok(StopOutcome::Stopped) => drop(self.resume_thread(tid)),
                     Ok(_) => {}
                     Err(_) => break,
                 },

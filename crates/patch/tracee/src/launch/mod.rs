@@ -189,11 +189,11 @@ pub fn gains_privileges(program: &Path) -> bool {
 
 /// State that a followed program has reached.
 #[derive(Debug)]
-pub enum Reached {
+pub enum LaunchState {
     /// It waits in its gate: libraries are mapped and relocated, the entry was not reached.
     Gate(Gate),
     /// The program has no gate, for this reason. It is stopped before its very first instruction until [`Launch::next`] is called again.
-    Ungated(String),
+    WithoutGate(String),
     /// It has ended.
     Ended,
     /// Nothing happened in time; the program is still followed.
@@ -257,7 +257,7 @@ impl Launch {
     ///
     /// # Errors
     /// The process cannot be waited for, read or resumed; [`Error::GainsPrivileges`] if its new program must not be traced.
-    pub fn next(mut self, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
+    pub fn next(mut self, deadline: Instant) -> Result<(LaunchState, Option<Launch>), Error> {
         if std::mem::take(&mut self.in_exec_stop) {
             self.go(sys::cont(self.program.pid.0, 0))?;
         }
@@ -265,11 +265,11 @@ impl Launch {
         loop {
             match sys::wait(self.program.pid.0, false) {
                 Ok(Some(Wait::Event(libc::PTRACE_EVENT_EXEC))) => break,
-                Ok(Some(Wait::Ended(_))) => return Ok((Reached::Ended, None)),
+                Ok(Some(Wait::Ended(_))) => return Ok((LaunchState::Ended, None)),
                 Ok(Some(other)) => self.pass_on(other)?,
-                Ok(None) if Instant::now() >= deadline => return Ok((Reached::TimedOut, Some(self))),
+                Ok(None) if Instant::now() >= deadline => return Ok((LaunchState::TimedOut, Some(self))),
                 Ok(None) => std::thread::sleep(pause.next_wait()),
-                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok((Reached::Ended, None)),
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok((LaunchState::Ended, None)),
                 Err(source) => return Err(Error::Os { call: "waitpid", id: self.program.pid.0, source }),
             }
         }
@@ -280,7 +280,7 @@ impl Launch {
         match self.set_gate()? {
             Err(why) => {
                 self.in_exec_stop = true;
-                Ok((Reached::Ungated(why), Some(self)))
+                Ok((LaunchState::WithoutGate(why), Some(self)))
             }
             Ok(place) => {
                 self.go(sys::detach(self.program.pid.0))?;
@@ -362,7 +362,7 @@ impl Launch {
         Ok(Ok(Place { at, entry_at, entry }))
     }
 
-    fn await_gate(self, place: Place, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
+    fn await_gate(self, place: Place, deadline: Instant) -> Result<(LaunchState, Option<Launch>), Error> {
         let mut pause = Backoff::new(Duration::from_micros(100), PAUSE_MAX);
         loop {
             // "0 0x3db 0x... sp pc": it waits in the read of its gate.
@@ -372,14 +372,14 @@ impl Launch {
                 break;
             }
             if sys::has_ended(&self.pidfd) {
-                return Ok((Reached::Ended, None));
+                return Ok((LaunchState::Ended, None));
             }
             if Instant::now() >= deadline {
-                return Ok((Reached::TimedOut, None));
+                return Ok((LaunchState::TimedOut, None));
             }
             std::thread::sleep(pause.next_wait());
         }
-        Ok((Reached::Gate(Gate { place, launch: self, touched: false }), None))
+        Ok((LaunchState::Gate(Gate { place, launch: self, touched: false }), None))
     }
 }
 
