@@ -17,7 +17,8 @@ pub enum ProcessOrigin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A new thread. It is held before its first instruction until [`Session::resume_thread`](crate::Session::resume_thread), or [`Session::stop`](crate::Session::stop) and dropping the [`Stopped`](crate::Stopped).
+    /// A new thread. It is held before its first instruction until [`Session::resume_thread`](crate::Session::resume_thread), or
+    /// [`Session::stop`](crate::Session::stop) and dropping the [`Stopped`](crate::Stopped).
     NewThread(Tid),
     /// A thread made a process. The process is held before its first instruction until [`Session::release`](crate::Session::release).
     NewProcess {
@@ -30,7 +31,8 @@ pub enum Event {
     },
     /// The child of a vfork has called exec or exited, and its parent continues.
     VforkDone(Tid),
-    /// A thread is stopped after [`Session::request_stop`](crate::Session::request_stop). It is held until [`Session::resume_thread`](crate::Session::resume_thread), or [`Session::stop`](crate::Session::stop) and dropping the
+    /// A thread is stopped after [`Session::request_stop`](crate::Session::request_stop). It is held until
+    /// [`Session::resume_thread`](crate::Session::resume_thread), or [`Session::stop`](crate::Session::stop) and dropping the
     /// [`Stopped`](crate::Stopped).
     Stopped(Tid),
     /// A thread ended.

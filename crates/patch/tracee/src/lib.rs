@@ -44,8 +44,8 @@
 //! attach(&process, |session| {
 //!     for tid in session.threads() {
 //!         if let Stop::Stopped(mut thread) = session.stop(tid)? {
-//!             println!("{tid} stands at {}", thread.registers()?.pc());
-//!             println!("and stood for {} ns", thread.resume()?);
+//!             println!("{tid} is stopped at {}", thread.registers()?.pc());
+//!             println!("and was stopped for {} ns", thread.resume()?);
 //!         }
 //!     }
 //!     Ok(())
