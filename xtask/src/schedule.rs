@@ -3,8 +3,9 @@
 use crate::programs::Unit;
 
 /// Packages in the order of their tests: those that others depend on come first. A package that is not listed comes after these.
-const ORDER: [&str; 9] = [
+const ORDER: [&str; 10] = [
     "xtask",
+    "stillpoint-base",
     "stillpoint-events",
     "stillpoint-patch-format",
     "stillpoint-patch-insn",

@@ -24,7 +24,7 @@ pub struct Event {
     pub v: u32,
     /// `CLOCK_MONOTONIC` in nanoseconds at the end of the reported action.
     pub t_ns: u64,
-    /// Process concerned, where there is one.
+    /// Number of the process concerned, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
     /// Number of the target concerned, for the second and later targets of a migration. The event's kind may name a target as well.

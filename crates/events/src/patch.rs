@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum Event {
     /// A thread was stopped and then continued.
     ThreadStopped {
-        /// The thread.
+        /// Number of the thread.
         tid: i32,
         /// Reason: `probe`, `freeze`, `carrier`, `signal`.
         reason: String,
@@ -17,14 +17,14 @@ pub enum Event {
     },
     /// A thread runs the new generation from now on.
     ThreadMigrated {
-        /// The thread.
+        /// Number of the thread.
         tid: i32,
         /// Number of the transition it migrated to.
         transition: u32,
     },
     /// A thread could not be migrated yet.
     ThreadBusy {
-        /// The thread.
+        /// Number of the thread.
         tid: i32,
         /// Function found on its stack.
         function: String,
@@ -37,7 +37,7 @@ pub enum Event {
         active: Vec<String>,
         /// Nanoseconds from the start of the transition to the commit.
         duration_ns: u64,
-        /// Threads migrated.
+        /// Number of threads that migrated.
         threads: u32,
     },
 }

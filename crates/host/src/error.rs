@@ -72,7 +72,7 @@ pub enum Error {
     /// A process belongs to no service of the system's manager.
     #[error("process {pid} is in no system service's control group")]
     NotInService {
-        /// The process.
+        /// Number of the process.
         pid: i32,
     },
 }

@@ -23,6 +23,9 @@ pub enum Readable {
 }
 
 /// Writes a temporary file beside `path`, synchronizes and renames it: the file is complete, or is not changed.
+///
+/// # Errors
+/// The temporary file cannot be made, written or renamed. `path` is unchanged.
 pub fn write_whole(path: &Path, bytes: &[u8], readable: Readable) -> Result<(), Error> {
     write(path, bytes, readable, true)
 }

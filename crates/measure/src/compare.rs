@@ -12,7 +12,7 @@ pub struct Row {
     pub figure: String,
     /// Value of the first record: nanoseconds, or answers per second.
     pub a: f64,
-    /// Value of the second record.
+    /// Value of the second record, in the same unit.
     pub b: f64,
     /// `b / a`; `None` if one of them is 0.
     pub ratio: Option<f64>,

@@ -1,5 +1,6 @@
 //! Drawing of points and lines, as self-contained SVG.
 
+use crate::markup::escape;
 use std::fmt::Write as _;
 
 /// Layout of values in one direction.
@@ -138,10 +139,6 @@ impl Figure {
 
 fn short(value: f64) -> String {
     if value >= 0.001 || value == 0.0 { value.to_string() } else { format!("{value:e}") }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

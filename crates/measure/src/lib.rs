@@ -46,6 +46,7 @@ pub mod error;
 pub mod figure;
 pub mod history;
 pub mod load;
+mod markup;
 pub mod postgres;
 pub mod record;
 pub mod report;

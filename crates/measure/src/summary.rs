@@ -13,7 +13,7 @@ pub struct Latency {
     pub count: u64,
     /// Mean latency in nanoseconds.
     pub mean_ns: u64,
-    /// Half of the requests took no longer.
+    /// Half of the requests took no longer, in nanoseconds.
     pub p50_ns: u64,
     /// 90 % took no longer, in nanoseconds.
     pub p90_ns: u64,
@@ -82,17 +82,17 @@ impl FromIterator<u64> for Distribution {
 /// Numbers of requests by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// All requests.
+    /// Number of all requests.
     pub requests: u64,
-    /// Requests that were answered rightly.
+    /// Number of requests that were answered rightly.
     pub ok: u64,
-    /// Requests that were answered with an error.
+    /// Number of requests that were answered with an error.
     pub errors: u64,
-    /// Requests that were answered wrongly.
+    /// Number of requests that were answered wrongly.
     pub wrong: u64,
-    /// Requests that were not answered in time.
+    /// Number of requests that were not answered in time.
     pub timeouts: u64,
-    /// Requests in progress on a connection that ended.
+    /// Number of requests in progress on a connection that ended.
     pub lost: u64,
 }
 

@@ -38,7 +38,7 @@ pub const TARGET: &str = "target";
 /// Stop of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
-    /// The thread.
+    /// Number of the thread.
     pub tid: i32,
     /// Reason.
     pub reason: String,
@@ -64,7 +64,7 @@ pub struct Phase {
 pub struct Operation {
     /// `apply`, `revert`, `abort`, `check`, ...
     pub operation: String,
-    /// Process that it worked on.
+    /// Number of the process that it worked on.
     pub pid: Option<i32>,
     /// Patches that became active or inactive.
     pub patches: Vec<String>,
@@ -80,7 +80,7 @@ pub struct Operation {
     pub committed_ns: Option<u64>,
     /// Nanoseconds from the start of the transition to the commit.
     pub migration_ns: Option<u64>,
-    /// Threads migrated.
+    /// Number of threads that migrated.
     pub threads: u32,
     /// Phases in the order of their starts.
     pub phases: Vec<Phase>,

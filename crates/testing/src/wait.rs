@@ -1,6 +1,7 @@
 //! Waits for conditions, never for fixed times.
 
 use std::time::{Duration, Instant};
+use stillpoint_base::Backoff;
 
 /// Limit of a wait, long on purpose: tests run on two busy processors. Speed is measured in benchmarks.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -18,7 +19,7 @@ pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
 pub fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     // Starts short so that quick conditions cost little, and grows so that slow ones use little processor time.
-    let mut pause = Duration::from_micros(200);
+    let mut pause = Backoff::new(Duration::from_micros(200), Duration::from_millis(20));
     loop {
         if let Some(value) = condition() {
             return Some(value);
@@ -26,8 +27,7 @@ pub fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> O
         if Instant::now() >= end {
             return None;
         }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
+        std::thread::sleep(pause.next_wait());
     }
 }
 

@@ -14,6 +14,7 @@
 //! assert!(!withheld.covers("/debian/pool/main/h/hello/hello_2.10-2_amd64.deb"));
 //! ```
 
+use percent_encoding::percent_decode_str;
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -162,26 +163,7 @@ fn until(text: &str, ends: impl Fn(char) -> bool) -> &str {
 
 /// Returns the file that a path of a URL names.
 fn file_name(path: &str) -> String {
-    percent_decoded(path.rsplit('/').next().unwrap_or_default())
-}
-
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match code.filter(|_| first == b'%').and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    percent_decode_str(path.rsplit('/').next().unwrap_or_default()).decode_utf8_lossy().into_owned()
 }
 
 fn run(command: &mut Command) -> Result<String, String> {

@@ -36,6 +36,7 @@ pub(super) enum Pillar {
 
 /// Layer and pillar of every package: the only such list, and the architecture.
 const PACKAGES: &[(&str, Layer, Pillar)] = &[
+    ("stillpoint-base", Layer::Pure, Pillar::Shared),
     ("stillpoint-events", Layer::Pure, Pillar::Shared),
     ("stillpoint-patch-format", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-insn", Layer::Pure, Pillar::Patch),

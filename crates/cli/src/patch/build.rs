@@ -369,7 +369,7 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
 }
 
 fn line<'a>(report: &'a Report, patch: Option<&'a Patch>, path: Option<&'a Path>, bytes: &[u8]) -> BuiltLine<'a> {
-    let digest = decode(bytes).ok().map(|signed| super::building::hex(&signed.digest));
+    let digest = decode(bytes).ok().map(|signed| hex::encode(signed.digest));
     BuiltLine {
         v: 1,
         event: if patch.is_some() { "built" } else { "nothing-to-patch" },

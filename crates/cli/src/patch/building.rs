@@ -98,8 +98,3 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
         _ => None,
     }
 }
-
-/// Formats bytes as lower-case hex.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}

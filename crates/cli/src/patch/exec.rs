@@ -18,7 +18,7 @@ use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
 use stillpoint_patch_engine::{self as engine, Options, Outcome, Quiescence, ServiceState};
 use stillpoint_patch_format::Signed;
-use stillpoint_patch_tracee::launch::{self, Gate, Launch, Program, Reached, Side, Waiting};
+use stillpoint_patch_tracee::launch::{self, Gate, Launch, LaunchState, Program, Side, Waiting};
 use stillpoint_patch_tracee::{Module, Pid, Process};
 
 /// Arguments of `stillpoint patch exec`.
@@ -234,21 +234,21 @@ impl LaunchHelper {
         loop {
             let (reached, following) = launch.next(deadline)?;
             match (reached, following) {
-                (Reached::Gate(gate), _) => match self.at_gate(gate)? {
+                (LaunchState::Gate(gate), _) => match self.at_gate(gate)? {
                     Some(following) => launch = following,
                     None => return Ok(()),
                 },
-                (Reached::Ungated(why), Some(following)) if self.strict => {
+                (LaunchState::WithoutGate(why), Some(following)) if self.strict => {
                     report(format_args!("{} is not started: {why}", name_of(pid)));
                     following.kill();
                     return Ok(());
                 }
-                (Reached::Ungated(why), Some(following)) => {
+                (LaunchState::WithoutGate(why), Some(following)) => {
                     report(format_args!("warning: {} runs unpatched: {why}", name_of(pid)));
                     ungated = Some(why);
                     launch = following;
                 }
-                (Reached::TimedOut, _) if ungated.is_none() => {
+                (LaunchState::TimedOut, _) if ungated.is_none() => {
                     let names = self.names();
                     report(format_args!(
                         "warning: {} is not the program that {names} is for; it runs unpatched",

@@ -1,6 +1,5 @@
 //! `stillpoint patch inspect`: shows the contents of a patch file, with the reasons for them.
 
-use super::building::hex;
 use super::processes::read_patch;
 use crate::output::{Failure, Output};
 use anyhow::Context;
@@ -37,7 +36,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     output.json(&InspectLine {
         v: 1,
         event: "patch",
-        digest: hex(&signed.digest),
+        digest: hex::encode(signed.digest),
         signed_by: signed.key_id().map(|id| id.to_string()),
         patch: &signed.patch,
     });
@@ -80,7 +79,7 @@ fn head(out: &mut String, signed: &Signed) {
     field("description", patch.description.clone());
     field("fixes", patch.cves.join(", "));
     field("replaces", patch.replaces.join(", "));
-    field("digest", hex(&signed.digest));
+    field("digest", hex::encode(signed.digest));
     field("signature", signed.key_id().map_or("none".to_owned(), |id| format!("by key {id} (not verified here)")));
     let target = &patch.target;
     let kind = match target.kind {
@@ -90,7 +89,7 @@ fn head(out: &mut String, signed: &Signed) {
     };
     field("target", format!("{}, {kind}", target.file_name));
     field("build-id", target.build_id.to_string());
-    field("text", format!("sha256 {}", hex(&target.text_sha256)));
+    field("text", format!("sha256 {}", hex::encode(target.text_sha256)));
     let source = &patch.source;
     let package = [source.package.as_deref(), source.version.as_deref()];
     field("source", package.into_iter().flatten().collect::<Vec<_>>().join(" "));
@@ -114,7 +113,7 @@ fn head(out: &mut String, signed: &Signed) {
 }
 
 fn diffs(out: &mut String, title: &str, diffs: &[DiffFact]) {
-    let lines: Vec<String> = diffs.iter().map(|d| format!("{} (sha256 {})", d.name, hex(&d.sha256))).collect();
+    let lines: Vec<String> = diffs.iter().map(|d| format!("{} (sha256 {})", d.name, hex::encode(d.sha256))).collect();
     list(out, title, &lines);
 }
 

@@ -26,7 +26,7 @@ pub(crate) use processes::duration;
 use crate::later::Later;
 use crate::output::{Failure, Output, Success};
 use std::ffi::OsString;
-use stillpoint_patch_engine::GivingWay;
+use stillpoint_patch_engine::IdlePriority;
 
 /// `stillpoint patch ...`
 #[derive(clap::Subcommand)]
@@ -72,7 +72,7 @@ const TOUCHING: [&str; 4] = ["apply", "check", "status", "revert"];
 /// then checking and linking, must not take the processor from the database to be patched.
 pub(crate) fn lower_priority(arguments: impl Iterator<Item = OsString>) {
     if touches(arguments) {
-        GivingWay::begin().to_the_end();
+        IdlePriority::begin().keep_until_exit();
     }
 }
 

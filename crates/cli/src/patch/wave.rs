@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_patch_engine::{self as engine, GivingWay, ServiceState};
+use stillpoint_patch_engine::{self as engine, IdlePriority, ServiceState};
 use stillpoint_patch_tracee::Pid;
 
 /// Number of processes at a time.
@@ -205,7 +205,7 @@ fn parallel<T: Copy + Sync, R: Send>(workers: usize, items: &[T], work: impl Fn(
     let next = AtomicUsize::new(0);
     let run = || {
         // a thread inherits the priority of its creator, but not its restoration
-        let _giving_way = GivingWay::begin();
+        let _giving_way = IdlePriority::begin();
         let mut results = Vec::new();
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);

@@ -60,6 +60,9 @@ pub struct Removed {
 
 impl Cache {
     /// All entries, least recently used ones first.
+    ///
+    /// # Errors
+    /// A directory of the cache cannot be read.
     pub fn list(&self) -> Result<Vec<Item>, Error> {
         let mut items = Vec::new();
         for (kind, directory) in directories(&self.root)? {
@@ -98,6 +101,9 @@ impl Cache {
     }
 
     /// Removes remains of killed processes, then unused entries, least recently used first, until the rest takes `limit_bytes` at most.
+    ///
+    /// # Errors
+    /// A directory of the cache cannot be read, locked or changed. What was removed before stays removed.
     pub fn evict(&self, limit_bytes: u64) -> Result<Removed, Error> {
         let evicting = self.lock("evict")?;
         self.evict_under(limit_bytes, evicting)
@@ -130,6 +136,9 @@ impl Cache {
     }
 
     /// Removes everything that no process uses.
+    ///
+    /// # Errors
+    /// As [`Cache::evict`].
     pub fn clean(&self) -> Result<Removed, Error> {
         self.evict(0)
     }

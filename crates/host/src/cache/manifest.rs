@@ -114,7 +114,7 @@ impl Manifest {
                 }
             }
         }
-        let checksum = super::hex(&super::sha256(&out));
+        let checksum = hex::encode(super::sha256(&out));
         out.extend(checksum.bytes());
         out
     }
@@ -122,7 +122,7 @@ impl Manifest {
     /// Parses a complete manifest; `None` for any other bytes.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(CHECKSUM_BYTES)?)?;
-        if super::hex(&super::sha256(body)).as_bytes() != checksum {
+        if hex::encode(super::sha256(body)).as_bytes() != checksum {
             return None;
         }
         let size = size(body)?;

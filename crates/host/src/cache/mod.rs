@@ -78,11 +78,17 @@ impl<'a> EntryName<'a> {
 
 impl Cache {
     /// `$STILLPOINT_CACHE`; else `/var/cache/stillpoint` for root; else `stillpoint` below `$XDG_CACHE_HOME` or `~/.cache`.
+    ///
+    /// # Errors
+    /// As [`Cache::at`]; also if neither `HOME` nor a variable names the directory.
     pub fn open() -> Result<Self, Error> {
         Cache::at(&default_root()?)
     }
 
     /// Opens a cache in a directory of the caller's choice, and makes the directory if necessary.
+    ///
+    /// # Errors
+    /// The directory cannot be made or read, other users may write to it ([`Error::ForeignRoot`]), or `$STILLPOINT_CACHE_GIB` is no number.
     pub fn at(root: &Path) -> Result<Self, Error> {
         let limit_bytes = limit_bytes()?;
         make_directory(root)?;
@@ -101,6 +107,9 @@ impl Cache {
     }
 
     /// Returns the directory `kind/name`; if there is no complete one, `make` fills an empty directory.
+    ///
+    /// # Errors
+    /// The error of `make`, whose remains are removed; or the name is not allowed, or a directory, a lock or the manifest cannot be made.
     pub fn entry<E: From<Error>>(
         &self,
         entry: &EntryName,
@@ -159,6 +168,9 @@ impl Cache {
     }
 
     /// Returns a directory that its users fill. Its contents are not checked, and it is evicted as a whole.
+    ///
+    /// # Errors
+    /// The name is not allowed, or the directory, its manifest or a lock cannot be made.
     pub fn directory(&self, kind: &str, name: &str) -> Result<PathBuf, Error> {
         let path = self.path(kind, name)?;
         if self.uses(&path) {
@@ -196,6 +208,9 @@ impl Cache {
     }
 
     /// Stores a file entry whole or not at all, with its checksum.
+    ///
+    /// # Errors
+    /// The name is not allowed, or the file cannot be written; an earlier file of this name is unchanged then.
     pub fn store(&self, kind: &str, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let path = self.path(kind, name)?;
         let directory = path.parent().unwrap_or(&self.root);
@@ -211,12 +226,18 @@ impl Cache {
     }
 
     /// Locks `name` against other threads and processes until the guard is dropped or this process ends.
+    ///
+    /// # Errors
+    /// The name is not allowed, or the lock file cannot be made or locked.
     pub fn lock(&self, name: &str) -> Result<Lock, Error> {
         check_name("lock", name)?;
         Lock::exclusive(&self.locks()?.join(format!("{name}.lock")))
     }
 
     /// Makes an empty directory. It is removed when the guard is dropped, or by eviction after this process was killed.
+    ///
+    /// # Errors
+    /// The directory or its lock cannot be made.
     pub fn scratch(&self) -> Result<Scratch, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -302,11 +323,7 @@ pub fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
 
 /// First half of [`digest`] as text, for names of entries.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
-    hex(&digest(parts)[..16])
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&digest(parts)[..16])
 }
 
 fn sha256(bytes: &[u8]) -> [u8; 32] {
@@ -314,6 +331,9 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// Removes a directory tree or a file if it exists, without entering mounts.
+///
+/// # Errors
+/// A part cannot be removed, or a mount is below the directory. The rest may be removed.
 pub fn remove(path: &Path) -> Result<(), Error> {
     without_mounts(&removal::remove_tree(path)?)
 }
@@ -331,6 +351,9 @@ fn without_mounts(mounts: &[PathBuf]) -> Result<(), Error> {
 }
 
 /// Default directory of the cache, if the caller names none.
+///
+/// # Errors
+/// No variable names a directory.
 pub fn default_root() -> Result<PathBuf, Error> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let absolute = |path: &PathBuf| path.is_absolute();

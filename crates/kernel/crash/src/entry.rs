@@ -1,11 +1,12 @@
 //! Data for the start of the old kernel: page tables, the instructions that enter it, its boot parameters and its
 //! command line, one after another.
 
+use crate::OldKernel;
 use crate::image::Image;
 use crate::placement::Places;
-use crate::{OldKernel, PAGE};
 use iced_x86::code_asm::*;
 use iced_x86::{Code, Instruction};
+use stillpoint_base::PAGE;
 
 // Pages of it: two roots, for four levels of tables and for five, one table of gibibytes, and one of 2 MiB for each of
 // four.

@@ -37,7 +37,6 @@ pub const FIRST_PROGRAM: &str = "/stillpoint/first";
 /// Argument of the old kernel with the processor that is not used.
 pub const UNUSED_PROCESSOR_ARGUMENT: &str = "disable_cpu_apicid=";
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/first"));
-const PAGE: u64 = 4096;
 /// Longest kernel command line in bytes.
 const COMMAND_LINE_BYTES_MAX: usize = 2047;
 /// Bytes that a crash kernel needs beside itself and its data: tables of its memory, and working memory.

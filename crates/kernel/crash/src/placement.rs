@@ -1,9 +1,10 @@
 //! Places of the old kernel and its data in the machine's memory.
 
+use crate::OldKernel;
 use crate::entry::START_DATA_BYTES;
 use crate::image::Image;
-use crate::{OldKernel, PAGE};
 use std::ops::Range;
+use stillpoint_base::PAGE;
 
 /// End of the memory that the old kernel's first page tables map.
 const MAPPED_END: u64 = 4 << 30;

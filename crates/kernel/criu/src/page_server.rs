@@ -10,6 +10,7 @@
 //! ```
 
 use crate::Error;
+use stillpoint_base::PAGE;
 
 /// Largest number of pages in one message: 1 TiB.
 const PAGES_MAX: u64 = 1 << 28;
@@ -119,7 +120,7 @@ impl Command {
         };
         let of = || Destination::decode(destination);
         let brings = |flags| {
-            if pages == 0 || pages > PAGES_MAX || !start.is_multiple_of(4096) || start > (1 << 56) {
+            if pages == 0 || pages > PAGES_MAX || !start.is_multiple_of(PAGE) || start > (1 << 56) {
                 return Err(Error::Pages { start, pages });
             }
             Ok(Command::Pages { destination: of()?, start, pages, flags })
@@ -209,8 +210,7 @@ mod tests {
     ];
 
     fn bytes(hex: &str) -> Vec<u8> {
-        let hex: String = hex.split_whitespace().collect();
-        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+        hex::decode(hex.replace(' ', "")).unwrap()
     }
 
     #[test]

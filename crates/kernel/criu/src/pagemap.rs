@@ -8,8 +8,8 @@ use crate::Error;
 use crate::image::{Kind, begin, entries, message, put};
 use crate::page_server::{Form, PE_LAZY, PE_PRESENT};
 use prost::Message;
+use stillpoint_base::PAGE;
 
-const PAGE: u64 = 4096;
 /// Largest number of pages in older versions.
 const PAGES_SHORT: u64 = u32::MAX as u64;
 

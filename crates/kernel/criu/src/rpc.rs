@@ -64,7 +64,7 @@ pub struct Options {
     /// Directory of the images: descriptor in the requesting process.
     #[prost(int32, required, tag = "1")]
     pub images_dir_fd: i32,
-    /// Root of the tree to dump.
+    /// Number of the process at the root of the tree to dump.
     #[prost(int32, optional, tag = "2")]
     pub pid: Option<i32>,
     /// Let the processes run after the dump.
@@ -225,12 +225,12 @@ pub enum Answer {
     Notify {
         /// Name of the step: `post-dump`, `post-restore`, ...
         step: String,
-        /// The process concerned.
+        /// Number of the process concerned.
         pid: Option<i32>,
     },
     /// criu has completed the request.
     Done {
-        /// The root of the restored tree.
+        /// Number of the process at the root of the restored tree.
         restored: Option<i32>,
         /// The features, if they were queried.
         features: Option<Features>,

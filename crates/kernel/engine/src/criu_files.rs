@@ -5,11 +5,12 @@ use crate::error::ErrorContext;
 use crate::store::is_derived;
 use crate::{Error, Image};
 use std::os::unix::fs::{FileExt, symlink};
+use stillpoint_base::PAGE;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::page_server::{Form, PE_LAZY, PE_PRESENT};
 use stillpoint_kernel_criu::pagemap::{Gaps, Pages, encode};
 use stillpoint_kernel_criu::tcp::{Connection, connections};
-use stillpoint_kernel_foam::{Extent, LAZY, Object, PAGE, PRESENT, Placement, Recorded};
+use stillpoint_kernel_foam::{Extent, LAZY, Object, PRESENT, Placement, Recorded};
 
 /// Time at which memory is restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

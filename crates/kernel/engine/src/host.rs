@@ -50,7 +50,7 @@ pub(crate) fn processor() -> String {
     };
     let mut features: Vec<String> = of("flags").split(' ').map(ToOwned::to_owned).collect();
     features.sort();
-    let digest: String = Sha256::digest(features.join(" ")).iter().take(6).map(|b| format!("{b:02x}")).collect();
+    let digest = hex::encode(&Sha256::digest(features.join(" "))[..6]);
     format!("{}, features {digest}", of("model name"))
 }
 

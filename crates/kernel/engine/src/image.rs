@@ -11,10 +11,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use stillpoint_base::PAGE;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_foam::{
-    Extent, HEADER_BYTES, Index, Object, PAGE, PRESENT, PageChecksum, Recorded, page_checksum,
-};
+use stillpoint_kernel_foam::{Extent, HEADER_BYTES, Index, Object, PRESENT, PageChecksum, Recorded, page_checksum};
 
 /// Bytes that are verified at a time.
 const VERIFY_CHUNK_BYTES: u64 = 1 << 20;
@@ -387,11 +386,8 @@ mod tests {
     fn an_image_is_what_its_last_pass_contains() {
         let object = Object::Task(7);
         for seed in 1..=60u64 {
-            let mut state = seed;
-            let mut random = |below: u64| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state >> 33) % below
-            };
+            let mut generator = stillpoint_base::Random::new(seed);
+            let mut random = |below: u64| generator.below(below);
             let parent = tempfile::tempdir().unwrap();
             let dir = parent.path().join("image");
             let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();

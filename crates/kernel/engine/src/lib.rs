@@ -93,6 +93,6 @@ pub use progress::Observer;
 pub use restore::{DAEMON_READY_LINE, RestoreOptions, RestoreOutcome, check_restore, restore, restore_with_hook};
 pub use stale_mark::StaleMark;
 pub use status::{DiscardOutcome, Stage, Status, check_discard, discard, filling_images, status};
-pub use stillpoint_kernel_foam::{Form, Index, LAZY, Object, PAGE, PRESENT, Recorded};
+pub use stillpoint_kernel_foam::{Form, Index, LAZY, Object, PRESENT, Recorded};
 pub use unit_restart::check_unit_restart;
 pub use volatile::Directory;

@@ -4,8 +4,9 @@ use crate::Error;
 use crate::error::ErrorContext;
 use crate::store::Store;
 use std::io::{Read, Write};
+use stillpoint_base::PAGE;
 use stillpoint_kernel_criu::page_server::{Command, Destination, Form, PE_LAZY, PE_PARENT, PE_PRESENT};
-use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
+use stillpoint_kernel_foam::{LAZY, Object, PRESENT};
 
 /// Bytes read from the socket at a time.
 const CHUNK_BYTES: u64 = 1 << 20;

@@ -18,10 +18,11 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use stillpoint_base::PAGE;
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, Options, PageServer, Request, RequestType};
-use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
+use stillpoint_kernel_foam::{LAZY, Object, PRESENT};
 
 /// Bytes read at a time.
 const CHUNK_BYTES: u64 = 1 << 20;

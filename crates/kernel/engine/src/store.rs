@@ -10,9 +10,10 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use stillpoint_base::PAGE;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{
-    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PAGE, PageChecksum, Placement, Recorded, is_zero,
+    CompanionFile, Form, HEADER_BYTES, Index, Memory, Object, Origin, PageChecksum, Placement, Recorded, is_zero,
     page_checksum,
 };
 

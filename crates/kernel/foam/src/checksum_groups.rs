@@ -26,7 +26,7 @@ impl ChecksumGroups {
         for (first, last) in spans(extents) {
             for number in first..=last {
                 let (of_group, digest) =
-                    checksums.group(number).ok_or(missing(number * PAGES_PER_GROUP * crate::PAGE))?;
+                    checksums.group(number).ok_or(missing(number * PAGES_PER_GROUP * stillpoint_base::PAGE))?;
                 groups.numbers.push(number);
                 groups.digests.push(digest);
                 bytes.extend_from_slice(of_group);
@@ -98,7 +98,8 @@ fn spans(extents: &Extents) -> impl Iterator<Item = (u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Extent, LAZY, PAGE};
+    use crate::{Extent, LAZY};
+    use stillpoint_base::PAGE;
 
     fn extents(ranges: &[(u64, u64, u8)]) -> Extents {
         let extent = |&(page, pages, flags)| Extent { start: page * PAGE, pages, flags, pass: 1 };

@@ -1,9 +1,9 @@
 //! A checksum for each page that was stored.
 
-use crate::PAGE;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use stillpoint_base::PAGE;
 
 /// Pages whose checksums are stored together: 2 MiB of memory.
 pub(crate) const PAGES_PER_GROUP: u64 = 512;

@@ -1,8 +1,9 @@
 //! Pages that a memory has: ranges with flags, sorted, never overlapping.
 
-use crate::{Error, PAGE};
+use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use stillpoint_base::PAGE;
 
 /// The page can wait: it may be fetched after the process runs.
 pub const LAZY: u8 = 2;

@@ -30,7 +30,7 @@ pub struct Origin {
     pub criu: String,
     /// Seconds since 1970.
     pub made_s: u64,
-    /// The process at the root of the tree.
+    /// Number of the process at the root of the tree.
     pub pid: i32,
     /// Name of that process.
     pub name: String,
@@ -224,8 +224,9 @@ fn is_file_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LAZY, PAGE};
+    use crate::LAZY;
     use proptest::prelude::*;
+    use stillpoint_base::PAGE;
 
     fn memory(form: Form) -> (Memory, Placement) {
         let mut placement = Placement::new(form);

@@ -1,7 +1,8 @@
 //! One memory over the passes of a checkpoint: the pages that each pass names, and those that it keeps from earlier
 //! ones.
 
-use crate::{Checksums, Error, Extent, Extents, Object, PAGE, PRESENT};
+use crate::{Checksums, Error, Extent, Extents, Object, PRESENT};
+use stillpoint_base::PAGE;
 
 /// The memory of one process, or one shared memory, while it is recorded.
 #[derive(Debug, Clone)]

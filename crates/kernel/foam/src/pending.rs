@@ -3,16 +3,17 @@
 //! An address has a place in the image until its page is resident or the process has given the page up. A page that was
 //! given up (`MADV_DONTNEED`, `munmap`) must read as zeros from then on: its image is never read again.
 
-use crate::{Extents, PAGE, PRESENT};
+use crate::{Extents, PRESENT};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use stillpoint_base::PAGE;
 
 /// Consecutive pages whose images are also consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// Their address in the process now.
+    /// Address of the pages in the process now.
     pub address: u64,
-    /// Their address when the image was made.
+    /// Address of the pages when the image was made.
     pub image: u64,
     /// Length in bytes.
     pub bytes: u64,

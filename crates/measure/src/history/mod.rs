@@ -58,7 +58,7 @@ pub enum Operation {
         from: u64,
         /// Number of the account that it was added to.
         to: u64,
-        /// Amount.
+        /// Amount, in units of the workload.
         amount: i64,
     },
     /// Read all accounts.

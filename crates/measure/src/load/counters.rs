@@ -25,11 +25,11 @@ pub struct Counters {
 pub struct Snapshot {
     /// Outcomes of the requests so far.
     pub counts: Counts,
-    /// Connections that ended although the client did not end them.
+    /// Number of connections that ended although the client did not end them.
     pub dropped: u64,
     /// Number of failed attempts to open a dropped connection again.
     pub reconnect_failures: u64,
-    /// Connections open now, of all roles.
+    /// Number of connections open now, of all roles.
     pub open: u64,
     /// Time of the last right answer (`CLOCK_MONOTONIC`), in nanoseconds.
     pub last_ok_ns: u64,

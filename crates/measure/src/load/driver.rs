@@ -10,7 +10,7 @@ use mio::{Events, Poll, Token};
 use super::Plan;
 use super::connection::{Address, Connection, Pending, Role};
 use super::counters::Counters;
-use super::schedule::{Random, Schedule};
+use super::schedule::Schedule;
 use super::sink::Sink;
 use super::timer::Timer;
 use super::workload::Workload;
@@ -18,6 +18,7 @@ use crate::clock::{now_ns, ns};
 use crate::error::{Error, Result};
 use crate::record::End;
 use crate::summary::{Summary, SummaryBuilder};
+use stillpoint_base::Random;
 
 const TIMER: Token = Token(usize::MAX);
 /// Requests that are written between two reads of answers.

@@ -22,7 +22,7 @@ const IO_TIMEOUT: Duration = Duration::from_secs(60);
 /// Result of a fill.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fill {
-    /// Keys stored.
+    /// Number of keys stored.
     pub keys: u64,
     /// Duration in seconds.
     pub seconds: f64,

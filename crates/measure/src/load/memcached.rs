@@ -2,9 +2,9 @@
 
 use super::redis::key_name;
 use super::resp::{self, Malformed};
-use super::schedule::Random;
 use super::values::{Values, Write};
 use super::workload::{Answer, PushAndPop, Verdict, Weights, Workload};
+use stillpoint_base::Random;
 
 /// Kinds of requests in a mix.
 pub(crate) const KINDS: [&str; 3] = ["get", "set", "version"];

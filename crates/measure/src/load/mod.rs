@@ -29,7 +29,6 @@ pub use counters::{Counters, Snapshot};
 pub use fill::{Fill, fill};
 pub use plan::{Mix, Plan, Protocol, Target};
 pub use schedule::Arrivals;
-pub(crate) use schedule::Random;
 pub(crate) use sink::Sink;
 pub(crate) use workload::Weights;
 

@@ -157,13 +157,13 @@ pub struct Plan {
     pub target: Target,
     /// Protocol, with its parameters.
     pub protocol: Protocol,
-    /// Connections that carry requests.
+    /// Number of connections that carry requests.
     pub connections: u32,
-    /// Connections that are only kept open, and checked at the end.
+    /// Number of connections that are only kept open, and checked at the end.
     pub idle: u32,
-    /// Connections blocked in a pop (Redis only).
+    /// Number of connections blocked in a pop (Redis only).
     pub blocking: u32,
-    /// Maximum of requests in progress on one connection.
+    /// Maximum number of requests in progress on one connection.
     pub pipeline: u32,
     /// Requests per second.
     pub rate: f64,

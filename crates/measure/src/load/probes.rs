@@ -1,8 +1,8 @@
 //! Plain probes: an echo server over TCP, and GET over HTTP/1.1. Pure.
 
 use super::resp::Malformed;
-use super::schedule::Random;
 use super::workload::{Answer, PushAndPop, Verdict, Workload};
+use stillpoint_base::Random;
 
 /// Sends `value_bytes` unique bytes and expects them back.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Workload for Redis. Every reply is checked: values by their stamp, counters by their successor, scripts by their arguments. Pure.
 
 use super::resp::{self, Malformed, Reply};
-use super::schedule::Random;
 use super::values::{Values, Write};
 use super::workload::{Answer, PushAndPop, Verdict, Weights, Workload};
+use stillpoint_base::Random;
 
 /// Kinds of requests in a mix.
 pub(crate) const KINDS: [&str; 6] = ["get", "set", "lua", "blpop", "incr", "ping"];

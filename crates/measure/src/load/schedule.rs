@@ -1,6 +1,7 @@
 //! Due times of requests: an open loop, which does not wait for answers. Pure.
 
 use serde::{Deserialize, Serialize};
+use stillpoint_base::Random;
 
 /// Distribution of the times between requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,41 +59,13 @@ impl Schedule {
         self.count += 1;
         match self.arrivals {
             Arrivals::Constant => self.offset_ns = self.count as f64 * 1e9 / self.rate,
-            Arrivals::Poisson => self.offset_ns += -self.rng.open01().ln() * 1e9 / self.rate,
+            Arrivals::Poisson => self.offset_ns += -self.rng.unit().ln() * 1e9 / self.rate,
         }
     }
 
     /// Removes all requests that are due after `end_ns`.
     pub(crate) fn end_at(&mut self, end_ns: u64) {
         self.end_ns = self.end_ns.min(end_ns);
-    }
-}
-
-/// SplitMix64: a few nanoseconds per number, and the same sequence for the same seed on every machine.
-#[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Random(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Draws a number below `limit`, which must not be 0.
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
-    }
-
-    /// Draws a number strictly between 0 and 1, so that its logarithm is finite.
-    pub(crate) fn open01(&mut self) -> f64 {
-        ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 }
 

@@ -1,6 +1,6 @@
 //! Values stored under keys, so that every answer can be checked: each contains its key, run and number of the write.
 
-use super::schedule::Random;
+use stillpoint_base::Random;
 
 /// Minimum size of a value in bytes: the stamp has to fit.
 pub(crate) const VALUE_BYTES_MIN: u32 = 27;

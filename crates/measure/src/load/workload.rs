@@ -1,7 +1,7 @@
 //! Interface of a protocol to the driver: requests, and judgement of answers. No I/O.
 
 use super::resp::Malformed;
-use super::schedule::Random;
+use stillpoint_base::Random;
 
 /// Judgement of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

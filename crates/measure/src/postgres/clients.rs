@@ -17,8 +17,9 @@ use super::{
 use crate::clock::{now_ns, ns};
 use crate::error::{Error, Result};
 use crate::history::{self, History, Operation, Transaction};
-use crate::load::{Counters, Finished, Random, Sink, Weights};
+use crate::load::{Counters, Finished, Sink, Weights};
 use crate::record::{Header, MarkKind, Outcome, Sample};
+use stillpoint_base::Random;
 
 /// Pause between attempts to reconnect.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
@@ -59,7 +60,7 @@ pub(super) async fn drive(
             let client = Client {
                 number: number as u32,
                 // Drawn, not counted: seeds at the generator's own increment would give the same sequence, shifted.
-                random: Random::new(Random::new(plan.seed ^ (number as u64) << 32).next()),
+                random: Random::new(Random::new(plan.seed ^ (number as u64) << 32).number()),
                 session: Some(session),
                 config: config.clone(),
                 plan: Rc::clone(&plan),
@@ -178,7 +179,7 @@ impl Client {
         let end_ns = self.started_ns + ns(self.plan.duration);
         let mut due_ns = self.started_ns;
         loop {
-            due_ns += (-self.random.open01().ln() * ns(self.plan.think) as f64) as u64;
+            due_ns += (-self.random.unit().ln() * ns(self.plan.think) as f64) as u64;
             if due_ns >= end_ns || !self.sleep_until(due_ns).await {
                 return;
             }
@@ -210,7 +211,7 @@ impl Client {
     async fn transaction(&mut self, kind: u8) -> Outcome {
         let (mut attempts, give_up_ns) = (0, now_ns() + ns(self.plan.timeout));
         // A retry is the same transaction.
-        let seed = self.random.next();
+        let seed = self.random.number();
         loop {
             if let Err(outcome) = self.connect().await {
                 return outcome;

@@ -8,7 +8,7 @@ use tokio_postgres::Error;
 use super::clients::Operations;
 use super::session::Session;
 use crate::history::{Final, History, Operation, Transaction};
-use crate::load::Random;
+use stillpoint_base::Random;
 
 /// Kinds of transactions in the mix.
 pub(super) const KINDS: [&str; 3] = ["counter", "transfer", "list"];

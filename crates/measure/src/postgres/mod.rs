@@ -189,11 +189,11 @@ impl fmt::Display for ServerAddress<'_> {
 /// Result of the check of a recorded history.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
-    /// Transactions in the history.
+    /// Number of transactions in the history.
     pub transactions: usize,
-    /// Transactions whose commit was acknowledged.
+    /// Number of transactions whose commit was acknowledged.
     pub committed: usize,
-    /// Transactions whose outcome is unknown.
+    /// Number of transactions whose outcome is unknown.
     pub unknown: usize,
     /// Results that are impossible at the requested level.
     pub anomalies: Vec<Anomaly>,

@@ -7,7 +7,7 @@ use tokio_postgres::Error;
 
 use super::session::Session;
 use crate::clock::now_ns;
-use crate::load::Random;
+use stillpoint_base::Random;
 
 /// Interactions with their shares in hundredths of a percent.
 pub(super) const MIX: [(&str, u32); 14] = [

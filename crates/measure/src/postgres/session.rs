@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, NoTls, Row, Statement};
 
-use crate::load::Random;
+use stillpoint_base::Random;
 
 /// Number of retries without a pause; after them, a transaction waits before each retry.
 const IMMEDIATE_RETRIES_MAX: u32 = 5;
@@ -102,7 +102,7 @@ pub(super) fn is_worth_retrying(error: &Error) -> bool {
 pub(super) fn retry_pause(attempts: u32, random: &mut Random) -> Duration {
     let doubled = attempts.saturating_sub(IMMEDIATE_RETRIES_MAX).min(10);
     let longest = Duration::from_micros((1 << doubled) * 1000 - 1000).min(RETRY_PAUSE_MAX);
-    longest.mul_f64(random.open01())
+    longest.mul_f64(random.unit())
 }
 
 #[cfg(test)]

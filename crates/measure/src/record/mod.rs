@@ -64,7 +64,7 @@ pub struct Sample {
     /// Nanoseconds from `scheduled_ns` to the last byte of the answer (or to the time-out).
     pub latency_ns: u64,
     /// Lateness of the client itself: from `scheduled_ns`, or from the moment when a connection had room for it again, until the kernel got
-    /// it.
+    /// it, in microseconds.
     pub late_us: u32,
     /// Number of the connection.
     pub connection: u32,
@@ -101,15 +101,15 @@ pub struct Header {
     pub rate: f64,
     /// `constant` or `poisson`.
     pub arrivals: String,
-    /// Connections that carried requests.
+    /// Number of connections that carried requests.
     pub connections: u32,
-    /// Connections that were only kept open.
+    /// Number of connections that were only kept open.
     pub idle: u32,
-    /// Connections blocked in a pop.
+    /// Number of connections blocked in a pop.
     pub blocking: u32,
-    /// Maximum of requests in progress on one connection.
+    /// Maximum number of requests in progress on one connection.
     pub pipeline: u32,
-    /// Keys in the key space.
+    /// Number of keys in the key space.
     pub keys: u64,
     /// Bytes of a value.
     pub value_bytes: u32,
@@ -145,12 +145,12 @@ pub enum MarkKind {
 pub struct End {
     /// Time of the last answer (`CLOCK_MONOTONIC`), in nanoseconds.
     pub ended_ns: u64,
-    /// Connections that ended although the client did not end them.
+    /// Number of connections that ended although the client did not end them.
     pub dropped: u64,
     /// Number of failed attempts to open a dropped connection again.
     pub reconnect_failures: u64,
-    /// Idle connections that answered a PING at the end.
+    /// Number of idle connections that answered a PING at the end.
     pub idle_alive: u32,
-    /// Blocked connections that got a last element at the end.
+    /// Number of blocked connections that got a last element at the end.
     pub blocking_alive: u32,
 }

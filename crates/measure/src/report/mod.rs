@@ -28,7 +28,8 @@ pub struct Part {
     pub counts: Counts,
     /// Latencies of the requests.
     pub latency: Latency,
-    /// Longest interval in which a client waited and none got a right answer. One that overlaps an operation counts in full.
+    /// Longest interval in which a client waited and none got a right answer, in nanoseconds. One that overlaps an operation counts in
+    /// full.
     pub blackout_ns: u64,
 }
 
@@ -72,7 +73,7 @@ pub struct Report {
     pub ends: Vec<Option<End>>,
     /// The whole run.
     pub summary: Summary,
-    /// Connections that ended although no client ended them.
+    /// Number of connections that ended although no client ended them.
     pub dropped: u64,
     /// Requests in progress during any operation.
     pub during: Part,

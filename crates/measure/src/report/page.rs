@@ -1,5 +1,6 @@
 //! Page: one HTML file with its style and its plots inside; no script, no network.
 
+use crate::markup::escape;
 use std::fmt::Write;
 
 use super::{OperationReport, Part, Report, Subject, WINDOW_NS, plot};
@@ -425,22 +426,6 @@ fn definitions(out: &mut String, report: &Report) {
         put!(out, "<dt>{term}</dt><dd>{}</dd>", escape(&text));
     }
     put!(out, "</dl></section>\n");
-}
-
-/// Escapes text for an element or an attribute.
-pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            '\'' => out += "&#39;",
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 /// Duration with three digits in a suitable unit.

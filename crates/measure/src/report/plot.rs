@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use super::page::{count, escape, time};
+use super::page::{count, time};
 use super::series::{Bucket, Series};
 use super::{Report, Subject};
+use crate::markup::escape;
 use crate::timeline::{Ending, Operation};
 
 const WIDTH: f64 = 1120.0;

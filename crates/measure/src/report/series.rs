@@ -1,8 +1,8 @@
 //! Buckets over time, and a selection of single requests, for the plots.
 
-use crate::load::Random;
 use crate::record::{Outcome, Sample};
 use crate::summary::Distribution;
+use stillpoint_base::Random;
 
 /// Number of buckets of the whole run.
 pub(super) const BUCKET_COUNT: usize = 360;

@@ -259,7 +259,7 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
     let mut random = [0u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
-    let migration: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let migration = hex::encode(random);
     let lock = owner::acquire_lock(&options.source, Some(&migration)).await?;
     let checking = crate::check(options);
     let report = reporter.phase("check", checking).await?;

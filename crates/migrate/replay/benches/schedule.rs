@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use stillpoint_base::Random;
 use stillpoint_migrate_replay::{
     Limits, Mode, Part, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Syncset, Token, Xid,
 };
@@ -29,15 +30,6 @@ const LOADS: [Load; 4] = [
     Load { name: "one write, six rows", rows: 6, writes: 1, hot_every: 0 },
 ];
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((u128::from(self.0) * u128::from(end)) >> 64) as u64
-    }
-}
-
 fn keys(load: &Load, random: &mut Random) -> Vec<u64> {
     let key = |random: &mut Random| match load.hot_every {
         0 => random.below(load.rows),
@@ -58,7 +50,7 @@ fn tokens(keys: &[u64]) -> Vec<Token> {
 
 fn measure(load: &Load, batch: usize) -> f64 {
     const COUNT: u64 = 400_000;
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let sets: Vec<Vec<Token>> = (0..COUNT).map(|_| tokens(&keys(load, &mut random))).collect();
     let mut scheduler: Scheduler<u64> = Scheduler::new(Mode::Rows, 4, Limits::default());
     let begin = Instant::now();
@@ -130,7 +122,7 @@ impl Simulation {
             flush_at: 0,
             writes: load.writes as u64,
         };
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         for number in 1..=COUNT {
             simulation.hand_in(load, number, &mut random);
         }

@@ -2,7 +2,7 @@
 //! be moved. Long form: 300 faults of all kinds at moments of all phases.
 
 use std::time::Duration;
-use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Testbed, Trial, is_soak, rounds};
+use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Testbed, Trial, is_soak, random, rounds};
 use stillpoint_testing::postgresql::available;
 
 /// Injects one kind of fault on a way there and on a way back, in the phases where it hurts.
@@ -85,7 +85,7 @@ fn nothing_is_lost_where_rows_are_captured_by_the_proxy() {
         }
         return;
     }
-    let (rounds, first) = (rounds(0, 100), Random::seed());
+    let (rounds, first) = (rounds(0, 100), random::seed());
     for round in 0..rounds {
         println!("round {round} of {rounds}");
         Trial::any(round % 2 == 1, first.wrapping_add(round as u64)).run(&mut testbed);
@@ -100,7 +100,7 @@ fn anything_at_any_moment() {
         return;
     }
     let seeds = if is_soak() {
-        let first = Random::seed();
+        let first = random::seed();
         (0..rounds(0, 300) as u64).map(|round| first.wrapping_add(round)).collect()
     } else {
         SEEDS.to_vec()

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind, migrate};
-use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Testbed, Trial, is_soak, rounds};
+use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Testbed, Trial, is_soak, random, rounds};
 use stillpoint_testing::postgresql::{Load, available};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -94,7 +94,7 @@ fn both_sides_are_equal_at_every_level() {
     let mut testbed = Testbed::start();
     Trial::prepare(&testbed);
     testbed.source.sql("shop", TABLES);
-    let (rounds, mut random) = (rounds(2, 102), Random::new(if is_soak() { Random::seed() } else { 1 }));
+    let (rounds, mut random) = (rounds(2, 102), Random::new(if is_soak() { random::seed() } else { 1 }));
     for round in 0..rounds {
         println!("migration {round} of {rounds}");
         // A way there and the way back have the same level.

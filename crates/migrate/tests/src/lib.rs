@@ -21,7 +21,7 @@ mod trial;
 
 pub use fault::{Fault, Moment};
 pub use stillpoint_testing::binary::stillpoint;
-pub use stillpoint_testing::random::Random;
+pub use stillpoint_testing::random::{self, Random};
 pub use stillpoint_testing::soak::{is_soak, rounds};
 pub use testbed::{CommandResult, Proxy, Testbed, Tool};
 pub use trial::{LEVELS, Trial};

@@ -15,7 +15,7 @@ use stillpoint_host::untrusted::Tree;
 
 /// Condition under which a link takes an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Taken {
+pub(crate) enum Inclusion {
     /// Member of an archive: the linker takes it only if another object needs it.
     IfNeeded,
     Always,
@@ -25,7 +25,7 @@ pub(crate) enum Taken {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Account {
     /// Objects of the target, under the names that their compile commands gave them.
-    pub(crate) objects: BTreeMap<PathBuf, Taken>,
+    pub(crate) objects: BTreeMap<PathBuf, Inclusion>,
     /// Number of different inputs of the target's link.
     pub(crate) inputs: usize,
     /// Inputs of the target's link that no recorded command made.
@@ -58,12 +58,12 @@ impl Account {
             return Err(missing);
         }
         // assemblers leave no name, and objects without symbols have none: these are searched for
-        let taken = |c: &CompileCommand| match c.file.file_name().is_some_and(|name| count(&name.to_string_lossy()) > 0)
-        {
-            true => Taken::Always,
-            false => Taken::IfNeeded,
-        };
-        let objects = commands.iter().filter_map(|c| Some((c.object.clone()?, taken(c)))).collect();
+        let inclusion =
+            |c: &CompileCommand| match c.file.file_name().is_some_and(|name| count(&name.to_string_lossy()) > 0) {
+                true => Inclusion::Always,
+                false => Inclusion::IfNeeded,
+            };
+        let objects = commands.iter().filter_map(|c| Some((c.object.clone()?, inclusion(c)))).collect();
         Ok(Account { objects, inputs: linked.len(), ..Account::default() })
     }
 
@@ -75,21 +75,21 @@ impl Account {
 
     /// Returns true if the target certainly has an object.
     pub(crate) fn always_takes(&self, object: Option<&PathBuf>) -> bool {
-        object.and_then(|object| self.objects.get(object)) != Some(&Taken::IfNeeded)
+        object.and_then(|object| self.objects.get(object)) != Some(&Inclusion::IfNeeded)
     }
 
     /// Follows the recorded links that lead to an output.
     pub(crate) fn of(recording: &Recording, output: &Path, place: &Place) -> Self {
         let mut walk = Walk::new(recording, place);
-        let mut open = vec![(output.to_owned(), Taken::Always)];
-        let mut seen: BTreeMap<PathBuf, Taken> = BTreeMap::new();
-        while let Some((path, taken)) = open.pop() {
-            if seen.get(&path).is_some_and(|before| *before >= taken) {
+        let mut open = vec![(output.to_owned(), Inclusion::Always)];
+        let mut seen: BTreeMap<PathBuf, Inclusion> = BTreeMap::new();
+        while let Some((path, inclusion)) = open.pop() {
+            if seen.get(&path).is_some_and(|before| *before >= inclusion) {
                 continue;
             }
-            seen.insert(path.clone(), taken);
+            seen.insert(path.clone(), inclusion);
             for input in recording.links.get(&path).into_iter().flat_map(|link| &link.inputs) {
-                open.extend(walk.input(input, taken));
+                open.extend(walk.input(input, inclusion));
             }
         }
         Account { inputs: walk.inputs.len(), ..walk.account }
@@ -142,12 +142,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Records an input; returns it if it was itself linked, so that the caller follows it.
-    fn input(&mut self, input: &Input, taken: Taken) -> Option<(PathBuf, Taken)> {
+    fn input(&mut self, input: &Input, inclusion: Inclusion) -> Option<(PathBuf, Inclusion)> {
         match input {
-            Input::File { path, whole } => self.file(path, *whole, taken),
+            Input::File { path, whole } => self.file(path, *whole, inclusion),
             Input::Library { name, directories, archives_only, whole } => {
                 let path = self.library(name, directories, *archives_only)?;
-                self.file(&path, *whole, taken)
+                self.file(&path, *whole, inclusion)
             }
             Input::Response(path) => {
                 self.inputs.insert(path.clone());
@@ -157,16 +157,16 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn file(&mut self, path: &Path, whole: bool, taken: Taken) -> Option<(PathBuf, Taken)> {
+    fn file(&mut self, path: &Path, whole: bool, inclusion: Inclusion) -> Option<(PathBuf, Inclusion)> {
         if self.by_object.contains_key(path) {
             self.inputs.insert(path.to_owned());
-            self.object(path, taken);
+            self.object(path, inclusion);
             return None;
         }
         if let Some(link) = self.recording.links.get(path) {
             return match link.kind {
-                Kind::Archive if !whole => Some((path.to_owned(), Taken::IfNeeded)),
-                Kind::Archive | Kind::Object => Some((path.to_owned(), taken)),
+                Kind::Archive if !whole => Some((path.to_owned(), Inclusion::IfNeeded)),
+                Kind::Archive | Kind::Object => Some((path.to_owned(), inclusion)),
                 // a shared library is a target of its own
                 Kind::Image => None,
             };
@@ -174,17 +174,17 @@ impl<'a> Walk<'a> {
         let members = self.extracted(path);
         if !members.is_empty() {
             self.inputs.insert(path.to_owned());
-            members.iter().for_each(|member| self.object(member, taken));
+            members.iter().for_each(|member| self.object(member, inclusion));
             return None;
         }
-        self.unnamed(path, whole, taken);
+        self.unnamed(path, whole, inclusion);
         None
     }
 
-    fn object(&mut self, path: &Path, taken: Taken) {
+    fn object(&mut self, path: &Path, inclusion: Inclusion) {
         self.account.exact &= self.by_object.get(path) == Some(&1);
-        let entry = self.account.objects.entry(path.to_owned()).or_insert(taken);
-        *entry = taken.max(*entry);
+        let entry = self.account.objects.entry(path.to_owned()).or_insert(inclusion);
+        *entry = inclusion.max(*entry);
     }
 
     /// Recorded objects whose copies were extracted to a path.
@@ -218,7 +218,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Attributes an input that no recorded command names, by its content.
-    fn unnamed(&mut self, path: &Path, whole: bool, taken: Taken) {
+    fn unnamed(&mut self, path: &Path, whole: bool, inclusion: Inclusion) {
         let bytes = match self.place.read(path) {
             Some(bytes) => bytes,
             None if is_linked(path) && !is_shared(path) => {
@@ -238,19 +238,19 @@ impl<'a> Walk<'a> {
                 member => path.join(member),
             };
             self.inputs.insert(name);
-            let taken = if piece.member.is_empty() || whole { taken } else { Taken::IfNeeded };
-            self.piece(path, &piece, taken);
+            let inclusion = if piece.member.is_empty() || whole { inclusion } else { Inclusion::IfNeeded };
+            self.piece(path, &piece, inclusion);
         }
     }
 
     /// Attributes an object by the names of its sources, and by its bytes.
-    fn piece(&mut self, path: &Path, piece: &Piece, taken: Taken) {
+    fn piece(&mut self, path: &Path, piece: &Piece, inclusion: Inclusion) {
         let mut is_known = !piece.sources.is_empty() || !piece.has_code;
         for source in &piece.sources {
             let commands = self.made_from(source, piece.bytes);
             is_known &= !commands.is_empty() || !piece.has_code;
             self.account.exact &= commands.len() <= 1;
-            commands.iter().for_each(|object| self.object(object, taken));
+            commands.iter().for_each(|object| self.object(object, inclusion));
         }
         if !is_known {
             let member = if piece.member.is_empty() { String::new() } else { format!("({})", piece.member) };
@@ -343,11 +343,11 @@ mod tests {
         let account = build.account("l.so");
         assert!(account.is_complete() && account.exact, "{account:?}");
         assert_eq!(build.objects(&account), ["a.o", "b.o"]);
-        let taken: Vec<Taken> = account.objects.values().copied().collect();
-        assert_eq!((taken, account.inputs), (vec![Taken::Always, Taken::IfNeeded], 2));
+        let inclusion: Vec<Inclusion> = account.objects.values().copied().collect();
+        assert_eq!((inclusion, account.inputs), (vec![Inclusion::Always, Inclusion::IfNeeded], 2));
         assert!(build.account("other").objects.is_empty());
         build.recorded("cc -shared -o whole.so a.o -Wl,--whole-archive,libb.a,--no-whole-archive");
-        assert!(build.account("whole.so").objects.values().all(|taken| *taken == Taken::Always));
+        assert!(build.account("whole.so").objects.values().all(|inclusion| *inclusion == Inclusion::Always));
     }
 
     #[test]
@@ -425,7 +425,7 @@ mod tests {
         };
         let known = account(&["a.c", "crtstuff.c"], &["a.c", "b.c", "c.c"]).unwrap();
         assert!(known.is_complete() && !known.exact);
-        assert_eq!(known.objects.values().copied().collect::<Vec<_>>(), [Taken::Always, Taken::IfNeeded]);
+        assert_eq!(known.objects.values().copied().collect::<Vec<_>>(), [Inclusion::Always, Inclusion::IfNeeded]);
         assert_eq!(account(&["a.c", "c.c"], &["a.c", "c.c"]), Err(names(&["c.c"])));
         assert_eq!(account(&["a.c", "a.c"], &["a.c"]), Err(names(&["a.c"])), "another one of this name");
     }

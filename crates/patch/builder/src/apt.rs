@@ -70,7 +70,7 @@ impl Apt {
         Ok(own.write("apt.conf", config.as_bytes())?)
     }
 
-    /// Its directory, in which apt writes as well.
+    /// Directory of the configuration, in which apt writes as well.
     fn own(&self) -> Result<Tree, Error> {
         Ok(Tree::open(&self.directory)?)
     }

@@ -116,8 +116,8 @@ impl Package {
         };
         let target = Target::read(&target)?;
         let output = output_of(&target, &target.path, &built, &built.outputs())?;
-        let doubt = output.as_ref().ok().and_then(|output| output.doubt.clone());
-        assert_eq!(doubt, None);
+        let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
+        assert_eq!(uncertainty, None);
         let cache = Cache::at(&self.path("cache"))?;
         let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
         let mut project = built.project(inside, &self.path("original"), Cache::at(&self.path("trees"))?);

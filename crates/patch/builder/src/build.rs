@@ -1,15 +1,16 @@
 //! Path from a request to a patch: finds the units that changed, makes three objects of each, and passes them to the
 //! differ.
 
+use crate::aliases::Search;
 use crate::compile::{Compiler, Project, parallel};
 use crate::debian::Diff;
 use crate::elf::{self, Reproduced};
 use crate::error::At;
+use crate::evidence::{Evidence, Readers};
 use crate::includes::Includes;
 use crate::preprocess::Text;
-use crate::tree::{self, Parts, Tree, Wanted, is_unit};
-use crate::twins::Search;
-use crate::verdict::{ChangedFile, Evidence, Readers, Verdict};
+use crate::tree::{self, Parts, Selection, Tree, is_unit};
+use crate::verdict::{ChangedFile, Verdict};
 use crate::{Builder, Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -57,9 +58,9 @@ pub struct Report {
     pub target: PathBuf,
     /// Comparison of a build of the whole program with the target; `None` when none was built.
     pub reproduced: Option<Reproduced>,
-    /// Units of the program.
+    /// Number of units of the program.
     pub units: usize,
-    /// Units that read a changed file and were preprocessed on both sides.
+    /// Number of units that read a changed file and were preprocessed on both sides.
     pub preprocessed: usize,
     /// Units that were compiled: their preprocessed text differs in more than declarations that nothing uses.
     pub changed: Vec<String>,
@@ -126,7 +127,7 @@ const PROBES_MAX: usize = 8;
 
 type Command<'a> = &'a (String, crate::commands::CompileCommand);
 /// A unit that may read a changed file, and its texts before and after.
-type Looked<'a> = (Command<'a>, Text, Text);
+type ComparedUnit<'a> = (Command<'a>, Text, Text);
 
 /// The sources before and after, and the files that differ.
 struct Sides {
@@ -135,7 +136,7 @@ struct Sides {
     /// Other names of changed files, and the file of each.
     names: BTreeMap<String, String>,
     /// Changed files from which the build may have made other files.
-    unclear: BTreeMap<String, String>,
+    derived: BTreeMap<String, String>,
     /// Files that the patch's own diffs change and that no compiler reads.
     others: BTreeSet<String>,
     /// Files that the patch's own diffs change and that are left out on request.
@@ -145,11 +146,11 @@ struct Sides {
 /// The units that may read a changed file.
 struct Units<'a> {
     /// Units with different text.
-    changed: Vec<Looked<'a>>,
+    changed: Vec<ComparedUnit<'a>>,
     /// Units with the same text.
-    same: Vec<Looked<'a>>,
+    same: Vec<ComparedUnit<'a>>,
     /// Units with different text, of which the target's link took nothing.
-    needless: Vec<Looked<'a>>,
+    unlinked: Vec<ComparedUnit<'a>>,
 }
 
 impl Builder<'_> {
@@ -166,8 +167,8 @@ impl Builder<'_> {
         let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let target = TargetElf::parse(&job.target.bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
         check_earlier(&job.statement.earlier, &target)?;
-        let looked = self.texts(&compiler, &sides, &inputs, &mut job.report)?;
-        let found = self.sorted(&compiler, &target, looked)?;
+        let compared = self.texts(&compiler, &sides, &inputs, &mut job.report)?;
+        let found = self.sorted(&compiler, &target, compared)?;
         job.report.files = self.judge(&job, &compiler, &target, &sides, &found)?;
         let (before, after, changed) = (&sides.before, &sides.after, &found.changed);
         job.report.changed = changed.iter().map(|((path, _), _, _)| path.clone()).collect();
@@ -200,7 +201,7 @@ impl Builder<'_> {
                 Ok(Built { patch: None, report: job.report })
             }
             Outcome::Patch(mut patch) => {
-                job.report.warnings.extend(doubts(&patch));
+                job.report.warnings.extend(uncertainties(&patch));
                 patch.warnings.extend(job.report.warnings.iter().cloned());
                 Ok(Built { patch: Some(*patch), report: job.report })
             }
@@ -270,22 +271,22 @@ impl Builder<'_> {
         let is_input = |file: &str| read.contains(file);
         let (project, all) = (&job.project, [&job.base[..], &job.diffs[..]].concat());
         let left_out = |file: &str| job.statement.leave_out.iter().any(|place| Path::new(file).starts_with(place));
-        let wanted = Wanted { is_input: &is_input, left_out: &left_out };
+        let selection = Selection { is_input: &is_input, left_out: &left_out };
         let (base, own, all) =
-            (Parts::of(&job.base, &wanted)?, Parts::of(&job.diffs, &wanted)?, Parts::of(&all, &wanted)?);
+            (Parts::of(&job.base, &selection)?, Parts::of(&job.diffs, &selection)?, Parts::of(&all, &selection)?);
         let has = |file: &str| project.original.as_ref().is_some_and(|original| original.has(file));
         let is_original: Option<&dyn Fn(&str) -> bool> = match project.original {
             Some(_) => Some(&has),
             None => None,
         };
         let shipped = project.open(&project.shipped)?;
-        let twins = Search { tree: &shipped, is_original, touched: &all.touched }.run()?;
-        let tree = |parts: &Parts| tree::patched(&project.trees, &shipped, &project.identity, parts, &twins.copies);
+        let aliases = Search { tree: &shipped, is_original, touched: &all.touched }.run()?;
+        let tree = |parts: &Parts| tree::patched(&project.trees, &shipped, &project.identity, parts, &aliases.copies);
         let (before, after) = (tree(&base)?, tree(&all)?);
         let mut names = after.copies.clone();
-        names.extend(twins.links);
+        names.extend(aliases.links);
         let (others, left_out) = (own.others, own.left_out);
-        Ok(Sides { before, after, names, unclear: twins.unclear, others, left_out })
+        Ok(Sides { before, after, names, derived: aliases.derived, others, left_out })
     }
 
     /// Makes both preprocessed texts of each unit that may read a changed file. Only units that read a file that
@@ -296,12 +297,12 @@ impl Builder<'_> {
         sides: &Sides,
         inputs: &[Option<BTreeSet<String>>],
         report: &mut Report,
-    ) -> Result<Vec<Looked<'p>>, Error> {
+    ) -> Result<Vec<ComparedUnit<'p>>, Error> {
         let (before, after) = (&sides.before, &sides.after);
         let mut touched = differing(compiler.project, before, after);
-        let twins = sides.names.iter().filter(|(_, file)| touched.contains(*file)).map(|(name, _)| name.clone());
-        let twins: Vec<String> = twins.collect();
-        touched.extend(twins);
+        let aliases = sides.names.iter().filter(|(_, file)| touched.contains(*file)).map(|(name, _)| name.clone());
+        let aliases: Vec<String> = aliases.collect();
+        touched.extend(aliases);
         let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
         let names: BTreeSet<String> = touched.iter().map(|f| name(f)).collect();
         let looks = |files: &Option<BTreeSet<String>>| {
@@ -335,16 +336,16 @@ impl Builder<'_> {
         &self,
         compiler: &Compiler<'p>,
         target: &TargetElf,
-        looked: Vec<Looked<'p>>,
+        compared: Vec<ComparedUnit<'p>>,
     ) -> Result<Units<'p>, Error> {
-        let (differ, same): (Vec<_>, Vec<_>) = looked.into_iter().partition(|(_, one, two)| one.text != two.text);
-        let (mut changed, mut needless) = (Vec::new(), Vec::new());
+        let (differ, same): (Vec<_>, Vec<_>) = compared.into_iter().partition(|(_, one, two)| one.text != two.text);
+        let (mut changed, mut unlinked) = (Vec::new(), Vec::new());
         let mut reproduces = None;
         for unit in differ {
             let (path, command) = unit.0;
             // where several commands may have made an object, some may be for other machines
             if !compiler.project.account.exact && !elf::is_for_x86_64(&compiler.shipped_object(path, command)?) {
-                needless.push(unit);
+                unlinked.push(unit);
                 continue;
             }
             let is_sure = compiler.project.account.always_takes(unit.0.1.object.as_ref());
@@ -355,9 +356,9 @@ impl Builder<'_> {
                     None => *reproduces.insert(reproduces_target(compiler, target)?),
                 };
             }
-            if is_absent { needless.push(unit) } else { changed.push(unit) }
+            if is_absent { unlinked.push(unit) } else { changed.push(unit) }
         }
-        Ok(Units { changed, same, needless })
+        Ok(Units { changed, same, unlinked })
     }
 
     /// Gives the verdict on each file that the patch's own diffs change; a file that cannot be attributed refuses the
@@ -375,25 +376,29 @@ impl Builder<'_> {
         let differs = |file: &&String| job.project.read(before, file) != job.project.read(after, file);
         let mut files = Vec::new();
         for file in sides.after.touched.iter().filter(differs) {
-            let twins = sides.names.iter().filter(|(_, of)| *of == file).map(|(name, _)| name);
-            let names: Vec<&String> = twins.chain([file]).collect();
+            let aliases = sides.names.iter().filter(|(_, of)| *of == file).map(|(name, _)| name);
+            let names: Vec<&String> = aliases.chain([file]).collect();
             let changed = readers(&units.changed, &names);
             let same = readers(&units.same, &names);
-            let needless = readers(&units.needless, &names);
+            let unlinked = readers(&units.unlinked, &names);
             let is_attributed = account.is_complete() || !changed.is_empty() || is_found(compiler, target, &same)?;
             let evidence = Evidence {
                 target: name,
                 account,
-                readers: Readers { changed: paths(&changed), same: paths(&same), needless: paths(&needless) },
+                readers: Readers { changed: paths(&changed), same: paths(&same), unlinked: paths(&unlinked) },
                 is_attributed,
-                is_wanted: job.unit_filter.is_empty() || job.unit_filter.iter().any(|f| file.starts_with(f.as_str())),
-                made_of_it: sides.unclear.get(file).map(String::as_str),
+                is_examined: job.unit_filter.is_empty() || job.unit_filter.iter().any(|f| file.starts_with(f.as_str())),
+                derived_file: sides.derived.get(file).map(String::as_str),
             };
             files.push(evidence.verdict(file));
         }
         files.extend(unread(&job.project, &sides.others)?);
         let left_out = sides.left_out.iter().cloned();
-        files.extend(left_out.map(|path| ChangedFile { path, verdict: Verdict::LeftOut, reason: "as asked".into() }));
+        files.extend(left_out.map(|path| ChangedFile {
+            path,
+            verdict: Verdict::LeftOut,
+            reason: "as requested".into(),
+        }));
         attributed(&job.project, name, files)
     }
 
@@ -402,7 +407,7 @@ impl Builder<'_> {
         compiler: &Compiler,
         before: &Tree,
         after: &Tree,
-        changed: &[Looked],
+        changed: &[ComparedUnit],
     ) -> Result<Vec<Unit>, Error> {
         use crate::commands::Job::Sections;
         let done = std::sync::atomic::AtomicUsize::new(0);
@@ -425,7 +430,7 @@ impl Builder<'_> {
         &self,
         compiler: &Compiler,
         after: &Tree,
-        changed: &[Looked],
+        changed: &[ComparedUnit],
         statement: &Statement,
     ) -> Result<Vec<Unit>, Error> {
         let mut sources = statement.extra_units.clone();
@@ -528,7 +533,7 @@ fn same_code(files: &mut [ChangedFile]) {
 }
 
 /// Returns the units that read a file of one of these names.
-fn readers<'a>(units: &[Looked<'a>], names: &[&String]) -> Vec<Command<'a>> {
+fn readers<'a>(units: &[ComparedUnit<'a>], names: &[&String]) -> Vec<Command<'a>> {
     let reads = |text: &Text| names.iter().any(|name| text.files.contains(*name));
     units.iter().filter(|(_, one, two)| reads(one) || reads(two)).map(|(command, ..)| *command).collect()
 }
@@ -571,7 +576,7 @@ fn reproduces_target(compiler: &Compiler, target: &TargetElf) -> Result<bool, Er
 }
 
 /// Returns units of which a part is not in the target. That is allowed: linkers drop unused functions.
-fn doubts(patch: &Patch) -> Vec<String> {
+fn uncertainties(patch: &Patch) -> Vec<String> {
     let partly = patch.source.units.iter().filter(|u| u.functions_placed < u.functions_total);
     let tell = |u: &stillpoint_patch_format::UnitFact| {
         format!(

@@ -19,7 +19,7 @@ pub struct Diff {
     pub cves: Vec<String>,
     /// The first line of its description.
     pub subject: String,
-    /// Its text.
+    /// Text of the diff.
     pub text: Vec<u8>,
 }
 
@@ -32,6 +32,9 @@ impl Diff {
     }
 
     /// Reads a diff from a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is too large, or contains no unified diff ([`Error::Malformed`]).
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = read_named(path, DIFF_MAX)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
@@ -118,6 +121,9 @@ impl Series {
     }
 
     /// Finds an entry by its name, with or without directory and suffix, or by a CVE it fixes.
+    ///
+    /// # Errors
+    /// [`Error::Quilt`] if no entry fits, or several.
     pub fn position(&self, name: &str) -> Result<usize, Error> {
         let exact = |d: &Diff| d.name == name || d.short_name() == name || d.name.rsplit('/').next() == Some(name);
         let by_cve = |d: &Diff| d.cves.iter().any(|c| c.eq_ignore_ascii_case(name));
@@ -141,6 +147,9 @@ impl Series {
     }
 
     /// Returns the named entries, in the order of the series, each once.
+    ///
+    /// # Errors
+    /// As [`Series::position`], for any of the names.
     pub fn select(&self, names: &[String]) -> Result<Vec<Diff>, Error> {
         let mut positions = names.iter().map(|n| self.position(n)).collect::<Result<Vec<_>, _>>()?;
         positions.sort_unstable();

@@ -3,6 +3,9 @@
 //! The output is hostile: servers and proxies choose the text of an answer, and package scripts print any text. A line
 //! that does not have apt's form is ignored; a name or version with characters that no package has is dropped.
 
+use percent_encoding::percent_decode_str;
+use std::borrow::Cow;
+
 /// Prefixes of apt's lines.
 const SEVERITIES: [&str; 2] = ["E: ", "W: "];
 /// Answers by which a server or a method reports that it does not have a file. All other answers are network failures.
@@ -49,24 +52,10 @@ pub(crate) fn all_absent(output: &str) -> Option<Vec<FetchFailure>> {
 fn parse(line: &str) -> Option<FetchFailure> {
     let line = SEVERITIES.iter().find_map(|severity| line.trim_start().strip_prefix(severity))?;
     let (uri, reason) = line.strip_prefix("Failed to fetch ")?.split_once("  ")?;
-    let file = decode(uri.rsplit('/').next()?).filter(|file| is_file_name(file)).unwrap_or_else(|| "a file".into());
+    let file = percent_decode_str(uri.rsplit('/').next()?).decode_utf8().ok().filter(|file| is_file_name(file));
+    let file = file.map_or_else(|| "a file".to_owned(), Cow::into_owned);
     let absent = ABSENT.iter().find(|(prefix, _)| reason.starts_with(prefix)).map(|(_, answer)| *answer);
     Some(FetchFailure { file, absent })
-}
-
-/// Undoes percent-encoding.
-fn decode(text: &str) -> Option<String> {
-    let (mut bytes, mut out) = (text.bytes(), Vec::new());
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            out.push(byte);
-            continue;
-        }
-        let mut digit = || char::from(bytes.next()?).to_digit(16);
-        let (high, low) = (digit()?, digit()?);
-        out.push(u8::try_from(high * 16 + low).ok()?);
-    }
-    String::from_utf8(out).ok()
 }
 
 fn is_file_name(text: &str) -> bool {

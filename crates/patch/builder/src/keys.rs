@@ -24,6 +24,9 @@ pub struct KeyFiles {
 }
 
 /// Makes a key from the system's random numbers and writes both halves into `directory`.
+///
+/// # Errors
+/// The system gives no random numbers, or a file cannot be written.
 pub fn generate_key(directory: &Path) -> Result<KeyFiles, Error> {
     let mut seed = [0u8; 32];
     let mut filled = 0;
@@ -43,6 +46,9 @@ pub fn generate_key(directory: &Path) -> Result<KeyFiles, Error> {
 }
 
 /// Reads a secret key file; a file that other users may read is refused.
+///
+/// # Errors
+/// The file cannot be read, other users may read it ([`Error::Malformed`]), or it contains no key ([`Error::Format`]).
 pub fn read_secret_key(path: &Path) -> Result<SecretKey, Error> {
     let file = open_regular(path)?;
     let mode = file.metadata().at("reading", path)?.permissions().mode();

@@ -21,7 +21,7 @@
 //!
 //! Each file that a diff changes gets a verdict ([`Verdict`]). A file that no unit of the target reads is left out only
 //! if the target's objects are all accounted for ([`account`]): a recorded command made each input of its link. Links,
-//! and copies that the build made, count as the same file (`twins`). A file that cannot be attributed refuses the patch
+//! and copies that the build made, count as the same file (`aliases`). A file that cannot be attributed refuses the patch
 //! ([`Error::Unaccounted`]), so that "nothing to patch" is reported only for known files.
 //!
 //! **The caller must guarantee** that the source is the one that the program was built from. The differ verifies it:
@@ -61,23 +61,26 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod aliases;
 mod apt;
 #[cfg(test)]
 mod attribution_tests;
 mod build;
+mod builder;
 mod commands;
 mod compile;
-mod configured;
+mod configuration;
 mod debian;
 pub mod diff;
 mod elf;
 mod error;
 mod event;
+mod evidence;
 mod exclusions;
 mod fetch_failure;
 mod generators;
 mod includes;
-mod integrated;
+mod integration;
 mod keys;
 mod link;
 pub mod numbering;
@@ -89,17 +92,18 @@ mod root;
 mod sandbox;
 mod sources;
 mod tree;
-mod twins;
-mod unused;
+
+mod unused_declarations;
 mod verdict;
 
 pub use build::{Built, Report, Statement};
+pub use builder::Builder;
 pub use debian::{Diff, Series};
 pub use elf::Reproduced;
 pub use error::Error;
 pub use event::{Event, Withheld};
 pub use exclusions::Parts;
-pub use integrated::Integrated;
+pub use integration::Integrated;
 pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
@@ -113,41 +117,3 @@ pub const SHADOW_SOURCES: [(&str, &str); 2] = [
     ("stillpoint-shadow.h", include_str!("../hooks/stillpoint-shadow.h")),
     ("stillpoint-shadow.c", include_str!("../hooks/stillpoint-shadow.c")),
 ];
-
-/// Builder of patches and of the packages they need, with one cache.
-pub struct Builder<'a> {
-    cache: Cache,
-    release: Option<String>,
-    root_of: Option<String>,
-    jobs: usize,
-    tell: &'a (dyn Fn(Event) + Sync),
-}
-
-impl<'a> Builder<'a> {
-    /// Makes a builder that runs `jobs` compilers at a time; `tell` gets every event.
-    pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(Event) + Sync)) -> Self {
-        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), tell }
-    }
-
-    /// Selects sources, compilers and binaries of another release of the distribution (`bullseye`), from the archives
-    /// of this system.
-    pub fn of_release(self, codename: Option<String>) -> Self {
-        Builder { release: codename, ..self }
-    }
-
-    /// Selects a clean root of this release, for a source of any release. Build dependencies that the release lacks are
-    /// left out.
-    pub fn in_root_of(self, codename: Option<String>) -> Self {
-        Builder { root_of: codename, ..self }
-    }
-
-    fn progress(&self, text: &str) {
-        tracing::debug!("{text}");
-        (self.tell)(Event::Progress { text: text.to_owned() });
-    }
-
-    fn report(&self, event: Event) {
-        tracing::info!("{event}");
-        (self.tell)(event);
-    }
-}

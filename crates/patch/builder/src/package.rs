@@ -7,7 +7,7 @@ use crate::compile::{Original, Project};
 use crate::debian::{Diff, Series};
 use crate::error::At;
 use crate::includes::Includes;
-use crate::integrated::{Integrated, Integration};
+use crate::integration::{Integrated, Integration};
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error, Event, Parts, Withheld};
@@ -27,7 +27,7 @@ pub struct SourcePackage {
     /// Path of its `.dsc`.
     pub(crate) description: PathBuf,
     tree: PathBuf,
-    /// Its series of diffs.
+    /// Series of diffs.
     pub series: Series,
 }
 
@@ -96,6 +96,9 @@ pub enum Shipped {
 
 impl Shipped {
     /// Returns the active diffs, in order.
+    ///
+    /// # Errors
+    /// [`Error::Quilt`] if the series lacks an excluded entry.
     pub fn diffs(&self, series: &Series) -> Result<Vec<Diff>, Error> {
         let left_out = match self {
             Shipped::Full => Vec::new(),
@@ -218,6 +221,10 @@ impl BuiltPackage {
 impl Builder<'_> {
     /// Fetches and unpacks a source package, and its binary packages if `parts` includes them: exactly the requested
     /// version, or the newest of which the archive serves all these parts. Cached files count as served.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchVersion`], [`Error::Withheld`], no archive that fits ([`Error::NoSources`]), or a download or
+    /// `dpkg-source` fails.
     pub fn fetch_source(&self, package: &str, version: Option<&str>, parts: Parts) -> Result<SourcePackage, Error> {
         self.fetch_source_besides(package, version, parts, None)
     }
@@ -323,6 +330,9 @@ impl Builder<'_> {
     }
 
     /// Builds a package with a part of its series, by its own rules, in a clean root. Runs once for each choice.
+    ///
+    /// # Errors
+    /// The clean root cannot be made, a diff does not apply, or the build fails ([`Error::Command`]).
     pub fn build_package(
         &self,
         source: &SourcePackage,
@@ -446,12 +456,18 @@ impl Builder<'_> {
     }
 
     /// Returns every version of a binary package in the archive, newest first.
+    ///
+    /// # Errors
+    /// No archive fits ([`Error::NoSources`]), or its lists cannot be fetched.
     pub fn binary_versions(&self, package: &str) -> Result<Vec<String>, Error> {
         Apt::open(&self.cache, self.release.as_deref())?.binary_versions(package)
     }
 
     /// Downloads one binary package and unpacks it, without installing it. Returns the directory that would be its root
     /// directory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchVersion`], [`Error::Withheld`], or the download or `dpkg-deb` fails.
     pub fn fetch_binary(&self, package: &str, version: &str) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching {package} {version}"));
         let name = format!("{package}_{}", version.replace([':', '/'], "%"));
@@ -462,6 +478,10 @@ impl Builder<'_> {
     }
 
     /// Downloads the binary packages of a source package that can hold programs, and unpacks them into one directory.
+    ///
+    /// # Errors
+    /// As [`Builder::fetch_binary`]; [`Error::NoSuchVersion`] also if the archive has no binary package of this
+    /// version.
     pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
         self.cache.entry(&EntryName::new("binaries", &source.key()), |into| {
@@ -484,6 +504,10 @@ impl Builder<'_> {
     }
 
     /// Writes an output of a built package without its debug information, as in a package.
+    ///
+    /// # Errors
+    /// [`Error::Target`] if the build made no output of this name; otherwise `strip` fails, or a file cannot be
+    /// written.
     pub fn strip(&self, built: &BuiltPackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let outputs = built.outputs();
         let Some(inside) = outputs.iter().find(|output| output.file_name().is_some_and(|f| f == name)) else {

@@ -1,6 +1,6 @@
 //! The text that the compiler sees, and its files.
 
-use crate::unused;
+use crate::unused_declarations;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path, is_c: boo
     let text = if is_c {
         // each line with the end of the one before it, so that whole lines are removed
         let joined: Vec<u8> = kept.iter().flat_map(|line| b"\n".iter().chain(*line)).copied().collect();
-        stillpoint_host::cache::key(unused::without(&joined))
+        stillpoint_host::cache::key(unused_declarations::without(&joined))
     } else {
         stillpoint_host::cache::key(kept)
     };

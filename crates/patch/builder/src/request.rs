@@ -79,6 +79,10 @@ pub struct SourceRequest {
 
 impl Builder<'_> {
     /// Builds a patch for a program of a Debian package.
+    ///
+    /// # Errors
+    /// The package cannot be fetched or built, the target is not clear ([`Error::Target`]), a diff does not apply, or
+    /// the change is refused ([`Error::is_refusal`]).
     pub fn build_debian(&self, request: &DebianRequest, statement: &Statement) -> Result<Built, Error> {
         let (package, parts) = (&request.package, request.parts());
         let source_parts = if matches!(request.shipped, ShippedAs::Version(_)) { Parts::Source } else { parts };
@@ -122,10 +126,10 @@ impl Builder<'_> {
             let made = built.tree.read_existing(&output.inside)?;
             report.reproduced = made.map(|made| elf::compare(&made, &target.bytes));
         }
-        let doubt = output.as_ref().ok().and_then(|output| output.doubt.clone());
+        let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
         let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
         let mut project = built.project(inside, shipped_source.tree(), self.cache.clone());
-        project.account.unknown = project.account.unknown.or(doubt);
+        project.account.unknown = project.account.unknown.or(uncertainty);
         let package = Some((source.name().to_owned(), source.version().to_owned()));
         self.build(Job { project, base, diffs, target, unit_filter: &[], package, statement, report })
     }
@@ -140,29 +144,32 @@ impl Builder<'_> {
         diffs: &[Diff],
     ) -> Result<(Target, Result<Output, String>), Error> {
         let outputs = built.outputs();
-        let asked = match &request.binary {
+        let requested = match &request.binary {
             Some(path) => path.clone(),
             None => PathBuf::from(only_program(built, &outputs, diffs)?),
         };
-        let target = if asked.is_file() {
-            Target::read(&asked)?
-        } else if asked.components().count() > 1 && asked.is_absolute() {
-            return Err(Error::Target(format!("{} is not there", asked.display())));
+        let target = if requested.is_file() {
+            Target::read(&requested)?
+        } else if requested.components().count() > 1 && requested.is_absolute() {
+            return Err(Error::Target(format!("{} is not there", requested.display())));
         } else if *shipped == Shipped::Full && request.integrated.is_none() {
-            find_in(&self.fetch_binaries(source)?, &asked)?
+            find_in(&self.fetch_binaries(source)?, &requested)?
         } else {
-            let name = asked.file_name().unwrap_or_default();
+            let name = requested.file_name().unwrap_or_default();
             let Some(output) = outputs.iter().find(|output| output.file_name() == Some(name)) else {
-                return Err(Error::Target(format!("the build made no {}", asked.display())));
+                return Err(Error::Target(format!("the build made no {}", requested.display())));
             };
             let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(output));
             Target { path, bytes: built.tree.read(output)? }
         };
-        let output = output_of(&target, &asked, built, &outputs)?;
+        let output = output_of(&target, &requested, built, &outputs)?;
         Ok((target, output))
     }
 
     /// Copies a program of the archive's own binary packages, unchanged, into a directory.
+    ///
+    /// # Errors
+    /// As [`Builder::fetch_binaries`]; [`Error::Target`] if no binary package contains the program.
     pub fn take_binary(&self, source: &SourcePackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let found = find_in(&self.fetch_binaries(source)?, Path::new(name))?;
         let name = Path::new(name).file_name().unwrap_or_default();
@@ -171,6 +178,10 @@ impl Builder<'_> {
     }
 
     /// Builds a patch for a program that the user built.
+    ///
+    /// # Errors
+    /// A file cannot be read, no command compiles the source, no mount can be made here, a diff does not apply, or the
+    /// change is refused ([`Error::is_refusal`]).
     pub fn build_source(&self, request: &SourceRequest, statement: &Statement) -> Result<Built, Error> {
         let directory = request.directory.canonicalize().at("resolving", &request.directory)?;
         let base = read_diffs(request.on_top_of.iter().map(PathBuf::as_path))?;
@@ -293,13 +304,13 @@ pub(crate) struct Output {
     /// Path of the file inside the build.
     pub(crate) inside: PathBuf,
     /// Reason why it could be another one.
-    pub(crate) doubt: Option<String>,
+    pub(crate) uncertainty: Option<String>,
 }
 
 /// Finds the output that is the target: by its content if the build has made it, else by its name.
 pub(crate) fn output_of(
     target: &Target,
-    asked: &Path,
+    requested: &Path,
     built: &BuiltPackage,
     outputs: &[PathBuf],
 ) -> Result<Result<Output, String>, Error> {
@@ -316,21 +327,21 @@ pub(crate) fn output_of(
         }
     }
     if let Some(inside) = by_id.or(by_content) {
-        return Ok(Ok(Output { inside: inside.clone(), doubt: None }));
+        return Ok(Ok(Output { inside: inside.clone(), uncertainty: None }));
     }
     let named = |name: Option<&OsStr>| outputs.iter().filter(|output| output.file_name() == name).collect::<Vec<_>>();
-    for likely in [by_soname, named(asked.file_name()), named(target.path.file_name())] {
+    for likely in [by_soname, named(requested.file_name()), named(target.path.file_name())] {
         let Some(inside) = likely.first() else { continue };
         let objects = |inside: &Path| built.account(inside).objects;
         let first = objects(inside);
-        let is_doubtful = likely.iter().any(|other| objects(other) != first);
-        let doubt = is_doubtful.then(|| {
+        let is_uncertain = likely.iter().any(|other| objects(other) != first);
+        let uncertainty = is_uncertain.then(|| {
             let names: Vec<String> = likely.iter().map(|inside| inside.display().to_string()).collect();
             format!("the target could be any of {}", Bounded(&names))
         });
-        return Ok(Ok(Output { inside: inside.to_path_buf(), doubt }));
+        return Ok(Ok(Output { inside: inside.to_path_buf(), uncertainty }));
     }
-    Ok(Err(format!("the build step of the package's rules linked no {}", asked.display())))
+    Ok(Err(format!("the build step of the package's rules linked no {}", requested.display())))
 }
 
 /// Finds the only linked program that has all units that the diffs change directly.
@@ -355,8 +366,8 @@ fn only_program(built: &BuiltPackage, outputs: &[PathBuf], diffs: &[Diff]) -> Re
 }
 
 /// Finds a file of unpacked packages by its path or its name; follows symbolic links inside.
-fn find_in(root: &Path, wanted: &Path) -> Result<Target, Error> {
-    let relative = wanted.strip_prefix("/").unwrap_or(wanted);
+fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
+    let relative = program.strip_prefix("/").unwrap_or(program);
     let tree = Tree::open(root)?.known_as(Path::new("/"));
     let mut found = Vec::new();
     for entry in tree.entries()?.iter().filter(|entry| !entry.is_directory() && entry.name.ends_with(relative)) {
@@ -366,10 +377,10 @@ fn find_in(root: &Path, wanted: &Path) -> Result<Target, Error> {
     found.dedup();
     match &found[..] {
         [one] => Ok(Target { path: root.join(one), bytes: tree.read(one)? }),
-        [] => Err(Error::Target(format!("the packages have no program {}", wanted.display()))),
+        [] => Err(Error::Target(format!("the packages have no program {}", program.display()))),
         more => {
             let names: Vec<String> = more.iter().map(|p| root.join(p).display().to_string()).collect();
-            Err(Error::Target(format!("{} is {}", wanted.display(), names.join(" or "))))
+            Err(Error::Target(format!("{} is {}", program.display(), names.join(" or "))))
         }
     }
 }

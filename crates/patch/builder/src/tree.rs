@@ -63,7 +63,7 @@ fn is_build_file(path: &str) -> bool {
 }
 
 /// Tests that decide which files of a diff count.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct Selection<'a> {
     /// Returns true if a recorded compilation read a file although its name does not look like source.
     pub(crate) is_input: &'a dyn Fn(&str) -> bool,
     /// Returns true if the author of the patch states that a file makes no difference.
@@ -85,15 +85,15 @@ pub(crate) struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// Splits the diffs.
-    pub(crate) fn of(diffs: &'a [Diff], wanted: &Wanted) -> Result<Self, Error> {
+    pub(crate) fn of(diffs: &'a [Diff], selection: &Selection) -> Result<Self, Error> {
         let mut all = Parts::default();
         for diff in diffs {
             for file in diff::split(&diff.text) {
                 check_path(&diff.name, &file.path)?;
-                if (wanted.left_out)(&file.path) {
-                    all.warnings.push(format!("what {} changes in {} is left out, as asked", diff.name, file.path));
+                if (selection.left_out)(&file.path) {
+                    all.warnings.push(format!("what {} changes in {} is left out, as requested", diff.name, file.path));
                     all.left_out.insert(file.path);
-                } else if is_source(&file.path) || (wanted.is_input)(&file.path) {
+                } else if is_source(&file.path) || (selection.is_input)(&file.path) {
                     all.touched.insert(file.path.clone());
                     all.parts.push((diff, file));
                 } else if is_build_file(&file.path) {
@@ -259,7 +259,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    const ALL: Wanted = Wanted { is_input: &|_| false, left_out: &|_| false };
+    const ALL: Selection = Selection { is_input: &|_| false, left_out: &|_| false };
 
     fn sample() -> (tempfile::TempDir, Cache, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
@@ -274,9 +274,9 @@ mod tests {
         Diff::new("d.patch", text.into())
     }
 
-    fn patched(cache: &Cache, shipped: &Path, diffs: &[Diff], wanted: &Wanted) -> Result<Tree, Error> {
+    fn patched(cache: &Cache, shipped: &Path, diffs: &[Diff], selection: &Selection) -> Result<Tree, Error> {
         let shipped = untrusted::Tree::open(shipped)?;
-        super::patched(cache, &shipped, "id", &Parts::of(diffs, wanted)?, &BTreeMap::new())
+        super::patched(cache, &shipped, "id", &Parts::of(diffs, selection)?, &BTreeMap::new())
     }
 
     #[test]
@@ -304,10 +304,10 @@ mod tests {
         assert!(matches!(error, Error::Malformed { .. }), "{error}");
         let error = refuse("--- a/Makefile\n+++ b/Makefile\n@@ -1 +1 @@\n-other\n+x\n");
         assert!(matches!(&error, Error::ChangesBuild { file, .. } if file == "Makefile"), "{error}");
-        let wanted = Wanted { left_out: &|file| file == "Makefile", ..ALL };
+        let selection = Selection { left_out: &|file| file == "Makefile", ..ALL };
         let change = diff("--- a/Makefile\n+++ b/Makefile\n@@ -1 +1 @@\n-other\n+x\n");
-        let tree = patched(&cache, &source, &[change], &wanted).unwrap();
-        assert_eq!(tree.warnings, ["what d.patch changes in Makefile is left out, as asked"]);
+        let tree = patched(&cache, &source, &[change], &selection).unwrap();
+        assert_eq!(tree.warnings, ["what d.patch changes in Makefile is left out, as requested"]);
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub enum Refusal {
         one: String,
         /// The unchanged function.
         other: String,
-        /// Their common address.
+        /// Common address of the two.
         at: Svma,
     },
     /// An entry has no room for a jump.
@@ -114,7 +114,7 @@ pub enum Refusal {
         unit: String,
         /// The function.
         function: String,
-        /// Its length, bytes.
+        /// Length in bytes.
         len: u64,
         /// Reason why its callers cannot be patched instead.
         why: String,
@@ -248,9 +248,9 @@ pub enum Refusal {
     SignatureChanged {
         /// The function.
         function: String,
-        /// Its type as shipped.
+        /// Type of the function as shipped.
         before: String,
-        /// Its type after the change.
+        /// Type after the change.
         after: String,
         /// Unchanged code or data that refers to it.
         user: String,

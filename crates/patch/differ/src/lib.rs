@@ -82,6 +82,7 @@ pub mod types;
 mod unit;
 mod unnamed_types;
 mod unwind_data;
+mod unwind_records;
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,6 @@
 //! A relocatable object, read once: sections, symbols, and the destination of every relocation.
 
-use crate::symbol_names;
-use crate::{Refusal, unwind_data};
+use crate::{Refusal, symbol_names, unwind_records};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use object::elf;
 use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader, Sym};
@@ -269,7 +268,7 @@ impl<'a> Object<'a> {
         object.index_symbols();
         object.find_tables();
         object.index_references();
-        object.tables = unwind_data::exception_tables(&object);
+        object.tables = unwind_records::exception_tables(&object);
         Ok(object)
     }
 

@@ -80,9 +80,9 @@ pub enum Outcome {
 pub struct Placement {
     /// Place of each name in the object (as the compiler wrote it); compiler-made names (`.LC0`) are left out.
     pub symbols: BTreeMap<String, Placed>,
-    /// Functions found byte for byte, cold parts not counted.
+    /// Number of functions found byte for byte, cold parts not counted.
     pub functions_placed: u32,
-    /// Functions of the unit, cold parts not counted.
+    /// Number of functions of the unit, cold parts not counted.
     pub functions_total: u32,
     /// Functions that were not found, or found at more than one place.
     pub unplaced: Vec<String>,

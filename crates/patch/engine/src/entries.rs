@@ -11,9 +11,10 @@ use crate::transition::{Migrator, RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
 use crate::{Error, lookup_redirect};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+use stillpoint_base::Backoff;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::JUMP_LEN;
-use stillpoint_patch_tracee::Held;
+use stillpoint_patch_tracee::StoppedThread;
 
 /// Time limit for threads to leave a dispatcher or displaced code when entries are restored.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(20);
@@ -116,14 +117,13 @@ impl Migrator<'_, '_, '_, '_> {
         if changes.pieces.is_empty() {
             return Ok(());
         }
-        let mut wait = RETRY_INTERVAL_MIN;
+        let mut wait = Backoff::new(RETRY_INTERVAL_MIN, RETRY_INTERVAL_MAX);
         loop {
             match self.write_frozen(&changes, forbidden, reason)? {
                 None => return Ok(()),
                 Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
-                Some(_) => self.serve(Instant::now() + wait)?,
+                Some(_) => self.serve(Instant::now() + wait.next_wait())?,
             }
-            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
         }
     }
 
@@ -131,7 +131,7 @@ impl Migrator<'_, '_, '_, '_> {
     fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
         let matters = !changes.boundaries.is_empty() || !forbidden.is_empty();
         let (process, prober) = (self.process, &mut self.prober);
-        let mut inside = |held: &mut Held<'_>| -> Result<Option<Busy>, Error> {
+        let mut inside = |held: &mut StoppedThread<'_>| -> Result<Option<Busy>, Error> {
             let tid = held.tid();
             let snapshot = prober.snapshot(process, held)?;
             if snapshot.is_inside(&changes.boundaries) {
@@ -147,7 +147,7 @@ impl Migrator<'_, '_, '_, '_> {
             other => Err(other.into()),
         };
         // most stacks are read before any busy thread is stopped
-        let mut freezing = match self.session.begin_to_freeze() {
+        let mut freezing = match self.session.begin_freeze() {
             Err(error) => return unstoppable(error),
             Ok(freezing) => freezing,
         };

@@ -3,7 +3,7 @@
 use crate::Error;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use stillpoint_patch_tracee::{self as tracee, Asked, Event, Process, Session, Stop, Stopped};
+use stillpoint_patch_tracee::{self as tracee, Event, Process, Session, Stop, StopRequest, Stopped};
 
 /// Time limit for a carrier: threads leave the calls in which they cannot carry by themselves, mostly soon.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ pub(crate) fn serve(process: &Process, session: &mut Session<'_>, until: Instant
     {
         late += usize::from(Instant::now() > until);
         match event {
-            Event::NewThread(tid) | Event::Stood(tid) => session.let_go(tid)?,
+            Event::NewThread(tid) | Event::Stopped(tid) => session.resume_thread(tid)?,
             Event::NewProcess { pid, .. } => session.release(pid)?,
             Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
             _ => {}
@@ -137,11 +137,11 @@ fn visit_each(
         {
             visited.insert(tid);
             match session.request_stop(tid)? {
-                Asked::Asked => drop(requested.insert(tid)),
-                Asked::Stands => at_stop.push(tid),
+                StopRequest::Pending => drop(requested.insert(tid)),
+                StopRequest::AlreadyStopped => at_stop.push(tid),
                 // a new thread is visited when its event comes
-                Asked::Newborn => drop(visited.remove(&tid)),
-                Asked::Gone | Asked::InVfork => {}
+                StopRequest::New => drop(visited.remove(&tid)),
+                StopRequest::Gone | StopRequest::InVfork => {}
             }
         }
         window.narrow(at_stop.len());
@@ -150,7 +150,7 @@ fn visit_each(
             visit(session, tid, &mut work, stopped)?;
         }
         let unvisited = session.threads().iter().any(|tid| !visited.contains(tid));
-        if requested.is_empty() && !unvisited && !session.seize_untold()? {
+        if requested.is_empty() && !unvisited && !session.seize_unreported()? {
             return Ok(visited.len() as u32);
         }
         if Instant::now() > deadline {
@@ -166,7 +166,7 @@ fn visit_each(
             && let Some(event) = session.pump(until)?
         {
             match event {
-                Event::Stood(tid) => at_stop.push(tid),
+                Event::Stopped(tid) => at_stop.push(tid),
                 // Visited at once because it is stopped anyway: in a storm of new threads one would always be left.
                 Event::NewThread(tid) => {
                     visited.insert(tid);

@@ -37,7 +37,7 @@ pub(crate) fn choose(
 ) -> Result<i32, Error> {
     let mut free = [true; (FREE_END - FREE_START) / 8];
     let read_block = |thread: &mut Stopped<'_>| {
-        if thread.registers()?.no_user_side() {
+        if thread.registers()?.has_no_user_side() {
             return Ok(());
         }
         let base = thread.fs_base()?;

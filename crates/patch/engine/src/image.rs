@@ -162,7 +162,7 @@ impl<'a> Dynamic<'a> {
         if buckets == 0 {
             return None;
         }
-        let hash = name.bytes().fold(5381u32, |h, b| h.wrapping_mul(33).wrapping_add(u32::from(b)));
+        let hash = elf::gnu_hash(name.as_bytes());
         let bucket_at = table.0 + 16 + u64::from(bloom) * 8;
         let chain_at = bucket_at + u64::from(buckets) * 4;
         let start = u32_of(&self.memory.read_vec(Avma(bucket_at + u64::from(hash % buckets) * 4), 4).ok()?, 0);

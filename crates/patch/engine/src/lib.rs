@@ -76,4 +76,4 @@ pub use generation::{Generation, ThreadView};
 pub use operation::{Options, Outcome, PatchSelection, Quiescence, apply, recover_only, revert};
 pub use report::{Observer, now_ns};
 pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, UnfinishedTransition, peek, status};
-pub use stillpoint_patch_tracee::GivingWay;
+pub use stillpoint_patch_tracee::IdlePriority;

@@ -6,12 +6,12 @@ use crate::{Error, Quiescence};
 use sha2::{Digest, Sha256};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use stillpoint_base::crosses_page;
 use stillpoint_host::kernel_files;
 use stillpoint_patch_format::{Avma, Constant, Function, Patch};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Module, Process};
 
-const PAGE: u64 = 4096;
 /// Alignment of functions if padding precedes the next one.
 const FUNCTION_ALIGN: u64 = 16;
 
@@ -176,7 +176,7 @@ fn check_function(
 ) -> Result<(), Error> {
     let at = module.avma(function.old.start);
     let name = || function.name.clone();
-    if at.0 % PAGE + JUMP_LEN as u64 > PAGE {
+    if crosses_page(at.0, JUMP_LEN) {
         return Err(Error::EntryCrossesPage { function: name(), at });
     }
     let mut expected = function.old_bytes.clone();

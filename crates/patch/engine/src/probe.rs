@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::scan::{Finding, Forbidden};
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{Held, Mapping, Process, Registers};
+use stillpoint_patch_tracee::{Mapping, Process, Registers, StoppedThread};
 
 /// Largest live stack that is read, in bytes; a thread with more counts as busy.
 const STACK_MAX: u64 = 64 << 20;
@@ -92,11 +92,15 @@ impl Prober {
     }
 
     /// Reads the registers and the stack of a thread.
-    pub(crate) fn snapshot(&mut self, process: &Process, held: &mut Held<'_>) -> Result<ThreadSnapshot<'_>, Error> {
+    pub(crate) fn snapshot(
+        &mut self,
+        process: &Process,
+        held: &mut StoppedThread<'_>,
+    ) -> Result<ThreadSnapshot<'_>, Error> {
         let registers = held.registers()?;
         let fs_base = Avma(registers.fs_base);
         let sp = Avma(registers.rsp & !7);
-        if registers.no_user_side() {
+        if registers.has_no_user_side() {
             return Ok(ThreadSnapshot { registers, fs_base, stack: &[], base: sp, foreign: false, one_piece: true });
         }
         let mut end = own_stack_end(&self.mappings, sp, fs_base);
@@ -153,7 +157,7 @@ impl Prober {
 impl ThreadSnapshot<'_> {
     /// Returns the verdict on the registers and stack.
     pub(crate) fn verdict(&self, forbidden: &Forbidden) -> Verdict {
-        if self.registers.no_user_side() {
+        if self.registers.has_no_user_side() {
             return Verdict::KernelWorker;
         }
         if let Some(finding) = forbidden.find(&self.registers.values(), self.stack) {

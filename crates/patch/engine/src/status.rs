@@ -111,10 +111,6 @@ pub struct ThreadStatus {
     pub registered: Option<RegisteredThread>,
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// Reads the status of one process. Each thread is stopped for some microseconds, one after another, to find its word. While another tool
 /// traces them, only the words of threads known to libstillpoint are reported.
 ///
@@ -190,7 +186,7 @@ fn summary(
 ) -> Result<Status, Error> {
     let patches = view.active.iter().filter_map(|n| view.patch(*n)).map(|p| PatchStatus {
         name: p.name.clone(),
-        digest: hex(&p.digest),
+        digest: hex::encode(p.digest),
         description: p.description.clone(),
         cves: p.cves.clone(),
         module: p.module.clone(),
@@ -291,7 +287,7 @@ fn read_words(session: &mut Session<'_>, process: &Process, offset: i32) -> Resu
     let read_word = |stopped: &mut Stopped<'_>| {
         let registers = stopped.registers()?;
         let mut word = [0; 4];
-        if !registers.no_user_side() && registers.fs_base != 0 {
+        if !registers.has_no_user_side() && registers.fs_base != 0 {
             let at = Avma(registers.fs_base.wrapping_add_signed(i64::from(offset)));
             process.memory().read(at, &mut word)?;
         }

@@ -2,10 +2,10 @@
 
 use crate::Error;
 use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_truncated};
+use stillpoint_base::PAGE;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Mapping, Memory, Pagemap, Process};
 
-const PAGE: u64 = 4096;
 /// Largest searched memory of one process in bytes, counted in touched pages.
 const SEARCHED_BYTES_MAX: u64 = 1 << 30;
 /// Largest size of the mappings that are walked for such pages, in bytes.

@@ -21,6 +21,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_base::{PAGE, page_start};
 use stillpoint_events::patch;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Pagemap, Process};
@@ -46,7 +47,6 @@ const SEARCH_INTERVAL_RATIO: u32 = 5;
 const MEMORY_CHUNK_LEN: u64 = 1 << 20;
 /// Part of a stack's mapping, at its end, that is searched for a thread's control block, in bytes; static thread-local memory is between.
 const CONTROL_BLOCK_WITHIN: u64 = 256 << 10;
-const PAGE: u64 = 4096;
 
 /// A word that may be the return address of a suspended frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -336,7 +336,7 @@ pub(crate) fn search(process: &Process, forbidden: &Forbidden, ledger: Option<Av
             }
             let mut to = at;
             while to < mapping.end && to.0 - at.0 < MEMORY_CHUNK_LEN && pages.is_held(to) {
-                to = Avma((to.0 & !(PAGE - 1)) + PAGE);
+                to = Avma(page_start(to.0) + PAGE);
             }
             let len = to.0.min(mapping.end.0) - at.0;
             if left_to_read < len || Instant::now() > end {

@@ -29,10 +29,11 @@ use crate::{Error, Quiescence};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use stillpoint_base::Backoff;
 use stillpoint_events::{EventKind, patch};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
-use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
+use stillpoint_patch_tracee::{Event, Memory, Pid, Process, ProcessOrigin, Session, Stop, StopRequest, Tid};
 
 pub(crate) const RETRY_INTERVAL_MIN: Duration = Duration::from_micros(500);
 const SHARER_DESCRIPTION: &str = "another process that shares the memory";
@@ -50,7 +51,7 @@ enum Direction {
 /// One thread to be moved.
 pub(crate) struct PendingThread {
     next_check: Instant,
-    wait: Duration,
+    wait: Backoff,
     /// True if its stop was requested and is still to come.
     pub(crate) stop_requested: bool,
     location: Option<String>,
@@ -274,7 +275,7 @@ impl Migrator<'_, '_, '_, '_> {
     fn stop_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
         let forbidden = self.forbidden(&transition.leave, transition);
         self.walker.prepare();
-        let mut wait = RETRY_INTERVAL_MIN;
+        let mut wait = Backoff::new(RETRY_INTERVAL_MIN, RETRY_INTERVAL_MAX);
         loop {
             let Some(busy) = self.stop_once(transition, &forbidden)? else {
                 return Ok(self.session.threads().len() as u32);
@@ -285,8 +286,7 @@ impl Migrator<'_, '_, '_, '_> {
             if Instant::now() > deadline {
                 return Err(Error::TimedOut { busy });
             }
-            self.serve(Instant::now() + wait)?;
-            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
+            self.serve(Instant::now() + wait.next_wait())?;
         }
     }
 
@@ -336,7 +336,7 @@ impl Migrator<'_, '_, '_, '_> {
         // no thread may stay stopped, and no thread may stop for a request that is over
         self.session.withdraw_requests()?;
         for tid in std::mem::take(&mut self.at_stop) {
-            match self.session.let_go(tid) {
+            match self.session.resume_thread(tid) {
                 Ok(()) | Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -499,25 +499,25 @@ impl Migrator<'_, '_, '_, '_> {
         Ok(self.record_request(tid, asked, waiting))
     }
 
-    fn record_request(&mut self, tid: Tid, asked: Asked, waiting: &mut BTreeMap<Tid, PendingThread>) -> bool {
+    fn record_request(&mut self, tid: Tid, asked: StopRequest, waiting: &mut BTreeMap<Tid, PendingThread>) -> bool {
         let Entry::Occupied(mut pending) = waiting.entry(tid) else { return false };
         match asked {
-            Asked::Asked => pending.get_mut().stop_requested = true,
-            Asked::Stands => self.at_stop.push(tid),
-            Asked::Gone | Asked::Newborn => drop(pending.remove()),
-            Asked::InVfork => {
+            StopRequest::Pending => pending.get_mut().stop_requested = true,
+            StopRequest::AlreadyStopped => self.at_stop.push(tid),
+            StopRequest::Gone | StopRequest::New => drop(pending.remove()),
+            StopRequest::InVfork => {
                 pending.get_mut().location = Some("vfork, whose child shares the memory".into());
                 pending.get_mut().postpone();
             }
         }
-        asked == Asked::Asked
+        asked == StopRequest::Pending
     }
 
     /// Returns true if two enumerations, the session's and the kernel's, hold only threads that have migrated, and no other process shares
     /// the memory. Threads that have not run yet do not count: they have no frames, and obey the state byte from their first instruction
     /// on. Otherwise a program that makes threads without pause could never be committed.
     fn all_migrated(&mut self, done: &BTreeMap<Tid, Avma>) -> Result<bool, Error> {
-        let over = |tid: &Tid| done.contains_key(tid) || self.session.is_newborn(*tid);
+        let over = |tid: &Tid| done.contains_key(tid) || self.session.is_new(*tid);
         if !self.session.threads().iter().all(over) {
             return Ok(false);
         }
@@ -526,7 +526,7 @@ impl Migrator<'_, '_, '_, '_> {
             // a thread whose parent's report is still to come: the kernel has attached it to the tool and holds it
             match self.process.thread_status(thread.tid) {
                 Ok(status) if status.tracer != tracer => {
-                    self.session.seize_untold()?;
+                    self.session.seize_unreported()?;
                     return Ok(false);
                 }
                 _ => {}
@@ -616,7 +616,7 @@ impl Migrator<'_, '_, '_, '_> {
         match self.session.pump(until)? {
             None => return Ok(false),
             Some(Event::NewThread(tid)) => self.initialise_thread(tid)?,
-            Some(Event::Stood(tid)) => self.at_stop.push(tid),
+            Some(Event::Stopped(tid)) => self.at_stop.push(tid),
             Some(Event::NewProcess { pid: child, how, .. }) => self.release(child, how)?,
             Some(Event::Exec | Event::Exited(_)) => return Err(Error::Ended(pid)),
             Some(_) => {}
@@ -626,7 +626,7 @@ impl Migrator<'_, '_, '_, '_> {
 
     /// Puts a new thread on the right side before its first instruction: it has no frames.
     fn initialise_thread(&mut self, tid: Tid) -> Result<(), Error> {
-        let Some((offset, word)) = self.new_thread_word else { return Ok(self.session.let_go(tid)?) };
+        let Some((offset, word)) = self.new_thread_word else { return Ok(self.session.resume_thread(tid)?) };
         let mut stopped = match self.session.stop(tid)? {
             Stop::Stopped(stopped) => stopped,
             Stop::Gone | Stop::InVfork => return Ok(()),
@@ -641,7 +641,7 @@ impl Migrator<'_, '_, '_, '_> {
         Ok(())
     }
 
-    fn release(&mut self, child: Pid, how: Birth) -> Result<(), Error> {
+    fn release(&mut self, child: Pid, how: ProcessOrigin) -> Result<(), Error> {
         tracing::debug!(%child, ?how, "a process started during the transition");
         Ok(self.session.release(child)?)
     }
@@ -657,7 +657,7 @@ impl PendingThread {
     pub(crate) fn new() -> Self {
         PendingThread {
             next_check: Instant::now(),
-            wait: RETRY_INTERVAL_MIN,
+            wait: Backoff::new(RETRY_INTERVAL_MIN * 2, RETRY_INTERVAL_MAX),
             stop_requested: false,
             location: None,
             stack_walked: false,
@@ -666,8 +666,7 @@ impl PendingThread {
 
     /// Delays the next examination.
     fn postpone(&mut self) {
-        self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
-        self.next_check = Instant::now() + self.wait;
+        self.next_check = Instant::now() + self.wait.next_wait();
         self.stop_requested = false;
     }
 
@@ -675,8 +674,7 @@ impl PendingThread {
     pub(crate) fn update_location(&mut self, before: String) -> bool {
         let now = Instant::now();
         if self.next_check <= now {
-            self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
-            self.next_check = now + self.wait;
+            self.next_check = now + self.wait.next_wait();
         }
         self.location.replace(before.clone()) != Some(before)
     }

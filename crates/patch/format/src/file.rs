@@ -20,7 +20,7 @@ pub struct KeyId(pub [u8; 8]);
 
 impl fmt::Display for KeyId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -40,18 +40,10 @@ impl fmt::Debug for SecretKey {
 
 fn parse_hex32(text: &str) -> Result<[u8; 32], Error> {
     let text = text.trim();
-    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(Error::Key(format!("expected 64 hex digits, got {} characters", text.chars().count())));
-    }
     let mut out = [0; 32];
-    for (i, byte) in out.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).map_err(|e| Error::Key(e.to_string()))?;
-    }
+    hex::decode_to_slice(text, &mut out)
+        .map_err(|_| Error::Key(format!("expected 64 hex digits, got {} characters", text.chars().count())))?;
     Ok(out)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 impl PublicKey {
@@ -65,7 +57,7 @@ impl PublicKey {
 
     /// The text of a public key file.
     pub fn to_text(&self) -> String {
-        hex(self.0.as_bytes()) + "\n"
+        hex::encode(self.0.as_bytes()) + "\n"
     }
 
     /// Identifier of this key in signatures.
@@ -91,7 +83,7 @@ impl SecretKey {
 
     /// The text of a secret key file.
     pub fn to_text(&self) -> String {
-        hex(&self.0.to_bytes()) + "\n"
+        hex::encode(self.0.to_bytes()) + "\n"
     }
 
     /// The public half.

@@ -29,7 +29,7 @@ pub struct BuildId(pub Vec<u8>);
 
 impl fmt::Display for BuildId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+        f.write_str(&hex::encode(&self.0))
     }
 }
 

@@ -62,7 +62,7 @@ impl Integration {
             }
         }
         files.iter().for_each(|(name, bytes)| add(name, bytes));
-        let digest = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex::encode(&hash.finalize()[..16]);
         Ok(Integration { edits, files, digest })
     }
 

@@ -162,29 +162,16 @@ fn ask_restore(port: u16) -> io::Result<String> {
     let mut payload = vec![9, hash.len() as u8];
     payload.extend_from_slice(&hash);
     payload.extend_from_slice(&9u16.to_le_bytes());
-    payload.extend_from_slice(&crc64(&payload).to_le_bytes());
+    payload.extend_from_slice(&crc::Crc::<u64>::new(&crc::CRC_64_REDIS).checksum(&payload).to_le_bytes());
     let mut client = Client::connect(port)?;
     let answer = client.command(&[b"RESTORE", KEY.as_bytes(), b"0", &payload])?;
     client.command(&["DEL", KEY])?;
     Ok(one_line(&answer))
 }
 
-/// Returns the CRC-64 with the Jones polynomial, bits reflected, that redis puts at the end of a dump.
-fn crc64(bytes: &[u8]) -> u64 {
-    const POLYNOMIAL: u64 = 0x95ac_9329_ac4b_c9b5;
-    bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ u64::from(*byte), |crc, _| if crc & 1 == 1 { (crc >> 1) ^ POLYNOMIAL } else { crc >> 1 })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn checksum_is_that_of_redis() {
-        assert_eq!(crc64(b"123456789"), 0xe9c6_d914_c4b8_d9ca);
-    }
 
     #[test]
     fn a_file_of_the_series_finds_its_effects() {

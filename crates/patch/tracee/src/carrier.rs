@@ -7,21 +7,18 @@
 //! If there is no better one, the carrier is a thread in `nanosleep` or in `poll` with a time-out: it continues with the rest of its sleep.
 //! Only a tool that is killed during the call makes it begin the sleep again.
 
-use crate::registers::Registers;
-use crate::stopped::registers;
+use crate::registers::{RED_ZONE, Registers};
 use crate::tracer::{State, Tracer};
 use crate::{Error, Mapping, Process, ThreadActivity, Tid, sys};
 use stillpoint_patch_format::Avma;
 
-/// Bytes below the stack pointer that belong to the current function (System V ABI).
-pub(crate) const RED_ZONE: u64 = 128;
 /// Room below the red zone in bytes: for the frame (3-12 KiB, depending on the processor) and for the stack of a hook.
-const ROOM: u64 = 16 << 10;
+const STACK_ROOM_BYTES: u64 = 16 << 10;
 
 /// Number of best-ranked threads that is enough: other threads of a large program are not examined before these have failed.
-const ENOUGH: usize = 8;
+const CANDIDATES_MAX: usize = 8;
 /// Rank of a thread that was not examined.
-const UNKNOWN: u8 = 4;
+const RANK_UNKNOWN: u8 = 4;
 
 /// Returns all threads, the fittest first. Reads only `/proc`.
 pub(crate) fn by_fitness(tracer: &Tracer) -> Vec<i32> {
@@ -30,11 +27,11 @@ pub(crate) fn by_fitness(tracer: &Tracer) -> Vec<i32> {
     let mut threads: Vec<(u8, i32)> = threads
         .map(|(&tid, thread)| {
             let rank = match &thread.state {
-                State::Standing(standing) => match standing.registers {
+                State::Stopped(stop_state) => match stop_state.registers {
                     Some(registers) => rank(registers.syscall().map(|nr| (nr, registers.syscall_args()))),
                     None => 1,
                 },
-                _ if best >= ENOUGH => UNKNOWN,
+                _ if best >= CANDIDATES_MAX => RANK_UNKNOWN,
                 _ => match tracer.process.activity(Tid(tid)) {
                     Ok(ThreadActivity { waits_in, .. }) => rank(waits_in),
                     Err(_) => 9,
@@ -74,17 +71,17 @@ fn rank(waits_in: Option<(u64, [u64; 6])>) -> u8 {
 
 /// Returns the reason why a stopped thread cannot carry remote calls, if there is one.
 pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Error> {
-    if !tracer.standing(tid)?.trap {
-        return Ok(Some("it stands in the middle of a system call".to_owned()));
+    if !tracer.stop_state(tid)?.trap {
+        return Ok(Some("it is stopped in the middle of a system call".to_owned()));
     }
-    let registers = registers(tracer, tid)?;
-    if registers.no_user_side() {
+    let registers = tracer.registers(tid)?;
+    if registers.has_no_user_side() {
         return Ok(Some("it has no user side (a worker of the kernel)".to_owned()));
     }
     let Some(stack) = own_stack(&tracer.process, tid, &registers)? else {
-        return Ok(Some("it does not stand on its own stack (coroutine or alternate signal stack)".to_owned()));
+        return Ok(Some("it is not on its own stack (coroutine or alternate signal stack)".to_owned()));
     };
-    if registers.rsp - stack.start.0 < ROOM + RED_ZONE {
+    if registers.rsp - stack.start.0 < STACK_ROOM_BYTES + RED_ZONE {
         return Ok(Some(format!("its stack has only {} bytes left", registers.rsp - stack.start.0)));
     }
     if tracer.process.thread_status(Tid(tid))?.shadow_stack == Some(true) {

@@ -192,7 +192,7 @@ pub enum Error {
     Os {
         /// The call.
         call: &'static str,
-        /// The process or thread concerned.
+        /// Number of the process or thread concerned.
         id: i32,
         /// Error of the kernel.
         source: io::Error,
@@ -224,5 +224,13 @@ impl Error {
     /// Returns true if the thread or process does not exist any more.
     pub fn gone(&self) -> bool {
         matches!(self, Error::Gone(_) | Error::ThreadGone(_) | Error::Zombie(_) | Error::Exec(_))
+    }
+}
+
+/// Converts the error of a request on a stopped thread: it fails with ESRCH only if the thread was killed.
+pub(crate) fn lost(tid: i32, call: &'static str, source: std::io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::ESRCH) => Error::ThreadGone(Tid(tid)),
+        _ => Error::Os { call, id: tid, source },
     }
 }

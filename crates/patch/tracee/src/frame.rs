@@ -10,8 +10,7 @@
 //! base - 8   (calls of functions only) their return address
 //! ```
 
-use crate::carrier::RED_ZONE;
-use crate::registers::Registers;
+use crate::registers::{RED_ZONE, Registers};
 
 const FXSAVE_LEN: usize = 512;
 const XSAVE_HEADER_LEN: usize = 64;

@@ -7,78 +7,78 @@
 //! stop of these delays no client.
 
 use crate::restart;
-use crate::status::Usual;
-use crate::tracer::{ASLEEP_FIRST, STOP_LIMIT, Seen, State, Tracer, will_not_stop};
-use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
+use crate::status::AverageUsage;
+use crate::tracer::{STOP_TIMEOUT, State, StopOutcome, Tracer, UNINTERRUPTIBLE_LIMIT_MIN, unstoppable};
+use crate::{Error, Event, Session, StoppedThread, ThreadInfo, Tid, carrier};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use stillpoint_base::crosses_page;
 use stillpoint_patch_format::Avma;
 
-const PAGE: u64 = 4096;
 /// Time limit for one thread: shorter than for a single stop, because the other threads are stopped meanwhile. For a thread in state D the
-/// limit is even shorter, see [`ASLEEP_FIRST`].
-const LIMIT: Duration = Duration::from_millis(500);
+/// limit is even shorter, see [`UNINTERRUPTIBLE_LIMIT_MIN`].
+const THREAD_STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// Number of rounds in which new threads may appear. Stopped threads create none, so two would do.
-const ROUNDS: usize = 64;
+const ROUNDS_MAX: usize = 64;
 /// Way to stop a thread, in this order: first threads that may not stop at all, then sleepers whose calls need a repair, then sleepers
 /// whose calls restart by themselves, last running threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Manner {
-    Unwilling,
+enum StopClass {
+    Uninterruptible,
     Sleeping,
     Restarting,
     Running,
 }
 /// A thread that is not stopped yet.
 #[derive(Debug, Clone, Copy)]
-struct Missing {
+struct PendingStop {
     tid: i32,
-    manner: Manner,
+    class: StopClass,
     /// Processor time that it has used, in ticks of the kernel.
     ticks: u64,
     /// True if it sleeps and has used much less of the processor than the other threads: a pause of a few milliseconds does no harm.
     idle: bool,
 }
 /// Largest number of sleepers that are asked to stop at the same time.
-const TOGETHER: usize = 32;
+const CONCURRENT_STOPS_MAX: usize = 32;
 /// Number of threads asked at the same time when none needs a repair: enough to make their turns on a processor worthwhile together, and so
 /// few that the busiest threads, which come last, are not stopped while the others are waited for.
-const AT_ONCE: usize = 16;
+const STOPS_PER_BATCH_MAX: usize = 16;
 /// Poll interval: a stop that takes longer waits for a processor, or its thread waits for a disk.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Interval of checks for threads that sleep in state D, before any thread is stopped.
-const LOOK_AT_SLEEP: Duration = Duration::from_millis(1);
-const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
+const SLEEP_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const _: () = assert!(THREAD_STOP_TIMEOUT.as_nanos() < STOP_TIMEOUT.as_nanos());
 
-impl Missing {
+impl PendingStop {
     fn sleeps(&self) -> bool {
-        matches!(self.manner, Manner::Sleeping | Manner::Restarting)
+        matches!(self.class, StopClass::Sleeping | StopClass::Restarting)
     }
 
     /// Returns the sort key of the order of stops: idle threads, threads that may not stop at all, other sleepers, running threads.
-    fn place(&self) -> impl Ord + use<> {
-        let sleeps = if self.sleeps() { Manner::Sleeping } else { self.manner };
+    fn order(&self) -> impl Ord + use<> {
+        let sleeps = if self.sleeps() { StopClass::Sleeping } else { self.class };
         // approximate activity is good enough; exact values would separate neighbours of the same kind
         let busy = if self.idle { 0 } else { u64::BITS - self.ticks.leading_zeros() };
-        (Reverse(self.idle), sleeps, busy, self.manner, self.ticks, Reverse(self.tid))
+        (Reverse(self.idle), sleeps, busy, self.class, self.ticks, Reverse(self.tid))
     }
 }
 
 /// A process whose idle threads are stopped, so that the caller can inspect them before the other threads are stopped too. Dropping it
 /// resumes them.
 #[derive(Debug)]
-pub struct Freezing<'s, 'p> {
-    part: Frozen<'s, 'p>,
-    others: Vec<Missing>,
+pub struct PartialFreeze<'s, 'p> {
+    part: FrozenProcess<'s, 'p>,
+    others: Vec<PendingStop>,
 }
 
-impl<'s, 'p> Freezing<'s, 'p> {
-    pub(crate) fn begin(session: &'s mut Session<'p>) -> Result<Freezing<'s, 'p>, Error> {
+impl<'s, 'p> PartialFreeze<'s, 'p> {
+    pub(crate) fn begin(session: &'s mut Session<'p>) -> Result<PartialFreeze<'s, 'p>, Error> {
         // On failure, dropping `part` resumes the stopped threads.
-        let mut part = Frozen::nobody(session);
+        let mut part = FrozenProcess::empty(session);
         let others = part.begin()?;
-        Ok(Freezing { part, others })
+        Ok(PartialFreeze { part, others })
     }
 
     /// Returns the stopped threads.
@@ -87,13 +87,19 @@ impl<'s, 'p> Freezing<'s, 'p> {
     }
 
     /// Returns one of them.
-    pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it is not among the stopped threads.
+    pub fn thread(&mut self, tid: Tid) -> Result<StoppedThread<'_>, Error> {
         self.part.thread(tid)
     }
 
     /// Stops the other threads; on failure all threads continue.
-    pub fn complete(self) -> Result<Frozen<'s, 'p>, Error> {
-        let Freezing { part: mut frozen, others } = self;
+    ///
+    /// # Errors
+    /// A thread does not stop ([`Error::Unstoppable`]), or the process has ended or called exec.
+    pub fn complete(self) -> Result<FrozenProcess<'s, 'p>, Error> {
+        let PartialFreeze { part: mut frozen, others } = self;
         frozen.complete(&others)?;
         Ok(frozen)
     }
@@ -101,33 +107,33 @@ impl<'s, 'p> Freezing<'s, 'p> {
 
 /// A process with all threads stopped. Dropping it thaws them, those that were stopped last first.
 #[derive(Debug)]
-pub struct Frozen<'s, 'p> {
+pub struct FrozenProcess<'s, 'p> {
     session: &'s mut Session<'p>,
     order: Vec<Tid>,
     /// Number of idle threads; they are the first ones of `order`.
     idle: usize,
     /// Time for which threads were stopped in failed attempts, in nanoseconds.
-    in_vain: Vec<(Tid, u64)>,
+    failed_attempts: Vec<(Tid, u64)>,
     thawed: bool,
 }
 
-impl<'s, 'p> Frozen<'s, 'p> {
-    fn nobody(session: &'s mut Session<'p>) -> Frozen<'s, 'p> {
-        Frozen { session, order: Vec::new(), idle: 0, in_vain: Vec::new(), thawed: false }
+impl<'s, 'p> FrozenProcess<'s, 'p> {
+    fn empty(session: &'s mut Session<'p>) -> FrozenProcess<'s, 'p> {
+        FrozenProcess { session, order: Vec::new(), idle: 0, failed_attempts: Vec::new(), thawed: false }
     }
 
     /// Stops all threads; tries again if other threads would have been stopped for too long because of one in state D.
-    pub(crate) fn all(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
-        let until = Instant::now() + LIMIT;
-        let mut frozen = Frozen::nobody(session);
+    pub(crate) fn all(session: &'s mut Session<'p>) -> Result<FrozenProcess<'s, 'p>, Error> {
+        let until = Instant::now() + THREAD_STOP_TIMEOUT;
+        let mut frozen = FrozenProcess::empty(session);
         loop {
-            let patience = frozen.session.tracer.asleep_limit;
+            let limit = frozen.session.tracer.uninterruptible_limit;
             match frozen.begin().and_then(|others| frozen.complete(&others)) {
                 Ok(()) => return Ok(frozen),
                 // the attempt was aborted for that reason, and may succeed later
-                Err(_) if frozen.session.tracer.asleep_limit > patience && Instant::now() < until => {
-                    let stood = frozen.let_go()?;
-                    frozen.in_vain.extend(stood);
+                Err(_) if frozen.session.tracer.uninterruptible_limit > limit && Instant::now() < until => {
+                    let stopped = frozen.resume_thread()?;
+                    frozen.failed_attempts.extend(stopped);
                 }
                 Err(error) => return Err(error),
             }
@@ -135,48 +141,49 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 
     /// Stops the idle threads; returns the others.
-    fn begin(&mut self) -> Result<Vec<Missing>, Error> {
-        let mut missing = self.missing()?;
-        if self.wait_for_disks(&missing)? {
-            missing = self.missing()?;
+    fn begin(&mut self) -> Result<Vec<PendingStop>, Error> {
+        let mut pending = self.pending()?;
+        if self.wait_for_disks(&pending)? {
+            pending = self.pending()?;
         }
-        let (idle, others) = missing.split_at(missing.partition_point(|missing| missing.idle));
-        self.session.tracer.idle = Some(idle.iter().map(|missing| missing.tid).collect());
+        let (idle, others) = pending.split_at(pending.partition_point(|pending| pending.idle));
+        self.session.tracer.idle = Some(idle.iter().map(|pending| pending.tid).collect());
         // not before: the search through the threads takes no processor from them
         self.session.expect_all_to_stop(true);
         self.stop_idle(idle)?;
         Ok(others.to_vec())
     }
 
-    /// Stops the threads that [`Frozen::begin`] did not stop, and new threads.
-    fn complete(&mut self, others: &[Missing]) -> Result<(), Error> {
-        self.session.tracer.priority.spare_nobody();
+    /// Stops the threads that [`FrozenProcess::begin`] did not stop, and new threads.
+    fn complete(&mut self, others: &[PendingStop]) -> Result<(), Error> {
+        self.session.tracer.priority.end_sparing();
         self.stop_groups(others)?;
         self.stop_all()?;
         self.session.tracer.timer.disarm();
-        self.session.tracer.asleep_limit = ASLEEP_FIRST;
+        self.session.tracer.uninterruptible_limit = UNINTERRUPTIBLE_LIMIT_MIN;
         Ok(())
     }
 
     /// Waits until each thread in state D has left that sleep once, as long as no thread is stopped; returns true if it waited at all.
-    fn wait_for_disks(&mut self, missing: &[Missing]) -> Result<bool, Error> {
+    fn wait_for_disks(&mut self, pending: &[PendingStop]) -> Result<bool, Error> {
         let switches = |tracer: &Tracer, tid| tracer.process.voluntary_switches(Tid(tid)).ok();
-        let unwilling = missing.iter().filter(|missing| missing.manner == Manner::Unwilling);
-        let mut asleep: Vec<_> = unwilling.map(|m| (m.tid, switches(&self.session.tracer, m.tid))).collect();
-        let until = Instant::now() + LIMIT;
+        let uninterruptible = pending.iter().filter(|pending| pending.class == StopClass::Uninterruptible);
+        let mut uninterruptible: Vec<_> =
+            uninterruptible.map(|m| (m.tid, switches(&self.session.tracer, m.tid))).collect();
+        let until = Instant::now() + THREAD_STOP_TIMEOUT;
         let mut waited = false;
         loop {
             let tracer = &mut self.session.tracer;
             let state = |tid| tracer.process.thread_info(Tid(tid)).ok().flatten().map(|info| info.state);
-            asleep.retain(|&(tid, before)| state(tid) == Some('D') && switches(tracer, tid) == before);
-            let Some(&(first, _)) = asleep.first() else { break };
-            if tracer.anybody_stands() {
+            uninterruptible.retain(|&(tid, before)| state(tid) == Some('D') && switches(tracer, tid) == before);
+            let Some(&(first, _)) = uninterruptible.first() else { break };
+            if tracer.any_stopped() {
                 break;
             }
             if Instant::now() > until {
-                return Err(will_not_stop(first, 'D'));
+                return Err(unstoppable(first, 'D'));
             }
-            tracer.timer.arm(LOOK_AT_SLEEP);
+            tracer.timer.arm(SLEEP_POLL_INTERVAL);
             tracer.serve_one(true)?;
             waited = true;
         }
@@ -185,29 +192,29 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     /// Aborts the attempt: other threads have been stopped long enough for a thread in state D. The limit is longer next time, so that the
     /// freeze succeeds even if some thread is always in that state.
-    fn give_up(&mut self, tid: i32) -> Error {
+    fn abort_attempt(&mut self, tid: i32) -> Error {
         let tracer = &mut self.session.tracer;
-        tracer.asleep_limit = (tracer.asleep_limit * 2).min(LIMIT);
-        will_not_stop(tid, 'D')
+        tracer.uninterruptible_limit = (tracer.uninterruptible_limit * 2).min(THREAD_STOP_TIMEOUT);
+        unstoppable(tid, 'D')
     }
 
     /// Stops every thread that is not stopped yet, including new threads.
     fn stop_all(&mut self) -> Result<(), Error> {
-        for _ in 0..ROUNDS {
-            if self.all_stand()? {
+        for _ in 0..ROUNDS_MAX {
+            if self.all_stopped()? {
                 return Ok(());
             }
             self.session.tracer.seize_new()?;
-            let missing = self.missing()?;
-            self.stop_groups(&missing)?;
+            let pending = self.pending()?;
+            self.stop_groups(&pending)?;
         }
         let why = "new threads appear without end".to_owned();
         Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
     }
 
     /// Stops idle threads. The processor belongs to the other threads until one of them is stopped.
-    fn stop_idle(&mut self, idle: &[Missing]) -> Result<(), Error> {
-        let alone = !self.session.tracer.anybody_stands();
+    fn stop_idle(&mut self, idle: &[PendingStop]) -> Result<(), Error> {
+        let alone = !self.session.tracer.any_stopped();
         if alone && !idle.is_empty() {
             self.session.tracer.priority.spare_others();
         }
@@ -216,55 +223,55 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(())
     }
 
-    fn stop_groups(&mut self, missing: &[Missing]) -> Result<(), Error> {
-        missing.chunk_by(|a, b| a.manner == b.manner).try_for_each(|group| self.stop_group(group))
+    fn stop_groups(&mut self, pending: &[PendingStop]) -> Result<(), Error> {
+        pending.chunk_by(|a, b| a.class == b.class).try_for_each(|group| self.stop_group(group))
     }
 
     /// Returns the threads that are not stopped yet. Among sleepers of any kind, those that have used the processor most, or are the
     /// oldest, come last: a busy thread is stopped for the shortest time.
-    fn missing(&self) -> Result<Vec<Missing>, Error> {
+    fn pending(&self) -> Result<Vec<PendingStop>, Error> {
         let tracer = &self.session.tracer;
-        let running = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Standing(_)));
-        let mut missing = Vec::with_capacity(tracer.threads.len());
+        let running = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Stopped(_)));
+        let mut pending = Vec::with_capacity(tracer.threads.len());
         for (&tid, thread) in running {
             let info = tracer.process.thread_info(Tid(tid))?;
             if thread.in_vfork || info.is_some_and(|info| tracer.sleeps_in_vfork(&info)) {
                 return Err(in_vfork(tid));
             }
-            let manner = match info.map(|info| info.state) {
-                Some('D') | None => Manner::Unwilling,
-                Some('R') => Manner::Running,
+            let class = match info.map(|info| info.state) {
+                Some('D') | None => StopClass::Uninterruptible,
+                Some('R') => StopClass::Running,
                 Some(_) => match tracer.process.sleeps_in(Tid(tid)) {
-                    Some(call) if restart::restarts_by_itself(call) => Manner::Restarting,
-                    _ => Manner::Sleeping,
+                    Some(call) if restart::restarts_by_itself(call) => StopClass::Restarting,
+                    _ => StopClass::Sleeping,
                 },
             };
-            missing.push(Missing { tid, manner, ticks: info.map_or(0, |info| info.cpu_ticks), idle: false });
+            pending.push(PendingStop { tid, class, ticks: info.map_or(0, |info| info.cpu_ticks), idle: false });
         }
-        let usual = Usual::of(missing.iter().map(|missing| missing.ticks));
-        for missing in missing.iter_mut().filter(|missing| missing.sleeps()) {
-            missing.idle = usual.is_idle(missing.ticks);
+        let average = AverageUsage::of(pending.iter().map(|pending| pending.ticks));
+        for pending in pending.iter_mut().filter(|pending| pending.sleeps()) {
+            pending.idle = average.is_idle(pending.ticks);
         }
-        missing.sort_unstable_by_key(Missing::place);
-        Ok(missing)
+        pending.sort_unstable_by_key(PendingStop::order);
+        Ok(pending)
     }
 
-    fn stop_group(&mut self, group: &[Missing]) -> Result<(), Error> {
-        let manner = group[0].manner;
-        if matches!(manner, Manner::Unwilling | Manner::Sleeping) {
+    fn stop_group(&mut self, group: &[PendingStop]) -> Result<(), Error> {
+        let class = group[0].class;
+        if matches!(class, StopClass::Uninterruptible | StopClass::Sleeping) {
             let result = self.stop_sleepers(group);
-            self.session.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
+            self.session.tracer.threads.values_mut().for_each(|thread| thread.stop_requested = false);
             // after a failure some stopped threads may not be counted yet: they must be thawed as well
-            let stood = self.take_stood();
-            self.order.extend(stood.into_iter().map(Tid));
+            let stopped = self.take_stopped();
+            self.order.extend(stopped.into_iter().map(Tid));
             return result;
         }
-        let at_once = if manner == Manner::Running { group.len() } else { AT_ONCE };
+        let at_once = if class == StopClass::Running { group.len() } else { STOPS_PER_BATCH_MAX };
         for some in group.chunks(at_once) {
-            for missing in some {
-                self.session.tracer.ask_to_stop(missing.tid, false)?;
+            for pending in some {
+                self.session.tracer.request_stop(pending.tid, false)?;
             }
-            some.iter().try_for_each(|missing| self.await_stop(missing.tid))?;
+            some.iter().try_for_each(|pending| self.await_stop(pending.tid))?;
         }
         Ok(())
     }
@@ -272,67 +279,69 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// Stops sleeping threads whose calls may need a repair, and takes each when it stops. A call is repaired when its thread is seen
     /// stopped, and that must be soon, so the threads are asked one at a time. On a busy machine each must wait for its turn on a
     /// processor; that would add up to seconds with all threads stopped. On such a machine several threads are asked together.
-    fn stop_sleepers(&mut self, group: &[Missing]) -> Result<(), Error> {
-        let mut rest = group.iter().map(|missing| missing.tid);
-        let mut asked: BTreeMap<i32, Instant> = BTreeMap::new();
-        let mut patience = Instant::now() + LIMIT;
-        let mut together = 1;
+    fn stop_sleepers(&mut self, group: &[PendingStop]) -> Result<(), Error> {
+        let mut rest = group.iter().map(|pending| pending.tid);
+        let mut requested: BTreeMap<i32, Instant> = BTreeMap::new();
+        let mut deadline = Instant::now() + THREAD_STOP_TIMEOUT;
+        let mut concurrent = 1;
         loop {
-            while asked.len() < together
+            while requested.len() < concurrent
                 && let Some(tid) = rest.next()
             {
-                self.ask(tid, &mut asked)?;
+                self.request(tid, &mut requested)?;
             }
-            let Some((&first, _)) = asked.first_key_value() else { return Ok(()) };
+            let Some((&first, _)) = requested.first_key_value() else { return Ok(()) };
             let tracer = &mut self.session.tracer;
-            tracer.timer.arm(LOOK);
+            tracer.timer.arm(POLL_INTERVAL);
             let served = tracer.serve_one(true)?.is_some();
             if !served {
-                together = (together * 2).min(TOGETHER);
+                concurrent = (concurrent * 2).min(CONCURRENT_STOPS_MAX);
             }
-            let stood = self.take_stood();
+            let stopped = self.take_stopped();
             if self.session.tracer.replaced {
                 return Err(Error::Exec(self.session.process().pid()));
             }
-            if !stood.is_empty() {
-                patience = Instant::now() + LIMIT;
+            if !stopped.is_empty() {
+                deadline = Instant::now() + THREAD_STOP_TIMEOUT;
             }
-            for tid in stood {
-                asked.remove(&tid);
+            for tid in stopped {
+                requested.remove(&tid);
                 self.order.push(Tid(tid));
             }
             let tracer = &mut self.session.tracer;
-            asked.retain(|tid, _| tracer.threads.contains_key(tid));
-            if let Some(tid) = asked.keys().find(|tid| tracer.threads.get(tid).is_some_and(|thread| thread.in_vfork)) {
+            requested.retain(|tid, _| tracer.threads.contains_key(tid));
+            if let Some(tid) =
+                requested.keys().find(|tid| tracer.threads.get(tid).is_some_and(|thread| thread.in_vfork))
+            {
                 return Err(in_vfork(*tid));
             }
             if served {
                 continue;
             }
-            let limit = tracer.asleep_limit;
-            for (&tid, _) in asked.iter().filter(|(_, since)| since.elapsed() >= limit) {
+            let limit = tracer.uninterruptible_limit;
+            for (&tid, _) in requested.iter().filter(|(_, since)| since.elapsed() >= limit) {
                 if tracer.process.thread_info(Tid(tid))?.is_some_and(|info| info.state == 'D') {
-                    return Err(self.give_up(tid));
+                    return Err(self.abort_attempt(tid));
                 }
             }
-            if Instant::now() > patience {
+            if Instant::now() > deadline {
                 return Err(match tracer.process.thread_info(Tid(first))? {
-                    Some(info) => will_not_stop(first, info.state),
+                    Some(info) => unstoppable(first, info.state),
                     None => Error::Unstoppable { tid: Tid(first), why: "it is about to end".to_owned() },
                 });
             }
         }
     }
 
-    fn ask(&mut self, tid: i32, asked: &mut BTreeMap<i32, Instant>) -> Result<(), Error> {
+    fn request(&mut self, tid: i32, requested: &mut BTreeMap<i32, Instant>) -> Result<(), Error> {
         let tracer = &mut self.session.tracer;
-        if !tracer.ask_to_stop(tid, false)? {
+        if !tracer.request_stop(tid, false)? {
             return Ok(());
         }
-        match tracer.threads.get_mut(&tid).map(|thread| (thread.state, &mut thread.asked)) {
+        match tracer.threads.get_mut(&tid).map(|thread| (thread.state, &mut thread.stop_requested)) {
             Some((State::Running, flag)) => {
                 *flag = true;
-                asked.insert(tid, Instant::now());
+                requested.insert(tid, Instant::now());
                 Ok(())
             }
             // a new thread, whose first stop needs no request
@@ -342,24 +351,24 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 
     /// Returns the threads that have stopped on request.
-    fn take_stood(&mut self) -> Vec<i32> {
-        let mut stood = Vec::new();
+    fn take_stopped(&mut self) -> Vec<i32> {
+        let mut stopped = Vec::new();
         self.session.tracer.events.retain(|event| match event {
-            Event::Stood(tid) => {
-                stood.push(tid.0);
+            Event::Stopped(tid) => {
+                stopped.push(tid.0);
                 false
             }
             _ => true,
         });
-        stood
+        stopped
     }
 
     fn await_stop(&mut self, tid: i32) -> Result<(), Error> {
-        let asleep = self.session.tracer.asleep_limit;
-        match self.session.tracer.await_stop(tid, LIMIT, Some(asleep))? {
-            Seen::Standing => self.order.push(Tid(tid)),
-            Seen::Asleep => return Err(self.give_up(tid)),
-            Seen::InVfork => return Err(in_vfork(tid)),
+        let uninterruptible = self.session.tracer.uninterruptible_limit;
+        match self.session.tracer.await_stop(tid, THREAD_STOP_TIMEOUT, Some(uninterruptible))? {
+            StopOutcome::Stopped => self.order.push(Tid(tid)),
+            StopOutcome::Uninterruptible => return Err(self.abort_attempt(tid)),
+            StopOutcome::InVfork => return Err(in_vfork(tid)),
             _ if self.session.tracer.replaced => return Err(Error::Exec(self.session.process().pid())),
             _ => {}
         }
@@ -368,9 +377,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     /// Returns true if every thread is stopped, also by the kernel's count, or otherwise by its list. Other threads are stopped meanwhile,
     /// so no file is read for a known thread.
-    fn all_stand(&self) -> Result<bool, Error> {
+    fn all_stopped(&self) -> Result<bool, Error> {
         let tracer = &self.session.tracer;
-        if !tracer.threads.values().all(|thread| matches!(thread.state, State::Standing(_))) {
+        if !tracer.threads.values().all(|thread| matches!(thread.state, State::Stopped(_))) {
             return Ok(false);
         }
         // a traced thread counts until its tracer has waited for it: an equal number means the same threads
@@ -389,18 +398,24 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 
     /// Returns one of them.
-    pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
-        self.session.tracer.standing(tid.0)?;
-        Ok(Held::new(&mut self.session.tracer, tid.0))
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it is not among the stopped threads.
+    pub fn thread(&mut self, tid: Tid) -> Result<StoppedThread<'_>, Error> {
+        self.session.tracer.stop_state(tid.0)?;
+        Ok(StoppedThread::new(&mut self.session.tracer, tid.0))
     }
 
     /// Returns a thread that can carry remote calls.
-    pub fn carrier(&mut self) -> Result<Held<'_>, Error> {
+    ///
+    /// # Errors
+    /// [`Error::NoCarrier`] if no thread can, or the state of a thread cannot be read.
+    pub fn carrier(&mut self) -> Result<StoppedThread<'_>, Error> {
         let pid = self.session.process().pid();
         let mut why = "it has no threads".to_owned();
         for tid in carrier::by_fitness(&self.session.tracer) {
             match carrier::fault(&mut self.session.tracer, tid)? {
-                None => return Ok(Held::new(&mut self.session.tracer, tid)),
+                None => return Ok(StoppedThread::new(&mut self.session.tracer, tid)),
                 Some(fault) => why = format!("thread {tid}: {fault}"),
             }
         }
@@ -410,10 +425,12 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// Writes pieces of text, each with one write that a kill cannot split. A piece must therefore not cross a page; all are checked before
     /// the first is written. The caller has proved that no thread is stopped inside any of them.
     ///
-    /// On an error the pieces before the named one are written, the others are not.
+    /// # Errors
+    /// [`Error::CrossesPage`] before anything is written; [`Error::Memory`] for a piece that cannot be written: the pieces before it are
+    /// written, the others are not.
     pub fn write_text(&mut self, pieces: &[(Avma, &[u8])]) -> Result<(), Error> {
         for (at, bytes) in pieces {
-            if at.0 % PAGE + bytes.len() as u64 > PAGE {
+            if crosses_page(at.0, bytes.len()) {
                 return Err(Error::CrossesPage { at: *at, len: bytes.len() });
             }
         }
@@ -425,37 +442,40 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     /// Thaws and returns for how long each thread was stopped, in nanoseconds, in the order thawed; after them the times of failed
     /// attempts. New threads stay held until they are resumed, as [`Event::NewThread`](crate::Event::NewThread) states.
+    ///
+    /// # Errors
+    /// A thread cannot be resumed; the others continue.
     pub fn thaw(mut self) -> Result<Vec<(Tid, u64)>, Error> {
         self.thawed = true;
-        let mut stood = self.let_go()?;
-        stood.append(&mut self.in_vain);
-        Ok(stood)
+        let mut stopped = self.resume_thread()?;
+        stopped.append(&mut self.failed_attempts);
+        Ok(stopped)
     }
 
-    fn let_go(&mut self) -> Result<Vec<(Tid, u64)>, Error> {
+    fn resume_thread(&mut self) -> Result<Vec<(Tid, u64)>, Error> {
         let order = std::mem::take(&mut self.order);
-        let mut stood = Vec::with_capacity(order.len());
+        let mut stopped = Vec::with_capacity(order.len());
         let mut first_error = None;
         for (at, &tid) in order.iter().enumerate().rev() {
             // the busy threads run again; only idle ones are left
             if at + 1 == self.idle {
                 self.session.tracer.priority.spare_others();
             }
-            match self.session.tracer.let_go(tid.0) {
-                Ok(ns) => stood.push((tid, ns)),
+            match self.session.tracer.resume_thread(tid.0) {
+                Ok(ns) => stopped.push((tid, ns)),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
         self.session.tracer.timer.disarm();
         self.session.expect_all_to_stop(false);
-        first_error.map_or(Ok(stood), Err)
+        first_error.map_or(Ok(stopped), Err)
     }
 }
 
-impl Drop for Frozen<'_, '_> {
+impl Drop for FrozenProcess<'_, '_> {
     fn drop(&mut self) {
         if !self.thawed {
-            let _ = self.let_go();
+            let _ = self.resume_thread();
         }
     }
 }

@@ -6,7 +6,7 @@
 //!   threads of the target wait for it.
 //! - No other thread of the tool calls `waitpid` for a traced thread. Waiting for the exit of the target, if it is a child of the tool, is
 //!   such a call.
-//! - The bytes written into the target are correct there: [`Frozen::write_text`] checks pages, not instructions.
+//! - The bytes written into the target are correct there: [`FrozenProcess::write_text`] checks pages, not instructions.
 //! - The real-time signal `SIGRTMAX - 1` is free: it interrupts waits that would not end.
 //!
 //! # What it guarantees
@@ -19,7 +19,7 @@
 //!   Relative time-outs of repaired calls start again ([`Session::idle_since_stop`] reports when not to stop). One such call returns
 //!   `EINTR` if the tool is killed between its request to stop and the stop.
 //! - While a thread is stopped the tracer runs before other threads, if it may. At every other time it runs like all others, and a caller
-//!   that prepares ([`GivingWay`]) runs after all others.
+//!   that prepares ([`IdlePriority`]) runs after all others.
 //! - Errors leave the threads running, or held by the value that still exists. [`Error::refused`] distinguishes refusals, made before any
 //!   change, from failures; [`Error::gone`] reports that the target does not exist any more.
 //! - Calls that a thread's seccomp filters would refuse are not made.
@@ -31,7 +31,7 @@
 //!
 //! ```text
 //!              attach                 stop, freeze
-//!   Process ------------> Session <------------------> Stopped, Frozen
+//!   Process ------------> Session <------------------> Stopped, FrozenProcess
 //!      ^                     |        drop, resume      |          ^
 //!      |    the closure ends |             begin_remote v          | finish, drop
 //!      +---------------------+                         Remote -----+
@@ -44,8 +44,8 @@
 //! attach(&process, |session| {
 //!     for tid in session.threads() {
 //!         if let Stop::Stopped(mut thread) = session.stop(tid)? {
-//!             println!("{tid} stands at {}", thread.registers()?.pc());
-//!             println!("and stood for {} ns", thread.resume()?);
+//!             println!("{tid} is stopped at {}", thread.registers()?.pc());
+//!             println!("and was stopped for {} ns", thread.resume()?);
 //!         }
 //!     }
 //!     Ok(())
@@ -57,16 +57,18 @@
 //! call is an idea of CRIU's compel.
 
 mod bpf;
+mod calling_process;
 mod carrier;
 mod error;
+mod event;
 mod frame;
 mod freeze;
+mod gadgets;
 mod ids;
 pub mod launch;
 mod maps;
 mod memory;
 mod module;
-mod own;
 mod pagemap;
 mod priority;
 mod process;
@@ -76,20 +78,21 @@ mod restart;
 mod seccomp;
 mod session;
 mod status;
-mod stopped;
+mod stopped_thread;
 mod sys;
 mod tracer;
 pub use error::Error;
-pub use freeze::{Freezing, Frozen};
+pub use event::{Event, ProcessOrigin};
+pub use freeze::{FrozenProcess, PartialFreeze};
 pub use ids::{Pid, Tid};
 pub use maps::Mapping;
 pub use memory::Memory;
 pub use module::{Libc, Module};
 pub use pagemap::Pagemap;
-pub use priority::GivingWay;
+pub use priority::IdlePriority;
 pub use process::Process;
 pub use registers::Registers;
 pub use remote::Remote;
-pub use session::{Asked, Birth, Event, Session, Stop, attach};
+pub use session::{Session, Stop, StopRequest, attach};
 pub use status::{Status, ThreadActivity, ThreadInfo};
-pub use stopped::{Held, Stopped};
+pub use stopped_thread::{Stopped, StoppedThread};

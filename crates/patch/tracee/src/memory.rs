@@ -1,13 +1,13 @@
 //! Memory of another process, through `/proc/PID/mem`.
 
-use crate::priority::step_aside;
+use crate::priority::yield_if_idle_class;
 use crate::{Error, Pid, sys};
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
+use stillpoint_base::{PAGE, crosses_page, page_start};
 use stillpoint_patch_format::Avma;
 
-const PAGE: u64 = 4096;
 /// Bytes read by one system call. A kernel that is not preemptible (PREEMPT_NONE, as on many servers) gives the processor to no other
 /// thread before a call ends; a read of this size takes some microseconds.
 const AT_ONCE: usize = 32 << 10;
@@ -35,8 +35,11 @@ impl Memory {
     }
 
     /// Reads exactly `buf.len()` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if one of the bytes cannot be read, or the process has ended.
     pub fn read(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
-        step_aside();
+        yield_if_idle_class();
         let mut done = 0;
         while done < buf.len() {
             match self.read_part(at, buf, done) {
@@ -64,6 +67,9 @@ impl Memory {
 
     /// Reads exactly `buf.len()` bytes as threads in no address-space generation see them. All other functions here read what the first
     /// thread sees. Without such generations both are the same.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
     pub fn read_base(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
         match sys::read_of_process(self.pid.0, buf, at.0) {
             Ok(n) if n == buf.len() => Ok(()),
@@ -73,6 +79,9 @@ impl Memory {
     }
 
     /// Reads `len` bytes into a new vector.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
     pub fn read_vec(&self, at: Avma, len: usize) -> Result<Vec<u8>, Error> {
         let mut buf = vec![0; len];
         self.read(at, &mut buf)?;
@@ -106,6 +115,9 @@ impl Memory {
     }
 
     /// Reads one little-endian word.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
     pub fn read_u64(&self, at: Avma) -> Result<u64, Error> {
         let mut buf = [0; 8];
         self.read(at, &mut buf)?;
@@ -119,6 +131,9 @@ impl Memory {
     }
 
     /// Reads a string that ends in NUL (not included), at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if no NUL is found within the limit, or before an unreadable page.
     pub fn read_c_string(&self, at: Avma, limit: usize) -> Result<Vec<u8>, Error> {
         let mut string = Vec::new();
         while string.len() < limit {
@@ -138,11 +153,17 @@ impl Memory {
 
     /// Writes, also to read-only private mappings (copy on write). Bytes within one page are written at once: a kill leaves all of them or
     /// none. Other writes go page by page, in ascending order.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if a page cannot be written; those before it are written.
     pub fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         self.write_parts(at, bytes).map_err(|error| self.fault(at, bytes.len(), "written", error))
     }
 
     /// Writes one little-endian word.
+    ///
+    /// # Errors
+    /// As [`Memory::write`].
     pub fn write_u64(&self, at: Avma, value: u64) -> Result<(), Error> {
         self.write(at, &value.to_le_bytes())
     }
@@ -178,8 +199,8 @@ impl Memory {
         let mut done = 0;
         while done < bytes.len() {
             let here = at.0 + done as u64;
-            let (start, room) = if here % PAGE > PAGE - 8 {
-                let start = here / PAGE * PAGE + PAGE - 8;
+            let (start, room) = if crosses_page(here, 8) {
+                let start = page_start(here) + PAGE - 8;
                 (start, (start + 8 - here) as usize)
             } else {
                 (here, 8)

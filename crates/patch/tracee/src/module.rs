@@ -5,6 +5,7 @@ use memchr::memmem;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
+use stillpoint_base::page_start;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
 
 const PT_LOAD: u32 = 1;
@@ -25,9 +26,9 @@ pub struct Module {
     pub bias: u64,
     /// Build-id from the note in the *mapped* memory; `None` if there is no note.
     pub build_id: Option<BuildId>,
-    /// Its dynamic section, if it has one.
+    /// Dynamic section, if it has one.
     pub dynamic: Option<Avma>,
-    /// Its mappings, ascending.
+    /// Mappings of the file, ascending.
     pub mappings: Vec<Mapping>,
     /// Device and inode of the file.
     pub file: ((u32, u32), u64),
@@ -59,7 +60,7 @@ pub enum Libc {
     Glibc {
         /// Version, for instance `(2, 36)`.
         version: (u32, u32),
-        /// Its banner, for instance `GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.`.
+        /// Banner of the library, for instance `GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.`.
         banner: String,
     },
     /// The musl C library.
@@ -132,7 +133,7 @@ fn read_module(index: usize, mappings: &[Mapping], memory: &Memory) -> Option<Mo
 
     let loads = || headers().filter(|h| u32_at(h, 0) == PT_LOAD);
     let lowest = loads().map(|h| u64_at(h, 16)).min()?;
-    let bias = first.start.0.wrapping_sub(lowest & !0xfff);
+    let bias = first.start.0.wrapping_sub(page_start(lowest));
     let end = loads().filter_map(|h| u64_at(h, 16).checked_add(u64_at(h, 40))).max()?.wrapping_add(bias);
     let dynamic = headers().find(|h| u32_at(h, 0) == PT_DYNAMIC).map(|h| Avma(bias.wrapping_add(u64_at(h, 16))));
     let build_id = headers()

@@ -3,10 +3,10 @@
 use crate::Pid;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use stillpoint_base::PAGE;
 use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
-const PAGE: u64 = 4096;
 /// Length of an entry in bytes.
 const ENTRY: usize = 8;
 /// Number of entries read at once: those of 32 MiB.

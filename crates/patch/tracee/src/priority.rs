@@ -7,7 +7,7 @@
 //!
 //! To the kernel the lowest class is a small weight, not the last place. Its weight collects a claim to run while others do, short slices
 //! of ours took the protection of their slices from others, and clients waited up to 4 ms for a thread of this class. So the class comes
-//! with slices of the usual length, and a thread of it yields after each part of its work (`step_aside`). In statements of MariaDB over
+//! with slices of the usual length, and a thread of it yields after each part of its work (`yield_if_idle_class`). In statements of MariaDB over
 //! 0.9 ms in the 30 ms after an operation's start (50 operations of each kind): 0.42 (points) and 0.48 (probes) before, 0.26 and 0.20 since;
 //! 0.04 to 0.16 without an operation. Events of single threads are printed together, because each line would wake its reader.
 
@@ -22,88 +22,88 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Time limit for SCHED_IDLE. On a fully loaded machine a SCHED_IDLE thread never runs: after this time it continues like all others.
-const PREPARING: Duration = Duration::from_millis(50);
+const PREPARATION_LIMIT: Duration = Duration::from_millis(50);
 /// The same for a tracing thread: new threads and signals wait for it. It starts again when no thread is stopped any more.
-const TRACING: Duration = Duration::from_millis(5);
+const TRACING_LIMIT: Duration = Duration::from_millis(5);
 /// Time after the beginning after which it no longer starts again. It is longer than most operations take: they must complete on a fully
 /// loaded machine too.
-const TRACING_IN_ALL: Duration = Duration::from_millis(30);
+const TRACING_RENEWAL_LIMIT: Duration = Duration::from_millis(30);
 /// The same while only idle threads are stopped: after it the tracer runs before all others.
-const SPARING: Duration = Duration::from_millis(3);
+const SPARING_LIMIT: Duration = Duration::from_millis(3);
 
 thread_local! {
     /// End of the time in which the calling OS thread is SCHED_IDLE.
-    static LAST_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+    static IDLE_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// Lets other threads use the processor of the calling OS thread, if that is SCHED_IDLE. Call it between steps that take long: see
-/// [`sys::let_others_run`].
-pub(crate) fn step_aside() {
-    if LAST_UNTIL.get().is_some_and(|until| Instant::now() < until) {
-        sys::let_others_run();
+/// [`sys::yield_processor`].
+pub(crate) fn yield_if_idle_class() {
+    if IDLE_UNTIL.get().is_some_and(|until| Instant::now() < until) {
+        sys::yield_processor();
     }
 }
 
 /// Scheduling state of a thread. Each instant is the end of a time of giving way; `None` if it has ended or never began.
 #[derive(Debug)]
-struct Turn {
+struct Schedule {
     /// True if a thread is stopped.
     raised: bool,
-    /// Until then the thread is SCHED_IDLE while no thread is stopped.
-    patient: Option<Instant>,
-    /// Until then the thread is SCHED_IDLE even while a thread is stopped.
-    sparing: Option<Instant>,
+    /// End of the time in which the thread is SCHED_IDLE while no thread is stopped.
+    idle_until: Option<Instant>,
+    /// End of the time in which the thread is SCHED_IDLE even while a thread is stopped.
+    sparing_until: Option<Instant>,
     /// True if the watching thread must end.
-    over: bool,
+    is_over: bool,
 }
 
 /// Scheduling class of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    First,
-    AmongOthers,
-    Last,
+enum Class {
+    Fifo,
+    Default,
+    Idle,
 }
 
-impl Turn {
-    fn place(&self) -> Place {
-        match (self.raised, self.patient, self.sparing) {
-            (true, _, None) => Place::First,
-            (true, _, Some(_)) | (false, Some(_), _) => Place::Last,
-            (false, None, _) => Place::AmongOthers,
+impl Schedule {
+    fn class(&self) -> Class {
+        match (self.raised, self.idle_until, self.sparing_until) {
+            (true, _, None) => Class::Fifo,
+            (true, _, Some(_)) | (false, Some(_), _) => Class::Idle,
+            (false, None, _) => Class::Default,
         }
     }
 
-    fn take(&self, tid: i32) {
-        match self.place() {
-            Place::First => sys::run_before_others(tid),
-            Place::AmongOthers => drop(sys::run_like_others(tid)),
-            Place::Last => sys::run_after_others(tid),
+    fn apply(&self, tid: i32) {
+        match self.class() {
+            Class::Fifo => sys::set_fifo_class(tid),
+            Class::Default => drop(sys::set_default_class(tid)),
+            Class::Idle => sys::set_idle_class(tid),
         }
     }
 
     /// Ends the times that are over by now; returns true if there was one.
     fn end(&mut self, now: Instant) -> bool {
         let due = |until: &mut Option<Instant>| until.take_if(|until| *until <= now).is_some();
-        due(&mut self.patient) | due(&mut self.sparing)
+        due(&mut self.idle_until) | due(&mut self.sparing_until)
     }
 
     /// Returns the instant at which the next time ends.
     fn next(&self) -> Option<Instant> {
-        let sparing = self.sparing.filter(|_| self.raised);
-        self.patient.into_iter().chain(sparing).min()
+        let sparing_until = self.sparing_until.filter(|_| self.raised);
+        self.idle_until.into_iter().chain(sparing_until).min()
     }
 }
 
 /// An OS thread that is SCHED_IDLE for a limited time.
 #[derive(Debug)]
-struct Patient {
-    turn: Arc<Mutex<Turn>>,
+struct IdleClass {
+    schedule: Arc<Mutex<Schedule>>,
     watcher: Option<(Arc<OwnedFd>, JoinHandle<()>)>,
 }
 
-fn locked(turn: &Mutex<Turn>) -> MutexGuard<'_, Turn> {
-    turn.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(schedule: &Mutex<Schedule>) -> MutexGuard<'_, Schedule> {
+    schedule.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sets the timer to wake the watching thread at this instant; with `None`, never.
@@ -117,15 +117,15 @@ fn arm(timer: &OwnedFd, next: Option<Instant>) {
 
 /// Takes the lock; also returns true if the watched thread needed help to release it. No other thread holds it, and a thread that has just
 /// become SCHED_IDLE may get no turn to release it.
-fn locked_by_the_watcher(turn: &Mutex<Turn>, watched: i32) -> (MutexGuard<'_, Turn>, bool) {
+fn lock_for_watcher(schedule: &Mutex<Schedule>, watched: i32) -> (MutexGuard<'_, Schedule>, bool) {
     let mut helped = false;
     loop {
-        match turn.try_lock() {
-            Ok(turn) => return (turn, helped),
-            Err(TryLockError::Poisoned(turn)) => return (turn.into_inner(), helped),
+        match schedule.try_lock() {
+            Ok(schedule) => return (schedule, helped),
+            Err(TryLockError::Poisoned(schedule)) => return (schedule.into_inner(), helped),
             Err(TryLockError::WouldBlock) => {
                 // repeat it, because the thread may be about to become SCHED_IDLE
-                sys::run_like_others(watched);
+                sys::set_default_class(watched);
                 helped = true;
                 thread::sleep(Duration::from_micros(100));
             }
@@ -134,75 +134,75 @@ fn locked_by_the_watcher(turn: &Mutex<Turn>, watched: i32) -> (MutexGuard<'_, Tu
 }
 
 /// Ends the times that the watched thread cannot end by itself, because it may get no processor.
-fn watch(timer: &OwnedFd, turn: &Mutex<Turn>, watched: i32) {
+fn watch(timer: &OwnedFd, schedule: &Mutex<Schedule>, watched: i32) {
     loop {
         match rustix::io::read(timer, &mut [0; 8]) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         }
-        let (mut turn, helped) = locked_by_the_watcher(turn, watched);
-        if turn.over {
+        let (mut schedule, helped) = lock_for_watcher(schedule, watched);
+        if schedule.is_over {
             return;
         }
-        if turn.end(Instant::now()) || helped {
-            turn.take(watched);
+        if schedule.end(Instant::now()) || helped {
+            schedule.apply(watched);
         }
-        arm(timer, turn.next());
+        arm(timer, schedule.next());
     }
 }
 
-impl Patient {
+impl IdleClass {
     /// Makes the calling OS thread one. If it could not raise a lowered priority again (without `CAP_SYS_NICE`), the priority stays as it
     /// is.
-    fn begin(patience: Duration) -> Patient {
-        let turn = Turn { raised: false, patient: None, sparing: None, over: false };
-        let mut patient = Patient { turn: Arc::new(Mutex::new(turn)), watcher: None };
-        if !sys::run_like_others(0) || !sys::may_raise() {
-            return patient;
+    fn begin(limit: Duration) -> IdleClass {
+        let schedule = Schedule { raised: false, idle_until: None, sparing_until: None, is_over: false };
+        let mut idle_class = IdleClass { schedule: Arc::new(Mutex::new(schedule)), watcher: None };
+        if !sys::set_default_class(0) || !sys::can_raise_priority() {
+            return idle_class;
         }
-        let Ok(timer) = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC) else { return patient };
+        let Ok(timer) = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC) else { return idle_class };
         let (timer, watched) = (Arc::new(timer), sys::own_tid());
         let watch = {
-            let (timer, turn) = (timer.clone(), patient.turn.clone());
-            move || watch(&timer, &turn, watched)
+            let (timer, schedule) = (timer.clone(), idle_class.schedule.clone());
+            move || watch(&timer, &schedule, watched)
         };
         // The watching thread is made first. On a fully loaded machine a SCHED_IDLE thread might never come to make it.
-        if let Ok(watcher) = thread::Builder::new().name("patience".to_owned()).spawn(watch) {
-            patient.watcher = Some((timer, watcher));
-            patient.change(|turn| turn.patient = Some(Instant::now() + patience));
+        if let Ok(watcher) = thread::Builder::new().name("idle class".to_owned()).spawn(watch) {
+            idle_class.watcher = Some((timer, watcher));
+            idle_class.change(|schedule| schedule.idle_until = Some(Instant::now() + limit));
         }
-        patient
+        idle_class
     }
 
     /// Returns true if it gives way at all.
-    fn may_give_way(&self) -> bool {
+    fn is_enabled(&self) -> bool {
         self.watcher.is_some()
     }
 
     /// Changes the scheduling state. The timer is set only if the next end has changed.
-    fn change(&self, change: impl FnOnce(&mut Turn)) {
-        let mut turn = locked(&self.turn);
-        let before = turn.next();
-        change(&mut turn);
+    fn change(&self, change: impl FnOnce(&mut Schedule)) {
+        let mut schedule = lock(&self.schedule);
+        let before = schedule.next();
+        change(&mut schedule);
         if let Some((timer, _)) = &self.watcher
-            && turn.next() != before
+            && schedule.next() != before
         {
-            arm(timer, turn.next());
+            arm(timer, schedule.next());
         }
-        turn.take(0);
-        LAST_UNTIL.set(turn.next().filter(|_| turn.place() == Place::Last));
-        drop(turn);
-        step_aside();
+        schedule.apply(0);
+        IDLE_UNTIL.set(schedule.next().filter(|_| schedule.class() == Class::Idle));
+        drop(schedule);
+        yield_if_idle_class();
     }
 }
 
-impl Drop for Patient {
+impl Drop for IdleClass {
     fn drop(&mut self) {
         if let Some((timer, watcher)) = self.watcher.take() {
-            LAST_UNTIL.set(None);
-            sys::run_like_others(0);
-            locked(&self.turn).over = true;
+            IDLE_UNTIL.set(None);
+            sys::set_default_class(0);
+            lock(&self.schedule).is_over = true;
             arm(&timer, Some(Instant::now()));
             // the watching thread waits for the timer, or has ended
             let _ = watcher.join();
@@ -213,9 +213,9 @@ impl Drop for Patient {
 /// Priority of the tracing OS thread, which alone holds this value.
 #[derive(Debug)]
 pub(crate) struct Priority {
-    patient: Patient,
+    idle_class: IdleClass,
     raised: bool,
-    /// Until then the time of giving way starts again.
+    /// End of the period in which the time as SCHED_IDLE starts again.
     renewed_until: Instant,
     /// True if stops follow one another closely: the priority is not lowered between them.
     pub(crate) busy: bool,
@@ -224,29 +224,31 @@ pub(crate) struct Priority {
 impl Priority {
     /// Takes control of the priority of the calling OS thread.
     pub(crate) fn begin() -> Priority {
-        let renewed_until = Instant::now() + TRACING_IN_ALL;
-        Priority { patient: Patient::begin(TRACING), raised: false, renewed_until, busy: false }
+        let renewed_until = Instant::now() + TRACING_RENEWAL_LIMIT;
+        Priority { idle_class: IdleClass::begin(TRACING_LIMIT), raised: false, renewed_until, busy: false }
     }
 
     /// Raises the priority: from here on a thread may be stopped at any moment.
     pub(crate) fn raise(&mut self) {
         if !self.raised {
             self.raised = true;
-            self.patient.change(|turn| turn.raised = true);
+            self.idle_class.change(|schedule| schedule.raised = true);
         }
     }
 
     /// Gives the processor to the other threads for 3 ms: from here on only idle threads are stopped.
     pub(crate) fn spare_others(&mut self) {
-        if self.patient.may_give_way() {
+        if self.idle_class.is_enabled() {
             self.raised = true;
-            self.patient.change(|turn| (turn.raised, turn.sparing) = (true, Some(Instant::now() + SPARING)));
+            self.idle_class.change(|schedule| {
+                (schedule.raised, schedule.sparing_until) = (true, Some(Instant::now() + SPARING_LIMIT))
+            });
         }
     }
 
     /// Ends [`Priority::spare_others`]: other threads will be stopped.
-    pub(crate) fn spare_nobody(&mut self) {
-        self.patient.change(|turn| turn.sparing = None);
+    pub(crate) fn end_sparing(&mut self) {
+        self.idle_class.change(|schedule| schedule.sparing_until = None);
     }
 
     /// Returns true if there is a priority to lower.
@@ -259,10 +261,10 @@ impl Priority {
         if self.raised {
             self.raised = false;
             let now = Instant::now();
-            let renewed = (self.patient.may_give_way() && now < self.renewed_until).then_some(now + TRACING);
-            self.patient.change(|turn| {
-                (turn.raised, turn.sparing) = (false, None);
-                turn.patient = renewed.or(turn.patient);
+            let renewed = (self.idle_class.is_enabled() && now < self.renewed_until).then_some(now + TRACING_LIMIT);
+            self.idle_class.change(|schedule| {
+                (schedule.raised, schedule.sparing_until) = (false, None);
+                schedule.idle_until = renewed.or(schedule.idle_until);
             });
         }
     }
@@ -273,21 +275,21 @@ impl Priority {
 /// For all preparation before a process is traced. If the thread could not raise a lowered priority again (without `CAP_SYS_NICE`), nothing
 /// is changed.
 #[derive(Debug)]
-pub struct GivingWay {
-    _patient: Patient,
+pub struct IdlePriority {
+    _idle_class: IdleClass,
 }
 
-impl GivingWay {
+impl IdlePriority {
     /// Makes the calling OS thread give way, and first yields to the threads that wait for its processor already.
-    pub fn begin() -> GivingWay {
+    pub fn begin() -> IdlePriority {
         // With the kernel's default slice they would wait longer. Not SCHED_IDLE yet: on a fully loaded machine no thread would end that.
-        sys::run_like_others(0);
-        sys::let_others_run();
-        GivingWay { _patient: Patient::begin(PREPARING) }
+        sys::set_default_class(0);
+        sys::yield_processor();
+        IdlePriority { _idle_class: IdleClass::begin(PREPARATION_LIMIT) }
     }
 
     /// Keeps it until the process has ended, so that the kernel's clean-up does not run before others either.
-    pub fn to_the_end(self) {
+    pub fn keep_until_exit(self) {
         std::mem::forget(self);
     }
 }
@@ -300,14 +302,14 @@ mod tests {
     fn the_tool_takes_short_turns_and_gives_way_where_it_may() {
         // Policies belong to a thread; this one belongs to the test.
         thread::spawn(|| {
-            let patient = Patient::begin(TRACING * 1000);
-            if !patient.may_give_way() {
+            let idle_class = IdleClass::begin(TRACING_LIMIT * 1000);
+            if !idle_class.is_enabled() {
                 return; // nothing is changed if the priority could not be raised again
             }
             assert_eq!(sys::scheduling().0, libc::SCHED_IDLE);
-            patient.change(|turn| turn.raised = true);
+            idle_class.change(|schedule| schedule.raised = true);
             assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
-            drop(patient);
+            drop(idle_class);
             let (policy, slice) = sys::scheduling();
             // A kernel without slices reports none.
             assert_eq!((policy, if slice == 0 { sys::SLICE_NS } else { slice }), (libc::SCHED_OTHER, sys::SLICE_NS));
@@ -318,57 +320,57 @@ mod tests {
 
     #[test]
     fn who_comes_last_with_the_lock_in_his_hands_is_helped() {
-        let turn = Mutex::new(Turn { raised: true, patient: None, sparing: None, over: false });
+        let schedule = Mutex::new(Schedule { raised: true, idle_until: None, sparing_until: None, is_over: false });
         let (tell, told) = std::sync::mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(|| {
-                if !sys::run_like_others(0) || !sys::may_raise() {
+                if !sys::set_default_class(0) || !sys::can_raise_priority() {
                     return drop(tell);
                 }
-                let turn = locked(&turn);
-                sys::run_after_others(0);
+                let schedule = lock(&schedule);
+                sys::set_idle_class(0);
                 tell.send(sys::own_tid()).unwrap();
                 while sys::scheduling().0 == libc::SCHED_IDLE {
                     std::hint::spin_loop();
                 }
-                drop(turn);
+                drop(schedule);
             });
             if let Ok(watched) = told.recv() {
-                assert!(locked_by_the_watcher(&turn, watched).1);
+                assert!(lock_for_watcher(&schedule, watched).1);
             }
         });
-        assert!(!locked_by_the_watcher(&turn, 0).1);
+        assert!(!lock_for_watcher(&schedule, 0).1);
     }
 
     #[test]
     fn who_spares_others_comes_first_when_that_has_lasted() {
         thread::spawn(|| {
             let mut priority = Priority::begin();
-            if !priority.patient.may_give_way() {
+            if !priority.idle_class.is_enabled() {
                 return;
             }
             // a time of giving way that has ended must have no effect
-            priority.patient.change(|turn| turn.patient = None);
+            priority.idle_class.change(|schedule| schedule.idle_until = None);
             let begun = Instant::now();
             priority.spare_others();
-            assert!(sys::scheduling().0 == libc::SCHED_IDLE || begun.elapsed() >= SPARING);
+            assert!(sys::scheduling().0 == libc::SCHED_IDLE || begun.elapsed() >= SPARING_LIMIT);
             while sys::scheduling().0 == libc::SCHED_IDLE {
                 assert!(begun.elapsed() < Duration::from_secs(60), "it gives way without end");
             }
-            assert!(begun.elapsed() >= SPARING);
+            assert!(begun.elapsed() >= SPARING_LIMIT);
             assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
             priority.spare_others();
-            priority.spare_nobody();
+            priority.end_sparing();
             assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
             priority.spare_others();
             priority.renewed_until = begun;
             priority.lower();
             assert_eq!(sys::scheduling().0, libc::SCHED_OTHER);
             priority.raise();
-            priority.renewed_until = Instant::now() + TRACING;
+            priority.renewed_until = Instant::now() + TRACING_LIMIT;
             let lowered = Instant::now();
             priority.lower();
-            assert!(sys::scheduling().0 == libc::SCHED_IDLE || lowered.elapsed() >= TRACING);
+            assert!(sys::scheduling().0 == libc::SCHED_IDLE || lowered.elapsed() >= TRACING_LIMIT);
             while sys::scheduling().0 == libc::SCHED_IDLE {
                 assert!(lowered.elapsed() < Duration::from_secs(60), "it gives way without end");
             }

@@ -1,9 +1,9 @@
 //! View of a process through `/proc`: nothing here stops or changes it.
 
+use crate::gadgets::{Gadgets, Landmarks};
 use crate::maps;
 use crate::module;
-use crate::priority::step_aside;
-use crate::remote::{Gadgets, Landmarks};
+use crate::priority::yield_if_idle_class;
 use crate::status::{Stat, Threads};
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use stillpoint_host::kernel_files;
 
 /// Number of times the list of threads is read if no thread is held: a thread that ends may cut it short (see [`Threads`]).
-const LISTINGS: u32 = 16;
+const LISTINGS_MAX: u32 = 16;
 
 /// A running x86-64 process that may be traced. Holds a pidfd and `/proc/PID`, so that a reused number is detected.
 #[derive(Debug, Clone)]
@@ -39,11 +39,17 @@ struct Inner {
 impl Process {
     /// Opens a process, or refuses it with the reason: ended, zombie, number of a thread, kernel thread, 32-bit, static, already traced,
     /// the tool itself, no permission.
+    ///
+    /// # Errors
+    /// One of these reasons, each a variant of [`Error`]; or a file below `/proc` cannot be read.
     pub fn open(pid: Pid) -> Result<Process, Error> {
         Process::open_as(pid, false)
     }
 
     /// Opens a process only to inspect it: as [`Process::open`], but another process may trace it.
+    ///
+    /// # Errors
+    /// As [`Process::open`], except [`Error::AlreadyTraced`].
     pub fn watch(pid: Pid) -> Result<Process, Error> {
         Process::open_as(pid, true)
     }
@@ -133,15 +139,21 @@ impl Process {
 
     /// Returns all threads, including kernel workers, which are marked, in the kernel's order (oldest first). If threads of the process end
     /// continuously, some may be missing.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if there is no thread; [`Error::Malformed`] if the kernel shows one in an unknown form.
     pub fn threads(&self) -> Result<Vec<ThreadInfo>, Error> {
         let threads = self.threads_besides(|_| false)?;
         if threads.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(threads) }
     }
 
     /// Returns [`Process::threads`] without those that are known already, for which nothing is read.
+    ///
+    /// # Errors
+    /// As [`Process::threads`].
     pub fn threads_besides(&self, known: impl Fn(Tid) -> bool) -> Result<Vec<ThreadInfo>, Error> {
         let mut last = Vec::new();
-        for _ in 0..LISTINGS {
+        for _ in 0..LISTINGS_MAX {
             let found = self.threads_but(|tid| known(Tid(tid)))?;
             last = found.threads;
             if found.all {
@@ -186,6 +198,9 @@ impl Process {
     }
 
     /// Returns all mappings, ascending by address.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or the list cannot be read or understood.
     pub fn mappings(&self) -> Result<Vec<Mapping>, Error> {
         let bytes = read_at_once(&self.memory_path("maps")).map_err(|error| self.os("reading maps", error))?;
         let text = String::from_utf8_lossy(&bytes);
@@ -193,6 +208,9 @@ impl Process {
     }
 
     /// Returns all mapped ELF files, the executable first, including the vdso; their properties are read from the mapped memory.
+    ///
+    /// # Errors
+    /// As [`Process::mappings`].
     pub fn modules(&self) -> Result<Vec<Module>, Error> {
         Ok(self.modules_among(&self.mappings()?))
     }
@@ -212,12 +230,18 @@ impl Process {
     }
 
     /// Opens the executable, even if it was deleted or replaced on disk.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or the kernel denies the file.
     pub fn open_exe(&self) -> Result<File, Error> {
         kernel_files::open(self.memory_path("exe")).map_err(|error| self.os("opening exe", error))
     }
 
     /// Opens the file of a mapping, even if it was deleted or replaced on disk: through `map_files`, otherwise by path below the process's
     /// root, if device and inode match.
+    ///
+    /// # Errors
+    /// [`Error::MappedFile`] if there is no file, or it can be opened in neither way.
     pub fn open_mapping(&self, mapping: &Mapping) -> Result<File, Error> {
         let path = mapping.path.clone().unwrap_or_default();
         let refuse = |why: String| Error::MappedFile { pid: self.pid(), path: path.clone(), why };
@@ -239,6 +263,9 @@ impl Process {
     }
 
     /// Finds the mapped C library.
+    ///
+    /// # Errors
+    /// As [`Process::mappings`].
     pub fn libc(&self) -> Result<Libc, Error> {
         Ok(self.libc_among(&self.mappings()?))
     }
@@ -249,6 +276,9 @@ impl Process {
     }
 
     /// Returns true if a shadow stack is active in any thread (`x86_Thread_features` in `/proc`).
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or a thread's `status` cannot be understood.
     pub fn shadow_stack(&self) -> Result<bool, Error> {
         for tid in self.tids()? {
             match self.thread_status(Tid(tid)) {
@@ -266,12 +296,18 @@ impl Process {
     }
 
     /// Reads the fields of `/proc/PID/status`.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or a field is missing ([`Error::Malformed`]).
     pub fn status(&self) -> Result<Status, Error> {
         let text = kernel_files::text(self.path("status")).map_err(|_| Error::Gone(self.pid()))?;
         Status::parse(&text).ok_or_else(|| malformed(self.pid(), "status", "a field is missing"))
     }
 
     /// Reads the fields of a thread's `status`.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`], or a field is missing ([`Error::Malformed`]).
     pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
         let mut buf = [0; 4096];
         let text = self.read_task(tid, "status", &mut buf).ok_or(Error::ThreadGone(tid))?;
@@ -279,6 +315,9 @@ impl Process {
     }
 
     /// Returns the location of a thread and the number of its sleeps, without stopping it.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`], or a field is missing ([`Error::Malformed`]).
     pub fn activity(&self, tid: Tid) -> Result<ThreadActivity, Error> {
         // The count is read first: a thread that sleeps afterwards may have slept once more, never once less.
         let switches = self.voluntary_switches(tid)?;
@@ -307,6 +346,9 @@ impl Process {
     }
 
     /// Returns true if another process shares this one's memory (`CLONE_VM`: children of vfork and posix_spawn before exec).
+    ///
+    /// # Errors
+    /// [`Error::Gone`] for the one of the two that has ended; [`Error::Unsupported`] if the kernel lacks `kcmp`.
     pub fn shares_memory(&self, other: Pid) -> Result<bool, Error> {
         sys::same_memory(self.pid().0, other.0).map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH) => Error::Gone(if self.is_alive() { other } else { self.pid() }),
@@ -316,6 +358,9 @@ impl Process {
     }
 
     /// Returns all other processes that share this one's memory.
+    ///
+    /// # Errors
+    /// [`Error::Gone`]; [`Error::Unsupported`] if the kernel lacks `kcmp`; `/proc` cannot be read.
     pub fn memory_sharers(&self) -> Result<Vec<Pid>, Error> {
         let mut sharers = Vec::new();
         for name in kernel_files::list("/proc").map_err(|error| self.os("reading /proc", error))?.flatten() {
@@ -334,11 +379,17 @@ impl Process {
 
     /// Finds the instructions that remote calls need in the target's text, once. Call it before the process is traced, because it takes
     /// long. Otherwise that is done when a carrier is first needed.
+    ///
+    /// # Errors
+    /// [`Error::NoGadget`] if the text lacks one of them, or the mappings cannot be read.
     pub fn prepare_remote(&self) -> Result<(), Error> {
         self.find_gadgets().map(drop)
     }
 
     /// Returns the addresses of the C library's signal returns; a signal frame begins with one of them.
+    ///
+    /// # Errors
+    /// As [`Process::mappings`].
     pub fn signal_returns(&self) -> Result<&[u64], Error> {
         Ok(&self.landmarks()?.signal_returns)
     }
@@ -381,7 +432,7 @@ impl Process {
 
 /// Reads such a file into a buffer on the stack; `None` if it is gone.
 fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
-    step_aside();
+    yield_if_idle_class();
     let mut file = kernel_files::open(path).ok()?;
     // The kernel returns such a file in one piece: the first read has all of it.
     let len = loop {
@@ -401,7 +452,7 @@ fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
 
 /// Reads a file with a large first read: `fs::read` begins with a few bytes, and the kernel generates its text again for every call.
 fn read_at_once(path: &Path) -> io::Result<Vec<u8>> {
-    step_aside();
+    yield_if_idle_class();
     let mut bytes = Vec::with_capacity(64 << 10);
     kernel_files::open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -417,7 +468,7 @@ fn living_thread(base: &Path) -> Option<PathBuf> {
         let text = kernel_files::text(base.join(task).join("stat")).unwrap_or_default();
         Stat::parse(&text).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     };
-    (0..LISTINGS).find_map(|_| {
+    (0..LISTINGS_MAX).find_map(|_| {
         kernel_files::names(base.join("task")).into_iter().map(|task| Path::new("task").join(task)).find(lives)
     })
 }

@@ -46,6 +46,9 @@ pub(crate) const ERESTARTNOHAND: i64 = 514;
 /// `ERESTART_RESTARTBLOCK`: the kernel continues with `restart_syscall`, which needs the state kept in the thread.
 pub(crate) const ERESTART_RESTARTBLOCK: i64 = 516;
 
+/// Bytes below the stack pointer that belong to the current function (System V ABI).
+pub(crate) const RED_ZONE: u64 = 128;
+
 impl Registers {
     /// Returns the program counter.
     pub fn pc(&self) -> Avma {
@@ -76,7 +79,7 @@ impl Registers {
     }
 
     /// Returns true for a kernel worker or another thread that has no user side: nothing may be written through them.
-    pub fn no_user_side(&self) -> bool {
+    pub fn has_no_user_side(&self) -> bool {
         self.rip == 0 && self.rsp == 0
     }
 

@@ -15,113 +15,24 @@
 //! meanwhile loses no mask. Functions return to `xchg %eax,%edi; ret` found in the target's text, so that the result survives the
 //! restorer's `mov $15,%rax`.
 
-use crate::bpf::Call;
+use crate::error::lost;
 use crate::frame::{self, Frame};
+use crate::gadgets::Gadgets;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, ERESTARTNOINTR, ERESTARTSYS, Registers};
 use crate::seccomp::Filters;
-use crate::stopped::{lost, registers};
 use crate::sys::{self, Wait};
-use crate::tracer::{Seen, State, Tracer};
-use crate::{Error, Mapping, Pid, Process, Tid, carrier};
-use memchr::memmem;
+use crate::tracer::{State, StopOutcome, Tracer};
+use crate::{Error, Tid, carrier};
 use std::io;
-use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
 /// Time limit for a system call that should take microseconds.
-const SYSCALL_LIMIT: Duration = Duration::from_secs(10);
+const SYSCALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of times that a system call is made again after job control interrupts it.
-const ATTEMPTS: usize = 100;
+const ATTEMPTS_MAX: usize = 100;
 /// Room for the extended state of any processor, in bytes; with AMX it is 11 KiB.
 const EXTENDED_MAX: usize = 32 << 10;
-
-const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
-const RESTORER: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05];
-const EXCHANGE_RET: &[u8] = &[0x97, 0xc3];
-
-/// Instructions that remote calls need, found in the target's own text.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gadgets {
-    syscall_ret: u64,
-    restorer: u64,
-    exchange_ret: Option<u64>,
-}
-
-/// Instructions found in one search through the target's text.
-#[derive(Debug, Default)]
-pub(crate) struct Landmarks {
-    syscall_ret: Option<u64>,
-    exchange_ret: Option<u64>,
-    /// The first restorer outside the C library.
-    other_restorer: Option<u64>,
-    /// Restorers in the C library, ascending within each file.
-    pub(crate) signal_returns: Vec<u64>,
-}
-
-impl Landmarks {
-    pub(crate) fn find(process: &Process) -> Result<Landmarks, Error> {
-        let mut mappings = process.mappings()?;
-        mappings.retain(|m| m.execute && m.read && !m.write && (m.inode != 0 || m.path.as_deref() == Some("[vdso]")));
-        let mut found = Landmarks::default();
-        // The C library first: only its restorer is the real one.
-        mappings.sort_by_key(|m| !of_libc(m));
-        for mapping in mappings {
-            let libc = of_libc(&mapping);
-            if !libc && found.is_complete() {
-                break;
-            }
-            process.memory().look_through(mapping.start, mapping.len(), RESTORER.len() - 1, |at, text| {
-                let find = |what: &[u8]| Some(at.0 + memmem::find(text, what)? as u64);
-                found.syscall_ret = found.syscall_ret.or_else(|| find(SYSCALL_RET));
-                found.exchange_ret = found.exchange_ret.or_else(|| find(EXCHANGE_RET));
-                if libc {
-                    found.signal_returns.extend(memmem::find_iter(text, RESTORER).map(|offset| at.0 + offset as u64));
-                } else {
-                    found.other_restorer = found.other_restorer.or_else(|| find(RESTORER));
-                }
-                if !libc && found.is_complete() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
-        }
-        Ok(found)
-    }
-
-    fn restorer(&self) -> Option<u64> {
-        self.signal_returns.first().copied().or(self.other_restorer)
-    }
-
-    fn is_complete(&self) -> bool {
-        self.syscall_ret.is_some() && self.exchange_ret.is_some() && self.restorer().is_some()
-    }
-
-    pub(crate) fn gadgets(&self, pid: Pid) -> Result<Gadgets, Error> {
-        let missing = |what| Error::NoGadget { pid, what };
-        Ok(Gadgets {
-            syscall_ret: self.syscall_ret.ok_or(missing("syscall; ret"))?,
-            restorer: self.restorer().ok_or(missing("mov $15,%rax; syscall"))?,
-            exchange_ret: self.exchange_ret,
-        })
-    }
-}
-
-/// Returns true for a library that returns from signal handlers: the C library, and before glibc 2.34 its library of threads.
-fn of_libc(mapping: &Mapping) -> bool {
-    let file = mapping.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
-    ["libc.so", "libc-2", "libpthread"].iter().any(|name| file.starts_with(name))
-}
-
-impl Gadgets {
-    /// Refuses a call, or the `rt_sigreturn` after it, that the thread's filters do not allow.
-    pub(crate) fn check(&self, filters: &Filters, tid: Tid, nr: u64, args: [u64; 6]) -> Result<(), Error> {
-        filters.check(tid, &Call { nr: nr as u32, ip: self.syscall_ret + 2, args })?;
-        self.check_return(filters, tid, args)
-    }
-
-    fn check_return(&self, filters: &Filters, tid: Tid, args: [u64; 6]) -> Result<(), Error> {
-        let ip = self.restorer + RESTORER.len() as u64;
-        filters.check(tid, &Call { nr: libc::SYS_rt_sigreturn as u32, ip, args })
-    }
-}
 
 /// A thread ready for remote calls. Dropping it restores the thread exactly to its state before.
 ///
@@ -138,23 +49,23 @@ pub struct Remote<'h> {
     frame: Frame,
     state: Vec<u8>,
     /// Present stop of the thread.
-    place: Place,
+    phase: Phase,
     /// True if functions may have used the extended registers.
     state_used: bool,
     /// Signals that could not be blocked and were held back.
-    held_back: Vec<libc::siginfo_t>,
+    deferred_signals: Vec<libc::siginfo_t>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// In a trap, from which it can be restored.
+enum Phase {
+    /// The thread is in a trap, from which it can be restored.
     Trap,
-    /// At the exit from a system call.
+    /// The thread is at the exit from a system call.
     Exit,
-    /// Left to itself; the frame will restore it.
+    /// The thread is left to itself; the frame will restore it.
     Abandoned,
     /// Restored.
-    Back,
+    Restored,
 }
 
 impl<'h> Remote<'h> {
@@ -164,7 +75,7 @@ impl<'h> Remote<'h> {
         }
         let gadgets = tracer.process.find_gadgets()?;
         let filters = Filters::of(&tracer.process, Tid(tid))?;
-        let original = registers(tracer, tid)?;
+        let original = tracer.registers(tid)?;
         gadgets.check_return(&filters, Tid(tid), original.syscall_args())?;
         let mask = sys::signal_mask(tid).map_err(|error| lost(tid, "PTRACE_GETSIGMASK", error))?;
         let mut state = vec![0; EXTENDED_MAX];
@@ -174,7 +85,7 @@ impl<'h> Remote<'h> {
         state.truncate(frame::extended_len(&state, sys::state_component));
 
         let call = tracer.threads.get(&tid).and_then(|thread| thread.interrupted_call(&original));
-        let frame = frame::build(&made_anew(&original, call), mask, &state, gadgets.restorer);
+        let frame = frame::build(&restarted_call(&original, call), mask, &state, gadgets.restorer);
         tracer.process.memory().write(Avma(frame.base), &frame.bytes)?;
         let remote = Remote {
             tracer,
@@ -185,11 +96,11 @@ impl<'h> Remote<'h> {
             mask,
             frame,
             state: full_state,
-            place: Place::Trap,
+            phase: Phase::Trap,
             state_used: false,
-            held_back: Vec::new(),
+            deferred_signals: Vec::new(),
         };
-        remote.point_to(&remote.returning())?;
+        remote.point_to(&remote.restoring_registers())?;
         sys::set_signal_mask(tid, !synchronous_signals()).map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
         Ok(remote)
     }
@@ -206,14 +117,14 @@ impl<'h> Remote<'h> {
         self.gadgets.check(&self.filters, Tid(self.tid), nr, args)?;
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let rip = self.gadgets.syscall_ret;
-        let call = Registers { rip, rax: nr, rdi, rsi, rdx, r10, r8, r9, ..self.returning() };
-        let deadline = Instant::now() + SYSCALL_LIMIT;
-        for _ in 0..ATTEMPTS {
+        let call = Registers { rip, rax: nr, rdi, rsi, rdx, r10, r8, r9, ..self.restoring_registers() };
+        let deadline = Instant::now() + SYSCALL_TIMEOUT;
+        for _ in 0..ATTEMPTS_MAX {
             self.point_to(&call)?;
             // Entry, then exit.
-            self.run_to_syscall(deadline, SYSCALL_LIMIT)?;
-            self.run_to_syscall(deadline, SYSCALL_LIMIT)?;
-            self.place = Place::Exit;
+            self.run_to_syscall(deadline, SYSCALL_TIMEOUT)?;
+            self.run_to_syscall(deadline, SYSCALL_TIMEOUT)?;
+            self.phase = Phase::Exit;
             let result = self.current()?.rax as i64;
             match -result {
                 ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => {}
@@ -230,6 +141,10 @@ impl<'h> Remote<'h> {
 
     /// Calls `int f(void)` like a signal handler: at any point of the program, so it must save `errno` and take no lock that the thread may
     /// hold. The thread's filters apply to the function's system calls, which are not checked in advance.
+    ///
+    /// # Errors
+    /// [`Error::NoGadget`], [`Error::Seccomp`] before the call; [`Error::RemoteTimeout`], [`Error::RemoteFault`] or [`Error::ThreadGone`]
+    /// after it.
     pub fn function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
         self.check_ready()?;
         let missing = Error::NoGadget { pid: self.tracer.process.pid(), what: "xchg %eax,%edi; ret" };
@@ -239,38 +154,41 @@ impl<'h> Remote<'h> {
         let sp = self.frame.base - 8;
         self.tracer.process.memory().write(Avma(sp), &exchange_ret.to_le_bytes())?;
         self.state_used = true;
-        self.point_to(&Registers { rip: function.0, rsp: sp, rax: 0, ..self.returning() })?;
+        self.point_to(&Registers { rip: function.0, rsp: sp, rax: 0, ..self.restoring_registers() })?;
 
         let deadline = Instant::now() + limit;
         let returned = loop {
             self.run_to_syscall(deadline, limit)?;
             let now = self.current()?;
-            let restoring = now.rip == self.gadgets.restorer + RESTORER.len() as u64;
+            let restoring = now.rip == self.gadgets.restorer_end();
             if restoring && now.rsp == self.frame.base + 8 && now.orig_rax as i64 == libc::SYS_rt_sigreturn {
                 break now.rdi as i32;
             }
         };
         // The thread is about to restore itself, which would clear the kernel's restart state. The call is skipped, and the thread is
         // stopped before its `ret` again, as after any system call.
-        self.point_to(&self.returning())?;
-        self.run_to_syscall(deadline.max(Instant::now() + SYSCALL_LIMIT), limit)?;
-        self.place = Place::Exit;
+        self.point_to(&self.restoring_registers())?;
+        self.run_to_syscall(deadline.max(Instant::now() + SYSCALL_TIMEOUT), limit)?;
+        self.phase = Phase::Exit;
         Ok(returned)
     }
 
     /// Restores the thread as `drop` does, and returns the error.
+    ///
+    /// # Errors
+    /// The thread has ended, or the kernel denies a part of its state.
     pub fn finish(mut self) -> Result<(), Error> {
-        self.put_back()
+        self.restore()
     }
 
-    fn put_back(&mut self) -> Result<(), Error> {
-        match self.place {
-            Place::Back | Place::Abandoned => return Ok(()),
-            Place::Trap => {}
-            Place::Exit => {
+    fn restore(&mut self) -> Result<(), Error> {
+        match self.phase {
+            Phase::Restored | Phase::Abandoned => return Ok(()),
+            Phase::Trap => {}
+            Phase::Exit => {
                 // Only a thread that passes the kernel's signal code restarts its system call. So a trap is requested, which the thread
                 // meets before it reaches the program.
-                self.point_to(&self.returning())?;
+                self.point_to(&self.restoring_registers())?;
                 self.trap()?;
             }
         }
@@ -280,18 +198,18 @@ impl<'h> Remote<'h> {
         }
         sys::set_signal_mask(tid, self.mask).map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
         self.point_to(&self.original)?;
-        self.place = Place::Back;
-        for info in self.held_back.drain(..) {
+        self.phase = Phase::Restored;
+        for info in self.deferred_signals.drain(..) {
             let _ = sys::queue_signal(self.tracer.process.pid().0, tid, &info);
         }
-        if let Ok(standing) = self.tracer.standing(tid) {
-            standing.registers = Some(self.original);
+        if let Ok(stop_state) = self.tracer.stop_state(tid) {
+            stop_state.registers = Some(self.original);
         }
         Ok(())
     }
 
     /// Returns registers from which the thread restores itself.
-    fn returning(&self) -> Registers {
+    fn restoring_registers(&self) -> Registers {
         let no_call = u64::MAX;
         // Direction and trap flags as a function expects them.
         let eflags = self.original.eflags & !0x500;
@@ -305,9 +223,9 @@ impl<'h> Remote<'h> {
     }
 
     fn check_ready(&self) -> Result<(), Error> {
-        match self.place {
-            Place::Trap | Place::Exit => Ok(()),
-            Place::Abandoned | Place::Back => Err(Error::ThreadGone(Tid(self.tid))),
+        match self.phase {
+            Phase::Trap | Phase::Exit => Ok(()),
+            Phase::Abandoned | Phase::Restored => Err(Error::ThreadGone(Tid(self.tid))),
         }
     }
 
@@ -333,16 +251,16 @@ impl<'h> Remote<'h> {
 
     /// Brings the thread into a trap without executing instructions of the program.
     fn trap(&mut self) -> Result<(), Error> {
-        let deadline = Instant::now() + SYSCALL_LIMIT;
+        let deadline = Instant::now() + SYSCALL_TIMEOUT;
         let mut signal = 0;
         loop {
             // Each time, because any other stop cancels the request.
             sys::interrupt(self.tid).map_err(|error| lost(self.tid, "PTRACE_INTERRUPT", error))?;
             self.resume(sys::cont, signal)?;
-            match self.next_report(deadline, SYSCALL_LIMIT)? {
+            match self.next_report(deadline, SYSCALL_TIMEOUT)? {
                 Wait::Trap { group_stop } => {
                     self.note_group_stop(group_stop);
-                    self.place = Place::Trap;
+                    self.phase = Phase::Trap;
                     return Ok(());
                 }
                 other => signal = self.serve(other)?,
@@ -370,9 +288,9 @@ impl<'h> Remote<'h> {
             }
             Wait::Syscall => Ok(0),
             ended => {
-                self.place = Place::Abandoned;
-                match self.tracer.absorb(self.tid, ended)? {
-                    Seen::Gone if self.tracer.replaced => Err(Error::Exec(self.tracer.process.pid())),
+                self.phase = Phase::Abandoned;
+                match self.tracer.handle_report(self.tid, ended)? {
+                    StopOutcome::Gone if self.tracer.replaced => Err(Error::Exec(self.tracer.process.pid())),
                     _ => Err(Error::ThreadGone(Tid(self.tid))),
                 }
             }
@@ -384,18 +302,18 @@ impl<'h> Remote<'h> {
     fn serve_signal(&mut self, signal: i32) -> Result<i32, Error> {
         let info = sys::signal_info(self.tid).map_err(|error| lost(self.tid, "PTRACE_GETSIGINFO", error))?;
         if info.si_code <= 0 {
-            self.held_back.push(info);
+            self.deferred_signals.push(info);
             return Ok(0);
         }
         let pc = self.current()?.pc();
-        self.point_to(&self.returning())?;
+        self.point_to(&self.restoring_registers())?;
         self.trap()?;
         Err(Error::RemoteFault { tid: Tid(self.tid), signal, pc })
     }
 
     fn note_group_stop(&mut self, group_stop: bool) {
-        if let Ok(standing) = self.tracer.standing(self.tid) {
-            standing.group_stop = group_stop;
+        if let Ok(stop_state) = self.tracer.stop_state(self.tid) {
+            stop_state.group_stop = group_stop;
         }
     }
 
@@ -412,7 +330,7 @@ impl<'h> Remote<'h> {
                     }
                 }
                 Err(error) => {
-                    self.place = Place::Abandoned;
+                    self.phase = Phase::Abandoned;
                     self.tracer.threads.remove(&self.tid);
                     return Err(lost(
                         self.tid,
@@ -429,7 +347,7 @@ impl<'h> Remote<'h> {
 
     /// Leaves the thread to itself. It runs now. It was resumed to the next system call, so the next wait of the tracer serves that report.
     fn abandon(&mut self, limit: Duration) -> Error {
-        self.place = Place::Abandoned;
+        self.phase = Phase::Abandoned;
         if let Some(thread) = self.tracer.threads.get_mut(&self.tid) {
             thread.state = State::Running;
         }
@@ -439,13 +357,13 @@ impl<'h> Remote<'h> {
 
 impl Drop for Remote<'_> {
     fn drop(&mut self) {
-        let _ = self.put_back();
+        let _ = self.restore();
     }
 }
 
 /// Returns the registers with which an interrupted system call is made again if nothing happens in between. The kernel does the same when
 /// it restarts a call, but `rt_sigreturn` does not. `call` is the call that the program made.
-fn made_anew(registers: &Registers, call: Option<u64>) -> Registers {
+fn restarted_call(registers: &Registers, call: Option<u64>) -> Registers {
     let no_call = Registers { orig_rax: u64::MAX, ..*registers };
     match call {
         Some(nr) if registers.restarts() => Registers { rip: registers.rip - 2, rax: nr, ..no_call },

@@ -1,9 +1,9 @@
 //! A traced process: seize, stop, resume, events.
 
-use crate::freeze::{Freezing, Frozen};
-use crate::status::Usual;
-use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
-use crate::{Error, Pid, Process, Stopped, Tid, sys};
+use crate::freeze::{FrozenProcess, PartialFreeze};
+use crate::status::AverageUsage;
+use crate::tracer::{STOP_TIMEOUT, State, StopOutcome, Tracer};
+use crate::{Error, Event, Pid, Process, Stopped, Tid, sys};
 use std::collections::BTreeSet;
 use std::panic;
 use std::thread;
@@ -11,73 +11,34 @@ use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files;
 
 /// Largest number of reports without an event that one call serves: a storm of signals never ends.
-const REPORTS_AT_ONCE: usize = 1024;
+const REPORTS_PER_CALL_MAX: usize = 1024;
 /// Number of threads that can be stopped within a few milliseconds with the processor given to the target in between.
-const FEW_THREADS: usize = 32;
-
-/// Origin of a new process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Birth {
-    /// It has a copy of the memory: it inherits text, trampolines and ledger, and continues by itself.
-    Fork,
-    /// It shares the memory until it calls exec or exits, and its parent thread waits for that.
-    Vfork,
-    /// It shares the memory.
-    CloneVm,
-}
-
-/// Report of the pump.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event {
-    /// A new thread. It is held before its first instruction until [`Session::let_go`], or [`Session::stop`] and dropping the [`Stopped`].
-    NewThread(Tid),
-    /// A thread made a process. The process is held before its first instruction until [`Session::release`].
-    NewProcess {
-        /// The new process.
-        pid: Pid,
-        /// The thread that made it.
-        parent: Tid,
-        /// Origin of the process.
-        how: Birth,
-    },
-    /// The child of a vfork has called exec or exited, and its parent continues.
-    VforkDone(Tid),
-    /// A thread is stopped after [`Session::request_stop`]. It is held until [`Session::let_go`], or [`Session::stop`] and dropping the
-    /// [`Stopped`].
-    Stood(Tid),
-    /// A thread ended.
-    ThreadExited(Tid),
-    /// The process runs another program now. It is held before the first instruction; all other threads are gone.
-    Exec,
-    /// The process ended: exit code, or 128 + signal, or -1 if the code is unknown.
-    Exited(i32),
-}
+const FEW_THREADS_MAX: usize = 32;
 
 /// Result of [`Session::stop`].
 #[derive(Debug)]
 pub enum Stop<'s> {
-    /// It is stopped until the value is dropped.
+    /// The thread is stopped until the value is dropped.
     Stopped(Stopped<'s>),
-    /// It has ended.
+    /// The thread has ended.
     Gone,
-    /// It waits for the child of its vfork, which uses this memory: it cannot be stopped, and does not run until
+    /// The thread waits for the child of its vfork, which uses this memory: it cannot be stopped, and does not run until
     /// [`Event::VforkDone`].
     InVfork,
 }
 
 /// Result of a request to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// [`Event::Stood`] or [`Event::ThreadExited`] will follow.
-    Asked,
-    /// It is stopped already.
-    Stands,
-    /// It is new and has not run yet: [`Event::NewThread`] will follow.
-    Newborn,
-    /// It has ended.
+pub enum StopRequest {
+    /// [`Event::Stopped`] or [`Event::ThreadExited`] will follow.
+    Pending,
+    /// The thread is stopped already.
+    AlreadyStopped,
+    /// The thread is new and has not run yet: [`Event::NewThread`] will follow.
+    New,
+    /// The thread has ended.
     Gone,
-    /// It waits for the child of its vfork and cannot be stopped before [`Event::VforkDone`].
+    /// The thread waits for the child of its vfork and cannot be stopped before [`Event::VforkDone`].
     InVfork,
 }
 
@@ -95,6 +56,9 @@ pub struct Session<'p> {
 /// When the tracing OS thread ends, the kernel releases all threads without stopping any.
 ///
 /// `work` must not block for long without [`Session::pump`]: signals and new threads wait for it meanwhile.
+///
+/// # Errors
+/// The process has ended, is traced already, or may not be traced; or no OS thread can be started. Then `work` was not called.
 pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) -> R + Send) -> Result<R, Error> {
     let tracing = || {
         let tracer = Tracer::seize(process.clone())?;
@@ -135,54 +99,70 @@ impl<'p> Session<'p> {
 
     /// Seizes threads that are not reported; returns true if there were any. A thread that is seized while it makes a thread makes one that
     /// is not traced. After each of [`Session::threads`] has been stopped once, that cannot happen any more.
-    pub fn seize_untold(&mut self) -> Result<bool, Error> {
-        self.tracer.seize_untold()
+    ///
+    /// # Errors
+    /// A thread cannot be seized or read.
+    pub fn seize_unreported(&mut self) -> Result<bool, Error> {
+        self.tracer.seize_unreported()
     }
 
     /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it can stop, and many
     /// threads can wait for theirs together. [`Session::pump`] reports when it is stopped. [`Session::idle_since_stop`] does not know about
     /// such a stop.
-    pub fn request_stop(&mut self, tid: Tid) -> Result<Asked, Error> {
+    ///
+    /// # Errors
+    /// The kernel refuses the request.
+    pub fn request_stop(&mut self, tid: Tid) -> Result<StopRequest, Error> {
         self.request(tid, false)
     }
 
     /// Asks like [`Session::request_stop`], for a thread that may have to be asked once more: [`Session::idle_since_stop`] will know about
     /// the stop.
-    pub fn request_stop_again(&mut self, tid: Tid) -> Result<Asked, Error> {
+    ///
+    /// # Errors
+    /// As [`Session::request_stop`].
+    pub fn request_stop_again(&mut self, tid: Tid) -> Result<StopRequest, Error> {
         self.request(tid, true)
     }
 
-    fn request(&mut self, tid: Tid, noting: bool) -> Result<Asked, Error> {
+    fn request(&mut self, tid: Tid, records_sleep: bool) -> Result<StopRequest, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
-            return Ok(Asked::InVfork);
+            return Ok(StopRequest::InVfork);
         }
-        if !self.tracer.ask_to_stop(tid.0, noting)? {
-            return Ok(Asked::Gone);
+        if !self.tracer.request_stop(tid.0, records_sleep)? {
+            return Ok(StopRequest::Gone);
         }
         match self.tracer.threads.get_mut(&tid.0) {
-            None => Ok(Asked::Gone),
-            Some(thread) if matches!(thread.state, State::Standing(_)) => Ok(Asked::Stands),
-            Some(thread) if matches!(thread.state, State::Expected) => Ok(Asked::Newborn),
+            None => Ok(StopRequest::Gone),
+            Some(thread) if matches!(thread.state, State::Stopped(_)) => Ok(StopRequest::AlreadyStopped),
+            Some(thread) if matches!(thread.state, State::Expected) => Ok(StopRequest::New),
             Some(thread) => {
-                thread.asked = true;
-                Ok(Asked::Asked)
+                thread.stop_requested = true;
+                Ok(StopRequest::Pending)
             }
         }
     }
 
     /// Returns true if a thread has not executed an instruction yet: it is held, or its first stop is still to come.
-    pub fn is_newborn(&self, tid: Tid) -> bool {
+    pub fn is_new(&self, tid: Tid) -> bool {
         let announced = || self.tracer.events.iter().any(|event| *event == Event::NewThread(tid));
         self.tracer.threads.get(&tid.0).is_some_and(|thread| matches!(thread.state, State::Expected)) || announced()
     }
 
     /// Withdraws all requests; threads that are stopped because of one continue.
+    ///
+    /// # Errors
+    /// A thread cannot be resumed; the requests are withdrawn.
     pub fn withdraw_requests(&mut self) -> Result<(), Error> {
-        self.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
-        let stood: Vec<i32> =
-            self.tracer.events.iter().filter_map(|e| if let Event::Stood(t) = e { Some(t.0) } else { None }).collect();
-        self.tracer.events.retain(|event| !matches!(event, Event::Stood(_)));
-        let result = stood.into_iter().try_for_each(|tid| match self.tracer.let_go(tid) {
+        self.tracer.threads.values_mut().for_each(|thread| thread.stop_requested = false);
+        let stopped: Vec<i32> = self
+            .tracer
+            .events
+            .iter()
+            .filter_map(|e| if let Event::Stopped(t) = e { Some(t.0) } else { None })
+            .collect();
+        self.tracer.events.retain(|event| !matches!(event, Event::Stopped(_)));
+        let result = stopped.into_iter().try_for_each(|tid| match self.tracer.resume_thread(tid) {
             Ok(_) | Err(Error::ThreadGone(_)) => Ok(()),
             Err(error) => Err(error),
         });
@@ -193,7 +173,7 @@ impl<'p> Session<'p> {
     /// Announces that all threads will be stopped one after another, or that this is over. With many of them the tracer keeps the processor
     /// in between: otherwise it would get the processor back only after every thread of a busy program has had its turn, a thousand times.
     pub fn expect_all_to_stop(&mut self, expected: bool) {
-        self.tracer.priority.busy = expected && self.tracer.threads.len() > FEW_THREADS;
+        self.tracer.priority.busy = expected && self.tracer.threads.len() > FEW_THREADS_MAX;
         match self.tracer.priority.busy {
             true => self.tracer.priority.raise(),
             false => self.tracer.lower_priority(),
@@ -202,6 +182,9 @@ impl<'p> Session<'p> {
 
     /// Returns threads that sleep and have used much less of the processors than the others: a pause of some milliseconds does no harm. The
     /// answer is as of the last freeze, or otherwise as of now.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or a thread's `stat` cannot be understood.
     pub fn idle(&self) -> Result<BTreeSet<Tid>, Error> {
         if let Some(idle) = &self.tracer.idle {
             return Ok(idle.iter().map(|&tid| Tid(tid)).collect());
@@ -210,8 +193,8 @@ impl<'p> Session<'p> {
         for &tid in self.tracer.threads.keys() {
             threads.extend(self.process.thread_info(Tid(tid))?);
         }
-        let usual = Usual::of(threads.iter().map(|thread| thread.cpu_ticks));
-        let idle = threads.iter().filter(|thread| thread.state == 'S' && usual.is_idle(thread.cpu_ticks));
+        let average = AverageUsage::of(threads.iter().map(|thread| thread.cpu_ticks));
+        let idle = threads.iter().filter(|thread| thread.state == 'S' && average.is_idle(thread.cpu_ticks));
         Ok(idle.map(|thread| thread.tid).collect())
     }
 
@@ -220,40 +203,49 @@ impl<'p> Session<'p> {
     pub fn expect_idle_to_stop(&mut self, expected: bool) {
         match expected && self.tracer.priority.busy {
             true => self.tracer.priority.spare_others(),
-            false => self.tracer.priority.spare_nobody(),
+            false => self.tracer.priority.end_sparing(),
         }
     }
 
     /// Stops one thread. One that is held already (new, or found stopped) is returned as it is.
     ///
     /// After [`Error::Unstoppable`] the thread continues; when it does stop, the next [`Session::pump`] resumes it.
+    ///
+    /// # Errors
+    /// [`Error::Unstoppable`] after five seconds; [`Error::Exec`] if the process runs another program now.
     pub fn stop(&mut self, tid: Tid) -> Result<Stop<'_>, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Stop::InVfork);
         }
-        if !self.tracer.ask_to_stop(tid.0, true)? {
+        if !self.tracer.request_stop(tid.0, true)? {
             return Ok(Stop::Gone);
         }
-        let seen = self.tracer.await_stop(tid.0, STOP_LIMIT, None);
+        let outcome = self.tracer.await_stop(tid.0, STOP_TIMEOUT, None);
         if let Some(thread) = self.tracer.threads.get_mut(&tid.0) {
-            thread.asked = false;
+            thread.stop_requested = false;
         }
-        match seen? {
-            Seen::Standing => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
-            Seen::InVfork => Ok(Stop::InVfork),
+        match outcome? {
+            StopOutcome::Stopped => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
+            StopOutcome::InVfork => Ok(Stop::InVfork),
             _ if self.tracer.replaced => Err(Error::Exec(self.process.pid())),
             _ => Ok(Stop::Gone),
         }
     }
 
     /// Resumes a held thread that has no [`Stopped`]. A thread that is not held is left alone.
-    pub fn let_go(&mut self, tid: Tid) -> Result<(), Error> {
-        let result = self.tracer.let_go(tid.0);
+    ///
+    /// # Errors
+    /// The kernel refuses to resume it.
+    pub fn resume_thread(&mut self, tid: Tid) -> Result<(), Error> {
+        let result = self.tracer.resume_thread(tid.0);
         self.tracer.lower_priority();
         result.map(drop)
     }
 
     /// Ends the tracing of a new process; it continues.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if the process is not held, or the kernel refuses to detach it.
     pub fn release(&mut self, pid: Pid) -> Result<(), Error> {
         let result = self.tracer.release(pid);
         self.tracer.lower_priority();
@@ -262,15 +254,21 @@ impl<'p> Session<'p> {
 
     /// Returns true if a thread has executed nothing of the program since it was last resumed: another stop would show nothing new and
     /// restart its time-out. False for a thread that was never stopped, or not in a system call.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`], or its state cannot be understood.
     pub fn idle_since_stop(&mut self, tid: Tid) -> Result<bool, Error> {
         self.tracer.idle_since_stop(tid.0)
     }
 
     /// Serves the target (signals are forwarded unchanged, job control is kept) and returns the next event, or `None` when the deadline has
     /// passed. With a deadline in the past, returns only an event that is already there.
+    ///
+    /// # Errors
+    /// The kernel refuses a wait, or to resume a thread.
     pub fn pump(&mut self, deadline: Instant) -> Result<Option<Event>, Error> {
         // An event is returned before more is served: mostly a thread is stopped for it.
-        for _ in 0..REPORTS_AT_ONCE {
+        for _ in 0..REPORTS_PER_CALL_MAX {
             if !self.tracer.events.is_empty() || self.tracer.serve_one(false)?.is_none() {
                 break;
             }
@@ -295,27 +293,36 @@ impl<'p> Session<'p> {
     ///
     /// A thread in state D cannot be woken: the others are stopped for it only some milliseconds. Then all continue, and it is tried again,
     /// for half a second.
-    pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
-        Frozen::all(self)
+    ///
+    /// # Errors
+    /// [`Error::Unstoppable`] with the thread that prevents it; [`Error::Exec`]; [`Error::Gone`].
+    pub fn freeze(&mut self) -> Result<FrozenProcess<'_, 'p>, Error> {
+        FrozenProcess::all(self)
     }
 
     /// Stops [`Session::idle`] threads, and the other threads on completion. Both are tried once.
-    pub fn begin_to_freeze(&mut self) -> Result<Freezing<'_, 'p>, Error> {
-        Freezing::begin(self)
+    ///
+    /// # Errors
+    /// As [`Session::freeze`]; all threads continue.
+    pub fn begin_freeze(&mut self) -> Result<PartialFreeze<'_, 'p>, Error> {
+        PartialFreeze::begin(self)
     }
 
     /// Stops the thread that can best carry remote calls: one in a system call that restarts, with room on its own stack. Threads that were
     /// examined and cannot carry them are resumed.
+    ///
+    /// # Errors
+    /// [`Error::NoCarrier`] with the reason of the last examined thread; [`Error::NoGadget`]; [`Error::Exec`].
     pub fn stop_carrier(&mut self) -> Result<Stopped<'_>, Error> {
         // The search through the C library's text takes long: before any thread is stopped, not while the carrier is.
         self.process.find_gadgets()?;
         let mut why = "it has no threads".to_owned();
         for tid in crate::carrier::by_fitness(&self.tracer) {
-            if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid, true)? {
+            if self.tracer.waits_for_vfork(tid) || !self.tracer.request_stop(tid, true)? {
                 continue;
             }
-            match self.tracer.await_stop(tid, STOP_LIMIT, None) {
-                Ok(Seen::Standing) => {}
+            match self.tracer.await_stop(tid, STOP_TIMEOUT, None) {
+                Ok(StopOutcome::Stopped) => {}
                 Ok(_) => continue,
                 Err(error @ Error::Unstoppable { .. }) => {
                     why = error.to_string();
@@ -328,7 +335,7 @@ impl<'p> Session<'p> {
                 Ok(Some(fault)) => why = format!("thread {tid}: {fault}"),
                 Err(error) => why = error.to_string(),
             }
-            self.tracer.let_go(tid)?;
+            self.tracer.resume_thread(tid)?;
         }
         match self.tracer.replaced {
             true => Err(Error::Exec(self.process.pid())),

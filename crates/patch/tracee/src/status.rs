@@ -32,26 +32,26 @@ impl ThreadInfo {
 
 /// Processor time used by the threads of a process: the total in ticks, and the number of threads.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Usual {
+pub(crate) struct AverageUsage {
     ticks: u64,
     threads: u64,
 }
 
 /// Divisor for idle threads: a thread is idle if it has used less than the average divided by this number.
-const IDLE_PART: u64 = 4;
+const IDLE_DIVISOR: u64 = 4;
 
-impl Usual {
+impl AverageUsage {
     /// Sums the ticks of each thread.
-    pub(crate) fn of(each: impl Iterator<Item = u64>) -> Usual {
-        each.fold(Usual { ticks: 0, threads: 0 }, |usual, ticks| Usual {
-            ticks: usual.ticks.saturating_add(ticks),
-            threads: usual.threads + 1,
+    pub(crate) fn of(each: impl Iterator<Item = u64>) -> AverageUsage {
+        each.fold(AverageUsage { ticks: 0, threads: 0 }, |average, ticks| AverageUsage {
+            ticks: average.ticks.saturating_add(ticks),
+            threads: average.threads + 1,
         })
     }
 
     /// Returns true if a sleeping thread with these ticks is idle: a pause of some milliseconds does no harm.
     pub(crate) fn is_idle(self, ticks: u64) -> bool {
-        ticks.saturating_mul(self.threads * IDLE_PART) < self.ticks
+        ticks.saturating_mul(self.threads * IDLE_DIVISOR) < self.ticks
     }
 }
 
@@ -111,7 +111,7 @@ pub struct Status {
     pub tracer: Pid,
     /// Real, effective, saved and file-system user.
     pub uids: [u32; 4],
-    /// Its number in each nested PID namespace, ours first.
+    /// Number of the process in each nested PID namespace, ours first.
     pub ns_pids: Vec<i32>,
     /// Number of threads of the process.
     pub threads: u32,

@@ -385,15 +385,15 @@ pub(crate) fn scheduling() -> (libc::c_int, u64) {
 
 /// Gives an OS thread of this process (0: this one) the policy SCHED_FIFO, if it may: on a busy machine a tracer that waits for a processor
 /// keeps its tracees stopped. Otherwise gives it the best ordinary priority. Without the permission for either all works, but more slowly.
-pub(crate) fn run_before_others(tid: i32) {
+pub(crate) fn set_fifo_class(tid: i32) {
     if !set_policy(tid, libc::SCHED_FIFO, USUAL_SLICE) {
         // SAFETY: plain integers; 0 is the calling thread.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, -20) };
     }
 }
 
-/// Reverts [`run_before_others`] and [`run_after_others`]; returns true if the kernel allowed it.
-pub(crate) fn run_like_others(tid: i32) -> bool {
+/// Reverts [`set_fifo_class`] and [`set_idle_class`]; returns true if the kernel allowed it.
+pub(crate) fn set_default_class(tid: i32) -> bool {
     // SAFETY: plain integers; 0 is the calling thread.
     set_policy(tid, libc::SCHED_OTHER, SLICE_NS)
         && unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, 0) } == 0
@@ -403,7 +403,7 @@ pub(crate) fn run_like_others(tid: i32) -> bool {
 ///
 /// Not with short slices: the kernel protects a running thread for the shortest slice of all that wait for its processor, and at the next
 /// tick it may well choose the SCHED_IDLE thread.
-pub(crate) fn run_after_others(tid: i32) {
+pub(crate) fn set_idle_class(tid: i32) {
     set_policy(tid, libc::SCHED_OTHER, USUAL_SLICE);
     set_policy(tid, libc::SCHED_IDLE, USUAL_SLICE);
 }
@@ -414,13 +414,13 @@ pub(crate) fn run_after_others(tid: i32) {
 /// A thread that wakes up later preempts a SCHED_IDLE thread, but one that woke up before waits for the kernel's next tick. To the kernel a
 /// SCHED_IDLE thread is a thread of small weight, which runs before all others for some milliseconds when they have had more than their
 /// share. A thread that yields loses that claim (seen with Linux 6.18).
-pub(crate) fn let_others_run() {
+pub(crate) fn yield_processor() {
     // SAFETY: no arguments, and it cannot fail.
     unsafe { libc::sched_yield() };
 }
 
 /// Returns true if this OS thread may raise its priority again after it was lowered.
-pub(crate) fn may_raise() -> bool {
+pub(crate) fn can_raise_priority() -> bool {
     set_policy(0, libc::SCHED_FIFO, USUAL_SLICE) && set_policy(0, libc::SCHED_OTHER, SLICE_NS)
 }
 

@@ -1,10 +1,11 @@
 //! Records of the traced threads: running, stopped, reported. All ptrace calls happen on one OS thread.
 
+use crate::error::lost;
 use crate::priority::Priority;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, Registers};
 use crate::restart;
 use crate::sys::{self, Wait, WaitTimer};
-use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, ThreadInfo, Tid, process};
+use crate::{Error, Event, Pid, Process, ProcessOrigin, ThreadActivity, ThreadInfo, Tid, process};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,22 +13,22 @@ use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
 /// Time limit for the stop of a thread; sleeps in the disk queue do not last longer.
-pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// First limit of the time for which other threads are stopped because of a thread in state D. No signal wakes it; mostly it waits for a
 /// disk.
-pub(crate) const ASLEEP_FIRST: Duration = Duration::from_millis(2);
+pub(crate) const UNINTERRUPTIBLE_LIMIT_MIN: Duration = Duration::from_millis(2);
 /// Time of the first check of a wait: not just before that limit.
-const FIRST_LOOK: Duration = Duration::from_millis(3);
+const FIRST_CHECK_DELAY: Duration = Duration::from_millis(3);
 /// Number of reports served before the threads that were asked to stop are polled one by one. The kernel reports the youngest thread first:
 /// a program that makes threads faster than they can be served would hide the others without end.
-const REPORTS_OF_OTHERS: u32 = 32;
+const REPORTS_OF_OTHERS_MAX: u32 = 32;
 const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
 /// Number of sleeps caused by one stop: the stop itself, and the next sleep in the restarted call.
 const SWITCHES_OF_A_STOP: u64 = 2;
 
 /// State of a stopped thread.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Standing {
+pub(crate) struct StopState {
     pub(crate) since_ns: u64,
     pub(crate) registers: Option<Registers>,
     pub(crate) group_stop: bool,
@@ -39,18 +40,18 @@ pub(crate) struct Standing {
 // Boxing the large variant would allocate while a thread is stopped.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum State {
-    /// Its parent reported it as new; its own first stop is still to come.
+    /// A parent reported the thread as new; its own first stop is still to come.
     Expected,
     Running,
-    Standing(Standing),
+    Stopped(StopState),
 }
 
 #[derive(Debug)]
 pub(crate) struct Thread {
     pub(crate) state: State,
     pub(crate) in_vfork: bool,
-    /// True if it was asked to stop without a wait: its stop is reported as [`Event::Stood`].
-    pub(crate) asked: bool,
+    /// True if it was asked to stop without a wait: its stop is reported as [`Event::Stopped`].
+    pub(crate) stop_requested: bool,
     /// True if it is new and has not run yet; [`Event::NewThread`] is among the events, or was taken from there.
     announced: bool,
     /// True if it has been stopped before.
@@ -68,7 +69,7 @@ impl Thread {
         Thread {
             state,
             in_vfork: false,
-            asked: false,
+            stop_requested: false,
             announced: false,
             stopped: false,
             switches_before: None,
@@ -101,27 +102,27 @@ impl Thread {
 /// A process made by the target: the report of its parent and its own first stop must both have come.
 #[derive(Debug, Default)]
 struct Child {
-    born: Option<(Tid, Birth)>,
-    stands: bool,
+    origin: Option<(Tid, ProcessOrigin)>,
+    is_stopped: bool,
 }
 
 /// Effect of a report on a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// It is stopped and held.
-    Standing,
+pub(crate) enum StopOutcome {
+    /// The thread is stopped and held.
+    Stopped,
     /// The report was served and the thread continues.
-    Moving,
-    /// It has ended, or the process is another program now.
+    Running,
+    /// The thread has ended, or the process is another program now.
     Gone,
-    /// It waits for the child of its vfork and cannot stop.
+    /// The thread waits for the child of its vfork and cannot stop.
     InVfork,
-    /// It sleeps in state D for longer than the limit that the caller of [`Tracer::await_stop`] gave.
-    Asleep,
+    /// The thread sleeps in state D for longer than the limit that the caller of [`Tracer::await_stop`] gave.
+    Uninterruptible,
 }
 
 /// Returns the error for a thread that did not stop in time.
-pub(crate) fn will_not_stop(tid: i32, state: char) -> Error {
+pub(crate) fn unstoppable(tid: i32, state: char) -> Error {
     let why = match state {
         'D' => "it is in an uninterruptible sleep (state D)".to_owned(),
         state => format!("it is in state {state}"),
@@ -139,11 +140,11 @@ pub(crate) struct Tracer {
     pub(crate) priority: Priority,
     pub(crate) replaced: bool,
     /// Time for which other threads are stopped because of a thread in state D during a freeze; each failed attempt makes it longer.
-    pub(crate) asleep_limit: Duration,
+    pub(crate) uninterruptible_limit: Duration,
     /// Threads that were idle at the last freeze; `None` before the first.
     pub(crate) idle: Option<Vec<i32>>,
     /// Reports served since the threads that were asked to stop were last polled.
-    of_others: u32,
+    reports_of_others: u32,
 }
 
 impl Tracer {
@@ -159,9 +160,9 @@ impl Tracer {
             timer,
             priority: Priority::begin(),
             replaced: false,
-            asleep_limit: ASLEEP_FIRST,
+            uninterruptible_limit: UNINTERRUPTIBLE_LIMIT_MIN,
             idle: None,
-            of_others: 0,
+            reports_of_others: 0,
         };
         // Threads made between two enumerations are found by the next one, or attached by the kernel because their parent was already
         // traced. A complete enumeration that finds nothing new proves that all are known.
@@ -188,7 +189,7 @@ impl Tracer {
     }
 
     /// Seizes unknown threads that are not attached to us; returns true if there were any. The other unknown threads report themselves.
-    pub(crate) fn seize_untold(&mut self) -> Result<bool, Error> {
+    pub(crate) fn seize_unreported(&mut self) -> Result<bool, Error> {
         let found = self.process.threads_but(|tid| self.threads.contains_key(&tid))?;
         let mut any = false;
         for info in found.threads.into_iter().filter(ThreadInfo::runs_program) {
@@ -234,38 +235,49 @@ impl Tracer {
         }
     }
 
-    pub(crate) fn anybody_stands(&self) -> bool {
-        self.threads.values().any(|thread| matches!(thread.state, State::Standing(_)))
+    pub(crate) fn any_stopped(&self) -> bool {
+        self.threads.values().any(|thread| matches!(thread.state, State::Stopped(_)))
     }
 
-    pub(crate) fn standing(&mut self, tid: i32) -> Result<&mut Standing, Error> {
+    /// Returns the registers of a stopped thread, read once.
+    pub(crate) fn registers(&mut self, tid: i32) -> Result<Registers, Error> {
+        let stop_state = self.stop_state(tid)?;
+        if let Some(registers) = stop_state.registers {
+            return Ok(registers);
+        }
+        let registers = sys::registers(tid).map_err(|error| lost(tid, "PTRACE_GETREGS", error))?;
+        stop_state.registers = Some(registers);
+        Ok(registers)
+    }
+
+    pub(crate) fn stop_state(&mut self, tid: i32) -> Result<&mut StopState, Error> {
         match self.threads.get_mut(&tid).map(|thread| &mut thread.state) {
-            Some(State::Standing(standing)) => Ok(standing),
+            Some(State::Stopped(stop_state)) => Ok(stop_state),
             _ => Err(Error::ThreadGone(Tid(tid))),
         }
     }
 
     /// Serves one report. Its findings about other threads go to the events.
-    pub(crate) fn absorb(&mut self, tid: i32, wait: Wait) -> Result<Seen, Error> {
+    pub(crate) fn handle_report(&mut self, tid: i32, wait: Wait) -> Result<StopOutcome, Error> {
         match wait {
             Wait::Ended(code) => {
                 self.ended(tid, code);
-                Ok(Seen::Gone)
+                Ok(StopOutcome::Gone)
             }
             Wait::Trap { group_stop } => Ok(self.trapped(tid, group_stop)),
             Wait::Signal(signal) => {
                 self.forward(tid, signal)?;
-                Ok(Seen::Moving)
+                Ok(StopOutcome::Running)
             }
             Wait::Syscall => self.go(tid, 0),
             Wait::Event(libc::PTRACE_EVENT_EXEC) => {
                 self.threads.clear();
                 self.replaced = true;
                 let now = sys::now_ns();
-                let state = Standing { since_ns: now, registers: None, group_stop: false, trap: false };
-                self.threads.insert(tid, Thread::new(State::Standing(state)));
+                let state = StopState { since_ns: now, registers: None, group_stop: false, trap: false };
+                self.threads.insert(tid, Thread::new(State::Stopped(state)));
                 self.events.push_back(Event::Exec);
-                Ok(Seen::Gone)
+                Ok(StopOutcome::Gone)
             }
             Wait::Event(event) => {
                 self.note_event(tid, event)?;
@@ -285,29 +297,29 @@ impl Tracer {
         }
     }
 
-    fn trapped(&mut self, tid: i32, group_stop: bool) -> Seen {
+    fn trapped(&mut self, tid: i32, group_stop: bool) -> StopOutcome {
         let since_ns = sys::now_ns();
         // Repaired at once, not when it is resumed: a kill of the tool in between must not show either.
-        let registers = sys::registers(tid).ok().map(|registers| mend(tid, registers));
-        let standing = Standing { since_ns, registers, group_stop, trap: true };
+        let registers = sys::registers(tid).ok().map(|registers| repair_call(tid, registers));
+        let stop_state = StopState { since_ns, registers, group_stop, trap: true };
         if !self.threads.contains_key(&tid) && !self.has_thread(tid) {
             let child = self.children.entry(tid).or_default();
-            child.stands = true;
-            let born = child.born;
-            self.announce(tid, born);
-            return Seen::Standing;
+            child.is_stopped = true;
+            let origin = child.origin;
+            self.announce(tid, origin);
+            return StopOutcome::Stopped;
         }
         let thread = self.threads.entry(tid).or_insert_with(|| Thread::new(State::Expected));
-        let newborn = matches!(thread.state, State::Expected);
-        thread.state = State::Standing(standing);
+        let is_new = matches!(thread.state, State::Expected);
+        thread.state = State::Stopped(stop_state);
         if let Some(registers) = registers {
             thread.note_sleep(&registers);
         }
-        if newborn {
+        if is_new {
             thread.announced = true;
             self.events.push_back(Event::NewThread(Tid(tid)));
         }
-        Seen::Standing
+        StopOutcome::Stopped
     }
 
     fn has_thread(&self, tid: i32) -> bool {
@@ -317,7 +329,7 @@ impl Tracer {
     /// Records a new thread or process, or the end of a vfork.
     pub(crate) fn note_event(&mut self, tid: i32, event: i32) -> Result<(), Error> {
         if event != libc::PTRACE_EVENT_VFORK_DONE {
-            return self.birth(tid, event);
+            return self.record_birth(tid, event);
         }
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.in_vfork = false;
@@ -326,7 +338,7 @@ impl Tracer {
         Ok(())
     }
 
-    fn birth(&mut self, parent: i32, event: i32) -> Result<(), Error> {
+    fn record_birth(&mut self, parent: i32, event: i32) -> Result<(), Error> {
         let new = match sys::event_message(parent) {
             Ok(message) => message as i32,
             Err(_) => return Ok(()),
@@ -347,23 +359,23 @@ impl Tracer {
             return Ok(());
         }
         let how = match self.process.shares_memory(Pid(new)) {
-            Ok(true) if event == libc::PTRACE_EVENT_VFORK => Birth::Vfork,
-            Ok(true) => Birth::CloneVm,
+            Ok(true) if event == libc::PTRACE_EVENT_VFORK => ProcessOrigin::Vfork,
+            Ok(true) => ProcessOrigin::CloneVm,
             // Without kcmp the flags of the call decide as far as they are known.
-            Err(_) if event == libc::PTRACE_EVENT_VFORK => Birth::Vfork,
-            _ => Birth::Fork,
+            Err(_) if event == libc::PTRACE_EVENT_VFORK => ProcessOrigin::Vfork,
+            _ => ProcessOrigin::Fork,
         };
         let child = self.children.entry(new).or_default();
-        child.born = Some((Tid(parent), how));
-        if child.stands {
-            let born = child.born;
-            self.announce(new, born);
+        child.origin = Some((Tid(parent), how));
+        if child.is_stopped {
+            let origin = child.origin;
+            self.announce(new, origin);
         }
         Ok(())
     }
 
-    fn announce(&mut self, pid: i32, born: Option<(Tid, Birth)>) {
-        if let Some((parent, how)) = born {
+    fn announce(&mut self, pid: i32, origin: Option<(Tid, ProcessOrigin)>) {
+        if let Some((parent, how)) = origin {
             self.events.push_back(Event::NewProcess { pid: Pid(pid), parent, how });
         }
     }
@@ -372,39 +384,39 @@ impl Tracer {
     /// the kernel wakes traced threads even for signals that the program ignores.
     fn forward(&mut self, tid: i32, signal: i32) -> Result<(), Error> {
         if let Ok(registers) = sys::registers(tid) {
-            mend(tid, registers);
+            repair_call(tid, registers);
         }
         self.go(tid, signal).map(drop)
     }
 
     /// Resumes a thread from a stop that was served.
-    fn go(&mut self, tid: i32, signal: i32) -> Result<Seen, Error> {
+    fn go(&mut self, tid: i32, signal: i32) -> Result<StopOutcome, Error> {
         match sys::cont(tid, signal) {
-            Ok(()) => Ok(Seen::Moving),
+            Ok(()) => Ok(StopOutcome::Running),
             // Killed meanwhile; the next wait reports it.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Seen::Moving),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(StopOutcome::Running),
             Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
         }
     }
 
-    /// Asks a running thread to stop. Returns `false` if it has ended, `true` also if it will stop by itself. With `noting`, records the
+    /// Asks a running thread to stop. Returns `false` if it has ended, `true` also if it will stop by itself. With `records_sleep`, records the
     /// data for [`Tracer::idle_since_stop`], which takes as long as the stop itself.
-    pub(crate) fn ask_to_stop(&mut self, tid: i32, noting: bool) -> Result<bool, Error> {
+    pub(crate) fn request_stop(&mut self, tid: i32, records_sleep: bool) -> Result<bool, Error> {
         match self.threads.get(&tid) {
             Some(Thread { state: State::Running, .. }) => {}
             Some(_) => {
-                self.timer.arm(FIRST_LOOK);
+                self.timer.arm(FIRST_CHECK_DELAY);
                 return Ok(true);
             }
             None => return Ok(false),
         }
         self.priority.raise();
-        let switches = if noting { self.process.voluntary_switches(Tid(tid)).ok() } else { None };
+        let switches = if records_sleep { self.process.voluntary_switches(Tid(tid)).ok() } else { None };
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.switches_before = switches;
         }
         // Armed first, so that the wait directly follows the request.
-        self.timer.arm(FIRST_LOOK);
+        self.timer.arm(FIRST_CHECK_DELAY);
         match sys::interrupt(tid) {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
@@ -415,39 +427,46 @@ impl Tracer {
         }
     }
 
-    /// Waits until a thread is stopped that was asked to stop, or is expected to; `asleep` is the limit for one in state D, if shorter.
-    pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration, asleep: Option<Duration>) -> Result<Seen, Error> {
+    /// Waits until a thread is stopped that was asked to stop, or is expected to; `limit_asleep` applies to one in state D.
+    pub(crate) fn await_stop(
+        &mut self,
+        tid: i32,
+        limit: Duration,
+        limit_asleep: Option<Duration>,
+    ) -> Result<StopOutcome, Error> {
         let begun = Instant::now();
         loop {
             match self.threads.get(&tid) {
-                None => return Ok(Seen::Gone),
-                Some(Thread { state: State::Standing(_), .. }) => return Ok(Seen::Standing),
+                None => return Ok(StopOutcome::Gone),
+                Some(Thread { state: State::Stopped(_), .. }) => return Ok(StopOutcome::Stopped),
                 Some(_) => {}
             }
             match sys::wait(tid, true) {
-                Ok(Some(report)) => match self.absorb(tid, report)? {
-                    Seen::Moving if self.threads.get(&tid).is_some_and(|thread| thread.in_vfork) => {
-                        return Ok(Seen::InVfork);
+                Ok(Some(report)) => match self.handle_report(tid, report)? {
+                    StopOutcome::Running if self.threads.get(&tid).is_some_and(|thread| thread.in_vfork) => {
+                        return Ok(StopOutcome::InVfork);
                     }
                     // Any stop cancels the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
-                    Seen::Moving => drop(sys::interrupt(tid)),
-                    seen => return Ok(seen),
+                    StopOutcome::Running => drop(sys::interrupt(tid)),
+                    outcome => return Ok(outcome),
                 },
                 Ok(None) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
                     self.threads.remove(&tid);
-                    return Ok(Seen::Gone);
+                    return Ok(StopOutcome::Gone);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                     if self.waits_for_vfork(tid) {
-                        return Ok(Seen::InVfork);
+                        return Ok(StopOutcome::InVfork);
                     }
-                    match self.look_after(tid)? {
-                        None => return Ok(Seen::Gone),
+                    match self.poll_state(tid)? {
+                        None => return Ok(StopOutcome::Gone),
                         // the next wait reports it, unless this check did
                         Some('t') => {}
-                        Some('D') if asleep.is_some_and(|asleep| begun.elapsed() >= asleep) => return Ok(Seen::Asleep),
-                        Some(state) if begun.elapsed() >= limit => return Err(will_not_stop(tid, state)),
+                        Some('D') if limit_asleep.is_some_and(|limit| begun.elapsed() >= limit) => {
+                            return Ok(StopOutcome::Uninterruptible);
+                        }
+                        Some(state) if begun.elapsed() >= limit => return Err(unstoppable(tid, state)),
                         Some(_) => {}
                     }
                 }
@@ -458,15 +477,15 @@ impl Tracer {
 
     /// Returns the state of a thread that does not report, `None` if it has ended. The leader of a process whose other threads continue
     /// reports nothing when it ends.
-    fn look_after(&mut self, tid: i32) -> Result<Option<char>, Error> {
+    fn poll_state(&mut self, tid: i32) -> Result<Option<char>, Error> {
         let info = self.process.thread_info(Tid(tid))?;
         if let Some(info) = info.filter(|info| !matches!(info.state, 'Z' | 'X')) {
             return Ok(Some(info.state));
         }
         // It may have reported between the check and the wait.
         if let Ok(Some(report)) = sys::wait(tid, false) {
-            let seen = self.absorb(tid, report)?;
-            return Ok((seen != Seen::Gone).then_some('t'));
+            let outcome = self.handle_report(tid, report)?;
+            return Ok((outcome != StopOutcome::Gone).then_some('t'));
         }
         self.threads.remove(&tid);
         Ok(None)
@@ -476,7 +495,7 @@ impl Tracer {
     /// in which it sleeps.
     pub(crate) fn waits_for_vfork(&mut self, tid: i32) -> bool {
         let Some(thread) = self.threads.get(&tid) else { return false };
-        if matches!(thread.state, State::Standing(_)) {
+        if matches!(thread.state, State::Stopped(_)) {
             return false;
         }
         if thread.in_vfork {
@@ -509,25 +528,25 @@ impl Tracer {
     }
 
     /// Resumes a stopped thread; returns for how long it was stopped, in nanoseconds.
-    pub(crate) fn let_go(&mut self, tid: i32) -> Result<u64, Error> {
+    pub(crate) fn resume_thread(&mut self, tid: i32) -> Result<u64, Error> {
         let Some(thread) = self.threads.get_mut(&tid) else { return Ok(0) };
-        let State::Standing(standing) = thread.state else { return Ok(0) };
+        let State::Stopped(stop_state) = thread.state else { return Ok(0) };
         thread.state = State::Running;
         thread.stopped = true;
         // A running thread is not new any more: a caller that met the event later would take it for a thread without frames.
         if std::mem::take(&mut thread.announced) {
             self.events.retain(|event| *event != Event::NewThread(Tid(tid)));
         }
-        let result = if standing.group_stop { sys::listen(tid) } else { sys::cont(tid, 0) };
-        let stood_ns = sys::now_ns() - standing.since_ns;
-        thread.returns_to = match (standing.registers, thread.switches_before.take()) {
+        let result = if stop_state.group_stop { sys::listen(tid) } else { sys::cont(tid, 0) };
+        let stopped_ns = sys::now_ns() - stop_state.since_ns;
+        thread.returns_to = match (stop_state.registers, thread.switches_before.take()) {
             (Some(registers), Some(before)) if registers.restarts() => Some(sleep_after(&registers, before)),
             _ => None,
         };
         match result {
-            Ok(()) => Ok(stood_ns),
+            Ok(()) => Ok(stopped_ns),
             // Killed while it was stopped; the next wait reports it.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(stood_ns),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(stopped_ns),
             Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
         }
     }
@@ -544,8 +563,8 @@ impl Tracer {
         if !self.priority.is_raised() {
             return;
         }
-        let stands = |thread: &Thread| thread.asked || !matches!(thread.state, State::Running);
-        if !self.threads.values().any(stands) && !self.children.values().any(|child| child.stands) {
+        let is_held = |thread: &Thread| thread.stop_requested || !matches!(thread.state, State::Running);
+        if !self.threads.values().any(is_held) && !self.children.values().any(|child| child.is_stopped) {
             self.priority.lower();
         }
     }
@@ -565,10 +584,11 @@ impl Tracer {
     /// Serves one report, of any thread: `None` if there was none (`block`: if the timer interrupted). A thread that is stopped without a
     /// request is resumed.
     pub(crate) fn serve_one(&mut self, block: bool) -> Result<Option<()>, Error> {
-        if self.of_others >= REPORTS_OF_OTHERS {
-            self.of_others = 0;
-            let asked = self.threads.iter().filter(|(_, thread)| thread.asked).map(|(&tid, _)| tid).collect();
-            if self.serve_each(asked)? {
+        if self.reports_of_others >= REPORTS_OF_OTHERS_MAX {
+            self.reports_of_others = 0;
+            let stop_requested =
+                self.threads.iter().filter(|(_, thread)| thread.stop_requested).map(|(&tid, _)| tid).collect();
+            if self.serve_each(stop_requested)? {
                 return Ok(Some(()));
             }
         }
@@ -582,7 +602,7 @@ impl Tracer {
             Err(error) => match error.raw_os_error() {
                 Some(libc::EINTR) => return Ok(None),
                 Some(libc::ECHILD) => {
-                    self.nobody_left();
+                    self.no_thread_left();
                     return Ok(None);
                 }
                 _ => return Err(Error::Os { call: "waitid", id: self.process.pid().0, source: error }),
@@ -597,7 +617,7 @@ impl Tracer {
             }
             return Ok(served.then_some(()));
         }
-        self.of_others += 1;
+        self.reports_of_others += 1;
         match sys::wait(tid, false) {
             Ok(Some(report)) => self.serve(tid, report).map(Some),
             _ => Ok(Some(())),
@@ -606,20 +626,20 @@ impl Tracer {
 
     fn serve(&mut self, tid: i32, report: Wait) -> Result<(), Error> {
         let events = self.events.len();
-        let seen = self.absorb(tid, report)?;
+        let outcome = self.handle_report(tid, report)?;
         let asked_for = self.events.len() > events || self.children.contains_key(&tid);
-        let asked = self.threads.get_mut(&tid).is_some_and(|thread| thread.asked);
-        match seen {
-            Seen::Standing if asked_for => {}
-            Seen::Standing if asked => {
+        let stop_requested = self.threads.get_mut(&tid).is_some_and(|thread| thread.stop_requested);
+        match outcome {
+            StopOutcome::Stopped if asked_for => {}
+            StopOutcome::Stopped if stop_requested => {
                 if let Some(thread) = self.threads.get_mut(&tid) {
-                    thread.asked = false;
+                    thread.stop_requested = false;
                 }
-                self.events.push_back(Event::Stood(Tid(tid)));
+                self.events.push_back(Event::Stopped(Tid(tid)));
             }
-            Seen::Standing => drop(self.let_go(tid)?),
+            StopOutcome::Stopped => drop(self.resume_thread(tid)?),
             // Any stop cancels the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
-            Seen::Moving if asked => drop(sys::interrupt(tid)),
+            StopOutcome::Running if stop_requested => drop(sys::interrupt(tid)),
             _ => {}
         }
         Ok(())
@@ -645,7 +665,7 @@ impl Tracer {
                 .is_ok_and(|text| text.contains(&format!("\nTracerPid:\t{}\n", sys::own_tid())))
     }
 
-    fn nobody_left(&mut self) {
+    fn no_thread_left(&mut self) {
         self.threads.clear();
         if !self.events.iter().any(|event| matches!(event, Event::Exited(_))) {
             self.events.push_back(Event::Exited(-1));
@@ -657,25 +677,26 @@ impl Drop for Tracer {
     /// Resumes all stopped threads with their calls repaired; the kernel does the rest when the OS thread ends.
     fn drop(&mut self) {
         self.timer.disarm();
-        let standing = |thread: &Thread| matches!(thread.state, State::Standing(_));
-        let tids: Vec<i32> = self.threads.iter().filter(|(_, t)| standing(t)).map(|(&tid, _)| tid).collect();
+        let is_stopped = |thread: &Thread| matches!(thread.state, State::Stopped(_));
+        let tids: Vec<i32> = self.threads.iter().filter(|(_, t)| is_stopped(t)).map(|(&tid, _)| tid).collect();
         for tid in tids {
-            let _ = self.let_go(tid);
+            let _ = self.resume_thread(tid);
         }
         while let Ok(Some(tid)) = sys::peek(false) {
             if !self.is_ours(tid) {
                 break;
             }
             match sys::wait(tid, false) {
-                Ok(Some(report)) => match self.absorb(tid, report) {
-                    Ok(Seen::Standing) => drop(self.let_go(tid)),
+                Ok(Some(report)) => match self.handle_report(tid, report) {
+                    Ok(StopOutcome::Stopped) => drop(self.resume_thread(tid)),
                     Ok(_) => {}
                     Err(_) => break,
                 },
                 _ => break,
             }
         }
-        let children: Vec<i32> = self.children.iter().filter(|(_, child)| child.stands).map(|(&pid, _)| pid).collect();
+        let children: Vec<i32> =
+            self.children.iter().filter(|(_, child)| child.is_stopped).map(|(&pid, _)| pid).collect();
         for pid in children {
             let _ = self.release(Pid(pid));
         }
@@ -683,7 +704,7 @@ impl Drop for Tracer {
 }
 
 /// Makes an interrupted call restart that would show the program an `EINTR`; returns the registers that the thread has then.
-fn mend(tid: i32, registers: Registers) -> Registers {
+fn repair_call(tid: i32, registers: Registers) -> Registers {
     let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
     match registers.syscall() {
         Some(nr) if interrupted && restart::restartable(nr, &registers.syscall_args()) => {

@@ -20,7 +20,7 @@ const WORD: u64 = 8;
 /// Location of the caller's frame and of its saved registers, from one instruction of a piece on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// Offset of the instruction; less than 256 after the previous row.
+    /// Offset of the instruction in bytes; less than 256 after the previous row.
     pub offset: u32,
     /// Bytes from the stack pointer to the canonical frame address.
     pub frame: u64,

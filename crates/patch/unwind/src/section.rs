@@ -1,8 +1,7 @@
 //! Bytes of a process that are read at first use: a stack walk or a symbol lookup needs only some pages of megabytes of data.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-const PAGE: u64 = 4096;
+use stillpoint_base::PAGE;
 
 /// Reads bytes at an address; returns how many bytes it read.
 type ReadFn<'r> = Box<dyn Fn(u64, &mut [u8]) -> usize + Send + Sync + 'r>;

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
+use stillpoint_base::PAGE;
 use stillpoint_host::kernel_files;
-use stillpoint_kernel_foam::PAGE;
 use stillpoint_kernel_sys::uffd::{HUGE_PAGE, Memory, PutOutcome, collapse};
 
 /// Attempts for a range: the kernel makes free memory contiguous in the background after the first.

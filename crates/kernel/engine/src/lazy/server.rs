@@ -13,8 +13,9 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::time::{Duration, Instant};
+use stillpoint_base::{PAGE, page_start};
 use stillpoint_kernel_criu::lazy::Message;
-use stillpoint_kernel_foam::{Object, PAGE, Pending, Run};
+use stillpoint_kernel_foam::{Object, Pending, Run};
 use stillpoint_kernel_sys::uffd::{Event, Log, Memory, PutOutcome, Record};
 
 /// Bytes fetched for one fault: the neighbours of a page are likely to be touched next.
@@ -311,7 +312,7 @@ impl<'i> Server<'i> {
                 Event::Fault { address } => {
                     self.counts.faults += 1;
                     self.last_fault = Some(Instant::now());
-                    self.fetch_page(at, address & !(PAGE - 1))?;
+                    self.fetch_page(at, page_start(address))?;
                     self.log.discard()?;
                 }
                 event => {

@@ -5,6 +5,7 @@ use linux_raw_sys::general::{uffdio_api, uffdio_copy, uffdio_range, uffdio_regis
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use stillpoint_base::PAGE;
 
 /// Result of an attempt to place pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +109,7 @@ impl Memory {
     }
 
     fn wake(self, address: u64) -> Result<(), Error> {
-        self.wake_range(address, 4096)
+        self.wake_range(address, PAGE)
     }
 
     fn wake_range(self, start: u64, len: u64) -> Result<(), Error> {

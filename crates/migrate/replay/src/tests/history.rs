@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::database::{Database, ITEMS, Image, Isolation, Key, Outcome, PARENTS, Row, State, Statement, apply};
-use super::random::Random;
 use crate::mapping::Kind;
 use crate::{RunningId, Snapshot, Stamp, Token, Xid};
+use stillpoint_base::Random;
 
 /// Contents of a history.
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +99,7 @@ pub(super) struct Source<'a> {
 }
 
 pub(super) fn random_history(random: &mut Random, profile: Profile) -> History {
-    let (sessions, keys, uniques) = (2 + random.below(5), 2 + random.below(4), 2 + random.below(3));
+    let (sessions, keys, uniques) = (2 + random.index(5), 2 + random.index(4), 2 + random.index(3));
     let mut initial = State::new();
     for key in 0..keys as u8 {
         if !random.one_in(3) {
@@ -144,7 +144,7 @@ impl Source<'_> {
             if !busy && self.started >= self.profile.transactions {
                 break;
             }
-            let client = self.random.below(self.clients.len());
+            let client = self.random.index(self.clients.len());
             self.step(client);
             steps += 1;
             assert!(steps < 200_000, "the model does not come to an end");
@@ -213,7 +213,7 @@ impl Source<'_> {
         }
         self.started += 1;
         let plan = self.plan();
-        let isolation = match self.random.below(if self.profile.read_committed { 4 } else { 2 }) {
+        let isolation = match self.random.index(if self.profile.read_committed { 4 } else { 2 }) {
             0 => Isolation::RepeatableRead,
             1 => Isolation::Serializable,
             _ => Isolation::ReadCommitted,
@@ -251,7 +251,7 @@ impl Source<'_> {
     }
 
     fn key(&mut self, table: u8) -> Key {
-        (table, self.random.below(self.keys) as u8)
+        (table, self.random.index(self.keys) as u8)
     }
 
     fn any_key(&mut self) -> Key {
@@ -260,30 +260,30 @@ impl Source<'_> {
     }
 
     fn unique(&mut self) -> Option<u8> {
-        let unique = self.random.below(self.uniques) as u8;
+        let unique = self.random.index(self.uniques) as u8;
         Some(unique).filter(|_| !self.random.one_in(4))
     }
 
     fn row(&mut self, table: u8) -> Row {
-        let value = self.random.below(1000) as i64;
+        let value = self.random.index(1000) as i64;
         if table == PARENTS {
             return Row { value, unique: None, parent: None };
         }
-        let parent = Some(self.random.below(self.keys) as u8).filter(|_| self.random.one_in(2));
+        let parent = Some(self.random.index(self.keys) as u8).filter(|_| self.random.one_in(2));
         Row { value, unique: self.unique(), parent }
     }
 
     fn plan(&mut self) -> Vec<Statement> {
         let long = self.random.one_in(self.profile.long_every);
-        let length = 1 + self.random.below(if long { 10 } else { 4 });
+        let length = 1 + self.random.index(if long { 10 } else { 4 });
         let first = Statement::Read(self.any_key());
         std::iter::once(first).chain((0..length).map(|_| self.statement()).collect::<Vec<_>>()).collect()
     }
 
     fn statement(&mut self) -> Statement {
         let key = self.any_key();
-        match self.random.below(if self.profile.whole { 40 } else { 38 }) {
-            0..8 => Statement::Add(key, 1 + self.random.below(9) as i64),
+        match self.random.index(if self.profile.whole { 40 } else { 38 }) {
+            0..8 => Statement::Add(key, 1 + self.random.index(9) as i64),
             8..13 => Statement::Insert(key, self.row(key.0)),
             13..18 => Statement::Delete(key),
             18..23 => Statement::SetUnique(self.key(ITEMS), self.unique()),

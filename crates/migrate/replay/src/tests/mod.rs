@@ -6,7 +6,6 @@ mod database;
 mod history;
 mod paper;
 mod queued_syncsets;
-mod random;
 mod rules_matter;
 mod simulation;
 mod target;

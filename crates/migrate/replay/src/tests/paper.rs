@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use super::history::{Event, Profile, random_history};
-use super::random::Random;
 use super::target::{Setting, TargetEvent, replay};
 use crate::{
     Error, Limits, Mode, Operation, Part, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Step, Syncset,
     Token, Xid,
 };
+use stillpoint_base::Random;
 
 const FIRST_READ: Step = Step { first: Part::FirstRead, last: Part::FirstRead };
 const UP_TO_WRITES: Step = Step { first: Part::FirstRead, last: Part::Writes };

@@ -1,9 +1,9 @@
 //! Random histories, replayed in every mode: the target must reach the same state as the source.
 
 use super::history::{Profile, random_history};
-use super::random::Random;
 use super::target::{ReplayResult, Setting, replay};
 use crate::Mode;
+use stillpoint_base::Random;
 
 /// Seeds of each test, for a short and a long run.
 fn seeds(short: u64, long: u64) -> std::ops::Range<u64> {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::database::{Database, Image, Isolation, Outcome, Statement};
 use super::history::{Committed, Event, History, tokens};
-use super::random::Random;
 use crate::mapping::{End, map};
 use crate::rules::Rules;
 use crate::{Error, Limits, Mode, Operation, Part, Player, Scheduler, Stamp, Syncset};
+use stillpoint_base::Random;
 
 /// Settings of a replay.
 #[derive(Debug, Clone, Copy)]
@@ -84,8 +84,8 @@ struct Target<'a> {
 
 /// Replays a history; returns an error that describes the first problem.
 pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -> Result<ReplayResult, String> {
-    let count = 1 + random.below(5);
-    let limits = match random.below(3) {
+    let count = 1 + random.index(5);
+    let limits = match random.index(3) {
         0 => Limits { bytes: 500, syncsets: 4 },
         _ => Limits::default(),
     };
@@ -97,7 +97,7 @@ pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -
         scheduler: Scheduler::with_rules(setting.mode, count as u32, limits, setting.rules),
         players: (0..count).map(|_| VecDeque::new()).collect(),
         open: vec![false; count],
-        depth: if setting.mode == Mode::Rows { 1 + random.below(4) } else { 1 },
+        depth: if setting.mode == Mode::Rows { 1 + random.index(4) } else { 1 },
         faulty,
         unread: BTreeSet::new(),
         pending: BTreeSet::new(),
@@ -121,10 +121,10 @@ pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -
 impl Target<'_> {
     fn run(&mut self, events: &[Event]) -> Result<(), String> {
         let (mut at, mut idle) = (0, 0);
-        let eager = 1 + self.random.below(12);
+        let eager = 1 + self.random.index(12);
         while at < events.len() || !self.scheduler.is_drained() {
             // A round over all players without a step is the end, whichever player is chosen.
-            let chosen = self.random.below(self.players.len() + eager);
+            let chosen = self.random.index(self.players.len() + eager);
             let moved = if chosen < self.players.len() {
                 self.play(chosen)?
             } else if at < events.len() {

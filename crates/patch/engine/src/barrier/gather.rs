@@ -12,6 +12,7 @@ use crate::transition::{Migrator, PendingThread, holds};
 use crate::{Error, Quiescence};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use stillpoint_base::Backoff;
 use stillpoint_events::patch;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::DispatchState;
@@ -148,11 +149,10 @@ impl Migrator<'_, '_, '_, '_> {
         let forbidden = self.forbidden(&transition.leave, transition);
         self.walker.prepare();
         let mut reported = BTreeSet::new();
-        let mut wait = POLL_INTERVAL_MIN;
+        let mut wait = Backoff::new(POLL_INTERVAL_MIN, POLL_INTERVAL_MAX);
         let mut last = Vec::new();
         loop {
-            self.serve(Instant::now() + wait)?;
-            wait = (wait * 2).min(POLL_INTERVAL_MAX);
+            self.serve(Instant::now() + wait.next_wait())?;
             let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
             let mut busy = rendezvous::awaited(self.process, library, &request, &self.session.threads())?;
             // the blocked threads have continued: the other threads are the cause

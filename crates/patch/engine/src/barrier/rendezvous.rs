@@ -10,7 +10,7 @@ use crate::scan::Forbidden;
 use crate::walk::Walker;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
+use stillpoint_patch_tracee::{self as tracee, FrozenProcess, Process, Session, Tid};
 
 const LOCK_DESCRIPTION: &str = "code that holds the lock of libstillpoint";
 /// Time limit for the lock; it is held for some instructions.
@@ -61,7 +61,7 @@ pub(crate) struct StackExaminer<'e, 'p> {
 /// Returns the threads that prevent the release of a request while the process is frozen. Such a thread holds the library's lock or is not
 /// blocked. Or the library does not know it, it is not `over`, and it has code that changes on its stack.
 pub(crate) fn blocking_threads(
-    frozen: &mut Frozen<'_, '_>,
+    frozen: &mut FrozenProcess<'_, '_>,
     process: &Process,
     library: &Library,
     request: &Request,

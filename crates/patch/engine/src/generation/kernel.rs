@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{self as tracee, Held, Pid, Process, Session, Tid};
+use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, StoppedThread, Tid};
 
 const SYS_MSEAL: u64 = 462;
 const SYS_ASGEN: u64 = 548;
@@ -77,7 +77,7 @@ pub(super) fn read_as(process: &Process, tid: Tid, at: Avma, buf: &mut [u8]) -> 
 }
 
 /// Migrates a stopped thread to a generation.
-pub(super) fn migrate(thread: &mut Held<'_>, generation: u32) -> Result<(), tracee::Error> {
+pub(super) fn migrate(thread: &mut StoppedThread<'_>, generation: u32) -> Result<(), tracee::Error> {
     thread.remote(SYS_ASGEN, [MIGRATE, generation.into(), 0, 0, 0, 0]).map(drop)
 }
 
@@ -87,7 +87,7 @@ pub(super) fn commit(process: &Process, session: &mut Session<'_>, generation: u
 }
 
 /// Makes a thread of a frozen process commit a generation without a check of the threads: none is inside the code that changes.
-pub(super) fn commit_wherever(carrier: &mut Held<'_>, generation: u32) -> Result<(), tracee::Error> {
+pub(super) fn commit_wherever(carrier: &mut StoppedThread<'_>, generation: u32) -> Result<(), tracee::Error> {
     carrier.remote(SYS_ASGEN, [COMMIT_WHEREVER, generation.into(), 0, 0, 0, 0]).map(drop)
 }
 

@@ -148,7 +148,7 @@ impl Migration {
                     return Ok(MigrationResult { threads: threads.len() as u32, staying });
                 }
                 // seizes threads that wait to be reported as new
-                session.seize_untold()?;
+                session.seize_unreported()?;
             }
             if late {
                 return Err(Error::TimedOut { busy });
@@ -171,7 +171,7 @@ impl Migration {
         // walked by now
         let again = self.busy.contains_key(&tid);
         let stack_walked = again && self.stack_walked.contains(&tid);
-        if session.is_newborn(tid) || stack_walked && session.idle_since_stop(tid)? {
+        if session.is_new(tid) || stack_walked && session.idle_since_stop(tid)? {
             return Ok(());
         }
         if again {
@@ -205,7 +205,7 @@ impl Migration {
         tid: Tid,
     ) -> Result<(), Error> {
         let known = self.stays.contains_key(&tid);
-        if self.may_stay.is_empty() || session.is_newborn(tid) || known && session.idle_since_stop(tid)? {
+        if self.may_stay.is_empty() || session.is_new(tid) || known && session.idle_since_stop(tid)? {
             return Ok(());
         }
         walker.prepare();

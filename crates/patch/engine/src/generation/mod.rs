@@ -45,7 +45,7 @@ use std::time::Instant;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{DISPATCH_LEN, DispatchState, JUMP_LEN, jump5};
-use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
+use stillpoint_patch_tracee::{self as tracee, FrozenProcess, Process, Session, Tid};
 
 /// Method by which each thread sees its version of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -600,7 +600,7 @@ impl GenerationTransition<'_> {
 
     /// Writes the record, and makes the kernel commit; on failure neither is active. Returns the obstacle if it is impossible now; with
     /// `search`, a frame on a suspended stack is one.
-    fn decide(&mut self, frozen: &mut Frozen<'_, '_>, search: bool) -> Result<Option<Busy>, Error> {
+    fn decide(&mut self, frozen: &mut FrozenProcess<'_, '_>, search: bool) -> Result<Option<Busy>, Error> {
         if search {
             let (process, ledger) = (&self.target.process, self.target.store.as_ref().map(Store::at));
             let found =

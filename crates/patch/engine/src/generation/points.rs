@@ -16,7 +16,7 @@ use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stillpoint_events::patch;
-use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
+use stillpoint_patch_tracee::{self as tracee, FrozenProcess, Process, Session, Tid};
 
 /// Interval of the reads of the slots; reading them stops no thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -97,7 +97,7 @@ impl PointMigration {
         (modules, frames): (Vec<tracee::Module>, Vec<Span>),
         forbidden: &Forbidden,
         generation: u32,
-        mut work: impl FnMut(&mut Frozen<'_, '_>) -> Result<Option<Busy>, Error>,
+        mut work: impl FnMut(&mut FrozenProcess<'_, '_>) -> Result<Option<Busy>, Error>,
     ) -> Result<u32, Error> {
         let process = self.process.clone();
         let Some(request) = self.request else { return Err(Error::NoWord(process.pid())) };

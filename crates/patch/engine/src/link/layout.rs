@@ -10,6 +10,7 @@
 
 use crate::ledger::Span;
 use std::collections::BTreeMap;
+use stillpoint_base::PAGE;
 use stillpoint_patch_format::{Avma, Patch, RelocationKind, SectionKind, SymbolValue};
 use stillpoint_patch_insn::{DISPATCH_LEN, DISPLACED_MAX, JUMP_LEN};
 use stillpoint_patch_unwind::{COMMON_LEN, PIECE_MAX, PLAIN_LEN, count_described, table_len};
@@ -20,7 +21,6 @@ pub const DISPATCHER_LEN: u64 = 64;
 pub const DISPATCHERS: u64 = 2;
 /// Number of state bytes reserved in each arena.
 pub const STATES_LEN: u64 = 64;
-const PAGE: u64 = 4096;
 const STUB_LEN: u64 = 8;
 const SLOT_LEN: u64 = 8;
 const _: () = assert!(DISPATCH_LEN as u64 <= DISPATCHER_LEN);

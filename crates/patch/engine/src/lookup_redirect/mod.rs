@@ -29,13 +29,13 @@ use crate::ledger::{LookupRedirectRecord, PlacedPatch, Side, Site, Span, View};
 use crate::operation::Target;
 use crate::preflight::{no_uprobe, uprobes};
 use std::collections::BTreeSet;
+use stillpoint_base::{PAGE, crosses_page};
 use stillpoint_patch_format::{Avma, Patch, SectionKind, Svma};
 use stillpoint_patch_insn::{self as insn, EntryPlan, FIND_OBJECT_LEN, JUMP_LEN};
 use stillpoint_patch_tracee::{Memory, Module, Process};
 pub(crate) use table::TABLE_LEN;
 
 const NAME: &str = "_dl_find_object";
-const PAGE: u64 = 4096;
 /// Offset of the displaced instructions after the lookup redirect.
 const DISPLACED_AT: u64 = 128;
 const _: () = assert!(FIND_OBJECT_LEN as u64 <= DISPLACED_AT);
@@ -115,7 +115,7 @@ fn find(process: &Process, modules: &[Module]) -> Result<Entry, Error> {
         let Some(dynamic) = Dynamic::of(process.memory(), &modules[module])? else { continue };
         let Some(found) = dynamic.find(NAME, None) else { continue };
         let at = found.address;
-        if at.0 % PAGE + JUMP_LEN as u64 > PAGE {
+        if crosses_page(at.0, JUMP_LEN) {
             return Err(Error::EntryCrossesPage { function: NAME.to_owned(), at });
         }
         let code = process.memory().read_vec(at, found.len.min(PAGE) as usize)?;

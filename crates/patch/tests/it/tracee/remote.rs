@@ -2,10 +2,9 @@
 
 use crate::tracee::support::{Target, thread_in};
 use std::time::Duration;
+use stillpoint_base::PAGE;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Error, Stop, attach};
-
-const PAGE: u64 = 4096;
 
 #[test]
 fn system_calls_through_every_kind_of_thread() {

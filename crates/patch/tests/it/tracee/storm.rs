@@ -2,14 +2,14 @@
 
 use crate::tracee::support::{Target, await_that};
 use std::time::{Duration, Instant};
-use stillpoint_patch_tracee::{Asked, Birth, Error, Event, Process, Session, Stop, attach};
+use stillpoint_patch_tracee::{Error, Event, Process, ProcessOrigin, Session, Stop, StopRequest, attach};
 
 const DURATION: Duration = Duration::from_secs(2);
 
 /// Handles one event as the engine would, and lets every event pass.
 fn serve(session: &mut Session<'_>, event: Event) {
     match event {
-        Event::NewThread(tid) => session.let_go(tid).unwrap(),
+        Event::NewThread(tid) => session.resume_thread(tid).unwrap(),
         Event::NewProcess { pid, .. } => session.release(pid).unwrap(),
         _ => {}
     }
@@ -106,7 +106,7 @@ fn an_announced_thread_has_not_run_yet() {
                 && let Some(event) = session.pump(Instant::now()).unwrap()
             {
                 if let Event::NewThread(tid) = event {
-                    assert_eq!(session.request_stop(tid).unwrap(), Asked::Stands, "{tid} runs already");
+                    assert_eq!(session.request_stop(tid).unwrap(), StopRequest::AlreadyStopped, "{tid} runs already");
                     announced += 1;
                 }
                 serve(session, event);
@@ -153,10 +153,11 @@ fn children_are_told_apart_and_run_on() {
     let mut target = Target::start_with("storm", &[], &["processes"]);
     let process = target.process();
     let events = attach(&process, |session| probe_for(session, DURATION)).unwrap();
-    let count =
-        |wanted: Birth| events.iter().filter(|e| matches!(e, Event::NewProcess { how, .. } if *how == wanted)).count();
+    let count = |wanted: ProcessOrigin| {
+        events.iter().filter(|e| matches!(e, Event::NewProcess { how, .. } if *how == wanted)).count()
+    };
     // To the kernel, posix_spawn is a vfork.
-    assert!(count(Birth::Fork) > 3 && count(Birth::Vfork) > 6, "{events:?}");
+    assert!(count(ProcessOrigin::Fork) > 3 && count(ProcessOrigin::Vfork) > 6, "{events:?}");
     assert!(events.iter().any(|e| matches!(e, Event::VforkDone(_))));
     let before = target.report();
     let after = target.await_report("processes are made", |r| r["rounds"] > before["rounds"] + 3);

@@ -22,7 +22,8 @@
 //! the bytes. After its answer nothing more is read from the process.
 
 use super::{Program, credentials::Credentials};
-use crate::{Pid, own, sys};
+use crate::{Pid, calling_process, sys};
+use rustix::net::sockopt::set_socket_passcred;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -55,9 +56,9 @@ impl Connected {
     /// # Errors
     /// The process has ended, or this process's PID namespace does not show it.
     pub fn accept(channel: UnixStream) -> io::Result<Connected> {
-        let pid = own::peer(channel.as_raw_fd())?;
+        let pid = calling_process::peer(channel.as_raw_fd())?;
         // before anything is sent: every message carries the number of its sender
-        own::ask_for_senders(channel.as_raw_fd())?;
+        set_socket_passcred(&channel, true)?;
         let pidfd = sys::pidfd_open(pid)?;
         Ok(Connected { pid: Pid(pid), pidfd, channel })
     }
@@ -108,7 +109,7 @@ impl Challenged {
         let Challenged { peer: Connected { pid, pidfd, mut channel }, challenge } = self;
         channel.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         let mut bytes = [0; ANSWER_LEN + 1];
-        let message = own::receive(channel.as_raw_fd(), &mut bytes)?;
+        let message = calling_process::receive(channel.as_raw_fd(), &mut bytes)?;
         if message.sender != Some(pid.0) || sys::has_ended(&pidfd) {
             return refuse("another process answered");
         }
@@ -139,13 +140,13 @@ pub(super) fn introduce(channel: &mut UnixStream, strict: bool) -> io::Result<()
     let mut answer = [0; ANSWER_LEN];
     answer[..2].copy_from_slice(&[VERSION, strict.into()]);
     answer[2..].copy_from_slice(&challenge);
-    own::send_with(channel.as_raw_fd(), &answer, channel.as_raw_fd())
+    calling_process::send_with(&*channel, &answer, &*channel)
 }
 
 /// Refuses a descriptor that is not the other end of `channel`: bytes written to it must arrive here.
 fn is_other_end(end: &OwnedFd, channel: &mut UnixStream) -> io::Result<()> {
     let (sent, mut came) = (random()?, [0; CHALLENGE_LEN]);
-    own::send(end.as_raw_fd(), &sent).map_err(|error| wrong(format!("its descriptor is no connection: {error}")))?;
+    calling_process::send(end, &sent).map_err(|error| wrong(format!("its descriptor is no connection: {error}")))?;
     // bytes arrive at once when they are sent (unix(7)); earlier bytes make the text differ
     channel.set_nonblocking(true)?;
     let read = channel.read(&mut came);
@@ -193,6 +194,7 @@ fn refuse<T>(why: impl Into<String>) -> io::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
     use std::process::{Command, Stdio};
 
@@ -214,8 +216,8 @@ mod tests {
         challenged.answer().err().map_or_else(String::new, |error| error.to_string())
     }
 
-    fn send(process: &UnixStream, answer: &[u8], descriptor: &impl AsRawFd) {
-        own::send_with(process.as_raw_fd(), answer, descriptor.as_raw_fd()).unwrap();
+    fn send(process: &UnixStream, answer: &[u8], descriptor: &impl AsFd) {
+        calling_process::send_with(process, answer, descriptor).unwrap();
     }
 
     #[test]
@@ -291,12 +293,12 @@ mod tests {
         let (other, _end) = UnixStream::pair().unwrap();
         let (message, _end) = UnixDatagram::pair().unwrap();
         let file = std::fs::File::open("/etc/passwd").unwrap();
-        let descriptors: [(&dyn AsRawFd, &str); 3] =
+        let descriptors: [(&dyn AsFd, &str); 3] =
             [(&other, "another connection"), (&message, "another connection"), (&file, "no connection")];
         for (descriptor, reason) in descriptors {
             let (challenged, mut process) = asked();
             let answer = right(&mut process);
-            own::send_with(process.as_raw_fd(), &answer, descriptor.as_raw_fd()).unwrap();
+            calling_process::send_with(&process, &answer, descriptor.as_fd()).unwrap();
             let why = why(challenged);
             assert!(why.contains(reason), "{why}");
         }

@@ -19,7 +19,7 @@ pub mod introduction;
 
 use self::credentials::{Credentials, is_secure};
 use crate::sys::Wait;
-use crate::{Error, Memory, Pid, Process, maps, module, own, sys};
+use crate::{Error, Memory, Pid, Process, calling_process, maps, module, sys};
 use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -27,6 +27,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_base::{Backoff, crosses_page};
 use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
@@ -69,10 +70,11 @@ pub const REFUSED: i32 = 3;
 /// Exit code of a program whose helper was killed while it patched: a half-patched program must not run.
 pub const ABANDONED: i32 = 75;
 
-const PAGE: u64 = 4096;
 const PT_LOAD: u32 = 1;
 const EXECUTABLE: u32 = 1;
 const AT_NULL: u64 = 0;
+/// Maximum pause between two checks of a program that runs.
+const PAUSE_MAX: Duration = Duration::from_millis(2);
 /// Largest size of arguments and environment on a stack that is searched, in bytes.
 const STACK_MAX: usize = 64 << 20;
 
@@ -113,9 +115,12 @@ pub struct Waiting {
 
 impl Waiting {
     /// Takes the program's end of a connection to a helper.
+    ///
+    /// # Errors
+    /// The descriptor cannot be duplicated.
     pub fn on(channel: UnixStream) -> io::Result<Waiting> {
         // Avoids the numbers that a script wrapper may use itself.
-        let high = own::duplicate_high(channel.as_raw_fd())?;
+        let high = calling_process::duplicate_high(channel)?;
         Ok(Waiting { channel: high.into() })
     }
 
@@ -150,14 +155,17 @@ impl Waiting {
 
 /// Makes a helper process from the calling one: a grandchild, so that the program that the caller becomes has no unknown child. The helper
 /// keeps standard input, output and error, and no other descriptor.
+///
+/// # Errors
+/// The connection or the helper cannot be made. In the helper: its descriptors cannot be closed.
 pub fn split() -> io::Result<Side> {
     let (program_end, helper_end) = UnixStream::pair()?;
     let waiting = Waiting::on(program_end)?;
     let descriptor = waiting.descriptor();
     let pid = Pid(std::process::id() as i32);
-    if own::fork_grandchild()? {
+    if calling_process::fork_grandchild()? {
         drop(waiting);
-        let helper_end = own::keep_only(helper_end.into())?;
+        let helper_end = calling_process::keep_only(helper_end.into())?;
         let program = Program { pid, pidfd: None, channel: helper_end.into(), descriptor, credentials: None };
         return Ok(Side::Helper(program));
     }
@@ -167,8 +175,8 @@ pub fn split() -> io::Result<Side> {
 /// Becomes `program`. Environment, descriptors, signal mask and ignored signals are those with which this process was started. Returns only
 /// on failure.
 pub fn become_program(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString]) -> io::Error {
-    own::undo_runtime();
-    own::exec(program, arguments)
+    calling_process::undo_runtime();
+    calling_process::exec(program, arguments)
 }
 
 /// Returns true if a program gains privileges at its exec (set-user-id, file capabilities) that the kernel would withhold because a caller
@@ -176,16 +184,16 @@ pub fn become_program(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString
 pub fn gains_privileges(program: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let set_id = program.metadata().is_ok_and(|m| m.is_file() && m.mode() & 0o6000 != 0);
-    !own::is_root() && (set_id || own::has_file_capabilities(program))
+    !rustix::process::geteuid().is_root() && (set_id || calling_process::has_file_capabilities(program))
 }
 
 /// State that a followed program has reached.
 #[derive(Debug)]
-pub enum Reached {
+pub enum LaunchState {
     /// It waits in its gate: libraries are mapped and relocated, the entry was not reached.
     Gate(Gate),
     /// The program has no gate, for this reason. It is stopped before its very first instruction until [`Launch::next`] is called again.
-    Ungated(String),
+    WithoutGate(String),
     /// It has ended.
     Ended,
     /// Nothing happened in time; the program is still followed.
@@ -201,7 +209,7 @@ pub struct Launch {
     /// The file that the descriptor refers to, in the program.
     link: PathBuf,
     /// True if it is stopped in the exec stop.
-    standing: bool,
+    in_exec_stop: bool,
     _not_send: PhantomData<*const ()>,
 }
 
@@ -219,7 +227,7 @@ impl Launch {
         let link = kernel_files::link(format!("/proc/{pid}/fd/{}", program.descriptor))
             .map_err(|source| Error::Os { call: "reading a descriptor", id: pid.0, source })?;
         rehearse();
-        let launch = Launch { program, pidfd, link, standing: false, _not_send: PhantomData };
+        let launch = Launch { program, pidfd, link, in_exec_stop: false, _not_send: PhantomData };
         launch.seize()?;
         Ok(launch)
     }
@@ -238,27 +246,30 @@ impl Launch {
     }
 
     /// Reports to the program that it is followed: it may call exec now.
+    ///
+    /// # Errors
+    /// The program has closed the connection.
     pub fn ready(&mut self) -> io::Result<()> {
         self.program.channel.write_all(b"r")
     }
 
     /// Follows the program to its next exec and to its gate. On an error the program continues, unfollowed.
-    pub fn next(mut self, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
-        if std::mem::take(&mut self.standing) {
+    ///
+    /// # Errors
+    /// The process cannot be waited for, read or resumed; [`Error::GainsPrivileges`] if its new program must not be traced.
+    pub fn next(mut self, deadline: Instant) -> Result<(LaunchState, Option<Launch>), Error> {
+        if std::mem::take(&mut self.in_exec_stop) {
             self.go(sys::cont(self.program.pid.0, 0))?;
         }
-        let mut pause = Duration::from_micros(50);
+        let mut pause = Backoff::new(Duration::from_micros(50), PAUSE_MAX);
         loop {
             match sys::wait(self.program.pid.0, false) {
                 Ok(Some(Wait::Event(libc::PTRACE_EVENT_EXEC))) => break,
-                Ok(Some(Wait::Ended(_))) => return Ok((Reached::Ended, None)),
+                Ok(Some(Wait::Ended(_))) => return Ok((LaunchState::Ended, None)),
                 Ok(Some(other)) => self.pass_on(other)?,
-                Ok(None) if Instant::now() >= deadline => return Ok((Reached::TimedOut, Some(self))),
-                Ok(None) => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(2));
-                }
-                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok((Reached::Ended, None)),
+                Ok(None) if Instant::now() >= deadline => return Ok((LaunchState::TimedOut, Some(self))),
+                Ok(None) => std::thread::sleep(pause.next_wait()),
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok((LaunchState::Ended, None)),
                 Err(source) => return Err(Error::Os { call: "waitpid", id: self.program.pid.0, source }),
             }
         }
@@ -268,8 +279,8 @@ impl Launch {
         }
         match self.set_gate()? {
             Err(why) => {
-                self.standing = true;
-                Ok((Reached::Ungated(why), Some(self)))
+                self.in_exec_stop = true;
+                Ok((LaunchState::WithoutGate(why), Some(self)))
             }
             Ok(place) => {
                 self.go(sys::detach(self.program.pid.0))?;
@@ -351,8 +362,8 @@ impl Launch {
         Ok(Ok(Place { at, entry_at, entry }))
     }
 
-    fn await_gate(self, place: Place, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
-        let mut pause = Duration::from_micros(100);
+    fn await_gate(self, place: Place, deadline: Instant) -> Result<(LaunchState, Option<Launch>), Error> {
+        let mut pause = Backoff::new(Duration::from_micros(100), PAUSE_MAX);
         loop {
             // "0 0x3db 0x... sp pc": it waits in the read of its gate.
             let call = kernel_files::text(format!("/proc/{}/syscall", self.program.pid)).unwrap_or_default();
@@ -361,15 +372,14 @@ impl Launch {
                 break;
             }
             if sys::has_ended(&self.pidfd) {
-                return Ok((Reached::Ended, None));
+                return Ok((LaunchState::Ended, None));
             }
             if Instant::now() >= deadline {
-                return Ok((Reached::TimedOut, None));
+                return Ok((LaunchState::TimedOut, None));
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(2));
+            std::thread::sleep(pause.next_wait());
         }
-        Ok((Reached::Gate(Gate { place, launch: self, touched: false }), None))
+        Ok((LaunchState::Gate(Gate { place, launch: self, touched: false }), None))
     }
 }
 
@@ -405,23 +415,35 @@ impl Gate {
     }
 
     /// Marks the program as being patched: from now on it does not run unless [`Gate::open`] is called.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the mark cannot be written: the program may still run unpatched.
     pub fn touch(&mut self, process: &Process) -> Result<(), Error> {
         self.touched = true;
         process.memory().write(Avma(self.place.at.0 + TOUCHED_AT), &1u32.to_le_bytes())
     }
 
     /// Lets the program run.
+    ///
+    /// # Errors
+    /// The auxiliary vector cannot be restored, or the program does not take the answer.
     pub fn open(mut self, process: &Process) -> Result<(), Error> {
         self.restore(process)?;
         self.answer(GO)
     }
 
     /// Ends the program with [`REFUSED`].
+    ///
+    /// # Errors
+    /// The program does not take the answer: it has ended.
     pub fn refuse(mut self) -> Result<(), Error> {
         self.answer(REFUSE)
     }
 
     /// Lets the program run, and follows it to its next exec.
+    ///
+    /// # Errors
+    /// As [`Gate::open`]; also if the program cannot be seized.
     pub fn open_and_follow(mut self, process: &Process) -> Result<Launch, Error> {
         self.restore(process)?;
         self.launch.seize()?;
@@ -445,8 +467,8 @@ impl Gate {
 fn rehearse() {
     let tries = || {
         let _ = sys::WaitTimer::new();
-        sys::run_before_others(0);
-        sys::run_like_others(0);
+        sys::set_fifo_class(0);
+        sys::set_default_class(0);
         let own = std::process::id() as i32;
         let _ = sys::same_memory(own, own);
     };
@@ -502,10 +524,9 @@ fn rest_of_text(module: &crate::Module, memory: &Memory) -> Option<Avma> {
         }
         // A gap of some bytes, so that the gate does not look like the end of the last function.
         let at = Avma((module.bias.wrapping_add(start).wrapping_add(len) + 16).next_multiple_of(16));
-        let left = PAGE - at.0 % PAGE;
         let mapping = module.mappings.iter().find(|m| m.contains(at) && m.execute && m.read && !m.write)?;
         let mut bytes = vec![0; LEN];
-        let inside = left >= LEN as u64 && at.0 + LEN as u64 <= mapping.end.0;
+        let inside = !crosses_page(at.0, LEN) && at.0 + LEN as u64 <= mapping.end.0;
         if inside && memory.read(at, &mut bytes).is_ok() && bytes.iter().all(|b| *b == 0) {
             return Some(at);
         }

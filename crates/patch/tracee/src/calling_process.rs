@@ -1,8 +1,12 @@
 //! System calls on this very process: forking a helper, and becoming another program without a trace of this one.
 
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Resource, getrlimit};
 use std::ffi::{CString, OsStr, OsString};
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
@@ -110,26 +114,17 @@ pub(crate) fn keep_only(descriptor: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Duplicates the descriptor to one of the highest numbers, kept open over an exec.
-pub(crate) fn duplicate_high(descriptor: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: plain data, for which all zeroes is a value.
-    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes one rlimit.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    let lowest = limit.rlim_cur.min(1024).saturating_sub(32).max(10) as i32;
+pub(crate) fn duplicate_high(descriptor: impl AsFd) -> io::Result<OwnedFd> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let lowest = limit.min(1024).saturating_sub(32).max(10) as RawFd;
+    let duplicate = |lowest| fcntl_dupfd_cloexec(&descriptor, lowest);
     // the lowest free number, if only so few may be open
-    for lowest in [lowest, 10, 3] {
-        // SAFETY: plain integers; a result that is not negative is a new descriptor that no other value owns.
-        unsafe {
-            let number = libc::fcntl(descriptor, libc::F_DUPFD, lowest);
-            if number >= 0 {
-                return Ok(OwnedFd::from_raw_fd(number));
-            }
-        }
-    }
-    Err(io::Error::last_os_error())
+    let high = duplicate(lowest).or_else(|_| duplicate(10)).or_else(|_| duplicate(3))?;
+    fcntl_setfd(&high, FdFlags::empty())?;
+    Ok(high)
 }
 
-/// Returns the number of the process that connected to a socket.
+/// Returns the number of the process that connected to a socket. rustix has no value for a process outside our PID namespace.
 pub(crate) fn peer(socket: RawFd) -> io::Result<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -138,15 +133,6 @@ pub(crate) fn peer(socket: RawFd) -> io::Result<i32> {
         unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len) };
     // Zero stands for a process outside our PID namespace.
     if result == 0 && peer.pid > 0 { Ok(peer.pid) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Makes each message that arrives from now on carry the number of its sender.
-pub(crate) fn ask_for_senders(socket: RawFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    let len = size_of_val(&on) as libc::socklen_t;
-    // SAFETY: the call reads one int, whose size is passed.
-    let result = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_PASSCRED, (&raw const on).cast(), len) };
-    check(result as isize).map(drop)
 }
 
 /// A message, and the kernel's information about it.
@@ -162,7 +148,7 @@ pub(crate) struct Message {
 /// Words of a control buffer: room for credentials and a few descriptors.
 const CONTROL_WORDS: usize = 16;
 
-/// Receives one message, or as much of it as fits.
+/// Receives one message, or as much of it as fits. rustix has no value for a sender outside our PID namespace.
 pub(crate) fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<Message> {
     let mut control = [0_u64; CONTROL_WORDS];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -202,31 +188,17 @@ pub(crate) fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<Message> {
 }
 
 /// Sends a message together with a descriptor.
-pub(crate) fn send_with(socket: RawFd, bytes: &[u8], descriptor: RawFd) -> io::Result<()> {
-    let mut control = [0_u64; CONTROL_WORDS];
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: plain data, for which all zeroes is a value.
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
-    header.msg_control = control.as_mut_ptr().cast();
-    // SAFETY: the control buffer has room for one descriptor and is aligned; the call reads both buffers only.
-    let sent = unsafe {
-        header.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as usize;
-        let rights = libc::CMSG_FIRSTHDR(&raw const header);
-        (*rights).cmsg_level = libc::SOL_SOCKET;
-        (*rights).cmsg_type = libc::SCM_RIGHTS;
-        (*rights).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
-        libc::CMSG_DATA(rights).cast::<RawFd>().write_unaligned(descriptor);
-        libc::sendmsg(socket, &raw const header, libc::MSG_NOSIGNAL)
-    };
-    whole(check(sent)?, bytes)
+pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], descriptor: impl AsFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    whole(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?, bytes)
 }
 
 /// Sends bytes without waiting; all of them, or returns an error.
-pub(crate) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<()> {
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the buffer has the stated length.
-    whole(check(unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), flags) })?, bytes)
+pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+    whole(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?, bytes)
 }
 
 fn check(result: isize) -> io::Result<usize> {
@@ -237,14 +209,7 @@ fn whole(sent: usize, bytes: &[u8]) -> io::Result<()> {
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-pub(crate) fn is_root() -> bool {
-    // SAFETY: no arguments.
-    unsafe { libc::geteuid() == 0 }
-}
-
 /// Returns true if a file has capabilities of its own.
 pub(crate) fn has_file_capabilities(path: &Path) -> bool {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: two strings, and no buffer: the call returns only the size.
-    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), ptr::null_mut(), 0) > 0 }
+    rustix::fs::getxattr(path, c"security.capability", &mut [0_u8; 0]).is_ok_and(|bytes| bytes > 0)
 }

@@ -44,6 +44,9 @@ const EPOCH_FILE: &str = "epoch";
 impl Builder<'_> {
     /// Configures a package exactly as the archive does, and makes its generated sources. Returns `None` when there is
     /// no recipe to avoid its build. Runs once for each version.
+    ///
+    /// # Errors
+    /// The clean root cannot be made, the package's own rules fail, or their results cannot be read.
     pub fn configure_package(&self, source: &SourcePackage) -> Result<Option<BuiltPackage>, Error> {
         if crate::outline::is_known(source.name()) {
             return self.outline_package(source).map(Some);

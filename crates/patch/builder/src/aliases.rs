@@ -11,13 +11,13 @@ use stillpoint_host::untrusted::{Entry, Tree};
 
 /// Other names of some files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Twins {
+pub(crate) struct Aliases {
     /// Links, and the file that each points to.
     pub(crate) links: BTreeMap<String, String>,
     /// Copies that the build made, and the file that each is a copy of.
     pub(crate) copies: BTreeMap<String, String>,
     /// Files from which the build may have made another one that is not an exact copy.
-    pub(crate) unclear: BTreeMap<String, String>,
+    pub(crate) derived: BTreeMap<String, String>,
 }
 
 /// A search through one tree.
@@ -32,7 +32,7 @@ pub(crate) struct Search<'a> {
 /// Known facts about the files during the walk of the tree.
 #[derive(Default)]
 struct Found {
-    twins: Twins,
+    aliases: Aliases,
     /// Text of a touched file, to the touched files that have it.
     touched_by_text: HashMap<Vec<u8>, Vec<String>>,
     lengths: BTreeSet<u64>,
@@ -46,7 +46,7 @@ struct Found {
 
 impl Search<'_> {
     /// Searches for other names of the touched files.
-    pub(crate) fn run(&self) -> Result<Twins, Error> {
+    pub(crate) fn run(&self) -> Result<Aliases, Error> {
         let mut found = Found::default();
         for file in self.touched {
             let Ok(text) = self.tree.read(file) else { continue };
@@ -70,9 +70,9 @@ impl Search<'_> {
         let to = to.to_string_lossy();
         for file in self.touched {
             if *file == to {
-                found.twins.links.insert(name.to_owned(), file.clone());
+                found.aliases.links.insert(name.to_owned(), file.clone());
             } else if let Some(rest) = file.strip_prefix(&*to).filter(|rest| rest.starts_with('/')) {
-                found.twins.links.insert(format!("{name}{rest}"), file.clone());
+                found.aliases.links.insert(format!("{name}{rest}"), file.clone());
             }
         }
     }
@@ -94,7 +94,7 @@ impl Search<'_> {
         } else if may_be_made {
             let lines: BTreeSet<&[u8]> = text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).collect();
             for (file, _) in found.lines.iter().filter(|(_, line)| lines.contains(line.as_slice())) {
-                found.twins.unclear.insert(file.clone(), name.to_owned());
+                found.aliases.derived.insert(file.clone(), name.to_owned());
             }
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Search<'_> {
 impl Found {
     /// Attributes each file that has the text of a touched one. If the package has the text several times, the path
     /// decides; if the package's files are not known, no file is certainly a copy.
-    fn attribute(mut self, originals_known: bool) -> Twins {
+    fn attribute(mut self, originals_known: bool) -> Aliases {
         for (name, text) in &self.made {
             let touched = self.touched_by_text.get(text).into_iter().flatten();
             let others = self.originals.get(text).into_iter().flatten();
@@ -114,16 +114,16 @@ impl Found {
             match likely[..] {
                 [one] if originals_known => {
                     if touched.clone().any(|file| file == one) {
-                        self.twins.copies.insert(name.clone(), one.clone());
+                        self.aliases.copies.insert(name.clone(), one.clone());
                     }
                 }
                 _ => {
                     let doubtful = touched.filter(|file| likely.contains(file));
-                    self.twins.unclear.extend(doubtful.map(|file| (file.clone(), name.clone())));
+                    self.aliases.derived.extend(doubtful.map(|file| (file.clone(), name.clone())));
                 }
             }
         }
-        self.twins
+        self.aliases
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
             Tree::open(self.directory.path()).unwrap().known_as(Path::new("/b"))
         }
 
-        fn twins_of(&self, touched: &[&str]) -> Twins {
+        fn aliases_of(&self, touched: &[&str]) -> Aliases {
             let touched = touched.iter().map(|file| (*file).to_owned()).collect();
             let is_original = |file: &str| self.originals.contains(file);
             let tree = self.tree();
@@ -208,10 +208,10 @@ mod tests {
         package.write("build/src/b/v.h", "1");
         package.write("build/src/c/v.h", "1");
         package.write("build/e/v.h", "1");
-        let twins = package.twins_of(&["src/a.c", "src/b/v.h"]);
+        let aliases = package.aliases_of(&["src/a.c", "src/b/v.h"]);
         let copies = [("build/renamed.c", "src/a.c"), ("build/src/b/v.h", "src/b/v.h"), ("build/x/src/a.c", "src/a.c")];
-        assert_eq!(twins.copies, names(&copies));
-        assert_eq!(twins.unclear, names(&[("src/b/v.h", "build/e/v.h")]), "it may be a copy of another one");
+        assert_eq!(aliases.copies, names(&copies));
+        assert_eq!(aliases.derived, names(&[("src/b/v.h", "build/e/v.h")]), "it may be a copy of another one");
     }
 
     #[test]
@@ -223,9 +223,9 @@ mod tests {
         package.link("flavour", "src");
         package.link("out.c", "/etc/passwd");
         package.link("loop.c", "loop.c");
-        let twins = package.twins_of(&["src/a.c"]);
+        let aliases = package.aliases_of(&["src/a.c"]);
         let links = ["build/absolute.c", "build/one.c", "build/two.c", "flavour/a.c"].map(|name| (name, "src/a.c"));
-        assert_eq!(twins.links, names(&links));
+        assert_eq!(aliases.links, names(&links));
         package.link("far", "/b/flavour");
         let through = |name: &str| package.tree().real(name).ok();
         assert_eq!(through("far/a.c"), Some("src/a.c".into()));
@@ -237,8 +237,8 @@ mod tests {
     fn files_that_a_build_made_from_another_are_noticed() {
         let package = Package::new(&[("a.c", CODE), ("other.c", CODE)]);
         package.write("build/all.c", &format!("#define X 1\n{CODE}int more;\n"));
-        let twins = package.twins_of(&["a.c"]);
-        assert_eq!(twins.unclear, names(&[("a.c", "build/all.c")]));
-        assert!(twins.copies.is_empty() && twins.links.is_empty(), "{twins:?}");
+        let aliases = package.aliases_of(&["a.c"]);
+        assert_eq!(aliases.derived, names(&[("a.c", "build/all.c")]));
+        assert!(aliases.copies.is_empty() && aliases.links.is_empty(), "{aliases:?}");
     }
 }

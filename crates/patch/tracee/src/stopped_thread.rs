@@ -1,21 +1,23 @@
 //! Operations on one stopped thread.
 
+use crate::error::lost;
+use crate::registers::RED_ZONE;
 use crate::tracer::Tracer;
 use crate::{Error, Registers, Remote, Tid, carrier, seccomp, sys};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 use stillpoint_patch_format::Avma;
 
-/// A stopped thread, held by a [`Stopped`] or a [`Frozen`](crate::Frozen).
+/// A stopped thread, held by a [`Stopped`] or a [`FrozenProcess`](crate::FrozenProcess).
 #[derive(Debug)]
-pub struct Held<'s> {
+pub struct StoppedThread<'s> {
     tracer: &'s mut Tracer,
     tid: i32,
 }
 
-impl<'s> Held<'s> {
-    pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> Held<'s> {
-        Held { tracer, tid }
+impl<'s> StoppedThread<'s> {
+    pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> StoppedThread<'s> {
+        StoppedThread { tracer, tid }
     }
 
     /// Returns the thread.
@@ -25,37 +27,52 @@ impl<'s> Held<'s> {
 
     /// Returns its registers (read once, then kept). In a thread interrupted in a system call, `rax` is the kernel's code and `orig_rax`
     /// the call.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it was killed.
     pub fn registers(&mut self) -> Result<Registers, Error> {
-        registers(self.tracer, self.tid)
+        self.tracer.registers(self.tid)
     }
 
     /// Changes its registers.
+    ///
+    /// # Errors
+    /// [`Error::ThreadGone`] if it was killed; the kernel refuses a value.
     pub fn set_registers(&mut self, registers: &Registers) -> Result<(), Error> {
-        let standing = self.tracer.standing(self.tid)?;
+        let stop_state = self.tracer.stop_state(self.tid)?;
         sys::set_registers(self.tid, registers).map_err(|error| lost(self.tid, "PTRACE_SETREGS", error))?;
-        standing.registers = Some(*registers);
+        stop_state.registers = Some(*registers);
         Ok(())
     }
 
-    /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::no_user_side`].
+    /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::has_no_user_side`].
+    ///
+    /// # Errors
+    /// As [`StoppedThread::registers`].
     pub fn fs_base(&mut self) -> Result<Avma, Error> {
         Ok(Avma(self.registers()?.fs_base))
     }
 
     /// Returns true if job control has stopped the process (it stays stopped when it is resumed).
     pub fn group_stopped(&mut self) -> bool {
-        self.tracer.standing(self.tid).is_ok_and(|standing| standing.group_stop)
+        self.tracer.stop_state(self.tid).is_ok_and(|stop_state| stop_state.group_stop)
     }
 
     /// Returns the used part of its own stack: from the stack pointer (less the red zone) to the end of the stack. `None` if the stack
     /// pointer is not in the thread's own stack (coroutine, alternate signal stack).
+    ///
+    /// # Errors
+    /// As [`StoppedThread::registers`]; also if the mappings cannot be read.
     pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
         let registers = self.registers()?;
         let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
-        Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(carrier::RED_ZONE)), stack.end)))
+        Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(RED_ZONE)), stack.end)))
     }
 
     /// Returns the reason why the thread cannot carry remote calls now, or `None` if it can.
+    ///
+    /// # Errors
+    /// As [`StoppedThread::own_stack`].
     pub fn carrier_fault(&mut self) -> Result<Option<String>, Error> {
         carrier::fault(self.tracer, self.tid)
     }
@@ -70,6 +87,9 @@ impl<'s> Held<'s> {
 
     /// Makes the thread ready for several remote calls. It is restored when the value is dropped; if the tool is killed, it restores
     /// itself.
+    ///
+    /// # Errors
+    /// [`Error::BadCarrier`], [`Error::NoGadget`], [`Error::Seccomp`], or a part of its state cannot be read or written.
     pub fn begin_remote(&mut self) -> Result<Remote<'_>, Error> {
         Remote::begin(self.tracer, self.tid)
     }
@@ -86,6 +106,9 @@ impl<'s> Held<'s> {
     ///
     /// The function runs like a signal handler: at any point of the program, so it must save `errno` and take no lock that the thread may
     /// hold.
+    ///
+    /// # Errors
+    /// As [`StoppedThread::begin_remote`] and [`Remote::function`].
     pub fn call_function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
         let mut remote = self.begin_remote()?;
         let result = remote.function(function, limit);
@@ -100,24 +123,27 @@ impl<'s> Held<'s> {
 /// One thread stopped alone. Dropping it resumes the thread.
 #[derive(Debug)]
 pub struct Stopped<'s> {
-    held: Held<'s>,
+    held: StoppedThread<'s>,
     resumed: bool,
 }
 
 impl<'s> Stopped<'s> {
     pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> Stopped<'s> {
-        Stopped { held: Held::new(tracer, tid), resumed: false }
+        Stopped { held: StoppedThread::new(tracer, tid), resumed: false }
     }
 
     /// Resumes the thread and returns for how long it was stopped, in nanoseconds, from the moment when the stop was observed. An
     /// interrupted system call is made to restart if the kernel does not restart it by itself.
+    ///
+    /// # Errors
+    /// The kernel refuses to resume it.
     pub fn resume(mut self) -> Result<u64, Error> {
-        self.let_go()
+        self.resume_thread()
     }
 
-    fn let_go(&mut self) -> Result<u64, Error> {
+    fn resume_thread(&mut self) -> Result<u64, Error> {
         self.resumed = true;
-        let result = self.held.tracer.let_go(self.held.tid);
+        let result = self.held.tracer.resume_thread(self.held.tid);
         self.held.tracer.timer.disarm();
         self.held.tracer.lower_priority();
         result
@@ -127,40 +153,21 @@ impl<'s> Stopped<'s> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if !self.resumed {
-            let _ = self.let_go();
+            let _ = self.resume_thread();
         }
     }
 }
 
 impl<'s> Deref for Stopped<'s> {
-    type Target = Held<'s>;
+    type Target = StoppedThread<'s>;
 
-    fn deref(&self) -> &Held<'s> {
+    fn deref(&self) -> &StoppedThread<'s> {
         &self.held
     }
 }
 
 impl<'s> DerefMut for Stopped<'s> {
-    fn deref_mut(&mut self) -> &mut Held<'s> {
+    fn deref_mut(&mut self) -> &mut StoppedThread<'s> {
         &mut self.held
-    }
-}
-
-/// Returns the registers of a stopped thread, read once.
-pub(crate) fn registers(tracer: &mut Tracer, tid: i32) -> Result<Registers, Error> {
-    let standing = tracer.standing(tid)?;
-    if let Some(registers) = standing.registers {
-        return Ok(registers);
-    }
-    let registers = sys::registers(tid).map_err(|error| lost(tid, "PTRACE_GETREGS", error))?;
-    standing.registers = Some(registers);
-    Ok(registers)
-}
-
-/// Converts the error of a request on a stopped thread: it fails with ESRCH only if the thread was killed.
-pub(crate) fn lost(tid: i32, call: &'static str, source: std::io::Error) -> Error {
-    match source.raw_os_error() {
-        Some(libc::ESRCH) => Error::ThreadGone(Tid(tid)),
-        _ => Error::Os { call, id: tid, source },
     }
 }
