@@ -9,7 +9,7 @@ use stillpoint_kernel_engine::{Report, Severity, check};
 
 /// Arguments of `stillpoint kernel check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_CHECK)]
+#[command(after_help = crate::examples::of("stillpoint kernel check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,

@@ -10,7 +10,7 @@ use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_unit_restart
 
 /// Arguments of `stillpoint kernel checkpoint`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_CHECKPOINT)]
+#[command(after_help = crate::examples::of("stillpoint kernel checkpoint"))]
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,

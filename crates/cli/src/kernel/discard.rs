@@ -8,7 +8,7 @@ use stillpoint_kernel_engine::{DiscardOutcome, check_discard, discard};
 
 /// Arguments of `stillpoint kernel discard`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_DISCARD)]
+#[command(after_help = crate::examples::of("stillpoint kernel discard"))]
 pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]

@@ -9,7 +9,7 @@ use stillpoint_kernel_engine::{Form, Image, LAZY, MachineKey, PRESENT};
 
 /// Arguments of `stillpoint kernel inspect`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_INSPECT)]
+#[command(after_help = crate::examples::of("stillpoint kernel inspect"))]
 pub(crate) struct Args {
     /// Directory of the image.
     image: PathBuf,

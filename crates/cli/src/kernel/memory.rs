@@ -8,7 +8,7 @@ use stillpoint_kernel_engine::switch::{DROPIN_PATH, Reservation, ReservationRequ
 
 /// Arguments of `stillpoint kernel memory`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_MEMORY)]
+#[command(after_help = crate::examples::of("stillpoint kernel memory"))]
 pub(crate) struct Args {
     /// Size of the region, a multiple of 2M, for instance 4G. Without this option, existing regions are listed.
     #[arg(long, value_name = "SIZE", conflicts_with = "remove")]

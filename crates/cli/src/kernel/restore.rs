@@ -13,7 +13,7 @@ use stillpoint_kernel_engine::{
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_RESTORE)]
+#[command(after_help = crate::examples::of("stillpoint kernel restore"))]
 pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]

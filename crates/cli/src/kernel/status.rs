@@ -9,7 +9,7 @@ use stillpoint_kernel_engine::{Error, Stage, State, Status, filling_images, guar
 
 /// Arguments of `stillpoint kernel status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_STATUS)]
+#[command(after_help = crate::examples::of("stillpoint kernel status"))]
 pub(crate) struct Args {
     /// Directories of images [default: those from which memory is being fetched now].
     #[arg(long = "image", value_name = "DIR")]

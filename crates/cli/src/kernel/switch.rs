@@ -15,7 +15,7 @@ use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_SWITCH)]
+#[command(after_help = crate::examples::of("stillpoint kernel switch"))]
 pub(crate) struct Args {
     /// Version of the kernel to switch to, as in the names of its files in /boot: 6.12.95+deb12-amd64.
     #[arg(long, value_name = "VERSION", required_unless_present = "take_back")]
@@ -147,7 +147,7 @@ fn faults(args: &Args) -> Faults {
 
 /// Arguments of `stillpoint kernel dropin`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_DROPIN)]
+#[command(after_help = crate::examples::of("stillpoint kernel dropin"))]
 pub(crate) struct DropinArgs {
     /// Name of the unit.
     unit: String,

@@ -32,7 +32,7 @@ impl ProxyArgs {
 
 /// Arguments of `stillpoint migrate attach`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_ATTACH)]
+#[command(after_help = crate::examples::of("stillpoint migrate attach"))]
 pub(crate) struct AttachArgs {
     #[command(flatten)]
     place: ProxyArgs,
@@ -46,7 +46,7 @@ pub(crate) struct AttachArgs {
 
 /// Arguments of `stillpoint migrate detach`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_DETACH)]
+#[command(after_help = crate::examples::of("stillpoint migrate detach"))]
 pub(crate) struct DetachArgs {
     #[command(flatten)]
     place: ProxyArgs,

@@ -103,7 +103,7 @@ impl MigrationArgs {
 
 /// Arguments of `stillpoint migrate check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_CHECK)]
+#[command(after_help = crate::examples::of("stillpoint migrate check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     what: MigrationArgs,

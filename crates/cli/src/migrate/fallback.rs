@@ -8,7 +8,7 @@ use stillpoint_migrate_engine as engine;
 
 /// Arguments of `stillpoint migrate fallback`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_FALLBACK)]
+#[command(after_help = crate::examples::of("stillpoint migrate fallback"))]
 pub(crate) struct FallbackArgs {
     #[command(flatten)]
     servers: Servers,
@@ -25,7 +25,7 @@ pub(crate) struct FallbackArgs {
 
 /// Arguments of `stillpoint migrate abort`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_ABORT)]
+#[command(after_help = crate::examples::of("stillpoint migrate abort"))]
 pub(crate) struct AbortArgs {
     #[command(flatten)]
     end: EndArgs,
@@ -37,7 +37,7 @@ pub(crate) struct AbortArgs {
 
 /// Arguments of `stillpoint migrate finish`, and of `abort`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_FINISH)]
+#[command(after_help = crate::examples::of("stillpoint migrate finish"))]
 pub(crate) struct EndArgs {
     #[command(flatten)]
     servers: Servers,

@@ -58,7 +58,7 @@ Servers see the proxy's address: add a line for it to pg_hba.conf with scram-sha
 
 /// Arguments of `stillpoint migrate proxy`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_PROXY, after_long_help = [EXAMPLE, "\n\n", crate::examples::MIGRATE_PROXY].concat())]
+#[command(after_help = crate::examples::of("stillpoint migrate proxy"), after_long_help = [EXAMPLE, "\n\n", crate::examples::of("stillpoint migrate proxy")].concat())]
 pub(crate) struct Args {
     /// Configuration file; `--help` shows an example.
     #[arg(long, value_name = "FILE")]

@@ -7,7 +7,7 @@ use stillpoint_migrate_engine::{CopyProgress, Phase, Status, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_STATUS)]
+#[command(after_help = crate::examples::of("stillpoint migrate status"))]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,

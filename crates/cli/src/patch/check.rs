@@ -7,7 +7,7 @@ use stillpoint_patch_engine::{Options, check};
 
 /// Arguments of `stillpoint patch check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_CHECK)]
+#[command(after_help = crate::examples::of("stillpoint patch check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     files: Files,

@@ -20,7 +20,7 @@ const PROGRAM_LEN_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_ENABLE)]
+#[command(after_help = crate::examples::of("stillpoint patch enable"))]
 pub(crate) struct EnableArgs {
     /// Patch files in the order to be applied, after those that are already enabled.
     #[arg(required = true, value_name = "FILE")]
@@ -48,7 +48,7 @@ pub(crate) struct EnableArgs {
 
 /// Arguments of `stillpoint patch disable`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_DISABLE)]
+#[command(after_help = crate::examples::of("stillpoint patch disable"))]
 pub(crate) struct DisableArgs {
     /// Names of patches; without names, all patches of the unit.
     names: Vec<String>,
@@ -64,7 +64,7 @@ pub(crate) struct DisableArgs {
 
 /// Arguments of `stillpoint patch enabled`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_ENABLED)]
+#[command(after_help = crate::examples::of("stillpoint patch enabled"))]
 pub(crate) struct ListArgs {
     /// List only the patches of this unit.
     #[arg(long, value_name = "NAME")]

@@ -9,7 +9,7 @@ use stillpoint_patch_tracee::Pid;
 
 /// Arguments of `stillpoint patch gdb`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_GDB)]
+#[command(after_help = crate::examples::of("stillpoint patch gdb"))]
 pub(crate) struct Args {
     /// Number of the process.
     #[arg(long, value_name = "N")]
