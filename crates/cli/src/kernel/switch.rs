@@ -60,8 +60,6 @@ enum When {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    v: u32,
-    event: &'static str,
     journal: &'a Journal,
 }
 
@@ -79,7 +77,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let plan = Plan { to: to.clone(), config, passes: args.passes, faults: faults(args) };
     if args.dry_run {
         let journal = check_switch(&plan).map_err(untouched)?;
-        output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-switch-check", journal: &journal });
+        output.result("kernel-switch-check", &Line { journal: &journal });
         for unit in &journal.units {
             output.line(format_args!("{}: process {}, ports {:?}", unit.name, unit.pid, unit.ports));
         }

@@ -1,6 +1,6 @@
 //! `stillpoint patch list`: lists every process that carries patches.
 
-use super::status::{Line, brief};
+use super::status::brief;
 use crate::output::{Failure, Output};
 use std::fmt::Write;
 use stillpoint_patch_engine::Status;
@@ -27,7 +27,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         return Ok(());
     }
     for status in &found {
-        output.json(&Line::new(status));
+        output.result("status", status);
         output.line(brief(status));
     }
     if uninspected > 0 {
