@@ -4,7 +4,6 @@
 use crate::compile::{Compiler, Project, parallel};
 use crate::debian::Diff;
 use crate::elf::{self, Reproduced};
-use crate::error::At;
 use crate::includes::Includes;
 use crate::preprocess::Text;
 use crate::tree::{self, Parts, Tree, Wanted, is_unit};
@@ -13,6 +12,7 @@ use crate::verdict::{ChangedFile, Evidence, Readers, Verdict};
 use crate::{Builder, Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use stillpoint_host::At;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::untrusted::{FILE_MAX, Tree as Files};
 use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, diff, place};

@@ -68,6 +68,7 @@ mod build;
 mod commands;
 mod compile;
 mod configured;
+mod deb822;
 mod debian;
 pub mod diff;
 mod elf;
