@@ -29,14 +29,6 @@ impl<'s> Held<'s> {
         registers(self.tracer, self.tid)
     }
 
-    /// Changes its registers.
-    pub fn set_registers(&mut self, registers: &Registers) -> Result<(), Error> {
-        let standing = self.tracer.standing(self.tid)?;
-        sys::set_registers(self.tid, registers).map_err(|error| lost(self.tid, "PTRACE_SETREGS", error))?;
-        standing.registers = Some(*registers);
-        Ok(())
-    }
-
     /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::no_user_side`].
     pub fn fs_base(&mut self) -> Result<Avma, Error> {
         Ok(Avma(self.registers()?.fs_base))
@@ -45,14 +37,6 @@ impl<'s> Held<'s> {
     /// Returns true if job control has stopped the process (it stays stopped when it is resumed).
     pub fn group_stopped(&mut self) -> bool {
         self.tracer.standing(self.tid).is_ok_and(|standing| standing.group_stop)
-    }
-
-    /// Returns the used part of its own stack: from the stack pointer (less the red zone) to the end of the stack. `None` if the stack
-    /// pointer is not in the thread's own stack (coroutine, alternate signal stack).
-    pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
-        let registers = self.registers()?;
-        let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
-        Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(carrier::RED_ZONE)), stack.end)))
     }
 
     /// Returns the reason why the thread cannot carry remote calls now, or `None` if it can.
