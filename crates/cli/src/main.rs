@@ -22,7 +22,7 @@ use tracing_subscriber::filter::Directive;
 
 /// Keeps databases running through patches, migrations and kernel updates.
 #[derive(Parser)]
-#[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120, after_help = examples::STILLPOINT)]
+#[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120, after_help = examples::of("stillpoint"))]
 struct Cli {
     /// Print versioned JSON on stdout instead of text, one object per line.
     #[arg(long, global = true)]
@@ -34,16 +34,16 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Build live patches, and apply them to running programs.
-    #[command(subcommand, after_help = examples::PATCH)]
+    #[command(subcommand, after_help = examples::of("stillpoint patch"))]
     Patch(Box<Later<patch::Command>>),
     /// Move a database to another server while its clients work.
-    #[command(subcommand, after_help = examples::MIGRATE)]
+    #[command(subcommand, after_help = examples::of("stillpoint migrate"))]
     Migrate(Later<migrate::Command>),
     /// Checkpoint and restore running programs with their connections and memory, and switch kernels below them.
-    #[command(subcommand, after_help = examples::KERNEL)]
+    #[command(subcommand, after_help = examples::of("stillpoint kernel"))]
     Kernel(Later<kernel::Command>),
     /// Put load on a server, record every latency, and report.
-    #[command(after_help = examples::MEASURE)]
+    #[command(after_help = examples::of("stillpoint measure"))]
     Measure(Later<measure::Args>),
     /// Print what a shell completes.
     #[command(hide = true)]

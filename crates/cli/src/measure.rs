@@ -117,7 +117,7 @@ struct KeyArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::MEASURE_REDIS)]
+#[command(after_help = crate::examples::of("stillpoint measure redis"))]
 struct RedisArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -133,7 +133,7 @@ struct RedisArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::MEASURE_MEMCACHED)]
+#[command(after_help = crate::examples::of("stillpoint measure memcached"))]
 struct MemcachedArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -145,7 +145,7 @@ struct MemcachedArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::MEASURE_TCP)]
+#[command(after_help = crate::examples::of("stillpoint measure tcp"))]
 struct TcpArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -155,7 +155,7 @@ struct TcpArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::MEASURE_HTTP)]
+#[command(after_help = crate::examples::of("stillpoint measure http"))]
 struct HttpArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -165,7 +165,7 @@ struct HttpArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::MEASURE_LOAD)]
+#[command(after_help = crate::examples::of("stillpoint measure load"))]
 struct LoadArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -177,7 +177,7 @@ struct LoadArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::MEASURE_REPORT)]
+#[command(after_help = crate::examples::of("stillpoint measure report"))]
 struct ReportArgs {
     /// Records of the run, one for each load generator.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
@@ -191,7 +191,7 @@ struct ReportArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::MEASURE_COMPARE)]
+#[command(after_help = crate::examples::of("stillpoint measure compare"))]
 struct CompareArgs {
     /// First record, with which the second one is compared.
     a: PathBuf,

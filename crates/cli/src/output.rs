@@ -113,14 +113,20 @@ pub(crate) struct Output {
 
 #[derive(Serialize)]
 struct FailureLine<'a> {
-    v: u32,
-    event: &'static str,
     exit: i32,
     error: String,
     causes: Vec<String>,
     state: &'a str,
     #[serde(rename = "try")]
     hint: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ResultLine<'a, T> {
+    v: u32,
+    event: &'static str,
+    #[serde(flatten)]
+    fields: &'a T,
 }
 
 impl Output {
@@ -155,6 +161,11 @@ impl Output {
         {
             self.write(&text);
         }
+    }
+
+    /// Prints a result as a line of JSON: version, name of the event, and the fields; silent without `--json`.
+    pub(crate) fn result(&self, event: &'static str, fields: &impl Serialize) {
+        self.json(&ResultLine { v: stillpoint_events::VERSION, event, fields });
     }
 
     /// Handles an event of an engine: prints a JSON line, or a line for people if it is useful to them; updates the progress.
@@ -277,17 +288,16 @@ impl Output {
     pub(crate) fn failure(&self, failure: &Failure) -> ExitCode {
         self.progress_done();
         let causes: Vec<String> = failure.error.chain().skip(1).map(ToString::to_string).collect();
-        if self.json {
-            self.json(&FailureLine {
-                v: stillpoint_events::VERSION,
-                event: "failed",
+        self.result(
+            "failed",
+            &FailureLine {
                 exit: failure.exit as i32,
                 error: failure.error.to_string(),
                 causes: causes.clone(),
                 state: &failure.state,
                 hint: failure.hint.as_deref(),
-            });
-        }
+            },
+        );
         let _ = io::stderr().write_all(failure_text(failure, &causes).as_bytes());
         ExitCode::from(failure.exit as u8)
     }

@@ -95,7 +95,11 @@ impl From<Error> for std::io::Error {
 }
 
 /// Attaches an action and a path to an error of the system.
-pub(crate) trait At<T> {
+pub trait At<T> {
+    /// Returns the value, or the error with the action, for instance `reading`, and the path.
+    ///
+    /// # Errors
+    /// That of the system, as [`Error::Io`].
     fn at(self, doing: &'static str, path: &Path) -> Result<T, Error>;
 }
 

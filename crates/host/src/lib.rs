@@ -44,4 +44,4 @@ pub mod trusted;
 pub mod untrusted;
 
 pub use cache::{Cache, EntryName};
-pub use error::Error;
+pub use error::{At, Error};

@@ -9,6 +9,8 @@
 //! The obvious way is to check a path and then to open it. Between the two steps another user can exchange a component. `openat2(2)` would
 //! walk a path in one call; but units with `RestrictSUIDSGID=` (most of Debian's) get ENOSYS for it, and a single component needs no more
 //! than `O_NOFOLLOW`.
+//!
+//! Files are replaced by hand: `tempfile` and `atomic-write-file` find the directory again by its path, and here it is held open.
 
 use crate::Error;
 use crate::error::At;

@@ -43,7 +43,6 @@ pub mod blackout;
 pub mod clock;
 pub mod compare;
 pub mod error;
-pub mod figure;
 pub mod history;
 pub mod load;
 mod markup;

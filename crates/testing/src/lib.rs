@@ -19,6 +19,7 @@
 pub mod binary;
 pub mod child;
 pub mod container;
+pub mod figure;
 pub mod go_tpc;
 pub mod machine;
 pub mod packages;

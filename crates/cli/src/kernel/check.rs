@@ -3,13 +3,12 @@
 use super::program::{GuardArg, Program, WithCriu};
 use super::{failure, rehearse};
 use crate::output::{Failure, Output};
-use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_kernel_engine::{Report, Severity, check};
 
 /// Arguments of `stillpoint kernel check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_CHECK)]
+#[command(after_help = crate::examples::of("stillpoint kernel check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,
@@ -27,14 +26,6 @@ pub(crate) struct Args {
     guard: GuardArg,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    v: u32,
-    event: &'static str,
-    #[serde(flatten)]
-    report: &'a Report,
-}
-
 /// Runs `stillpoint kernel check`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let (pid, criu) = (args.program.root()?, args.criu.criu());
@@ -46,7 +37,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 
 /// Prints all findings.
 pub(super) fn show(report: &Report, output: &Output) {
-    output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-check", report });
+    output.result("kernel-check", report);
     output.line(format_args!("{} processes", report.pids.len()));
     for finding in &report.findings {
         let weight = match finding.weight {

@@ -10,7 +10,7 @@ use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_unit_restart
 
 /// Arguments of `stillpoint kernel checkpoint`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_CHECKPOINT)]
+#[command(after_help = crate::examples::of("stillpoint kernel checkpoint"))]
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,
@@ -42,8 +42,6 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Line {
-    v: u32,
-    event: &'static str,
     memories: usize,
     pages: u64,
     bytes_written: u64,
@@ -89,16 +87,17 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     };
     let done = checkpoint(&options, &|event| output.event(event))
         .map_err(|error| failure(error, "the program continues as before; there is no image"))?;
-    output.json(&Line {
-        v: stillpoint_events::VERSION,
-        event: "checkpointed",
-        memories: done.memories,
-        pages: done.pages,
-        bytes_written: done.written,
-        bytes_zero: done.zeros,
-        frozen_us: done.frozen_ns / 1000,
-        passes: PassLine::of(&done.passes),
-    });
+    output.result(
+        "checkpointed",
+        &Line {
+            memories: done.memories,
+            pages: done.pages,
+            bytes_written: done.written,
+            bytes_zero: done.zeros,
+            frozen_us: done.frozen_ns / 1000,
+            passes: PassLine::of(&done.passes),
+        },
+    );
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     output.line(format_args!(
         "{}: {} memories, {:.1} MiB; {} passes while it ran; it was stopped for {:.0} ms, in which {:.1} MiB were \

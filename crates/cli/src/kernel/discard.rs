@@ -2,13 +2,12 @@
 
 use super::failure;
 use crate::output::{Failure, Output};
-use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{DiscardOutcome, check_discard, discard};
+use stillpoint_kernel_engine::{check_discard, discard};
 
 /// Arguments of `stillpoint kernel discard`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_DISCARD)]
+#[command(after_help = crate::examples::of("stillpoint kernel discard"))]
 pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]
@@ -16,14 +15,6 @@ pub(crate) struct Args {
     /// Only check; change nothing.
     #[arg(long)]
     dry_run: bool,
-}
-
-#[derive(Serialize)]
-struct Line {
-    v: u32,
-    event: &'static str,
-    #[serde(flatten)]
-    done: DiscardOutcome,
 }
 
 /// Runs `stillpoint kernel discard`.
@@ -44,6 +35,6 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             done.connections
         ));
     }
-    output.json(&Line { v: stillpoint_events::VERSION, event: "discarded", done });
+    output.result("discarded", &done);
     Ok(())
 }

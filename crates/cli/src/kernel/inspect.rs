@@ -9,7 +9,7 @@ use stillpoint_kernel_engine::{Form, Image, LAZY, MachineKey, PRESENT};
 
 /// Arguments of `stillpoint kernel inspect`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_INSPECT)]
+#[command(after_help = crate::examples::of("stillpoint kernel inspect"))]
 pub(crate) struct Args {
     /// Directory of the image.
     image: PathBuf,
@@ -23,8 +23,6 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Line {
-    v: u32,
-    event: &'static str,
     name: String,
     pid: i32,
     machine: String,
@@ -98,24 +96,25 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             output.line(format_args!("  {start:#014x} {pages:8} pages, pass {pass} {lazy}"));
         }
     }
-    output.json(&Line {
-        v: stillpoint_events::VERSION,
-        event: "image",
-        name: origin.name,
-        pid: origin.pid,
-        machine: origin.machine,
-        kernel: origin.kernel,
-        criu: origin.criu,
-        made_s: origin.made_s,
-        form: index.form,
-        passes: index.passes,
-        files: index.beside.len(),
-        memories: memories
-            .into_iter()
-            .map(|memory| Memory { extents: if args.extents { memory.extents } else { Vec::new() }, ..memory })
-            .collect(),
-        sealed_here,
-        verified: args.verify,
-    });
+    output.result(
+        "image",
+        &Line {
+            name: origin.name,
+            pid: origin.pid,
+            machine: origin.machine,
+            kernel: origin.kernel,
+            criu: origin.criu,
+            made_s: origin.made_s,
+            form: index.form,
+            passes: index.passes,
+            files: index.beside.len(),
+            memories: memories
+                .into_iter()
+                .map(|memory| Memory { extents: if args.extents { memory.extents } else { Vec::new() }, ..memory })
+                .collect(),
+            sealed_here,
+            verified: args.verify,
+        },
+    );
     Ok(())
 }

@@ -8,7 +8,7 @@ use stillpoint_kernel_engine::switch::{DROPIN_PATH, Reservation, ReservationRequ
 
 /// Arguments of `stillpoint kernel memory`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_MEMORY)]
+#[command(after_help = crate::examples::of("stillpoint kernel memory"))]
 pub(crate) struct Args {
     /// Size of the region, a multiple of 2M, for instance 4G. Without this option, existing regions are listed.
     #[arg(long, value_name = "SIZE", conflicts_with = "remove")]
@@ -29,8 +29,6 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Line {
-    v: u32,
-    event: &'static str,
     argument: Option<String>,
     start: Option<u64>,
     bytes: Option<u64>,
@@ -57,15 +55,16 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let writes = args.write && !args.dry_run;
     let wanted = args.size.clone().map(|size| ReservationRequest { size, write: writes.then(|| args.drop_in.clone()) });
     let chosen = wanted.as_ref().map(reserve).transpose().map_err(untouched)?;
-    output.json(&Line {
-        v: stillpoint_events::VERSION,
-        event: "kernel-memory",
-        argument: chosen.as_ref().map(|chosen| chosen.argument.clone()),
-        start: chosen.as_ref().map(|chosen| chosen.start),
-        bytes: chosen.as_ref().map(|chosen| chosen.bytes),
-        drop_in: writes.then(|| args.drop_in.clone()),
-        regions: there.clone(),
-    });
+    output.result(
+        "kernel-memory",
+        &Line {
+            argument: chosen.as_ref().map(|chosen| chosen.argument.clone()),
+            start: chosen.as_ref().map(|chosen| chosen.start),
+            bytes: chosen.as_ref().map(|chosen| chosen.bytes),
+            drop_in: writes.then(|| args.drop_in.clone()),
+            regions: there.clone(),
+        },
+    );
     match &chosen {
         Some(chosen) => show(args, writes, chosen, there.len(), output),
         None if args.remove => output.line(format_args!("would remove {}", args.drop_in.display())),

@@ -11,8 +11,6 @@ use stillpoint_kernel_engine::{CheckpointOptions, Criu, checkpoint, discard};
 
 #[derive(Serialize)]
 struct Line {
-    v: u32,
-    event: &'static str,
     memories: usize,
     pages: u64,
     image_bytes: u64,
@@ -51,16 +49,17 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
     let done = done.map_err(|error| {
         failure(error, &format!("the program continues as before; criu's logs are in {}", image.display()))
     })?;
-    output.json(&Line {
-        v: stillpoint_events::VERSION,
-        event: "rehearsed",
-        memories: done.memories,
-        pages: done.pages,
-        image_bytes,
-        bytes_written: done.written,
-        frozen_us: done.frozen_ns / 1000,
-        passes: PassLine::of(&done.passes),
-    });
+    output.result(
+        "rehearsed",
+        &Line {
+            memories: done.memories,
+            pages: done.pages,
+            image_bytes,
+            bytes_written: done.written,
+            frozen_us: done.frozen_ns / 1000,
+            passes: PassLine::of(&done.passes),
+        },
+    );
     output.line(format_args!(
         "rehearsed: the program was stopped for {:.0} ms and continues; the image had {} memories and {:.1} MiB, and \
          was removed",

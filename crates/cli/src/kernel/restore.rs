@@ -13,7 +13,7 @@ use stillpoint_kernel_engine::{
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_RESTORE)]
+#[command(after_help = crate::examples::of("stillpoint kernel restore"))]
 pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]
@@ -59,8 +59,6 @@ enum When {
 
 #[derive(Serialize)]
 struct Line {
-    v: u32,
-    event: &'static str,
     pid: i32,
     keeper: Option<u32>,
     duration_us: u64,
@@ -105,8 +103,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let done = restore(&options, &|event| output.event(event))
         .map_err(|error| failure(error, state_after_failure(&args.image)))?;
     let duration_us = done.duration_ns / 1000;
-    let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);
-    output.json(&Line { v, event: "restored", pid, keeper, duration_us });
+    let (pid, keeper) = (done.pid, done.keeper);
+    output.result("restored", &Line { pid, keeper, duration_us });
     let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} fetches the rest of its memory"));
     output.line(format_args!("process {pid} runs again after {:.0} ms{rest}", duration_us as f64 / 1e3));
     Ok(())

@@ -9,7 +9,7 @@ use stillpoint_kernel_engine::{Error, Stage, State, Status, filling_images, guar
 
 /// Arguments of `stillpoint kernel status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_STATUS)]
+#[command(after_help = crate::examples::of("stillpoint kernel status"))]
 pub(crate) struct Args {
     /// Directories of images [default: those from which memory is being fetched now].
     #[arg(long = "image", value_name = "DIR")]
@@ -20,17 +20,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
-    v: u32,
-    event: &'static str,
-    #[serde(flatten)]
-    status: &'a Status,
-}
-
-#[derive(Serialize)]
 struct Switch<'a> {
-    v: u32,
-    event: &'static str,
     #[serde(rename = "told")]
     summary: &'a str,
     journal: &'a Journal,
@@ -38,8 +28,6 @@ struct Switch<'a> {
 
 #[derive(Serialize)]
 struct Guards<'a> {
-    v: u32,
-    event: &'static str,
     tables: &'a [String],
 }
 
@@ -49,7 +37,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let images = if args.images.is_empty() { filling_images().into_keys().collect() } else { args.images.clone() };
     for image in &images {
         let status = status(image).map_err(untouched)?;
-        output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-status", status: &status });
+        output.result("kernel-status", &status);
         show(&status, output);
     }
     if images.is_empty() {
@@ -59,7 +47,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         last_switch(args, output).map_err(untouched)?;
     }
     let tables = guards().map_err(untouched)?;
-    output.json(&Guards { v: stillpoint_events::VERSION, event: "kernel-guards", tables: &tables });
+    output.result("kernel-guards", &Guards { tables: &tables });
     for table in &tables {
         output.line(format_args!("guard: table {table} of nftables keeps peers of a program waiting"));
     }
@@ -73,9 +61,7 @@ fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
             Some(_) => "was killed and is not rolled back: stillpoint kernel switch --take-back".into(),
             None => journal.summary(),
         };
-        let line =
-            Switch { v: stillpoint_events::VERSION, event: "kernel-switch", summary: &summary, journal: &journal };
-        output.json(&line);
+        output.result("kernel-switch", &Switch { summary: &summary, journal: &journal });
         output.line(format_args!("switch from {} to {}: {summary}", journal.from, journal.to));
         for gap in &journal.guard_gaps {
             output.line(format_args!("  warning: {}", gap.text()));

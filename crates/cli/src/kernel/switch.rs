@@ -15,7 +15,7 @@ use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_SWITCH)]
+#[command(after_help = crate::examples::of("stillpoint kernel switch"))]
 pub(crate) struct Args {
     /// Version of the kernel to switch to, as in the names of its files in /boot: 6.12.95+deb12-amd64.
     #[arg(long, value_name = "VERSION", required_unless_present = "take_back")]
@@ -60,8 +60,6 @@ enum When {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    v: u32,
-    event: &'static str,
     journal: &'a Journal,
 }
 
@@ -79,7 +77,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let plan = Plan { to: to.clone(), config, passes: args.passes, faults: faults(args) };
     if args.dry_run {
         let journal = check_switch(&plan).map_err(untouched)?;
-        output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-switch-check", journal: &journal });
+        output.result("kernel-switch-check", &Line { journal: &journal });
         for unit in &journal.units {
             output.line(format_args!("{}: process {}, ports {:?}", unit.name, unit.pid, unit.ports));
         }
@@ -147,7 +145,7 @@ fn faults(args: &Args) -> Faults {
 
 /// Arguments of `stillpoint kernel dropin`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::KERNEL_DROPIN)]
+#[command(after_help = crate::examples::of("stillpoint kernel dropin"))]
 pub(crate) struct DropinArgs {
     /// Name of the unit.
     unit: String,

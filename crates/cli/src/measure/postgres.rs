@@ -17,7 +17,7 @@ const HISTORY_MAX: u64 = 4 << 30;
 const ANOMALIES_SHOWN_MAX: usize = 10;
 
 #[derive(Args)]
-#[command(after_help = crate::examples::MEASURE_POSTGRES)]
+#[command(after_help = crate::examples::of("stillpoint measure postgres"))]
 pub(super) struct PostgresArgs {
     /// Address of the server: `host=... port=... user=... dbname=...`, or a URL.
     #[arg(long, value_name = "CONNINFO")]
@@ -67,7 +67,7 @@ pub(super) struct PostgresArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = crate::examples::MEASURE_CHECK)]
+#[command(after_help = crate::examples::of("stillpoint measure check"))]
 pub(super) struct CheckArgs {
     /// A history, as `stillpoint measure postgres --history` writes it.
     history: PathBuf,

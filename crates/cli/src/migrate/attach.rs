@@ -32,7 +32,7 @@ impl ProxyArgs {
 
 /// Arguments of `stillpoint migrate attach`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_ATTACH)]
+#[command(after_help = crate::examples::of("stillpoint migrate attach"))]
 pub(crate) struct AttachArgs {
     #[command(flatten)]
     place: ProxyArgs,
@@ -46,7 +46,7 @@ pub(crate) struct AttachArgs {
 
 /// Arguments of `stillpoint migrate detach`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_DETACH)]
+#[command(after_help = crate::examples::of("stillpoint migrate detach"))]
 pub(crate) struct DetachArgs {
     #[command(flatten)]
     place: ProxyArgs,
@@ -60,8 +60,6 @@ pub(crate) struct DetachArgs {
 
 #[derive(Serialize)]
 struct Line<'a, T> {
-    v: u32,
-    event: &'static str,
     dry_run: bool,
     #[serde(flatten)]
     what: &'a T,
@@ -73,7 +71,7 @@ pub(crate) fn run(args: &AttachArgs, output: &Output) -> Result<(), Failure> {
     let (source, config, dry_run) = (place.source()?, place.config.clone(), place.dry_run);
     let options = AttachOptions { source, config, wait, end_idle, dry_run };
     let attached = block_on(attach(&options))?.map_err(failure)?;
-    output.json(&Line { v: stillpoint_events::VERSION, event: "attached", dry_run: options.dry_run, what: &attached });
+    output.result("attached", &Line { dry_run: options.dry_run, what: &attached });
     if !output.is_json() {
         show(&options, &attached, output);
     }
@@ -105,7 +103,7 @@ pub(crate) fn run_detach(args: &DetachArgs, output: &Output) -> Result<(), Failu
     let (source, config, dry_run) = (place.source()?, place.config.clone(), place.dry_run);
     let options = DetachOptions { source, config, state, moved, dry_run };
     let detached = block_on(detach(&options))?.map_err(failure)?;
-    output.json(&Line { v: stillpoint_events::VERSION, event: "detached", dry_run: options.dry_run, what: &detached });
+    output.result("detached", &Line { dry_run: options.dry_run, what: &detached });
     let DetachReport { already, led, sessions } = detached;
     let source = &options.source;
     match (already, options.dry_run) {

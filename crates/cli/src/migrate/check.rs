@@ -2,7 +2,6 @@
 
 use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Failure, Output};
-use serde::Serialize;
 use std::sync::Arc;
 use stillpoint_migrate_engine::{AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Verdict, check};
 use tokio::signal::unix::{SignalKind, signal};
@@ -103,21 +102,13 @@ impl MigrationArgs {
 
 /// Arguments of `stillpoint migrate check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_CHECK)]
+#[command(after_help = crate::examples::of("stillpoint migrate check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     what: MigrationArgs,
     /// Do not create the definitions on the target as a trial, and do not read rows; unchecked objects are listed.
     #[arg(long)]
     no_rehearsal: bool,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    v: u32,
-    event: &'static str,
-    #[serde(flatten)]
-    report: &'a Report,
 }
 
 /// Runs `stillpoint migrate check`.
@@ -151,7 +142,7 @@ pub(super) fn examine(what: &MigrationArgs, rehearse: bool, output: &Output) -> 
 }
 
 fn show(report: &Report, output: &Output) {
-    output.json(&Line { v: stillpoint_events::VERSION, event: "checked", report });
+    output.result("checked", report);
     output.line(format_args!("capture: {}", report.capture));
     output.line(format_args!("tables: {:.1} MiB", report.bytes as f64 / (1 << 20) as f64));
     let width =

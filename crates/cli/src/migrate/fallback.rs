@@ -8,7 +8,7 @@ use stillpoint_migrate_engine as engine;
 
 /// Arguments of `stillpoint migrate fallback`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_FALLBACK)]
+#[command(after_help = crate::examples::of("stillpoint migrate fallback"))]
 pub(crate) struct FallbackArgs {
     #[command(flatten)]
     servers: Servers,
@@ -25,7 +25,7 @@ pub(crate) struct FallbackArgs {
 
 /// Arguments of `stillpoint migrate abort`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_ABORT)]
+#[command(after_help = crate::examples::of("stillpoint migrate abort"))]
 pub(crate) struct AbortArgs {
     #[command(flatten)]
     end: EndArgs,
@@ -37,7 +37,7 @@ pub(crate) struct AbortArgs {
 
 /// Arguments of `stillpoint migrate finish`, and of `abort`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_FINISH)]
+#[command(after_help = crate::examples::of("stillpoint migrate finish"))]
 pub(crate) struct EndArgs {
     #[command(flatten)]
     servers: Servers,
@@ -48,8 +48,6 @@ pub(crate) struct EndArgs {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    v: u32,
-    event: &'static str,
     database: &'a str,
     paused_us: Option<u64>,
 }
@@ -80,7 +78,7 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
         engine::Outcome::Switched { paused } => Some(paused.as_micros() as u64),
         engine::Outcome::AlreadyThere => None,
     };
-    output.json(&Line { v: stillpoint_events::VERSION, event: "returned", database, paused_us });
+    output.result("returned", &Line { database, paused_us });
     match paused_us {
         Some(us) => output.line(format_args!(
             "{database}: clients are on the source again, and were paused for {:.1} ms; nothing of the migration is \
@@ -106,7 +104,7 @@ pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
     }
     run_guarded(&args.servers, || block_on(engine::finish(&options))?.map_err(failure))?;
     let database = options.source.database_name();
-    output.json(&Line { v: stillpoint_events::VERSION, event: "finished", database, paused_us: None });
+    output.result("finished", &Line { database, paused_us: None });
     output.line(format_args!("{database}: finished; the source keeps its rows, and connections to it stay disabled"));
     Ok(())
 }
@@ -121,7 +119,7 @@ pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
     }
     let state = block_on(engine::abort(&options))?.map_err(failure)?;
     let database = options.source.database_name();
-    output.json(&Line { v: stillpoint_events::VERSION, event: "aborted", database, paused_us: None });
+    output.result("aborted", &Line { database, paused_us: None });
     output.line(format_args!("{database}: {state}"));
     Ok(())
 }

@@ -58,7 +58,7 @@ Servers see the proxy's address: add a line for it to pg_hba.conf with scram-sha
 
 /// Arguments of `stillpoint migrate proxy`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_PROXY, after_long_help = [EXAMPLE, "\n\n", crate::examples::MIGRATE_PROXY].concat())]
+#[command(after_help = crate::examples::of("stillpoint migrate proxy"), after_long_help = [EXAMPLE, "\n\n", crate::examples::of("stillpoint migrate proxy")].concat())]
 pub(crate) struct Args {
     /// Configuration file; `--help` shows an example.
     #[arg(long, value_name = "FILE")]
@@ -74,18 +74,14 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    v: u32,
-    event: &'static str,
     listen: Vec<String>,
     control: String,
     tenants: Vec<&'a str>,
     warnings: Vec<String>,
 }
 
-fn line<'a>(event: &'static str, config: &'a Config, warnings: Vec<String>) -> Line<'a> {
+fn line(config: &Config, warnings: Vec<String>) -> Line<'_> {
     Line {
-        v: stillpoint_events::VERSION,
-        event,
         listen: config.listen.iter().map(ToString::to_string).collect(),
         control: config.control.display().to_string(),
         tenants: config.tenants.keys().map(String::as_str).collect(),
@@ -107,18 +103,18 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             count => format!("usable, {count} warnings"),
         };
         output.line(format_args!("{}: {verdict}: {tenants} tenants, {servers} servers", args.config.display()));
-        output.json(&line("proxy-config-checked", &config, warnings));
+        output.result("proxy-config-checked", &line(&config, warnings));
         return Ok(());
     }
     let places = |config: &Config| config.listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let standing_by = |config: &Config| {
         let control = config.control.display();
         output.line(format_args!("on standby for the proxy at {control}, to serve at {}", places(config)));
-        output.json(&line("proxy-stands-by", config, config.warnings()));
+        output.result("proxy-stands-by", &line(config, config.warnings()));
     };
     let started = |config: &Config| {
         output.line(format_args!("serving at {}; control socket {}", places(config), config.control.display()));
-        output.json(&line("proxy-started", config, config.warnings()));
+        output.result("proxy-started", &line(config, config.warnings()));
     };
     let ended = if args.standby {
         stillpoint_migrate_proxy::stand_by(&args.config, standing_by, started)

@@ -2,23 +2,14 @@
 
 use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Exit, Failure, Output, copied};
-use serde::Serialize;
-use stillpoint_migrate_engine::{CopyProgress, Phase, Status, status};
+use stillpoint_migrate_engine::{CopyProgress, Phase, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::MIGRATE_STATUS)]
+#[command(after_help = crate::examples::of("stillpoint migrate status"))]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    v: u32,
-    event: &'static str,
-    #[serde(flatten)]
-    status: &'a Status,
 }
 
 /// Runs `stillpoint migrate status`.
@@ -26,7 +17,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let options = args.servers.options()?;
     let status = block_on(status(&options))?
         .map_err(|error| Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT))?;
-    output.json(&Line { v: stillpoint_events::VERSION, event: "migration", status: &status });
+    output.result("migration", &status);
     let database = options.source.database_name();
     if let Some(why) = &status.unasked
         && !status.is_known()

@@ -19,7 +19,7 @@ const AFTER_HELP: &str = "Exit status: 0 built; 1 failed; 2 usage; 3 refused; 6 
 /// Arguments of `stillpoint patch build`.
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]))]
-#[command(after_help = [AFTER_HELP, "\n\n", crate::examples::PATCH_BUILD].concat())]
+#[command(after_help = [AFTER_HELP, "\n\n", crate::examples::of("stillpoint patch build")].concat())]
 pub(crate) struct Args {
     /// Build for a program of this Debian source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]", help_heading = "From a Debian source package")]

@@ -7,7 +7,7 @@ use stillpoint_patch_engine::{Options, check};
 
 /// Arguments of `stillpoint patch check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_CHECK)]
+#[command(after_help = crate::examples::of("stillpoint patch check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     files: Files,
@@ -22,8 +22,6 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    v: u32,
-    event: &'static str,
     pid: i32,
     patch: &'a str,
     already: bool,
@@ -54,18 +52,19 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         for (signed, _) in &files {
             let name = &signed.patch.name;
             let found = check(pid, signed, &options, &mut observer(output))?;
-            output.json(&Line {
-                v: stillpoint_events::VERSION,
-                event: "checked",
-                pid: pid.0,
-                patch: name,
-                already: found.already,
-                functions: &found.functions,
-                bytes: found.bytes,
-                threads: found.threads,
-                busy: found.busy.iter().map(|b| BusyLine { tid: b.tid.0, function: &b.function }).collect(),
-                not_looked_at: &found.unchecked,
-            });
+            output.result(
+                "checked",
+                &Line {
+                    pid: pid.0,
+                    patch: name,
+                    already: found.already,
+                    functions: &found.functions,
+                    bytes: found.bytes,
+                    threads: found.threads,
+                    busy: found.busy.iter().map(|b| BusyLine { tid: b.tid.0, function: &b.function }).collect(),
+                    not_looked_at: &found.unchecked,
+                },
+            );
             if found.already {
                 output.line(format_args!("{name}: already applied to process {pid}"));
                 continue;

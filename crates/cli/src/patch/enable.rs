@@ -20,7 +20,7 @@ const PROGRAM_LEN_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_ENABLE)]
+#[command(after_help = crate::examples::of("stillpoint patch enable"))]
 pub(crate) struct EnableArgs {
     /// Patch files in the order to be applied, after those that are already enabled.
     #[arg(required = true, value_name = "FILE")]
@@ -48,7 +48,7 @@ pub(crate) struct EnableArgs {
 
 /// Arguments of `stillpoint patch disable`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_DISABLE)]
+#[command(after_help = crate::examples::of("stillpoint patch disable"))]
 pub(crate) struct DisableArgs {
     /// Names of patches; without names, all patches of the unit.
     names: Vec<String>,
@@ -64,7 +64,7 @@ pub(crate) struct DisableArgs {
 
 /// Arguments of `stillpoint patch enabled`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_ENABLED)]
+#[command(after_help = crate::examples::of("stillpoint patch enabled"))]
 pub(crate) struct ListArgs {
     /// List only the patches of this unit.
     #[arg(long, value_name = "NAME")]
@@ -75,8 +75,6 @@ pub(crate) struct ListArgs {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    v: u32,
-    event: &'static str,
     unit: &'a str,
     file: String,
     patch: Option<String>,
@@ -86,15 +84,13 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(event: &'static str, unit: &'a ServiceName, stored: &PatchFile) -> Self {
+    fn new(unit: &'a ServiceName, stored: &PatchFile) -> Self {
         let read = stored.patch();
         let (patch, error) = match &read {
             Ok(patch) => (Some(patch), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
         Line {
-            v: stillpoint_events::VERSION,
-            event,
             unit: unit.as_str(),
             file: stored.path.display().to_string(),
             patch: patch.map(|p| p.name.clone()),
@@ -104,12 +100,12 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn show(&self, output: &Output) {
-        output.json(self);
+    fn show(&self, event: &'static str, output: &Output) {
+        output.result(event, self);
         let name = self.patch.clone().unwrap_or_else(|| self.file.clone());
         let cves = if self.cves.is_empty() { String::new() } else { format!(" [{}]", self.cves.join(", ")) };
         let error = self.error.as_ref().map(|e| format!(": {e}")).unwrap_or_default();
-        output.line(format_args!("{}: {} {name}{cves}{error}", self.unit, self.event));
+        output.line(format_args!("{}: {event} {name}{cves}{error}", self.unit));
     }
 }
 
@@ -177,7 +173,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let write = || -> anyhow::Result<()> {
         for (name, bytes) in new {
             let path = enabled.add(&name, &bytes)?;
-            Line::new("enabled", &unit, &PatchFile { path, bytes }).show(output);
+            Line::new(&unit, &PatchFile { path, bytes }).show("enabled", output);
         }
         if read_regular_text(&drop_in, UNIT_FILE_LEN_MAX).is_ok_and(|there| there == text) {
             return Ok(());
@@ -281,7 +277,7 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         removed += go.len();
         let failed = |error| Failure::failed(error, "patches that were not removed stay enabled");
         for file in go {
-            Line::new(if args.dry_run { "would be disabled" } else { "disabled" }, unit, file).show(output);
+            Line::new(unit, file).show(if args.dry_run { "would be disabled" } else { "disabled" }, output);
             if !args.dry_run {
                 enabled.remove(file).map_err(failed)?;
             }
@@ -330,7 +326,7 @@ pub(crate) fn list(args: ListArgs, output: &Output) -> Result<(), Failure> {
     };
     for unit in &units {
         let patches = Enabled::of(&args.root, unit).patches().map_err(Failure::refused)?;
-        patches.iter().for_each(|stored| Line::new("enabled", unit, stored).show(output));
+        patches.iter().for_each(|stored| Line::new(unit, stored).show("enabled", output));
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ use stillpoint_patch_tracee::{Module, Process};
 
 /// Arguments of `stillpoint patch exec-helper`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_EXEC_HELPER)]
+#[command(after_help = crate::examples::of("stillpoint patch exec-helper"))]
 pub(crate) struct Args {
     /// Listen here; without it, serve the connection that standard input is (a socket unit with Accept=yes).
     #[arg(long, value_name = "SOCKET")]

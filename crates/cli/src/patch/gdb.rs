@@ -9,7 +9,7 @@ use stillpoint_patch_tracee::Pid;
 
 /// Arguments of `stillpoint patch gdb`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_GDB)]
+#[command(after_help = crate::examples::of("stillpoint patch gdb"))]
 pub(crate) struct Args {
     /// Number of the process.
     #[arg(long, value_name = "N")]
@@ -21,8 +21,6 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Line {
-    v: u32,
-    event: &'static str,
     pid: i32,
     script: PathBuf,
     images: Vec<PathBuf>,
@@ -34,13 +32,9 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let files = debugger_files(Pid(args.pid), &args.output).map_err(failure)?;
     output.line(format_args!("gdb -p {} -x {}", args.pid, files.script.display()));
     output.line(format_args!("perf finds names in {}", files.perf_map.display()));
-    output.json(&Line {
-        v: stillpoint_events::VERSION,
-        event: "debugger-files",
-        pid: args.pid,
-        script: files.script,
-        images: files.images,
-        perf_map: files.perf_map,
-    });
+    output.result(
+        "debugger-files",
+        &Line { pid: args.pid, script: files.script, images: files.images, perf_map: files.perf_map },
+    );
     Ok(())
 }

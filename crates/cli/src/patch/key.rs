@@ -12,7 +12,7 @@ const KEY_MAX: u64 = 64 << 10;
 
 /// Arguments of `stillpoint patch key`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_KEY)]
+#[command(after_help = crate::examples::of("stillpoint patch key"))]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -21,14 +21,14 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Create an ed25519 key pair: the secret key signs patches, the public key verifies them where they are applied.
-    #[command(after_help = crate::examples::PATCH_KEY_GENERATE)]
+    #[command(after_help = crate::examples::of("stillpoint patch key generate"))]
     Generate {
         /// Directory for `stillpoint-ID.key` (mode 0600) and `stillpoint-ID.pub`.
         #[arg(short, long, value_name = "DIR")]
         output: PathBuf,
     },
     /// Show the id and the public key of a key file, secret or public.
-    #[command(after_help = crate::examples::PATCH_KEY_SHOW)]
+    #[command(after_help = crate::examples::of("stillpoint patch key show"))]
     Show {
         /// A key file.
         #[arg(value_name = "FILE")]

@@ -1,6 +1,6 @@
 //! `stillpoint patch list`: lists every process that carries patches.
 
-use super::status::{Line, brief};
+use super::status::brief;
 use crate::output::{Failure, Output};
 use std::fmt::Write;
 use stillpoint_patch_engine::Status;
@@ -8,7 +8,7 @@ use stillpoint_patch_engine::fleet::{PatchedProcesses, patched_processes};
 
 /// Arguments of `stillpoint patch list`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_LIST)]
+#[command(after_help = crate::examples::of("stillpoint patch list"))]
 pub(crate) struct Args {
     /// Print gauges in the text format of Prometheus, for instance for node_exporter's textfile collector.
     #[arg(long, conflicts_with = "json")]
@@ -27,7 +27,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         return Ok(());
     }
     for status in &found {
-        output.json(&Line::new(status));
+        output.result("status", status);
         output.line(brief(status));
     }
     if uninspected > 0 {

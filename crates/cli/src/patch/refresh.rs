@@ -17,7 +17,7 @@ use stillpoint_host::systemd::ServiceName;
 
 /// Arguments of `stillpoint patch refresh`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_REFRESH)]
+#[command(after_help = crate::examples::of("stillpoint patch refresh"))]
 pub(crate) struct Args {
     /// Update only this unit.
     #[arg(long, value_name = "NAME")]

@@ -2,29 +2,14 @@
 
 use super::processes::Processes;
 use crate::output::{Exit, Failure, Output};
-use serde::Serialize;
 use stillpoint_patch_engine::{Status, status};
 
 /// Arguments of `stillpoint patch status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_STATUS)]
+#[command(after_help = crate::examples::of("stillpoint patch status"))]
 pub(crate) struct Args {
     #[command(flatten)]
     processes: Processes,
-}
-
-#[derive(Serialize)]
-pub(crate) struct Line<'a> {
-    v: u32,
-    event: &'static str,
-    #[serde(flatten)]
-    status: &'a Status,
-}
-
-impl<'a> Line<'a> {
-    pub(crate) fn new(status: &'a Status) -> Self {
-        Line { v: stillpoint_events::VERSION, event: "status", status }
-    }
 }
 
 /// Runs `stillpoint patch status`.
@@ -32,7 +17,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let mut damaged = Vec::new();
     args.processes.each(|pid| {
         let status = status(pid)?;
-        output.json(&Line::new(&status));
+        output.result("status", &status);
         print(&status, output);
         damaged.extend(status.entries.iter().filter(|e| !e.verified).map(|e| (pid, e.function.clone())));
         Ok(())

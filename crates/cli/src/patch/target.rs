@@ -9,7 +9,7 @@ use stillpoint_patch_builder::{Diff, Parts, Shipped, ShippedAs};
 
 /// Arguments of `stillpoint patch target`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::PATCH_TARGET)]
+#[command(after_help = crate::examples::of("stillpoint patch target"))]
 pub(crate) struct Args {
     /// Source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]")]

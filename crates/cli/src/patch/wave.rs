@@ -86,8 +86,6 @@ struct Wave {
 
 #[derive(Serialize)]
 struct WaveLine {
-    v: u32,
-    event: &'static str,
     done: usize,
     already: usize,
     ended: usize,
@@ -119,16 +117,17 @@ impl Wave {
         if self.named && self.touched() + self.failures.len() < 2 {
             return self.failures.pop().map_or(Ok(()), |(pid, error)| Err(with_pid(failure(error), pid)));
         }
-        output.json(&WaveLine {
-            v: stillpoint_events::VERSION,
-            event: "wave",
-            done: self.done,
-            already: self.already,
-            ended: self.ended,
-            without: self.without.len(),
-            failed: self.failures.len(),
-            duration_us: duration.as_micros() as u64,
-        });
+        output.result(
+            "wave",
+            &WaveLine {
+                done: self.done,
+                already: self.already,
+                ended: self.ended,
+                without: self.without.len(),
+                failed: self.failures.len(),
+                duration_us: duration.as_micros() as u64,
+            },
+        );
         output.line(format_args!("{} in {:.0} ms", self.describe(), duration.as_secs_f64() * 1e3));
         if !self.without.is_empty() {
             output.warn(format_args!(

@@ -3,6 +3,8 @@
 //! The obvious way is to search the tree of control groups for a folder with the service's name. A user may make such a folder in the part
 //! of the tree that is delegated to that user, so a search can find processes of the user. Here systemd is asked instead; where it does not
 //! run, only the one folder that systemd would make is accepted.
+//!
+//! systemctl(1) asks it: D-Bus by `zbus` 5 takes 67 crates, with an executor of its own, for four properties of a unit.
 
 mod group;
 mod name;

@@ -193,11 +193,6 @@ pub struct InetSocket {
 }
 
 impl InetSocket {
-    /// Returns true if it is one end of a TCP connection.
-    pub fn is_established(&self) -> bool {
-        (self.kind, self.state) == (1, 1)
-    }
-
     /// Returns true if it listens for connections.
     pub fn is_listening(&self) -> bool {
         (self.kind, self.state) == (1, 10)

@@ -6,22 +6,15 @@
 
 use crate::Error;
 use crate::criu_files::connections_of;
-use crate::netlink::{ACK, REQUEST, u32_at};
-use crate::socket_diagnosis::{BY_FAMILY, DESTROY, SocketDiagnosis};
-use rustix::net::AddressFamily;
-use std::net::{IpAddr, SocketAddr};
+use crate::socket_diagnosis::SocketDiagnosis;
+use netlink_packet_core::{NLM_F_ACK, NetlinkPayload};
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags};
+use netlink_packet_sock_diag::{AF_INET, AF_INET6, IPPROTO_TCP, SockDiagDestroy, SockDiagMessage, TCP_LISTEN};
+use std::net::SocketAddr;
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::tcp::Connection;
 
-/// `TCP_LISTEN`, of `include/net/tcp_states.h`.
-const LISTEN: u8 = 10;
-/// Offsets in `struct inet_diag_msg`.
-const STATE_AT: usize = 1;
-const ID_AT: usize = 4;
-const INODE_AT: usize = 68;
-/// Bytes of the ports and addresses in `struct inet_diag_sockid`.
-const ENDPOINT_BYTES: usize = 36;
 /// Older kernels keep a connection that is destroyed while it closes for ever (Linux commit bac76cf89816).
 const RELEASE_MIN: (u32, u32) = (6, 11);
 
@@ -42,7 +35,7 @@ pub(crate) fn destroy(image: &Path) -> Result<usize, Error> {
     let mut destroyed = 0;
     for connection in &all {
         if is_orphan(&diagnosis, connection)? {
-            query(&diagnosis, DESTROY, REQUEST | ACK, connection)?;
+            request_destruction(&diagnosis, connection)?;
             destroyed += usize::from(!is_orphan(&diagnosis, connection)?);
         }
     }
@@ -60,44 +53,44 @@ fn can_destroy_closing(release: &str) -> bool {
 
 /// Returns true if the kernel has a connection between these ends that no process has.
 fn is_orphan(diagnosis: &SocketDiagnosis, connection: &Connection) -> Result<bool, Error> {
-    let Some(found) = query(diagnosis, BY_FAMILY, REQUEST, connection)? else { return Ok(false) };
-    let is_same = found.get(ID_AT..ID_AT + ENDPOINT_BYTES) == request(connection).get(8..8 + ENDPOINT_BYTES);
-    Ok(is_same && found.get(STATE_AT) != Some(&LISTEN) && u32_at(&found, INODE_AT) == Some(0))
+    let request = request(connection);
+    let ends = |id: &SocketId| (id.source_address, id.source_port, id.destination_address, id.destination_port);
+    let wanted = ends(&request.socket_id);
+    diagnosis.send(0, SockDiagMessage::InetRequest(request))?;
+    Ok(match diagnosis.receive()?.into_iter().next() {
+        Some(NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(found))) => {
+            let InetResponseHeader { state, inode, ref socket_id, .. } = found.header;
+            ends(socket_id) == wanted && state != TCP_LISTEN && inode == 0
+        }
+        _ => false,
+    })
 }
 
-/// Sends one request, and returns the payload of the answer if it is a connection.
-fn query(
-    diagnosis: &SocketDiagnosis,
-    kind: u16,
-    flags: u16,
-    connection: &Connection,
-) -> Result<Option<Vec<u8>>, Error> {
-    diagnosis.send(kind, flags, &request(connection))?;
-    let answer = diagnosis.receive()?.into_iter().next();
-    Ok(answer.filter(|(kind, _)| *kind == BY_FAMILY).map(|(_, payload)| payload))
+/// Asks the kernel to destroy a connection.
+fn request_destruction(diagnosis: &SocketDiagnosis, connection: &Connection) -> Result<(), Error> {
+    let message = SockDiagDestroy::new(SockDiagMessage::InetRequest(request(connection)));
+    diagnosis.send(NLM_F_ACK, message)?;
+    diagnosis.receive().map(drop)
 }
 
-/// `struct inet_diag_req_v2` for one connection in any state.
-fn request(connection: &Connection) -> Vec<u8> {
+/// Makes a request for one connection in any state, on any interface, by no cookie.
+fn request(connection: &Connection) -> InetRequest {
     let [local, peer] =
         [connection.local, connection.peer].map(|end| SocketAddr::new(end.ip().to_canonical(), end.port()));
-    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let mut bytes = vec![family.as_raw() as u8, rustix::net::ipproto::TCP.as_raw().get() as u8, 0, 0];
-    bytes.extend_from_slice(&u32::MAX.to_ne_bytes());
-    bytes.extend_from_slice(&local.port().to_be_bytes());
-    bytes.extend_from_slice(&peer.port().to_be_bytes());
-    for end in [local, peer] {
-        let mut address = [0; 16];
-        match end.ip() {
-            IpAddr::V4(four) => address[..4].copy_from_slice(&four.octets()),
-            IpAddr::V6(six) => address = six.octets(),
-        }
-        bytes.extend_from_slice(&address);
+    InetRequest {
+        family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::from_bits_retain(u32::MAX),
+        socket_id: SocketId {
+            source_port: local.port(),
+            destination_port: peer.port(),
+            source_address: local.ip(),
+            destination_address: peer.ip(),
+            interface_id: 0,
+            cookie: [0xff; 8],
+        },
     }
-    // on any interface, by no cookie
-    bytes.extend_from_slice(&0_u32.to_ne_bytes());
-    bytes.extend_from_slice(&[0xff; 8]);
-    bytes
 }
 
 #[cfg(test)]
@@ -122,7 +115,7 @@ mod tests {
         if !can_destroy_closing(&crate::host::kernel()) || !rustix::process::geteuid().is_root() {
             return stillpoint_testing::skipped("this kernel, or this user, destroys no connections");
         }
-        query(&diagnosis, DESTROY, REQUEST | ACK, &connection).unwrap();
+        request_destruction(&diagnosis, &connection).unwrap();
         assert!(!is_orphan(&diagnosis, &connection).unwrap());
         drop(theirs);
     }

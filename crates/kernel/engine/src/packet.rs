@@ -1,89 +1,77 @@
 //! IP packets that make a TCP sender retry: addresses and numbers in, bytes out. Their addresses are of one family.
 
+use etherparse::icmpv4::DestUnreachableHeader;
+use etherparse::icmpv6::DestUnreachableCode;
+use etherparse::{Icmpv4Type, Icmpv6Type, IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader};
 use std::net::{IpAddr, SocketAddr};
 
-const TCP: u8 = 6;
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
 /// Number of hops.
 const TTL: u8 = 64;
-/// A TCP header without options, in words of four bytes.
-const TCP_WORDS: u8 = 5;
-const ACK: u8 = 0x10;
+/// Bytes of a TCP header that a message of ICMP quotes: the ports and the sequence number.
+const QUOTED_TCP_BYTES: usize = 8;
 
 /// Makes a segment without data: its acknowledgement lets `to` send data that has been waiting.
 pub(crate) fn acknowledgement(from: SocketAddr, to: SocketAddr, (seq, ack, window): (u32, u32, u16)) -> Vec<u8> {
-    let mut segment = ports(from, to);
-    segment.extend_from_slice(&seq.to_be_bytes());
-    segment.extend_from_slice(&ack.to_be_bytes());
-    segment.extend_from_slice(&[TCP_WORDS << 4, ACK]);
-    segment.extend_from_slice(&window.to_be_bytes());
-    segment.extend_from_slice(&[0; 4]);
-    let sum = checksum(&[&pseudo_header(from.ip(), to.ip(), TCP, segment.len()), &segment]);
-    segment[16..18].copy_from_slice(&sum.to_be_bytes());
-    [header(from.ip(), to.ip(), TCP, segment.len()), segment].concat()
+    let mut packet = Vec::new();
+    let segment = headers(from.ip(), to.ip()).tcp(from.port(), to.port(), seq, window).ack(ack);
+    // only a payload that is too long for a packet is an error
+    let _ = segment.write_to_vec(&mut packet, &[]);
+    packet
 }
 
 /// Makes ICMP's "host unreachable", or ICMPv6's "no route", about a segment that `to` has sent to `from` and that
 /// begins with the byte `first`. By RFC 6069 `to` takes back one doubling of its time-out; it ends no connection.
 pub(crate) fn unreachable(from: SocketAddr, to: SocketAddr, first: u32) -> Vec<u8> {
-    let protocol = if to.is_ipv4() { ICMP } else { ICMPV6 };
-    let quoted = [header(to.ip(), from.ip(), TCP, usize::from(TCP_WORDS) * 4), ports(to, from)].concat();
-    let kind: [u8; 8] = if to.is_ipv4() { [3, 1, 0, 0, 0, 0, 0, 0] } else { [1, 0, 0, 0, 0, 0, 0, 0] };
-    let mut message = [&kind[..], &quoted, &first.to_be_bytes()].concat();
-    let pseudo_header =
-        if to.is_ipv4() { Vec::new() } else { pseudo_header(from.ip(), to.ip(), protocol, message.len()) };
-    let sum = checksum(&[&pseudo_header, &message]);
-    message[2..4].copy_from_slice(&sum.to_be_bytes());
-    [header(from.ip(), to.ip(), protocol, message.len()), message].concat()
+    let mut quoted = acknowledgement(to, from, (first, 0, 0));
+    quoted.truncate(quoted.len() + QUOTED_TCP_BYTES - TcpHeader::MIN_LEN);
+    let (mut packet, headers) = (Vec::new(), headers(from.ip(), to.ip()));
+    let _ = if to.is_ipv4() {
+        let host = Icmpv4Type::DestinationUnreachable(DestUnreachableHeader::Host);
+        headers.icmpv4(host).write_to_vec(&mut packet, &quoted)
+    } else {
+        let no_route = Icmpv6Type::DestinationUnreachable(DestUnreachableCode::NoRoute);
+        headers.icmpv6(no_route).write_to_vec(&mut packet, &quoted)
+    };
+    packet
 }
 
-fn ports(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
-    [from.port().to_be_bytes(), to.port().to_be_bytes()].concat()
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
+fn headers(from: IpAddr, to: IpAddr) -> PacketBuilderStep<IpHeaders> {
+    let v6 = |address: IpAddr| match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), TTL),
+        (from, to) => PacketBuilder::ipv6(v6(from).octets(), v6(to).octets(), TTL),
     }
-}
-
-/// Makes a header for `len` bytes after it.
-fn header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
-    let addresses = [octets(from), octets(to)].concat();
-    if to.is_ipv6() {
-        let start = [&[0x60, 0, 0, 0][..], &(len as u16).to_be_bytes(), &[protocol, TTL]].concat();
-        return [start, addresses].concat();
-    }
-    // version and length, no service; total length; id 0, do not fragment; no checksum yet
-    let total = (len as u16 + 20).to_be_bytes();
-    let start = [&[0x45, 0][..], &total, &[0, 0, 0x40, 0, TTL, protocol, 0, 0]].concat();
-    let mut header = [start, addresses].concat();
-    let sum = checksum(&[&header]);
-    header[10..12].copy_from_slice(&sum.to_be_bytes());
-    header
-}
-
-/// Makes the bytes that a checksum covers before the packet's own (RFC 9293 3.1, RFC 8200 8.1).
-fn pseudo_header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
-    [octets(from), octets(to), (len as u32).to_be_bytes().to_vec(), vec![0, 0, 0, protocol]].concat()
-}
-
-/// Returns the checksum of RFC 1071, over pieces of which all but the last have even lengths.
-fn checksum(pieces: &[&[u8]]) -> u16 {
-    let words = pieces.iter().flat_map(|piece| piece.chunks(2));
-    let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
-    let mut sum: u32 = words.map(word).sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn octets(address: IpAddr) -> Vec<u8> {
+        match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        }
+    }
+
+    /// Makes the bytes that a checksum covers before the packet's own (RFC 9293 3.1, RFC 8200 8.1).
+    fn pseudo_header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
+        [octets(from), octets(to), (len as u32).to_be_bytes().to_vec(), vec![0, 0, 0, protocol]].concat()
+    }
+
+    /// Returns the checksum of RFC 1071, over pieces of which all but the last have even lengths.
+    fn checksum(pieces: &[&[u8]]) -> u16 {
+        let words = pieces.iter().flat_map(|piece| piece.chunks(2));
+        let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
+        let mut sum: u32 = words.map(word).sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        !(sum as u16)
+    }
 
     fn ends(a: &str, b: &str) -> (SocketAddr, SocketAddr) {
         (a.parse().unwrap(), b.parse().unwrap())

@@ -3,13 +3,11 @@
 use crate::Error;
 use crate::error::ErrorContext;
 use crate::netlink::{messages, put};
+use netlink_packet_core::{DecodeError, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NetlinkSerializable};
+use netlink_packet_sock_diag::SockDiagMessage;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with};
-
-/// `SOCK_DIAG_BY_FAMILY`: the type of requests, and of answers about a socket.
-pub(crate) const BY_FAMILY: u16 = 20;
-/// `SOCK_DESTROY`.
-pub(crate) const DESTROY: u16 = 21;
+use std::io;
 
 /// Maximum length in bytes of one part of an answer.
 const ANSWER_BYTES_MAX: usize = 1 << 16;
@@ -26,17 +24,24 @@ impl SocketDiagnosis {
     }
 
     /// Sends a request.
-    pub(crate) fn send(&self, kind: u16, flags: u16, payload: &[u8]) -> Result<(), Error> {
+    pub(crate) fn send<M: NetlinkSerializable + Into<NetlinkPayload<M>>>(
+        &self,
+        flags: u16,
+        request: M,
+    ) -> Result<(), Error> {
         let mut message = Vec::new();
-        put(&mut message, kind, flags, payload);
+        put(&mut message, NLM_F_REQUEST | flags, request);
         send(&self.0, &message, SendFlags::empty()).with_action("query the socket diagnosis").map(|_| ())
     }
 
-    /// Receives one part of an answer: type and payload of each message.
-    pub(crate) fn receive(&self) -> Result<Vec<(u16, Vec<u8>)>, Error> {
+    /// Receives one part of an answer.
+    pub(crate) fn receive(&self) -> Result<Vec<NetlinkPayload<SockDiagMessage>>, Error> {
+        const ACTION: &str = "receive from the socket diagnosis";
         let mut buffer = vec![0; ANSWER_BYTES_MAX];
-        let received = recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty());
-        let length = received.with_action("receive from the socket diagnosis")?.0;
-        Ok(messages(&buffer[..length]).map(|(kind, payload)| (kind, payload.to_vec())).collect())
+        let length = recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty()).with_action(ACTION)?.0;
+        let decode = |message: &[u8]| NetlinkMessage::deserialize(message).map(|message| message.payload);
+        let answers: Result<_, DecodeError> =
+            messages(&buffer[..length]).map(|message| decode(message.into_inner())).collect();
+        answers.map_err(io::Error::other).with_action(ACTION)
     }
 }

@@ -33,7 +33,7 @@ pub struct Snapshot {
     pub open: u64,
     /// Time of the last right answer (`CLOCK_MONOTONIC`), in nanoseconds.
     pub last_ok_ns: u64,
-    /// Longest latency in nanoseconds since the last call of [`Counters::take_latency_max_ns`].
+    /// Longest latency in nanoseconds.
     pub latency_max_ns: u64,
     /// Lateness of the most recent request, in nanoseconds.
     pub late_ns: u64,
@@ -53,11 +53,6 @@ impl Counters {
             latency_max_ns: self.latency_max_ns.load(Relaxed),
             late_ns: self.late.load(Relaxed),
         }
-    }
-
-    /// Returns the longest latency since the last call.
-    pub fn take_latency_max_ns(&self) -> u64 {
-        self.latency_max_ns.swap(0, Relaxed)
     }
 
     // Only the load writes, so a load and a store have the same effect as an atomic addition.

@@ -76,11 +76,13 @@ impl Finished {
 ///
 /// Dropping it stops the load without waiting for it.
 #[derive(Debug)]
-pub struct Load {
+pub struct Running<T> {
     counters: Arc<Counters>,
-    header: Header,
-    thread: Option<JoinHandle<Result<Finished>>>,
+    thread: Option<JoinHandle<Result<T>>>,
 }
+
+/// Load by a plan.
+pub type Load = Running<Finished>;
 
 impl Load {
     /// Checks the plan, opens all connections and starts the schedule. When this returns, requests are being sent.
@@ -89,36 +91,35 @@ impl Load {
     /// The plan contradicts itself, the record cannot be created, or the server cannot be reached.
     pub fn start(plan: Plan) -> Result<Load> {
         plan.check()?;
+        Running::spawn(move |counters, ready| dispatch(&plan, counters, &ready))
+    }
+}
+
+impl<T: Send + 'static> Running<T> {
+    /// Runs a load in a thread of its own, and waits until it has begun.
+    pub(crate) fn spawn(
+        run: impl FnOnce(Arc<Counters>, SyncSender<Header>) -> Result<T> + Send + 'static,
+    ) -> Result<Running<T>> {
         let counters = Arc::new(Counters::default());
         let (ready, started) = sync_channel(1);
         let for_thread = Arc::clone(&counters);
         let thread = std::thread::Builder::new()
             .name("load".into())
-            .spawn(move || dispatch(&plan, for_thread, &ready))
+            .spawn(move || run(for_thread, ready))
             .map_err(|source| Error::System { call: "clone", source })?;
+        let load = Running { counters, thread: Some(thread) };
         match started.recv() {
-            Ok(header) => Ok(Load { counters, header, thread: Some(thread) }),
+            Ok(_) => Ok(load),
             // The thread ended before it began.
-            Err(_) => match join(thread) {
-                Ok(_) => Err(Error::Panicked("it ended before it began".into())),
-                Err(error) => Err(error),
-            },
+            Err(_) => Err(load.wait().err().unwrap_or_else(|| Error::Panicked("it ended before it began".into()))),
         }
     }
+}
 
+impl<T> Running<T> {
     /// Returns the live counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
-    }
-
-    /// Returns a handle to the live counters that may outlive this one.
-    pub fn shared_counters(&self) -> Arc<Counters> {
-        Arc::clone(&self.counters)
-    }
-
-    /// Returns the parameters of the load.
-    pub fn header(&self) -> &Header {
-        &self.header
     }
 
     /// Returns true if it has ended by itself.
@@ -131,19 +132,21 @@ impl Load {
         self.counters.stop();
     }
 
-    /// Waits for the end of the schedule and of all requests.
+    /// Waits for the end of the schedule and of all requests, and for the check of a history.
     ///
     /// # Errors
     /// The load failed, its record could not be written, or its thread panicked.
-    pub fn wait(mut self) -> Result<Finished> {
-        match self.thread.take() {
-            Some(thread) => join(thread),
-            None => Err(Error::Panicked("it has been waited for before".into())),
-        }
+    pub fn wait(mut self) -> Result<T> {
+        let thread = self.thread.take().ok_or_else(|| Error::Panicked("it has been waited for before".into()))?;
+        thread.join().unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            Err(Error::Panicked(text.unwrap_or_else(|| "no message".into())))
+        })
     }
 }
 
-impl Drop for Load {
+impl<T> Drop for Running<T> {
     fn drop(&mut self) {
         if self.thread.is_some() {
             self.stop();
@@ -156,14 +159,6 @@ impl Counters {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
-}
-
-fn join(thread: JoinHandle<Result<Finished>>) -> Result<Finished> {
-    thread.join().unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(Error::Panicked(text.unwrap_or_else(|| "no message".into())))
-    })
 }
 
 fn dispatch(plan: &Plan, counters: Arc<Counters>, ready: &SyncSender<Header>) -> Result<Finished> {

@@ -25,9 +25,6 @@ mod session;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -36,8 +33,7 @@ use tokio_postgres::{Config, NoTls};
 
 use crate::error::{Error, Result};
 use crate::history::{Anomaly, Level};
-use crate::load::{Counters, Finished, Mix};
-use crate::record::Header;
+use crate::load::{Finished, Mix, Running};
 
 /// Work of the clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -254,12 +250,8 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     runtime.map_err(|source| Error::System { call: "epoll_create", source })
 }
 
-/// Load that runs in a thread of its own. Dropping it stops the load without waiting for it.
-#[derive(Debug)]
-pub struct PostgresLoad {
-    counters: Arc<Counters>,
-    thread: Option<JoinHandle<Result<PostgresFinished>>>,
-}
+/// Load of transactions.
+pub type PostgresLoad = Running<PostgresFinished>;
 
 impl PostgresLoad {
     /// Checks the plan and connects all clients. When this returns, transactions are becoming due.
@@ -268,62 +260,9 @@ impl PostgresLoad {
     /// The plan contradicts itself, a file cannot be created, or the server cannot be reached.
     pub fn start(plan: PostgresPlan) -> Result<PostgresLoad> {
         let config = plan.check()?;
-        let counters = Arc::new(Counters::default());
-        let (ready, started) = sync_channel(1);
-        let for_thread = Arc::clone(&counters);
-        let thread = std::thread::Builder::new()
-            .name("load".into())
-            .spawn(move || run(plan, config, for_thread, ready))
-            .map_err(|source| Error::System { call: "clone", source })?;
-        let load = PostgresLoad { counters, thread: Some(thread) };
-        match started.recv() {
-            Ok(_) => Ok(load),
-            Err(_) => match load.wait() {
-                Ok(_) => Err(Error::Panicked("it ended before it began".into())),
-                Err(error) => Err(error),
-            },
-        }
+        Running::spawn(move |counters, ready| {
+            let tasks = tokio::task::LocalSet::new();
+            runtime()?.block_on(tasks.run_until(clients::drive(plan, config, counters, ready)))
+        })
     }
-
-    /// Returns the live counters.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    /// Returns true if it has ended by itself.
-    pub fn is_finished(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    /// Lets no more transactions become due; those in progress are still awaited.
-    pub fn stop(&self) {
-        self.counters.stop();
-    }
-
-    /// Waits for the end, and for the check of the history.
-    ///
-    /// # Errors
-    /// A transaction could not be recorded, or the checked data could not be read at the end.
-    pub fn wait(mut self) -> Result<PostgresFinished> {
-        let thread = self.thread.take().ok_or_else(|| Error::Panicked("it has been waited for before".into()))?;
-        thread.join().unwrap_or_else(|_| Err(Error::Panicked("see its message above".into())))
-    }
-}
-
-impl Drop for PostgresLoad {
-    fn drop(&mut self) {
-        if self.thread.is_some() {
-            self.stop();
-        }
-    }
-}
-
-fn run(
-    plan: PostgresPlan,
-    config: Config,
-    counters: Arc<Counters>,
-    ready: SyncSender<Header>,
-) -> Result<PostgresFinished> {
-    let tasks = tokio::task::LocalSet::new();
-    runtime()?.block_on(tasks.run_until(clients::drive(plan, config, counters, ready)))
 }

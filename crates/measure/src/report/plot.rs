@@ -1,4 +1,6 @@
 //! Plots as SVG. Colours come from the page's style sheet, so that they follow its light or dark scheme.
+//!
+//! Written by hand: the SVG of `plotters` 0.3 has fixed colours in place of classes, and no `<title>` for what the pointer is on.
 
 use std::fmt::Write;
 
@@ -49,6 +51,15 @@ impl Svg {
         draw!(self, r#"<text class="{class}" x="{x:.1}" y="{y:.1}">{text}</text>"#);
     }
 
+    /// Draws a rectangle; `title` is shown when the pointer is on it.
+    fn rect(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64), title: &str) {
+        let title = escape(title);
+        draw!(
+            self,
+            r#"<rect class="{class}" x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"><title>{title}</title></rect>"#
+        );
+    }
+
     /// Draws a line through points; `None` interrupts it.
     fn polyline(&mut self, class: &str, points: impl Iterator<Item = Option<(f64, f64)>>) {
         let mut path = String::new();
@@ -88,17 +99,15 @@ impl TimeAxis {
         LEFT + offset / self.span_ns * (WIDTH - LEFT - RIGHT)
     }
 
-    fn axis(&self, svg: &mut Svg, top: f64, bottom: f64, named: bool) {
+    fn axis(&self, svg: &mut Svg, top: f64, bottom: f64) {
         let seconds = self.span_ns / 1e9;
         let step = nice_step(seconds / 10.0);
         let mut tick = 0.0;
         while tick <= seconds {
             let x = LEFT + tick / seconds * (WIDTH - LEFT - RIGHT);
             svg.line("grid", (x, top), (x, bottom));
-            if named {
-                let text = if step < 1.0 { format!("{tick:.1} s") } else { format!("{tick:.0} s") };
-                svg.text("tick mid", x, bottom + 18.0, &text);
-            }
+            let text = if step < 1.0 { format!("{tick:.1} s") } else { format!("{tick:.0} s") };
+            svg.text("tick mid", x, bottom + 18.0, &text);
             tick += step;
         }
     }
@@ -108,6 +117,38 @@ impl TimeAxis {
 fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.max(1e-9).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least).unwrap_or(power)
+}
+
+/// Scale of numbers from zero, whose upper end is a tick.
+struct Linear {
+    step: f64,
+    high: f64,
+    top: f64,
+    bottom: f64,
+}
+
+impl Linear {
+    fn new(most: f64, step: f64, top: f64, bottom: f64) -> Linear {
+        Linear { step, high: (most / step).ceil() * step, top, bottom }
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        self.bottom - value / self.high * (self.bottom - self.top)
+    }
+
+    fn axis(&self, svg: &mut Svg) {
+        let mut tick = 0.0;
+        while tick <= self.high {
+            svg.line("grid strong", (LEFT, self.y(tick)), (WIDTH - RIGHT, self.y(tick)));
+            svg.text("tick end", LEFT - 8.0, self.y(tick) + 4.0, &count(tick as u64));
+            tick += self.step;
+        }
+    }
+}
+
+/// Durations of 1, 2 and 5 times each power of ten, with the factor.
+fn log_ticks() -> impl Iterator<Item = (u64, u64)> {
+    (0..12u32).flat_map(|decade| [1, 2, 5].map(|factor| (10u64.pow(decade) * factor, factor)))
 }
 
 /// Logarithmic scale of durations.
@@ -131,20 +172,17 @@ impl Log {
         self.bottom - share.clamp(0.0, 1.0) * (self.bottom - self.top)
     }
 
-    fn axis(&self, svg: &mut Svg) {
-        for decade in 0..12u32 {
-            let base = 10u64.pow(decade);
-            for factor in [1, 2, 5] {
-                let ns = base * factor;
-                let place = (ns as f64).log10();
-                if place < self.low || place > self.high {
-                    continue;
-                }
-                let y = self.y(ns);
-                svg.line(if factor == 1 { "grid strong" } else { "grid" }, (LEFT, y), (WIDTH - RIGHT, y));
-                if factor == 1 || self.high - self.low < 2.6 {
-                    svg.text("tick end", LEFT - 8.0, y + 4.0, &time(ns));
-                }
+    /// Draws grid lines and their texts; a low plot has them only at decades.
+    fn axis(&self, svg: &mut Svg, only_decades: bool) {
+        for (ns, factor) in log_ticks().filter(|(_, factor)| *factor == 1 || !only_decades) {
+            let place = (ns as f64).log10();
+            if place < self.low || place > self.high {
+                continue;
+            }
+            let y = self.y(ns);
+            svg.line(if factor == 1 { "grid strong" } else { "grid" }, (LEFT, y), (WIDTH - RIGHT, y));
+            if factor == 1 || self.high - self.low < 2.6 {
+                svg.text("tick end", LEFT - 8.0, y + 4.0, &time(ns));
             }
         }
     }
@@ -162,8 +200,8 @@ pub(super) fn latency(report: &Report) -> String {
     let low = series.buckets.iter().filter(|b| b.right + b.failed > 0).map(|b| b.p50_ns).min().unwrap_or(1);
     let low = low.min(series.dots.iter().map(|dot| dot.latency_ns).min().unwrap_or(low));
     let log = Log::new(low, report.summary.latency.max_ns, top, bottom);
-    time_axis.axis(&mut svg, top, bottom, true);
-    log.axis(&mut svg);
+    time_axis.axis(&mut svg, top, bottom);
+    log.axis(&mut svg, false);
     operations(&mut svg, report, &time_axis, top, bottom);
     strip(&mut svg, report, &time_axis, top - STRIP_HEIGHT - 2.0);
     dots(&mut svg, series, &time_axis, &log);
@@ -212,12 +250,7 @@ fn strip(svg: &mut Svg, report: &Report, time_axis: &TimeAxis, y: f64) {
         let names = &series.versions[version];
         let title = if names.is_empty() { at_first.to_owned() } else { names.join(", ") };
         let short = if report.subject() == Subject::Code { names.len().to_string() } else { title.clone() };
-        let (width, height) = (x2 - x1, STRIP_HEIGHT - 4.0);
-        draw!(
-            svg,
-            r#"<rect class="fill v{version}" x="{x1:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"><title>{}</title></rect>"#,
-            escape(&title)
-        );
+        svg.rect(&format!("fill v{version}"), (x1, y), (x2 - x1, STRIP_HEIGHT - 4.0), &title);
         let max_chars = ((x2 - x1 - 3.0) / STRIP_CHAR_WIDTH) as usize;
         if max_chars >= short.chars().count().min(STRIP_CHARS_MIN) {
             svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP_HEIGHT - 7.0, &shortened(&short, max_chars));
@@ -234,14 +267,7 @@ fn operations(svg: &mut Svg, report: &Report, time_axis: &TimeAxis, top: f64, bo
     let mut free_x = LEFT;
     for (number, op) in report.operations.iter().enumerate() {
         let op = &op.operation;
-        let (x1, x2) = (time_axis.x(op.started_ns), time_axis.x(op.ended_ns));
-        let class = if op.operation == "revert" { "mark revert" } else { "mark" };
-        let title = escape(&format!("{} {}", number + 1, op.label()));
-        let (width, height) = ((x2 - x1).max(1.2), bottom - top);
-        draw!(
-            svg,
-            r#"<rect class="{class}" x="{x1:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}"><title>{title}</title></rect>"#
-        );
+        let x1 = band(svg, op, time_axis, (top, bottom), &format!("{} {}", number + 1, op.label()));
         let x = x1.max(free_x);
         free_x = x + 15.0;
         svg.line("lead", (x1, top - STRIP_HEIGHT), (x, name_y));
@@ -255,6 +281,14 @@ fn operations(svg: &mut Svg, report: &Report, time_axis: &TimeAxis, top: f64, bo
             );
         }
     }
+}
+
+/// Draws a band from the start to the end of an operation; returns its start.
+fn band(svg: &mut Svg, op: &Operation, time_axis: &TimeAxis, (top, bottom): (f64, f64), title: &str) -> f64 {
+    let (x1, x2) = (time_axis.x(op.started_ns), time_axis.x(op.ended_ns));
+    let class = if op.operation == "revert" { "mark revert" } else { "mark" };
+    svg.rect(class, (x1, top), ((x2 - x1).max(1.2), bottom - top), title);
+    x1
 }
 
 /// Short name of an operation for a plot.
@@ -285,16 +319,10 @@ pub(super) fn throughput(report: &Report) -> String {
     let second = 1e9 / series.bucket_ns as f64;
     let rates: Vec<f64> = series.buckets.iter().map(|bucket| bucket.right as f64 * second).collect();
     let most = rates.iter().copied().fold(1.0, f64::max);
-    let step = nice_step(most / 3.5);
-    let high = (most / step).ceil() * step;
-    let y = |rate: f64| bottom - rate / high * (bottom - top);
-    time_axis.axis(&mut svg, top, bottom, true);
-    let mut tick = 0.0;
-    while tick <= high {
-        svg.line("grid strong", (LEFT, y(tick)), (WIDTH - RIGHT, y(tick)));
-        svg.text("tick end", LEFT - 8.0, y(tick) + 4.0, &count(tick as u64));
-        tick += step;
-    }
+    let scale = Linear::new(most, nice_step(most / 3.5), top, bottom);
+    let y = |rate: f64| scale.y(rate);
+    time_axis.axis(&mut svg, top, bottom);
+    scale.axis(&mut svg);
     operation_bands(&mut svg, report, &time_axis, top, bottom);
     let x = |number: usize| time_axis.x(series.from_ns + number as u64 * series.bucket_ns);
     let mut area = format!("M{:.1} {bottom:.1}", x(0));
@@ -306,26 +334,14 @@ pub(super) fn throughput(report: &Report) -> String {
     for (number, bucket) in series.buckets.iter().enumerate().filter(|(_, bucket)| bucket.failed > 0) {
         let height = (bottom - y(bucket.failed as f64 * second)).clamp(3.0, bottom - top);
         let (x, width) = (x(number), (x(number + 1) - x(number)).max(2.0));
-        let failed = bucket.failed;
-        draw!(
-            svg,
-            r#"<rect class="bad" x="{x:.1}" y="{:.1}" width="{width:.1}" height="{height:.1}"><title>{failed} failed</title></rect>"#,
-            bottom - height
-        );
+        svg.rect("bad", (x, bottom - height), (width, height), &format!("{} failed", bucket.failed));
     }
     svg.finish()
 }
 
 fn operation_bands(svg: &mut Svg, report: &Report, time_axis: &TimeAxis, top: f64, bottom: f64) {
     for op in &report.operations {
-        let op = &op.operation;
-        let (x1, x2) = (time_axis.x(op.started_ns), time_axis.x(op.ended_ns));
-        let class = if op.operation == "revert" { "mark revert" } else { "mark" };
-        let (width, height, title) = ((x2 - x1).max(1.2), bottom - top, escape(&op.label()));
-        draw!(
-            svg,
-            r#"<rect class="{class}" x="{x1:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}"><title>{title}</title></rect>"#
-        );
+        band(svg, &op.operation, time_axis, (top, bottom), &op.operation.label());
     }
 }
 
@@ -337,8 +353,8 @@ pub(super) fn lateness(report: &Report) -> String {
     let time_axis = TimeAxis::of(series);
     let most = series.buckets.iter().map(|bucket| bucket.late_max_ns).max().unwrap_or(0);
     let log = Log::new(10_000, most.max(1_000_000), top, bottom);
-    time_axis.axis(&mut svg, top, bottom, true);
-    log_decades(&mut svg, &log);
+    time_axis.axis(&mut svg, top, bottom);
+    log.axis(&mut svg, true);
     operation_bands(&mut svg, report, &time_axis, top, bottom);
     let mut path = String::new();
     for (number, bucket) in series.buckets.iter().enumerate().filter(|(_, bucket)| bucket.late_max_ns > 0) {
@@ -347,18 +363,6 @@ pub(super) fn lateness(report: &Report) -> String {
     }
     draw!(svg, r#"<path class="late" d="{path}"/>"#);
     svg.finish()
-}
-
-/// Draws grid lines only at decades, for a low plot.
-fn log_decades(svg: &mut Svg, log: &Log) {
-    for decade in 0..12u32 {
-        let ns = 10u64.pow(decade);
-        let place = f64::from(decade);
-        if place >= log.low && place <= log.high {
-            svg.line("grid strong", (LEFT, log.y(ns)), (WIDTH - RIGHT, log.y(ns)));
-            svg.text("tick end", LEFT - 8.0, log.y(ns) + 4.0, &time(ns));
-        }
-    }
 }
 
 /// Draws the times for which threads were stopped: a histogram with eight bars per decade.
@@ -376,35 +380,21 @@ pub(super) fn stops(report: &Report) -> Option<String> {
     let (top, bottom) = (24.0, 190.0);
     let mut svg = Svg::new(bottom + 30.0, "how long threads were stopped");
     let high = counts.iter().copied().max().unwrap_or(1) as f64;
-    let step = nice_step((high / 3.5).max(1.0));
-    let high = (high / step).ceil() * step;
-    let y = |n: f64| bottom - n / high * (bottom - top);
+    let scale = Linear::new(high, nice_step((high / 3.5).max(1.0)), top, bottom);
     let x = |place: f64| LEFT + (place - first as f64) / counts.len() as f64 * (WIDTH - LEFT - RIGHT);
-    let mut tick = 0.0;
-    while tick <= high {
-        svg.line("grid strong", (LEFT, y(tick)), (WIDTH - RIGHT, y(tick)));
-        svg.text("tick end", LEFT - 8.0, y(tick) + 4.0, &count(tick as u64));
-        tick += step;
-    }
-    for decade in 0..12u32 {
-        for factor in [1, 2, 5] {
-            let ns = 10u64.pow(decade) * factor;
-            let place = (ns as f64).log10() * PER_DECADE;
-            if place >= first as f64 && place <= (last + 1) as f64 {
-                svg.line("grid", (x(place), top), (x(place), bottom));
-                svg.text("tick mid", x(place), bottom + 18.0, &time(ns));
-            }
+    scale.axis(&mut svg);
+    for (ns, _) in log_ticks() {
+        let place = (ns as f64).log10() * PER_DECADE;
+        if place >= first as f64 && place <= (last + 1) as f64 {
+            svg.line("grid", (x(place), top), (x(place), bottom));
+            svg.text("tick mid", x(place), bottom + 18.0, &time(ns));
         }
     }
     for (number, &n) in counts.iter().enumerate().filter(|&(_, &n)| n > 0) {
         let place = (first + number as i64) as f64;
         let (x1, width) = (x(place) + 1.0, x(place + 1.0) - x(place) - 2.0);
-        let height = bottom - y(n as f64);
-        draw!(
-            svg,
-            r#"<rect class="bar" x="{x1:.1}" y="{:.1}" width="{width:.1}" height="{height:.1}" rx="2"><title>{n}</title></rect>"#,
-            bottom - height
-        );
+        let y = scale.y(n as f64);
+        svg.rect("bar", (x1, y), (width, bottom - y), &n.to_string());
     }
     for (name, ns) in [("median", report.stop.p50_ns), ("p99", report.stop.p99_ns)] {
         let at = x((ns.max(1) as f64).log10() * PER_DECADE);

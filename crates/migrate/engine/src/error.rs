@@ -130,19 +130,6 @@ pub enum Error {
         /// Tables in which such rows were found.
         tables: Vec<String>,
     },
-    /// The source makes changes faster than the target applies them.
-    #[error(
-        "the source outruns the target: {made:.0} transactions a second against {applied:.0}, {lag_bytes} bytes \
-         behind"
-    )]
-    Outrun {
-        /// Transactions made a second.
-        made: f64,
-        /// Transactions applied a second.
-        applied: f64,
-        /// Lag in bytes of log.
-        lag_bytes: u64,
-    },
     /// Clients of a server cannot be redirected to the proxy; nothing has been changed.
     #[error("cannot redirect clients to the proxy: {}", .0.join("; "))]
     Attach(Vec<String>),

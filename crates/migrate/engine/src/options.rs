@@ -207,9 +207,6 @@ impl Failure {
                 "the log cannot report that row later either: `finish` ends the migration with clients on the target"
             }
             (Error::TooLong { .. }, _) => "run the command again when no client writes such rows",
-            (Error::Outrun { .. }, _) => {
-                "use more apply workers (--players), or run the command when the load is lower"
-            }
             (Error::Capture(_), _) => {
                 "remove the cause named above, or set wal_level=logical on the source, and run the command again"
             }

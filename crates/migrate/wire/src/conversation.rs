@@ -75,11 +75,6 @@ impl Conversation {
         !self.open && !self.owed.is_empty() && self.copying == Copying::Nothing
     }
 
-    /// Returns true if this is a replication stream.
-    pub fn replicates(&self) -> bool {
-        self.copying == Copying::Both
-    }
-
     /// Records that a client's message of this type is passed on.
     #[inline]
     pub fn frontend(&mut self, tag: u8) {
@@ -196,7 +191,6 @@ mod tests {
         ] {
             assert_eq!(after(messages).at_boundary(), boundary, "{messages:?}");
         }
-        assert!(after("Q <W").replicates());
     }
 
     #[test]

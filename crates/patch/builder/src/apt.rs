@@ -1,5 +1,6 @@
 //! Access to the archive through apt, with directories of our own: the system's configuration and lists stay untouched.
 
+use crate::deb822::Stanza;
 use crate::exclusions::{Exclusions, Parts, Pin};
 use crate::fetch_failure::{FetchFailure, all_absent, failures, is_package};
 use crate::sandbox::{output, run, tail};
@@ -348,13 +349,13 @@ pub(crate) struct SourceStanza {
 
 impl SourceStanza {
     fn parse(text: &str) -> Option<Self> {
-        let fields = fields(text);
-        let depends = fields.iter().filter(|(n, _)| n.starts_with("Build-"));
+        let stanza = Stanza::parse(text);
+        let depends = stanza.0.iter().filter(|(name, _)| name.starts_with("Build-"));
         Some(SourceStanza {
-            package: field(&fields, "Package").or_else(|| field(&fields, "Source"))?.to_owned(),
-            version: field(&fields, "Version")?.to_owned(),
-            binaries: field(&fields, "Binary")?.split(',').map(|b| b.trim().to_owned()).collect(),
-            build_depends: depends.map(|(n, v)| format!("{n}: {v}\n")).collect(),
+            package: stanza.field("Package").or_else(|| stanza.field("Source"))?.to_owned(),
+            version: stanza.field("Version")?.to_owned(),
+            binaries: stanza.field("Binary")?.split(',').map(|name| name.trim().to_owned()).collect(),
+            build_depends: depends.map(|(name, value)| format!("{name}: {}\n", value.replace('\n', ""))).collect(),
         })
     }
 
@@ -376,10 +377,10 @@ pub(crate) struct BinaryStanza {
 
 impl BinaryStanza {
     fn parse(text: &str) -> Option<Self> {
-        let fields = fields(text);
-        let (package, version) = (field(&fields, "Package")?, field(&fields, "Version")?);
+        let stanza = Stanza::parse(text);
+        let (package, version) = (stanza.field("Package")?, stanza.field("Version")?);
         // the source is named when it differs, its version in parentheses when that differs too
-        let source = field(&fields, "Source").unwrap_or(package);
+        let source = stanza.field("Source").unwrap_or(package);
         let (source, source_version) = match source.split_once('(') {
             Some((name, rest)) => (name.trim(), rest.trim_end_matches(')').trim()),
             None => (source, version),
@@ -387,27 +388,11 @@ impl BinaryStanza {
         Some(BinaryStanza {
             package: package.to_owned(),
             version: version.to_owned(),
-            architecture: field(&fields, "Architecture")?.to_owned(),
+            architecture: stanza.field("Architecture")?.to_owned(),
             source: source.to_owned(),
             source_version: source_version.to_owned(),
         })
     }
-}
-
-fn fields(text: &str) -> Vec<(&str, String)> {
-    let mut fields: Vec<(&str, String)> = Vec::new();
-    for line in text.lines() {
-        match (line.split_once(':'), fields.last_mut()) {
-            (_, Some(last)) if line.starts_with(' ') => last.1.push_str(line),
-            (Some((name, value)), _) => fields.push((name, value.trim().to_owned())),
-            (None, _) => {}
-        }
-    }
-    fields
-}
-
-fn field<'a>(fields: &'a [(&str, String)], name: &str) -> Option<&'a str> {
-    fields.iter().find(|(n, _)| *n == name).map(|(_, v)| v.as_str())
 }
 
 #[cfg(test)]

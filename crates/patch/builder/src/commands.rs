@@ -1,13 +1,13 @@
 //! Compile commands: from `compile_commands.json`, or recorded while a package was built by its own rules.
 
 use crate::Error;
-use crate::error::At;
 use crate::link::{self, Archiver, Input, Link};
 use crate::tree::is_unit;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
+use stillpoint_host::At;
 use stillpoint_host::untrusted::Tree;
 
 /// The command that compiles one unit. Paths are as the compiler sees them.

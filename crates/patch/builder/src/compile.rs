@@ -2,7 +2,6 @@
 
 use crate::account::Account;
 use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
-use crate::error::At;
 use crate::includes::Includes;
 use crate::preprocess::{Text, evaluate};
 use crate::root::OWN_PATH;
@@ -13,6 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use stillpoint_host::At;
 use stillpoint_host::cache::key;
 use stillpoint_host::file::{list, read_regular};
 use stillpoint_host::untrusted::{FILE_MAX, Tree};

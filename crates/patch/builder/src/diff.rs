@@ -1,4 +1,7 @@
 //! Unified diffs: splits them file by file.
+//!
+//! Written by hand: `diffy` 0.5 changes no file at a place whose context differs, as patch(1) does with fuzz. So patch(1) makes the
+//! changes, and needs only the parts of the diff.
 
 /// The part of a diff that changes one file.
 #[derive(Debug, Clone, PartialEq, Eq)]

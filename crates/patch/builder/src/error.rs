@@ -1,23 +1,12 @@
 //! Errors of the builder.
 
 use crate::verdict::{Bounded, ChangedFile, Verdict};
-use std::path::{Path, PathBuf};
 use stillpoint_patch_differ::Refusal;
 
 /// Reason why no patch was built. After every error the user's sources and the system's configuration are unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file could not be read, written or made.
-    #[error("{doing} {}: {source}", path.display())]
-    Io {
-        /// Action that failed, for instance `reading`.
-        doing: &'static str,
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the system.
-        source: std::io::Error,
-    },
     /// A program could not be started.
     #[error("cannot run `{program}`: {source}; {hint}")]
     Spawn {
@@ -188,16 +177,5 @@ impl Error {
             self,
             Error::Refused(_) | Error::ChangesBuild { .. } | Error::NotInTarget { .. } | Error::Unaccounted { .. }
         )
-    }
-}
-
-/// Attaches a path to an error of the system.
-pub(crate) trait At<T> {
-    fn at(self, doing: &'static str, path: &Path) -> Result<T, Error>;
-}
-
-impl<T> At<T> for Result<T, std::io::Error> {
-    fn at(self, doing: &'static str, path: &Path) -> Result<T, Error> {
-        self.map_err(|source| Error::Io { doing, path: path.to_owned(), source })
     }
 }

@@ -1,10 +1,10 @@
 //! Key files.
 
-use crate::error::At;
 use crate::{Error, Readable, write_whole};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::At;
 use stillpoint_host::file::open_regular;
 use stillpoint_host::untrusted::Tree;
 use stillpoint_patch_format::{PublicKey, SecretKey};

@@ -70,6 +70,7 @@ mod builder;
 mod commands;
 mod compile;
 mod configuration;
+mod deb822;
 mod debian;
 pub mod diff;
 mod elf;

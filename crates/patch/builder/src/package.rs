@@ -5,7 +5,6 @@ use crate::apt::{Apt, SourceStanza, find_with_suffix, no_version};
 use crate::commands::{CompileCommand, RECORDED, RECORDER, Recording};
 use crate::compile::{Original, Project};
 use crate::debian::{Diff, Series};
-use crate::error::At;
 use crate::includes::Includes;
 use crate::integration::{Integrated, Integration};
 use crate::root::{self, BUILD_PATH, OWN_PATH};
@@ -15,6 +14,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_host::At;
 use stillpoint_host::EntryName;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::untrusted::{FILE_MAX, Tree};
@@ -452,28 +452,6 @@ impl Builder<'_> {
         self.cache.entry(&EntryName::new("recorder", &stillpoint_host::cache::key(parts)), |into| {
             let own = Tree::open(into)?;
             Ok(programs.iter().try_for_each(|(name, text)| own.write_program(name, text.as_bytes()))?)
-        })
-    }
-
-    /// Returns every version of a binary package in the archive, newest first.
-    ///
-    /// # Errors
-    /// No archive fits ([`Error::NoSources`]), or its lists cannot be fetched.
-    pub fn binary_versions(&self, package: &str) -> Result<Vec<String>, Error> {
-        Apt::open(&self.cache, self.release.as_deref())?.binary_versions(package)
-    }
-
-    /// Downloads one binary package and unpacks it, without installing it. Returns the directory that would be its root
-    /// directory.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchVersion`], [`Error::Withheld`], or the download or `dpkg-deb` fails.
-    pub fn fetch_binary(&self, package: &str, version: &str) -> Result<PathBuf, Error> {
-        self.progress(&format!("fetching {package} {version}"));
-        let name = format!("{package}_{}", version.replace([':', '/'], "%"));
-        self.cache.entry(&EntryName::new("binary", &name), |into| {
-            let apt = Apt::open(&self.cache, self.release.as_deref())?;
-            unpack(&apt, package, version, into)
         })
     }
 

@@ -5,7 +5,6 @@ use crate::build::{Built, Job, Report, Statement, Target};
 use crate::commands::{self, CompileCommand};
 use crate::compile::Project;
 use crate::debian::{Diff, Series};
-use crate::error::At;
 use crate::package::{BuiltPackage, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
 use crate::tree::is_unit;
@@ -15,6 +14,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::At;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::trusted::Directory;
 use stillpoint_host::untrusted::{FILE_MAX, Tree};
@@ -258,7 +258,7 @@ fn scratch_near(directory: &Path) -> Result<tempfile::TempDir, Error> {
     let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
     let is_near = |above: &&Path| device(above) == device(directory) && Directory::open(above).is_ok();
     let near = directory.ancestors().skip(1).filter(is_near).find_map(|above| tempfile::tempdir_in(above).ok());
-    near.map_or_else(tempfile::tempdir, Ok).at("making", Path::new("a temporary directory"))
+    Ok(near.map_or_else(tempfile::tempdir, Ok).at("making", Path::new("a temporary directory"))?)
 }
 
 /// Returns the base names of all units in a directory.

@@ -1,6 +1,7 @@
 //! The system's own source lists, read at run time: the archives of this release's packages and sources.
 
 use crate::Error;
+use crate::deb822::{Stanza, stanzas};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use stillpoint_host::file::{list, read_regular_text};
@@ -145,34 +146,17 @@ fn one_entry(line: &str) -> Option<Archive> {
 }
 
 fn deb822(text: &str) -> Vec<Archive> {
-    let mut stanzas = vec![Vec::<(String, String)>::new()];
-    for line in text.lines() {
-        let fields = stanzas.last_mut().expect("never empty");
-        if line.starts_with('#') {
-            continue;
-        } else if line.trim().is_empty() {
-            stanzas.push(Vec::new());
-        } else if line.starts_with([' ', '\t']) {
-            if let Some((_, value)) = fields.last_mut() {
-                value.push('\n');
-                value.push_str(line);
-            }
-        } else if let Some((name, value)) = line.split_once(':') {
-            fields.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
-        }
-    }
-    stanzas.iter().filter_map(|fields| stanza(fields)).collect()
+    stanzas(text).iter().filter_map(archive).collect()
 }
 
-fn stanza(fields: &[(String, String)]) -> Option<Archive> {
-    let field = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
-    let words = |name: &str| field(name).into_iter().flat_map(str::split_whitespace);
-    let wanted = field("enabled").is_none_or(|v| !v.eq_ignore_ascii_case("no"));
-    (wanted && words("components").any(|c| c == "main")).then_some(())?;
+fn archive(stanza: &Stanza) -> Option<Archive> {
+    let words = |name: &str| stanza.field(name).into_iter().flat_map(str::split_whitespace);
+    let wanted = stanza.field("Enabled").is_none_or(|value| !value.eq_ignore_ascii_case("no"));
+    (wanted && words("Components").any(|component| component == "main")).then_some(())?;
     Some(Archive {
-        uris: words("uris").collect::<Vec<_>>().join(" "),
-        suites: words("suites").map(str::to_owned).collect(),
-        signed_by: field("signed-by").map(str::to_owned),
+        uris: words("URIs").collect::<Vec<_>>().join(" "),
+        suites: words("Suites").map(str::to_owned).collect(),
+        signed_by: stanza.field("Signed-By").map(str::to_owned),
     })
 }
 

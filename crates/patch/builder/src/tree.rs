@@ -2,12 +2,12 @@
 
 use crate::debian::Diff;
 use crate::diff::{self, FileDiff};
-use crate::error::At;
 use crate::{Cache, Error, numbering};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
+use stillpoint_host::At;
 use stillpoint_host::{EntryName, untrusted};
 
 /// Suffixes of files that a C or C++ compiler reads.

@@ -199,16 +199,6 @@ pub enum Refusal {
         /// Place, bytes from the section's start.
         offset: u64,
     },
-    /// A jump table that could not be followed.
-    #[error("jump table of `{function}` in {unit}: {why}", function = readable(.function))]
-    JumpTable {
-        /// Translation unit.
-        unit: String,
-        /// The function.
-        function: String,
-        /// The fault.
-        why: String,
-    },
     /// Unwind data that cannot be carried over.
     #[error("unwind data of `{function}` in {unit}: {why}", function = readable(.function))]
     UnwindData {
@@ -291,7 +281,6 @@ impl Refusal {
             Refusal::NewThreadLocal { .. } => "new-thread-local",
             Refusal::IndirectFunction { .. } => "indirect-function",
             Refusal::Relocation { .. } => "relocation",
-            Refusal::JumpTable { .. } => "jump-table",
             Refusal::UnwindData { .. } => "unwind-data",
             Refusal::UnknownSection { .. } => "unknown-section",
             Refusal::UnknownName { .. } => "unknown-name",

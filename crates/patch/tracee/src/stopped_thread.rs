@@ -34,17 +34,6 @@ impl<'s> StoppedThread<'s> {
         self.tracer.registers(self.tid)
     }
 
-    /// Changes its registers.
-    ///
-    /// # Errors
-    /// [`Error::ThreadGone`] if it was killed; the kernel refuses a value.
-    pub fn set_registers(&mut self, registers: &Registers) -> Result<(), Error> {
-        let stop_state = self.tracer.stop_state(self.tid)?;
-        sys::set_registers(self.tid, registers).map_err(|error| lost(self.tid, "PTRACE_SETREGS", error))?;
-        stop_state.registers = Some(*registers);
-        Ok(())
-    }
-
     /// Returns the base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::has_no_user_side`].
     ///
     /// # Errors
@@ -56,17 +45,6 @@ impl<'s> StoppedThread<'s> {
     /// Returns true if job control has stopped the process (it stays stopped when it is resumed).
     pub fn group_stopped(&mut self) -> bool {
         self.tracer.stop_state(self.tid).is_ok_and(|stop_state| stop_state.group_stop)
-    }
-
-    /// Returns the used part of its own stack: from the stack pointer (less the red zone) to the end of the stack. `None` if the stack
-    /// pointer is not in the thread's own stack (coroutine, alternate signal stack).
-    ///
-    /// # Errors
-    /// As [`StoppedThread::registers`]; also if the mappings cannot be read.
-    pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
-        let registers = self.registers()?;
-        let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
-        Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(RED_ZONE)), stack.end)))
     }
 
     /// Returns the reason why the thread cannot carry remote calls now, or `None` if it can.

@@ -6,39 +6,34 @@
 
 use crate::Error;
 use crate::error::ErrorContext;
-use crate::netlink::{ACK, DUMP, ERROR, REQUEST, attributes, messages, put, put_attribute, put_nested, u32_at};
+use crate::netlink::{messages, put};
+use netlink_packet_core::{
+    ErrorBuffer, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR,
+    NetlinkBuffer, NlasIterator,
+};
+use netlink_packet_netfilter::nftables::{
+    Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, ExpressionAttribute, Expressions, Hook, Immediate,
+    InetHookNumber, ListAttribute, Lookup, Meta, MetaKey, NfTablesMessage, Operator, Payload, Register, RuleAttribute,
+    RuleMessage, SetAttribute, SetElementAttribute, SetElementList, SetElementMessage, SetFlags, SetMessage,
+    TableAttribute, TableFlags, TableMessage, Verdict, VerdictAttribute,
+};
+use netlink_packet_netfilter::none::ControlMessage;
+use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProtoFamily, NetfilterSubsystem};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, netlink, recv, send, socket_with, sockopt,
 };
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// `NFNL_SUBSYS_NFTABLES`.
-const NFTABLES: u16 = 10;
-const NEW_TABLE: u16 = NFTABLES << 8;
-const GET_TABLE: u16 = NFTABLES << 8 | 1;
-const DEL_TABLE: u16 = NFTABLES << 8 | 2;
-const NEW_CHAIN: u16 = NFTABLES << 8 | 3;
-const NEW_RULE: u16 = NFTABLES << 8 | 6;
-const GET_RULE: u16 = NFTABLES << 8 | 7;
-const NEW_SET: u16 = NFTABLES << 8 | 9;
-const NEW_ELEMENTS: u16 = NFTABLES << 8 | 12;
-const BATCH_BEGIN: u16 = 16;
-const BATCH_END: u16 = 17;
-/// `NLM_F_CREATE`.
-const CREATE: u16 = 0x400;
-/// `NLM_F_APPEND`.
-const APPEND: u16 = 0x800;
 /// `NFPROTO_INET`.
 const INET: u8 = 1;
-/// `NFTA_TABLE_NAME`, and the table's name in chains, rules, sets and elements.
+/// `NFTA_TABLE_NAME`, and the table's name in rules.
 const TABLE_NAME: u16 = 1;
-/// `NFTA_TABLE_FLAGS`.
-const TABLE_FLAGS: u16 = 2;
-/// `NFT_TABLE_F_OWNER`.
-const OWNER: u32 = 2;
+/// Bytes of `struct nfgenmsg`, before the attributes.
+const NFGENMSG_LEN: usize = 4;
 /// The group that is notified of changes (`NFNLGRP_NFTABLES`), as a bit.
 const CHANGES: u32 = 1 << 6;
 /// Priority before the rules of all other tables; connections are not tracked yet.
@@ -122,7 +117,7 @@ impl Nftables {
         for set in sets.iter().filter(|set| !set.keys.is_empty()) {
             batch.set(name, set);
         }
-        for (chain, hook) in [("input", LOCAL_IN), ("output", LOCAL_OUT)] {
+        for (chain, hook) in [("input", InetHookNumber::LocalIn), ("output", InetHookNumber::LocalOut)] {
             batch.chain(name, chain, hook);
             for rule in rules.iter().filter(|rule| rule.chain == hook) {
                 batch.rule(name, chain, rule);
@@ -169,8 +164,7 @@ impl Nftables {
         let ended = loop {
             match recv(&self.0, buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((n, _)) => {
-                    let answers = messages(&buffer[..n]).filter(|(kind, _)| *kind == ERROR);
-                    for errno in answers.filter_map(|(_, payload)| u32_at(payload, 0)) {
+                    for errno in messages(&buffer[..n]).filter_map(|message| errno(&message)) {
                         first = first.filter(|first| *first != 0).or(Some(errno));
                     }
                 }
@@ -179,9 +173,7 @@ impl Nftables {
         };
         match first {
             Some(0) => Ok(()),
-            Some(errno) => {
-                Err(std::io::Error::from_raw_os_error(errno.wrapping_neg().cast_signed())).with_action(action)
-            }
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)).with_action(action),
             None => Err(ended).with_action(action),
         }
     }
@@ -191,7 +183,7 @@ impl Nftables {
     /// # Errors
     /// The kernel does not list them.
     pub(crate) fn tables(&self) -> Result<Vec<String>, Error> {
-        self.names(GET_TABLE)
+        self.names(NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() }))
     }
 
     /// Returns true if a table exists and has rules.
@@ -199,35 +191,33 @@ impl Nftables {
     /// # Errors
     /// The kernel does not list them.
     pub(crate) fn is_active(&self, name: &str) -> Result<bool, Error> {
-        Ok(self.names(GET_RULE)?.iter().any(|table| table == name))
+        let all = NfTablesMessage::GetRule(RuleMessage { attributes: Vec::new() });
+        Ok(self.names(all)?.iter().any(|table| table == name))
     }
 
-    /// Returns the tables of all objects of one kind.
-    fn names(&self, kind: u16) -> Result<Vec<String>, Error> {
+    /// Returns the tables of all objects of one kind. Objects of others are not decoded, as they may have any attributes.
+    fn names(&self, query: NfTablesMessage) -> Result<Vec<String>, Error> {
         const ACTION: &str = "query nftables";
         let mut request = Vec::new();
-        put(&mut request, kind, REQUEST | DUMP, &nfgenmsg(INET, 0));
+        put(&mut request, NLM_F_REQUEST | NLM_F_DUMP, of_inet(query));
         send(&self.0, &request, SendFlags::empty()).with_action(ACTION)?;
         let (mut names, mut buffer) = (Vec::new(), vec![0; ANSWER_MAX]);
         loop {
             let n = recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty()).with_action(ACTION)?.0;
-            for (kind, payload) in messages(&buffer[..n]) {
-                match kind {
-                    crate::netlink::DONE => return Ok(names),
-                    ERROR => {
-                        let errno = u32_at(payload, 0).unwrap_or_default().wrapping_neg().cast_signed();
-                        if errno == Errno::INVAL.raw_os_error() {
-                            // a kernel without nftables has no tables
-                            return Ok(names);
-                        }
-                        return Err(std::io::Error::from_raw_os_error(errno)).with_action(ACTION);
-                    }
-                    _ => {}
+            for message in messages(&buffer[..n]) {
+                match errno(&message) {
+                    // a kernel without nftables has no tables
+                    Some(errno) if errno == Errno::INVAL.raw_os_error() => return Ok(names),
+                    Some(errno) => return Err(io::Error::from_raw_os_error(errno)).with_action(ACTION),
+                    None if message.message_type() == NLMSG_DONE => return Ok(names),
+                    None => {}
                 }
-                let mut found =
-                    attributes(payload.get(4..).unwrap_or_default()).filter(|(kind, _)| *kind == TABLE_NAME);
-                if let (Some(&INET), Some((_, name))) = (payload.first(), found.next()) {
-                    names.push(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned());
+                let payload = message.payload();
+                let mut attributes = NlasIterator::new(payload.get(NFGENMSG_LEN..).unwrap_or_default()).flatten();
+                if let (Some(&INET), Some(name)) =
+                    (payload.first(), attributes.find(|found| found.kind() == TABLE_NAME))
+                {
+                    names.push(String::from_utf8_lossy(name.value()).trim_end_matches('\0').to_owned());
                 }
             }
             if n == 0 {
@@ -237,9 +227,14 @@ impl Nftables {
     }
 }
 
-/// `struct nfgenmsg`.
-fn nfgenmsg(family: u8, resource: u16) -> Vec<u8> {
-    [&[family, 0][..], &resource.to_be_bytes()].concat()
+/// Returns the error of an `NLMSG_ERROR`, 0 for a confirmation; `None` for other messages.
+fn errno(message: &NetlinkBuffer<&[u8]>) -> Option<i32> {
+    let error = (message.message_type() == NLMSG_ERROR).then(|| ErrorBuffer::new_checked(message.payload()).ok())??;
+    Some(error.code().map_or(0, |code| -code.get()))
+}
+
+fn of_inet(message: NfTablesMessage) -> NetfilterMessage {
+    NetfilterMessage::new(NetfilterHeader::new(NetfilterProtoFamily::Inet, 0, 0), message)
 }
 
 /// Changes that become active together, or not at all.
@@ -247,107 +242,86 @@ struct Batch(Vec<u8>);
 
 impl Batch {
     fn begin() -> Self {
-        let mut bytes = Vec::new();
-        put(&mut bytes, BATCH_BEGIN, REQUEST, &nfgenmsg(0, NFTABLES));
-        Batch(bytes)
+        let mut batch = Batch(Vec::new());
+        batch.control(ControlMessage::BatchBegin);
+        batch
     }
 
     fn end(mut self) -> Vec<u8> {
-        put(&mut self.0, BATCH_END, REQUEST, &nfgenmsg(0, NFTABLES));
+        self.control(ControlMessage::BatchEnd);
         self.0
     }
 
-    fn change(&mut self, kind: u16, flags: u16, table: &str, more: &[u8]) {
-        let mut payload = nfgenmsg(INET, 0);
-        put_text(&mut payload, TABLE_NAME, table);
-        payload.extend_from_slice(more);
-        put(&mut self.0, kind, REQUEST | ACK | flags, &payload);
+    fn control(&mut self, message: ControlMessage) {
+        let subsystem = u8::from(NetfilterSubsystem::NfTables);
+        let header = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, subsystem.into());
+        put(&mut self.0, NLM_F_REQUEST, NetfilterMessage::new(header, message));
+    }
+
+    fn change(&mut self, flags: u16, message: NfTablesMessage) {
+        put(&mut self.0, NLM_F_REQUEST | NLM_F_ACK | flags, of_inet(message));
     }
 
     fn table(&mut self, name: &str, is_owned: bool) {
-        let mut more = Vec::new();
-        put_number(&mut more, TABLE_FLAGS, if is_owned { OWNER } else { 0 });
-        self.change(NEW_TABLE, CREATE, name, &more);
+        let flags = if is_owned { TableFlags::Owner } else { TableFlags::empty() };
+        let attributes = vec![TableAttribute::Name(name.into()), TableAttribute::Flags(flags)];
+        self.change(NLM_F_CREATE, NfTablesMessage::NewTable(TableMessage { attributes }));
     }
 
     fn remove(&mut self, name: &str) {
-        self.change(DEL_TABLE, 0, name, &[]);
+        let attributes = vec![TableAttribute::Name(name.into())];
+        self.change(0, NfTablesMessage::DeleteTable(TableMessage { attributes }));
     }
 
-    fn chain(&mut self, table: &str, name: &str, hook: u32) {
-        let mut more = Vec::new();
-        // NFTA_CHAIN_NAME, and NFTA_CHAIN_HOOK with its number and priority
-        put_text(&mut more, 3, name);
-        put_nested(&mut more, 4, |hooked| {
-            put_number(hooked, 1, hook);
-            put_number(hooked, 2, PRIORITY.cast_unsigned());
-        });
-        // NFTA_CHAIN_POLICY: NF_ACCEPT; NFTA_CHAIN_TYPE
-        put_number(&mut more, 5, ACCEPT);
-        put_text(&mut more, 7, "filter");
-        self.change(NEW_CHAIN, CREATE, table, &more);
+    fn chain(&mut self, table: &str, name: &str, hook: InetHookNumber) {
+        let attributes = vec![
+            ChainAttribute::Table(table.into()),
+            ChainAttribute::Name(name.into()),
+            ChainAttribute::Hook(vec![Hook::Number(hook.into()), Hook::Priority(PRIORITY.cast_unsigned())]),
+            ChainAttribute::Policy(ACCEPT),
+            ChainAttribute::Type("filter".into()),
+        ];
+        self.change(NLM_F_CREATE, NfTablesMessage::NewChain(ChainMessage { attributes }));
     }
 
     fn set(&mut self, table: &str, set: &Set) {
-        let mut more = Vec::new();
-        // NFTA_SET_NAME, FLAGS, KEY_TYPE, KEY_LEN and ID
-        put_text(&mut more, 2, set.name);
-        put_number(&mut more, 3, 0);
-        put_number(&mut more, 4, set.kind);
-        put_number(&mut more, 5, set.keys.first().map_or(0, |key| key.len() as u32));
-        put_number(&mut more, 10, set.id);
-        self.change(NEW_SET, CREATE, table, &more);
+        let attributes = vec![
+            SetAttribute::Table(table.into()),
+            SetAttribute::Name(set.name.into()),
+            SetAttribute::Flags(SetFlags::empty()),
+            SetAttribute::KeyType(set.kind),
+            SetAttribute::KeyLen(set.keys.first().map_or(0, |key| key.len() as u32)),
+            SetAttribute::Id(set.id),
+        ];
+        self.change(NLM_F_CREATE, NfTablesMessage::NewSet(SetMessage { attributes }));
         for keys in set.keys.chunks(ELEMENTS_MAX) {
-            let mut more = Vec::new();
-            // NFTA_SET_ELEM_LIST_SET and SET_ELEMENTS: of each its key, of that its value
-            put_text(&mut more, 2, set.name);
-            put_nested(&mut more, 3, |elements| {
-                for key in keys {
-                    put_nested(elements, 1, |element| put_nested(element, 1, |value| put_attribute(value, 1, key)));
-                }
-            });
-            put_number(&mut more, 4, set.id);
-            self.change(NEW_ELEMENTS, CREATE, table, &more);
+            let element = |key: &Vec<u8>| SetElementAttribute::Key(DataAttribute::Value(key.clone()));
+            let attributes = vec![
+                SetElementList::Table(table.into()),
+                SetElementList::Set(set.name.into()),
+                SetElementList::Elements(keys.iter().map(|key| ListAttribute::Element(vec![element(key)])).collect()),
+                SetElementList::SetId(set.id),
+            ];
+            self.change(NLM_F_CREATE, NfTablesMessage::NewSetElement(SetElementMessage { attributes }));
         }
     }
 
     fn rule(&mut self, table: &str, chain: &str, rule: &Rule) {
-        let mut more = Vec::new();
-        // NFTA_RULE_CHAIN and RULE_EXPRESSIONS
-        put_text(&mut more, 2, chain);
-        put_nested(&mut more, 4, |list| list.extend_from_slice(&rule.expressions));
-        self.change(NEW_RULE, CREATE | APPEND, table, &more);
+        let attributes = vec![
+            RuleAttribute::Table(table.into()),
+            RuleAttribute::Chain(chain.into()),
+            RuleAttribute::Expressions(rule.expressions.clone()),
+        ];
+        self.change(NLM_F_CREATE | NLM_F_APPEND, NfTablesMessage::NewRule(RuleMessage { attributes }));
     }
 }
 
-fn put_text(into: &mut Vec<u8>, kind: u16, text: &str) {
-    put_attribute(into, kind, format!("{text}\0").as_bytes());
-}
-
-fn put_number(into: &mut Vec<u8>, kind: u16, number: u32) {
-    put_attribute(into, kind, &number.to_be_bytes());
-}
-
-/// `NF_INET_LOCAL_IN`.
-const LOCAL_IN: u32 = 1;
-/// `NF_INET_LOCAL_OUT`.
-const LOCAL_OUT: u32 = 3;
 /// `NF_DROP`.
 const DROP: u32 = 0;
 /// `NF_ACCEPT`.
 const ACCEPT: u32 = 1;
-/// `NFT_REG_VERDICT`.
-const VERDICT: u32 = 0;
 /// `NFT_REG32_00`: the first register of four bytes.
 const REGISTER: u32 = 8;
-/// `NFT_META_IIF`.
-const IN_DEVICE: u32 = 4;
-/// `NFT_META_OIF`.
-const OUT_DEVICE: u32 = 5;
-/// `NFT_META_NFPROTO`.
-const FAMILY: u32 = 15;
-/// `NFT_META_L4PROTO`.
-const PROTOCOL: u32 = 16;
 /// `NFT_PAYLOAD_NETWORK_HEADER`.
 const NETWORK: u32 = 1;
 /// `NFT_PAYLOAD_TRANSPORT_HEADER`.
@@ -413,32 +387,33 @@ fn encode_endpoint(end: SocketAddr) -> Vec<u8> {
 
 /// Expressions of one rule, in the order in which the kernel evaluates them.
 struct Rule {
-    chain: u32,
-    expressions: Vec<u8>,
+    chain: InetHookNumber,
+    expressions: Vec<ListAttribute<ExpressionAttribute>>,
 }
 
 impl Rule {
     fn all(filter: &Filter) -> Vec<Rule> {
+        const CHAINS: [InetHookNumber; 2] = [InetHookNumber::LocalIn, InetHookNumber::LocalOut];
         match filter {
             Filter::Ports(_, ports) if ports.is_empty() => Vec::new(),
-            Filter::Ports(scope, _) => {
-                [LOCAL_IN, LOCAL_OUT].into_iter().flat_map(|chain| Rule::for_ports(chain, *scope)).collect()
-            }
+            Filter::Ports(scope, _) => CHAINS.into_iter().flat_map(|chain| Rule::for_ports(chain, *scope)).collect(),
             Filter::Connections(ends) => {
                 let has = |v4: bool| ends.iter().any(|(local, _)| local.is_ipv4() == v4);
                 let families = [(V4, Set::V4), (V6, Set::V6)].into_iter().filter(|(family, _)| has(*family == V4));
-                let both = |(family, set)| [LOCAL_IN, LOCAL_OUT].map(|chain| Rule::for_connections(chain, family, set));
-                families.flat_map(both).collect()
+                families
+                    .flat_map(|(family, set)| CHAINS.map(|chain| Rule::for_connections(chain, family, set)))
+                    .collect()
             }
         }
     }
 
-    fn for_ports(chain: u32, scope: DropScope) -> Vec<Rule> {
+    fn for_ports(chain: InetHookNumber, scope: DropScope) -> Vec<Rule> {
         // offsets of the source and destination port: ours is the one or the other
-        let (device, port) = if chain == LOCAL_IN { (IN_DEVICE, 2) } else { (OUT_DEVICE, 0) };
-        let guarded = || Rule::new(chain).meta(PROTOCOL).equals(&[TCP]).load(TRANSPORT, port, 2, 0).lookup(Set::PORTS);
+        let (device, port) = if chain == InetHookNumber::LocalIn { (MetaKey::Iif, 2) } else { (MetaKey::Oif, 0) };
+        let guarded =
+            || Rule::new(chain).meta(MetaKey::L4Proto).equals(&[TCP]).load(TRANSPORT, port, 2, 0).lookup(Set::PORTS);
         match scope {
-            DropScope::Syn if chain == LOCAL_OUT => Vec::new(),
+            DropScope::Syn if chain == InetHookNumber::LocalOut => Vec::new(),
             // of the flags SYN and ACK, only SYN is set
             DropScope::Syn => vec![guarded().load(TRANSPORT, 13, 1, 0).mask(0x12).equals(&[0x02]).verdict(DROP)],
             DropScope::All => vec![guarded().verdict(DROP)],
@@ -449,17 +424,17 @@ impl Rule {
         }
     }
 
-    fn for_connections(chain: u32, family: u8, set: (&str, u32)) -> Rule {
+    fn for_connections(chain: InetHookNumber, family: u8, set: (&str, u32)) -> Rule {
         let (source, destination, length) = if family == V4 { (12, 16, 4) } else { (8, 24, 16) };
         let [(local, local_port), (peer, peer_port)] = match chain {
-            LOCAL_IN => [(destination, 2), (source, 0)],
+            InetHookNumber::LocalIn => [(destination, 2), (source, 0)],
             _ => [(source, 0), (destination, 2)],
         };
         let port = length / 4;
         Rule::new(chain)
-            .meta(FAMILY)
+            .meta(MetaKey::Nfproto)
             .equals(&[family])
-            .meta(PROTOCOL)
+            .meta(MetaKey::L4Proto)
             .equals(&[TCP])
             .load(NETWORK, local, length, 0)
             .load(TRANSPORT, local_port, 2, port)
@@ -469,65 +444,61 @@ impl Rule {
             .verdict(DROP)
     }
 
-    fn new(chain: u32) -> Self {
+    fn new(chain: InetHookNumber) -> Self {
         Rule { chain, expressions: Vec::new() }
     }
 
-    fn with(mut self, name: &str, data: impl FnOnce(&mut Vec<u8>)) -> Self {
-        put_nested(&mut self.expressions, 1, |expression| {
-            put_text(expression, 1, name);
-            put_nested(expression, 2, data);
-        });
+    fn with(mut self, expression: Expressions) -> Self {
+        self.expressions.push(expression.into());
         self
     }
 
-    fn meta(self, key: u32) -> Self {
-        self.with("meta", |data| {
-            put_number(data, 1, REGISTER);
-            put_number(data, 2, key);
-        })
+    fn meta(self, key: MetaKey) -> Self {
+        self.with(Expressions::Meta(vec![Meta::DestinationRegister(REGISTER.into()), Meta::Key(key)]))
     }
 
     /// Loads bytes of a packet; `register` counts from the first one.
     fn load(self, base: u32, offset: u32, length: u32, register: u32) -> Self {
-        self.with("payload", |data| {
-            for (kind, number) in [(1, REGISTER + register), (2, base), (3, offset), (4, length)] {
-                put_number(data, kind, number);
-            }
-        })
+        self.with(Expressions::Payload(vec![
+            Payload::DestinationRegister((REGISTER + register).into()),
+            Payload::Base(base),
+            Payload::Offset(offset),
+            Payload::Len(length),
+        ]))
     }
 
     fn mask(self, mask: u8) -> Self {
-        self.with("bitwise", |data| {
-            for (kind, number) in [(1, REGISTER), (2, REGISTER), (3, 1)] {
-                put_number(data, kind, number);
-            }
-            put_nested(data, 4, |value| put_attribute(value, 1, &[mask]));
-            put_nested(data, 5, |value| put_attribute(value, 1, &[0]));
-        })
+        self.with(Expressions::Bitwise(vec![
+            Bitwise::SourceRegister(REGISTER.into()),
+            Bitwise::DestinationRegister(REGISTER.into()),
+            Bitwise::Length(1),
+            Bitwise::Mask(DataAttribute::Value(vec![mask])),
+            Bitwise::Xor(DataAttribute::Value(vec![0])),
+        ]))
     }
 
     fn equals(self, value: &[u8]) -> Self {
-        self.with("cmp", |data| {
-            put_number(data, 1, REGISTER);
-            put_number(data, 2, 0);
-            put_nested(data, 3, |data| put_attribute(data, 1, value));
-        })
+        self.with(Expressions::Cmp(vec![
+            Cmp::SourceRegister(REGISTER.into()),
+            Cmp::Op(Operator::Equal),
+            Cmp::Data(DataAttribute::Value(value.to_vec())),
+        ]))
     }
 
     fn lookup(self, (set, id): (&str, u32)) -> Self {
-        self.with("lookup", |data| {
-            put_text(data, 1, set);
-            put_number(data, 2, REGISTER);
-            put_number(data, 4, id);
-        })
+        self.with(Expressions::Lookup(vec![
+            Lookup::Set(set.into()),
+            Lookup::SourceRegister(REGISTER.into()),
+            Lookup::SetId(id),
+        ]))
     }
 
     fn verdict(self, verdict: u32) -> Self {
-        self.with("immediate", |data| {
-            put_number(data, 1, VERDICT);
-            put_nested(data, 2, |value| put_nested(value, 2, |code| put_number(code, 1, verdict)));
-        })
+        let verdict = vec![VerdictAttribute::Code(Verdict::Other(verdict))];
+        self.with(Expressions::Immediate(vec![
+            Immediate::DestinationRegister(Register::Verdict),
+            Immediate::Data(DataAttribute::Verdict(verdict)),
+        ]))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The proxy's configuration file: missing tenants are appended, so that everything else, comments too, stays as its owner
 //! wrote it.
+//!
+//! The text is made by hand and not by `toml_edit`: the operator is shown what is added, and it stands at the end of the file.
 
 use crate::{Error, Server};
 use std::path::{Path, PathBuf};

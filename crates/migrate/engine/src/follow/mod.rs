@@ -14,6 +14,7 @@ mod apply_worker;
 mod backlog;
 mod bulk;
 mod conductor;
+mod intake;
 mod rows;
 mod statement;
 pub(crate) mod statement_replay;
@@ -29,7 +30,8 @@ use crate::recording::{Recording, Stamps};
 use crate::throttle::Throttle;
 use crate::{Error, Server, replication_objects};
 use apply_worker::ApplyWorker;
-use conductor::{CHANNEL_CAPACITY, Command, Conductor};
+use conductor::{CHANNEL_CAPACITY, Conductor};
+use intake::Command;
 use rows::{Markers, Reader};
 use statement_replay::{Replay, ReplaySettings};
 use std::sync::Arc;
@@ -42,7 +44,7 @@ use tokio::task::JoinHandle;
 use transaction::Item;
 
 pub(crate) use backlog::copy_of;
-pub(crate) use conductor::{ReplayStatus, SourceSnapshot};
+pub(crate) use intake::{ReplayStatus, SourceSnapshot};
 pub(crate) use transaction::MARKER_PREFIX;
 
 /// Interval at which the position on the target is flushed and reported to the source.

@@ -2,7 +2,7 @@
 //!
 //! Stamps are used as positions. Transactions that the copied snapshot has seen are left out.
 
-use super::conductor::SourceSnapshot;
+use super::intake::SourceSnapshot;
 use super::transaction::{Item, Table, Transaction, Write, described, other_columns};
 use crate::Error;
 use crate::inventory::{Inventory, TableDef};

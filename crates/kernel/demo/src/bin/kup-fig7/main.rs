@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use stillpoint_measure::figure::{Axis, Curve, Figure};
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 use stillpoint_testing::machine::clients::{switch, wait_until_done};
 use stillpoint_testing::machine::{Clock, Guest, Machine, Shape};
 

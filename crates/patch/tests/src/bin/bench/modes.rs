@@ -4,13 +4,13 @@ use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::operation::{Operation, Spread, Why};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis, Restart};
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Modes of the comparison.
 pub(crate) const MODES: [&str; 3] = ["probe", "local", "global"];

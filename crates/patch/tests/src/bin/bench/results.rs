@@ -4,8 +4,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use stillpoint_measure::figure::Figure;
 use stillpoint_patch_tests::machine::machine;
+use stillpoint_testing::figure::Figure;
 
 /// One section: a table for people and the raw numbers behind it.
 pub(crate) struct Section {

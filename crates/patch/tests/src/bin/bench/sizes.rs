@@ -7,13 +7,13 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::resp::Client;
 use stillpoint_patch_tests::server::Redis;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 const ALONE: &str = "left alone";
 const FORK: &str = "fork()";

@@ -7,12 +7,12 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::summary::Distribution;
 use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Restart;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Time between two operations.
 const OPERATION_INTERVAL: Duration = Duration::from_millis(250);

@@ -7,11 +7,11 @@
 
 use serde::Serialize;
 use std::time::{Duration, Instant};
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_patch_tests::hash_server::{HashServer, Sample, seeds};
 use stillpoint_patch_tests::operation::{Operation, Spread};
 use stillpoint_patch_tests::quiescence_program::in_mode;
 use stillpoint_patch_tests::victim::apply;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Zero bits: a request takes some 65,000 hashes, and some tens of milliseconds.
 const BITS: u32 = 16;

@@ -8,13 +8,13 @@ use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::Sample;
 use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotated::Annotated;
 use stillpoint_patch_tests::mariadb::effect::{half, nothing, of_change};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::operation::Spread;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Number of connections, as in the paper.
 const CONNECTIONS: u32 = 10;

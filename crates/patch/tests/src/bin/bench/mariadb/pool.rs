@@ -5,13 +5,13 @@ use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_tests::mariadb::annotated::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::server::Restart;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Groups of the pool, as in the paper from three to twenty.
 const SIZES: [u32; 5] = [3, 5, 10, 15, 20];

@@ -5,13 +5,13 @@ use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_tests::mariadb::annotated::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::operation::Spread;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Number of connections, as in the paper.
 const CONNECTIONS: u32 = 10;

@@ -6,7 +6,6 @@ use crate::results::{Section, number};
 use serde::Serialize;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotated::Annotated;
@@ -14,6 +13,7 @@ use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::operation::Spread;
 use stillpoint_patch_tests::patch_calls;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Number of workers, as in the paper.
 const WORKERS: u32 = 10;

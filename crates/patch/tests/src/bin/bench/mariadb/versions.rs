@@ -8,7 +8,6 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotated::Annotated;
@@ -16,6 +15,7 @@ use stillpoint_patch_tests::mariadb::effect::{edits_of_half_and, half, of_change
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::operation::Spread;
 use stillpoint_patch_tests::packages::Binary;
+use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Lifetime of each group of connections, in quarters of the time between two patches.
 const GROUPS: [(u64, u64); 4] = [(0, 16), (2, 11), (5, 14), (9, 16)];

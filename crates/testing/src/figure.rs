@@ -1,4 +1,6 @@
 //! Drawing of points and lines, as self-contained SVG.
+//!
+//! Written by hand: `plotters` 0.3 (four crates) has a type of its own for each pair of linear and logarithmic axes.
 
 use crate::markup::escape;
 use std::fmt::Write as _;
