@@ -379,7 +379,7 @@ impl Operation for Switch<'_> {
         report(self.observer, event);
     }
 
-    fn took(&mut self, phase: &'static str, duration_ns: u64) {
+    fn ended(&mut self, phase: &str, duration_ns: u64, _error: Option<&Error>) {
         self.journal.record_timing(phase, duration_ns / 1000);
     }
 }
