@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_unit_restart, checkpoint};
+use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel checkpoint`.
 #[derive(clap::Args)]
@@ -76,6 +77,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         report.require_no_refusal().map_err(Failure::refused)?;
         return if args.leave_running { Ok(()) } else { check_unit_restart(pid).map_err(Failure::refused) };
     }
+    let faults = match args.fail_before_seal {
+        true => Faults::none().failing(FaultPoint::before("seal")),
+        false => Faults::none(),
+    };
     let options = CheckpointOptions {
         pid,
         image: args.image.clone(),
@@ -85,7 +90,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         guard: args.guard.into(),
         passes: args.passes,
         key: machine_key(),
-        fail_before_seal: args.fail_before_seal,
+        faults,
     };
     let done = checkpoint(&options, &|event| output.event(event))
         .map_err(|error| failure(error, "the program continues as before; there is no image"))?;

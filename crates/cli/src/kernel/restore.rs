@@ -10,6 +10,7 @@ use std::time::Duration;
 use stillpoint_kernel_engine::{
     ADDRESS_TIMEOUT, Finding, Image, RestoreMode, RestoreOptions, Severity, StaleMark, check_restore, restore,
 };
+use stillpoint_operation::Faults;
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
@@ -87,6 +88,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         daemon,
         address_limit: Duration::from_secs(args.address_limit),
         unit: None,
+        faults: Faults::none(),
     };
     if args.dry_run {
         let image = Image::open(&args.image).map_err(untouched)?;

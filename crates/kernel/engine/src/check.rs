@@ -1,6 +1,5 @@
 //! Obstacles to a checkpoint of a process, as far as they can be found without touching it.
 
-use crate::checkpoint::GHOST_LIMIT;
 use crate::criu::Criu;
 use crate::process_tree::tree;
 use crate::unix_peers::unix_peers;
@@ -13,6 +12,9 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files;
+
+/// Limit in bytes up to which a deleted file that is open is kept in the image.
+pub(crate) const GHOST_LIMIT: u64 = 64 << 20;
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -1,31 +1,22 @@
 //! Checkpoint of a running process and all below it, into an image.
 
-use crate::check::check;
-use crate::criu::{Criu, read_errors};
-use crate::error::ErrorContext;
+use crate::check::{GHOST_LIMIT, check};
+use crate::criu::{Criu, DUMP_LOG, read_errors};
 use crate::journal::Journal;
-use crate::page_server::{DumpCounts, serve};
+use crate::page_server::through_page_server;
 use crate::precopy::{self, Pass};
-use crate::process_tree::{ProcessHandles, tree};
 use crate::progress::{Observer, Progress, now_ns};
-use crate::store::{Store, discard};
+use crate::space::check_space;
+use crate::store::{PASS_PREFIX, Store, discard};
 use crate::unit_restart::check_unit_restart;
 use crate::{Error, MachineKey, guard, host, repair_mode};
-use rustix::event::Timespec;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use stillpoint_events::EventKind;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, PageServer, Request, RequestType, Version};
 use stillpoint_kernel_foam::{Form, PRESENT};
-
-/// Log of criu for a dump.
-pub(crate) const DUMP_LOG: &str = "dump.log";
-/// Limit in bytes up to which a deleted file that is open is kept in the image.
-pub(crate) const GHOST_LIMIT: u64 = 64 << 20;
-/// Time within which a process hits a breakpoint of criu after criu was killed at a bad moment.
-const BREAKPOINT_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+use stillpoint_operation::{Faults, Operation, Phase, run_blocking};
 
 /// Protection of sockets from the network while no process holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +46,12 @@ pub struct CheckpointOptions {
     pub passes: u32,
     /// File of the machine's key, made if it is not there: [`crate::MACHINE_KEY`].
     pub key: PathBuf,
-    /// For tests: fail when everything has been dumped, before the seal.
-    pub fail_before_seal: bool,
+    /// For tests: requested faults.
+    pub faults: Faults,
 }
 
 /// Result of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// Number of processes in the image.
     pub memories: usize,
@@ -110,30 +101,111 @@ pub fn checkpoint_with_hook(
     at: &dyn Fn(Moment) -> Result<(), Error>,
     observer: Observer<'_>,
 ) -> Result<Checkpoint, Error> {
-    let progress = Progress::new("checkpoint", Some(options.pid), observer);
-    let version = options.criu.version()?;
-    let key = progress.phase("check", || {
-        check(options.pid, &options.criu)?.require_no_refusal()?;
-        check_space([options.pid], &options.image)?;
-        MachineKey::read_or_make(&options.key)
-    })?;
-    let store = Store::create(&options.image, options.form)?;
-    progress.journal_in(&options.image);
-    let done = precopy::run_passes(options, &progress, store)
-        .and_then(|(store, passes, parent)| {
-            at(Moment::Freezing)?;
-            progress.phase("dump", || dump(options, store, (passes, parent), (version, &key), at, &progress))
-        })
-        .inspect_err(|_| clean_up(options));
-    progress.finish(&done);
+    let mut run = Run {
+        options,
+        at,
+        version: options.criu.version()?,
+        progress: Progress::new(Run::NAME, &options.image, Some(options.pid), observer),
+        key: None,
+        has_image: false,
+        store: None,
+        parent: None,
+        frozen_since_ns: 0,
+        done: Checkpoint::default(),
+    };
+    let done = run_blocking(&mut run, &phases()).map_err(|failed| failed.error);
+    run.progress.finish(&done);
     if done.is_ok() && options.leave_running {
         crate::stale_mark::mark(&options.image, "the program continued after the checkpoint")?;
     }
-    done
+    done.map(|()| run.done)
+}
+
+/// The order of a checkpoint.
+fn phases<'r>() -> [Phase<Run<'r>>; 3] {
+    [
+        // it makes the directory of the image, too
+        Phase::new("check", prepare, clean_up),
+        Phase::rounds(PASS_PREFIX, |run| precopy::is_due(&run.done.passes, run.options.passes), make_pass),
+        // it lets the processes run on if it fails, and ends them otherwise
+        Phase::point_of_no_return("dump", dump),
+    ]
+}
+
+/// The end of a dump, while criu waits and the processes are stopped. If a phase fails, the dump fails.
+fn sealing_phases<'r>(options: &CheckpointOptions) -> Vec<Phase<Run<'r>>> {
+    let mut phases = vec![Phase::without_inverse("seal", seal)];
+    if options.guard == Guard::Nftables && !options.leave_running {
+        phases.push(Phase::without_inverse("guard", |run: &mut Run<'r>| guard::start_owner(&run.options.image)));
+    }
+    phases
+}
+
+/// An active checkpoint.
+struct Run<'r> {
+    options: &'r CheckpointOptions,
+    /// Is called at each moment.
+    at: &'r dyn Fn(Moment) -> Result<(), Error>,
+    version: Version,
+    progress: Progress<'r>,
+    key: Option<MachineKey>,
+    /// True if the directory of the image is that of this checkpoint.
+    has_image: bool,
+    /// The unfinished image, unless a pass or the dump has it.
+    store: Option<Store>,
+    /// Directory of criu's last pass, if criu makes them.
+    parent: Option<PathBuf>,
+    /// Time at which criu was told to stop the processes, by `CLOCK_MONOTONIC`.
+    frozen_since_ns: u64,
+    /// The result, as far as it is known.
+    done: Checkpoint,
+}
+
+impl Operation for Run<'_> {
+    type Error = Error;
+    const NAME: &'static str = "checkpoint";
+
+    fn faults(&self) -> &Faults {
+        &self.options.faults
+    }
+
+    fn report(&mut self, event: EventKind) {
+        self.progress.report(event);
+    }
+
+    fn permit(&mut self, phase: &'static str) -> Result<(), Error> {
+        if phase == "dump" { (self.at)(Moment::Freezing) } else { Ok(()) }
+    }
+
+    fn ended(&mut self, phase: &str, duration_ns: u64, error: Option<&Error>) {
+        self.progress.ended(phase, duration_ns, error);
+    }
+}
+
+impl Run<'_> {
+    /// Takes the unfinished image.
+    fn take_store(&mut self) -> Result<Store, Error> {
+        self.store.take().ok_or_else(|| Error::Unsealed(self.options.image.clone()))
+    }
+}
+
+/// Finds obstacles, and makes an empty image.
+fn prepare(run: &mut Run<'_>) -> Result<(), Error> {
+    let options = run.options;
+    check(options.pid, &options.criu)?.require_no_refusal()?;
+    check_space([options.pid], &options.image)?;
+    run.key = Some(MachineKey::read_or_make(&options.key)?);
+    run.store = Some(Store::create(&options.image, options.form)?);
+    run.has_image = true;
+    Ok(())
 }
 
 /// Removes what a failed checkpoint has left, and logs what criu should have removed.
-fn clean_up(options: &CheckpointOptions) {
+fn clean_up(run: &mut Run<'_>) -> Result<(), Error> {
+    if !run.has_image {
+        return Ok(());
+    }
+    let options = run.options;
     let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).with_pid(Some(options.pid)));
     let connections = repair_mode::leave_repair_mode_below(options.pid);
     if connections > 0 {
@@ -152,80 +224,42 @@ fn clean_up(options: &CheckpointOptions) {
         Err(error) => journal.note("checkpoint", "remove criu's rules of nftables", None, Some(&error)),
     }
     discard(dir);
-}
-
-/// Refuses images that do not fit on their file system: memory is written as it is, without compression.
-pub(crate) fn check_space(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<(), Error> {
-    let nearest = nearest_existing(image);
-    let room = rustix::fs::statvfs(nearest).at("examine", nearest)?;
-    let free = room.f_bavail.saturating_mul(room.f_frsize);
-    let needed = pids.into_iter().map(memory_bytes).sum::<Result<u64, Error>>()?;
-    if needed > free {
-        let (needed, free) = (needed >> 20, free >> 20);
-        let text = format!("{} has {free} MiB free, the image needs up to {needed}", nearest.display());
-        return Err(Error::Refused(vec![text]));
-    }
     Ok(())
 }
 
-/// Returns the nearest directory that exists.
-pub(crate) fn nearest_existing(path: &Path) -> &Path {
-    let nearest = path.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }
-}
-
-/// Returns the bytes of memory of a process and all below it.
-pub(crate) fn memory_bytes(pid: i32) -> Result<u64, Error> {
-    let statuses: Vec<_> = tree(pid)?.iter().filter_map(|process| process.status().ok()).collect();
-    let own = |status: &procfs::process::Status| status.rssanon.unwrap_or(0) + status.vmswap.unwrap_or(0);
-    // each process counts the same shared memory
-    let shared = statuses.iter().filter_map(|status| status.rssshmem).max().unwrap_or(0);
-    Ok((statuses.iter().map(own).sum::<u64>() + shared) * 1024)
+fn make_pass(run: &mut Run<'_>) -> Result<(), Error> {
+    let (store, number) = (run.take_store()?, run.done.passes.len() + 1);
+    let (store, pass) = precopy::make_pass(run.options, number, &mut run.parent, store)?;
+    run.store = Some(store);
+    run.done.passes.push(pass);
+    Ok(())
 }
 
 /// Makes the last pass: the image is sealed when criu has dumped everything and the processes are still stopped.
-fn dump(
-    options: &CheckpointOptions,
-    store: Store,
-    (passes, parent): (Vec<Pass>, Option<PathBuf>),
-    (version, key): (Version, &MachineKey),
-    at: &dyn Fn(Moment) -> Result<(), Error>,
-    progress: &Progress<'_>,
-) -> Result<Checkpoint, Error> {
+fn dump(run: &mut Run<'_>) -> Result<(), Error> {
+    let (options, store) = (run.options, run.take_store()?);
     let directory = Directory::open(&options.image)?.opened()?;
-    let before = store.written();
-    let begun = now_ns();
-    let request = |pages| {
-        let parent = parent.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        Request::new(RequestType::Dump, Some(dump_options(options, &directory, pages, parent)))
-    };
-    let served = through_page_server(options, store, request, |received, store| {
+    let parent = run.parent.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let request = |pages| Request::new(RequestType::Dump, Some(dump_options(options, &directory, pages, parent)));
+    (run.done.written, run.done.zeros) = store.written();
+    run.frozen_since_ns = now_ns();
+    let served = through_page_server(options.pid, &options.criu, store, request, |received, store| {
         received?;
-        if options.fail_before_seal {
-            return Err(Error::Failed { what: "seal the image", messages: vec!["a test made it fail".into()] });
-        }
-        let (written, zeros) = store.written();
-        let index = progress.phase("seal", || store.seal(host::origin(options.pid, version), key))?;
-        let frozen_ns = now_ns() - begun;
-        if options.guard == Guard::Nftables && !options.leave_running {
-            progress.phase("guard", || guard::start_owner(&options.image))?;
-        }
-        at(Moment::Sealed)?;
-        Ok((index, written - before.0, zeros - before.1, frozen_ns))
+        run.store = Some(store);
+        run_blocking(run, &sealing_phases(options)).map_err(|failed| failed.error)?;
+        (run.at)(Moment::Sealed)
     })?;
     // a criu that was killed after it had begun to end them: the image is valid for all of them
     let ends = !options.leave_running && !served.lost_pids.is_empty();
     match (served.answer?, served.at_end_result) {
-        (answer, Some(Ok((index, written, zeros, frozen_ns)))) if ends || matches!(answer, Answer::Done { .. }) => {
+        (answer, Some(Ok(()))) if ends || matches!(answer, Answer::Done { .. }) => {
             if ends && served.processes.kill_remaining() {
                 crate::stale_mark::mark(
                     &options.image,
                     "criu was killed while it terminated the program, and some processes continued",
                 )?;
             }
-            let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());
-            let pages = extents.filter(|extent| extent.flags & PRESENT != 0).map(|extent| extent.pages).sum();
-            Ok(Checkpoint { memories: index.memories.len(), pages, passes, written, zeros, frozen_ns })
+            Ok(())
         }
         (_, Some(Err(error))) => Err(error),
         _ if !served.lost_pids.is_empty() => Err(Error::ProcessesLost(served.lost_pids)),
@@ -242,63 +276,19 @@ fn dump(
     }
 }
 
-/// Result of a request whose pages went into a store.
-pub(crate) struct PageServerOutcome<T> {
-    /// criu's answer.
-    pub(crate) answer: Result<Answer, Error>,
-    /// Result of `at_end` on the store while the processes were stopped, if criu came so far.
-    pub(crate) at_end_result: Option<Result<T, Error>>,
-    /// The store, if `at_end` did not run.
-    pub(crate) unserved: Option<(Result<DumpCounts, Error>, Store)>,
-    /// The processes, and those of them that ended with a criu that was killed.
-    pub(crate) processes: ProcessHandles,
-    pub(crate) lost_pids: Vec<i32>,
-}
-
-/// Sends criu a request that sends pages; they go into the store until criu has closed the connection. `at_end` takes
-/// the store when everything has been dumped and the processes are still stopped; they run on if that fails.
-///
-/// They also run on when criu is killed, with one exception: criu makes system calls in a process by writing
-/// instructions over the process's own. A process that is in such a call when criu dies hits the breakpoint after it.
-pub(crate) fn through_page_server<T>(
-    options: &CheckpointOptions,
-    mut store: Store,
-    request: impl FnOnce(i32) -> Request,
-    at_end: impl Fn(Result<DumpCounts, Error>, Store) -> Result<T, Error>,
-) -> Result<PageServerOutcome<T>, Error> {
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-        .with_action("make a socket for pages")?;
-    let mut worker = options.criu.private_worker(&[theirs.as_fd()])?;
-    worker.protect_from_oom();
-    // while criu starts
-    let processes = ProcessHandles::open(options.pid);
-    let request = request(theirs.as_raw_fd());
-    // criu alone holds its end now: when criu dies, the page server reads the end of the connection
-    drop(theirs);
-    let mut server = Some(std::thread::spawn(move || -> (Result<DumpCounts, Error>, Store) {
-        let received = serve(&mut UnixStream::from(ours), &mut store);
-        (received, store)
-    }));
-    let panicked = || Error::Daemon("the page server panicked".into());
-    let mut at_end_result = None;
-    let answer = worker.request(&request, |step, _| {
-        if step != "post-dump" {
-            return true;
-        }
-        at_end_result = server.take().map(|server| {
-            let (received, store) = server.join().map_err(|_| panicked())?;
-            at_end(received, store)
-        });
-        matches!(at_end_result, Some(Ok(_)))
-    });
-    let died = worker.has_died();
-    match answer {
-        Ok(_) => worker.end(),
-        Err(_) => worker.kill(),
-    }
-    let lost_pids = if died { processes.ended(BREAKPOINT_TIMEOUT) } else { Vec::new() };
-    let unserved = server.take().and_then(|server| server.join().ok());
-    Ok(PageServerOutcome { answer, at_end_result, unserved, processes, lost_pids })
+/// Seals the image.
+fn seal(run: &mut Run<'_>) -> Result<(), Error> {
+    let (options, store) = (run.options, run.take_store()?);
+    let key = run.key.as_ref().ok_or_else(|| Error::Unsealed(options.image.clone()))?;
+    let (written, zeros) = store.written();
+    let index = store.seal(host::origin(options.pid, run.version), key)?;
+    let done = &mut run.done;
+    done.frozen_ns = now_ns() - run.frozen_since_ns;
+    (done.written, done.zeros) = (written - done.written, zeros - done.zeros);
+    let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());
+    done.pages = extents.filter(|extent| extent.flags & PRESENT != 0).map(|extent| extent.pages).sum();
+    done.memories = index.memories.len();
+    Ok(())
 }
 
 fn dump_options(options: &CheckpointOptions, directory: &OwnedFd, pages: i32, parent: Option<String>) -> Options {

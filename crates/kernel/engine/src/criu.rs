@@ -24,6 +24,10 @@ use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Versio
 const VERSION_MIN: (i32, i32) = (4, 1);
 /// Limit in bytes, longer than any message of criu.
 const MESSAGE_BYTES_MAX: usize = 1 << 16;
+/// Log of criu for a dump.
+pub(crate) const DUMP_LOG: &str = "dump.log";
+/// Log of criu for a restore.
+pub(crate) const RESTORE_LOG: &str = "restore.log";
 /// Longest log of criu, or of a daemon, that is read.
 pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 /// Makes criu stop what it restores or leaves at system calls, not at a breakpoint. The kernel keeps a breakpoint as an

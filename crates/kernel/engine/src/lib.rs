@@ -22,6 +22,7 @@
 //!
 //! ```no_run
 //! use stillpoint_kernel_engine::{CheckpointOptions, Criu, Guard, MACHINE_KEY, checkpoint};
+//! use stillpoint_operation::Faults;
 //! # fn main() -> Result<(), stillpoint_kernel_engine::Error> {
 //! let options = CheckpointOptions {
 //!     pid: 4121,
@@ -32,7 +33,7 @@
 //!     guard: Guard::Nftables,
 //!     passes: 4,
 //!     key: MACHINE_KEY.into(),
-//!     fail_before_seal: false,
+//!     faults: Faults::none(),
 //! };
 //! println!("{} pages", checkpoint(&options, &|event| println!("{:?}", event.kind))?.pages);
 //! # Ok(())
@@ -68,6 +69,7 @@ mod repair_mode;
 mod restore;
 mod retransmission;
 mod socket_diagnosis;
+mod space;
 mod stale_mark;
 mod status;
 mod store;

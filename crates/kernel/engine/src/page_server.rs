@@ -1,14 +1,23 @@
 //! The page server of a dump: it stores what criu sends on its socket.
 
 use crate::Error;
+use crate::criu::Criu;
 use crate::error::ErrorContext;
+use crate::process_tree::ProcessHandles;
 use crate::store::Store;
+use rustix::event::Timespec;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use stillpoint_kernel_criu::page_server::{Command, Destination, Form, PE_LAZY, PE_PARENT, PE_PRESENT};
+use stillpoint_kernel_criu::rpc::{Answer, Request};
 use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
 
 /// Bytes read from the socket at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
+/// Time within which a process hits a breakpoint of criu after criu was killed at a bad moment.
+const BREAKPOINT_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Counts of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +28,66 @@ pub(crate) struct DumpCounts {
     pub(crate) commands: u64,
     /// Bytes of pages.
     pub(crate) bytes: u64,
+}
+
+/// Result of a request whose pages went into a store.
+pub(crate) struct PageServerOutcome<T> {
+    /// criu's answer.
+    pub(crate) answer: Result<Answer, Error>,
+    /// Result of `at_end` on the store while the processes were stopped, if criu came so far.
+    pub(crate) at_end_result: Option<Result<T, Error>>,
+    /// The store, if `at_end` did not run.
+    pub(crate) unserved: Option<(Result<DumpCounts, Error>, Store)>,
+    /// The processes, and those of them that ended with a criu that was killed.
+    pub(crate) processes: ProcessHandles,
+    pub(crate) lost_pids: Vec<i32>,
+}
+
+/// Sends criu a request that sends pages; they go into the store until criu has closed the connection. `at_end` takes
+/// the store when everything has been dumped and the processes are still stopped; they run on if that fails.
+///
+/// They also run on when criu is killed, with one exception: criu makes system calls in a process by writing
+/// instructions over the process's own. A process that is in such a call when criu dies hits the breakpoint after it.
+pub(crate) fn through_page_server<T>(
+    pid: i32,
+    criu: &Criu,
+    mut store: Store,
+    request: impl FnOnce(i32) -> Request,
+    mut at_end: impl FnMut(Result<DumpCounts, Error>, Store) -> Result<T, Error>,
+) -> Result<PageServerOutcome<T>, Error> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .with_action("make a socket for pages")?;
+    let mut worker = criu.private_worker(&[theirs.as_fd()])?;
+    worker.protect_from_oom();
+    // while criu starts
+    let processes = ProcessHandles::open(pid);
+    let request = request(theirs.as_raw_fd());
+    // criu alone holds its end now: when criu dies, the page server reads the end of the connection
+    drop(theirs);
+    let mut server = Some(std::thread::spawn(move || -> (Result<DumpCounts, Error>, Store) {
+        let received = serve(&mut UnixStream::from(ours), &mut store);
+        (received, store)
+    }));
+    let panicked = || Error::Daemon("the page server panicked".into());
+    let mut at_end_result = None;
+    let answer = worker.request(&request, |step, _| {
+        if step != "post-dump" {
+            return true;
+        }
+        at_end_result = server.take().map(|server| {
+            let (received, store) = server.join().map_err(|_| panicked())?;
+            at_end(received, store)
+        });
+        matches!(at_end_result, Some(Ok(_)))
+    });
+    let died = worker.has_died();
+    match answer {
+        Ok(_) => worker.end(),
+        Err(_) => worker.kill(),
+    }
+    let lost_pids = if died { processes.ended(BREAKPOINT_TIMEOUT) } else { Vec::new() };
+    let unserved = server.take().and_then(|server| server.join().ok());
+    Ok(PageServerOutcome { answer, at_end_result, unserved, processes, lost_pids })
 }
 
 /// Serves one pass, until criu sends its end. A connection that ends before is an error: the pass is worth nothing.

@@ -8,9 +8,10 @@
 //! The obvious way there is a userfaultfd in the program that write-protects its pages and so marks the changed ones.
 //! The program itself would have to open it, and criu would still send everything.
 
-use crate::checkpoint::{CheckpointOptions, through_page_server};
+use crate::checkpoint::CheckpointOptions;
 use crate::criu::read_errors;
-use crate::progress::{Progress, now_ns};
+use crate::page_server::through_page_server;
+use crate::progress::now_ns;
 use crate::store::{PASS_PREFIX, Store};
 use crate::{Error, process_tree};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
@@ -42,46 +43,35 @@ pub struct Pass {
     pub duration_ns: u64,
 }
 
-/// Makes passes until the rest is small, or does not get smaller, but at most as many as the options allow. Returns the
-/// directory of criu's last pass, if criu made them.
-pub(crate) fn run_passes(
-    options: &CheckpointOptions,
-    progress: &Progress<'_>,
-    mut store: Store,
-) -> Result<(Store, Vec<Pass>, Option<PathBuf>), Error> {
-    let (mut passes, mut parent): (Vec<Pass>, Option<PathBuf>) = (Vec::new(), None);
-    if options.passes == 0 {
-        return Ok((store, passes, parent));
-    }
-    let tracked = options.criu.features()?.mem_track == Some(true);
-    if !tracked {
-        store.disable_tracking();
-    }
-    while needs_another_pass(&passes, options.passes) {
-        let (begun, before) = (now_ns(), store.written().0);
-        store = progress.phase(&format!("{PASS_PREFIX}{}", passes.len() + 1), || {
-            if tracked {
-                let (done, dir) = pre_dump(options, store, passes.len() + 1, parent.as_deref())?;
-                parent = Some(dir);
-                store = done;
-            } else {
-                read_from_outside(options.pid, &mut store)?;
-            }
-            store.sync().map(|()| store)
-        })?;
-        passes.push(Pass { written: store.written().0 - before, duration_ns: now_ns() - begun });
-    }
-    Ok((store, passes, parent))
-}
-
-/// Returns true if one more pass makes the rest smaller.
-fn needs_another_pass(passes: &[Pass], most: u32) -> bool {
+/// Returns true if one more pass makes the rest smaller, and `most` allows it.
+pub(crate) fn is_due(passes: &[Pass], most: u32) -> bool {
     match passes {
         _ if passes.len() >= most as usize => false,
         [.., last] if last.written <= LAST_PASS_BYTES_MAX => false,
         [.., before, last] => last.written < before.written / 10 * 7,
         _ => true,
     }
+}
+
+/// Makes a pass. `parent` is the directory of criu's last pass, if criu makes them.
+pub(crate) fn make_pass(
+    options: &CheckpointOptions,
+    number: usize,
+    parent: &mut Option<PathBuf>,
+    mut store: Store,
+) -> Result<(Store, Pass), Error> {
+    let (begun, before) = (now_ns(), store.written().0);
+    if options.criu.features()?.mem_track == Some(true) {
+        let (done, dir) = pre_dump(options, store, number, parent.as_deref())?;
+        *parent = Some(dir);
+        store = done;
+    } else {
+        store.disable_tracking();
+        read_from_outside(options.pid, &mut store)?;
+    }
+    store.sync()?;
+    let pass = Pass { written: store.written().0 - before, duration_ns: now_ns() - begun };
+    Ok((store, pass))
 }
 
 /// Makes a pass by criu: it stops the program for a moment, and sends what has changed.
@@ -108,7 +98,7 @@ fn pre_dump(
         };
         Request::new(RequestType::PreDump, Some(pre_dump_options))
     };
-    let served = through_page_server(options, store, request, |_, _| Ok(()))?;
+    let served = through_page_server(options.pid, &options.criu, store, request, |_, _| Ok(()))?;
     match (served.answer?, served.unserved) {
         (Answer::Done { .. }, Some((Ok(_), store))) => Ok((store, dir)),
         (Answer::Done { .. }, Some((Err(error), _))) => Err(error),
@@ -219,15 +209,11 @@ mod tests {
     #[test]
     fn passes_end_when_they_bring_little_or_do_not_get_smaller() {
         let mib = |n: u64| pass(n << 20);
-        assert!(
-            needs_another_pass(&[], 3)
-                && needs_another_pass(&[mib(100)], 3)
-                && needs_another_pass(&[mib(100), mib(30)], 3)
-        );
-        assert!(!needs_another_pass(&[], 0));
-        assert!(!needs_another_pass(&[mib(4)], 3), "little is left");
-        assert!(!needs_another_pass(&[mib(100), mib(90)], 3), "it changes as fast as it is read");
-        assert!(!needs_another_pass(&[mib(100), mib(50), mib(20)], 3), "that was the last one");
+        assert!(is_due(&[], 3) && is_due(&[mib(100)], 3) && is_due(&[mib(100), mib(30)], 3));
+        assert!(!is_due(&[], 0));
+        assert!(!is_due(&[mib(4)], 3), "little is left");
+        assert!(!is_due(&[mib(100), mib(90)], 3), "it changes as fast as it is read");
+        assert!(!is_due(&[mib(100), mib(50), mib(20)], 3), "that was the last one");
     }
 
     #[test]

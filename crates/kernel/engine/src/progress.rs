@@ -3,42 +3,34 @@
 use crate::Error;
 use crate::journal::Journal;
 use rustix::time::{ClockId, clock_gettime};
-use std::cell::OnceCell;
 use std::path::Path;
 use stillpoint_events::{Event, EventKind};
 
 /// Function that receives each event.
 pub type Observer<'o> = &'o (dyn Fn(&Event) + Sync);
 
-/// An operation whose phases are reported, and recorded in the image's journal.
+/// Events of an operation, and its lines in the image's journal.
 pub(crate) struct Progress<'o> {
     operation: &'static str,
+    image: &'o Path,
     pid: Option<i32>,
     observer: Observer<'o>,
-    journal: OnceCell<Journal>,
+    journal: Option<Journal>,
 }
 
 impl<'o> Progress<'o> {
-    pub(crate) fn new(operation: &'static str, pid: Option<i32>, observer: Observer<'o>) -> Self {
-        Progress { operation, pid, observer, journal: OnceCell::new() }
+    pub(crate) fn new(operation: &'static str, image: &'o Path, pid: Option<i32>, observer: Observer<'o>) -> Self {
+        Progress { operation, image, pid, observer, journal: None }
     }
 
-    /// Records from now on in the journal of the image in this directory.
-    pub(crate) fn journal_in(&self, dir: &Path) {
-        let _ = self.journal.set(Journal::of(dir).with_pid(self.pid));
-        self.record("begun", None, None);
-    }
-
-    /// Runs a phase, and reports its beginning and its duration, also if it fails.
-    pub(crate) fn phase<T>(&self, name: &str, run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let (operation, phase) = (self.operation.to_owned(), name.to_owned());
-        self.report(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
-        let begun = now_ns();
-        let done = run();
-        let duration_ns = now_ns() - begun;
-        self.report(EventKind::PhaseEnded { operation, phase, duration_ns });
-        self.record(name, Some(duration_ns), done.as_ref().err());
-        done
+    /// Records the end of a phase. The journal begins after the first one: the check is not part of it.
+    pub(crate) fn ended(&mut self, phase: &str, duration_ns: u64, error: Option<&Error>) {
+        if self.journal.is_some() {
+            self.record(phase, Some(duration_ns), error);
+        } else if error.is_none() {
+            self.journal = Some(Journal::of(self.image).with_pid(self.pid));
+            self.record("begun", None, None);
+        }
     }
 
     /// Ends the operation.
@@ -47,7 +39,7 @@ impl<'o> Progress<'o> {
     }
 
     fn record(&self, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
-        if let Some(journal) = self.journal.get() {
+        if let Some(journal) = &self.journal {
             journal.note(self.operation, what, duration_ns, error);
         }
     }
@@ -58,7 +50,7 @@ impl<'o> Progress<'o> {
     }
 
     /// Sends one event to the observer.
-    fn report(&self, kind: EventKind) {
+    pub(crate) fn report(&self, kind: EventKind) {
         (self.observer)(&Event::new(now_ns(), self.pid, kind));
     }
 }

@@ -3,7 +3,7 @@
 use crate::addresses;
 use crate::cgroup;
 use crate::check::{Finding, Severity};
-use crate::criu::{Criu, LOG_BYTES_MAX, Worker, read_errors};
+use crate::criu::{Criu, LOG_BYTES_MAX, RESTORE_LOG, Worker, read_errors};
 use crate::criu_files::{CRIU_FILE_BYTES_MAX, RestoreMode, is_read_by_criu, read_files_image, write_criu_files};
 use crate::error::ErrorContext;
 use crate::process_tree::ProcessHandles;
@@ -18,15 +18,15 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use stillpoint_events::EventKind;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::image::{inet_sockets, processes};
 use stillpoint_kernel_criu::lazy::SOCKET;
 use stillpoint_kernel_criu::page_server::Form;
 use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, Request, RequestType, Version};
 use stillpoint_kernel_foam::{Extent, Recorded};
+use stillpoint_operation::{Faults, Operation, Phase, run_blocking};
 
-/// Log of criu for a restore.
-pub(crate) const RESTORE_LOG: &str = "restore.log";
 /// Log of the lazy-pages daemon.
 const DAEMON_LOG: &str = "lazy-pages.log";
 /// Time within which parents reap processes that a checkpoint has ended.
@@ -61,10 +61,12 @@ pub struct RestoreOptions {
     pub address_limit: Duration,
     /// The systemd unit in whose control group this runs: the daemon must not be ended together with it.
     pub unit: Option<String>,
+    /// For tests: requested faults.
+    pub faults: Faults,
 }
 
 /// Result of a restore.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RestoreOutcome {
     /// The root of the processes.
     pub pid: i32,
@@ -188,82 +190,161 @@ pub fn restore_with_hook(
     stopped: &dyn Fn() -> Result<(), Error>,
     observer: Observer<'_>,
 ) -> Result<RestoreOutcome, Error> {
-    let progress = Progress::new("restore", None, observer);
     // criu is read from the disk at the same time as the image
     let worker = options.criu.private_worker(&[]);
     let image = Image::open(&options.image)?;
-    let mut worker = worker?;
-    let (version, daemon) = progress.phase("check", || {
-        let (refused, warnings): (Vec<Finding>, Vec<Finding>) =
-            find_obstacles(&image, options)?.into_iter().partition(|found| found.weight == Severity::Refusal);
-        if !refused.is_empty() {
-            return Err(Error::Refused(refused.into_iter().map(|found| found.text).collect()));
-        }
-        warnings.into_iter().for_each(|found| progress.warn(found.text));
-        if options.guard == crate::Guard::Nftables {
-            guard::inspect_image(&options.image)?.warning.into_iter().for_each(|text| progress.warn(text));
-        }
-        // it opens the image while criu starts
-        let daemon = (options.restore == RestoreMode::OnDemand).then(|| Daemon::start(options)).transpose()?;
-        Ok((options.criu.version_of(&mut worker)?, daemon))
-    })?;
-    progress.journal_in(&options.image);
-    let done = restore_image(options, &image, (worker, version, daemon), (stopped, &progress));
-    progress.finish(&done);
-    done
+    let mut run = Run {
+        options,
+        image,
+        stopped,
+        progress: Progress::new(Run::NAME, &options.image, None, observer),
+        worker: Some(worker?),
+        form: Form::Long,
+        daemon: None,
+        begun_ns: 0,
+        done: RestoreOutcome::default(),
+    };
+    let done = run_blocking(&mut run, &phases(options)).map_err(|failed| failed.error);
+    run.progress.finish(&done);
+    done.map(|()| run.done)
 }
 
-fn restore_image(
-    options: &RestoreOptions,
-    image: &Image,
-    (worker, version, mut daemon): (Worker, Version, Option<Daemon>),
-    (stopped, progress): (&dyn Fn() -> Result<(), Error>, &Progress<'_>),
-) -> Result<RestoreOutcome, Error> {
-    progress.phase("verify", || {
-        image.verify_criu_files()?;
-        let at_once =
-            |recorded: &Recorded, extent: &Extent| options.verify || is_read_by_criu(recorded, extent, options.restore);
-        image.verify_selected(at_once).map(|_| ())
-    })?;
-    let begun = now_ns();
-    progress.phase("prepare", || write_criu_files(image, options.restore, form_of(version)))?;
-    progress.phase("addresses", || addresses::wait(image, options.address_limit, |text| progress.warn(text)))?;
-    if let Some(daemon) = &mut daemon {
-        progress.phase("daemon", || daemon.wait_until_ready())?;
+/// The order of a restore.
+fn phases<'r>(options: &RestoreOptions) -> Vec<Phase<Run<'r>>> {
+    let mut phases = vec![
+        // it starts the daemon, too
+        Phase::new("check", prepare, end_daemon),
+        Phase::without_inverse("verify", verify),
+        Phase::without_inverse("prepare", write_files),
+        Phase::without_inverse("addresses", wait_for_addresses),
+    ];
+    if options.restore == RestoreMode::OnDemand {
+        phases
+            .push(Phase::without_inverse("daemon", |run| run.daemon.as_mut().map_or(Ok(()), Daemon::wait_until_ready)));
     }
+    // it ends the processes if it fails, and lets them run otherwise
+    phases.push(Phase::point_of_no_return("restore", restore_processes));
+    if options.guard == crate::Guard::Nftables {
+        phases.push(Phase::without_inverse("wake", wake));
+    }
+    phases
+}
+
+/// An active restore.
+struct Run<'r> {
+    options: &'r RestoreOptions,
+    image: Image,
+    /// Is called when all processes are restored and stopped.
+    stopped: &'r dyn Fn() -> Result<(), Error>,
+    progress: Progress<'r>,
+    /// The criu that restores, until it begins.
+    worker: Option<Worker>,
+    /// Form of the entries that this criu reads; known after the check.
+    form: Form,
+    daemon: Option<Daemon>,
+    /// Time after the verification, by `CLOCK_MONOTONIC`.
+    begun_ns: u64,
+    /// The result, as far as it is known.
+    done: RestoreOutcome,
+}
+
+impl Operation for Run<'_> {
+    type Error = Error;
+    const NAME: &'static str = "restore";
+
+    fn faults(&self) -> &Faults {
+        &self.options.faults
+    }
+
+    fn report(&mut self, event: EventKind) {
+        self.progress.report(event);
+    }
+
+    fn ended(&mut self, phase: &str, duration_ns: u64, error: Option<&Error>) {
+        self.progress.ended(phase, duration_ns, error);
+    }
+}
+
+/// Finds obstacles, and starts the daemon.
+fn prepare(run: &mut Run<'_>) -> Result<(), Error> {
+    let options = run.options;
+    let (refused, warnings): (Vec<Finding>, Vec<Finding>) =
+        find_obstacles(&run.image, options)?.into_iter().partition(|found| found.weight == Severity::Refusal);
+    if !refused.is_empty() {
+        return Err(Error::Refused(refused.into_iter().map(|found| found.text).collect()));
+    }
+    warnings.into_iter().for_each(|found| run.progress.warn(found.text));
+    if options.guard == crate::Guard::Nftables {
+        guard::inspect_image(&options.image)?.warning.into_iter().for_each(|text| run.progress.warn(text));
+    }
+    // it opens the image while criu starts
+    run.daemon = (options.restore == RestoreMode::OnDemand).then(|| Daemon::start(options)).transpose()?;
+    if let Some(worker) = &mut run.worker {
+        run.form = form_of(options.criu.version_of(worker)?);
+    }
+    Ok(())
+}
+
+fn end_daemon(run: &mut Run<'_>) -> Result<(), Error> {
+    run.daemon.take().into_iter().for_each(Daemon::wait_or_kill);
+    Ok(())
+}
+
+/// Compares the image with its seal: pages only if they are not compared when they are fetched.
+fn verify(run: &mut Run<'_>) -> Result<(), Error> {
+    let options = run.options;
+    run.image.verify_criu_files()?;
+    let at_once =
+        |recorded: &Recorded, extent: &Extent| options.verify || is_read_by_criu(recorded, extent, options.restore);
+    run.image.verify_selected(at_once).map(|_| ())
+}
+
+/// Writes the files that criu reads in the place of pages.
+fn write_files(run: &mut Run<'_>) -> Result<(), Error> {
+    run.begun_ns = now_ns();
+    write_criu_files(&run.image, run.options.restore, run.form)
+}
+
+fn wait_for_addresses(run: &mut Run<'_>) -> Result<(), Error> {
+    addresses::wait(&run.image, run.options.address_limit, |text| run.progress.warn(text))
+}
+
+/// Restores the processes and lets them run. If that fails, none of them is left.
+fn restore_processes(run: &mut Run<'_>) -> Result<(), Error> {
+    destroy_orphans(run);
+    let pid = run_criu(run).inspect_err(|_| {
+        kill_unfinished(run.image.index().origin.pid);
+        set_subreaper(false);
+    })?;
+    let keeper = run.daemon.take().map(Daemon::detach);
+    run.done = RestoreOutcome { pid, keeper, duration_ns: now_ns() - run.begun_ns };
+    Ok(())
+}
+
+/// Destroys connections of an earlier restore that are still closing.
+fn destroy_orphans(run: &Run<'_>) {
     // only an earlier restore can have left some; the question costs time in which the service stands
-    let was_restored = image.directory().kind(RESTORE_LOG).is_ok();
-    let destroyed = if was_restored { orphans::destroy(image.dir()) } else { Ok(0) };
+    let was_restored = run.image.directory().kind(RESTORE_LOG).is_ok();
+    let destroyed = if was_restored { orphans::destroy(run.image.dir()) } else { Ok(0) };
     match destroyed {
         Ok(0) => {}
         Ok(count) => tracing::info!(count, "destroyed connections of an earlier restore that were still closing"),
         Err(error) => {
-            progress.warn(format!("connections of an earlier restore may make this one fail: {}", error.with_causes()));
+            let error = error.with_causes();
+            run.progress.warn(format!("connections of an earlier restore may make this one fail: {error}"));
         }
     }
-    let pid = progress.phase("restore", || run(options, image, (worker, daemon.as_mut()), stopped));
-    if pid.is_err() {
-        kill_unfinished(image.index().origin.pid);
-        set_subreaper(false);
+}
+
+/// Lifts the guard, and informs both ends of the connections. A failure does not affect the processes, which run.
+fn wake(run: &mut Run<'_>) -> Result<(), Error> {
+    if let Err(error) = guard::lift(run.image.dir()) {
+        run.progress.warn(format!("its connections are still guarded: {}", error.with_causes()));
     }
-    let keeper = match (&pid, daemon) {
-        (Ok(_), Some(daemon)) => Some(daemon.detach()),
-        (Err(_), Some(daemon)) => {
-            daemon.wait_or_kill();
-            None
-        }
-        (_, None) => None,
-    };
-    let (pid, duration_ns) = (pid?, now_ns() - begun);
-    if options.guard == crate::Guard::Nftables {
-        if let Err(error) = guard::lift(image.dir()) {
-            progress.warn(format!("its connections are still guarded: {}", error.with_causes()));
-        }
-        // a leader lifts another guard later, and wakes the connections then
-        let prompted = progress.phase("wake", || prompt_both_ends(std::iter::once(image.dir())));
-        prompted.map_or_else(|error| tracing::warn!("connections wait until their next retry: {error}"), drop);
-    }
-    Ok(RestoreOutcome { pid, keeper, duration_ns })
+    // a leader lifts another guard later, and wakes the connections then
+    let prompted = prompt_both_ends(std::iter::once(run.image.dir()));
+    prompted.map_or_else(|error| tracing::warn!("connections wait until their next retry: {error}"), drop);
+    Ok(())
 }
 
 /// Sets whether this process becomes the parent of processes that criu leaves when it ends before its last report.
@@ -290,12 +371,11 @@ fn form_of(version: Version) -> Form {
     if (version.major, version.minor) < (4, 2) { Form::Short } else { Form::Long }
 }
 
-fn run(
-    options: &RestoreOptions,
-    image: &Image,
-    (mut worker, mut daemon): (Worker, Option<&mut Daemon>),
-    stopped: &dyn Fn() -> Result<(), Error>,
-) -> Result<i32, Error> {
+/// Makes criu restore the processes; returns the root of them, which run.
+fn run_criu(run: &mut Run<'_>) -> Result<i32, Error> {
+    let (options, image, stopped) = (run.options, &run.image, run.stopped);
+    let spent = || Error::Step { what: "restore the processes", why: "criu has been used".into() };
+    let (mut worker, mut daemon) = (run.worker.take().ok_or_else(spent)?, run.daemon.as_mut());
     let directory = image.directory().opened()?;
     let lock = match options.guard {
         crate::Guard::Nftables => NetworkLock::Nftables,
@@ -349,7 +429,7 @@ fn run(
     }
 }
 
-/// The process that serves memory. It is killed when this is dropped before criu may have connected to it.
+/// The process that serves memory.
 struct Daemon {
     child: Child,
     image: PathBuf,
@@ -405,26 +485,14 @@ impl Daemon {
     /// criu never connected to would wait for ever.
     fn wait_or_kill(mut self) {
         let begun = Instant::now();
-        while begun.elapsed() < DAEMON_EXIT_TIMEOUT && !self.image.join(SOCKET).exists() {
+        while !self.is_starting && begun.elapsed() < DAEMON_EXIT_TIMEOUT && !self.image.join(SOCKET).exists() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        self.kill();
-    }
-
-    fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if self.is_starting {
-            self.kill();
-        }
     }
 }
 
@@ -434,4 +502,34 @@ fn daemon_error(dir: &Path) -> String {
     let messages = String::from_utf8_lossy(&messages);
     let error = messages.lines().rev().find_map(|line| line.strip_prefix("error: lazy-pages daemon: "));
     error.or(messages.lines().last()).unwrap_or("it reported no reason").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stillpoint_operation::Undo;
+
+    #[test]
+    fn phases_depend_on_options_and_nothing_is_undone_when_the_processes_run() {
+        let mut options = RestoreOptions {
+            image: "/run/stillpoint/a".into(),
+            criu: Criu::new("criu"),
+            restore: RestoreMode::OnDemand,
+            verify: true,
+            guard: crate::Guard::Nftables,
+            allow_stale: false,
+            key: crate::MACHINE_KEY.into(),
+            trust_image: false,
+            daemon: Vec::new(),
+            address_limit: crate::ADDRESS_TIMEOUT,
+            unit: None,
+            faults: Faults::none(),
+        };
+        let names = |options: &RestoreOptions| phases(options).iter().map(|phase| phase.name).collect::<Vec<_>>();
+        assert_eq!(names(&options), ["check", "verify", "prepare", "addresses", "daemon", "restore", "wake"]);
+        let is_final = |phase: &Phase<Run<'_>>| matches!(phase.undo, Undo::PointOfNoReturn);
+        assert_eq!(phases(&options).iter().position(is_final), Some(5));
+        (options.restore, options.guard) = (RestoreMode::Eager, crate::Guard::None);
+        assert_eq!(names(&options), ["check", "verify", "prepare", "addresses", "restore"]);
+    }
 }

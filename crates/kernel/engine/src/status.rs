@@ -161,7 +161,7 @@ pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
         return Ok(vec![Finding::refusal(found.pid, text)]);
     }
     let is_image =
-        dir.join(SEAL_FILE).exists() || !found.journal.is_empty() || dir.join(crate::checkpoint::DUMP_LOG).exists();
+        dir.join(SEAL_FILE).exists() || !found.journal.is_empty() || dir.join(crate::criu::DUMP_LOG).exists();
     if is_image {
         Ok(Vec::new())
     } else {

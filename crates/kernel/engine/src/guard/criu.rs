@@ -44,7 +44,7 @@ pub(super) fn remove_table(dir: &Path) -> Result<Option<String>, Error> {
 fn run_ids(dir: &Path) -> Vec<String> {
     // in another user's directory the id may be that of any run
     let Ok(directory) = Directory::open(dir) else { return Vec::new() };
-    let log = directory.read(crate::checkpoint::DUMP_LOG, FILE_BYTES_MAX).unwrap_or_default();
+    let log = directory.read(crate::criu::DUMP_LOG, FILE_BYTES_MAX).unwrap_or_default();
     let inventory = directory.read("inventory.img", FILE_BYTES_MAX).unwrap_or_default();
     let logged: Vec<String> = run_ids_in_log(&String::from_utf8_lossy(&log)).map(ToOwned::to_owned).collect();
     logged.into_iter().chain(run_id(&inventory).ok().flatten()).collect()

@@ -18,10 +18,11 @@ use super::system::{
 };
 use super::unit::{dropin_of, dropin_path, pending_connections, properties, socket_units, tcp_ports};
 use super::watchdog::{self, Armed, Watchdog};
-use crate::checkpoint::{DUMP_LOG, check_space, memory_bytes};
+use crate::criu::DUMP_LOG;
 use crate::guard::DropScope;
 use crate::process_tree::{complete_unit_name, tree, unit_root_process};
 use crate::progress::now_ns;
+use crate::space::{check_space, memory_bytes};
 use crate::volatile::VolatileObjects;
 use crate::{
     Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_with_hook, host,
@@ -470,7 +471,7 @@ fn run_passes(switch: &mut Switch<'_>) -> Result<(), Error> {
             guard: Guard::None,
             passes: switch.plan.passes,
             key: MACHINE_KEY.into(),
-            fail_before_seal: false,
+            faults: Faults::none(),
         };
         let (permission, permissions) = channel();
         let (sender, name) = (sender.clone(), unit.name.clone());

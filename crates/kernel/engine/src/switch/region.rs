@@ -4,8 +4,8 @@
 use super::memmap::check_excluded;
 use super::system::run;
 use crate::Error;
-use crate::checkpoint::nearest_existing;
 use crate::error::ErrorContext;
+use crate::space::nearest_existing;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;

@@ -4,9 +4,9 @@
 use super::journal::Journal;
 use super::stall_limit::StallLimit;
 use crate::Error;
+use crate::criu::RESTORE_LOG;
 use crate::error::ErrorContext;
 use crate::process_tree::descendants;
-use crate::restore::RESTORE_LOG;
 use procfs::process::Process;
 use rustix::net::sockopt::socket_peercred;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
+use stillpoint_operation::Faults;
 
 /// Commands of systemctl: the first for units whose restore has not begun here, the second for others.
 const SYSTEMCTL_START: &str = "start";
@@ -489,6 +490,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         daemon: daemon(journal.config.fill_rate)?,
         address_limit: Duration::from_secs(journal.config.address_limit_s),
         unit: Some(name.clone()),
+        faults: Faults::none(),
     };
     let stopped = || client.report(STOPPED_MESSAGE).and_then(|()| client.wait());
     let restored = create_directories(&unit.directories)
