@@ -10,6 +10,7 @@ use super::rendezvous::{
     DAMAGED_MESSAGE, FAILED_MESSAGE, FILLED_MESSAGE, LOST_MESSAGE, RUNNING_MESSAGE, Rendezvous, RendezvousClient,
     STOPPED_MESSAGE,
 };
+use super::requested_faults;
 use super::system::{Kernel, remount_read_only, reset, run, start_loaded_kernel};
 use super::unit;
 use super::watchdog::Keepalive;
@@ -21,15 +22,13 @@ use crate::progress::now_ns;
 use crate::retransmission::prompt_both_ends;
 use crate::volatile::create_directories;
 use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_with_hook};
-use rustix::process::{Pid, Signal, kill_process};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::process::Pid;
 use std::ffi::OsString;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use stillpoint_events::EventKind;
 use stillpoint_host::kernel_files;
-use stillpoint_host::trusted::Directory;
-use stillpoint_operation::Faults;
+use stillpoint_operation::{Failed, Faults, Operation, Phase, run_blocking};
 
 /// Commands of systemctl: the first for units whose restore has not begun here, the second for others.
 const SYSTEMCTL_START: &str = "start";
@@ -40,49 +39,6 @@ const WATCHDOG_LEEWAY: Duration = Duration::from_secs(60);
 /// Time between two tests for memory that is not resident.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const LOST_MEMORY_TEXT: &str = "its memory could not be fetched, so the unit was started from its files";
-
-/// Test argument: a restore that fails on the new kernel, and once on the old one.
-const FAULT_RESTORE_TWICE: &str = "restore-twice";
-
-/// Faults for tests, on the new kernel alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// A restore fails.
-    Restore,
-    /// The kernel panics while units are restored, on its first processor.
-    Panic,
-    /// The kernel panics on its second processor.
-    PanicAside,
-    /// The machine loses its power when the processes have been released.
-    Reset,
-    /// A unit does not become healthy.
-    Health,
-    /// A page of each image is not as it was sealed.
-    Damage,
-    /// The leader is killed when all units are restored and stopped.
-    Leader,
-    /// The leader is killed when all units have been released.
-    LateLeader,
-}
-
-impl Fault {
-    /// Returns the fault that the kernel command line requests.
-    fn requested() -> Option<Fault> {
-        let line = kernel_files::text("/proc/cmdline").unwrap_or_default();
-        let requested = line.split_whitespace().find_map(|part| part.strip_prefix("stillpoint.fault="));
-        match requested {
-            Some("restore" | FAULT_RESTORE_TWICE) => Some(Fault::Restore),
-            Some("panic") => Some(Fault::Panic),
-            Some("panic-aside") => Some(Fault::PanicAside),
-            Some("reset") => Some(Fault::Reset),
-            Some("health") => Some(Fault::Health),
-            Some("damage") => Some(Fault::Damage),
-            Some("leader") => Some(Fault::Leader),
-            Some("late-leader") => Some(Fault::LateLeader),
-            _ => None,
-        }
-    }
-}
 
 /// Coordinates all that this boot has to do about a switch. Returns when nothing is left to do.
 ///
@@ -108,10 +64,12 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
             start_from_files(&mut journal, why, SYSTEMCTL_START)?;
         }
         Decision::Restore => {
-            let (mut watch, mut mounted) = (None, None);
-            if let Err(error) = restore_units(&mut journal, &mut watch, &mut mounted) {
+            let mut leader = Leader::new(journal);
+            if let Err(Failed { error, .. }) = run_blocking(&mut leader, &phases()) {
                 tracing::error!("{error}");
-                choose_fallback(&mut journal, &error, &mut watch, mounted)?;
+                // restores that wait for their release end
+                drop(leader.rendezvous.take());
+                choose_fallback(&mut leader.journal, &error, &mut leader.watch, leader.mounted)?;
                 notify_ready()?;
             }
         }
@@ -282,13 +240,69 @@ fn prompt_connections(journal: &mut Journal) {
     journal.prompted = Some(prompted);
 }
 
-fn restore_units(
-    journal: &mut Journal,
-    watch: &mut Option<Keepalive>,
-    mounted: &mut Option<MountedHandover>,
-) -> Result<(), Error> {
-    let begun = now_ns();
-    let kernel = host::kernel();
+/// The order of a restore. No phase has an inverse: after an error, or the death of the leader, the state in the journal
+/// decides about the way back.
+fn phases() -> [Phase<Leader>; 6] {
+    [
+        Phase::without_inverse("boot", begin),
+        Phase::without_inverse("restore", wait_until_stopped),
+        Phase::point_of_no_return("release", release),
+        Phase::without_inverse("confirm", confirm),
+        Phase::without_inverse("lift", |leader| confirm_switch(&mut leader.journal, &mut leader.watch)),
+        Phase::without_inverse("fill", fill),
+    ]
+}
+
+/// The restore of all units, and what it holds.
+struct Leader {
+    journal: Journal,
+    faults: Faults,
+    watch: Option<Keepalive>,
+    /// The memory that was handed over, as long as this is held.
+    mounted: Option<MountedHandover>,
+    /// The restores of the units; they begin when the images can be read.
+    rendezvous: Option<Rendezvous>,
+    /// Beginning of the time that is recorded next.
+    begun_ns: u64,
+}
+
+impl Operation for Leader {
+    type Error = Error;
+    const NAME: &'static str = "resume";
+
+    fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// No process receives events while a kernel starts; the journal has the timings.
+    fn report(&mut self, _event: EventKind) {}
+}
+
+impl Leader {
+    fn new(journal: Journal) -> Self {
+        let faults = requested_faults::leader_faults(&journal);
+        Leader { journal, faults, watch: None, mounted: None, rendezvous: None, begun_ns: now_ns() }
+    }
+
+    /// Calls `wait` with the restores of the units and a function to be called meanwhile, and records the duration.
+    fn wait(
+        &mut self,
+        phase: &str,
+        wait: impl FnOnce(&mut Rendezvous, &Journal, &dyn Fn()) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let keepalive = || self.watch.as_ref().map_or((), Keepalive::report_progress);
+        let unheard = || Error::Step { what: "restore", why: "the leader does not listen".into() };
+        wait(self.rendezvous.as_mut().ok_or_else(unheard)?, &self.journal, &keepalive)?;
+        let now = now_ns();
+        self.journal.record_timing(phase, (now - self.begun_ns) / 1000);
+        self.begun_ns = now;
+        Ok(())
+    }
+}
+
+/// Records the attempt, and makes the images available to the restores of the units.
+fn begin(leader: &mut Leader) -> Result<(), Error> {
+    let (kernel, journal) = (host::kernel(), &mut leader.journal);
     if kernel == journal.from {
         // no other program can record it
         journal.why.get_or_insert_with(|| {
@@ -303,52 +317,40 @@ fn restore_units(
     journal.record_timing("boot", up_us.unwrap_or(0));
     journal.write()?;
     // A watchdog that cannot be stopped would end the released processes: then the new kernel releases none.
-    *watch = match self::take_over_watchdog(journal) {
+    leader.watch = match take_over_watchdog(journal) {
         Err(error) if kernel == journal.from => log_watchdog_error(error),
         watch => watch?,
     };
-    let keepalive = || {
-        if let Some(watch) = &*watch {
-            watch.report_progress();
-        }
-    };
-    *mounted = mount_images(journal)?;
-    let mut rendezvous = Rendezvous::begin()?;
+    leader.mounted = mount_images(journal)?;
+    leader.rendezvous = Some(Rendezvous::begin()?);
     // systemd has much to start before the units: meanwhile criu detects the features of this kernel, and keeps them
     // for all
     let criu = Criu::new(&journal.config.criu);
     std::thread::spawn(move || criu.features());
-    let fault = Fault::requested().filter(|_| kernel == journal.to);
-    match fault {
-        Some(Fault::Panic) => panic_on(0),
-        Some(Fault::PanicAside) => panic_on(1),
-        _ => {}
-    }
-    rendezvous.wait_until_stopped(journal, &keepalive)?;
-    let is_second_restore = journal.config.append.contains(FAULT_RESTORE_TWICE) && journal.begun_on.len() == 2;
-    if is_second_restore || fault == Some(Fault::Restore) {
-        return Err(Error::Step { what: "restore", why: "a test made it fail".into() });
-    }
-    journal.record_timing("restore", (now_ns() - begun) / 1000);
-    kill_self_if(fault, Fault::Leader);
-    let begun = now_ns();
-    // The point of no return: on disk before the first instruction.
-    journal.advance(State::Released)?;
-    rendezvous.release(journal, &keepalive)?;
-    journal.record_timing("release", (now_ns() - begun) / 1000);
-    kill_self_if(fault, Fault::LateLeader);
+    Ok(())
+}
+
+fn wait_until_stopped(leader: &mut Leader) -> Result<(), Error> {
+    leader.wait("restore", Rendezvous::wait_until_stopped)
+}
+
+/// Lets the processes run.
+fn release(leader: &mut Leader) -> Result<(), Error> {
+    // on disk before the first instruction
+    leader.journal.advance(State::Released)?;
+    leader.wait("release", Rendezvous::release)
+}
+
+fn confirm(leader: &mut Leader) -> Result<(), Error> {
     notify_ready()?;
-    if fault == Some(Fault::Reset) {
-        reset();
-    }
-    let begun = now_ns();
-    if fault == Some(Fault::Health) {
-        return Err(Error::Step { what: "confirm", why: "a test has a unit that does not become healthy".into() });
-    }
-    wait_until_healthy(journal, &keepalive)?;
-    journal.record_timing("confirm", (now_ns() - begun) / 1000);
-    confirm_switch(journal, watch)?;
-    remove_images(journal, |journal| rendezvous.filled(journal))
+    leader.wait("confirm", |_, journal, keepalive| wait_until_healthy(journal, keepalive))
+}
+
+fn fill(leader: &mut Leader) -> Result<(), Error> {
+    let Leader { journal, rendezvous, .. } = leader;
+    remove_images(journal, |journal| {
+        rendezvous.as_mut().map_or_else(|| wait_until_filled(journal), |units| units.filled(journal))
+    })
 }
 
 /// Ends the switch when the units serve: there is no way back from here, and clients may connect.
@@ -407,13 +409,6 @@ fn mount_images(journal: &Journal) -> Result<Option<MountedHandover>, Error> {
 fn seconds_to_us(uptime: &str) -> Option<u64> {
     let seconds: f64 = uptime.split(' ').next()?.parse().ok()?;
     Some((seconds * 1e6) as u64)
-}
-
-/// For tests: kills the leader, as a shortage of memory would.
-fn kill_self_if(fault: Option<Fault>, this: Fault) {
-    if fault == Some(this) {
-        let _ = kill_process(rustix::process::getpid(), Signal::KILL);
-    }
 }
 
 /// Removes the images when all memory is resident. `filled` waits for that, and returns the units that have lost
@@ -475,9 +470,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     unit::notify("READY=1")?;
     // once the leader is there, the images are
     let client = RendezvousClient::connect(&name, journal.config.restore_limit_s)?;
-    if Fault::requested() == Some(Fault::Damage) && host::kernel() == journal.to {
-        damage_image(&journal.image(&name))?;
-    }
+    requested_faults::damage_image(&journal, &name)?;
     let options = RestoreOptions {
         image: journal.image(&name),
         criu: Criu::new(&journal.config.criu),
@@ -524,29 +517,6 @@ fn check_unused(journal: &Journal) -> Result<(), Error> {
     let text = "its image has been used: after clients are admitted, or after systemctl daemon-reload, the unit starts \
                 from its files";
     Err(Error::Refused(vec![text.into()]))
-}
-
-/// For tests: panics the kernel on this processor, if it exists.
-fn panic_on(processor: usize) {
-    let mut only = CpuSet::new();
-    only.set(processor);
-    if let Err(error) = sched_setaffinity(None, &only) {
-        tracing::warn!("there is no processor {processor}: {error}");
-    }
-    let _ = kernel_files::write("/proc/sysrq-trigger", "c");
-}
-
-/// For tests: inverts the first byte of the first memory of an image.
-fn damage_image(image: &Path) -> Result<(), Error> {
-    let directory = Directory::open(image)?;
-    let Some(name) = directory.names()?.into_iter().find(|name| name.starts_with("foam-task")) else {
-        return Err(Error::Unsealed(image.to_owned()));
-    };
-    let (path, file) = (image.join(&name), directory.file_to_change(&name)?);
-    let place = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).at("seek in", &path)?;
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, place).at("read", &path)?;
-    file.write_all_at(&[!byte[0]], place).and_then(|()| file.sync_all()).at("write", &path)
 }
 
 fn daemon(fill_rate: u64) -> Result<Vec<OsString>, Error> {
