@@ -5,7 +5,7 @@ use super::{failure, rehearse};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Report, Severity, check};
+use stillpoint_kernel_checkpoint::{Report, Severity, check};
 
 /// Arguments of `stillpoint kernel check`.
 #[derive(clap::Args)]

@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{DiscardOutcome, check_discard, discard};
+use stillpoint_kernel_checkpoint::{DiscardOutcome, check_discard, discard};
 
 /// Arguments of `stillpoint kernel discard`.
 #[derive(clap::Args)]

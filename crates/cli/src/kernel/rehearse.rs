@@ -7,7 +7,7 @@ use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_engine::{CheckpointOptions, Criu, checkpoint, discard};
+use stillpoint_kernel_checkpoint::{CheckpointOptions, Criu, checkpoint, discard};
 use stillpoint_operation::Faults;
 
 #[derive(Serialize)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use stillpoint_kernel_engine::{
+use stillpoint_kernel_checkpoint::{
     ADDRESS_TIMEOUT, Finding, Image, RestoreMode, RestoreOptions, Severity, StaleMark, check_restore, restore,
 };
 use stillpoint_operation::Faults;
