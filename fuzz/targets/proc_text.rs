@@ -14,7 +14,7 @@ mod ids;
 #[path = "../../crates/patch/tracee/src/maps.rs"]
 mod maps;
 #[allow(dead_code)]
-#[path = "../../crates/kernel/engine/src/switch/memmap.rs"]
+#[path = "../../crates/kernel/switch/src/memmap.rs"]
 mod memmap;
 #[allow(dead_code)]
 #[path = "../../crates/patch/tracee/src/status.rs"]

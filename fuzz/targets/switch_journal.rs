@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use stillpoint_kernel_engine::switch::{Decision, Journal, State};
+use stillpoint_kernel_switch::{Decision, Journal, State};
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let Ok(journal) = serde_json::from_slice::<Journal>(input) else { return Corpus::Reject };

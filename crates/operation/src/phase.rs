@@ -16,6 +16,13 @@ pub enum Step<O: Operation> {
     Blocking(fn(&mut O) -> Result<(), O::Error>),
     /// Is awaited.
     Async(for<'o> fn(&'o mut O) -> Pending<'o, O::Error>),
+    /// Rounds, as long as one is due, perhaps none. Each is a phase of its own in events and fault points: the name with its number.
+    Rounds {
+        /// Returns true if one more round is due.
+        is_due: fn(&O) -> bool,
+        /// One round, which ends before it returns.
+        round: fn(&mut O) -> Result<(), O::Error>,
+    },
 }
 
 impl<O: Operation> Step<O> {
@@ -23,13 +30,14 @@ impl<O: Operation> Step<O> {
         match self {
             Step::Blocking(step) => step(operation),
             Step::Async(step) => step(operation).await,
+            Step::Rounds { round, .. } => round(operation),
         }
     }
 }
 
 /// Inverse of a phase.
 pub enum Undo<O: Operation> {
-    /// There is nothing to undo: the phase only looks or waits, or a later phase's inverse undoes it too.
+    /// There is nothing to undo: the phase only looks or waits, or another phase's inverse undoes it too.
     Nothing,
     /// The inverse. It is also run if the phase itself failed halfway, so it must accept any part of it.
     Inverse(Step<O>),
@@ -66,6 +74,15 @@ impl<O: Operation> Phase<O> {
     pub const fn point_of_no_return(name: &'static str, forward: fn(&mut O) -> Result<(), O::Error>) -> Phase<O> {
         Phase { name, forward: Step::Blocking(forward), undo: Undo::PointOfNoReturn }
     }
+
+    /// A phase of [`Step::Rounds`] that has nothing to undo.
+    pub const fn rounds(
+        name: &'static str,
+        is_due: fn(&O) -> bool,
+        round: fn(&mut O) -> Result<(), O::Error>,
+    ) -> Phase<O> {
+        Phase { name, forward: Step::Rounds { is_due, round }, undo: Undo::Nothing }
+    }
 }
 
 /// State of an operation while its phases run.
@@ -81,6 +98,15 @@ pub trait Operation: Sized {
     /// Receives one event.
     fn report(&mut self, event: EventKind);
 
+    /// Is called before a phase, which is not reported yet: an operation that needs a permission waits for it here.
+    ///
+    /// # Errors
+    ///
+    /// The permission is refused; then the phase does not begin, and the phases before it are undone.
+    fn permit(&mut self, _phase: &'static str) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
     /// Is called before the first action of a phase: an operation with a journal records it here.
     ///
     /// # Errors
@@ -90,8 +116,8 @@ pub trait Operation: Sized {
         Ok(())
     }
 
-    /// Is called after a phase, failed or not, with its duration in nanoseconds.
-    fn took(&mut self, _phase: &'static str, _duration_ns: u64) {}
+    /// Is called after a phase, or a round of one, with its duration in nanoseconds and its error.
+    fn ended(&mut self, _phase: &str, _duration_ns: u64, _error: Option<&Self::Error>) {}
 }
 
 /// Failure of an operation.
@@ -144,8 +170,25 @@ pub fn run_blocking<O: Operation>(operation: &mut O, phases: &[Phase<O>]) -> Res
 
 /// Runs one phase; returns true if its forward step has succeeded, and the result with faults.
 async fn forward<O: Operation>(operation: &mut O, phase: &Phase<O>) -> (bool, Result<(), O::Error>) {
+    if let Err(error) = operation.permit(phase.name) {
+        return (false, Err(error));
+    }
+    let Step::Rounds { is_due, .. } = phase.forward else { return take(operation, phase, phase.name).await };
+    let mut rounds = 0;
+    while is_due(operation) {
+        rounds += 1;
+        let done = take(operation, phase, &format!("{}{rounds}", phase.name)).await;
+        if done.1.is_err() {
+            return done;
+        }
+    }
+    (true, Ok(()))
+}
+
+/// Takes the step of a phase, or one of its rounds, under a name.
+async fn take<O: Operation>(operation: &mut O, phase: &Phase<O>, name: &str) -> (bool, Result<(), O::Error>) {
     let event = |is_end: Option<u64>| {
-        let (operation, phase) = (O::NAME.into(), phase.name.into());
+        let (operation, phase) = (O::NAME.into(), name.into());
         match is_end {
             None => EventKind::PhaseStarted { operation, phase },
             Some(duration_ns) => EventKind::PhaseEnded { operation, phase, duration_ns },
@@ -155,17 +198,17 @@ async fn forward<O: Operation>(operation: &mut O, phase: &Phase<O>) -> (bool, Re
     let begun = Instant::now();
     let mut result = operation.begin(phase.name);
     if result.is_ok() {
-        result = operation.faults().reach(phase.name, Side::Before).map_err(O::Error::from);
+        result = operation.faults().reach(name, Side::Before).map_err(O::Error::from);
     }
     if result.is_ok() {
         result = phase.forward.take(operation).await;
     }
     let has_acted = result.is_ok();
     if has_acted {
-        result = operation.faults().reach(phase.name, Side::After).map_err(O::Error::from);
+        result = operation.faults().reach(name, Side::After).map_err(O::Error::from);
     }
     let duration_ns = begun.elapsed().as_nanos() as u64;
-    operation.took(phase.name, duration_ns);
+    operation.ended(name, duration_ns, result.as_ref().err());
     operation.report(event(Some(duration_ns)));
     (has_acted, result)
 }
@@ -194,6 +237,8 @@ mod tests {
         done: Vec<String>,
         events: Vec<EventKind>,
         fails_to_undo: Option<&'static str>,
+        rounds: usize,
+        refused: Option<&'static str>,
     }
 
     impl Operation for Recorder {
@@ -206,6 +251,10 @@ mod tests {
 
         fn report(&mut self, event: EventKind) {
             self.events.push(event);
+        }
+
+        fn permit(&mut self, phase: &'static str) -> Result<(), Error> {
+            if self.refused == Some(phase) { Err(Error::Guardian("refused".into())) } else { Ok(()) }
         }
 
         fn begin(&mut self, phase: &'static str) -> Result<(), Error> {
@@ -291,5 +340,42 @@ mod tests {
         assert_eq!(run(FaultPoint::before("settle")), (true, false));
         assert_eq!(run(FaultPoint::after("switch")), (true, false));
         assert_eq!(run(FaultPoint::before("switch")), (false, true));
+    }
+
+    #[test]
+    fn rounds_are_phases_of_their_own_as_long_as_they_are_due() {
+        let phases = [
+            Phase::<Recorder>::new("load", |r| forward(r, "load"), |r| inverse(r, "load")),
+            Phase::rounds(
+                "pass-",
+                |r| r.rounds > 0,
+                |r| {
+                    r.rounds -= 1;
+                    forward(r, "pass")
+                },
+            ),
+        ];
+        let run = |rounds, faults| {
+            let mut recorder = Recorder { faults, rounds, ..Recorder::default() };
+            let result = run_blocking(&mut recorder, &phases);
+            recorder.done.retain(|done| !done.starts_with("journal"));
+            let started = |event: EventKind| match event {
+                EventKind::PhaseStarted { phase, .. } => Some(phase),
+                _ => None,
+            };
+            (result.is_ok(), recorder.done, recorder.events.into_iter().filter_map(started).collect::<Vec<_>>())
+        };
+        assert_eq!(run(0, Faults::none()), (true, vec!["load".into()], vec!["load".into()]));
+        assert_eq!(run(2, Faults::none()).2, ["load", "pass-1", "pass-2"]);
+        let (is_ok, done, _) = run(3, Faults::none().failing(FaultPoint::before("pass-2")));
+        assert_eq!((is_ok, done), (false, ["load", "pass", "undo load"].map(String::from).to_vec()));
+    }
+
+    #[test]
+    fn a_phase_without_permission_is_not_reported() {
+        let mut recorder = Recorder { refused: Some("wait"), ..Recorder::default() };
+        let failed = run_blocking(&mut recorder, &PHASES).unwrap_err();
+        assert_eq!((failed.phase, recorder.events.len()), ("wait", 2));
+        assert_eq!(recorder.done, ["journal load", "load", "undo load"]);
     }
 }

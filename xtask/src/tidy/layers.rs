@@ -13,6 +13,8 @@ pub(super) enum Layer {
     Skeleton,
     /// Performs the operations.
     Engine,
+    /// Performs operations that consist of those of an engine.
+    Composite,
     /// The binary.
     Cli,
     /// Tests, fuzzers and checks: they may use all.
@@ -57,7 +59,8 @@ const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-migrate-engine", Layer::Engine, Pillar::Migrate),
     ("stillpoint-kernel-crash", Layer::Edge, Pillar::Kernel),
     ("stillpoint-kernel-sys", Layer::Edge, Pillar::Kernel),
-    ("stillpoint-kernel-engine", Layer::Engine, Pillar::Kernel),
+    ("stillpoint-kernel-checkpoint", Layer::Engine, Pillar::Kernel),
+    ("stillpoint-kernel-switch", Layer::Composite, Pillar::Kernel),
     ("stillpoint-kernel-demo", Layer::Tool, Pillar::Shared),
     ("stillpoint-kernel-tests", Layer::Tool, Pillar::Kernel),
     ("stillpoint-migrate-demo", Layer::Tool, Pillar::Shared),

@@ -4,7 +4,7 @@ use super::program::{GuardArg, Program, WithCriu};
 use super::{failure, rehearse};
 use crate::output::{Failure, Output};
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Report, Severity, check};
+use stillpoint_kernel_checkpoint::{Report, Severity, check};
 
 /// Arguments of `stillpoint kernel check`.
 #[derive(clap::Args)]

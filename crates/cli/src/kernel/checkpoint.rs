@@ -6,7 +6,8 @@ use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_unit_restart, checkpoint};
+use stillpoint_kernel_checkpoint::{CheckpointOptions, Form, Pass, check_unit_restart, checkpoint};
+use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel checkpoint`.
 #[derive(clap::Args)]
@@ -69,11 +70,15 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let (pid, criu) = (args.program.root()?, args.criu.criu());
     if args.dry_run {
         Directory::check(&args.image).map_err(|error| failure(error.into(), "nothing was touched"))?;
-        let report = stillpoint_kernel_engine::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
+        let report = stillpoint_kernel_checkpoint::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
         check::show(&report, output);
         report.require_no_refusal().map_err(Failure::refused)?;
         return if args.leave_running { Ok(()) } else { check_unit_restart(pid).map_err(Failure::refused) };
     }
+    let faults = match args.fail_before_seal {
+        true => Faults::none().failing(FaultPoint::before("seal")),
+        false => Faults::none(),
+    };
     let options = CheckpointOptions {
         pid,
         image: args.image.clone(),
@@ -83,7 +88,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         guard: args.guard.into(),
         passes: args.passes,
         key: machine_key(),
-        fail_before_seal: args.fail_before_seal,
+        faults,
     };
     let done = checkpoint(&options, &|event| output.event(event))
         .map_err(|error| failure(error, "the program continues as before; there is no image"))?;

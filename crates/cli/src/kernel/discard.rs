@@ -3,7 +3,7 @@
 use super::failure;
 use crate::output::{Failure, Output};
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{check_discard, discard};
+use stillpoint_kernel_checkpoint::{check_discard, discard};
 
 /// Arguments of `stillpoint kernel discard`.
 #[derive(clap::Args)]

@@ -4,8 +4,8 @@ use super::failure;
 use crate::output::Failure;
 use std::io::Write;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::guard_ports;
-use stillpoint_kernel_engine::{GUARD_READY_LINE, guard_connections};
+use stillpoint_kernel_checkpoint::{GUARD_READY_LINE, guard_connections};
+use stillpoint_kernel_switch::guard_ports;
 
 /// Arguments of `stillpoint kernel guard-keeper`.
 #[derive(clap::Args)]

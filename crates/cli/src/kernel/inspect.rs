@@ -5,7 +5,7 @@ use super::program::machine_key;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Form, Image, LAZY, MachineKey, PRESENT};
+use stillpoint_kernel_checkpoint::{Form, Image, LAZY, MachineKey, PRESENT};
 
 /// Arguments of `stillpoint kernel inspect`.
 #[derive(clap::Args)]
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     }
     let index = image.index();
     let stored = |flags: u8| {
-        move |recorded: &stillpoint_kernel_engine::Recorded| -> u64 {
+        move |recorded: &stillpoint_kernel_checkpoint::Recorded| -> u64 {
             recorded.extents.iter().filter(|e| e.flags & flags == flags).map(|e| e.pages).sum()
         }
     };

@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::Failure;
 use std::io::Write;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{DAEMON_READY_LINE, LazyOptions, serve};
+use stillpoint_kernel_checkpoint::{DAEMON_READY_LINE, LazyOptions, serve};
 
 /// Arguments of `stillpoint kernel lazy-pages`.
 #[derive(clap::Args)]

@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
+use stillpoint_kernel_switch::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
 
 /// Arguments of `stillpoint kernel memory`.
 #[derive(clap::Args)]

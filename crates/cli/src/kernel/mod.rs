@@ -14,7 +14,7 @@ mod status;
 mod switch;
 
 use crate::output::{Exit, Failure, Output};
-use stillpoint_kernel_engine::Error;
+use stillpoint_kernel_checkpoint::Error;
 
 /// `stillpoint kernel ...`
 #[derive(clap::Subcommand)]

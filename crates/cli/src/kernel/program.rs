@@ -3,7 +3,8 @@
 use super::failure;
 use crate::output::Failure;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Criu, Guard, MACHINE_KEY, unit_root_process};
+use stillpoint_kernel_checkpoint::process_tree::unit_root_process;
+use stillpoint_kernel_checkpoint::{Criu, Guard, MACHINE_KEY};
 
 /// Default limit of passes over memory before a freeze.
 pub(super) const PASSES: u32 = 4;

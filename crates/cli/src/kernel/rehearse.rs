@@ -7,7 +7,8 @@ use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_engine::{CheckpointOptions, Criu, checkpoint, discard};
+use stillpoint_kernel_checkpoint::{CheckpointOptions, Criu, checkpoint, discard};
+use stillpoint_operation::Faults;
 
 #[derive(Serialize)]
 struct Line {
@@ -35,7 +36,7 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
         guard: guard.into(),
         passes: PASSES,
         key: machine_key(),
-        fail_before_seal: false,
+        faults: Faults::none(),
     };
     let done = checkpoint(&options, &|event| output.event(event));
     let image_bytes = made.allocated().unwrap_or_default();

@@ -7,9 +7,10 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use stillpoint_kernel_engine::{
+use stillpoint_kernel_checkpoint::{
     ADDRESS_TIMEOUT, Finding, Image, RestoreMode, RestoreOptions, Severity, StaleMark, check_restore, restore,
 };
+use stillpoint_operation::Faults;
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
@@ -85,6 +86,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         daemon,
         address_limit: Duration::from_secs(args.address_limit),
         unit: None,
+        faults: Faults::none(),
     };
     if args.dry_run {
         let image = Image::open(&args.image).map_err(untouched)?;

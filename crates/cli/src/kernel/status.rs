@@ -4,8 +4,8 @@ use super::failure;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal, find_interrupted};
-use stillpoint_kernel_engine::{Error, Stage, State, Status, filling_images, guards, status};
+use stillpoint_kernel_checkpoint::{Error, Stage, State, Status, filling_images, guards, status};
+use stillpoint_kernel_switch::{CONFIG, Config, Journal, find_interrupted};
 
 /// Arguments of `stillpoint kernel status`.
 #[derive(clap::Args)]

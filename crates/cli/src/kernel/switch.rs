@@ -7,7 +7,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::PathBuf;
 use std::sync::Arc;
-use stillpoint_kernel_engine::switch::{
+use stillpoint_kernel_switch::{
     CONFIG, Config, Journal, Memory, Plan, boot, check_switch, continue_resume, dropin, reset_machine, restore_unit,
     resume, roll_back, run_guardian as guard_switch, switch,
 };

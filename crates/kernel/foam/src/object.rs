@@ -1,4 +1,4 @@
-//! What an image holds the memory of.
+//! Process or shared memory whose memory an image holds.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -44,7 +44,7 @@ fn no_image_is_used_when_it_must_not_or_cannot_be() {
         let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
         let mut machine = with_files(guest);
         let cases = [
-            ("health", "does not become healthy"),
+            ("health", "a test made it fail after confirm"),
             ("damage", "is damaged"),
             ("reset", "the machine stopped after the processes had run"),
         ];

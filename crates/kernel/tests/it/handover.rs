@@ -70,7 +70,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     assert!(failed.text.contains("a test made it fail"), "{}", failed.text);
     assert_nothing_left(&mut machine);
     for (fault, ends_on, why) in
-        [("stillpoint.fault=restore", from, "could not restore: a test made it fail"), ("", to, "\"why\": null")]
+        [("stillpoint.fault=restore", from, "a test made it fail after restore"), ("", to, "\"why\": null")]
     {
         append(&mut machine, fault);
         switch(&mut machine, to, ends_on);

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use stillpoint_kernel_engine::switch::{Config, Journal, State, Unit};
+use stillpoint_kernel_switch::{Config, Journal, State, Unit};
 use stillpoint_testing::child::ChildGuard;
 
 /// Time within which a reset arrives from this machine.
