@@ -2,7 +2,6 @@
 //!
 //! Written by hand: `plotters` 0.3 (four crates) has a type of its own for each pair of linear and logarithmic axes.
 
-use crate::markup::escape;
 use std::fmt::Write as _;
 
 /// Layout of values in one direction.
@@ -141,6 +140,10 @@ impl Figure {
 
 fn short(value: f64) -> String {
     if value >= 0.001 || value == 0.0 { value.to_string() } else { format!("{value:e}") }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 //! Operations on one stopped thread.
 
-use crate::error::lost;
-use crate::registers::RED_ZONE;
 use crate::tracer::Tracer;
-use crate::{Error, Registers, Remote, Tid, carrier, seccomp, sys};
+use crate::{Error, Registers, Remote, Tid, carrier, seccomp};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 use stillpoint_patch_format::Avma;
