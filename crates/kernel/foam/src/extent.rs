@@ -1,9 +1,11 @@
 //! Pages that a memory has: ranges with flags, sorted, never overlapping.
 
-use crate::{Error, PAGE};
+use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
 /// The page can wait: it may be fetched after the process runs.
 pub const LAZY: u8 = 2;
 /// The page is in the image.

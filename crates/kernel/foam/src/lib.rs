@@ -47,48 +47,16 @@ mod error;
 mod extent;
 mod index;
 mod memory;
+mod object;
 mod pending;
 mod placement;
 
 pub use checksum_groups::ChecksumGroups;
 pub use checksums::{Checksums, PageChecksum, is_zero, page_checksum};
 pub use error::Error;
-pub use extent::{Extent, Extents, LAZY, PRESENT};
+pub use extent::{Extent, Extents, LAZY, PAGE, PRESENT};
 pub use index::{CompanionFile, HEADER_BYTES, Index, Origin, Recorded};
 pub use memory::Memory;
+pub use object::Object;
 pub use pending::{Pending, Run};
 pub use placement::{Form, Placement};
-
-use serde::{Deserialize, Serialize};
-use std::fmt;
-
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
-
-/// The process or shared memory whose memory an image holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Object {
-    /// The private memory of a process.
-    Task(u32),
-    /// A shared memory, by its number in criu.
-    Shmem(u64),
-}
-
-impl Object {
-    /// Returns the name of its file.
-    pub fn file_name(&self) -> String {
-        match self {
-            Object::Task(pid) => format!("foam-task-{pid}.img"),
-            Object::Shmem(id) => format!("foam-shmem-{id}.img"),
-        }
-    }
-}
-
-impl fmt::Display for Object {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Object::Task(pid) => write!(f, "process {pid}"),
-            Object::Shmem(id) => write!(f, "shared memory {id}"),
-        }
-    }
-}

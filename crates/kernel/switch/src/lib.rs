@@ -9,6 +9,12 @@
 //!               (by kexec; after a panic by the crash kernel that the new one has loaded first, or by the boot loader)
 //! ```
 //!
+//! **The caller must** be root, and let systemd run the programs below on both kernels.
+//!
+//! **Guaranteed:** [`check_switch`] touches nothing. A [`switch()`] that fails, or is killed, before the kexec leaves the
+//! units running as they were. After it an image is restored only while no process of it has run; otherwise the units
+//! start from their files. Clients wait, and connect when the units serve.
+//!
 //! Three programs take part after the kexec: systemd's generator ([`boot()`]) raises the guard before any address is
 //! up, and has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`guard_ports`]);
 //! [`resume()`] leads them, and if it is killed [`continue_resume`] continues.
