@@ -35,45 +35,36 @@
 //! it needs no modified kernel.
 #![forbid(unsafe_code)]
 
-mod arena;
-mod barrier;
-mod check;
+mod apply;
 mod debuggers;
-mod entries;
 mod error;
 mod event_pump;
-mod fault;
 pub mod fleet;
 mod generation;
 mod generation_word;
 mod image;
-mod inject;
 pub mod ledger;
 pub mod link;
 mod lookup_redirect;
-mod memory_limit;
-mod operation;
-mod placement;
-mod placement_reuse;
-mod plan;
-mod preflight;
+mod mechanism;
+mod options;
+mod points;
 mod probe;
 mod report;
-mod resolve;
 mod scan;
 mod status;
-mod store;
 mod suspended_frames;
-mod transition;
+mod target;
+mod trampoline;
+mod uprobes;
 mod walk;
 
-pub use barrier::{Name, PendingRequest, QuiescencePoints, RegisteredThread, ThreadState, abi};
-pub use check::{Prediction, check};
+pub use apply::{Prediction, apply, check, recover_only, revert};
 pub use debuggers::{DebuggerFiles, debugger_files};
 pub use error::{Busy, Error, ServiceState};
-pub use fault::FaultPoint;
-pub use generation::{Generation, ThreadView};
-pub use operation::{Options, Outcome, PatchSelection, Quiescence, apply, recover_only, revert};
+pub use generation::Generation;
+pub use options::{Options, Outcome, PatchSelection, Quiescence, ThreadView};
+pub use points::{Name, PendingRequest, QuiescencePoints, RegisteredThread, ThreadState, abi};
 pub use report::{Observer, now_ns};
 pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, UnfinishedTransition, peek, status};
 pub use stillpoint_patch_tracee::GivingWay;
