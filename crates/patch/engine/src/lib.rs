@@ -17,11 +17,12 @@
 //! than those of threads are searched for, within limits. Programs that import `swapcontext` or `makecontext` are refused.
 //!
 //! ```text
-//! check ── inject ── begin ── arm ── migrate ── commit          entry:  jmp dispatcher ── jmp new
-//!                               └──────┴── abort ── restore              original bytes, or the jump that stood there
+//! check ── inject ── begin ── arm ── migrate ── decide ── commit     entry:  jmp dispatcher ── jmp new
+//!                    abort ── disarm ── move back ┘                          original bytes, or the jump that was there
 //! ```
 //! An entry's dispatcher obeys one state byte of the transition (2 all old, 0 each thread by its word, 1 all new). Writing that byte is the
-//! commit point, also for future threads. Revert and replace are transitions like apply.
+//! commit point, also for future threads. Revert and replace are transitions like apply. `apply/phases.rs` has the list of phases;
+//! `trampoline/` and `generation/` are its two mechanisms.
 //!
 //! ```no_run
 //! use stillpoint_patch_engine::{Options, apply};
